@@ -1,0 +1,184 @@
+"""`instrument()` and its exact inverse: from the first training event to a published record."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rankscope import guard, identity, probes, record
+from rankscope.ending import Ending
+from rankscope.guard import Guard, logger
+from rankscope.patch import Undo
+from rankscope.rank_reader import UnreadableRecordError, read_rank
+from rankscope.rank_writer import SUFFIX, RankWriter, run_directory
+from rankscope.timeline import Timeline
+
+RECORD_OUTLIVES_ITS_PROCESS = 600.0  # seconds: as long as the exporter shows it
+
+# Events after which a process without a process group is surely training. Fetching data is none of them: a
+# distributed script may look at its data before it knows its rank.
+TRAINING_EVENTS = frozenset({record.FORWARD, record.BACKWARD, record.OPTIMIZER})
+
+
+class Attachment:
+    """Everything that Rankscope has put into this process: one timeline, one record, the probes."""
+
+    def __init__(self) -> None:
+        self.writer = RankWriter()
+        self.timeline = Timeline(self.writer)
+        self._ending = Ending(self.writer)
+        self._info: dict[str, Any] = {}
+        self._phases: list[str] = []
+        self._disabled: list[str] = []
+        self._undo: list[Undo] = []
+        phases = Guard("phase", self._on_probe_failure)
+        self.enter_phase = phases(lambda name: self.timeline.enter(self._phase_index(name)))
+        self.leave_phase = phases(lambda depth: self.timeline.leave(-1 if depth is None else depth))
+        self.step = phases(self._explicit_step)
+
+    def install(self) -> None:
+        """Put every probe in its place; a probe that cannot be installed is off, the others work."""
+        self.timeline.on_event = Guard("record", self._on_probe_failure)(self._on_event)
+        self._ending.watch()
+        for name, probe in probes.all_probes().items():
+            fuse = Guard(name, self._on_probe_failure)
+            self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
+
+    def remove(self) -> None:
+        """Restore every patched object, end the record as finished and stop counting."""
+        self.timeline.stop()
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+        self._ending.write(record.FINISHED)
+        self._ending.forget()
+        self.writer.detach()
+
+    def abandon(self) -> None:
+        """In a forked child: it is not the rank. Its parent's record stays as it is."""
+        self._ending.forget()
+        self.timeline.stop()
+        self.writer.detach()
+
+    def _phase_index(self, name: str) -> int:
+        """The index of a phase, one of the record's own or the user's; OTHER once no place is left."""
+        names = [*record.PHASES, *self._phases]
+        if name in names:
+            return names.index(name)
+        if len(names) == record.MAX_PHASES:
+            logger.warning("rankscope: no place for phase %r: %d are in use", name, record.MAX_PHASES)
+            return record.OTHER
+        self._phases.append(name)
+        self._refresh()
+        return len(names)
+
+    def _explicit_step(self) -> None:
+        self.timeline.steps_are_explicit = True
+        self.timeline.step()
+
+    def _on_event(self, phase: int) -> None:
+        """Publish at the first event that tells that this process trains."""
+        if not (identity.is_distributed() or phase in TRAINING_EVENTS) or _is_loader_worker():
+            return
+        self.timeline.on_event = None
+        self._info = identity.describe()
+        try:
+            directory = run_directory()
+            _remove_old_records(directory, self._info)
+            self.writer.publish(directory, identity.file_name(self._info), self._full_info())
+        except OSError as error:
+            logger.warning("rankscope: no record of this rank, training goes on: %s", error)
+            return
+        self._ending.watch_sigterm()
+
+    def _refresh(self) -> None:
+        if self._info:
+            self.writer.write_info(self._full_info())
+
+    def _full_info(self) -> dict[str, Any]:
+        return {**self._info, "phases": self._phases, "probes_disabled": self._disabled}
+
+    def _on_probe_failure(self, probe: str) -> None:
+        self._disabled.append(probe)
+        self.timeline.unwind()
+        self._refresh()
+
+
+_attachment: Attachment | None = None
+_fork_hook_installed = False
+
+
+def instrument() -> None:
+    """Watch the training in this process. Twice is once. Never raises: without torch it warns and does nothing."""
+    global _attachment
+    if _attachment is not None:
+        return
+    if sys.platform != "linux":
+        logger.warning("rankscope: only Linux is supported; this process is not watched")
+        return
+    try:
+        attachment = Attachment()
+        attachment.install()
+    except Exception as error:
+        if guard.reraise:
+            raise
+        logger.warning("rankscope: this process is not watched: %s", error)
+        return
+    _attachment = attachment
+    _watch_forks()
+
+
+def uninstrument() -> None:
+    """Undo `instrument()` exactly."""
+    global _attachment
+    if _attachment is not None:
+        _attachment.remove()
+        _attachment = None
+
+
+def current() -> Attachment | None:
+    """What `instrument()` attached, if it did."""
+    return _attachment
+
+
+def _watch_forks() -> None:
+    global _fork_hook_installed
+    if not _fork_hook_installed:  # there is no way to unregister one
+        os.register_at_fork(after_in_child=_after_fork)
+        _fork_hook_installed = True
+
+
+def _after_fork() -> None:
+    """A child of a rank is a loader worker or a helper, not the rank. A child of a process that has not trained
+    may be one (ranks that are started by fork): its probes stay, and it begins a record of its own.
+    """
+    global _attachment
+    if _attachment is None:
+        return
+    if _attachment.timeline.on_event is None:
+        _attachment.abandon()
+        _attachment = None
+        return
+    # The probes hold the timeline: it starts afresh in place.
+    _attachment.timeline.restart()
+
+
+def _is_loader_worker() -> bool:
+    from torch.utils.data import get_worker_info
+
+    return get_worker_info() is not None
+
+
+def _remove_old_records(directory: Path, info: dict[str, Any]) -> None:
+    """Remove this rank's dead records of the same run, and any that ended longer ago than they are shown."""
+    mine = f"{identity.file_name(info).rpartition('.')[0]}."
+    for path in directory.glob(f"*{SUFFIX}"):
+        with contextlib.suppress(OSError, UnreadableRecordError):  # somebody else's, or gone already
+            rank = read_rank(path)
+            old = time.time() - rank.unix(rank["last_progress"]) > RECORD_OUTLIVES_ITS_PROCESS
+            if (old or path.name.startswith(mine)) and not rank.alive:
+                path.unlink()

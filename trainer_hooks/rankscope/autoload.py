@@ -1,0 +1,25 @@
+"""The zero-code start: torch calls `autoload` inside `import torch` (entry point group `torch.backends`).
+
+It runs in every process that imports torch, launchers and loader workers among them, and an exception here would
+make `import torch` raise. So it does nothing unless RANKSCOPE says so, and swallows everything.
+"""
+
+from __future__ import annotations
+
+import os
+
+ON = frozenset({"1", "true", "yes", "on"})
+
+
+def autoload() -> None:
+    """Instrument this process if the environment asks for it."""
+    if os.environ.get("RANKSCOPE", "").lower() not in ON:
+        return
+    try:
+        from rankscope.attach import instrument
+
+        instrument()
+    except Exception as error:
+        from rankscope.guard import logger
+
+        logger.warning("rankscope: this process is not watched: %s", error)

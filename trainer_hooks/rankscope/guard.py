@@ -1,0 +1,50 @@
+"""An error of ours never reaches the training loop: the probe that made it is logged once and switched off.
+
+Only our own code is guarded, never the host's call. Tests set `reraise` to see the errors that this hides.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
+
+logger = logging.getLogger("rankscope")
+reraise = False
+
+
+class Guard:
+    """The fuse of one probe. `on_failure` is called once, with the probe's name, after it blew."""
+
+    def __init__(self, probe: str, on_failure: Callable[[str], None]) -> None:
+        self.probe = probe
+        self.blown = False
+        self._on_failure = on_failure
+
+    def __call__(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result | None]:
+        """`function`, but returning None instead of raising, and no longer called once the fuse has blown."""
+
+        def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
+            if self.blown:
+                return None
+            try:
+                return function(*args, **kwargs)
+            except Exception as error:  # the whole point: nothing of ours may reach the host
+                if reraise:
+                    raise
+                self._blow(error)
+                return None
+
+        return guarded
+
+    def _blow(self, error: Exception) -> None:
+        self.blown = True
+        message = "rankscope: probe %s failed and is off for the rest of the run; training is not affected: %s"
+        logger.warning(message, self.probe, error, exc_info=error)
+        try:
+            self._on_failure(self.probe)
+        except Exception:
+            logger.debug("rankscope: the record could not say so", exc_info=True)

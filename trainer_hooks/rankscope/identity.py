@@ -1,0 +1,124 @@
+"""Who this rank is: run, rank, node, GPU and process group, from torchrun, Slurm, torch and the environment."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from rankscope._version import __version__
+
+RUN_NAME_LIMIT = 128
+
+
+def is_distributed() -> bool:
+    """Whether torch has a process group now."""
+    import torch.distributed as dist
+
+    return dist.is_available() and bool(dist.is_initialized())
+
+
+def describe() -> dict[str, Any]:
+    """The labels of `rankscope_rank_info`, all of them strings. What is not known is an empty string."""
+    import torch
+
+    return {
+        "run": run_name(),
+        "rank": str(_from_group("get_rank", "RANK", "SLURM_PROCID", default="0")),
+        "local_rank": _from_environment("LOCAL_RANK", "SLURM_LOCALID", default="0"),
+        "world_size": str(_from_group("get_world_size", "WORLD_SIZE", "SLURM_NTASKS", default="1")),
+        "group": group_name(),
+        "node": socket.gethostname(),
+        "pid": str(os.getpid()),
+        "uuid": gpu_uuid(),
+        "backend": str(_from_group("get_backend", default="")),
+        "torch_version": str(torch.__version__),
+        "rankscope_version": __version__,
+    }
+
+
+def run_name() -> str:
+    """One name on every rank of a run and on every node.
+
+    RANKSCOPE_RUN, else the Slurm job, else torchrun's run id unless that is `none` (its default without a
+    rendezvous id), else a name that the ranks agree on through the process group's store.
+    """
+    environment = os.environ
+    if name := environment.get("RANKSCOPE_RUN"):
+        return name[:RUN_NAME_LIMIT]
+    if job := environment.get("SLURM_JOB_ID"):
+        return f"{environment.get('SLURM_JOB_NAME', 'slurm')}-{job}"[:RUN_NAME_LIMIT]
+    run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
+    return (run_id if run_id != "none" else _agreed_name())[:RUN_NAME_LIMIT]
+
+
+def _agreed_name() -> str:
+    script = Path(sys.argv[0] if sys.argv and sys.argv[0] else "python").stem
+    proposal = f"{script}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    if not is_distributed():
+        return proposal
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    # compare_set neither waits nor needs an order: whoever comes first names the run, the others read it.
+    # (A get would block for the store's half hour if rank 0 were not instrumented.)
+    agreed = _get_default_store().compare_set("rankscope/run", "", proposal)
+    return agreed.decode() if isinstance(agreed, bytes) else str(agreed)
+
+
+def group_name(process_group: Any = None) -> str:
+    """The ranks that synchronise with each other, compactly: `0-3`, `0-6:2`, `1,4,5`. None is the default group."""
+    if not is_distributed():
+        return _from_environment("RANK", default="0")
+    import torch.distributed as dist
+
+    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    return compact(sorted(ranks))
+
+
+def compact(ranks: list[int]) -> str:
+    """Sorted ranks as `first-last`, `first-last:stride`, or a list with commas where they have no single stride."""
+    if len(ranks) == 1:
+        return str(ranks[0])
+    stride = ranks[1] - ranks[0]
+    if ranks == list(range(ranks[0], ranks[-1] + 1, stride)) and (len(ranks) > 2 or stride == 1):
+        return f"{ranks[0]}-{ranks[-1]}" + (f":{stride}" if stride > 1 else "")
+    return ",".join(map(str, ranks))
+
+
+def gpu_uuid() -> str:
+    """The UUID of this rank's GPU: the CUDA device in use, else its place in a CUDA_VISIBLE_DEVICES of UUIDs.
+
+    CUDA is asked only where the job has already initialised it: doing so ourselves would cost hundreds of MB.
+    """
+    import torch
+
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
+        uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
+        return f"GPU-{uuid}" if uuid and not str(uuid).startswith(("GPU-", "MIG-")) else str(uuid)
+    visible = [device.strip() for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
+    local_rank = int(_from_environment("LOCAL_RANK", "SLURM_LOCALID", default="0"))
+    mine = visible[local_rank] if local_rank < len(visible) else ""
+    return mine if re.match(r"(GPU|MIG)-", mine) else ""
+
+
+def file_name(info: dict[str, Any]) -> str:
+    """The record's file name without its suffix: readable, safe in any file system, one a process."""
+    run = re.sub(r"[^A-Za-z0-9_.-]", "_", info["run"]).lstrip(".")
+    return f"{run}.{info['rank']}.{info['pid']}"
+
+
+def _from_group(question: str, *variables: str, default: str) -> Any:
+    if is_distributed():
+        import torch.distributed as dist
+
+        return getattr(dist, question)()
+    return _from_environment(*variables, default=default)
+
+
+def _from_environment(*variables: str, default: str) -> str:
+    return next((os.environ[name] for name in variables if name in os.environ), default)

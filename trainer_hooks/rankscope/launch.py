@@ -1,0 +1,59 @@
+"""The command `rankscope`: `rankscope run -- torchrun … train.py` starts a job watched, without a change to it."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+
+from rankscope._version import __version__
+
+DESCRIPTION = "Rankscope's hook for training jobs: which rank holds the others up, and why."
+RUN_DESCRIPTION = """\
+Start COMMAND with every rank watched: sets RANKSCOPE=1 and replaces itself with the command, so nothing stands
+between the job and its launcher. The same without this command: RANKSCOPE=1 torchrun … train.py; or in the
+script: import rankscope; rankscope.instrument()."""
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Parse the command line and become the command. Exits with 2 if it is wrong."""
+    parser = _parser()
+    options = parser.parse_args(arguments)
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        parser.error("run: no command given, as in: rankscope run -- torchrun --nproc-per-node 8 train.py")
+    if shutil.which(command[0]) is None:
+        parser.error(f"run: no such command: {command[0]}")
+    os.environ.update(_environment(options))
+    os.execvp(command[0], command)  # noqa: S606 - running the user's command is what this is for
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="run")
+    run = commands.add_parser(
+        "run", help="start a training command with every rank watched", description=RUN_DESCRIPTION
+    )
+    run.add_argument("--run", metavar="NAME", help="name of the run (default: Slurm's job, torchrun's id, or agreed)")
+    run.add_argument(
+        "--run-dir", metavar="DIR", help="where the ranks' records go (default: /run/rankscope or /dev/shm)"
+    )
+    run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the training command")
+    return parser
+
+
+def _environment(options: argparse.Namespace) -> dict[str, str]:
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        message = (
+            "rankscope: TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading the hook; call instrument() instead"
+        )
+        print(message, file=sys.stderr)  # noqa: T201 - this is a command line
+    named = {"RANKSCOPE": "1", "RANKSCOPE_RUN": options.run, "RANKSCOPE_RUN_DIR": options.run_dir}
+    return {name: value for name, value in named.items() if value}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""The probes, one file each: what is watched in torch, and which phase it means.
+
+A probe is a module with `install(timeline, guard)`, which returns what takes everything back. This list is the
+registration.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import ModuleType
+
+from rankscope.guard import Guard
+from rankscope.timeline import Timeline
+
+Install = Callable[[Timeline, Guard], Sequence[Callable[[], None]]]
+
+
+def all_probes() -> dict[str, ModuleType]:
+    """Every probe by name. Imports torch."""
+    from rankscope.probes import backward, collectives, data_wait, ddp, optimizer
+
+    return {
+        "data_wait": data_wait,
+        "ddp": ddp,
+        "backward": backward,
+        "collectives": collectives,
+        "optimizer": optimizer,
+    }

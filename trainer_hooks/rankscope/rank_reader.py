@@ -1,0 +1,197 @@
+"""The reading end of a rank record: one consistent `RankSnapshot` of a file that another user may have written.
+
+Nothing here writes to the file, follows a link or maps it (a mapping that somebody truncates kills its reader).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import stat
+import struct
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankscope import record
+from rankscope.record import FIELDS, PLACES
+
+_FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: Linux's struct flock on 64 bits
+_READ_ATTEMPTS = 50
+
+
+@dataclass(frozen=True)
+class RankSnapshot:
+    """One consistent reading of a record. Seconds everywhere; `slots` and `info` as record.py describes them."""
+
+    path: Path
+    alive: bool
+    slots: tuple[float, ...]
+    info: dict[str, Any]
+    last_words_at: float | None  # unix time at which SIGTERM made faulthandler write, if it did
+    read_monotonic: float
+
+    def __getitem__(self, field: str) -> float:
+        return self.slots[PLACES[field]]
+
+    def many(self, field: str) -> tuple[float, ...]:
+        """All places of a field that has several."""
+        return self.slots[PLACES[field] : PLACES[field] + FIELDS[field]]
+
+    def unix(self, monotonic: float) -> float:
+        """A monotonic time of the record as unix time."""
+        return self["started_unix"] + monotonic - self["started_monotonic"]
+
+    @property
+    def phase(self) -> str:
+        """The phase that is open."""
+        return self._phase_names()[int(self["phase"])]
+
+    @property
+    def phase_seconds(self) -> dict[str, float]:
+        """Seconds by phase, the open one included while the rank lives: they sum to the time since its start."""
+        names = self._phase_names()
+        seconds = dict(zip(names, self.many("phase_seconds"), strict=False))
+        if self.alive:
+            seconds[self.phase] += max(0.0, self.read_monotonic - self["phase_since"])
+        return seconds
+
+    @property
+    def exit_reason(self) -> str | None:
+        """`finished`, `exception`, `sigterm` or `killed`, whichever came first; None while the rank lives."""
+        if self.alive:
+            return None
+        spoke = self["ended"] != record.RUNNING
+        if self.last_words_at is not None and not (spoke and self["ended_unix"] <= self.last_words_at):
+            return "sigterm"
+        if spoke:
+            return "finished" if self["ended"] == record.FINISHED else "exception"
+        return "killed"
+
+    @property
+    def exit_unix(self) -> float | None:
+        """When the rank ended by its own account; None if it lives or was killed."""
+        return {"sigterm": self.last_words_at, "killed": None, None: None}.get(self.exit_reason, self["ended_unix"])
+
+    def _phase_names(self) -> tuple[str, ...]:
+        return (*record.PHASES, *self.info.get("phases", ()))
+
+
+class UnreadableRecordError(Exception):
+    """A file that is no record this version can read. `reason` is one of the few words that metrics count by."""
+
+    def __init__(self, reason: str, path: Path, detail: str) -> None:
+        super().__init__(f"{path}: {detail}")
+        self.reason = reason
+
+
+def read_rank(path: Path) -> RankSnapshot:
+    """Read one record consistently.
+
+    Raises FileNotFoundError if it is gone, UnreadableRecordError with the reason otherwise.
+    """
+    with _opened(path) as descriptor:
+        _check_header(path, os.fstat(descriptor), os.pread(descriptor, record.HEADER.size, 0))
+        # The lock before the data: what a dead process left is then final, and no clean end looks like a kill.
+        alive = _is_locked(descriptor)
+        data = _consistent(descriptor, path)
+        modified = os.fstat(descriptor).st_mtime
+    info = _info(path, data)
+    return RankSnapshot(
+        path=path,
+        alive=alive,
+        slots=_slots(path, data, info),
+        info=info,
+        last_words_at=modified if data[record.LAST_WORDS_OFFSET] else None,
+        read_monotonic=time.monotonic(),
+    )
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        reason = "symlink" if path.is_symlink() else "unreadable"
+        raise UnreadableRecordError(reason, path, error.strerror or str(error)) from error
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _check_header(path: Path, status: os.stat_result, header: bytes) -> None:
+    if not stat.S_ISREG(status.st_mode):
+        raise UnreadableRecordError("foreign", path, "not a regular file")
+    if len(header) < record.HEADER.size:
+        raise UnreadableRecordError("truncated", path, f"only {status.st_size} bytes")
+    magic, version, _, layout = record.HEADER.unpack(header)
+    if magic != record.MAGIC:
+        raise UnreadableRecordError("foreign", path, "not a rank record")
+    if (version, layout) != (record.VERSION, record.LAYOUT):
+        raise UnreadableRecordError("version", path, f"a record of layout {version}/{layout.hex()}, not ours")
+    if status.st_size < record.SIZE:
+        raise UnreadableRecordError("truncated", path, f"{status.st_size} bytes of {record.SIZE}")
+
+
+def _consistent(descriptor: int, path: Path) -> bytes:
+    """The record's bytes, read while no group of stores was under way; or twice the same (a writer that died or
+    was interrupted between its two sequence stores leaves the word odd for good).
+    """
+    before = b""
+    for _ in range(_READ_ATTEMPTS):
+        data = os.pread(descriptor, record.SIZE, 0)
+        if len(data) < record.SIZE:
+            raise UnreadableRecordError("truncated", path, f"{len(data)} bytes of {record.SIZE}")
+        if data == before or (_is_settled(data) and _guards(os.pread(descriptor, 80, 0)) == _guards(data)):
+            return data
+        before = data
+    raise UnreadableRecordError("unreadable", path, "changed at every attempt to read it")
+
+
+def _guards(data: bytes) -> tuple[float, float]:
+    values: tuple[float, float] = struct.unpack_from("dd", data, record.SLOTS_OFFSET)
+    return values
+
+
+def _is_settled(data: bytes) -> bool:
+    return all(value % 2 == 0 for value in _guards(data))
+
+
+def _info(path: Path, data: bytes) -> dict[str, Any]:
+    (length,) = struct.unpack_from("d", data, record.SLOTS_OFFSET + 8 * PLACES["info_length"])
+    if not 0 < length <= record.INFO_CAPACITY:
+        raise UnreadableRecordError("foreign", path, f"an info of {length} bytes")
+    try:
+        info = json.loads(data[record.INFO_OFFSET : record.INFO_OFFSET + int(length)])
+    except ValueError as error:
+        raise UnreadableRecordError("foreign", path, f"its info is no JSON: {error}") from error
+    if not isinstance(info, dict) or not _are_names(info.get("phases", [])):
+        raise UnreadableRecordError("foreign", path, "its info is not of the form we know")
+    return info
+
+
+def _are_names(value: object) -> bool:
+    limit = record.MAX_PHASES - len(record.PHASES)
+    return isinstance(value, list) and len(value) <= limit and all(isinstance(name, str) for name in value)
+
+
+def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
+    slots = struct.unpack_from(f"{record.SLOTS}d", data, record.SLOTS_OFFSET)
+    phases = len(record.PHASES) + len(info.get("phases", ()))
+    if not all(map(math.isfinite, slots)) or not 0 <= slots[PLACES["phase"]] < phases:
+        raise UnreadableRecordError("foreign", path, "values that no rank writes")
+    return slots
+
+
+def _is_locked(descriptor: int) -> bool:
+    question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, question)
+    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)

@@ -1,0 +1,100 @@
+"""The writing end of a rank record: private memory first, then a mapped file in the run directory.
+
+The file carries a POSIX record lock: the kernel frees it at death however that comes, and forked children do not
+inherit it, so that a reader knows whether the rank lives without sharing a pid namespace with it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import mmap
+import os
+from pathlib import Path
+from typing import Any
+
+from rankscope import record
+from rankscope.record import PLACES
+
+SUFFIX = ".rank"
+SYSTEM_RUN_DIR = Path("/run/rankscope")
+SHARED_MEMORY_RUN_DIR = Path("/dev/shm/rankscope")  # noqa: S108 - tmpfs by design: a disk-backed mapping stalls
+
+
+def run_directory() -> Path:
+    """Where this process's record goes: RANKSCOPE_RUN_DIR, else /run/rankscope if it can be written, else /dev/shm.
+
+    /run/rankscope is never made here: whoever deploys the exporter makes it, on a tmpfs. The fallback is.
+    """
+    if named := os.environ.get("RANKSCOPE_RUN_DIR"):
+        return Path(named)
+    if os.access(SYSTEM_RUN_DIR, os.W_OK | os.X_OK):
+        return SYSTEM_RUN_DIR
+    if not SHARED_MEMORY_RUN_DIR.is_dir():
+        SHARED_MEMORY_RUN_DIR.mkdir(exist_ok=True)
+        SHARED_MEMORY_RUN_DIR.chmod(0o1777)  # like /tmp: every user's ranks may write here
+    return SHARED_MEMORY_RUN_DIR
+
+
+class RankWriter:
+    """The writing end of one record; the single writer of its slots.
+
+    It begins in private memory, so that counting starts at once; `publish` moves it into a file that others can
+    read. A writer that could not be published goes on counting in private memory: nothing above needs to know.
+    """
+
+    def __init__(self) -> None:
+        self.path: Path | None = None
+        self._descriptor = -1
+        self._use(bytearray(record.SIZE))
+        self._memory[: record.HEADER.size] = record.header()
+
+    def publish(self, directory: Path, name: str, info: dict[str, Any]) -> None:
+        """Make the record readable for others as `directory/name.rank`. Raises OSError where that fails."""
+        self.write_info(info)
+        path = directory / f"{name}{SUFFIX}"
+        temporary = directory / f".{name}{SUFFIX}"
+        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        try:
+            # Writing every byte reserves the memory: on a full tmpfs this raises, where a store into a
+            # hole of the mapping would kill the process with SIGBUS.
+            if os.write(descriptor, self._memory) != record.SIZE:
+                raise OSError(f"no room for a rank record in {directory}")
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os.lseek(descriptor, record.LAST_WORDS_OFFSET, os.SEEK_SET)
+            memory = mmap.mmap(descriptor, record.SIZE)
+            temporary.rename(path)
+        except BaseException:
+            os.close(descriptor)
+            temporary.unlink(missing_ok=True)
+            raise
+        self.path, self._descriptor = path, descriptor
+        self._use(memory)
+
+    def write_info(self, info: dict[str, Any]) -> None:
+        """Replace the info. Raises ValueError if it does not fit."""
+        text = json.dumps(info, separators=(",", ":")).encode()
+        if len(text) > record.INFO_CAPACITY:
+            raise ValueError(f"the rank's info has {len(text)} bytes; {record.INFO_CAPACITY} fit")
+        self.slots[PLACES["info_sequence"]] += 1
+        self._memory[record.INFO_OFFSET : record.INFO_OFFSET + len(text)] = text
+        self.slots[PLACES["info_length"]] = len(text)
+        self.slots[PLACES["info_sequence"]] += 1
+
+    def fileno(self) -> int:
+        """The record's descriptor, placed at the last words; -1 while unpublished. Never open the file again:
+        closing any second descriptor of it would free the lock.
+        """
+        return self._descriptor
+
+    def detach(self) -> None:
+        """Go on in private memory and leave the file as it is. For a forked child, which is not the rank."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)  # frees no lock of the parent's: locks belong to a process
+        self.path, self._descriptor = None, -1
+        self._use(bytearray(self._memory))
+
+    def _use(self, memory: bytearray | mmap.mmap) -> None:
+        self._memory = memory
+        slots = memoryview(memory)[record.SLOTS_OFFSET : record.SLOTS_OFFSET + 8 * record.SLOTS]
+        self.slots = slots.cast("d")
