@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from rankscope import guard, identity, probes, record
+from rankscope import forks, guard, identity, probes, record
 from rankscope.ending import Ending
 from rankscope.guard import Guard, logger
 from rankscope.patch import Undo
@@ -109,7 +108,6 @@ class Attachment:
 
 
 _attachment: Attachment | None = None
-_fork_hook_installed = False
 
 
 def instrument() -> None:
@@ -129,7 +127,7 @@ def instrument() -> None:
         logger.warning("rankscope: this process is not watched: %s", error)
         return
     _attachment = attachment
-    _watch_forks()
+    forks.watch(_after_fork)
 
 
 def uninstrument() -> None:
@@ -143,13 +141,6 @@ def uninstrument() -> None:
 def current() -> Attachment | None:
     """What `instrument()` attached, if it did."""
     return _attachment
-
-
-def _watch_forks() -> None:
-    global _fork_hook_installed
-    if not _fork_hook_installed:  # there is no way to unregister one
-        os.register_at_fork(after_in_child=_after_fork)
-        _fork_hook_installed = True
 
 
 def _after_fork() -> None:
@@ -179,6 +170,6 @@ def _remove_old_records(directory: Path, info: dict[str, Any]) -> None:
     for path in directory.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError, UnreadableRecordError):  # somebody else's, or gone already
             rank = read_rank(path)
-            old = time.time() - rank.unix(rank["last_progress"]) > RECORD_OUTLIVES_ITS_PROCESS
+            old = time.time() - rank.unix(rank.last_progress) > RECORD_OUTLIVES_ITS_PROCESS
             if (old or path.name.startswith(mine)) and not rank.alive:
                 path.unlink()

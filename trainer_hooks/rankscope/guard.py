@@ -33,14 +33,17 @@ class Guard:
             try:
                 return function(*args, **kwargs)
             except Exception as error:  # the whole point: nothing of ours may reach the host
-                if reraise:
-                    raise
-                self._blow(error)
+                self.blow(error)
                 return None
 
         return guarded
 
-    def _blow(self, error: Exception) -> None:
+    def blow(self, error: Exception) -> None:
+        """Switch the probe off because of `error`, which is being handled."""
+        if reraise:
+            raise error
+        if self.blown:
+            return
         self.blown = True
         message = "rankscope: probe %s failed and is off for the rest of the run; training is not affected: %s"
         logger.warning(message, self.probe, error, exc_info=error)

@@ -48,6 +48,11 @@ class RankSnapshot:
         return self["started_unix"] + monotonic - self["started_monotonic"]
 
     @property
+    def last_progress(self) -> float:
+        """Monotonic time of the last event in the training thread, one within an absorbing phase included."""
+        return max(self["last_progress"], self["phase_since"])
+
+    @property
     def phase(self) -> str:
         """The phase that is open."""
         return self._phase_names()[int(self["phase"])]
@@ -122,14 +127,14 @@ def _opened(path: Path) -> Iterator[int]:
         reason = "symlink" if path.is_symlink() else "unreadable"
         raise UnreadableRecordError(reason, path, error.strerror or str(error)) from error
     try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UnreadableRecordError("foreign", path, "not a regular file")
         yield descriptor
     finally:
         os.close(descriptor)
 
 
 def _check_header(path: Path, status: os.stat_result, header: bytes) -> None:
-    if not stat.S_ISREG(status.st_mode):
-        raise UnreadableRecordError("foreign", path, "not a regular file")
     if len(header) < record.HEADER.size:
         raise UnreadableRecordError("truncated", path, f"only {status.st_size} bytes")
     magic, version, _, layout = record.HEADER.unpack(header)
@@ -179,8 +184,10 @@ def _info(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _are_names(value: object) -> bool:
-    limit = record.MAX_PHASES - len(record.PHASES)
-    return isinstance(value, list) and len(value) <= limit and all(isinstance(name, str) for name in value)
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        return False
+    names = [*record.PHASES, *value]
+    return len(names) <= record.MAX_PHASES and len(names) == len(set(names))
 
 
 def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:

@@ -75,7 +75,7 @@ FIELDS = {
     "started_unix": 1,
     "phase": 1,  # the phase that is open, as an index
     "phase_since": 1,  # monotonic
-    "last_progress": 1,  # monotonic; the last event that any probe saw in the training thread
+    "last_progress": 1,  # monotonic; the last step, or event within an absorbing phase (others move phase_since)
     "steps": 1,
     "step_seconds": 1,  # the histogram's sum
     "step_buckets": len(STEP_BOUNDS) + 1,  # counts, not cumulated; the last is +Inf

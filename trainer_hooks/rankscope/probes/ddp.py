@@ -11,22 +11,24 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from time import monotonic
 from typing import Any
 
 import torch
+from torch.autograd.graph import Node
+from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.backward import not_while_compiling
 from rankscope.probes.span import in_phase
 from rankscope.timeline import Depth, Timeline
 
 DDP_ALL_REDUCE = record.OPS.index("ddp_all_reduce")
 DDP_BROADCAST = record.OPS.index("ddp_broadcast")
-MAX_OUTPUTS = 16  # output tensors that get a hook; one would do, but any of them may stay out of the loss
+MAX_OUTPUTS = 16  # outputs whose nodes get a hook; one would do, but any of them may stay out of the loss
 
 
 class Sandwich:
@@ -38,21 +40,22 @@ class Sandwich:
         self._depth: Depth = -1
         self._began = 0.0
         self._bytes = 0.0
-        self._sizes: weakref.WeakKeyDictionary[torch.nn.Module, float] = weakref.WeakKeyDictionary()
+        self._gradient_bytes = once_a_module(gradient_bytes)
         self._first, self._second = guard(self._before_reducer), guard(self._after_reducer)
         self._on_first_gradient = guard(self._queue)
 
     def arm(self, module: DistributedDataParallel, outputs: Any) -> None:
-        """After a forward whose backward will synchronise: hook the outputs."""
+        """After a forward whose backward will synchronise: hook the nodes that made the outputs."""
         # An exception in the last backward may have left it in flight.
         self._in_flight = False
         if not (torch.is_grad_enabled() and module.require_backward_grad_sync and self._timeline.is_mine()):
             return
-        self._bytes = self._gradient_bytes(module)
-        for _, tensor in zip(range(MAX_OUTPUTS), tensors_with_grad(outputs), strict=False):
-            tensor.register_hook(self._on_first_gradient)  # type: ignore[no-untyped-call]  # torch has no types here
+        # A communication hook may compress: what it sends is its own affair, and we do not guess.
+        self._bytes = 0.0 if module._comm_hooks else self._gradient_bytes(module)  # noqa: SLF001 - no public question
+        for node in islice(graph_nodes(outputs), MAX_OUTPUTS):
+            node.register_prehook(self._on_first_gradient)
 
-    def _queue(self, gradient: torch.Tensor) -> None:  # noqa: ARG002 - torch's signature
+    def _queue(self, gradients: object) -> None:  # noqa: ARG002 - torch's signature
         if not self._in_flight:
             self._in_flight = True
             queue_callback(self._first)
@@ -68,13 +71,28 @@ class Sandwich:
         self._timeline.collective(DDP_ALL_REDUCE, monotonic() - self._began, self._bytes)
         self._in_flight = False
 
-    def _gradient_bytes(self, module: DistributedDataParallel) -> float:
-        size = self._sizes.get(module)
-        if size is None:
-            size = float(sum(p.nbytes for p in module.parameters() if p.requires_grad))
-            self._sizes[module] = size
-        # A communication hook may compress: what it sends is its own affair, and we do not guess.
-        return 0.0 if module._comm_hooks else size  # noqa: SLF001 - there is no public question
+
+def gradient_bytes(module: torch.nn.Module) -> float:
+    """Bytes of all gradients that the module's backward produces."""
+    return float(sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad))
+
+
+def buffer_bytes(module: torch.nn.Module) -> float:
+    """Bytes of the buffers that DDP broadcasts."""
+    return float(sum(buffer.nbytes for buffer in module.buffers()))
+
+
+def once_a_module(size: Callable[[torch.nn.Module], float]) -> Callable[[torch.nn.Module], float]:
+    """`size`, remembered: walking a large model would cost more than all the rest. DDP fixes both at its making."""
+    known: dict[int, tuple[weakref.ref[torch.nn.Module], float]] = {}
+
+    def remembered(module: torch.nn.Module) -> float:
+        entry = known.get(id(module))
+        if entry is None or entry[0]() is not module:
+            known[id(module)] = entry = weakref.ref(module), size(module)
+        return entry[1]
+
+    return remembered
 
 
 def queue_callback(callback: Callable[[], None]) -> None:
@@ -82,20 +100,23 @@ def queue_callback(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # noqa: SLF001 - as DDP's and FSDP's own code
 
 
-def tensors_with_grad(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a module's output that a gradient will reach, whatever containers hold them."""
+def graph_nodes(value: Any) -> Iterator[Node]:
+    """The autograd nodes that made a module's output, whatever containers hold its tensors.
+
+    Hooking the node costs 10 µs a step, hooking the tensor 45 (`benchmarks/hook_overhead.py`, one output).
+    """
     if isinstance(value, torch.Tensor):
-        if value.requires_grad:
-            yield value
+        if value.grad_fn is not None:
+            yield value.grad_fn
     elif isinstance(value, dict):
         for item in value.values():
-            yield from tensors_with_grad(item)
+            yield from graph_nodes(item)
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from tensors_with_grad(item)
+            yield from graph_nodes(item)
     elif hasattr(value, "__dataclass_fields__"):
         for name in value.__dataclass_fields__:
-            yield from tensors_with_grad(getattr(value, name))
+            yield from graph_nodes(getattr(value, name))
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
@@ -107,36 +128,35 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
         def watched(module: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
             outputs = timed(module, *inputs, **kwargs)
-            arm(module, outputs)
+            if not is_compiling():
+                arm(module, outputs)
             return outputs
 
         return watched
 
     return [
-        replace(DistributedDataParallel, "forward", not_while_compiling(forward)),
+        replace(DistributedDataParallel, "forward", forward),
         replace(DistributedDataParallel, "_sync_buffers", _timed_broadcast(timeline, guard)),
     ]
 
 
 def _timed_broadcast(timeline: Timeline, guard: Guard) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """DDP broadcasts buffers in forward by default: the ranks wait there for whoever comes late to it."""
-    enter, leave = guard(timeline.enter), guard(timeline.leave)
+    payload = once_a_module(buffer_bytes)
 
     @guard
-    def count(module: torch.nn.Module, seconds: float) -> None:
+    def count(module: torch.nn.Module, began: float) -> None:
         if timeline.is_mine():
-            timeline.collective(DDP_BROADCAST, seconds, float(sum(buffer.nbytes for buffer in module.buffers())))
+            timeline.collective(DDP_BROADCAST, monotonic() - began, payload(module))
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
+        timed = in_phase(timeline, guard, record.COLLECTIVE_WAIT)(original)
+
         def sync_buffers(module: torch.nn.Module) -> Any:
             began = monotonic()
-            depth = enter(record.COLLECTIVE_WAIT)
-            try:
-                return original(module)
-            finally:
-                if depth is not None:
-                    leave(depth)
-                count(module, monotonic() - began)
+            result = timed(module)
+            count(module, began)
+            return result
 
         return sync_buffers
 

@@ -1,0 +1,40 @@
+# Everything that people and CI run. Each target does its own set-up; `make help` lists them.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help venv servers demo test lint format generate benchmark clean
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+demo: venv servers ## a real training job, two faults, two notifications (ONCE=1: exit by itself)
+	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
+
+test: venv servers lint ## lint, types, and every test, with a real end-to-end run
+	@$(BIN)/python -m pytest $(PYTEST)
+
+lint: venv ## ruff and mypy --strict
+	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy
+
+format: venv ## let ruff format the code
+	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
+
+generate: venv ## write the rules of both speeds and the dashboards from their sources
+	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py
+
+benchmark: venv ## what the hook costs a step; the figures go to docs/measurements/
+	@$(BIN)/python benchmarks/hook_overhead.py --json docs/measurements/hook_overhead.json
+
+venv: $(BIN)/.installed ## the virtual environment .venv with everything for development
+
+$(BIN)/.installed: pyproject.toml
+	@deploy/setup.sh venv $(PYTHON)
+	@touch $@
+
+servers: ## Prometheus and Alertmanager, installed by apt unless they are on the PATH
+	@deploy/setup.sh servers
+
+clean: ## remove the virtual environment and caches
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache dist

@@ -1,0 +1,1 @@
+"""Training scripts to try Rankscope on, and the demo."""

@@ -1,0 +1,82 @@
+"""A receiver for Alertmanager's webhook: keeps every notification and prints each as one readable line."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Notification:
+    """One alert of one message from Alertmanager. Times are unix seconds."""
+
+    status: str
+    labels: dict[str, str]
+    annotations: dict[str, str]
+    starts_at: str
+    received: float
+
+    @property
+    def name(self) -> str:
+        """The alert's name."""
+        return self.labels["alertname"]
+
+    @property
+    def is_firing(self) -> bool:
+        """Whether it reports a fault, not a fault's end."""
+        return self.status == "firing"
+
+    def line(self) -> str:
+        """What a person reads."""
+        word = self.labels.get("severity", "firing") if self.is_firing else "resolved"
+        clock = time.strftime("%H:%M:%S", time.localtime(self.received))
+        return f"{clock}  {word.upper():9} {self.name}: {self.annotations.get('summary', '')}"
+
+
+class WebhookReceiver:
+    """Listens on loopback; `notifications` grows as they arrive."""
+
+    def __init__(self, on_notification: Callable[[Notification], None] = lambda _: None) -> None:
+        self.notifications: list[Notification] = []
+        self._on_notification = on_notification
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._thread = threading.Thread(target=self._server.serve_forever, name="webhook", daemon=True)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/"
+
+    def start(self) -> None:
+        """Begin to listen."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    def firing(self) -> list[Notification]:
+        """What reported a fault, in the order of arrival."""
+        return [notification for notification in self.notifications if notification.is_firing]
+
+    def _receive(self, message: dict[str, Any]) -> None:
+        for alert in message["alerts"]:
+            fields = (alert["status"], alert["labels"], alert["annotations"], alert["startsAt"])
+            notification = Notification(*fields, received=time.time())
+            self.notifications.append(notification)
+            self._on_notification(notification)
+
+    def _handler(receiver) -> type[BaseHTTPRequestHandler]:  # noqa: N805 - two selfs meet here
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                receiver._receive(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+                self.send_response(200)
+                self.end_headers()
+
+            def log_message(self, *_: object) -> None:
+                """Alertmanager's own log says enough."""
+
+        return Handler

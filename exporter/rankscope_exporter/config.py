@@ -1,0 +1,132 @@
+"""The exporter's configuration: one dataclass, and the only reader of flags and environment."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rankscope import __version__
+from rankscope.rank_writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
+
+DEFAULT_PORT = 10417
+LOG_LEVELS = ("debug", "info", "warning", "error")
+LOG_FORMATS = ("logfmt", "json")
+
+DESCRIPTION = """\
+Prometheus exporter for GPU training: what every GPU of this machine does (NVML), and what every rank that runs
+here does (from the records that the training hook writes). Never touches the job; needs no torch."""
+
+EPILOG = """\
+examples:
+  rankscope-exporter                                   all GPUs, all ranks, on port 10417
+  rankscope-exporter --simulate 8                      no GPU needed: eight simulated ones under the real NVML calls
+  rankscope-exporter --no-collector.xid --run-dir /mnt/run
+pages: /metrics, /-/healthy, /-/ready, / (status)"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """Everything that can be set, validated."""
+
+    host: str
+    """Address to listen on; empty is every address, IPv6 and IPv4."""
+    port: int
+    run_dirs: tuple[Path, ...]
+    """Directories with rank records, each looked at in every scrape."""
+    collectors: tuple[str, ...]
+    """Names of the collectors that are on, in their order."""
+    simulate: str | None
+    """A number of GPUs or the path of a scenario; None is the real driver."""
+    log_level: str
+    log_format: str
+
+
+def parse(
+    collectors: Mapping[str, str],
+    arguments: Sequence[str] | None = None,
+    environment: Mapping[str, str] = os.environ,
+) -> Config:
+    """The configuration from flags and environment. `collectors` is each collector's name and one-line help.
+
+    Exits with status 2 and one line on standard error that names the flag that is wrong.
+    """
+    parser = _parser(collectors)
+    options = parser.parse_args(arguments)
+    try:
+        host, port = parse_address(options.listen_address)
+    except ValueError as error:
+        parser.exit(2, f"rankscope-exporter: --web.listen-address: {error}\n")
+    return Config(
+        host=host,
+        port=port,
+        run_dirs=_run_dirs(options.run_dir, environment),
+        collectors=tuple(name for name in collectors if getattr(options, f"collector.{name}")),
+        simulate=options.simulate,
+        log_level=options.log_level,
+        log_format=options.log_format,
+    )
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`, `[v6]:port` or `:port`. Raises ValueError."""
+    host, separator, port = address.rpartition(":")
+    if not separator or not port.isdecimal() or int(port) > 65535:
+        raise ValueError(f"{address!r} is not HOST:PORT or :PORT")
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _run_dirs(given: list[Path] | None, environment: Mapping[str, str]) -> tuple[Path, ...]:
+    if given:
+        return tuple(given)
+    if named := environment.get("RANKSCOPE_RUN_DIR"):
+        return (Path(named),)
+    return (SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn; exit() is it
+        """One line, without the usage: the flag that is wrong is what the reader needs."""
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
+def _parser(collectors: Mapping[str, str]) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="rankscope-exporter",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    version = f"rankscope-exporter {__version__} (Python {platform.python_version()})"
+    add("--version", action="version", version=version)
+    add(
+        "--web.listen-address",
+        dest="listen_address",
+        default=f":{DEFAULT_PORT}",
+        metavar="HOST:PORT",
+        help="where to serve; without a host, every address (default: %(default)s)",
+    )
+    add(
+        "--run-dir",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="where ranks leave their records; may be given more than once "
+        f"(default: $RANKSCOPE_RUN_DIR, else {SYSTEM_RUN_DIR} and {SHARED_MEMORY_RUN_DIR})",
+    )
+    add(
+        "--simulate",
+        metavar="N|FILE",
+        help="N simulated GPUs that follow the ranks, or those of a scenario file, instead of the NVIDIA driver",
+    )
+    add("--log.level", dest="log_level", choices=LOG_LEVELS, default="info", help="(default: %(default)s)")
+    add("--log.format", dest="log_format", choices=LOG_FORMATS, default="logfmt", help="(default: %(default)s)")
+    group = parser.add_argument_group("collectors", "each is on; --no-collector.NAME switches it off")
+    for name, text in collectors.items():
+        group.add_argument(f"--collector.{name}", action=argparse.BooleanOptionalAction, default=True, help=text)
+    return parser

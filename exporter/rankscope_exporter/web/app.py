@@ -1,0 +1,41 @@
+"""The exporter's HTTP face: /metrics, /-/healthy, /-/ready and the status page; 404 elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import HTMLResponse, PlainTextResponse
+
+from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.web.status_page import render_status
+
+READ = ["GET", "HEAD"]
+
+
+def create_app(scrape: Scrape, is_ready: Callable[[], bool]) -> FastAPI:
+    """The application. `is_ready` says whether a scrape would tell the truth already."""
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+
+    # Plain functions, not coroutines: a scrape reads files, and FastAPI runs these on worker threads.
+    @app.api_route("/metrics", methods=READ)
+    def metrics(request: Request) -> Response:
+        headers = request.headers
+        body, answer = scrape.render(headers.get("accept", ""), headers.get("accept-encoding", ""))
+        return Response(body, headers=answer)
+
+    @app.api_route("/-/healthy", methods=READ)
+    def healthy() -> Response:
+        return PlainTextResponse("healthy\n")
+
+    @app.api_route("/-/ready", methods=READ)
+    def ready() -> Response:
+        if is_ready():
+            return PlainTextResponse("ready\n")
+        return PlainTextResponse("not ready: the GPUs have not been read yet\n", status_code=503)
+
+    @app.api_route("/", methods=READ)
+    def status() -> Response:
+        return HTMLResponse(render_status(scrape.collect()))
+
+    return app

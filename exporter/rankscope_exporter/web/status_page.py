@@ -1,0 +1,132 @@
+"""The landing page: GPUs and ranks of this machine at a glance, drawn from the same families as /metrics."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+
+from prometheus_client.core import Metric
+
+from rankscope import __version__
+
+Row = dict[str, str]
+Labels = tuple[str, ...]
+
+GIBIBYTE = 2**30
+
+STYLE = """
+:root{color-scheme:light dark;--line:#8884;--dim:#888;--bad:#d33;--good:#2a7}
+body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .4rem}
+nav a{margin-right:1.2em}p{margin:.4rem 0;color:var(--dim)}
+table{border-collapse:collapse;width:100%}
+th,td{text-align:left;padding:.3rem .7rem .3rem 0;border-bottom:1px solid var(--line);white-space:nowrap}
+th{font-weight:600;color:var(--dim)}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+.bad{color:var(--bad)}.good{color:var(--good)}.scroll{overflow-x:auto}
+"""
+
+
+class Values:
+    """Looks values up in metric families by name and labels."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._samples = {sample.name: family.samples for family in families for sample in family.samples}
+
+    def rows(self, name: str, *labels: str) -> dict[Labels, Mapping[str, str]]:
+        """The label sets of a metric by the values of `labels`."""
+        return {tuple(s.labels[label] for label in labels): s.labels for s in self._samples.get(name, ())}
+
+    def by(self, name: str, *labels: str) -> dict[Labels, float]:
+        """The values of a metric by the values of `labels`."""
+        return {tuple(s.labels[label] for label in labels): s.value for s in self._samples.get(name, ())}
+
+
+def render_status(families: Sequence[Metric], now: float | None = None) -> str:
+    """The page as HTML. `now` is unix time."""
+    values = Values(families)
+    now = time.time() if now is None else now
+    return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Rankscope exporter</title>
+<meta name="viewport" content="width=device-width"><meta http-equiv="refresh" content="5"><style>{STYLE}</style></head>
+<body><h1>Rankscope exporter</h1><p>{escape(_headline(values))}</p>
+<nav><a href="/metrics">/metrics</a><a href="/-/healthy">/-/healthy</a><a href="/-/ready">/-/ready</a></nav>
+<h2>GPUs</h2>{_table(_gpus(values, now), "No GPU answers.")}
+<h2>Ranks</h2>{_table(_ranks(values, now), "No rank has left a record on this machine.")}
+</body></html>"""
+
+
+def _headline(values: Values) -> str:
+    driver = values.by("rankscope_exporter_nvml_up").get((), 0.0)
+    seen = values.by("rankscope_exporter_gpus_seen").get((), 0.0)
+    expected = values.by("rankscope_exporter_gpus_expected").get((), 0.0)
+    gpus = f"{seen:.0f} of {expected:.0f} GPUs answer" if driver else "no NVIDIA driver answers"
+    return f"version {__version__} · {gpus}"
+
+
+def _gpus(values: Values, now: float) -> list[Row]:
+    used = values.by("rankscope_gpu_memory_used_bytes", "gpu")
+    total = values.by("rankscope_gpu_memory_total_bytes", "gpu")
+    power = values.by("rankscope_gpu_power_watts", "gpu")
+    temperature = values.by("rankscope_gpu_temperature_celsius", "gpu")
+    last_busy = values.by("rankscope_gpu_last_busy_timestamp_seconds", "gpu")
+    processes = values.by("rankscope_gpu_processes", "gpu")
+    names = values.rows("rankscope_gpu_info", "gpu")
+    return [
+        {
+            "GPU": key[0],
+            "": "answers" if up else "lost",
+            "name": names.get(key, {}).get("name", ""),
+            "memory GiB": f"{used[key] / GIBIBYTE:.1f} / {total[key] / GIBIBYTE:.0f}" if key in used else "",
+            "power W": f"{power[key]:.0f}" if key in power else "",
+            "°C": f"{temperature[key]:.0f}" if key in temperature else "",
+            "processes": f"{processes[key]:.0f}" if key in processes else "",
+            "last busy": _ago(now - last_busy[key]) if key in last_busy else "",
+        }
+        for key, up in sorted(values.by("rankscope_gpu_up", "gpu").items(), key=lambda item: int(item[0][0]))
+    ]
+
+
+def _ranks(values: Values, now: float) -> list[Row]:
+    info = values.rows("rankscope_rank_info", "run", "rank")
+    steps = values.by("rankscope_rank_steps_total", "run", "rank")
+    gpus = {labels["uuid"]: key[0] for key, labels in values.rows("rankscope_gpu_info", "gpu").items()}
+    since = values.by("rankscope_rank_phase_since_timestamp_seconds", "run", "rank", "phase")
+    phases = {key[:2]: (key[2], now - when) for key, when in since.items()}
+    reasons = {key[:2]: key[2] for key in values.by("rankscope_rank_exit_info", "run", "rank", "reason")}
+    return [
+        {
+            "run": key[0],
+            "rank": key[1],
+            "": "alive" if key in phases else reasons.get(key, "ended"),
+            "GPU": gpus.get(labels["uuid"], ""),
+            "pid": labels["pid"],
+            "steps": f"{steps.get(key, 0):.0f}",
+            "phase": f"{phases[key][0]}, {_ago(phases[key][1])}" if key in phases else "",
+        }
+        for key, labels in sorted(info.items(), key=lambda item: (item[0][0], int(item[0][1])))
+    ]
+
+
+NUMBERS = frozenset({"memory GiB", "power W", "°C", "processes", "steps", "pid"})
+COLOURS = {"answers": "good", "alive": "good", "finished": "", "sigterm": "", "ended": ""}
+
+
+def _table(rows: Sequence[Row], empty: str) -> str:
+    if not rows:
+        return f"<p>{escape(empty)}</p>"
+    head = "".join(f'<th class="{"n" if name in NUMBERS else ""}">{escape(name)}</th>' for name in rows[0])
+    body = "".join("<tr>" + "".join(_cell(*item) for item in row.items()) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _cell(name: str, text: str) -> str:
+    kind = COLOURS.get(text, "bad") if name == "" else "n" if name in NUMBERS else ""
+    return f'<td class="{kind}">{escape(text)}</td>'
+
+
+def _ago(seconds: float) -> str:
+    """An age as a person says it."""
+    for limit, unit, size in ((1.0, "", 0), (120, "s", 1), (7200, "min", 60)):
+        if seconds < limit:
+            return f"{seconds / size:.0f} {unit} ago" if size else "now"
+    return f"{seconds / 3600:.0f} h ago"

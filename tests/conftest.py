@@ -1,0 +1,28 @@
+"""What every test may use: an empty run directory in memory, and servers' free ports."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture
+def run_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A run directory of the test's own, on tmpfs as in production, named in the environment."""
+    directory = Path(tempfile.mkdtemp(prefix="rankscope-test-", dir="/dev/shm"))
+    monkeypatch.setenv("RANKSCOPE_RUN_DIR", str(directory))
+    yield directory
+    shutil.rmtree(directory)
+
+
+@pytest.fixture
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,82 @@
+"""Flags in the ecosystem's manner; a wrong one is named in one line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rankscope_exporter.config import Config, parse, parse_address
+
+COLLECTORS = {"load": "busy time", "ranks": "training ranks"}
+
+
+def parsed(*arguments: str, **environment: str) -> Config:
+    return parse(COLLECTORS, arguments, environment)
+
+
+def test_without_flags_everything_is_on() -> None:
+    config = parsed()
+    assert (config.host, config.port) == ("", 10417)
+    assert config.collectors == ("load", "ranks")
+    assert config.simulate is None
+
+
+def test_a_collector_can_be_switched_off() -> None:
+    assert parsed("--no-collector.load").collectors == ("ranks",)
+
+
+def test_run_directories_come_from_flags_then_the_environment_then_the_defaults() -> None:
+    named = {"RANKSCOPE_RUN_DIR": "/c"}
+    assert parsed("--run-dir=/a", "--run-dir=/b", **named).run_dirs == (Path("/a"), Path("/b"))
+    assert parsed(**named).run_dirs == (Path("/c"),)
+    assert parsed().run_dirs == (Path("/run/rankscope"), Path("/dev/shm/rankscope"))
+
+
+@pytest.mark.parametrize(
+    ("address", "host_and_port"),
+    [
+        (":9000", ("", 9000)),
+        ("127.0.0.1:1", ("127.0.0.1", 1)),
+        ("[::1]:80", ("::1", 80)),
+        ("localhost:0", ("localhost", 0)),
+    ],
+)
+def test_addresses_are_host_and_port(address: str, host_and_port: tuple[str, int]) -> None:
+    assert parse_address(address) == host_and_port
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--web.listen-address=9000"], "--web.listen-address: '9000'"),
+        (["--web.listen-address=:99999"], "--web.listen-address: ':99999'"),
+        (["--log.level=loud"], "--log.level: invalid choice: 'loud'"),
+        (["--no-collector.gpu"], "--no-collector.gpu"),
+        (["--run"], "--run"),
+    ],
+)
+def test_a_wrong_flag_is_named_in_one_line(
+    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parsed(*arguments)
+    message = capsys.readouterr().err
+    assert caught.value.code == 2
+    assert named in message
+    assert message.count("\n") == 1
+
+
+def test_help_names_every_flag_and_collector(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parsed("--help")
+    text = capsys.readouterr().out
+    for word in (
+        "--web.listen-address",
+        "--run-dir",
+        "--simulate",
+        "--log.format",
+        "--no-collector.ranks",
+        "busy time",
+    ):
+        assert word in text

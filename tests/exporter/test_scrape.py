@@ -1,0 +1,81 @@
+"""One seam isolates and times the collectors and negotiates the notation."""
+
+from __future__ import annotations
+
+import gzip
+from collections.abc import Iterable
+
+import pytest
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from rankscope_exporter.scrape import Scrape
+
+
+class Good:
+    name, help = "good", ""
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("rankscope_good", "A value.", 7)
+
+
+class Failing:
+    name, help = "failing", ""
+    broken = True
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("rankscope_half", "What came before the failure.", 1)
+        if self.broken:
+            raise OSError("the disk is gone")
+
+
+def text(scrape: Scrape, accept: str = "", accept_encoding: str = "") -> str:
+    return scrape.render(accept, accept_encoding)[0].decode()
+
+
+def test_a_failing_collector_costs_only_its_own_metrics() -> None:
+    body = text(Scrape([Failing(), Good()]))
+    assert "rankscope_good 7.0" in body
+    assert "rankscope_half" not in body
+    assert 'rankscope_exporter_collector_success{collector="failing"} 0.0' in body
+    assert 'rankscope_exporter_collector_success{collector="good"} 1.0' in body
+
+
+def test_a_failure_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    collector = Failing()
+    scrape = Scrape([collector])
+    scrape.collect()
+    scrape.collect()
+    collector.broken = False
+    scrape.collect()
+    assert [entry.getMessage() for entry in caplog.records] == [
+        "collector failing failed: the disk is gone",
+        "collector failing works again",
+    ]
+
+
+def test_each_collectors_duration_is_published() -> None:
+    times = iter([10.0, 10.5])
+    body = text(Scrape([Good()], clock=lambda: next(times)))
+    assert 'rankscope_exporter_collector_duration_seconds{collector="good"} 0.5' in body
+
+
+def test_openmetrics_is_served_to_those_who_ask() -> None:
+    body, headers = Scrape([Good()]).render("application/openmetrics-text; version=1.0.0", "")
+    assert headers["Content-Type"].startswith("application/openmetrics-text")
+    assert body.endswith(b"# EOF\n")
+
+
+def test_plain_text_is_the_default() -> None:
+    assert Scrape([Good()]).render("*/*", "")[1]["Content-Type"].startswith("text/plain; version=0.0.4")
+
+
+@pytest.mark.parametrize(
+    ("accepted", "zipped"),
+    [("gzip", True), ("deflate, gzip;q=0.5", True), ("gzip;q=0", False), ("identity", False), ("", False)],
+)
+def test_the_body_is_compressed_for_those_who_accept_it(accepted: str, zipped: bool) -> None:
+    body, headers = Scrape([Good()]).render("", accepted)
+    assert ("Content-Encoding" in headers) is zipped
+    plain = gzip.decompress(body) if zipped else body
+    assert b"rankscope_good 7.0" in plain

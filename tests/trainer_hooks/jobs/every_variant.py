@@ -1,0 +1,105 @@
+"""A job for torchrun: trains a small DDP model with and without the hook, in several variants, and prints a JSON line.
+
+Each variant is trained twice from the same seed in the same process group; the line says whether the parameters
+are bit-identical and what the record says of the instrumented training.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import rankscope
+from rankscope import attach, guard
+from rankscope.rank_reader import RankSnapshot, read_rank
+
+STEPS = 12
+
+
+def build(variant: str) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    layers = [torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 4)]
+    model = DistributedDataParallel(
+        torch.nn.Sequential(*layers),
+        static_graph=variant == "static_graph",
+        find_unused_parameters=variant == "find_unused",
+    )
+    if variant == "fp16":
+        model.register_comm_hook(None, fp16_compress_hook)
+    return model
+
+
+def train(variant: str) -> list[torch.Tensor]:
+    model = build(variant)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(1 + dist.get_rank())
+    batches = DataLoader(TensorDataset(torch.randn(8 * STEPS, 16), torch.randint(0, 4, (8 * STEPS,))), batch_size=8)
+    for number, (inputs, targets) in enumerate(batches):
+        accumulating = variant == "no_sync" and number % 2 == 0
+        with model.no_sync() if accumulating else contextlib.nullcontext():
+            torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+        if not accumulating:
+            optimizer.step()
+            optimizer.zero_grad()
+    seen = torch.tensor([float(number)])
+    dist.all_reduce(seen)
+    return [*(parameter.detach().clone() for parameter in model.parameters()), seen]
+
+
+def instrumented(variant: str) -> tuple[list[torch.Tensor], RankSnapshot, float]:
+    rankscope.instrument()
+    result = train(variant)
+    attachment = attach.current()
+    assert attachment is not None
+    assert attachment.writer.path is not None
+    snapshot = read_rank(attachment.writer.path)
+    elapsed = time.monotonic() - snapshot["started_monotonic"]
+    rankscope.uninstrument()
+    return result, snapshot, elapsed
+
+
+def compare(variant: str) -> dict[str, Any]:
+    plain = train(variant)
+    watched, snapshot, elapsed = instrumented(variant)
+    return {
+        "identical": all(map(torch.equal, plain, watched)),
+        "steps": snapshot["steps"],
+        "collectives": snapshot.many("collectives"),
+        "collective_bytes": snapshot.many("collective_bytes"),
+        "collective_seconds": snapshot.many("collective_seconds"),
+        # Read within the process, its own lock looks free: the open phase is not in the sum.
+        "partition_error": elapsed - sum(snapshot.phase_seconds.values()) - (elapsed_in_open_phase(snapshot)),
+        "phases": snapshot.phase_seconds,
+        "group": snapshot.info["group"],
+        "run": snapshot.info["run"],
+        "world_size": snapshot.info["world_size"],
+    }
+
+
+def elapsed_in_open_phase(snapshot: RankSnapshot) -> float:
+    return snapshot.read_monotonic - snapshot["phase_since"]
+
+
+def main() -> None:
+    guard.reraise = True
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    results = {variant: compare(variant) for variant in sys.argv[1:]}
+    line = json.dumps({"rank": dist.get_rank(), "variants": results})
+    for rank in range(dist.get_world_size()):
+        dist.barrier()
+        if rank == dist.get_rank():
+            print(line, flush=True)
+    dist.destroy_process_group()
+
+
+main()

@@ -1,0 +1,59 @@
+"""A run has one name on every rank; ranks and GPUs are named as the launcher and CUDA name them."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankscope import identity
+
+SOURCES = ("RANKSCOPE_RUN", "SLURM_JOB_ID", "SLURM_JOB_NAME", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "RANK")
+
+
+@pytest.fixture(autouse=True)
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SOURCES:
+        monkeypatch.delenv(name, raising=False)
+
+
+def test_the_user_names_the_run_before_everybody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("RANKSCOPE_RUN", "mine")
+    assert identity.run_name() == "mine"
+
+
+def test_a_slurm_job_names_the_run_before_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "abc")
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_NAME", "llama")
+    assert identity.run_name() == "llama-77"
+
+
+def test_torchruns_id_names_the_run_unless_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "abc")
+    assert identity.run_name() == "abc"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    assert identity.run_name() not in ("none", "")
+
+
+@pytest.mark.parametrize(
+    ("ranks", "text"),
+    [([0], "0"), ([0, 1], "0-1"), ([0, 1, 2, 3], "0-3"), ([0, 4, 8], "0-8:4"), ([0, 4], "0,4"), ([1, 2, 5], "1,2,5")],
+)
+def test_groups_are_written_compactly(ranks: list[int], text: str) -> None:
+    assert identity.compact(ranks) == text
+
+
+def test_the_gpu_is_the_ranks_place_in_a_list_of_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa, GPU-bb")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert identity.gpu_uuid() == "GPU-bb"
+
+
+def test_an_index_is_no_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert identity.gpu_uuid() == ""
+
+
+def test_the_file_name_is_safe_whatever_the_run_is_called() -> None:
+    name = identity.file_name({"run": "../a b/ü", "rank": "3", "pid": "9"})
+    assert name == "_a_b__.3.9"

@@ -1,0 +1,32 @@
+"""What importing each half brings in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+PRINT_NEW_MODULES = """
+import json, sys
+before = set(sys.modules)
+import {module}
+print(json.dumps(sorted({{name.partition('.')[0] for name in set(sys.modules) - before}})))
+"""
+
+
+def modules_brought_in_by(module: str) -> set[str]:
+    code = PRINT_NEW_MODULES.format(module=module)
+    answer = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(answer.stdout))
+
+
+def test_importing_the_hook_brings_in_nothing_but_the_standard_library() -> None:
+    assert modules_brought_in_by("rankscope") - {"rankscope"} <= set(sys.stdlib_module_names)
+
+
+def test_the_autoload_entry_point_brings_in_nothing_but_the_standard_library() -> None:
+    assert modules_brought_in_by("rankscope.autoload") - {"rankscope"} <= set(sys.stdlib_module_names)
+
+
+def test_the_exporter_imports_no_torch() -> None:
+    assert "torch" not in modules_brought_in_by("rankscope_exporter.__main__")

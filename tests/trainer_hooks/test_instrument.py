@@ -1,0 +1,223 @@
+"""Attaching to this process: once, exactly undone, and never at the expense of the training."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset, dataloader
+
+import rankscope
+from rankscope import attach, guard
+from rankscope.attach import Attachment
+from rankscope.rank_reader import RankSnapshot, read_rank
+from rankscope.timeline import Timeline
+
+PATCHED = (
+    dataloader._BaseDataLoaderIter,
+    torch.autograd,
+    DistributedDataParallel,
+    dist.ProcessGroup,
+    dist.Work,
+)
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_behind() -> Iterator[None]:
+    yield
+    rankscope.uninstrument()
+
+
+@pytest.fixture
+def errors_raise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "reraise", True)
+
+
+def train(steps: int = 5) -> list[torch.Tensor]:
+    """A few steps on one process; returns the parameters."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (batch,) in DataLoader(TensorDataset(torch.randn(4 * steps, 8)), batch_size=4):
+        optimizer.zero_grad()
+        model(batch).square().mean().backward()
+        optimizer.step()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def attached() -> Attachment:
+    attachment = attach.current()
+    assert attachment is not None
+    return attachment
+
+
+def record_of_this_process() -> RankSnapshot:
+    path = attached().writer.path
+    assert path is not None
+    return read_rank(path)
+
+
+def state() -> list[dict[str, Any]]:
+    hooks = importlib.import_module("torch.optim.optimizer")  # torch.optim hides the attribute
+    return [dict(vars(owner)) for owner in PATCHED] + [
+        dict(hooks._global_optimizer_pre_hooks),
+        dict(hooks._global_optimizer_post_hooks),
+    ]
+
+
+@pytest.mark.usefixtures("run_dir", "errors_raise")
+def test_uninstrument_restores_every_patched_object_exactly() -> None:
+    before = state()
+    rankscope.instrument()
+    assert state() != before
+    rankscope.uninstrument()
+    assert state() == before
+
+
+@pytest.mark.usefixtures("run_dir", "errors_raise")
+def test_instrumenting_twice_is_once() -> None:
+    rankscope.instrument()
+    once = state()
+    rankscope.instrument()
+    assert state() == once
+
+
+@pytest.mark.usefixtures("errors_raise")
+def test_no_record_is_made_before_the_first_training_event(run_dir: Path) -> None:
+    rankscope.instrument()
+    list(DataLoader(TensorDataset(torch.zeros(4, 1))))
+    assert list(run_dir.iterdir()) == []
+    train(1)
+    assert len(list(run_dir.iterdir())) == 1
+
+
+@pytest.mark.usefixtures("run_dir", "errors_raise")
+def test_a_plain_loop_is_counted_in_steps_and_phases() -> None:
+    rankscope.instrument()
+    train(5)
+    snapshot = record_of_this_process()
+    assert snapshot["steps"] == 5
+    for phase in ("startup", "data_wait", "backward", "optimizer", "other"):
+        assert snapshot.phase_seconds[phase] > 0, phase
+
+
+@pytest.mark.usefixtures("run_dir", "errors_raise")
+def test_two_optimizers_that_alternate_count_one_step_a_round() -> None:
+    rankscope.instrument()
+    models = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for _ in range(3):
+        for model, optimizer in zip(models, optimizers, strict=True):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+    assert record_of_this_process()["steps"] == 3
+
+
+@pytest.mark.usefixtures("run_dir", "errors_raise")
+def test_once_the_script_marks_its_steps_only_that_counts() -> None:
+    rankscope.instrument()
+    rankscope.step()
+    train(4)
+    rankscope.step()
+    assert record_of_this_process()["steps"] == 2
+
+
+@pytest.mark.usefixtures("run_dir", "errors_raise")
+def test_phases_of_the_users_own_are_published_under_their_names() -> None:
+    rankscope.instrument()
+    train(1)
+    with rankscope.phase("tokenize"):
+        train(1)
+    with rankscope.phase("evaluation"):
+        train(1)
+    seconds = record_of_this_process().phase_seconds
+    assert seconds["tokenize"] > 0
+    assert seconds["evaluation"] > 0
+
+
+@pytest.mark.usefixtures("run_dir", "errors_raise")
+def test_phases_past_the_last_place_are_other_and_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    rankscope.instrument()
+    train(1)
+    for number in range(40):
+        with rankscope.phase(f"phase {number}"):
+            pass
+    assert "no place for phase 'phase 23'" in caplog.text
+    assert len(record_of_this_process().phase_seconds) == 32
+
+
+def test_phase_and_step_do_nothing_in_a_process_that_is_not_instrumented(run_dir: Path) -> None:
+    with rankscope.phase("tokenize"):
+        rankscope.step()
+    assert list(run_dir.iterdir()) == []
+
+
+def test_a_run_directory_that_cannot_be_used_costs_one_warning_and_nothing_else(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = train()
+    monkeypatch.setenv("RANKSCOPE_RUN_DIR", str(run_dir / "missing"))
+    rankscope.instrument()
+    assert all(map(torch.equal, expected, train()))
+    warnings = [entry for entry in caplog.records if entry.levelno >= logging.WARNING]
+    assert len(warnings) == 1
+    assert "training goes on" in warnings[0].getMessage()
+
+
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("method", ["enter", "leave", "step", "push"])
+def test_an_error_in_a_probe_is_logged_once_and_changes_no_result(
+    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = train()
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("a bug of ours")
+
+    monkeypatch.setattr(Timeline, method, broken)
+    rankscope.instrument()
+    assert all(map(torch.equal, expected, train(5)))
+    messages = [entry.getMessage() for entry in caplog.records]
+    assert messages
+    assert len(messages) == len(set(messages))
+    assert all("training is not affected" in message for message in messages)
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_a_probe_that_failed_is_counted_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = 0
+    enter = Timeline.enter
+
+    def broken_later(timeline: Timeline, phase: int) -> int:
+        nonlocal calls
+        calls += 1
+        if calls == 5:
+            raise RuntimeError("a bug of ours")
+        return enter(timeline, phase)
+
+    monkeypatch.setattr(Timeline, "enter", broken_later)
+    rankscope.instrument()
+    train()
+    assert len(record_of_this_process().info["probes_disabled"]) == 1
+
+
+@pytest.mark.usefixtures("run_dir", "errors_raise")
+def test_an_exception_of_the_hosts_passes_untouched_and_unbalances_nothing() -> None:
+    rankscope.instrument()
+    train(1)
+
+    def failing(_: torch.Tensor) -> None:
+        raise ZeroDivisionError("the user's own")
+
+    weights = torch.ones(2, requires_grad=True)
+    weights.register_hook(failing)
+    with pytest.raises(ZeroDivisionError):
+        weights.sum().backward()
+    assert record_of_this_process().phase == "other"

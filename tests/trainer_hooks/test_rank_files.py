@@ -1,0 +1,167 @@
+"""A record is read as it was written, or refused with a reason; liveness needs nothing but the file."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rankscope import record
+from rankscope.rank_reader import UnreadableRecordError, read_rank
+from rankscope.rank_writer import RankWriter
+from rankscope.record import PLACES
+
+INFO = {"run": "r", "rank": "0", "phases": ["tokenize"]}
+
+HOLDER = """
+import sys
+from pathlib import Path
+from rankscope.rank_writer import RankWriter
+writer = RankWriter()
+writer.publish(Path(sys.argv[1]), "held", {"run": "r", "rank": "0"})
+print("published", flush=True)
+sys.stdin.read()
+"""
+
+
+def published(directory: Path) -> Path:
+    """A record whose writer lives in this process; to itself a process's own lock looks free."""
+    writer = RankWriter()
+    writer.publish(directory, "r.0", INFO)
+    assert writer.path is not None
+    return writer.path
+
+
+def refusal(path: Path) -> str:
+    with pytest.raises(UnreadableRecordError) as caught:
+        read_rank(path)
+    return caught.value.reason
+
+
+def test_slots_and_info_are_read_as_written(run_dir: Path) -> None:
+    writer = RankWriter()
+    writer.publish(run_dir, "r.0", INFO)
+    writer.slots[PLACES["steps"]] = 7
+    assert writer.path is not None
+    snapshot = read_rank(writer.path)
+    assert snapshot["steps"] == 7
+    assert snapshot.info == INFO
+    assert list(snapshot.phase_seconds)[-1] == "tokenize"
+
+
+def test_what_was_counted_before_publishing_is_in_the_file(run_dir: Path) -> None:
+    writer = RankWriter()
+    writer.slots[PLACES["steps"]] = 3
+    writer.publish(run_dir, "r.0", INFO)
+    assert writer.path is not None
+    assert read_rank(writer.path)["steps"] == 3
+
+
+def test_a_record_is_alive_until_its_process_ends(run_dir: Path) -> None:
+    holder = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(run_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"published\n"
+        path = run_dir / "held.rank"
+        assert read_rank(path).alive
+        holder.kill()
+        holder.wait()
+        assert read_rank(path).exit_reason == "killed"
+
+
+def test_a_truncated_file_is_refused(run_dir: Path) -> None:
+    path = published(run_dir)
+    content = path.read_bytes()
+    for length in (0, 10, record.SIZE - 1):
+        (run_dir / "short.rank").write_bytes(content[:length])
+        assert refusal(run_dir / "short.rank") == "truncated"
+
+
+def test_a_foreign_file_is_refused(run_dir: Path) -> None:
+    path = run_dir / "notes.rank"
+    path.write_bytes(b"#!/bin/sh\n" * 2000)
+    assert refusal(path) == "foreign"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("steps", float("nan")), ("phase", 99.0), ("info_length", 1e12), ("info_length", -1.0)]
+)
+def test_values_that_no_rank_writes_are_refused(run_dir: Path, field: str, value: float) -> None:
+    content = bytearray(published(run_dir).read_bytes())
+    struct.pack_into("d", content, record.SLOTS_OFFSET + 8 * PLACES[field], value)
+    path = run_dir / "odd.rank"
+    path.write_bytes(content)
+    assert refusal(path) == "foreign"
+
+
+def test_a_record_of_another_version_says_so(run_dir: Path) -> None:
+    content = bytearray(published(run_dir).read_bytes())
+    struct.pack_into("<I", content, 8, record.VERSION + 1)
+    path = run_dir / "newer.rank"
+    path.write_bytes(content)
+    assert refusal(path) == "version"
+
+
+def test_a_link_is_not_followed(run_dir: Path) -> None:
+    link = run_dir / "link.rank"
+    link.symlink_to(published(run_dir))
+    assert refusal(link) == "symlink"
+
+
+def test_a_pipe_does_not_block_the_reader(run_dir: Path) -> None:
+    os.mkfifo(run_dir / "pipe.rank")
+    assert refusal(run_dir / "pipe.rank") == "foreign"
+
+
+def test_user_phases_that_repeat_a_name_are_refused(run_dir: Path) -> None:
+    writer = RankWriter()
+    writer.publish(run_dir, "r.0", {**INFO, "phases": ["forward"]})
+    assert writer.path is not None
+    assert refusal(writer.path) == "foreign"
+
+
+def test_publishing_into_a_missing_directory_leaves_the_writer_counting(run_dir: Path) -> None:
+    writer = RankWriter()
+    with pytest.raises(OSError, match="missing"):
+        writer.publish(run_dir / "missing", "r.0", INFO)
+    writer.slots[PLACES["steps"]] += 1
+    assert writer.slots[PLACES["steps"]] == 1
+
+
+def test_an_info_that_does_not_fit_is_refused_and_leaves_no_file(run_dir: Path) -> None:
+    with pytest.raises(ValueError, match="8192 fit"):
+        RankWriter().publish(run_dir, "r.0", {"run": "x" * record.INFO_CAPACITY})
+    assert list(run_dir.iterdir()) == []
+
+
+def test_a_reader_never_sees_half_of_a_group_of_stores(run_dir: Path) -> None:
+    writer = RankWriter()
+    writer.publish(run_dir, "r.0", INFO)
+    assert writer.path is not None
+    slots, stop = writer.slots, threading.Event()
+
+    def write() -> None:
+        value = 0.0
+        while not stop.is_set():
+            value += 1
+            slots[PLACES["sequence"]] += 1
+            slots[PLACES["steps"]] = value
+            slots[PLACES["step_seconds"]] = -value
+            slots[PLACES["sequence"]] += 1
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        for _ in range(2000):
+            snapshot = read_rank(writer.path)
+            assert snapshot["steps"] == -snapshot["step_seconds"]
+    finally:
+        stop.set()
+        thread.join()

@@ -1,0 +1,42 @@
+"""Forks of a watched process: the child is told before a signal can reach it with its parent's handlers.
+
+Loader workers and helpers are forked from ranks and get SIGTERM at any time. For as long as a child still has its
+parent's SIGTERM watch, that signal would be noted in the parent's record; so it is held back until the child has
+let go of everything.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from threading import get_ident
+
+_on_child: Callable[[], None] | None = None
+_masks: dict[int, set[int]] = {}  # by thread; real-time signals are plain numbers
+
+
+def watch(on_child: Callable[[], None]) -> None:
+    """Call `on_child` in every forked child from now on. Once a process: there is no way to take it back."""
+    global _on_child
+    if _on_child is None:
+        os.register_at_fork(before=_hold_sigterm, after_in_parent=_release_sigterm, after_in_child=_begin_child)
+    _on_child = on_child
+
+
+def _hold_sigterm() -> None:
+    _masks[get_ident()] = set(signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}))
+
+
+def _release_sigterm() -> None:
+    mask = _masks.pop(get_ident(), None)
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _begin_child() -> None:
+    assert _on_child is not None
+    try:
+        _on_child()
+    finally:
+        _release_sigterm()
