@@ -123,8 +123,8 @@ def _check_labels(snapshot: RankSnapshot) -> None:
             raise UnreadableRecordError(
                 "foreign", snapshot.path, f"its {label} is no printable text of ≤ {LABEL_LIMIT}"
             )
-    if not snapshot.info["rank"].isdecimal():
-        raise UnreadableRecordError("foreign", snapshot.path, "its rank is no number")
+    if not (snapshot.info["rank"].isdecimal() and snapshot.info["pid"].isdecimal()):
+        raise UnreadableRecordError("foreign", snapshot.path, "its rank or pid is no number")
     for phase in snapshot.info.get("phases", ()):
         if len(phase) > LABEL_LIMIT or not phase.isprintable():
             raise UnreadableRecordError("foreign", snapshot.path, "a phase's name is no printable text")

@@ -66,14 +66,13 @@ class Timeline:
     # The hot path: `enter`, `leave` and `_open` run ten times a step. Each Python call saved there is a
     # microsecond of every step, because between two steps the caches forget them.
 
-    def enter(self, phase: int) -> Depth:
-        """Open `phase` in the training thread; pass what this returns to `leave`."""
-        if get_ident() != self._owner:
-            return -1
-        return self.push(phase)
+    def enter(self, phase: int, on_behalf: bool = False) -> Depth:
+        """Open `phase` in the training thread; pass what this returns to `leave`.
 
-    def push(self, phase: int) -> Depth:
-        """`enter` for code that runs on the training thread's behalf while that thread waits for it."""
+        `on_behalf` is for code that runs on another thread while the training thread waits for it.
+        """
+        if get_ident() != self._owner and not on_behalf:
+            return -1
         if self.on_event is not None:
             self.on_event(phase)
         depth = len(self._stack)

@@ -15,7 +15,7 @@ READ = ["GET", "HEAD"]
 
 def create_app(scrape: Scrape, is_ready: Callable[[], bool]) -> FastAPI:
     """The application. `is_ready` says whether a scrape would tell the truth already."""
-    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None)
+    app = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
     # Plain functions, not coroutines: a scrape reads files, and FastAPI runs these on worker threads.
     @app.api_route("/metrics", methods=READ)

@@ -62,9 +62,9 @@ class Sandwich:
 
     def _before_reducer(self) -> None:
         self._began = monotonic()
-        self._depth = self._timeline.push(record.COLLECTIVE_WAIT)
-        if self._depth > 0:
-            queue_callback(self._second)
+        # The engine may run this on a device's thread; the training thread waits for the engine.
+        self._depth = self._timeline.enter(record.COLLECTIVE_WAIT, on_behalf=True)
+        queue_callback(self._second)
 
     def _after_reducer(self) -> None:
         self._timeline.leave(self._depth)

@@ -32,7 +32,8 @@ class StepMarker:
 
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """The optimizer's step begins. A step that raised never ended: it is closed first."""
-        self._timeline.leave(self._open.pop(id(optimizer), -1))
+        if id(optimizer) in self._open:
+            self._timeline.leave(self._open[id(optimizer)])
         self._open[id(optimizer)] = self._timeline.enter(record.OPTIMIZER)
 
     def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature

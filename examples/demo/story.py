@@ -1,0 +1,160 @@
+"""The story: a real job runs well, rank 0 begins to do extra work, then the job ends while a GPU's memory stays held.
+
+Real: the torchrun job and its data, the exporter, Prometheus, Alertmanager, the notifications. Simulated: the four
+GPUs, under the real NVML calls.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+
+from deploy.prometheus.fast import alertmanager_config, prometheus_config
+
+from examples.demo import servers
+from examples.demo.job import Job
+from examples.demo.webhook import Notification, WebhookReceiver
+
+RUN = "digits"
+GPUS = 4
+HELD_GPU = 2
+HELD_MEMORY = "20 GiB"
+RANK_ZERO_FAULT = "RankscopeRankZeroLagging"
+HELD_MEMORY_FAULT = "RankscopeGpuMemoryHeldIdle"
+JOB_STARTS_WITHIN = 90.0  # seconds; importing torch four times on a slow machine is most of it
+QUIET = 15.0
+NOTIFIED_WITHIN = 30.0  # what the demo promises
+RECOVERED_WITHIN = 30.0
+SILENCE_AFTERWARDS = 10.0
+
+
+class Demo:
+    """One run of the story on servers of its own."""
+
+    def __init__(self, directory: Path, run_dir: Path, cleanup: ExitStack) -> None:
+        self._directory, self._run_dir, self._cleanup = directory, run_dir, cleanup
+        self.webhook = WebhookReceiver(lambda notification: say(f"    >>> {notification.line()}"))
+        self.job = Job(directory, RUN, run_dir)
+        self.delays: dict[str, float | None] = {}
+
+    def start_servers(self) -> None:
+        """Start everything that watches, and say where to look."""
+        self._directory.joinpath("holders").mkdir()
+        scenario = self._directory / "scenario.yml"
+        scenario.write_text(f"gpus: {GPUS}\nfollow_ranks: true\nprocesses_dir: {self._directory / 'holders'}\n")
+        self.webhook.start()
+        self._cleanup.callback(self.webhook.stop)
+        exporter = self._started(servers.exporter(self._directory, str(scenario), self._run_dir))
+        alertmanager = self._started(servers.alertmanager(self._directory, alertmanager_config(self.webhook.url)))
+        config = prometheus_config([address(exporter)], address(alertmanager))
+        self.prometheus = servers.prometheus(self._directory, config)
+        self._started(self.prometheus)
+
+    def run(self) -> None:
+        """The whole story."""
+        self.start_training()
+        say(f"all ranks train. {QUIET:.0f} s in which nothing should happen …")
+        time.sleep(QUIET)
+        self.make_rank_zero_lag()
+        self.make_rank_zero_behave()
+        self.finish_with_memory_held()
+        time.sleep(SILENCE_AFTERWARDS)
+
+    def start_training(self) -> None:
+        """Start the job and wait until every rank has made steps. Raises RuntimeError if they do not."""
+        say(f"starting a training job: {GPUS} ranks under torchrun, digits from scikit-learn, nothing changed in it")
+        self.job.start()
+        self._cleanup.callback(self.job.kill)
+        self._wait_until_training()
+
+    def make_rank_zero_lag(self) -> None:
+        """The first fault, until its notification."""
+        say("FAULT 1: rank 0 begins to log histograms after every step, as many scripts do")
+        self.job.begin_extra_work()
+        self._await(RANK_ZERO_FAULT)
+
+    def make_rank_zero_behave(self) -> None:
+        """The end of the first fault, until Alertmanager says so."""
+        self.job.end_extra_work()
+        say("rank 0 stops that; the alert should resolve")
+        wait_for(lambda: any(not n.is_firing for n in self.webhook.notifications), RECOVERED_WITHIN)
+
+    def finish_with_memory_held(self) -> None:
+        """The end of the job, and the second fault, until its notification."""
+        say(f"FAULT 2: the job finishes, but a helper process keeps {HELD_MEMORY} of GPU {HELD_GPU}")
+        self._hold_memory()
+        say(f"the job is done: {self.job.finish()}")
+        self._await(HELD_MEMORY_FAULT)
+
+    def verdict(self) -> list[str]:
+        """What went wrong, one line each; empty if all was as promised."""
+        expected = {
+            RANK_ZERO_FAULT: {"rank": "0", "run": RUN, "cause": "other"},
+            HELD_MEMORY_FAULT: {"gpu": str(HELD_GPU)},
+        }
+        wrong = []
+        for notification in self.webhook.firing():
+            labels = expected.get(notification.name)
+            if labels is None or not labels.items() <= notification.labels.items():
+                wrong.append(
+                    f"notified, though it was no fault of the story: {notification.line()} {notification.labels}"
+                )
+        for name, delay in self.delays.items():
+            if delay is None or delay > NOTIFIED_WITHIN:
+                wrong.append(f"not notified within {NOTIFIED_WITHIN:.0f} s: {name}")
+        return wrong
+
+    def _started(self, server: servers.Server) -> servers.Server:
+        server.start()
+        self._cleanup.callback(server.stop)
+        say(f"{server.name:12}  {server.url}")
+        return server
+
+    def _wait_until_training(self) -> None:
+        def trains() -> bool:
+            if not self.job.is_running():
+                raise RuntimeError(f"the training job did not start:\n{self.job.output.read_text(errors='replace')}")
+            return len(self.prometheus.query("rankscope_rank_steps_total > 1")) == GPUS
+
+        if not wait_for(trains, JOB_STARTS_WITHIN):
+            raise RuntimeError(f"the training job made no step within {JOB_STARTS_WITHIN:.0f} s")
+
+    def _hold_memory(self) -> None:
+        command = [sys.executable, "-m", "rankscope_exporter.simulation.hold", f"--dir={self._directory / 'holders'}"]
+        command += [f"--gpu={HELD_GPU}", f"--memory={HELD_MEMORY}"]
+        holder = subprocess.Popen(command)  # noqa: S603 - our own module
+        self._cleanup.callback(holder.wait)
+        self._cleanup.callback(holder.terminate)
+
+    def _await(self, name: str) -> None:
+        began = time.time()
+
+        def arrived() -> list[Notification]:
+            return [n for n in self.webhook.firing() if n.name == name and n.received >= began]
+
+        wait_for(arrived, NOTIFIED_WITHIN + 5)
+        self.delays[name] = arrived()[0].received - began if arrived() else None
+
+
+def address(server: servers.Server) -> str:
+    """host:port of a server."""
+    return server.url.removeprefix("http://")
+
+
+def wait_for(condition: Callable[[], object], seconds: float) -> bool:
+    """Whether `condition` came true within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.2)
+    return False
+
+
+def say(text: str) -> None:
+    """A line of the story, at once."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}" if not text.startswith(" ") else text, flush=True)

@@ -1,0 +1,36 @@
+"""The command `rankscope-exporter`: says what is missing, else configuration → daemon."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+
+# The import names of what `rankscope[exporter]` brings and `rankscope` alone does not.
+REQUIRED = ("pynvml", "prometheus_client", "fastapi", "uvicorn", "yaml")
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until SIGTERM or SIGINT. Exits with 2 and one line where that is not possible."""
+    if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
+        complaint = f"{', '.join(missing)} missing; install with: pip install 'rankscope[exporter]'"
+        sys.exit(_complaint(complaint))
+    from rankscope_exporter import config, logs
+    from rankscope_exporter.collectors import COLLECTORS
+    from rankscope_exporter.daemon import StartError, run
+
+    settings = config.parse({collector.name: collector.help for collector in COLLECTORS}, arguments)
+    logs.configure(settings.log_level, settings.log_format)
+    try:
+        run(settings)
+    except StartError as error:
+        sys.exit(_complaint(str(error)))
+
+
+def _complaint(text: str) -> int:
+    sys.stderr.write(f"rankscope-exporter: {text}\n")
+    return 2
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,65 @@
+"""XID errors: what the driver says went wrong, counted by code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from prometheus_client.core import CounterMetricFamily, Metric
+
+from rankscope_exporter.source import GPU_LABELS, Gpu
+
+# Codes with an entry of their own in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) that training jobs
+# meet. They exist from the start at 0, because a counter that is born at 1 never increases; any other code appears
+# with its first event.
+WELL_KNOWN = (
+    13,  # graphics engine exception
+    31,  # GPU memory page fault
+    32,  # invalid or corrupted push buffer
+    43,  # GPU stopped processing
+    45,  # preemptive cleanup after another error
+    46,  # GPU stopped processing, reset needed
+    48,  # double-bit ECC error
+    61,  # internal micro-controller breakpoint
+    62,  # internal micro-controller halt
+    63,  # ECC page retirement or row remapping recorded
+    64,  # ECC page retirement or row remapping failed
+    68,  # video processor exception
+    69,  # graphics engine class error
+    74,  # NVLink error
+    79,  # GPU has fallen off the bus
+    92,  # high single-bit ECC error rate
+    94,  # contained ECC error
+    95,  # uncontained ECC error
+    119,  # GSP RPC timeout
+    120,  # GSP error
+    121,  # C2C link error
+    122,  # SPI PMU RPC read failure
+    140,  # unrecovered ECC error
+)
+
+
+class XidCounts(Protocol):
+    """Who has listened to the driver."""
+
+    def xids(self) -> Mapping[Gpu, Mapping[int, int]]:
+        """Events by code of each GPU whose driver reports them."""
+
+
+class XidCollector:
+    """Counts of events, which stay true when the GPU is lost: XID 79 is the last thing that one hears of it."""
+
+    name = "xid"
+    help = "XID errors by code"
+
+    def __init__(self, counts: XidCounts) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterable[Metric]:
+        """Events by code."""
+        text = "XID errors that the driver reported, by code."
+        family = CounterMetricFamily("rankscope_gpu_xid_errors", text, labels=(*GPU_LABELS, "xid"))
+        for gpu, counts in self._counts.xids().items():
+            for code in sorted({*WELL_KNOWN, *counts}):
+                family.add_metric(gpu.values(str(code)), counts.get(code, 0))
+        yield family

@@ -1,0 +1,112 @@
+"""Everything that runs in the exporter, built from the configuration and taken down in the opposite order."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import uvicorn
+
+from rankscope import __version__
+from rankscope_exporter.collectors import GPU_SOURCES
+from rankscope_exporter.collectors.exporter import ExporterCollector
+from rankscope_exporter.collectors.ranks import RanksCollector
+from rankscope_exporter.collectors.xid import XidCollector
+from rankscope_exporter.config import Config
+from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.run_directory import RunDirectory
+from rankscope_exporter.sampler import Sampler
+from rankscope_exporter.scrape import Collector, Scrape
+from rankscope_exporter.simulation.driver import SimulatedDriver
+from rankscope_exporter.simulation.library import installed
+from rankscope_exporter.simulation.ranks import RankActivity
+from rankscope_exporter.simulation.scenario import ScenarioError, load_scenario
+from rankscope_exporter.source import SourceCollector
+from rankscope_exporter.web.app import create_app
+
+BACKLOG = 128
+GOODBYE = 2  # seconds for requests in flight when the daemon is told to stop
+
+# Phases of a rank in which a simulated GPU computes for it.
+COMPUTING = ("forward", "backward", "optimizer", "evaluation")
+
+logger = logging.getLogger("rankscope_exporter")
+
+
+class StartError(Exception):
+    """The daemon cannot start; the text names the flag."""
+
+
+def run(settings: Config) -> None:
+    """Serve until SIGTERM or SIGINT. Raises StartError."""
+    run_directory = RunDirectory(settings.run_dirs)
+    with _listening(settings) as listener, _simulation(settings, run_directory):
+        enabled = [source for source in GPU_SOURCES if source.name in settings.collectors]
+        sampler = Sampler(Driver(), enabled, watches_xids=XidCollector.name in settings.collectors)
+        collectors: list[Collector] = [
+            *(SourceCollector(source, sampler) for source in enabled),
+            XidCollector(sampler),
+            RanksCollector(run_directory),
+            ExporterCollector(sampler),
+        ]
+        scrape = Scrape([collector for collector in collectors if collector.name in settings.collectors])
+        app = create_app(scrape, lambda: sampler.is_ready)
+        sampler.start()
+        try:
+            _serve(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GOODBYE), listener)
+        finally:
+            sampler.stop()
+
+
+def _serve(configuration: uvicorn.Config, listener: socket.socket) -> None:
+    host, port = listener.getsockname()[:2]
+    logger.info("rankscope-exporter %s listens on %s:%s", __version__, f"[{host}]" if ":" in host else host, port)
+    uvicorn.Server(configuration).run(sockets=[listener])
+
+
+@contextmanager
+def _listening(settings: Config) -> Iterator[socket.socket]:
+    """A listening socket: without a host, on every address of both families where the machine has both."""
+    try:
+        if settings.host:
+            family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
+            listener = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+        elif socket.has_dualstack_ipv6():
+            address = ("", settings.port)
+            listener = socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+        else:
+            listener = socket.create_server(("", settings.port), backlog=BACKLOG)
+    except OSError as error:
+        reason = error.strerror or error
+        raise StartError(f"--web.listen-address: cannot listen on {settings.host}:{settings.port}: {reason}") from error
+    with listener:
+        yield listener
+
+
+@contextmanager
+def _simulation(settings: Config, run_directory: RunDirectory) -> Iterator[None]:
+    """The simulated driver in the place of NVIDIA's, if the settings ask for it."""
+    if settings.simulate is None:
+        yield
+        return
+    try:
+        scenario = load_scenario(settings.simulate)
+    except ScenarioError as error:
+        raise StartError(f"--simulate: {error}") from error
+    driver = SimulatedDriver(scenario, activities=lambda: _activities(run_directory))
+    logger.warning("the GPUs are simulated: %d of them", len(driver.gpus))
+    with installed(driver):
+        yield
+
+
+def _activities(run_directory: RunDirectory) -> Iterable[RankActivity]:
+    """What keeps the simulated GPUs busy: the living ranks whose record names one."""
+    for rank in run_directory.scan().ranks:
+        snapshot = rank.snapshot
+        if snapshot.alive and snapshot.info["uuid"]:
+            seconds = snapshot.phase_seconds
+            computing = sum(seconds[phase] for phase in COMPUTING)
+            pid = int(snapshot.info["pid"])
+            yield RankActivity(snapshot.info["uuid"], pid, computing, seconds["collective_wait"])

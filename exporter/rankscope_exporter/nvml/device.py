@@ -1,0 +1,207 @@
+"""One GPU as NVML sees it: a method a quantity, in base units; None where this device does not have it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pynvml
+
+from rankscope_exporter.nvml.errors import DriverError, ask
+
+# Why clocks are lower than they could be: bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h:
+# nvmlClocksEventReason…; the last two exist only under the older name, nvmlClocksThrottleReason…).
+CLOCK_EVENT_REASONS = {
+    0x001: "gpu_idle",
+    0x002: "applications_clocks_setting",
+    0x004: "sw_power_cap",
+    0x008: "hw_slowdown",
+    0x010: "sync_boost",
+    0x020: "sw_thermal_slowdown",
+    0x040: "hw_thermal_slowdown",
+    0x080: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+    0x200: "board_limit",
+    0x400: "reliability",
+}
+UNKNOWN_REASON = "other"
+ClockDomain = Literal["sm", "memory"]
+CLOCK_DOMAINS: dict[ClockDomain, int] = {"sm": pynvml.NVML_CLOCK_SM, "memory": pynvml.NVML_CLOCK_MEM}
+
+_SAMPLE_FIELDS = {
+    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
+    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
+    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+}
+# "Not available" as a value instead of an error: -1 in an unsigned of either width.
+_NOT_AVAILABLE = frozenset(
+    {pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value, pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value}
+)
+
+
+@dataclass(frozen=True)
+class UtilizationSample:
+    """How busy the GPU was since the sample before: the share of the time in which a kernel ran."""
+
+    timestamp_us: int  # unix time in microseconds
+    percent: float
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Device memory in bytes; `used` is without `reserved` where the latter is known."""
+
+    total: int
+    used: int
+    reserved: int | None
+
+
+class Device:
+    """An open handle on one GPU. Every method may raise DeviceLostError or DriverError."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self._samples_utilization = False
+        self._handle = _required(pynvml.nvmlDeviceGetHandleByIndex, index)
+        self.uuid: str = _required(pynvml.nvmlDeviceGetUUID, self._handle)
+
+    @property
+    def handle(self) -> Any:
+        """NVML's handle, for the event set."""
+        return self._handle
+
+    def check(self) -> None:
+        """Ask for something that every GPU has and that is never answered from a cache: raises if it is not there."""
+        ask(pynvml.nvmlDeviceGetPerformanceState, self._handle)
+
+    def name(self) -> str | None:
+        """The product's name."""
+        return _text(ask(pynvml.nvmlDeviceGetName, self._handle))
+
+    def pci_bus_id(self) -> str | None:
+        """Domain:bus:device.function."""
+        info = ask(pynvml.nvmlDeviceGetPciInfo, self._handle)
+        return None if info is None else _text(info.busId)
+
+    def utilization(self) -> float | None:
+        """The share (0 to 1) of the last sample period, 1/6 s to 1 s by product, in which a kernel ran."""
+        rates = ask(pynvml.nvmlDeviceGetUtilizationRates, self._handle)
+        percent = None if rates is None else _known(rates.gpu)
+        return None if percent is None else min(percent, 100) / 100
+
+    def utilization_samples(self, since_us: int) -> list[UtilizationSample] | None:
+        """The ring's samples later than `since_us` (unix time in microseconds), oldest first; empty if none is."""
+        try:
+            answer = ask(pynvml.nvmlDeviceGetSamples, self._handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us)
+        except DriverError as error:
+            if error.code == pynvml.NVML_ERROR_NOT_FOUND:
+                return []
+            raise
+        return None if answer is None else list(_samples(*answer))
+
+    def samples_utilization(self) -> bool:
+        """Whether the driver keeps a ring of samples. One that has never held any counts as none."""
+        self._samples_utilization = self._samples_utilization or bool(self.utilization_samples(0))
+        return self._samples_utilization
+
+    def driver_version(self) -> str | None:
+        """The version of its driver."""
+        return _text(ask(pynvml.nvmlSystemGetDriverVersion))
+
+    def cuda_version(self) -> str | None:
+        """The newest CUDA that its driver supports, as major.minor."""
+        number = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
+        return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
+
+    def memory(self) -> Memory | None:
+        """Total, used and reserved memory."""
+        info = ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle, pynvml.nvmlMemory_v2)
+        if info is not None:
+            return Memory(info.total, info.used, info.reserved)
+        # Drivers before 510 know only version 1, in which `used` contains what the driver reserves (on an idle A100
+        # 912 MB instead of 7.8), and nothing says how much that is.
+        info = ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle)
+        return None if info is None else Memory(info.total, info.used, None)
+
+    def power(self) -> float | None:
+        """Watts drawn now (on most products a mean of the last second)."""
+        return _thousandth(ask(pynvml.nvmlDeviceGetPowerUsage, self._handle))
+
+    def power_limit(self) -> float | None:
+        """Watts that the driver enforces now."""
+        return _thousandth(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, self._handle))
+
+    def energy(self) -> float | None:
+        """Joules since the driver was loaded."""
+        return _thousandth(ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle))
+
+    def temperature(self) -> float | None:
+        """Degrees Celsius of the GPU die."""
+        return _known(ask(pynvml.nvmlDeviceGetTemperature, self._handle, pynvml.NVML_TEMPERATURE_GPU))
+
+    def clock(self, domain: ClockDomain) -> float | None:
+        """Hertz now."""
+        return _million(ask(pynvml.nvmlDeviceGetClockInfo, self._handle, CLOCK_DOMAINS[domain]))
+
+    def clock_max(self, domain: ClockDomain) -> float | None:
+        """The most hertz that the device can do."""
+        return _million(ask(pynvml.nvmlDeviceGetMaxClockInfo, self._handle, CLOCK_DOMAINS[domain]))
+
+    def clock_event_reasons(self) -> frozenset[str] | None:
+        """Why the clocks are lower than they could be now; a reason newer than this version is "other"."""
+        mask = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
+        if mask is None:  # the name before driver 535
+            mask = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
+        if mask is None:
+            return None
+        bits = (1 << place for place in range(64) if mask >> place & 1)
+        return frozenset(CLOCK_EVENT_REASONS.get(bit, UNKNOWN_REASON) for bit in bits)
+
+    def pids(self) -> frozenset[int] | None:
+        """Processes with a compute or graphics context, each once."""
+        compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
+        graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses, self._handle)
+        if compute is None and graphics is None:
+            return None
+        return frozenset(process.pid for process in [*(compute or ()), *(graphics or ())])
+
+
+def _required(call: Any, *arguments: Any) -> Any:
+    """As `ask`, for what a device cannot be without."""
+    answer = ask(call, *arguments)
+    if answer is None:
+        raise DriverError(call.__name__, pynvml.NVML_ERROR_NOT_SUPPORTED, "not supported")
+    return answer
+
+
+def _samples(value_type: int, samples: Iterable[Any]) -> Iterable[UtilizationSample]:
+    field = _SAMPLE_FIELDS.get(value_type)
+    if field is None:  # a type newer than the bindings: no way to say which bytes hold the value
+        return
+    for sample in samples:
+        percent = _known(getattr(sample.sampleValue, field))
+        if percent is not None:
+            yield UtilizationSample(sample.timeStamp, percent)
+
+
+def _known(value: float | None) -> float | None:
+    return None if value is None or value in _NOT_AVAILABLE else value
+
+
+def _thousandth(value: int | None) -> float | None:
+    known = _known(value)
+    return None if known is None else known / 1000
+
+
+def _million(value: int | None) -> float | None:
+    known = _known(value)
+    return None if known is None else known * 1e6
+
+
+def _text(value: str | bytes | None) -> str | None:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value

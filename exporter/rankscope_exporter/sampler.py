@@ -1,0 +1,195 @@
+"""The supervisor: connects the driver, keeps a thread for each of its GPUs, and holds their last readings.
+
+A scrape takes those readings and never waits for the driver. Nothing here ends because a driver or a device does.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar, cast
+
+from rankscope_exporter.device_sampler import DeviceSampler, GpuState, Timing
+from rankscope_exporter.nvml.device import Device
+from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.nvml.errors import DriverError
+from rankscope_exporter.source import Gpu, GpuSource
+from rankscope_exporter.xid_watcher import XidWatcher
+
+R = TypeVar("R")
+JOIN_WITHIN = 2.0  # seconds; a thread that does not end by then is stuck in the driver
+
+logger = logging.getLogger(__name__)
+
+
+class Sampler:
+    """Everything that is known of the GPUs of this machine."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        sources: Sequence[GpuSource[Any]],
+        *,
+        watches_xids: bool = True,
+        timing: Timing | None = None,
+    ) -> None:
+        self._driver = driver
+        self._sources = sources
+        self._watches_xids = watches_xids
+        self._timing = timing or Timing()
+        self._states: dict[str, GpuState] = {}
+        self._states_lock = threading.Lock()
+        self._devices: dict[int, DeviceSampler] = {}
+        self._watcher: XidWatcher | None = None
+        self._connected_at: float | None = None
+        self._answered_at: float | None = None
+        self._started_at = self._timing.monotonic()
+        self._has_looked = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
+        self.gpus_expected = 0
+        """The most GPUs that the driver has reported since the start."""
+
+    def start(self) -> None:
+        """Begin to sample."""
+        self._started_at = self._timing.monotonic()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End all threads that can be ended, and give the driver's handles back."""
+        self._stop.set()
+        self._thread.join(JOIN_WITHIN)
+        self.disconnect()
+
+    @property
+    def nvml_up(self) -> bool:
+        """Whether the driver answers."""
+        return self._answered_at is not None and self._is_recent(self._answered_at)
+
+    @property
+    def gpus_seen(self) -> int:
+        """GPUs that answer now."""
+        return sum(self._is_up(state) for state in self._known())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether every device has been asked once, so that a scrape does not miss what is only a moment late."""
+        if not self._is_recent(self._started_at):
+            return True
+        return self._has_looked and all(device.has_finished_a_round for device in [*self._devices.values()])
+
+    def readings(self, source: GpuSource[R]) -> dict[Gpu, R | None]:
+        """The source's last reading of every GPU ever seen; None where it is down or does not have this.
+
+        Raises what the source's reader raised by mistake.
+        """
+        found: dict[Gpu, R | None] = {}
+        for state in self._known():
+            latest = state.latest
+            value = latest.values[source] if latest and self._is_recent(latest.taken) else None
+            if isinstance(value, Exception):
+                raise value
+            found[state.gpu] = cast("R | None", value)
+        return found
+
+    def xids(self) -> Mapping[Gpu, Mapping[int, int]]:
+        """XID events by code, of every GPU whose driver reports them, lost ones included."""
+        return {state.gpu: dict(state.xids) for state in self._known() if state.xids is not None}
+
+    def supervise(self) -> None:
+        """One look at the driver: connect it, and keep a thread for each of its GPUs."""
+        if self._connected_at is None and not self._connect():
+            return
+        try:
+            count = self._driver.device_count()
+        except DriverError as error:
+            self._driver_fails(error)
+            self.disconnect()
+            return
+        self._answered_at = self._timing.monotonic()
+        self.gpus_expected = max(self.gpus_expected, count)
+        self._start_threads(count)
+        if self._should_reconnect():
+            logger.info("%d of %d GPUs are missing: connecting anew", self._missing(), self.gpus_expected)
+            self.disconnect()
+
+    def disconnect(self) -> None:
+        """End the threads and close the driver, unless one is stuck in it: it must not lose the ground under it."""
+        workers: list[DeviceSampler | XidWatcher] = [*self._devices.values(), *filter(None, [self._watcher])]
+        for worker in workers:
+            worker.request_stop()
+        until = self._timing.monotonic() + JOIN_WITHIN
+        stuck = [worker for worker in workers if not worker.join(until - self._timing.monotonic())]
+        if self._watcher not in stuck:
+            self._watcher = None
+        if not stuck:
+            self._driver.close()
+            self._connected_at, self._devices = None, {}
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            try:
+                self.supervise()
+            except Exception:  # the last resort: without this thread no GPU would ever be found again
+                logger.exception("the sampler's supervision failed")
+            self._has_looked = True
+            self._stop.wait(self._timing.interval)
+
+    def _driver_fails(self, error: DriverError) -> None:
+        if self._answered_at is not None:
+            logger.warning("the driver does not answer any more: %s", error)
+        self._answered_at = None
+
+    def _connect(self) -> bool:
+        if not self._driver.connect():
+            self._answered_at = None
+            return False
+        self._connected_at = self._timing.monotonic()
+        return True
+
+    def _start_threads(self, count: int) -> None:
+        for index in range(count):
+            device = self._devices.get(index)
+            if device is None or not device.is_running:
+                self._devices[index] = DeviceSampler(index, self._driver.device, self._state_of, self._timing)
+                self._devices[index].start()
+        if self._watches_xids and self._watcher is None:
+            self._watcher = XidWatcher(self._driver, self._open_devices, self._count_xid)
+            self._watcher.start()
+
+    def _should_reconnect(self) -> bool:
+        assert self._connected_at is not None
+        is_time = self._timing.monotonic() - self._connected_at > self._timing.reconnect_after
+        return is_time and self._missing() > 0 and not any(device.is_stuck for device in self._devices.values())
+
+    def _missing(self) -> int:
+        return self.gpus_expected - self.gpus_seen
+
+    def _state_of(self, device: Device) -> GpuState:
+        """The state of the GPU with this UUID, at whatever index it is now."""
+        with self._states_lock:
+            state = self._states.setdefault(device.uuid, GpuState(Gpu(device.index, device.uuid), self._sources))
+            state.gpu = Gpu(device.index, device.uuid)
+            return state
+
+    def _open_devices(self) -> list[Device]:
+        return [sampler.device for sampler in [*self._devices.values()] if sampler.device]
+
+    def _count_xid(self, uuid: str, code: int | None) -> None:
+        state = self._states[uuid]
+        counts = state.xids = Counter() if state.xids is None else state.xids
+        if code is not None:
+            counts[code] += 1
+
+    def _known(self) -> list[GpuState]:
+        with self._states_lock:
+            return sorted(self._states.values(), key=lambda state: state.gpu.index)
+
+    def _is_up(self, state: GpuState) -> bool:
+        latest = state.latest
+        return latest is not None and self._is_recent(latest.taken)
+
+    def _is_recent(self, moment: float) -> bool:
+        return self._timing.monotonic() - moment <= self._timing.longest_age

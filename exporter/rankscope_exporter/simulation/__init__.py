@@ -1,0 +1,12 @@
+"""A simulated NVIDIA driver under the real pynvml: its GPUs follow a scenario and the ranks that run on them.
+
+`load_scenario` (scenario.py) → `SimulatedDriver` (driver.py) → `install` (library.py). Nothing is imported here,
+so that a launcher can ask for `simulated_uuid` at no cost.
+"""
+
+from __future__ import annotations
+
+
+def simulated_uuid(index: int) -> str:
+    """The UUID of the simulated GPU with this index: always the same, so CUDA_VISIBLE_DEVICES can name it."""
+    return f"GPU-51300000-0000-4000-8000-{index:012x}"

@@ -1,0 +1,60 @@
+"""The simulated machine: its GPUs, its clock, and whether its driver is loaded."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from rankscope_exporter.simulation.gpu import SimulatedGpu
+from rankscope_exporter.simulation.holders import HolderDirectory
+from rankscope_exporter.simulation.ranks import RankActivity, RankFollower, RankHistory
+from rankscope_exporter.simulation.scenario import Scenario
+
+
+class SimulatedDriver:
+    """A scenario that runs: it begins when this object is made."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        *,
+        activities: Callable[[], Iterable[RankActivity]] | None = None,
+        processes_dir: Path | None = None,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
+        """`clock` is unix time in seconds; `processes_dir` takes precedence over the scenario's."""
+        self.sleep = sleep
+        self.start_unix = clock()
+        self._clock = clock
+        self._loaded = scenario.driver
+        follows = scenario.follow_ranks and activities is not None
+        holders = HolderDirectory(processes_dir or scenario.processes_dir)
+        histories = [RankHistory(0.0) if follows else None for _ in scenario.timelines]
+        self.gpus = tuple(
+            SimulatedGpu(index, scenario.model, timeline, self.start_unix, histories[index], holders.on)
+            for index, timeline in enumerate(scenario.timelines)
+        )
+        by_uuid = {gpu.uuid: history for gpu, history in zip(self.gpus, histories, strict=True) if history}
+        self.follower = RankFollower(activities, by_uuid, self.now) if follows and activities else None
+
+    def now(self) -> float:
+        """Seconds since the scenario began."""
+        return self._clock() - self.start_unix
+
+    def load(self) -> int | None:
+        """Which loading of the driver this is; None while none is loaded. A connection does not outlive its loading."""
+        place = bisect_right(self._loaded, self.now(), key=lambda entry: entry[0]) - 1
+        return place if self._loaded[place][1] else None
+
+    def start(self) -> None:
+        """Begin to follow the ranks."""
+        if self.follower:
+            self.follower.start()
+
+    def stop(self) -> None:
+        """End what `start` began."""
+        if self.follower:
+            self.follower.stop()

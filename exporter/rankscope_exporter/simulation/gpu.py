@@ -1,0 +1,135 @@
+"""One simulated GPU: every quantity as a function of time, from how long it has computed and waited until then.
+
+Times are seconds since the scenario began. All quantities come from the same two cumulative curves, so that the
+sample ring, the utilisation, the power and the energy counter agree with each other, as those of a real GPU do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from rankscope_exporter.simulation import simulated_uuid
+from rankscope_exporter.simulation.ranks import RankHistory
+from rankscope_exporter.simulation.scenario import GpuModel
+from rankscope_exporter.simulation.timeline import Seconds, SimulatedProcess, State, Timeline
+
+SAMPLE_PERIOD = 1 / 6  # seconds, the shortest that NVML documents for utilisation
+RING_DEPTH = 120
+POWER_WINDOW = 1.0  # seconds: nvmlDeviceGetPowerUsage is a mean of the last second on most products since Ampere
+HEAT_WINDOW = 20.0  # seconds
+RESERVED_SHARE = 1 / 128  # of the memory; 640 MiB of 80 GiB
+
+# Shares of the range between idle and maximum power. Their ratio matters: 100 % utilisation is also what a deadlocked
+# collective shows, and power is what tells it from work.
+COMPUTING_POWER = 0.9
+WAITING_POWER = 0.2
+IDLE_TEMPERATURE, FULL_LOAD_HEATING = 32.0, 45.0  # °C
+IDLE_SM_CLOCK = 345.0  # MHz
+THROTTLED_CLOCK = 0.6
+RANK_MEMORY = 0.6  # the share that the ranks of a GPU hold together
+NO_THROTTLING = frozenset({"gpu_idle", "applications_clocks_setting"})
+
+
+class SimulatedGpu:
+    """A pure function of time, but for the ranks and processes that come from outside."""
+
+    def __init__(
+        self,
+        index: int,
+        model: GpuModel,
+        timeline: Timeline,
+        start_unix: float,
+        ranks: RankHistory | None = None,
+        holders: Callable[[int], Iterable[SimulatedProcess]] = lambda _: (),
+    ) -> None:
+        self.index = index
+        self.uuid = simulated_uuid(index)
+        self.name = f"Simulated {model.name}"
+        self.pci_bus_id = f"00000000:{0x10 + index:02X}:00.0"
+        self.model = model
+        self.timeline = timeline
+        self.start_unix = start_unix
+        self._ranks = ranks
+        self._holders = holders
+
+    def state(self, t: float) -> State:
+        """What the scenario says of this moment."""
+        return self.timeline.state(t)
+
+    def seconds(self, t: float) -> Seconds:
+        """How long it was utilised until `t`."""
+        followed = self._ranks.seconds(t) if self._ranks else Seconds()
+        return self.timeline.seconds(t) + followed
+
+    def samples(self, t: float, since: float) -> list[tuple[float, int]]:
+        """What the ring holds from `since` on: when each period ended and the percent of it that was utilised."""
+        known = min(t, self._ranks.known_until) if self._ranks else t
+        last = int(known / SAMPLE_PERIOD + 1e-6)
+        first = max(1, last - RING_DEPTH + 1, int(since / SAMPLE_PERIOD))
+        ends = [number * SAMPLE_PERIOD for number in range(first, last + 1)]
+        return [(end, self._percent(end - SAMPLE_PERIOD, end)) for end in ends if end > since]
+
+    def utilization(self, t: float) -> int:
+        """Percent of the last sample period."""
+        samples = self.samples(t, t - 1)
+        return samples[-1][1] if samples else 0
+
+    def power(self, t: float) -> float:
+        """Watts, as a mean of the last second."""
+        window = min(POWER_WINDOW, t)
+        return (self.energy(t) - self.energy(t - window)) / window if window > 0 else self.model.power_idle
+
+    def energy(self, t: float) -> float:
+        """Joules since the scenario began."""
+        spent = self.seconds(t)
+        load = COMPUTING_POWER * spent.computing + WAITING_POWER * spent.waiting
+        return self.model.power_idle * t + (self.model.power_max - self.model.power_idle) * load
+
+    def temperature(self, t: float) -> float:
+        """Degrees Celsius: what the scenario says, else the mean load of the last while."""
+        given = self.state(t).temperature
+        if given is not None:
+            return given
+        window = max(1.0, min(HEAT_WINDOW, t))
+        watts = (self.energy(t) - self.energy(max(0.0, t - window))) / window
+        load = (watts - self.model.power_idle) / (self.model.power_max - self.model.power_idle)
+        return IDLE_TEMPERATURE + FULL_LOAD_HEATING * min(1.0, max(0.0, load))
+
+    def sm_clock(self, t: float) -> float:
+        """MHz."""
+        reasons = self.reasons(t)
+        if "gpu_idle" in reasons:
+            return IDLE_SM_CLOCK
+        return self.model.sm_clock * (THROTTLED_CLOCK if reasons - NO_THROTTLING else 1)
+
+    def is_idle(self, t: float) -> bool:
+        """Whether nothing ran in the last second."""
+        return self.seconds(t).utilized - self.seconds(max(0.0, t - POWER_WINDOW)).utilized <= 0
+
+    def reasons(self, t: float) -> frozenset[str]:
+        """Why the clocks are not at their maximum."""
+        return frozenset(self.state(t).throttle) | ({"gpu_idle"} if self.is_idle(t) else frozenset())
+
+    def processes(self, t: float) -> list[SimulatedProcess]:
+        """Those of the scenario, the ranks, and those that announced themselves."""
+        pids = self._ranks.pids if self._ranks else ()
+        share = int(self.model.memory * RANK_MEMORY) // max(1, len(pids))
+        ranks = [SimulatedProcess(pid, share) for pid in pids]
+        return [*self.state(t).processes, *ranks, *self._holders(self.index)]
+
+    @property
+    def memory_reserved(self) -> int:
+        """Bytes that the driver keeps."""
+        return int(self.model.memory * RESERVED_SHARE)
+
+    def memory_used(self, t: float) -> int:
+        """Bytes that processes hold; the scenario's `memory_used` takes the place of its own processes' sum."""
+        state, processes = self.state(t), self.processes(t)
+        used = sum(process.memory for process in processes)
+        if state.memory_used is not None:
+            used += state.memory_used - sum(process.memory for process in state.processes)
+        return min(used, self.model.memory - self.memory_reserved)
+
+    def _percent(self, start: float, end: float) -> int:
+        spent = (self.seconds(end) - self.seconds(start)).utilized
+        return min(100, round(100 * spent / (end - start)))

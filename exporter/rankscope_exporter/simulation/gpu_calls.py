@@ -1,0 +1,166 @@
+"""What NVML answers about one simulated GPU: a function for each symbol of the library, by the name pynvml asks for.
+
+Each takes the GPU, the time, and the call's ctypes arguments after the handle, already unwrapped from `byref`; it
+fills them in and returns one of NVML's codes, or None for success.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pynvml
+
+from rankscope_exporter.nvml.device import CLOCK_EVENT_REASONS
+
+if TYPE_CHECKING:  # the scenario, which the GPU needs, asks this file which symbols there are
+    from rankscope_exporter.simulation.gpu import SimulatedGpu
+
+NO_INSTANCE = 0xFFFFFFFF  # of a MIG device
+
+GpuFunction = Callable[..., int | None]
+GPU_FUNCTIONS: dict[str, GpuFunction] = {}
+BITS = {name: bit for bit, name in CLOCK_EVENT_REASONS.items()}
+
+
+def symbol(*names: str) -> Callable[[GpuFunction], GpuFunction]:
+    """Register a function under its names in the library."""
+
+    def register(function: GpuFunction) -> GpuFunction:
+        GPU_FUNCTIONS.update(dict.fromkeys(names, function))
+        return function
+
+    return register
+
+
+@symbol("nvmlDeviceGetName")
+def _name(gpu: SimulatedGpu, _t: float, buffer: Any, _size: Any) -> None:
+    buffer.value = gpu.name.encode()
+
+
+@symbol("nvmlDeviceGetUUID")
+def _uuid(gpu: SimulatedGpu, _t: float, buffer: Any, _size: Any) -> None:
+    buffer.value = gpu.uuid.encode()
+
+
+@symbol("nvmlDeviceGetIndex")
+def _index(gpu: SimulatedGpu, _t: float, index: Any) -> None:
+    index.value = gpu.index
+
+
+@symbol("nvmlDeviceGetPciInfo_v3")
+def _pci(gpu: SimulatedGpu, _t: float, info: Any) -> None:
+    info.busId = gpu.pci_bus_id
+
+
+@symbol("nvmlDeviceGetPerformanceState")
+def _performance_state(gpu: SimulatedGpu, t: float, state: Any) -> None:
+    state.value = 8 if gpu.is_idle(t) else 0
+
+
+@symbol("nvmlDeviceGetUtilizationRates")
+def _utilization(gpu: SimulatedGpu, t: float, rates: Any) -> None:
+    rates.gpu = gpu.utilization(t)
+
+
+@symbol("nvmlDeviceGetMemoryInfo")
+def _memory(gpu: SimulatedGpu, t: float, info: Any) -> None:
+    info.total = gpu.model.memory
+    info.used = gpu.memory_used(t) + gpu.memory_reserved
+    info.free = info.total - info.used
+
+
+@symbol("nvmlDeviceGetMemoryInfo_v2")
+def _memory_v2(gpu: SimulatedGpu, t: float, info: Any) -> None:
+    info.total, info.reserved, info.used = gpu.model.memory, gpu.memory_reserved, gpu.memory_used(t)
+    info.free = info.total - info.reserved - info.used
+
+
+@symbol("nvmlDeviceGetPowerUsage")
+def _power(gpu: SimulatedGpu, t: float, milliwatts: Any) -> None:
+    milliwatts.value = round(gpu.power(t) * 1000)
+
+
+@symbol("nvmlDeviceGetEnforcedPowerLimit")
+def _power_limit(gpu: SimulatedGpu, _t: float, milliwatts: Any) -> None:
+    milliwatts.value = round(gpu.model.power_max * 1000)
+
+
+@symbol("nvmlDeviceGetTotalEnergyConsumption")
+def _energy(gpu: SimulatedGpu, t: float, millijoules: Any) -> None:
+    millijoules.value = round(gpu.energy(t) * 1000)
+
+
+@symbol("nvmlDeviceGetTemperature")
+def _temperature(gpu: SimulatedGpu, t: float, _sensor: Any, celsius: Any) -> None:
+    celsius.value = round(gpu.temperature(t))
+
+
+@symbol("nvmlDeviceGetClockInfo")
+def _clock(gpu: SimulatedGpu, t: float, domain: Any, megahertz: Any) -> None:
+    is_memory = domain.value == pynvml.NVML_CLOCK_MEM
+    megahertz.value = round(gpu.model.memory_clock if is_memory else gpu.sm_clock(t))
+
+
+@symbol("nvmlDeviceGetMaxClockInfo")
+def _max_clock(gpu: SimulatedGpu, _t: float, domain: Any, megahertz: Any) -> None:
+    is_memory = domain.value == pynvml.NVML_CLOCK_MEM
+    megahertz.value = round(gpu.model.memory_clock if is_memory else gpu.model.sm_clock)
+
+
+@symbol("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
+def _clock_event_reasons(gpu: SimulatedGpu, t: float, mask: Any) -> None:
+    mask.value = sum(BITS[reason] for reason in gpu.reasons(t))
+
+
+@symbol("nvmlDeviceGetSupportedEventTypes")
+def _event_types(_gpu: SimulatedGpu, _t: float, types: Any) -> None:
+    types.value = pynvml.nvmlEventTypeXidCriticalError
+
+
+@symbol("nvmlDeviceGetComputeRunningProcesses_v3")
+def _compute_processes(gpu: SimulatedGpu, t: float, count: Any, array: Any) -> int | None:
+    return _fill_processes(gpu, t, "compute", count, array)
+
+
+@symbol("nvmlDeviceGetGraphicsRunningProcesses_v3")
+def _graphics_processes(gpu: SimulatedGpu, t: float, count: Any, array: Any) -> int | None:
+    return _fill_processes(gpu, t, "graphics", count, array)
+
+
+def _fill_processes(gpu: SimulatedGpu, t: float, context: str, count: Any, array: Any) -> int | None:
+    processes = [process for process in gpu.processes(t) if context in process.contexts]
+    room = 0 if array is None else count.value
+    count.value = len(processes)
+    if len(processes) > room:
+        return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
+    for place, process in enumerate(processes):
+        array[place].pid, array[place].usedGpuMemory = process.pid, process.memory
+        array[place].gpuInstanceId = array[place].computeInstanceId = NO_INSTANCE
+    return None
+
+
+@symbol("nvmlDeviceGetSamples")
+def _samples(
+    gpu: SimulatedGpu, t: float, kind: Any, since_us: Any, value_type: Any, count: Any, array: Any
+) -> int | None:
+    if kind.value != pynvml.NVML_GPU_UTILIZATION_SAMPLES:
+        return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+    # Compared as whole microseconds, as they are handed out; the second earlier keeps rounding out of it.
+    samples = gpu.samples(t, since_us.value / 1e6 - gpu.start_unix - 1)
+    stamped = [(round((gpu.start_unix + end) * 1e6), percent) for end, percent in samples]
+    newer = [sample for sample in stamped if sample[0] > since_us.value]
+    if not newer:
+        return int(pynvml.NVML_ERROR_NOT_FOUND)
+    value_type.value = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
+    if array is not None:
+        for place, (stamp, percent) in enumerate(newer[: count.value]):
+            array[place].timeStamp, array[place].sampleValue.uiVal = stamp, percent
+        count.value = min(count.value, len(newer))
+    else:
+        count.value = len(newer)
+    return None
+
+
+# What a scenario may let block or fail: every call on one GPU.
+SYMBOLS = (*GPU_FUNCTIONS, "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceRegisterEvents")

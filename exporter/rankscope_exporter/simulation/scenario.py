@@ -1,0 +1,197 @@
+"""A simulated machine, from a number of GPUs or a YAML file. Whatever is wrong in the file is named in one line.
+
+gpus: 4
+model: {name: NVIDIA H100 80GB HBM3, memory: 80 GiB, power_idle: 70, power_max: 700,   # watts
+        sm_clock: 1980, memory_clock: 2619}                                            # MHz
+follow_ranks: true                # ranks whose record names a simulated GPU keep it busy
+processes_dir: /dev/shm/holders   # processes that announce themselves there hold memory (hold.py)
+driver:                           # seconds from the start; a driver is loaded unless this says otherwise
+  - {at: 0, loaded: false}
+  - {at: 5, loaded: true}
+timeline:                         # by GPU; each value holds until a later entry changes it
+  0:
+    - {at: 0, busy: 0.9, memory_used: 20 GiB}
+    - {at: 30, busy: 0, waiting: 1, throttle: [sw_thermal_slowdown], temperature: 87}
+  2:
+    - {at: 10, processes: [{pid: 4711, memory: 8 GiB, contexts: [compute, graphics]}]}
+    - {at: 20, xid: 79, lost: true}                     # an XID happens once
+    - {at: 40, lost: false, fails: {nvmlDeviceGetPowerUsage: UNKNOWN}}
+    - {at: 60, blocks: {nvmlDeviceGetTemperature: 30}}  # that call takes so many seconds
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rankscope_exporter.nvml.device import CLOCK_EVENT_REASONS
+from rankscope_exporter.nvml.errors import CODES
+from rankscope_exporter.simulation.gpu_calls import SYMBOLS
+from rankscope_exporter.simulation.timeline import SimulatedProcess, State, Timeline
+from rankscope_exporter.simulation.values import (
+    ScenarioError,
+    boolean,
+    choices,
+    items,
+    mapping,
+    number,
+    share,
+    size,
+    text,
+    whole_number,
+)
+
+MOST_GPUS = 64
+CONTEXTS = ("compute", "graphics")
+IDLE = Timeline([(0.0, State())])
+
+
+@dataclass(frozen=True)
+class GpuModel:
+    """What kind of GPU is simulated; the default is like an H100 SXM5's data sheet."""
+
+    name: str = "NVIDIA H100 80GB HBM3"
+    memory: int = 80 * 2**30
+    power_idle: float = 70.0
+    power_max: float = 700.0
+    sm_clock: float = 1980.0
+    memory_clock: float = 2619.0
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A simulated machine."""
+
+    timelines: tuple[Timeline, ...]
+    """One for each GPU."""
+    model: GpuModel = GpuModel()
+    follow_ranks: bool = True
+    processes_dir: Path | None = None
+    driver: tuple[tuple[float, bool], ...] = ((0.0, True),)
+    """Whether the driver is loaded, from given times (seconds) on."""
+
+
+def load_scenario(argument: str) -> Scenario:
+    """`--simulate`: so many idle GPUs that follow ranks, or what the file says. Raises ScenarioError."""
+    if re.fullmatch(r"\d+", argument):
+        return Scenario((IDLE,) * _gpus("GPUs", int(argument)))
+    try:
+        document = yaml.safe_load(Path(argument).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise ScenarioError(f"{argument}: {getattr(error, 'strerror', None) or error}") from error
+    except yaml.YAMLError as error:
+        raise ScenarioError(f"{argument}: not YAML: {' '.join(str(error).split())}") from error
+    try:
+        return parse_scenario(document)
+    except ScenarioError as error:
+        raise ScenarioError(f"{argument}: {error}") from error
+
+
+def parse_scenario(document: object) -> Scenario:
+    """The scenario that a YAML document describes. Raises ScenarioError that names the key."""
+    keys = {"gpus", "model", "follow_ranks", "processes_dir", "driver", "timeline"}
+    values = mapping("the scenario", document, keys)
+    if "gpus" not in values:
+        raise ScenarioError("gpus: missing: the number of GPUs")
+    count = _gpus("gpus", values["gpus"])
+    timelines = [IDLE] * count
+    for index, entries in mapping("timeline", values.get("timeline", {})).items():
+        if type(index) is not int or not 0 <= index < count:
+            raise ScenarioError(f"timeline.{index}: there is no such GPU among {count}")
+        timelines[index] = _timeline(f"timeline.{index}", entries)
+    return Scenario(
+        timelines=tuple(timelines),
+        model=_model(values.get("model", {})),
+        follow_ranks=boolean("follow_ranks", values.get("follow_ranks", False)),
+        processes_dir=Path(text("processes_dir", values["processes_dir"])) if "processes_dir" in values else None,
+        driver=_driver(values.get("driver", [])),
+    )
+
+
+def parse_process(place: str, value: object) -> SimulatedProcess:
+    """A process on a GPU. Raises ScenarioError."""
+    values = mapping(place, value, {"pid", "memory", "contexts"})
+    pid = values.get("pid")
+    if not isinstance(pid, int) or pid <= 0:
+        raise ScenarioError(f"{place}.pid: {pid!r} is no process id")
+    contexts = choices(f"{place}.contexts", values.get("contexts", ["compute"]), CONTEXTS)
+    return SimulatedProcess(pid, size(f"{place}.memory", values.get("memory", 0)), contexts)
+
+
+def _timeline(place: str, entries: object) -> Timeline:
+    state, states, xids = State(), [(0.0, State())], []
+    for where, at, values in _entries(place, entries, {*_STATE, "xid"}):
+        changes = {key: _STATE[key](f"{where}.{key}", value) for key, value in values.items() if key in _STATE}
+        state = replace(state, **changes)
+        states.append((at, state))
+        if "xid" in values:
+            xids.append((at, whole_number(f"{where}.xid", values["xid"])))
+    return Timeline(states, xids)
+
+
+def _driver(entries: object) -> tuple[tuple[float, bool], ...]:
+    states = [(0.0, True)]
+    for where, at, values in _entries("driver", entries, {"loaded"}):
+        states.append((at, boolean(f"{where}.loaded", values.get("loaded", True))))
+    return tuple(states)
+
+
+def _entries(place: str, entries: object, keys: set[str]) -> Iterable[tuple[str, float, Mapping[Any, Any]]]:
+    """Each entry's place, time and other values; times must not decrease."""
+    last = 0.0
+    for index, entry in enumerate(items(place, entries)):
+        where = f"{place}[{index}]"
+        values = dict(mapping(where, entry, {"at", *keys}))
+        at = number(f"{where}.at", values.pop("at", None))
+        if at < last:
+            raise ScenarioError(f"{where}.at: {at:g} is before the entry above it ({last:g})")
+        last = at
+        yield where, at, values
+
+
+def _model(value: object) -> GpuModel:
+    numbers = ("power_idle", "power_max", "sm_clock", "memory_clock")
+    parsers: dict[str, Callable[[str, object], Any]] = dict.fromkeys(numbers, number)
+    parsers |= {"name": text, "memory": size}
+    values = mapping("model", value, set(parsers))
+    return GpuModel(**{key: parsers[key](f"model.{key}", given) for key, given in values.items()})
+
+
+def _gpus(place: str, value: object) -> int:
+    count = whole_number(place, value)
+    if not 1 <= count <= MOST_GPUS:
+        raise ScenarioError(f"{place}: {count} is not between 1 and {MOST_GPUS}")
+    return count
+
+
+def _by_symbol(parse: Callable[[str, object], Any]) -> Callable[[str, object], dict[str, Any]]:
+    def parser(place: str, value: object) -> dict[str, Any]:
+        values = mapping(place, value, set(SYMBOLS))
+        return {symbol: parse(f"{place}.{symbol}", given) for symbol, given in values.items()}
+
+    return parser
+
+
+def _code(place: str, value: object) -> int:
+    code = CODES.get(value) if isinstance(value, str) else None
+    return whole_number(place, value) if code is None else code
+
+
+_STATE: dict[str, Callable[[str, object], Any]] = {
+    "busy": share,
+    "waiting": share,
+    "memory_used": size,
+    "temperature": number,
+    "throttle": lambda place, value: choices(place, value, tuple(CLOCK_EVENT_REASONS.values())),
+    "processes": lambda place, value: tuple(
+        parse_process(f"{place}[{index}]", entry) for index, entry in enumerate(items(place, value))
+    ),
+    "lost": boolean,
+    "fails": _by_symbol(_code),
+    "blocks": _by_symbol(number),
+}

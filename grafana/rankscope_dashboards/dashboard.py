@@ -1,0 +1,127 @@
+"""A dashboard: rows of panels on Grafana's grid, its variables, and the JSON that Grafana loads."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard as sdk
+from grafana_foundation_sdk.models.prometheus import Dataquery
+
+from rankscope_dashboards.panels import DATASOURCE, Panel
+
+GRID_WIDTH = 24
+TAG = "rankscope"
+# Read by every Grafana from 10.0 on; newer ones migrate it when they load it.
+SCHEMA_VERSION = 38
+
+
+@dataclass(frozen=True)
+class Row:
+    """Panels below a heading, side by side until the grid's width is used up."""
+
+    title: str
+    panels: Sequence[Panel]
+
+
+@dataclass(frozen=True)
+class Dashboard:
+    """What a dashboard is made of. `alerts` is the query for what is marked on its graphs."""
+
+    uid: str
+    title: str
+    description: str
+    variables: Sequence[sdk.VariableModel]
+    rows: Sequence[Row]
+    alerts: str
+
+    def to_json(self) -> str:
+        """The dashboard as Grafana loads it, with a newline at its end."""
+        model = sdk.Dashboard(
+            uid=self.uid,
+            title=self.title,
+            description=self.description,
+            tags=[TAG],
+            editable=False,
+            graph_tooltip=sdk.DashboardCursorSync.CROSSHAIR,
+            schema_version=SCHEMA_VERSION,
+            time=sdk.DashboardDashboardTime(from_val="now-30m", to="now"),
+            refresh="15s",
+            templating=sdk.DashboardDashboardTemplating(list_val=[_datasource(), *self.variables]),
+            annotations=sdk.AnnotationContainer(list_val=[_alerts(self.alerts)]),
+            links=[_links()],
+            panels=list(_placed(self.rows)),
+        )
+        return json.dumps(model, cls=JSONEncoder, indent=2, ensure_ascii=False) + "\n"
+
+
+def label_values(
+    name: str, selector: str, *, label: str, description: str, everything: bool = False, descending: bool = False
+) -> sdk.VariableModel:
+    """A variable whose choices are the values of the label `name` in `selector`; `everything` offers all at once."""
+    return sdk.VariableModel(
+        type_val=sdk.VariableType.QUERY,
+        name=name,
+        label=label,
+        description=description,
+        datasource=DATASOURCE,
+        query={"query": f"label_values({selector}, {name})", "refId": name},
+        definition=f"label_values({selector}, {name})",
+        # The choices follow the time range, so that a run of yesterday can be chosen too.
+        refresh=sdk.VariableRefresh.ON_TIME_RANGE_CHANGED,
+        sort=sdk.VariableSort.NATURAL_DESC if descending else sdk.VariableSort.NATURAL_ASC,
+        multi=everything,
+        include_all=everything,
+        all_value=".*" if everything else None,
+        current=sdk.VariableOption(selected=True, text="All", value="$__all") if everything else None,
+    )
+
+
+def _placed(rows: Sequence[Row]) -> Iterator[sdk.Panel | sdk.RowPanel]:
+    identifiers, y = count(1), 0
+    for row in rows:
+        yield sdk.RowPanel(id_val=next(identifiers), title=row.title, grid_pos=sdk.GridPos(x=0, y=y, w=GRID_WIDTH, h=1))
+        x, y, height = 0, y + 1, 0
+        for panel in row.panels:
+            if x + panel.width > GRID_WIDTH:
+                x, y, height = 0, y + height, 0
+            yield panel.placed(next(identifiers), x, y)
+            x, height = x + panel.width, max(height, panel.height)
+        y += height
+
+
+def _datasource() -> sdk.VariableModel:
+    return sdk.VariableModel(
+        type_val=sdk.VariableType.DATASOURCE,
+        name="datasource",
+        label="Prometheus",
+        description="The Prometheus that scrapes the exporters.",
+        query="prometheus",
+        refresh=sdk.VariableRefresh.ON_DASHBOARD_LOAD,
+    )
+
+
+def _alerts(expr: str) -> sdk.AnnotationQuery:
+    return sdk.AnnotationQuery(
+        name="Alerts",
+        datasource=DATASOURCE,
+        enable=True,
+        hide=True,
+        icon_color="red",
+        target=Dataquery(ref_id="Alerts", datasource=DATASOURCE, expr=expr, range_val=True),
+        title_format="{{alertname}}",
+        text_format="rank {{rank}} gpu {{gpu}} {{cause}}",
+    )
+
+
+def _links() -> sdk.DashboardLink:
+    return sdk.DashboardLink(
+        title="Rankscope",
+        type_val=sdk.DashboardLinkType.DASHBOARDS,
+        tags=[TAG],
+        keep_time=True,
+        include_vars=True,
+    )

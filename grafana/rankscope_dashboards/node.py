@@ -1,0 +1,265 @@
+"""The dashboard *Node*: one exporter's GPUs (busy or idle, memory, power, throttling, errors), and itself."""
+
+from __future__ import annotations
+
+from rankscope_dashboards.dashboard import Dashboard, Row, label_values
+from rankscope_dashboards.panels import BAD, CAUTION, GOOD, NEUTRAL, Query, lines, value
+from rankscope_dashboards.tables import Column, table_of
+
+HERE = 'job="$job",instance="$instance"'
+GPU = "GPU {{gpu}}"
+# Alerts about a GPU or its rank name the GPU and not always the exporter.
+FIRING = (
+    f'ALERTS{{alertstate="firing",{HERE}}}'
+    f' or (ALERTS{{alertstate="firing"}} and on (uuid) rankscope_gpu_info{{{HERE}}})'
+)
+WHAT_IT_IS = "gpu, uuid, name, pci_bus_id, driver_version, busy_source"
+UNKNOWN = ((None, NEUTRAL),)
+UP = {1: ("up", GOOD), 0: ("down", BAD)}
+
+VARIABLES = (
+    label_values("job", "rankscope_exporter_build_info", label="Job", description="The scrape job of the exporters."),
+    label_values(
+        "instance",
+        'rankscope_exporter_build_info{job="$job"}',
+        label="Instance",
+        description="The exporter; each node has one.",
+    ),
+)
+
+AT_A_GLANCE = Row(
+    "Is anything wrong?",
+    (
+        value(
+            "Exporter",
+            "Whether Prometheus reaches it.",
+            "none",
+            Query(f"up{{{HERE}}}"),
+            steps=UNKNOWN,
+            names=UP,
+            width=3,
+        ),
+        value(
+            "Driver",
+            "Whether the NVIDIA driver answers the exporter.",
+            "none",
+            Query(f"rankscope_exporter_nvml_up{{{HERE}}}"),
+            steps=UNKNOWN,
+            names=UP,
+            width=3,
+        ),
+        value(
+            "GPUs missing",
+            "GPUs that the driver has reported since the exporter started and that do not answer now.",
+            "none",
+            Query(f"rankscope_exporter_gpus_expected{{{HERE}}} - rankscope_exporter_gpus_seen{{{HERE}}}"),
+            steps=((None, GOOD), (1, BAD)),
+            width=3,
+        ),
+        value(
+            "Longest idle",
+            "The GPU in which no kernel has run for the longest time.",
+            "s",
+            Query(f"max(gpu:rankscope_idle:seconds{{{HERE}}})"),
+            width=3,
+        ),
+        table_of(
+            "Alerts",
+            "What fires now for this exporter, its GPUs and the ranks on them.",
+            [Query(FIRING, needs_fault=True)],
+            [
+                Column("alertname", "Alert"),
+                Column("severity", "Severity"),
+                Column("gpu", "GPU"),
+                Column("run", "Run"),
+                Column("rank", "Rank"),
+            ],
+            width=12,
+            height=5,
+            none="nothing fires",
+        ),
+    ),
+)
+
+GPUS = Row(
+    "GPUs",
+    (
+        table_of(
+            "GPUs",
+            "Every GPU: what it is and what it does now. A lost one does not answer and has no values.",
+            [
+                Query(f"max by ({WHAT_IT_IS}) (rankscope_gpu_info{{{HERE}}})"),
+                Query(f"max by (gpu, uuid) (rankscope_gpu_up{{{HERE}}})"),
+                Query(f"max by (gpu, uuid) (gpu:rankscope_busy:ratio{{{HERE}}})"),
+                Query(f"max by (gpu, uuid) (gpu:rankscope_idle:seconds{{{HERE}}})"),
+                Query(f"max by (gpu, uuid) (rankscope_gpu_memory_used_bytes{{{HERE}}})"),
+                Query(f"max by (gpu, uuid) (rankscope_gpu_memory_total_bytes{{{HERE}}})"),
+                Query(f"max by (gpu, uuid) (rankscope_gpu_processes{{{HERE}}})"),
+            ],
+            [
+                Column("gpu", "GPU"),
+                Column("B", "Answers", names={1: ("yes", GOOD), 0: ("no", BAD)}),
+                Column("C", "Busy", "percentunit", bar=True),
+                Column("D", "Idle for", "s"),
+                Column("E", "Memory used", "bytes"),
+                Column("F", "Memory", "bytes"),
+                Column("G", "Processes"),
+                Column("name", "Model"),
+                Column("uuid", "UUID"),
+                Column("pci_bus_id", "PCI bus id"),
+                Column("driver_version", "Driver"),
+                Column("busy_source", "Busy time from"),
+            ],
+        ),
+        lines(
+            "Busy",
+            "Share of the time in which a kernel was running: the true average over each step of the graph, as the "
+            "exporter integrates the driver's samples. A kernel that waits for other ranks counts as busy.",
+            "percentunit",
+            Query(f"rate(rankscope_gpu_busy_seconds_total{{{HERE}}}[$__rate_interval])", GPU),
+            max_val=1,
+        ),
+        lines(
+            "Idle for",
+            "Time since a kernel was last seen running.",
+            "s",
+            Query(f"gpu:rankscope_idle:seconds{{{HERE}}}", GPU),
+        ),
+        lines(
+            "Memory used",
+            "Memory that processes have allocated, without what the driver reserves; dashed: what a GPU has.",
+            "bytes",
+            Query(f"rankscope_gpu_memory_used_bytes{{{HERE}}}", GPU),
+            Query(f"max(rankscope_gpu_memory_total_bytes{{{HERE}}})", "total"),
+            dashed="total",
+        ),
+        lines(
+            "Processes",
+            "Processes with a context on the GPU. More than one a rank is somebody else's, or a leftover.",
+            "none",
+            Query(f"rankscope_gpu_processes{{{HERE}}}", GPU),
+        ),
+    ),
+)
+
+POWER = Row(
+    "Power, heat and clocks",
+    (
+        lines(
+            "Power",
+            "Average power by the energy counter; single readings would miss three quarters of the time on an A100 or "
+            "H100. An idle GPU that draws much, or a busy one that draws little, is worth a look: a hung collective "
+            "keeps a GPU busy at low power.",
+            "watt",
+            Query(f"rate(rankscope_gpu_energy_joules_total{{{HERE}}}[$__rate_interval])", GPU),
+            Query(f"max(rankscope_gpu_power_limit_watts{{{HERE}}})", "limit"),
+            dashed="limit",
+        ),
+        lines(
+            "Power, single readings",
+            "The driver's newest power reading at each scrape: what the average hides.",
+            "watt",
+            Query(f"rankscope_gpu_power_watts{{{HERE}}}", GPU),
+        ),
+        lines(
+            "Temperature",
+            "The GPU's core temperature.",
+            "celsius",
+            Query(f"rankscope_gpu_temperature_celsius{{{HERE}}}", GPU),
+            width=8,
+        ),
+        lines(
+            "SM clock",
+            "Clock of the multiprocessors, and the highest that this GPU can run at.",
+            "hertz",
+            Query(f'rankscope_gpu_clock_hertz{{{HERE},domain="sm"}}', GPU),
+            Query(f'max(rankscope_gpu_clock_max_hertz{{{HERE},domain="sm"}})', "maximum"),
+            dashed="maximum",
+            width=8,
+        ),
+        lines(
+            "Memory clock",
+            "Clock of the memory, and the highest that this GPU can run at.",
+            "hertz",
+            Query(f'rankscope_gpu_clock_hertz{{{HERE},domain="memory"}}', GPU),
+            Query(f'max(rankscope_gpu_clock_max_hertz{{{HERE},domain="memory"}})', "maximum"),
+            dashed="maximum",
+            width=8,
+        ),
+    ),
+)
+
+TROUBLE = Row(
+    "Throttling and errors",
+    (
+        lines(
+            "Throttled",
+            "Share of the time in which something held the clocks down, by reason; several can hold at once.",
+            "percentunit",
+            Query(
+                f"rate(rankscope_gpu_throttled_seconds_total{{{HERE}}}[$__rate_interval]) > 0",
+                f"{GPU} {{{{reason}}}}",
+                needs_fault=True,
+            ),
+        ),
+        lines(
+            "XID errors",
+            "Errors that the driver reported in each step of the graph.",
+            "none",
+            Query(f"sum by (gpu) (increase(rankscope_gpu_xid_errors_total{{{HERE}}}[$__rate_interval]))", GPU),
+            width=6,
+        ),
+        table_of(
+            "XID errors by code",
+            "Errors since the exporter started. NVIDIA's XID catalogue says what each code means.",
+            [Query(f"sum by (gpu, xid) (rankscope_gpu_xid_errors_total{{{HERE}}}) > 0", needs_fault=True)],
+            [Column("gpu", "GPU"), Column("xid", "XID"), Column("A", "Errors", steps=((None, CAUTION),))],
+            width=6,
+            none="none",
+        ),
+    ),
+)
+
+EXPORTER = Row(
+    "Exporter",
+    (
+        table_of(
+            "Collectors",
+            "Each source of metrics: whether it worked in the last scrape, and how long it took.",
+            [
+                Query(f"max by (collector) (rankscope_exporter_collector_success{{{HERE}}})"),
+                Query(f"max by (collector) (rankscope_exporter_collector_duration_seconds{{{HERE}}})"),
+            ],
+            [
+                Column("collector", "Collector"),
+                Column("A", "Worked", names={1: ("yes", GOOD), 0: ("no", BAD)}),
+                Column("B", "Took", "s"),
+            ],
+            width=8,
+        ),
+        lines(
+            "Skipped files",
+            "Files in the run directories that are no readable rank record, by reason. A rank that is missing from the "
+            "run may be one of them.",
+            "none",
+            Query(f"rankscope_exporter_rank_files_skipped{{{HERE}}}", "{{reason}}"),
+            width=8,
+        ),
+        table_of(
+            "Build",
+            "The exporter's version.",
+            [Query(f"max by (version, python_version) (rankscope_exporter_build_info{{{HERE}}})")],
+            [Column("version", "Version"), Column("python_version", "Python")],
+            width=8,
+        ),
+    ),
+)
+
+NODE = Dashboard(
+    uid="rankscope-node",
+    title="Node",
+    description="The GPUs of one node: busy or idle, memory, power, throttling and errors; and the exporter itself.",
+    variables=VARIABLES,
+    rows=(AT_A_GLANCE, GPUS, POWER, TROUBLE, EXPORTER),
+    alerts=FIRING,
+)

@@ -1,0 +1,218 @@
+"""The kinds of panels and how each looks: graphs, stacked shares, single values, bars by rank."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from grafana_foundation_sdk.models import barchart, common, stat
+from grafana_foundation_sdk.models import dashboard as sdk
+from grafana_foundation_sdk.models import timeseries as graph
+from grafana_foundation_sdk.models.prometheus import Dataquery, PromQueryFormat
+
+DATASOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
+
+GOOD, CAUTION, BAD, NEUTRAL = "green", "orange", "red", "#808080"
+Steps = Sequence[tuple[float | None, str]]
+"""Colours from a value upwards; the first value is None, for everything below the second."""
+Names = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
+"""Texts and colours in the place of values."""
+PLAIN: Steps = ((None, "text"),)
+
+
+@dataclass(frozen=True)
+class Query:
+    """A PromQL expression, and how its series are called in the legend.
+
+    `needs_fault` marks a query that answers only while or after something goes wrong: in a healthy run it may be
+    empty, any other may not.
+    """
+
+    expr: str
+    legend: str = ""
+    needs_fault: bool = False
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A panel without its place: that is the dashboard's business."""
+
+    kind: str
+    title: str
+    description: str
+    queries: tuple[Query, ...]
+    options: object
+    fields: sdk.FieldConfig
+    width: int
+    height: int = 8
+    instant: bool = False
+    """Whether it asks for the values at the end of the time range alone."""
+    tabular: bool = False
+    """Whether labels become columns."""
+    overrides: Sequence[sdk.DashboardFieldConfigSourceOverrides] = ()
+    transformations: Sequence[sdk.DataTransformerConfig] = ()
+
+    def placed(self, identifier: int, x: int, y: int) -> sdk.Panel:
+        """The panel at a place of the grid, which is 24 columns wide."""
+        return sdk.Panel(
+            type_val=self.kind,
+            id_val=identifier,
+            title=self.title,
+            description=self.description,
+            datasource=DATASOURCE,
+            targets=[self._target(string.ascii_uppercase[i], query) for i, query in enumerate(self.queries)],
+            grid_pos=sdk.GridPos(x=x, y=y, w=self.width, h=self.height),
+            options=self.options,
+            field_config=sdk.FieldConfigSource(defaults=self.fields, overrides=list(self.overrides)),
+            transformations=list(self.transformations),
+        )
+
+    def _target(self, name: str, query: Query) -> Dataquery:
+        return Dataquery(
+            ref_id=name,
+            datasource=DATASOURCE,
+            expr=query.expr,
+            legend_format=query.legend or "__auto",
+            instant=self.instant,
+            range_val=not self.instant,
+            format_val=PromQueryFormat.TABLE if self.tabular else PromQueryFormat.TIME_SERIES,
+        )
+
+
+def lines(
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    min_val: float | None = 0,
+    max_val: float | None = None,
+    limit: float | None = None,
+    dashed: str = "",
+    width: int = 12,
+) -> Panel:
+    """A line for each series. The series called `dashed` and the number `limit` are what the others compare with."""
+    style = common.GraphFieldConfig(line_width=1, fill_opacity=8, show_points=common.VisibilityMode.NEVER)
+    fields = sdk.FieldConfig(unit=unit, min_val=min_val, max_val=max_val, color=_palette(), custom=style)
+    if limit is not None:
+        fields.thresholds = thresholds(((None, "transparent"), (limit, BAD)))
+        style.thresholds_style = common.GraphThresholdsStyleConfig(mode=common.GraphThresholdsStyleMode.DASHED)
+    overrides = [_dashed(dashed)] if dashed else []
+    return Panel("timeseries", title, description, queries, _graph_options(), fields, width, overrides=overrides)
+
+
+def shares(title: str, description: str, *queries: Query, colors: Mapping[str, str], width: int = 12) -> Panel:
+    """Shares of a whole, stacked up to 100 %."""
+    style = common.GraphFieldConfig(
+        line_width=0,
+        fill_opacity=80,
+        show_points=common.VisibilityMode.NEVER,
+        stacking=common.StackingConfig(mode=common.StackingMode.NORMAL, group="A"),
+    )
+    fields = sdk.FieldConfig(unit="percentunit", min_val=0, max_val=1, color=_palette(), custom=style)
+    return Panel(
+        "timeseries", title, description, queries, _graph_options(), fields, width, overrides=fixed_colors(colors)
+    )
+
+
+def bars(
+    title: str, description: str, query: Query, *, bar: str, part: str, colors: Mapping[str, str], width: int = 12
+) -> Panel:
+    """A bar for each value of the label `bar`, stacked from the label `part`, at the end of the time range: shares."""
+    matrix = {"rowField": bar, "columnField": part, "valueField": "Value", "emptyValue": "null"}
+    return Panel(
+        "barchart",
+        title,
+        description,
+        (query,),
+        barchart.Options(stacking=common.StackingMode.NORMAL, show_value=common.VisibilityMode.NEVER, legend=_legend()),
+        sdk.FieldConfig(unit="percentunit", min_val=0, max_val=1, color=_palette(), custom=barchart.FieldConfig()),
+        width,
+        instant=True,
+        tabular=True,
+        overrides=fixed_colors(colors),
+        transformations=(sdk.DataTransformerConfig(id_val="groupingToMatrix", options=matrix),),
+    )
+
+
+def value(
+    title: str,
+    description: str,
+    unit: str,
+    *queries: Query,
+    steps: Steps = PLAIN,
+    names: Names | None = None,
+    text: common.BigValueTextMode = common.BigValueTextMode.AUTO,
+    none: str = "-",
+    instant: bool = True,
+    width: int = 4,
+) -> Panel:
+    """The newest value, large, coloured by `steps`; `names` puts a text and a colour in a number's place.
+
+    `none` is what it says when the query finds nothing, in the colour of the first step.
+    """
+    colored = steps is not PLAIN
+    options = stat.Options(
+        color_mode=common.BigValueColorMode.BACKGROUND if colored else common.BigValueColorMode.VALUE,
+        graph_mode=common.BigValueGraphMode.NONE if instant else common.BigValueGraphMode.AREA,
+        justify_mode=common.BigValueJustifyMode.AUTO,
+        text_mode=text,
+        orientation=common.VizOrientation.AUTO,
+        reduce_options=common.ReduceDataOptions(calcs=["lastNotNull"], fields="", values=False),
+    )
+    fields = sdk.FieldConfig(
+        unit=unit, thresholds=thresholds(steps), color=sdk.FieldColor(), mappings=named(names or {}), no_value=none
+    )
+    return Panel("stat", title, description, queries, options, fields, width, height=5, instant=instant)
+
+
+def thresholds(steps: Steps) -> sdk.ThresholdsConfig:
+    """Colours from a value upwards, as Grafana wants them."""
+    return sdk.ThresholdsConfig(steps=[sdk.Threshold(value=start, color=color) for start, color in steps])
+
+
+def named(names: Names) -> list[sdk.ValueMapping]:
+    """Texts and colours in the place of values, as Grafana wants them."""
+    results = {
+        str(shown): sdk.ValueMappingResult(text=text, color=color, index=index)
+        for index, (shown, (text, color)) in enumerate(names.items())
+    }
+    return [sdk.ValueMap(options=results)] if results else []
+
+
+def override(name: str, **properties: object) -> sdk.DashboardFieldConfigSourceOverrides:
+    """What is different for the field `name`. An underscore in a property's name stands for a dot."""
+    matcher = sdk.MatcherConfig(id_val="byName", options=name)
+    values = [sdk.DynamicConfigValue(id_val=key.replace("_", "."), value=value) for key, value in properties.items()]
+    return sdk.DashboardFieldConfigSourceOverrides(matcher=matcher, properties=values)
+
+
+def fixed_colors(colors: Mapping[str, str]) -> list[sdk.DashboardFieldConfigSourceOverrides]:
+    """The same colour for the same thing on every panel."""
+    mode = sdk.FieldColorModeId.FIXED
+    return [override(name, color=sdk.FieldColor(mode=mode, fixed_color=color)) for name, color in colors.items()]
+
+
+def _graph_options() -> graph.Options:
+    tooltip = common.VizTooltipOptions(mode=common.TooltipDisplayMode.MULTI, sort=common.SortOrder.DESCENDING)
+    return graph.Options(legend=_legend(), tooltip=tooltip)
+
+
+def _dashed(name: str) -> sdk.DashboardFieldConfigSourceOverrides:
+    return override(
+        name,
+        color=sdk.FieldColor(mode=sdk.FieldColorModeId.FIXED, fixed_color=NEUTRAL),
+        custom_lineStyle=common.LineStyle(fill="dash", dash=[8, 8]),
+        custom_fillOpacity=0,
+    )
+
+
+def _legend() -> common.VizLegendOptions:
+    return common.VizLegendOptions(
+        show_legend=True, display_mode=common.LegendDisplayMode.LIST, placement=common.LegendPlacement.BOTTOM, calcs=[]
+    )
+
+
+def _palette() -> sdk.FieldColor:
+    # By name, so that a rank keeps its colour when another one comes or goes.
+    return sdk.FieldColor(mode=sdk.FieldColorModeId.PALETTE_CLASSIC_BY_NAME)

@@ -1,0 +1,91 @@
+"""Tables: one row for each set of labels that the queries share, one column for each label or value that is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grafana_foundation_sdk.models import common, table
+from grafana_foundation_sdk.models import dashboard as sdk
+
+from rankscope_dashboards.panels import Names, Panel, Query, Steps, named, override, thresholds
+
+_CELLS = common.TableFieldOptions(cell_options=common.TableAutoCellOptions(), filterable=True)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column; `source` is a label, or `A`, `B`, … for the value of the first, second, … query."""
+
+    source: str
+    title: str
+    unit: str = ""
+    steps: Steps = ()
+    names: Names | None = None
+    bar: bool = False
+    """Whether the value, a ratio, is drawn as a bar."""
+
+    def field(self, queries: int) -> str:
+        """What Grafana calls the column before we rename it."""
+        if not self.source.isupper():
+            return self.source
+        return f"Value #{self.source}" if queries > 1 else "Value"
+
+    def override(self) -> sdk.DashboardFieldConfigSourceOverrides:
+        """Its looks."""
+        properties: dict[str, object] = {}
+        if self.unit:
+            properties["unit"] = self.unit
+        if self.steps:
+            colored = common.TableColorTextCellOptions()
+            properties |= {"thresholds": thresholds(self.steps), "custom_cellOptions": colored}
+        if self.names:
+            cell = common.TableColoredBackgroundCellOptions(mode=common.TableCellBackgroundDisplayMode.BASIC)
+            properties |= {"mappings": named(self.names), "custom_cellOptions": cell}
+        if self.bar:
+            gauge = common.TableBarGaugeCellOptions(mode=common.BarGaugeDisplayMode.BASIC)
+            properties |= {"min": 0, "max": 1, "custom_cellOptions": gauge}
+        return override(self.title, **properties)
+
+
+def table_of(
+    title: str,
+    description: str,
+    queries: Sequence[Query],
+    columns: Sequence[Column],
+    *,
+    width: int = 24,
+    height: int = 8,
+    none: str = "-",
+) -> Panel:
+    """A table of `columns` in this order; labels and values that no column names are left out."""
+    return Panel(
+        "table",
+        title,
+        description,
+        tuple(queries),
+        table.Options(cell_height=common.TableCellHeight.SM),
+        sdk.FieldConfig(unit="none", no_value=none, custom=_CELLS),
+        width,
+        height,
+        instant=True,
+        tabular=True,
+        overrides=[column.override() for column in columns],
+        transformations=_transformations(columns, len(queries)),
+    )
+
+
+def _transformations(columns: Sequence[Column], queries: int) -> list[sdk.DataTransformerConfig]:
+    fields = [column.field(queries) for column in columns]
+    keep: dict[str, Any] = {"include": {"names": fields}}
+    arrange: dict[str, Any] = {
+        "indexByName": {field: place for place, field in enumerate(fields)},
+        "renameByName": {field: column.title for field, column in zip(fields, columns, strict=True)},
+        "excludeByName": {},
+    }
+    return [
+        sdk.DataTransformerConfig(id_val="merge", options={}),
+        sdk.DataTransformerConfig(id_val="filterFieldsByName", options=keep),
+        sdk.DataTransformerConfig(id_val="organize", options=arrange),
+    ]

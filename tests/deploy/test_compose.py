@@ -1,0 +1,205 @@
+"""The compose file as Compose itself renders it, for each profile, and the image that it builds."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomllib
+import yaml
+
+from rankscope.rank_writer import SYSTEM_RUN_DIR
+from rankscope_exporter.config import DEFAULT_PORT
+
+ROOT = Path(__file__).parents[2]
+DOCKERFILE = (ROOT / "exporter/Dockerfile").read_text(encoding="utf-8")
+EXPORTERS = {"gpu": "exporter-gpu", "demo": "exporter-demo"}
+STACK = {"prometheus", "alertmanager", "grafana"}
+
+
+def compose(*arguments: str, **environment: str) -> str:
+    """What Compose answers about our file, in an environment that sets nothing but what is given."""
+    program = Path(sys.executable).with_name("docker-compose")
+    command = [str(program), "--file", str(ROOT / "deploy/docker-compose.yml"), *arguments]
+    given = {"PATH": os.environ["PATH"], **environment}
+    return subprocess.run(command, env=given, check=True, capture_output=True, text=True).stdout
+
+
+def rendered(profile: str, **environment: str) -> dict[str, Any]:
+    services = json.loads(compose("--profile", profile, "config", "--format", "json", **environment))["services"]
+    assert isinstance(services, dict)
+    return services
+
+
+def mounts(service: dict[str, Any], kind: str) -> dict[str, dict[str, Any]]:
+    return {mount["target"]: mount for mount in service.get("volumes", []) if mount["type"] == kind}
+
+
+@pytest.fixture(scope="module", params=EXPORTERS)
+def profile(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def services(profile: str) -> dict[str, Any]:
+    return rendered(profile)
+
+
+def test_compose_accepts_the_file_without_a_word(profile: str) -> None:
+    assert compose("--profile", profile, "config", "--quiet") == ""
+
+
+def test_a_profile_is_the_stack_and_one_exporter(services: dict[str, Any], profile: str) -> None:
+    assert services.keys() == STACK | {EXPORTERS[profile]}
+
+
+def test_every_image_is_pinned(services: dict[str, Any]) -> None:
+    for name in STACK:
+        assert re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", services[name]["image"]), name
+
+
+def test_every_container_is_locked_down(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        assert service["read_only"], name
+        assert service["cap_drop"] == ["ALL"], name
+        assert "no-new-privileges:true" in service["security_opt"], name
+        assert not service.get("privileged"), name
+
+
+def test_every_container_has_a_health_check_of_its_own_port(services: dict[str, Any], profile: str) -> None:
+    for name in STACK:
+        port = services[name]["ports"][0]["target"]
+        assert f"http://127.0.0.1:{port}/" in services[name]["healthcheck"]["test"][-1], name
+    assert services[EXPORTERS[profile]]["build"]["dockerfile"] == "exporter/Dockerfile"
+    assert f"http://127.0.0.1:{DEFAULT_PORT}/-/healthy" in instruction("HEALTHCHECK")
+
+
+def test_only_the_exporter_is_reachable_from_elsewhere(services: dict[str, Any], profile: str) -> None:
+    for name in STACK:
+        assert {port["host_ip"] for port in services[name]["ports"]} == {"127.0.0.1"}, name
+    published = services[EXPORTERS[profile]]["ports"]
+    assert [(port["target"], port["published"], "host_ip" in port) for port in published] == [
+        (DEFAULT_PORT, str(DEFAULT_PORT), False)
+    ]
+
+
+def test_every_mounted_file_is_there_and_read_only(services: dict[str, Any]) -> None:
+    for name, service in services.items():
+        for target, mount in mounts(service, "bind").items():
+            assert mount["read_only"], f"{name}: {target}"
+            assert target == str(SYSTEM_RUN_DIR) or Path(mount["source"]).is_dir(), f"{name}: {mount['source']}"
+
+
+def test_every_configuration_file_is_below_a_mount(services: dict[str, Any]) -> None:
+    for name in ("prometheus", "alertmanager"):
+        inside = next(flag.partition("=")[2] for flag in services[name]["command"] if "--config.file" in flag)
+        mount = mounts(services[name], "bind")[str(Path(inside).parent)]
+        assert (Path(mount["source"]) / Path(inside).name).is_file()
+
+
+def test_what_is_written_has_a_volume(services: dict[str, Any]) -> None:
+    for name, flag in (("prometheus", "--storage.tsdb.path="), ("alertmanager", "--storage.path=")):
+        path = next(given.removeprefix(flag) for given in services[name]["command"] if given.startswith(flag))
+        assert path in mounts(services[name], "volume")
+    assert "/var/lib/grafana" in mounts(services["grafana"], "volume")
+    assert "/tmp" in services["grafana"]["tmpfs"]
+
+
+def test_prometheus_finds_either_exporter_under_one_name(services: dict[str, Any], profile: str) -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    jobs = {job["job_name"]: job for job in config["scrape_configs"]}
+    targets = [target for group in jobs["rankscope"]["static_configs"] for target in group["targets"]]
+    aliases = services[EXPORTERS[profile]]["networks"]["default"]["aliases"]
+    assert targets == [f"{aliases[0]}:{DEFAULT_PORT}"]
+
+
+def test_grafana_reaches_prometheus_and_loads_the_committed_dashboards(services: dict[str, Any]) -> None:
+    provisioning = mounts(services["grafana"], "bind")["/etc/grafana/provisioning"]["source"]
+    source = yaml.safe_load((Path(provisioning) / "datasources/prometheus.yml").read_text())["datasources"][0]
+    assert source["url"] == f"http://prometheus:{services['prometheus']['ports'][0]['target']}"
+    provider = yaml.safe_load((Path(provisioning) / "dashboards/rankscope.yml").read_text())["providers"][0]
+    folder = mounts(services["grafana"], "bind")[provider["options"]["path"]]["source"]
+    assert Path(folder) == ROOT / "grafana/dashboards"
+    home = Path(services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
+    assert str(home.parent) == provider["options"]["path"]
+    assert (Path(folder) / home.name).is_file()
+
+
+def test_grafanas_rate_interval_knows_the_scrape_interval() -> None:
+    config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
+    sources = yaml.safe_load((ROOT / "grafana/provisioning/datasources/prometheus.yml").read_text(encoding="utf-8"))
+    assert sources["datasources"][0]["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
+
+
+def test_the_exporter_sees_the_hosts_processes_name_and_records(services: dict[str, Any], profile: str) -> None:
+    exporter = services[EXPORTERS[profile]]
+    assert (exporter["pid"], exporter["uts"]) == ("host", "host")
+    records = mounts(exporter, "bind")[str(SYSTEM_RUN_DIR)]
+    assert records["source"] == str(SYSTEM_RUN_DIR)
+    assert records["bind"]["create_host_path"] is False
+
+
+def test_the_run_directory_can_be_another_one() -> None:
+    exporter = rendered("demo", RANKSCOPE_RUN_DIR="/mnt/run")["exporter-demo"]
+    assert mounts(exporter, "bind")[str(SYSTEM_RUN_DIR)]["source"] == "/mnt/run"
+
+
+def test_the_gpu_profile_reserves_the_gpus_and_the_demo_simulates_them() -> None:
+    gpu, demo = rendered("gpu")["exporter-gpu"], rendered("demo")["exporter-demo"]
+    [device] = gpu["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["count"]) == ("nvidia", -1)  # -1 is Compose's word for all
+    assert set(device["capabilities"]) == {"gpu", "utility"}
+    assert demo["command"] == ["--simulate=4"]
+    assert "deploy" not in demo
+
+
+def instruction(name: str) -> str:
+    """The last instruction of this name, continuation lines included."""
+    joined = DOCKERFILE.replace("\\\n", " ")
+    return [line.partition(" ")[2] for line in joined.splitlines() if line.startswith(f"{name} ")][-1]
+
+
+def copied_into_the_build() -> list[str]:
+    lines = [
+        line.split()[1:-1] for line in DOCKERFILE.splitlines() if line.startswith("COPY ") and "--from" not in line
+    ]
+    return [source.rstrip("/") for sources in lines for source in sources]
+
+
+def test_what_the_image_copies_exists_and_is_not_ignored() -> None:
+    ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
+    let_in = {line.removeprefix("!") for line in ignore if line.startswith("!")}
+    assert "*" in ignore
+    assert set(copied_into_the_build()) == let_in
+    assert all((ROOT / source).exists() for source in let_in)
+
+
+def test_what_the_wheel_is_made_of_is_copied() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    parts = [
+        project["project"]["readme"],
+        *project["project"]["license-files"],
+        project["tool"]["hatch"]["version"]["path"],
+    ]
+    for part in [*parts, *project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]]:
+        assert Path(part).parts[0] in copied_into_the_build(), part
+
+
+def test_the_image_starts_a_command_that_the_project_has_on_its_port_as_nobody() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert json.loads(instruction("ENTRYPOINT"))[0] in project["scripts"]
+    assert instruction("EXPOSE") == str(DEFAULT_PORT)
+    assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", instruction("USER"))
+
+
+def test_both_stages_use_one_pinned_python_that_the_project_supports() -> None:
+    [base] = set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE))
+    major, minor = map(int, re.fullmatch(r"python:(\d+)\.(\d+)\.\d+-slim-\w+", base).groups())  # type: ignore[union-attr]  # a mismatch is a failure
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert (major, minor) >= tuple(map(int, re.findall(r"\d+", project["requires-python"])))

@@ -1,0 +1,60 @@
+"""A simulated machine under the real pynvml, and a clock that a test turns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import yaml
+
+from rankscope_exporter.nvml.device import Device
+from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.simulation.driver import SimulatedDriver
+from rankscope_exporter.simulation.library import installed
+from rankscope_exporter.simulation.scenario import parse_scenario
+
+START = 1_800_000_000.0
+
+
+class Clock:
+    """Unix time that passes only when it is told to; sleeping is one way to tell it."""
+
+    def __init__(self) -> None:
+        self.now = START
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds
+
+
+class Machine:
+    """A simulated machine that is installed, its clock, and a driver connected to it."""
+
+    def __init__(self, scenario: str, **options: Any) -> None:
+        self.clock = Clock()
+        options.setdefault("sleep", self.clock.advance)
+        options.setdefault("clock", self.clock)
+        self.simulated = SimulatedDriver(parse_scenario(yaml.safe_load(scenario)), **options)
+        self.driver = Driver()
+
+    def device(self, index: int = 0) -> Device:
+        assert self.driver.connect()
+        return self.driver.device(index)
+
+
+@pytest.fixture
+def machine() -> Iterator[Callable[..., Machine]]:
+    """Makes a machine from a scenario's YAML; it is gone when the test ends."""
+    with ExitStack() as installations:
+
+        def make(scenario: str, **options: Any) -> Machine:
+            made = Machine(scenario, **options)
+            installations.enter_context(installed(made.simulated))
+            installations.callback(made.driver.close)
+            return made
+
+        yield make

@@ -1,0 +1,92 @@
+"""The pages: /metrics, /-/healthy, /-/ready, the status page, and 404 elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+from fastapi.testclient import TestClient
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.web.app import create_app
+from rankscope_exporter.web.status_page import render_status
+
+
+class Node:
+    """A GPU that answers, one that does not, and a rank."""
+
+    name, help = "node", ""
+
+    def collect(self) -> Iterable[Metric]:
+        up = GaugeMetricFamily("rankscope_gpu_up", "Up.", labels=["gpu", "uuid"])
+        up.add_metric(["0", "GPU-a"], 1)
+        up.add_metric(["1", "GPU-b"], 0)
+        gpu = GaugeMetricFamily("rankscope_gpu_info", "Info.", labels=["gpu", "uuid", "name"])
+        gpu.add_metric(["0", "GPU-a", "Simulated <H100>"], 1)
+        rank = GaugeMetricFamily("rankscope_rank_info", "Info.", labels=["run", "rank", "pid", "uuid"])
+        rank.add_metric(["digits", "10", "77", "GPU-a"], 1)
+        rank.add_metric(["digits", "9", "76", ""], 1)
+        since = GaugeMetricFamily("rankscope_rank_phase_since_timestamp_seconds", "S.", labels=["run", "rank", "phase"])
+        since.add_metric(["digits", "10", "data_wait"], 40.0)
+        reason = GaugeMetricFamily("rankscope_rank_exit_info", "Exit.", labels=["run", "rank", "reason"])
+        reason.add_metric(["digits", "9", "killed"], 1)
+        return [up, gpu, rank, since, reason]
+
+
+@pytest.fixture
+def client() -> TestClient:
+    return TestClient(create_app(Scrape([Node()]), is_ready=lambda: True))
+
+
+def test_metrics_are_served_as_text(client: TestClient) -> None:
+    answer = client.get("/metrics", headers={"Accept": "text/plain", "Accept-Encoding": "gzip"})
+    assert answer.status_code == 200
+    assert answer.headers["content-encoding"] == "gzip"
+    assert 'rankscope_gpu_up{gpu="0",uuid="GPU-a"} 1.0' in answer.text
+
+
+def test_metrics_are_served_as_openmetrics(client: TestClient) -> None:
+    answer = client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
+    assert answer.headers["content-type"].startswith("application/openmetrics-text")
+    assert answer.text.endswith("# EOF\n")
+
+
+def test_a_live_exporter_is_healthy(client: TestClient) -> None:
+    assert client.get("/-/healthy").status_code == 200
+
+
+def test_an_exporter_that_has_not_read_its_gpus_is_not_ready() -> None:
+    client = TestClient(create_app(Scrape([]), is_ready=lambda: False))
+    assert client.get("/-/ready").status_code == 503
+    assert client.get("/-/healthy").status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/metric", "/metrics/", "/docs", "/openapi.json", "/-/", "/index.html"])
+def test_every_other_path_is_not_found(client: TestClient, path: str) -> None:
+    assert client.get(path, follow_redirects=False).status_code == 404
+
+
+@pytest.mark.parametrize("path", ["/", "/metrics", "/-/healthy"])
+def test_head_is_answered_and_post_is_not(client: TestClient, path: str) -> None:
+    assert client.head(path).status_code == 200
+    assert client.post(path).status_code == 405
+
+
+def test_the_status_page_shows_gpus_and_ranks_in_order() -> None:
+    page = render_status(list(Node().collect()), now=100.0)
+    assert page.index(">9<") < page.index(">10<")
+    assert "data_wait, 60 s ago" in page
+    assert "killed" in page
+    assert "lost" in page
+
+
+def test_the_status_page_escapes_what_it_shows() -> None:
+    page = render_status(list(Node().collect()), now=100.0)
+    assert "Simulated &lt;H100&gt;" in page
+
+
+def test_the_status_page_says_when_there_is_nothing() -> None:
+    page = render_status([])
+    assert "no NVIDIA driver answers" in page
+    assert "No rank has left a record on this machine." in page

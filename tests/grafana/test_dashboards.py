@@ -1,0 +1,182 @@
+"""The committed dashboards: up to date, complete, asking only for what exists. Real data is the end-to-end test's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import generate
+import promql_parser
+import pytest
+import yaml
+from rankscope_dashboards.queries import DASHBOARDS, PanelQuery, panel_queries
+
+ROOT = Path(__file__).parents[2]
+RATE_INTERVAL = "61s"  # a duration that nobody would write by hand
+QUERIES = list(panel_queries(run="a-run", instance="node:10417", interval=RATE_INTERVAL))
+FILES = sorted((ROOT / "grafana/dashboards").glob("*.json"))
+MODELS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
+PANELS = [(name, panel) for name, model in MODELS.items() for panel in model["panels"] if panel["type"] != "row"]
+PROMETHEUS_OWN = {"up", "ALERTS"}
+
+each_query = pytest.mark.parametrize("query", QUERIES, ids=lambda query: f"{query.dashboard}-{query.panel}")
+each_panel = pytest.mark.parametrize(
+    "panel", [panel for _, panel in PANELS], ids=[f"{n}-{p['title']}" for n, p in PANELS]
+)
+each_dashboard = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+
+
+def nodes(expr: str) -> list[Any]:
+    found: list[Any] = []
+    promql_parser.walk(promql_parser.parse(expr), found.append)
+    return found
+
+
+def selectors(expr: str) -> Iterator[Any]:
+    for node in nodes(expr):
+        if isinstance(node, promql_parser.MatrixSelector):
+            yield node.vector_selector
+        elif isinstance(node, promql_parser.VectorSelector):
+            yield node
+
+
+def documented_labels() -> dict[str, set[str]]:
+    """Every metric of docs/metrics.md with its labels; a histogram by the names of its series."""
+    labels: dict[str, set[str]] = {}
+    common = {"gpu": {"gpu", "uuid"}, "rank": {"run", "rank"}, "exporter": set()}
+    for line in (ROOT / "docs/metrics.md").read_text(encoding="utf-8").splitlines():
+        if match := re.match(r"\| `(rankscope_(gpu|rank|exporter)_\w+)` \| (\w+) \|[^|]*\|([^|]*)\|", line):
+            name, level, kind, more = match.groups()
+            suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
+            labels |= {name + suffix: common[level] | set(re.findall(r"`(\w+)`", more)) for suffix in suffixes}
+    return labels
+
+
+def recorded() -> set[str]:
+    """The names of the recording rules that Prometheus is given."""
+    files = (ROOT / "deploy/prometheus/rules/production").glob("*.yml")
+    groups = [group for path in files for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
+    return {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
+
+
+def test_the_committed_files_are_what_the_source_says() -> None:
+    assert generate.main(["--check"]) == 0
+    assert MODELS.keys() == DASHBOARDS.keys()
+
+
+def test_a_stale_file_is_named_and_fails_the_check(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert generate.main([], tmp_path) == 0
+    (tmp_path / "run.json").write_text("{}")
+    capsys.readouterr()
+    assert generate.main(["--check"], tmp_path) == 1
+    assert capsys.readouterr().err == f"{tmp_path / 'run.json'} is out of date: run grafana/generate.py\n"
+
+
+@each_query
+def test_every_expression_parses(query: PanelQuery) -> None:
+    assert "$" not in query.expr, "a variable was left in place"
+    promql_parser.parse(query.expr)
+
+
+@each_query
+def test_every_query_asks_for_one_run_or_one_exporter(query: PanelQuery) -> None:
+    wanted = {"run": {("run", "a-run")}, "node": {("job", "rankscope"), ("instance", "node:10417")}}[query.dashboard]
+    scoped = [
+        wanted <= {(label.name, label.value) for label in chosen.matchers.matchers} for chosen in selectors(query.expr)
+    ]
+    joined = " on (" in query.expr  # then what it is joined with need not be asked for by name
+    assert all(scoped) or (joined and any(scoped))
+
+
+@each_query
+def test_every_rate_is_over_grafanas_rate_interval(query: PanelQuery) -> None:
+    for node in nodes(query.expr):
+        if isinstance(node, promql_parser.Call) and node.func.name in {"rate", "irate", "increase", "delta", "deriv"}:
+            assert node.args[0].range == promql_parser.parse_duration(RATE_INTERVAL), node
+
+
+@each_query
+def test_every_query_asks_for_metrics_and_labels_that_exist(query: PanelQuery) -> None:
+    documented = documented_labels()
+    for selector in selectors(query.expr):
+        if ":" in selector.name:
+            assert selector.name in recorded()
+        elif selector.name not in PROMETHEUS_OWN:
+            labels = {matcher.name for matcher in selector.matchers.matchers}
+            assert labels <= documented[selector.name] | {"job", "instance"}
+
+
+@each_panel
+def test_every_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
+    assert panel["title"]
+    assert panel["description"].endswith(".")
+    assert panel["fieldConfig"]["defaults"]["unit"]
+    assert panel["targets"]
+
+
+@each_panel
+def test_every_panel_asks_the_chosen_prometheus(panel: dict[str, Any]) -> None:
+    chosen = {"type": "prometheus", "uid": "${datasource}"}
+    assert [panel["datasource"], *(target["datasource"] for target in panel["targets"])] == [chosen] * (
+        1 + len(panel["targets"])
+    )
+
+
+@pytest.mark.parametrize("name", DASHBOARDS)
+def test_a_panel_that_only_a_fault_fills_says_so_while_it_is_empty(name: str) -> None:
+    for panel in (panel for row in DASHBOARDS[name].rows for panel in row.panels):
+        if panel.kind in {"stat", "table"} and all(query.needs_fault for query in panel.queries):
+            assert panel.fields.no_value not in {None, "", "-"}, panel.title
+
+
+@pytest.mark.parametrize(
+    "panel", [panel for _, panel in PANELS if panel["type"] == "table"], ids=lambda p: str(p["title"])
+)
+def test_every_column_of_a_table_is_in_an_answer(panel: dict[str, Any]) -> None:
+    arranged = next(step["options"] for step in panel["transformations"] if step["id"] == "organize")
+    values = [f"Value #{target['refId']}" for target in panel["targets"]] if len(panel["targets"]) > 1 else ["Value"]
+    expressions = " ".join(target["expr"] for target in panel["targets"])
+    labels = {label for group in re.findall(r"by \(([^)]*)\)", expressions) for label in group.split(", ")}
+    for column in arranged["indexByName"]:
+        assert column in values or column in labels or expressions.startswith("ALERTS{"), column
+
+
+@each_dashboard
+def test_ids_are_unique(model: dict[str, Any]) -> None:
+    ids = [panel["id"] for panel in model["panels"]]
+    assert len(ids) == len(set(ids))
+    assert 0 < len(model["uid"]) <= 40  # Grafana refuses longer ones
+
+
+@each_dashboard
+def test_panels_stay_on_the_grid_and_off_each_other(model: dict[str, Any]) -> None:
+    places = [(panel["title"], panel["gridPos"]) for panel in model["panels"]]
+    for title, place in places:
+        assert place["x"] + place["w"] <= 24, title
+    for (one, a), (other, b) in combinations(places, 2):
+        apart_across = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+        apart_down = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+        assert apart_across or apart_down, f"{one} lies over {other}"
+
+
+@each_dashboard
+def test_every_choice_comes_from_prometheus(model: dict[str, Any]) -> None:
+    variables = {variable["name"]: variable for variable in model["templating"]["list"]}
+    assert variables.pop("datasource")["type"] == "datasource"
+    for name, variable in variables.items():
+        query = variable["query"]["query"]
+        metric, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", query).groups()  # type: ignore[union-attr]  # a mismatch is a failure
+        assert label == name
+        assert label in documented_labels()[metric] | {"job", "instance"}
+        assert variable["datasource"]["uid"] == "${datasource}"
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"), [("run", {"datasource", "run"}), ("node", {"datasource", "job", "instance"})]
+)
+def test_each_dashboard_offers_what_it_is_about(name: str, wanted: set[str]) -> None:
+    assert wanted <= {variable["name"] for variable in MODELS[name]["templating"]["list"]}

@@ -1,0 +1,170 @@
+"""Which alerts arrive together and which are silent beside others, asked of a real Alertmanager."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+CONFIG = Path(__file__).resolve().parents[2] / "deploy/alertmanager/alertmanager.yml"
+NOWHERE = "http://127.0.0.1:9/"  # the discard port: routing and inhibition are asked for, not delivered
+PATIENCE = 30.0  # seconds
+
+Alert = dict[str, str]
+
+
+class Alertmanager:
+    """The part of Alertmanager's API v2 that the tests need."""
+
+    def __init__(self, port: int) -> None:
+        self._url = f"http://127.0.0.1:{port}"
+
+    def ready(self) -> bool:
+        return self._open("/-/ready") is not None
+
+    def fire(self, *alerts: Alert) -> None:
+        body = json.dumps([{"labels": alert} for alert in alerts]).encode()
+        headers = {"Content-Type": "application/json"}
+        urllib.request.urlopen(urllib.request.Request(f"{self._url}/api/v2/alerts", body, headers), timeout=5).close()
+        wait_until(lambda: len(self._get("/api/v2/alerts")) == len(alerts))
+
+    def heard(self) -> set[str]:
+        """The names of the alerts that nothing inhibits."""
+        active = [alert for alert in self._get("/api/v2/alerts") if not alert["status"]["inhibitedBy"]]
+        return {alert["labels"]["alertname"] for alert in active}
+
+    def notifications(self) -> list[tuple[str, int]]:
+        """Name and number of the alerts in each notification."""
+        groups = self._get("/api/v2/alerts/groups")
+        return sorted((group["labels"]["alertname"], len(group["alerts"])) for group in groups)
+
+    def _get(self, path: str) -> Any:
+        return json.loads(self._open(path) or "[]")
+
+    def _open(self, path: str) -> bytes | None:
+        try:
+            with urllib.request.urlopen(self._url + path, timeout=5) as answer:
+                return bytes(answer.read())
+        except OSError:
+            return None
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < deadline, "Alertmanager did not get that far"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def alertmanager(fast: ModuleType, tmp_path: Path, free_port: int) -> Iterator[Alertmanager]:
+    config = tmp_path / "alertmanager.yml"
+    config.write_text(fast.alertmanager_config(NOWHERE))
+    flags = [f"--web.listen-address=127.0.0.1:{free_port}", "--cluster.listen-address="]
+    command = ["prometheus-alertmanager", f"--config.file={config}", f"--storage.path={tmp_path}", *flags]
+    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
+        client = Alertmanager(free_port)
+        try:
+            wait_until(client.ready)
+            yield client
+        finally:
+            process.terminate()
+
+
+def alert(name: str, severity: str = "warning", **labels: str) -> Alert:
+    return {"alertname": f"Rankscope{name}", "severity": severity, **labels}
+
+
+def test_a_crashed_rank_silences_the_other_symptoms_of_its_run_only(alertmanager: Alertmanager) -> None:
+    alertmanager.fire(
+        alert("RankCrashed", "critical", run="llm", rank="2"),
+        alert("RankStuck", "critical", run="llm", rank="1"),
+        alert("RankZeroLagging", run="llm", rank="0"),
+        alert("GpuAllocatedIdle", run="llm", rank="1", gpu="1"),
+        alert("RankLagging", run="another", rank="3"),
+        alert("GpuMemoryHeldIdle", gpu="2", uuid="GPU-2", node="a"),
+    )
+    assert alertmanager.heard() == {"RankscopeRankCrashed", "RankscopeRankLagging", "RankscopeGpuMemoryHeldIdle"}
+
+
+def test_a_run_that_stands_still_is_not_told_of_as_idle_or_lagging_too(alertmanager: Alertmanager) -> None:
+    alertmanager.fire(
+        alert("RankStuck", "critical", run="llm", rank="1"),
+        alert("RankLagging", run="llm", rank="1"),
+        alert("GpuAllocatedIdle", run="llm", rank="1", gpu="1"),
+    )
+    assert alertmanager.heard() == {"RankscopeRankStuck"}
+
+
+def test_a_lost_gpu_has_nothing_more_to_tell_and_others_do(alertmanager: Alertmanager) -> None:
+    alertmanager.fire(
+        alert("GpuLost", "critical", instance="a", uuid="GPU-0"),
+        alert("GpuXid", "critical", instance="a", uuid="GPU-0", xid="79"),
+        alert("GpuMemoryHeldIdle", node="a", uuid="GPU-1"),
+        alert("GpuAllocatedIdle", run="cpu", rank="0"),
+    )
+    assert alertmanager.heard() == {"RankscopeGpuLost", "RankscopeGpuMemoryHeldIdle", "RankscopeGpuAllocatedIdle"}
+
+
+def test_gpus_that_the_driver_no_longer_lists_silence_no_named_gpu(alertmanager: Alertmanager) -> None:
+    alertmanager.fire(
+        alert("GpuLost", "critical", instance="a"),
+        alert("GpuXid", "critical", instance="a", uuid="GPU-0", xid="48"),
+        alert("GpuAllocatedIdle", run="cpu", rank="0"),  # has no uuid either, which is no match
+    )
+    assert alertmanager.heard() == {"RankscopeGpuLost", "RankscopeGpuXid", "RankscopeGpuAllocatedIdle"}
+
+
+def test_an_exporter_that_is_down_silences_what_was_last_heard_from_it(alertmanager: Alertmanager) -> None:
+    alertmanager.fire(
+        alert("ExporterDown", job="rankscope", instance="a"),
+        alert("GpuLost", "critical", instance="a", uuid="GPU-0"),
+        alert("GpuXid", instance="b", uuid="GPU-1", xid="13"),
+    )
+    assert alertmanager.heard() == {"RankscopeExporterDown", "RankscopeGpuXid"}
+
+
+def test_one_fault_is_one_notification_a_run_or_a_node(alertmanager: Alertmanager) -> None:
+    alertmanager.fire(
+        alert("RankLagging", run="llm", rank="1", node="a"),
+        alert("RankLagging", run="llm", rank="2", node="b"),
+        alert("RankLagging", run="another", rank="1", node="a"),
+        alert("GpuMemoryHeldIdle", gpu="1", node="a"),
+        alert("GpuMemoryHeldIdle", gpu="2", node="a"),
+        alert("GpuMemoryHeldIdle", gpu="1", node="b"),
+        alert("ExporterDown", job="rankscope", instance="c"),
+        alert("ExporterDown", job="rankscope", instance="d"),
+    )
+    assert alertmanager.notifications() == [
+        ("RankscopeExporterDown", 2),
+        ("RankscopeGpuMemoryHeldIdle", 1),
+        ("RankscopeGpuMemoryHeldIdle", 2),
+        ("RankscopeRankLagging", 1),
+        ("RankscopeRankLagging", 2),
+    ]
+
+
+@pytest.mark.parametrize("speed", ["production", "fast"])
+def test_amtool_finds_no_fault_in_the_configuration(fast: ModuleType, tmp_path: Path, speed: str) -> None:
+    path = tmp_path / "alertmanager.yml"
+    path.write_text(CONFIG.read_text() if speed == "production" else fast.alertmanager_config(NOWHERE))
+    done = subprocess.run(["amtool", "check-config", path], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "5 inhibit rules" in done.stdout
+
+
+def test_the_fast_configuration_differs_in_waiting_times_and_address_only(fast: ModuleType) -> None:
+    shipped = yaml.safe_load(CONFIG.read_text())
+    quick = yaml.safe_load(fast.alertmanager_config(NOWHERE))
+    assert quick["receivers"][0]["webhook_configs"][0]["url"] == NOWHERE
+    assert quick["route"]["group_wait"] == "1s"
+    assert quick["inhibit_rules"] == shipped["inhibit_rules"]
+    assert quick["route"]["routes"][0]["matchers"] == shipped["route"]["routes"][0]["matchers"]

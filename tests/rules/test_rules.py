@@ -1,0 +1,100 @@
+"""The rules as they are committed: valid, up to date, tested by promtool and documented."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+RULES = ROOT / "deploy/prometheus/rules"
+RUNBOOKS = ROOT / "docs/runbooks"
+RULE_TESTS = sorted((ROOT / "tests/rules").glob("*.test.yml"))
+SPEEDS = ("production", "fast")
+
+
+def succeeds(*command: object) -> str:
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def rules(speed: str) -> list[dict[str, Any]]:
+    documents = [yaml.safe_load(path.read_text()) for path in sorted((RULES / speed).glob("*.yml"))]
+    return [rule for document in documents for group in document["groups"] for rule in group["rules"]]
+
+
+ALERTS = {rule["alert"]: rule for rule in rules("production") if "alert" in rule}
+
+
+@pytest.mark.parametrize("speed", SPEEDS)
+def test_promtool_finds_no_fault_in_the_rules(speed: str) -> None:
+    assert "SUCCESS" in succeeds("promtool", "check", "rules", "--lint-fatal", *sorted((RULES / speed).glob("*.yml")))
+
+
+@pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.name.removesuffix(".test.yml"))
+def test_the_rules_do_what_their_promtool_test_says(path: Path) -> None:
+    succeeds("promtool", "test", "rules", path)
+
+
+def test_the_rendered_rules_are_up_to_date() -> None:
+    succeeds(sys.executable, RULES.parent / "render.py", "--check")
+
+
+def test_both_speeds_have_the_same_rules_but_for_the_thresholds() -> None:
+    names = [[rule.get("alert", rule.get("record")) for rule in rules(speed)] for speed in SPEEDS]
+    assert names[0] == names[1]
+    assert rules("production") != rules("fast")
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_says_what_is_wrong_and_where_to_read_on(name: str) -> None:
+    alert = ALERTS[name]
+    assert re.fullmatch(r"Rankscope([A-Z][a-z]+)+", name)
+    assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
+    assert alert["labels"]["severity"] in {"warning", "critical"} or "critical" in alert["labels"]["severity"]
+    page = f"https://github.com/rankscope/rankscope/blob/main/docs/runbooks/{name}.md"
+    assert alert["annotations"]["runbook_url"] == page
+    assert (RUNBOOKS / f"{name}.md").read_text().startswith(f"# {name}\n")
+
+
+@pytest.mark.parametrize("name", ALERTS)
+def test_every_alert_is_quiet_first_and_then_fires_in_its_promtool_test(name: str) -> None:
+    document = yaml.safe_load((ROOT / f"tests/rules/{name}.test.yml").read_text())
+    cases = [case for test in document["tests"] for case in test["alert_rule_test"] if case["alertname"] == name]
+    fires = [bool(case["exp_alerts"]) for case in cases]
+    assert not fires[0]
+    assert any(fires)
+
+
+def test_no_runbook_is_left_from_an_alert_that_is_gone() -> None:
+    assert {path.stem for path in RUNBOOKS.glob("Rankscope*.md")} == set(ALERTS)
+
+
+def test_every_query_in_a_runbook_names_only_series_that_exist() -> None:
+    known = {rule["record"] for rule in rules("production") if "record" in rule}
+    known |= set(re.findall(r"`(rankscope_\w+)`", (ROOT / "docs/metrics.md").read_text()))
+    for page in RUNBOOKS.glob("Rankscope*.md"):
+        blocks = "\n".join(re.findall(r"```promql\n(.*?)```", page.read_text(), re.DOTALL))
+        assert blocks, f"{page.name} has no query"
+        named = set(re.findall(r"(?:\w+:)?rankscope_\w+(?::\w+)?", blocks))
+        assert named <= known, f"{page.name}: {named - known}"
+
+
+def test_prometheus_accepts_the_shipped_configuration() -> None:
+    assert "5 rule files found" in succeeds("promtool", "check", "config", ROOT / "deploy/prometheus/prometheus.yml")
+
+
+def test_prometheus_accepts_the_fast_configuration(fast: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "prometheus.yml"
+    path.write_text(fast.prometheus_config(["127.0.0.1:1", "127.0.0.1:2"], alertmanager="127.0.0.1:3"))
+    assert "5 rule files found" in succeeds("promtool", "check", "config", path)
+    config = yaml.safe_load(path.read_text())
+    assert config["scrape_configs"][0]["static_configs"][0]["targets"] == ["127.0.0.1:1", "127.0.0.1:2"]
+    assert config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == ["127.0.0.1:3"]
