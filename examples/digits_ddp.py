@@ -57,7 +57,8 @@ class Classifier(nn.Module):
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Ten scores an image."""
         hidden = torch.relu(self.first(images))
-        return self.second(DeviceTime.apply(hidden, self.device_seconds))
+        scores: torch.Tensor = self.second(DeviceTime.apply(hidden, self.device_seconds))  # type: ignore[no-untyped-call]  # torch's
+        return scores
 
 
 def load_data() -> tuple[TensorDataset, torch.Tensor, torch.Tensor]:
@@ -100,7 +101,8 @@ def train(options: argparse.Namespace) -> None:
         sampler.set_epoch(epoch)
         for batch, targets in loader:
             optimizer.zero_grad()
-            nn.functional.cross_entropy(model(batch), targets).backward()
+            loss = nn.functional.cross_entropy(model(batch), targets)
+            loss.backward()  # type: ignore[no-untyped-call]  # torch's
             optimizer.step()
             step += 1
             if rank == 0 and options.extra_work is not None and options.extra_work.exists():

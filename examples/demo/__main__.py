@@ -10,7 +10,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from examples.demo.story import Demo, say
@@ -34,9 +34,7 @@ def main() -> int:
     parser.add_argument("--once", action="store_true", help="exit when the story is over")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers are stopped then too
-    with directories() as (directory, run_dir), ExitStack() as cleanup:
-        demo = Demo(directory, run_dir, cleanup)
-        demo.start_servers()
+    with directories() as (directory, run_dir), Demo(directory, run_dir) as demo:
         demo.run()
         problems = demo.verdict()
         for name, delay in demo.delays.items():

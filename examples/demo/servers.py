@@ -50,6 +50,11 @@ class Server:
     ready: str = "/-/ready"
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
+    @property
+    def address(self) -> str:
+        """Its host:port."""
+        return self.url.removeprefix("http://")
+
     def start(self) -> None:
         """Start it and wait until it is ready. Raises RuntimeError with its last words if it does not get there."""
         with self.log.open("ab") as log:

@@ -9,15 +9,13 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from deploy.prometheus.fast import alertmanager_config, prometheus_config
-
 from examples.demo import servers
 from examples.demo.job import Job
-from examples.demo.webhook import Notification, WebhookReceiver
+from examples.demo.stack import Stack, wait_for
+from examples.demo.webhook import Notification
 
 RUN = "digits"
 GPUS = 4
@@ -33,26 +31,27 @@ SILENCE_AFTERWARDS = 10.0
 
 
 class Demo:
-    """One run of the story on servers of its own."""
+    """One run of the story; the stack and the job end with the context."""
 
-    def __init__(self, directory: Path, run_dir: Path, cleanup: ExitStack) -> None:
-        self._directory, self._run_dir, self._cleanup = directory, run_dir, cleanup
-        self.webhook = WebhookReceiver(lambda notification: say(f"    >>> {notification.line()}"))
+    def __init__(self, directory: Path, run_dir: Path) -> None:
+        self._holders = directory / "holders"
+        self._holders.mkdir()
+        scenario = directory / "scenario.yml"
+        scenario.write_text(f"gpus: {GPUS}\nfollow_ranks: true\nprocesses_dir: {self._holders}\n")
+        exporter = servers.exporter(directory, str(scenario), run_dir)
+        self.stack = Stack(directory, [exporter], _say_notification, _say_started)
         self.job = Job(directory, RUN, run_dir)
         self.delays: dict[str, float | None] = {}
 
-    def start_servers(self) -> None:
-        """Start everything that watches, and say where to look."""
-        self._directory.joinpath("holders").mkdir()
-        scenario = self._directory / "scenario.yml"
-        scenario.write_text(f"gpus: {GPUS}\nfollow_ranks: true\nprocesses_dir: {self._directory / 'holders'}\n")
-        self.webhook.start()
-        self._cleanup.callback(self.webhook.stop)
-        exporter = self._started(servers.exporter(self._directory, str(scenario), self._run_dir))
-        alertmanager = self._started(servers.alertmanager(self._directory, alertmanager_config(self.webhook.url)))
-        config = prometheus_config([address(exporter)], address(alertmanager))
-        self.prometheus = servers.prometheus(self._directory, config)
-        self._started(self.prometheus)
+    def __enter__(self) -> Demo:
+        with ExitStack() as started:
+            started.enter_context(self.stack)
+            started.callback(self.job.kill)
+            self._started = started.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._started.close()
 
     def run(self) -> None:
         """The whole story."""
@@ -68,7 +67,6 @@ class Demo:
         """Start the job and wait until every rank has made steps. Raises RuntimeError if they do not."""
         say(f"starting a training job: {GPUS} ranks under torchrun, digits from scikit-learn, nothing changed in it")
         self.job.start()
-        self._cleanup.callback(self.job.kill)
         self._wait_until_training()
 
     def make_rank_zero_lag(self) -> None:
@@ -81,7 +79,7 @@ class Demo:
         """The end of the first fault, until Alertmanager says so."""
         self.job.end_extra_work()
         say("rank 0 stops that; the alert should resolve")
-        wait_for(lambda: any(not n.is_firing for n in self.webhook.notifications), RECOVERED_WITHIN)
+        wait_for(lambda: any(not n.is_firing for n in self.stack.webhook.notifications), RECOVERED_WITHIN)
 
     def finish_with_memory_held(self) -> None:
         """The end of the job, and the second fault, until its notification."""
@@ -97,7 +95,7 @@ class Demo:
             HELD_MEMORY_FAULT: {"gpu": str(HELD_GPU)},
         }
         wrong = []
-        for notification in self.webhook.firing():
+        for notification in self.stack.webhook.firing():
             labels = expected.get(notification.name)
             if labels is None or not labels.items() <= notification.labels.items():
                 wrong.append(
@@ -108,51 +106,34 @@ class Demo:
                 wrong.append(f"not notified within {NOTIFIED_WITHIN:.0f} s: {name}")
         return wrong
 
-    def _started(self, server: servers.Server) -> servers.Server:
-        server.start()
-        self._cleanup.callback(server.stop)
-        say(f"{server.name:12}  {server.url}")
-        return server
-
     def _wait_until_training(self) -> None:
         def trains() -> bool:
             if not self.job.is_running():
                 raise RuntimeError(f"the training job did not start:\n{self.job.output.read_text(errors='replace')}")
-            return len(self.prometheus.query("rankscope_rank_steps_total > 1")) == GPUS
+            return len(self.stack.prometheus.query("rankscope_rank_steps_total > 1")) == GPUS
 
         if not wait_for(trains, JOB_STARTS_WITHIN):
             raise RuntimeError(f"the training job made no step within {JOB_STARTS_WITHIN:.0f} s")
 
     def _hold_memory(self) -> None:
-        command = [sys.executable, "-m", "rankscope_exporter.simulation.hold", f"--dir={self._directory / 'holders'}"]
+        command = [sys.executable, "-m", "rankscope_exporter.simulation.hold", f"--dir={self._holders}"]
         command += [f"--gpu={HELD_GPU}", f"--memory={HELD_MEMORY}"]
         holder = subprocess.Popen(command)  # noqa: S603 - our own module
-        self._cleanup.callback(holder.wait)
-        self._cleanup.callback(holder.terminate)
+        self._started.callback(holder.wait)
+        self._started.callback(holder.terminate)
 
     def _await(self, name: str) -> None:
         began = time.time()
-
-        def arrived() -> list[Notification]:
-            return [n for n in self.webhook.firing() if n.name == name and n.received >= began]
-
-        wait_for(arrived, NOTIFIED_WITHIN + 5)
-        self.delays[name] = arrived()[0].received - began if arrived() else None
+        notification = self.stack.notified(name, NOTIFIED_WITHIN + 5, since=began)
+        self.delays[name] = notification.received - began if notification else None
 
 
-def address(server: servers.Server) -> str:
-    """host:port of a server."""
-    return server.url.removeprefix("http://")
+def _say_notification(notification: Notification) -> None:
+    say(f"    >>> {notification.line()}")
 
 
-def wait_for(condition: Callable[[], object], seconds: float) -> bool:
-    """Whether `condition` came true within `seconds`."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.2)
-    return False
+def _say_started(server: servers.Server) -> None:
+    say(f"{server.name:12}  {server.url}")
 
 
 def say(text: str) -> None:

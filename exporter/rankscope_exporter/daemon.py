@@ -22,7 +22,8 @@ from rankscope_exporter.scrape import Collector, Scrape
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.ranks import RankActivity
-from rankscope_exporter.simulation.scenario import ScenarioError, load_scenario
+from rankscope_exporter.simulation.scenario import load_scenario
+from rankscope_exporter.simulation.values import ScenarioError
 from rankscope_exporter.source import SourceCollector
 from rankscope_exporter.web.app import create_app
 

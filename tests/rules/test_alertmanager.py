@@ -8,11 +8,12 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from deploy.prometheus import fast
+from examples.demo import servers
 
 CONFIG = Path(__file__).resolve().parents[2] / "deploy/alertmanager/alertmanager.yml"
 NOWHERE = "http://127.0.0.1:9/"  # the discard port: routing and inhibition are asked for, not delivered
@@ -24,11 +25,8 @@ Alert = dict[str, str]
 class Alertmanager:
     """The part of Alertmanager's API v2 that the tests need."""
 
-    def __init__(self, port: int) -> None:
-        self._url = f"http://127.0.0.1:{port}"
-
-    def ready(self) -> bool:
-        return self._open("/-/ready") is not None
+    def __init__(self, url: str) -> None:
+        self._url = url
 
     def fire(self, *alerts: Alert) -> None:
         body = json.dumps([{"labels": alert} for alert in alerts]).encode()
@@ -47,14 +45,8 @@ class Alertmanager:
         return sorted((group["labels"]["alertname"], len(group["alerts"])) for group in groups)
 
     def _get(self, path: str) -> Any:
-        return json.loads(self._open(path) or "[]")
-
-    def _open(self, path: str) -> bytes | None:
-        try:
-            with urllib.request.urlopen(self._url + path, timeout=5) as answer:
-                return bytes(answer.read())
-        except OSError:
-            return None
+        with urllib.request.urlopen(self._url + path, timeout=5) as answer:
+            return json.load(answer)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -65,18 +57,11 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 @pytest.fixture
-def alertmanager(fast: ModuleType, tmp_path: Path, free_port: int) -> Iterator[Alertmanager]:
-    config = tmp_path / "alertmanager.yml"
-    config.write_text(fast.alertmanager_config(NOWHERE))
-    flags = [f"--web.listen-address=127.0.0.1:{free_port}", "--cluster.listen-address="]
-    command = ["prometheus-alertmanager", f"--config.file={config}", f"--storage.path={tmp_path}", *flags]
-    with (tmp_path / "log").open("w") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        client = Alertmanager(free_port)
-        try:
-            wait_until(client.ready)
-            yield client
-        finally:
-            process.terminate()
+def alertmanager(tmp_path: Path) -> Iterator[Alertmanager]:
+    server = servers.alertmanager(tmp_path, fast.alertmanager_config(NOWHERE))
+    server.start()
+    yield Alertmanager(server.url)
+    server.stop()
 
 
 def alert(name: str, severity: str = "warning", **labels: str) -> Alert:
@@ -153,7 +138,7 @@ def test_one_fault_is_one_notification_a_run_or_a_node(alertmanager: Alertmanage
 
 
 @pytest.mark.parametrize("speed", ["production", "fast"])
-def test_amtool_finds_no_fault_in_the_configuration(fast: ModuleType, tmp_path: Path, speed: str) -> None:
+def test_amtool_finds_no_fault_in_the_configuration(tmp_path: Path, speed: str) -> None:
     path = tmp_path / "alertmanager.yml"
     path.write_text(CONFIG.read_text() if speed == "production" else fast.alertmanager_config(NOWHERE))
     done = subprocess.run(["amtool", "check-config", path], capture_output=True, text=True, check=False)
@@ -161,7 +146,7 @@ def test_amtool_finds_no_fault_in_the_configuration(fast: ModuleType, tmp_path: 
     assert "5 inhibit rules" in done.stdout
 
 
-def test_the_fast_configuration_differs_in_waiting_times_and_address_only(fast: ModuleType) -> None:
+def test_the_fast_configuration_differs_in_waiting_times_and_address_only() -> None:
     shipped = yaml.safe_load(CONFIG.read_text())
     quick = yaml.safe_load(fast.alertmanager_config(NOWHERE))
     assert quick["receivers"][0]["webhook_configs"][0]["url"] == NOWHERE

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from deploy.prometheus import render
 
 LIMIT = {"limit": {"production": "5m", "fast": "10s", "reason": "for the test"}}
 
@@ -20,7 +20,7 @@ def tree(root: Path, source: str, thresholds: dict[str, Any] = LIMIT) -> Path:
     return root
 
 
-def test_a_threshold_is_filled_in_as_it_is_as_seconds_or_as_a_percentage(render: ModuleType) -> None:
+def test_a_threshold_is_filled_in_as_it_is_as_seconds_or_as_a_percentage() -> None:
     thresholds = {**LIMIT, "ratio": {"production": 0.15, "fast": 0.2, "reason": "for the test"}}
     source = "for: <<limit>>, over <<limit | seconds>>, above <<ratio>> or <<ratio | percent>>"
     assert render.render(source, thresholds, "production", "x") == "for: 5m, over 300, above 0.15 or 15%"
@@ -36,22 +36,18 @@ def test_a_threshold_is_filled_in_as_it_is_as_seconds_or_as_a_percentage(render:
         ("for: 5m", "thresholds.yml: no rule uses limit"),
     ],
 )
-def test_a_mistake_in_a_rule_is_one_line_that_names_it(
-    render: ModuleType, tmp_path: Path, source: str, complaint: str
-) -> None:
+def test_a_mistake_in_a_rule_is_one_line_that_names_it(tmp_path: Path, source: str, complaint: str) -> None:
     with pytest.raises(render.RenderError, match=f"^{re.escape(complaint)}$"):
         render.render_all(tree(tmp_path, source))
 
 
-def test_a_threshold_without_a_reason_is_refused(render: ModuleType, tmp_path: Path) -> None:
+def test_a_threshold_without_a_reason_is_refused(tmp_path: Path) -> None:
     root = tree(tmp_path, "for: <<limit>>", {"limit": {"production": "5m", "fast": "1s"}})
     with pytest.raises(render.RenderError, match="limit needs exactly production, fast and reason"):
         render.render_all(root)
 
 
-def test_what_differs_is_missing_or_left_over_is_not_up_to_date_until_written(
-    render: ModuleType, tmp_path: Path
-) -> None:
+def test_what_differs_is_missing_or_left_over_is_not_up_to_date_until_written(tmp_path: Path) -> None:
     rendered = render.render_all(tree(tmp_path, "for: <<limit>>"))
     render.write(rendered)
     assert not list(render.outdated(rendered))

@@ -6,11 +6,11 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from deploy.prometheus import fast
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy/prometheus/rules"
@@ -91,7 +91,7 @@ def test_prometheus_accepts_the_shipped_configuration() -> None:
     assert "5 rule files found" in succeeds("promtool", "check", "config", ROOT / "deploy/prometheus/prometheus.yml")
 
 
-def test_prometheus_accepts_the_fast_configuration(fast: ModuleType, tmp_path: Path) -> None:
+def test_prometheus_accepts_the_fast_configuration(tmp_path: Path) -> None:
     path = tmp_path / "prometheus.yml"
     path.write_text(fast.prometheus_config(["127.0.0.1:1", "127.0.0.1:2"], alertmanager="127.0.0.1:3"))
     assert "5 rule files found" in succeeds("promtool", "check", "config", path)

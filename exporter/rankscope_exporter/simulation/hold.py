@@ -22,16 +22,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", type=int, required=True, help="index of the GPU")
     parser.add_argument("--memory", required=True, help="such as 20GiB")
     options = parser.parse_args(arguments)
-    # Blocked rather than handled, and before the announcement: a signal that comes early waits for sigwait.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
         size("--memory", options.memory)
-        with announced(options.dir, options.gpu, options.memory):
-            signal.sigwait({signal.SIGTERM, signal.SIGINT})
+        hold(options.dir, options.gpu, options.memory)
     except (ScenarioError, OSError) as error:
         sys.stderr.write(f"hold: {error}\n")
         return 2
     return 0
+
+
+def hold(directory: Path, gpu: int, memory: str) -> None:
+    """Hold until SIGTERM or SIGINT. They are blocked before the announcement, so that an early one waits for sigwait."""
+    stops = {signal.SIGTERM, signal.SIGINT}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
+    try:
+        with announced(directory, gpu, memory):
+            signal.sigwait(stops)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 if __name__ == "__main__":

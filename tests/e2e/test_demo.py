@@ -1,0 +1,14 @@
+"""`make demo ONCE=1`, as a test: real torchrun → exporter → Prometheus → Alertmanager → webhook."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from examples.demo.story import Demo
+
+
+def test_both_faults_of_the_demo_are_notified_and_nothing_else_is(tmp_path: Path, run_dir: Path) -> None:
+    with Demo(tmp_path, run_dir) as demo:
+        demo.run()
+        assert demo.verdict() == []
+        assert len(demo.delays) == 2
