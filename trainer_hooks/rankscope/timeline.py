@@ -53,6 +53,7 @@ class Timeline:
         """Begin again from nothing, in start-up, as the calling process."""
         self._owner: int | None = threading.main_thread().ident
         self._stack = [record.STARTUP]  # the bottom becomes OTHER when start-up ends
+        self._entered = [0.0]  # when each of them was opened; nobody leaves the bottom
         self._absorber, self._absorber_depth = record.STARTUP, 0
         self._phase = record.STARTUP
         self._since = self._last_step = self._clock()
@@ -75,29 +76,39 @@ class Timeline:
             return -1
         if self.on_event is not None:
             self.on_event(phase)
+        now = self._clock()
         depth = len(self._stack)
         self._stack.append(phase)
+        self._entered.append(now)
         if self._absorber == NOBODY:
             if phase in record.ABSORBING:
                 self._absorber, self._absorber_depth = phase, depth
-            self._open(phase)
+            self._open(phase, now)
         else:
-            self.writer.slots[LAST_PROGRESS] = self._clock()
+            self.writer.slots[LAST_PROGRESS] = now
         return depth
 
-    def leave(self, depth: Depth) -> None:
-        """Close the phase that was opened at `depth`, and whatever was left open within it."""
-        if depth > 0:
-            del self._stack[depth:]
-            if self._absorber_depth >= depth:
-                self._absorber, self._absorber_depth = NOBODY, NOBODY
-            if self._absorber == NOBODY:
-                self._open(self._stack[-1])
+    def leave(self, depth: Depth) -> float:
+        """Close the phase that was opened at `depth`, and whatever was left open within it.
 
-    def _open(self, phase: int) -> None:
+        Returns the seconds since it was opened; 0 if it was not, or somebody further out has closed it already.
+        """
+        if not 0 < depth < len(self._stack):
+            return 0.0
+        now = self._clock()
+        seconds = now - self._entered[depth]
+        del self._stack[depth:], self._entered[depth:]
+        if self._absorber_depth >= depth:
+            self._absorber, self._absorber_depth = NOBODY, NOBODY
+        if self._absorber == NOBODY:
+            self._open(self._stack[-1], now)
+        else:
+            self.writer.slots[LAST_PROGRESS] = now
+        return seconds
+
+    def _open(self, phase: int, now: float) -> None:
         """Charge the time since the last change to the phase that was open, and open `phase`."""
         slots = self.writer.slots
-        now = self._clock()
         sequence = slots[SEQUENCE]
         slots[SEQUENCE] = sequence + 1
         slots[PHASE_SECONDS + self._phase] += now - self._since
@@ -126,7 +137,7 @@ class Timeline:
         slots[SEQUENCE] += 1
         self._last_step = now
         if self._stack[0] == record.STARTUP:
-            self._end_startup()
+            self._end_startup(now)
 
     def collective(self, op: int, seconds: float, size: float) -> None:
         """Count one collective of `size` bytes that kept the training thread for `seconds`."""
@@ -144,10 +155,6 @@ class Timeline:
         slots[COLLECTIVE_SECONDS + op] += seconds
         slots[SEQUENCE] += 1
 
-    def is_mine(self) -> bool:
-        """Whether the calling thread is the one whose time is recorded."""
-        return get_ident() == self._owner
-
     def stop(self) -> None:
         """Ignore every event from now on."""
         self._owner = None
@@ -157,8 +164,8 @@ class Timeline:
         slots[STEP_SECONDS] += seconds
         slots[STEP_BUCKETS + bisect_left(record.STEP_BOUNDS, seconds)] += 1
 
-    def _end_startup(self) -> None:
+    def _end_startup(self, now: float) -> None:
         self._stack[0] = record.OTHER
         absorbing = ((phase, depth) for depth, phase in enumerate(self._stack) if phase in record.ABSORBING)
         self._absorber, self._absorber_depth = next(absorbing, (NOBODY, NOBODY))
-        self._open(self._stack[-1] if self._absorber == NOBODY else self._absorber)
+        self._open(self._stack[-1] if self._absorber == NOBODY else self._absorber, now)

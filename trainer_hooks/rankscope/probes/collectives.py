@@ -6,7 +6,6 @@ DDP's own all-reduce happens in C++ and does not pass here (ddp.py measures its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from time import monotonic
 from typing import Any
 
 import torch
@@ -50,29 +49,26 @@ class CollectiveCounter:
         # By id and without a reference: keeping a work alive would keep its tensors alive.
         self._pending: dict[int, int] = {}
 
-    def begin(self) -> tuple[Depth, float]:
+    def begin(self) -> Depth:
         """The training thread goes into a collective, or into waiting for one."""
-        return self._timeline.enter(record.COLLECTIVE_WAIT), monotonic()
+        return self._timeline.enter(record.COLLECTIVE_WAIT)
 
-    def issued(self, began: tuple[Depth, float], op: int, payload: Any, work: Any) -> None:
+    def issued(self, depth: Depth, op: int, payload: Any, work: Any) -> None:
         """The call returned; `work` may still have to be waited for."""
-        depth, since = began
-        self._timeline.leave(depth)
         if depth < 0:
             return
-        self._timeline.collective(op, monotonic() - since, float(payload_bytes(payload)))
+        self._timeline.collective(op, self._timeline.leave(depth), float(payload_bytes(payload)))
         if work is not None:
             if len(self._pending) >= MAX_PENDING:
                 self._pending.clear()
             self._pending[id(work)] = op
 
-    def waited(self, began: tuple[Depth, float], work: Any) -> None:
+    def waited(self, depth: Depth, work: Any) -> None:
         """A wait for `work` returned."""
-        depth, since = began
-        self._timeline.leave(depth)
+        seconds = self._timeline.leave(depth)
         op = self._pending.pop(id(work), None)
         if depth > 0 and op is not None:
-            self._timeline.collective_wait(op, monotonic() - since)
+            self._timeline.collective_wait(op, seconds)
 
 
 def payload_bytes(payload: Any) -> int:
@@ -104,15 +100,15 @@ def _issue(
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
-            began = begin()
+            depth = begin()
             work = None
             try:
                 work = original(group, *args, **kwargs)
                 return work
             finally:
-                if began is not None:
+                if depth is not None:
                     payload = args[place] if place is not None and place < len(args) else None
-                    issued(began, op, payload, work)
+                    issued(depth, op, payload, work)
 
         return issue
 
@@ -124,12 +120,12 @@ def _wait(counter: CollectiveCounter, guard: Guard) -> Callable[[Callable[..., A
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            began = begin()
+            depth = begin()
             try:
                 return original(work, *args, **kwargs)
             finally:
-                if began is not None:
-                    waited(began, work)
+                if depth is not None:
+                    waited(depth, work)
 
         return wait
 

@@ -12,12 +12,10 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
-from time import monotonic
 from typing import Any
 
 import torch
 from torch.autograd.graph import Node
-from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import record
@@ -38,17 +36,17 @@ class Sandwich:
         self._timeline = timeline
         self._in_flight = False
         self._depth: Depth = -1
-        self._began = 0.0
         self._bytes = 0.0
         self._gradient_bytes = once_a_module(gradient_bytes)
         self._first, self._second = guard(self._before_reducer), guard(self._after_reducer)
         self._on_first_gradient = guard(self._queue)
 
-    def arm(self, module: DistributedDataParallel, outputs: Any) -> None:
+    def arm(self, call: tuple[Any, ...], outputs: Any, _seconds: float) -> None:
         """After a forward whose backward will synchronise: hook the nodes that made the outputs."""
+        module: DistributedDataParallel = call[0]
         # An exception in the last backward may have left it in flight.
         self._in_flight = False
-        if not (torch.is_grad_enabled() and module.require_backward_grad_sync and self._timeline.is_mine()):
+        if not (module.require_backward_grad_sync and torch.is_grad_enabled()):
             return
         # A communication hook may compress: what it sends is its own affair, and we do not guess.
         self._bytes = 0.0 if module._comm_hooks else self._gradient_bytes(module)  # noqa: SLF001 - no public question
@@ -61,14 +59,12 @@ class Sandwich:
             queue_callback(self._first)
 
     def _before_reducer(self) -> None:
-        self._began = monotonic()
         # The engine may run this on a device's thread; the training thread waits for the engine.
         self._depth = self._timeline.enter(record.COLLECTIVE_WAIT, on_behalf=True)
         queue_callback(self._second)
 
     def _after_reducer(self) -> None:
-        self._timeline.leave(self._depth)
-        self._timeline.collective(DDP_ALL_REDUCE, monotonic() - self._began, self._bytes)
+        self._timeline.collective(DDP_ALL_REDUCE, self._timeline.leave(self._depth), self._bytes)
         self._in_flight = False
 
 
@@ -121,43 +117,15 @@ def graph_nodes(value: Any) -> Iterator[Node]:
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch DDP's forward and its buffer broadcast, and arm the sandwich."""
-    arm = guard(Sandwich(timeline, guard).arm)
-
-    def forward(original: Callable[..., Any]) -> Callable[..., Any]:
-        timed = in_phase(timeline, guard, record.FORWARD)(original)
-
-        def watched(module: DistributedDataParallel, *inputs: Any, **kwargs: Any) -> Any:
-            outputs = timed(module, *inputs, **kwargs)
-            if not is_compiling():
-                arm(module, outputs)
-            return outputs
-
-        return watched
-
-    return [
-        replace(DistributedDataParallel, "forward", forward),
-        replace(DistributedDataParallel, "_sync_buffers", _timed_broadcast(timeline, guard)),
-    ]
-
-
-def _timed_broadcast(timeline: Timeline, guard: Guard) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """DDP broadcasts buffers in forward by default: the ranks wait there for whoever comes late to it."""
     payload = once_a_module(buffer_bytes)
 
-    @guard
-    def count(module: torch.nn.Module, began: float) -> None:
-        if timeline.is_mine():
-            timeline.collective(DDP_BROADCAST, monotonic() - began, payload(module))
+    def count_broadcast(call: tuple[Any, ...], _result: object, seconds: float) -> None:
+        timeline.collective(DDP_BROADCAST, seconds, payload(call[0]))
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        timed = in_phase(timeline, guard, record.COLLECTIVE_WAIT)(original)
-
-        def sync_buffers(module: torch.nn.Module) -> Any:
-            began = monotonic()
-            result = timed(module)
-            count(module, began)
-            return result
-
-        return sync_buffers
-
-    return wrap
+    forward = in_phase(timeline, guard, record.FORWARD, Sandwich(timeline, guard).arm)
+    # By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it.
+    broadcast = in_phase(timeline, guard, record.COLLECTIVE_WAIT, count_broadcast)
+    return [
+        replace(DistributedDataParallel, "forward", forward),
+        replace(DistributedDataParallel, "_sync_buffers", broadcast),
+    ]

@@ -11,13 +11,15 @@ from rankscope.guard import Guard
 from rankscope.timeline import Timeline
 
 Function = Callable[..., Any]
+Done = Callable[[tuple[Any, ...], Any, float], None]
 
 
-def in_phase(timeline: Timeline, guard: Guard, phase: int) -> Callable[[Function], Function]:
+def in_phase(timeline: Timeline, guard: Guard, phase: int, done: Done | None = None) -> Callable[[Function], Function]:
     """A wrapper that opens `phase` around a call. Its errors are its own; those of the call pass untouched.
 
-    It guards itself in place, without the guard's wrapper, because it runs several times a step. While
-    torch.compile traces it is transparent: reading a clock there would break the user's graph.
+    `done` gets the call's arguments, its result and its seconds, if it was one of the training thread's. While
+    torch.compile traces, the wrapper is transparent: reading a clock there would break the user's graph. It guards
+    itself in place, without the guard's own wrapper, because it runs several times a step.
     """
     enter, leave = timeline.enter, timeline.leave
 
@@ -25,16 +27,19 @@ def in_phase(timeline: Timeline, guard: Guard, phase: int) -> Callable[[Function
         def watched(*args: Any, **kwargs: Any) -> Any:
             if guard.blown or is_compiling():
                 return original(*args, **kwargs)
-            depth = -1
+            depth, result = -1, None
             try:
                 depth = enter(phase)
             except Exception as error:
                 guard.blow(error)
             try:
-                return original(*args, **kwargs)
+                result = original(*args, **kwargs)
+                return result
             finally:
                 try:
-                    leave(depth)
+                    seconds = leave(depth)
+                    if done is not None and depth > 0:
+                        done(args, result, seconds)
                 except Exception as error:
                     guard.blow(error)
 

@@ -1,0 +1,135 @@
+"""The daemon as a process: it starts without a driver, finds one later, and names what is wrong with its flags."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+EXPORTER = [sys.executable, "-m", "rankscope_exporter"]
+
+
+@contextmanager
+def exporter(port: int, *flags: str) -> Iterator[str]:
+    """A running exporter; the value is its address. It has to end by itself on SIGTERM."""
+    command = [*EXPORTER, f"--web.listen-address=127.0.0.1:{port}", *flags]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            eventually(lambda: status(f"{url}/-/healthy") == 200)
+            yield url
+        finally:
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(20) in (0, -signal.SIGTERM)
+
+
+def eventually(condition: object, seconds: float = 20.0) -> None:
+    assert callable(condition)
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it never came true"
+        time.sleep(0.1)
+
+
+def status(url: str) -> int:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return 0
+
+
+def metrics(url: str) -> list[str]:
+    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
+        return str(answer.read().decode()).splitlines()
+
+
+def refused(*flags: str) -> str:
+    """The one line with which the exporter refuses these flags."""
+    process = subprocess.run([*EXPORTER, *flags], capture_output=True, text=True, check=False, timeout=60)
+    assert process.returncode == 2
+    assert process.stdout == ""
+    (line,) = (line for line in process.stderr.splitlines() if not line.startswith("ts="))
+    return line
+
+
+def test_without_a_driver_it_is_up_and_ready_and_says_so(run_dir: Path, free_port: int) -> None:
+    with exporter(free_port, f"--run-dir={run_dir}") as url:
+        eventually(lambda: status(f"{url}/-/ready") == 200)
+        lines = metrics(url)
+        assert "rankscope_exporter_nvml_up 0.0" in lines
+        assert "rankscope_exporter_gpus_seen 0.0" in lines
+        assert not [line for line in lines if line.startswith("rankscope_gpu_")]
+
+
+def test_a_driver_that_appears_later_is_picked_up(run_dir: Path, free_port: int) -> None:
+    scenario = run_dir / "scenario.yml"
+    scenario.write_text("gpus: 2\ndriver:\n  - {at: 0, loaded: false}\n  - {at: 10, loaded: true}\n")
+    with exporter(free_port, f"--run-dir={run_dir}", f"--simulate={scenario}") as url:
+        assert "rankscope_exporter_nvml_up 0.0" in metrics(url)
+        eventually(lambda: "rankscope_exporter_gpus_seen 2.0" in metrics(url))
+        assert "rankscope_exporter_nvml_up 1.0" in metrics(url)
+
+
+def test_a_collector_that_is_off_publishes_nothing(run_dir: Path, free_port: int) -> None:
+    flags = ("--simulate=1", f"--run-dir={run_dir}", "--no-collector.memory", "--no-collector.xid")
+    with exporter(free_port, *flags) as url:
+        eventually(lambda: status(f"{url}/-/ready") == 200)
+        names = {line.split("{")[0] for line in metrics(url)}
+        assert "rankscope_gpu_power_watts" in names
+        assert not [name for name in names if "memory" in name or "xid" in name]
+
+
+def test_a_rank_file_that_is_not_one_costs_the_others_nothing(run_dir: Path, free_port: int) -> None:
+    (run_dir / "half.rank").write_bytes(b"RANKSCOP")
+    with exporter(free_port, f"--run-dir={run_dir}") as url:
+        lines = metrics(url)
+        assert 'rankscope_exporter_rank_files_skipped{reason="truncated"} 1.0' in lines
+        assert 'rankscope_exporter_collector_success{collector="ranks"} 1.0' in lines
+
+
+def test_a_port_in_use_is_named(free_port: int) -> None:
+    with socket.create_server(("127.0.0.1", free_port)):
+        line = refused(f"--web.listen-address=127.0.0.1:{free_port}")
+    assert line.startswith(f"rankscope-exporter: --web.listen-address: cannot listen on 127.0.0.1:{free_port}")
+
+
+def test_a_scenario_that_does_not_exist_is_named() -> None:
+    assert refused("--simulate=/nowhere/scenario.yml", "--web.listen-address=127.0.0.1:0") == (
+        "rankscope-exporter: --simulate: /nowhere/scenario.yml: No such file or directory"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "named"), [("gpus: none", "gpus"), ("gpus: 2\ncolour: red", "colour"), ("[", "not YAML")]
+)
+def test_a_wrong_scenario_is_named_with_its_key(text: str, named: str, tmp_path: Path) -> None:
+    (tmp_path / "wrong.yml").write_text(text)
+    line = refused(f"--simulate={tmp_path / 'wrong.yml'}", "--web.listen-address=127.0.0.1:0")
+    assert line.startswith("rankscope-exporter: --simulate: ")
+    assert named in line
+
+
+def test_a_wrong_flag_is_named() -> None:
+    assert "--colour" in refused("--colour=red")
+
+
+def test_it_serves_ipv4_without_a_host_in_its_address(run_dir: Path, free_port: int) -> None:
+    command = [*EXPORTER, f"--web.listen-address=:{free_port}", f"--run-dir={run_dir}"]
+    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ) as process:
+        try:
+            eventually(lambda: status(f"http://127.0.0.1:{free_port}/-/healthy") == 200)
+        finally:
+            process.terminate()

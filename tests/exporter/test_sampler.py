@@ -1,0 +1,303 @@
+"""The sampler tells what is, and only that: lost, stuck and absent things have no value, and come back by themselves.
+
+The simulated machine's clock stands still until a test turns it; the sampler's threads are real.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pynvml
+import pytest
+
+from rankscope_exporter.collectors import GPU_SOURCES, gpu, load, memory, power, temperature
+from rankscope_exporter.device_sampler import DeviceSampler, GpuState, Timing
+from rankscope_exporter.sampler import Sampler
+from rankscope_exporter.simulation import simulated_uuid
+from rankscope_exporter.source import Gpu, GpuSource, SourceCollector
+
+FAST = Timing(interval=0.02, deadline=2, reopen_after=0.02)
+PATIENT = Timing(interval=0.02, deadline=120, reopen_after=0.02)
+FIRST, SECOND = Gpu(0, simulated_uuid(0)), Gpu(1, simulated_uuid(1))
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    """Wait until it holds; a minute is for machines that do many things at once."""
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.01)
+
+
+class Gate:
+    """The simulated driver's sleep: short ones pass, a blocking call waits until it is released."""
+
+    def __init__(self) -> None:
+        self.released = threading.Event()
+
+    def __call__(self, seconds: float) -> None:
+        self.released.wait(60) if seconds > 1 else time.sleep(seconds)
+
+
+@pytest.fixture
+def sampling(machine) -> Iterator[Callable[..., tuple]]:
+    """Makes a machine and a sampler that runs on it."""
+    samplers: list[Sampler] = []
+    gate = Gate()
+
+    def make(scenario: str, sources=GPU_SOURCES, timing: Timing = PATIENT):
+        m = machine(scenario, sleep=gate)
+        m.gate = gate
+        samplers.append(Sampler(m.driver, sources, timing=timing))
+        samplers[-1].start()
+        eventually(lambda: samplers[-1].is_ready)
+        return m, samplers[-1]
+
+    yield make
+    gate.released.set()
+    for sampler in samplers:
+        sampler.stop()
+
+
+def uuids_published(sampler: Sampler) -> dict[str, set[str]]:
+    """Which GPUs have a sample, by metric."""
+    found: dict[str, set[str]] = {}
+    for source in GPU_SOURCES:
+        for family in SourceCollector(source, sampler).collect():
+            for sample in family.samples:
+                found.setdefault(sample.name, set()).add(sample.labels["uuid"])
+    return found
+
+
+def test_every_gpu_is_read_before_the_sampler_is_ready(sampling):
+    _, sampler = sampling("gpus: 4")
+    assert sampler.nvml_up
+    assert sampler.gpus_seen == sampler.gpus_expected == 4
+    assert [found.index for found in sampler.readings(memory.SOURCE)] == [0, 1, 2, 3]
+    assert all(sampler.readings(memory.SOURCE).values())
+
+
+def test_a_lost_gpu_leaves_no_value_behind_and_returns(sampling):
+    m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 5, lost: true}, {at: 9, lost: false}]}}")
+    before = uuids_published(sampler)
+    assert all(uuids == {FIRST.uuid, SECOND.uuid} for uuids in before.values())
+
+    m.clock.advance(5)
+    eventually(lambda: sampler.gpus_seen == 1)
+    during = uuids_published(sampler)
+    assert during.pop("rankscope_gpu_up") == {FIRST.uuid, SECOND.uuid}
+    assert all(uuids == {FIRST.uuid} for uuids in during.values())
+    assert sampler.readings(gpu.SOURCE)[SECOND] is None
+    assert sampler.gpus_expected == 2
+
+    m.clock.advance(4)
+    eventually(lambda: sampler.gpus_seen == 2)
+    assert uuids_published(sampler) == before
+
+
+def test_counters_of_a_gpu_that_returns_continue_where_they_were(sampling):
+    m, sampler = sampling("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 10, lost: true}, {at: 15, lost: false}]}}")
+
+    def busy_seconds() -> float:
+        reading = sampler.readings(load.SOURCE)[FIRST]
+        return reading.busy_seconds if reading else -1
+
+    for _ in range(9):
+        m.clock.advance(1)
+        now = m.clock()
+        eventually(lambda: sampler.readings(load.SOURCE)[FIRST].last_busy >= now - 0.2)
+    before = busy_seconds()
+    assert before > 7
+    m.clock.advance(1)
+    eventually(lambda: sampler.gpus_seen == 0)
+    m.clock.advance(5)
+    eventually(lambda: sampler.gpus_seen == 1)
+    assert before <= busy_seconds() <= before + 1.01
+
+
+def test_a_blocking_device_stalls_only_itself(sampling):
+    m, sampler = sampling(
+        "{gpus: 2, timeline: {0: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}, {at: 6, blocks: {}}]}}", timing=FAST
+    )
+    m.clock.advance(5)
+    eventually(lambda: sampler.readings(gpu.SOURCE)[FIRST] is None)
+    assert sampler.readings(memory.SOURCE)[FIRST] is None, "what was read before it blocked is too old as well"
+    m.clock.advance(1)
+    joules = m.simulated.gpus[1].energy(m.simulated.now())
+    eventually(lambda: (reading := sampler.readings(power.SOURCE)[SECOND]) and reading.joules >= joules - 1)
+    eventually(lambda: sampler.nvml_up)
+    assert sampler.readings(gpu.SOURCE)[FIRST] is None
+
+    m.gate.released.set()
+    eventually(lambda: sampler.gpus_seen == 2)
+
+
+def test_a_gpu_that_blocks_from_the_start_hides_no_other(sampling):
+    _, sampler = sampling(
+        "{gpus: 3, timeline: {0: [{at: 0, blocks: {nvmlDeviceGetHandleByIndex_v2: 60}}]}}", timing=FAST
+    )
+    eventually(lambda: sampler.gpus_seen == 2)
+    assert sampler.gpus_expected == 3
+    assert FIRST not in sampler.readings(gpu.SOURCE)
+
+
+def test_a_machine_without_a_driver_is_ready_and_says_so(sampling):
+    _, sampler = sampling("{gpus: 2, driver: [{at: 0, loaded: false}]}")
+    assert not sampler.nvml_up
+    assert sampler.gpus_seen == sampler.gpus_expected == 0
+    assert uuids_published(sampler) == {}
+
+
+def test_a_driver_that_appears_later_is_picked_up(sampling):
+    m, sampler = sampling("{gpus: 2, driver: [{at: 0, loaded: false}, {at: 5, loaded: true}]}")
+    m.clock.advance(5)
+    eventually(lambda: sampler.gpus_seen == 2)
+    assert sampler.nvml_up
+    assert sampler.gpus_expected == 2
+
+
+def test_a_driver_that_goes_away_takes_its_gpus_with_it_until_it_is_back(sampling):
+    m, sampler = sampling("{gpus: 2, driver: [{at: 5, loaded: false}, {at: 9, loaded: true}]}", timing=FAST)
+    m.clock.advance(5)
+    eventually(lambda: not sampler.nvml_up and sampler.gpus_seen == 0)
+    assert sampler.gpus_expected == 2, "what is missing is known by what was there"
+    m.clock.advance(4)
+    eventually(lambda: sampler.nvml_up and sampler.gpus_seen == 2)
+
+
+def test_every_xid_is_counted_also_the_same_again(sampling):
+    m, sampler = sampling(
+        "{gpus: 2, timeline: {1: [{at: 5, xid: 31}, {at: 6, xid: 31}, {at: 7, xid: 79, lost: true}, {at: 7, xid: 31}]}}"
+    )
+    eventually(lambda: sampler.xids() == {FIRST: {}, SECOND: {}})
+    m.clock.advance(6)
+    eventually(lambda: sampler.xids()[SECOND] == {31: 2})
+    m.clock.advance(1)
+    eventually(lambda: sampler.xids()[SECOND] == {31: 3, 79: 1})
+    eventually(lambda: sampler.gpus_seen == 1)
+    assert sampler.xids() == {FIRST: {}, SECOND: {31: 3, 79: 1}}, "the last words of a lost GPU are kept"
+
+
+def test_a_gpu_whose_driver_reports_no_xids_has_no_count_of_them(sampling):
+    scenario = "{gpus: 2, timeline: {0: [{at: 0, fails: {nvmlDeviceGetSupportedEventTypes: NOT_SUPPORTED}}]}}"
+    _, sampler = sampling(scenario)
+    eventually(lambda: sampler.xids() == {SECOND: {}})
+
+
+def test_one_quantity_that_fails_costs_only_its_own_source(sampling, caplog):
+    scenario = "{gpus: 2, timeline: {0: [{at: 0, fails: {nvmlDeviceGetPowerUsage: UNKNOWN}}]}}"
+    _, sampler = sampling(scenario)
+    assert sampler.readings(power.SOURCE)[FIRST] is None
+    assert sampler.readings(power.SOURCE)[SECOND] is not None
+    assert sampler.readings(temperature.SOURCE)[FIRST] is not None
+    assert sampler.gpus_seen == 2
+    time.sleep(10 * FAST.interval)
+    assert [record.message for record in caplog.records] == [
+        "GPU 0: power cannot be read: nvmlDeviceGetPowerUsage: Unknown Error"
+    ]
+
+
+def test_a_mistake_in_a_source_is_raised_to_whoever_collects_it_and_to_nobody_else(sampling):
+    def mistaken(_device, _tick):
+        raise ZeroDivisionError("a mistake")
+
+    broken = GpuSource("broken", "cannot work", lambda: mistaken, lambda readings: ())
+    _, sampler = sampling("gpus: 1", sources=(broken, temperature.SOURCE))
+    with pytest.raises(ZeroDivisionError, match="a mistake"):
+        SourceCollector(broken, sampler).collect()
+    assert sampler.readings(temperature.SOURCE)[FIRST] is not None
+
+
+def test_a_source_that_is_off_is_not_asked_of_the_driver(sampling, monkeypatch):
+    asked = []
+    real = pynvml.nvmlDeviceGetMemoryInfo
+    monkeypatch.setattr(
+        pynvml, "nvmlDeviceGetMemoryInfo", lambda *arguments: asked.append(arguments) or real(*arguments)
+    )
+    sampling("gpus: 1", sources=[source for source in GPU_SOURCES if source is not memory.SOURCE])
+    assert asked == []
+    sampling("gpus: 1")
+    assert asked != []
+
+
+def connections(monkeypatch) -> list[int]:
+    """Grows by one with each connection to the driver."""
+    made: list[int] = []
+    real = pynvml.nvmlInit
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: made.append(1) or real())
+    return made
+
+
+def test_missing_gpus_are_looked_for_with_a_new_connection_while_the_others_stay_up(sampling, monkeypatch):
+    made = connections(monkeypatch)
+    timing = Timing(interval=0.02, deadline=30, reopen_after=0.02, reconnect_after=0.2)
+    m, sampler = sampling("{gpus: 2, timeline: {0: [{at: 5, lost: true}]}}", timing=timing)
+    time.sleep(3 * timing.reconnect_after)
+    assert len(made) == 1, "with all GPUs there, there is no reason to"
+    m.clock.advance(5)
+    eventually(lambda: len(made) >= 3)
+    assert sampler.readings(gpu.SOURCE)[SECOND] is not None
+
+
+def test_the_driver_is_not_closed_under_a_call_that_is_stuck_in_it(sampling, monkeypatch):
+    made = connections(monkeypatch)
+    timing = Timing(interval=0.02, deadline=0.2, reopen_after=0.02, reconnect_after=0.1)
+    m, sampler = sampling("{gpus: 2, timeline: {0: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}]}}", timing=timing)
+    m.clock.advance(5)
+    eventually(lambda: sampler.gpus_seen == 1)
+    before = len(made)
+    time.sleep(5 * timing.reconnect_after)
+    assert len(made) == before
+
+
+def test_stopping_ends_every_thread_and_gives_the_handles_back(sampling):
+    before = {thread.name for thread in threading.enumerate()}
+    _, sampler = sampling("gpus: 2")
+    eventually(lambda: {"sampler", "xid", "gpu-0", "gpu-1"} <= {thread.name for thread in threading.enumerate()})
+    sampler.stop()
+    assert {thread.name for thread in threading.enumerate()} <= before
+    assert pynvml._nvmlLib_refcount == 0
+
+
+def test_a_gap_between_readings_is_not_integrated(machine):
+    ticks = []
+    source = GpuSource("ticks", "remembers them", lambda: lambda _device, tick: ticks.append(tick), lambda _: ())
+    m = machine("{gpus: 1, timeline: {0: [{at: 100, lost: true}, {at: 102, lost: false}]}}")
+    assert m.driver.connect()
+    state = GpuState(FIRST, [source])
+    timing = Timing(unix=m.clock, monotonic=m.clock)
+    sampler = DeviceSampler(0, m.driver.device, lambda _device: state, timing)
+    for at in (0, 1, 3, 60, 61, 101, 103, 104):
+        m.clock.now = m.simulated.start_unix + at
+        sampler.round()
+    assert [tick.unix - m.simulated.start_unix for tick in ticks] == [0, 1, 3, 60, 61, 103, 104]
+    assert [tick.elapsed for tick in ticks] == [0, 1, 2, 0, 1, 0, 1]
+
+
+def test_readings_keep_their_rhythm_and_a_lost_device_is_tried_less_often(machine):
+    m = machine(
+        "{gpus: 1, timeline: {0: [{at: 0, blocks: {nvmlDeviceGetPerformanceState: 0.25}}, {at: 9, lost: true}]}}"
+    )
+    assert m.driver.connect()
+    timing = Timing(unix=m.clock, monotonic=m.clock)
+    sampler = DeviceSampler(0, m.driver.device, lambda _device: GpuState(FIRST, ()), timing)
+    assert sampler.round() == pytest.approx(0.75)
+    m.clock.advance(9)
+    assert sampler.round() == timing.reopen_after == 5
+
+
+def test_a_reading_is_good_for_three_intervals_at_least():
+    assert Timing().longest_age == 5
+    assert Timing(interval=10).longest_age == 30
+
+
+def test_what_was_counted_of_a_gpu_follows_it_to_another_index(machine):
+    m = machine("gpus: 2")
+    sampler = Sampler(m.driver, GPU_SOURCES)
+    device = m.device(1)
+    state = sampler._state_of(device)
+    device.index = 0
+    assert sampler._state_of(device) is state
+    assert list(sampler.readings(gpu.SOURCE)) == [Gpu(0, simulated_uuid(1))]
