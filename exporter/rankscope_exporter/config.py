@@ -96,6 +96,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(collectors: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="rankscope-exporter",
+        usage="%(prog)s [FLAG …]",  # argparse's own would list each collector twice
         description=DESCRIPTION,
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,

@@ -181,7 +181,7 @@ class Sampler:
         state = self._states[uuid]
         counts = state.xids = Counter() if state.xids is None else state.xids
         if code is not None:
-            counts[code] = 1
+            counts[code] += 1
 
     def _known(self) -> list[GpuState]:
         with self._states_lock:

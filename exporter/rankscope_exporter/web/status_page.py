@@ -22,7 +22,7 @@ h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .4rem}
 nav a{margin-right:1.2em}p{margin:.4rem 0;color:var(--dim)}
 table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.3rem .7rem .3rem 0;border-bottom:1px solid var(--line);white-space:nowrap}
-th{font-weight:600;color:var(--dim)}td.n,th.n{text-align:right;font-variant-numeric:tabular-nums}
+th{font-weight:600;color:var(--dim)}td.n,th.n{text-align:right;padding-right:1.6rem;font-variant-numeric:tabular-nums}
 .bad{color:var(--bad)}.good{color:var(--good)}.scroll{overflow-x:auto}
 """
 
