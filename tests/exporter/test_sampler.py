@@ -106,8 +106,7 @@ def test_counters_of_a_gpu_that_returns_continue_where_they_were(sampling):
 
     for _ in range(9):
         m.clock.advance(1)
-        now = m.clock()
-        eventually(lambda: sampler.readings(load.SOURCE)[FIRST].last_busy >= now - 0.2)
+        eventually(lambda: sampler.readings(load.SOURCE)[FIRST].last_busy >= m.clock() - 0.2)
     before = busy_seconds()
     assert before > 7
     m.clock.advance(1)
@@ -203,7 +202,7 @@ def test_a_mistake_in_a_source_is_raised_to_whoever_collects_it_and_to_nobody_el
     def mistaken(_device, _tick):
         raise ZeroDivisionError("a mistake")
 
-    broken = GpuSource("broken", "cannot work", lambda: mistaken, lambda readings: ())
+    broken = GpuSource("broken", "cannot work", lambda: mistaken, lambda _readings: ())
     _, sampler = sampling("gpus: 1", sources=(broken, temperature.SOURCE))
     with pytest.raises(ZeroDivisionError, match="a mistake"):
         SourceCollector(broken, sampler).collect()
@@ -220,6 +219,13 @@ def test_a_source_that_is_off_is_not_asked_of_the_driver(sampling, monkeypatch):
     assert asked == []
     sampling("gpus: 1")
     assert asked != []
+
+
+STUCK_AND_THEN_UNLOADED = """
+gpus: 2
+driver: [{at: 6, loaded: false}]
+timeline: {0: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}]}
+"""
 
 
 def connections(monkeypatch) -> list[int]:
@@ -244,12 +250,17 @@ def test_missing_gpus_are_looked_for_with_a_new_connection_while_the_others_stay
 def test_the_driver_is_not_closed_under_a_call_that_is_stuck_in_it(sampling, monkeypatch):
     made = connections(monkeypatch)
     timing = Timing(interval=0.02, deadline=0.2, reopen_after=0.02, reconnect_after=0.1)
-    m, sampler = sampling("{gpus: 2, timeline: {0: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}]}}", timing=timing)
+    m, sampler = sampling(STUCK_AND_THEN_UNLOADED, timing=timing)
     m.clock.advance(5)
-    eventually(lambda: sampler.gpus_seen == 1)
-    before = len(made)
+    eventually(lambda: sampler._devices[0].is_stuck)
+    eventually(lambda: sampler._devices[1].is_running)
+    healthy = sampler._devices[1]
     time.sleep(5 * timing.reconnect_after)
-    assert len(made) == before
+    assert sampler._devices[1] is healthy, "nor are the others interrupted for nothing"
+    m.clock.advance(1)
+    eventually(lambda: not sampler.nvml_up)
+    time.sleep(5 * timing.interval)
+    assert len(made) == pynvml._nvmlLib_refcount == 1
 
 
 def test_stopping_ends_every_thread_and_gives_the_handles_back(sampling):

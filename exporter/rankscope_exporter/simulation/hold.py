@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def hold(directory: Path, gpu: int, memory: str) -> None:
-    """Hold until SIGTERM or SIGINT. They are blocked before the announcement, so that an early one waits for sigwait."""
+    """Hold until SIGTERM or SIGINT."""
+    # Blocked rather than handled, and before the announcement: a signal that comes early waits for sigwait.
     stops = {signal.SIGTERM, signal.SIGINT}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     try:

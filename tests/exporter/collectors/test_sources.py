@@ -160,7 +160,8 @@ def test_clocks_are_hertz_by_domain(machine):
 def test_throttled_time_is_integrated_by_reason(machine):
     m = machine("""
         gpus: 1
-        timeline: {0: [{at: 0, busy: 1}, {at: 10, throttle: [hw_slowdown, sw_thermal_slowdown]}, {at: 20, throttle: []}]}""")
+        timeline:
+          0: [{at: 0, busy: 1}, {at: 10, throttle: [hw_slowdown, sw_thermal_slowdown]}, {at: 20, throttle: []}]""")
     device, meter = m.device(), ThrottleMeter()
     for _ in range(30):
         m.clock.advance(1)
@@ -201,7 +202,7 @@ def test_a_source_asks_for_its_own_quantities_only(machine, monkeypatch):
 
 
 def test_a_collector_publishes_the_last_readings():
-    last = type("Last", (), {"readings": lambda _self, source: {GPU0: 55.0}})()
+    last = type("Last", (), {"readings": lambda _self, _source: {GPU0: 55.0}})()
     collector = SourceCollector(temperature.SOURCE, last)
     assert (collector.name, collector.help) == (temperature.SOURCE.name, temperature.SOURCE.help)
     assert samples(collector.collect()) == {"rankscope_gpu_temperature_celsius": [({}, 55.0)]}

@@ -99,7 +99,8 @@ def test_a_process_with_both_kinds_of_context_counts_once(machine):
     m = machine("""
         gpus: 1
         timeline:
-          0: [{at: 0, processes: [{pid: 1, contexts: [compute, graphics]}, {pid: 2}, {pid: 3, contexts: [graphics]}]}]""")
+          0: [{at: 0, processes: [{pid: 1, contexts: [compute, graphics]}, {pid: 2},
+                                  {pid: 3, contexts: [graphics]}]}]""")
     assert m.device().pids() == {1, 2, 3}
 
 

@@ -32,10 +32,13 @@ def test_installations_nest():
     with installed(SimulatedDriver(load_scenario("2"))):
         driver = Driver()
         driver.connect()
+        assert driver.device_count() == 2
+        before = bindings()
         with installed(SimulatedDriver(load_scenario("5"))):
             inner = Driver()
             inner.connect()
             assert inner.device_count() == 5
+        assert bindings() == before
         assert driver.device_count() == 2
 
 

@@ -1,0 +1,87 @@
+"""The watcher listens to every GPU that can be listened to, and is no burden while one cannot."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankscope_exporter.nvml.errors import DriverError
+from rankscope_exporter.nvml.events import XidEvent
+from rankscope_exporter.xid_watcher import WAIT, XidWatcher
+
+
+class Device:
+    def __init__(self, uuid: str) -> None:
+        self.uuid = uuid
+
+
+class Events:
+    """An event set that answers what a test says."""
+
+    def __init__(self, *answers: object) -> None:
+        self.answers = list(answers)
+        self.asked: list[Device] = []
+        self.refusing = False
+
+    def register(self, device: Device) -> bool:
+        self.asked.append(device)
+        if self.refusing:
+            raise DriverError("nvmlDeviceRegisterEvents", 15, "GPU is lost")
+        return True
+
+    def wait(self, _seconds: float) -> object:
+        answer = self.answers.pop(0) if self.answers else None
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+
+@pytest.fixture
+def watching(monkeypatch):
+    """Makes a watcher whose turns a test takes, what it reports, and how long it has paused."""
+
+    def make(*devices: Device):
+        reports, pauses = [], []
+        watcher = XidWatcher(None, lambda: devices, lambda uuid, code: reports.append((uuid, code)))
+        monkeypatch.setattr(watcher._stop, "wait", pauses.append)
+        return watcher, reports, pauses
+
+    return make
+
+
+def test_a_gpu_is_registered_once_and_its_events_reported(watching):
+    watcher, reports, pauses = watching(Device("A"))
+    events = Events(None, XidEvent("A", 79))
+    watcher._turn(events)
+    watcher._turn(events)
+    assert len(events.asked) == 1
+    assert reports == [("A", None), ("A", 79)]
+    assert pauses == []
+
+
+def test_waiting_that_fails_at_once_does_not_spin(watching):
+    watcher, _, pauses = watching(Device("A"))
+    watcher._turn(Events(DriverError("nvmlEventSetWait", 15, "GPU is lost")))
+    assert pauses == [WAIT]
+
+
+def test_with_no_gpu_to_listen_to_it_waits_for_one(watching):
+    watcher, reports, pauses = watching()
+    watcher._turn(Events())
+    assert pauses == [WAIT]
+    assert reports == []
+
+
+def test_a_gpu_that_cannot_be_registered_is_asked_again_only_when_it_was_opened_anew(watching):
+    events = Events()
+    events.refusing = True
+    devices = [Device("A")]
+    watcher, reports, _ = watching()
+    watcher._devices = lambda: devices
+    watcher._turn(events)
+    watcher._turn(events)
+    assert len(events.asked) == 1
+    events.refusing = False
+    devices[0] = Device("A")
+    watcher._turn(events)
+    assert len(events.asked) == 2
+    assert reports == [("A", None)]
