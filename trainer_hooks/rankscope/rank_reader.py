@@ -49,8 +49,8 @@ class RankSnapshot:
 
     @property
     def last_progress(self) -> float:
-        """Monotonic time of the last event in the training thread, one within an absorbing phase included."""
-        return max(self["last_progress"], self["phase_since"])
+        """Monotonic time of the last event in the training thread: all that has been charged, from the start on."""
+        return self["started_monotonic"] + sum(self.many("phase_seconds"))
 
     @property
     def phase(self) -> str:
@@ -63,7 +63,7 @@ class RankSnapshot:
         names = self._phase_names()
         seconds = dict(zip(names, self.many("phase_seconds"), strict=False))
         if self.alive:
-            seconds[self.phase] += max(0.0, self.read_monotonic - self["phase_since"])
+            seconds[self.phase] += max(0.0, self.read_monotonic - self.last_progress)
         return seconds
 
     @property
@@ -147,27 +147,19 @@ def _check_header(path: Path, status: os.stat_result, header: bytes) -> None:
 
 
 def _consistent(descriptor: int, path: Path) -> bytes:
-    """The record's bytes, read while no group of stores was under way; or twice the same (a writer that died or
-    was interrupted between its two sequence stores leaves the word odd for good).
-    """
-    before = b""
+    """The record's bytes, read while its info was not being changed."""
     for _ in range(_READ_ATTEMPTS):
         data = os.pread(descriptor, record.SIZE, 0)
         if len(data) < record.SIZE:
             raise UnreadableRecordError("truncated", path, f"{len(data)} bytes of {record.SIZE}")
-        if data == before or (_is_settled(data) and _guards(os.pread(descriptor, 80, 0)) == _guards(data)):
+        sequence = _info_sequence(data)
+        if sequence % 2 == 0 and sequence == _info_sequence(os.pread(descriptor, 80, 0)):
             return data
-        before = data
-    raise UnreadableRecordError("unreadable", path, "changed at every attempt to read it")
+    raise UnreadableRecordError("unreadable", path, "its info changed at every attempt to read it")
 
 
-def _guards(data: bytes) -> tuple[float, float]:
-    values: tuple[float, float] = struct.unpack_from("dd", data, record.SLOTS_OFFSET)
-    return values
-
-
-def _is_settled(data: bytes) -> bool:
-    return all(value % 2 == 0 for value in _guards(data))
+def _info_sequence(data: bytes) -> float:
+    return float(struct.unpack_from("d", data, record.SLOTS_OFFSET + 8 * PLACES["info_sequence"])[0])
 
 
 def _info(path: Path, data: bytes) -> dict[str, Any]:

@@ -10,8 +10,7 @@ may have one, and results stay bit-identical.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -50,7 +49,7 @@ class Sandwich:
             return
         # A communication hook may compress: what it sends is its own affair, and we do not guess.
         self._bytes = 0.0 if module._comm_hooks else self._gradient_bytes(module)  # noqa: SLF001 - no public question
-        for node in islice(graph_nodes(outputs), MAX_OUTPUTS):
+        for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
             node.register_prehook(self._on_first_gradient)
 
     def _queue(self, gradients: object) -> None:  # noqa: ARG002 - torch's signature
@@ -96,23 +95,20 @@ def queue_callback(callback: Callable[[], None]) -> None:
     torch.autograd.Variable._execution_engine.queue_callback(callback)  # noqa: SLF001 - as DDP's and FSDP's own code
 
 
-def graph_nodes(value: Any) -> Iterator[Node]:
+def graph_nodes(value: Any) -> list[Node]:
     """The autograd nodes that made a module's output, whatever containers hold its tensors.
 
-    Hooking the node costs 10 µs a step, hooking the tensor 45 (`benchmarks/hook_overhead.py`, one output).
+    Hooking a node costs 10 µs a step, hooking the tensor 45 (docs/decisions/0002).
     """
     if isinstance(value, torch.Tensor):
-        if value.grad_fn is not None:
-            yield value.grad_fn
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from graph_nodes(item)
+        return [] if value.grad_fn is None else [value.grad_fn]
+    if isinstance(value, dict):
+        items: Iterable[Any] = value.values()
     elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from graph_nodes(item)
-    elif hasattr(value, "__dataclass_fields__"):
-        for name in value.__dataclass_fields__:
-            yield from graph_nodes(getattr(value, name))
+        items = value
+    else:
+        items = (getattr(value, name) for name in getattr(value, "__dataclass_fields__", ()))
+    return [node for item in items for node in graph_nodes(item)]
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
