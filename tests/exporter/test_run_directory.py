@@ -195,6 +195,11 @@ def test_a_value_that_no_rank_counts_to_is_refused(run_dir: Path, value: float) 
     assert RunDirectory([run_dir], Clock()).scan().skipped == {"foreign": 1}
 
 
+def test_half_a_step_in_the_histogram_is_refused(run_dir: Path) -> None:
+    write_record(run_dir / "odd.rank", json.dumps(info()).encode(), step_buckets=0.5)
+    assert RunDirectory([run_dir], Clock()).scan().skipped == {"foreign": 1}
+
+
 def test_a_hard_link_shows_its_rank_once(run_dir: Path) -> None:
     path = leave_record(run_dir, "r", ended_unix=NOW)
     (run_dir / "again.rank").hardlink_to(path)

@@ -23,6 +23,7 @@ from rankscope.record import FIELDS, PLACES
 
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: Linux's struct flock on 64 bits
 _READ_ATTEMPTS = 50
+_BUCKETS = slice(PLACES["step_buckets"], PLACES["step_buckets"] + FIELDS["step_buckets"])
 _LARGEST = 2.0**63  # of a slot: eight exabytes, or longer than the universe; sums of such values stay finite
 
 
@@ -199,7 +200,10 @@ def _are_names(value: object) -> bool:
 def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
     slots = struct.unpack_from(f"{record.SLOTS}d", data, record.SLOTS_OFFSET)
     phases = len(record.PHASES) + len(info.get("phases", ()))
-    if not all(0.0 <= value <= _LARGEST for value in slots) or not 0 <= slots[PLACES["phase"]] < phases:
+    are_values = all(0.0 <= value <= _LARGEST for value in slots) and slots[PLACES["phase"]] < phases
+    is_in_order = slots[PLACES["started_monotonic"]] <= slots[PLACES["phase_since"]]
+    # OpenMetrics wants whole numbers in a histogram's buckets.
+    if not (are_values and is_in_order and all(count.is_integer() for count in slots[_BUCKETS])):
         raise UnreadableRecordError("foreign", path, "values that no rank writes")
     return slots
 
