@@ -15,7 +15,6 @@ import argparse
 import json
 import logging
 import math
-import platform
 import random
 import struct
 import subprocess
@@ -47,8 +46,6 @@ ODD_TEXTS: tuple[Any, ...] = (
     *("", "\n", "\x00", "\x7f", "\x9b2J", "\u202e", "\ud800", "\\", '"', "{", "x" * 201, "é" * 200, "²", "٣", "-1"),
     *(None, True, 0, -1, 1e400, [], {}, ["other"], [""], [1], ["a", "a"], [f"p{n}" for n in range(40)]),
 )
-
-
 HOLDER = """
 import fcntl, sys
 files = [open(path, "r+b") for path in sys.argv[1:]]
@@ -66,12 +63,8 @@ class FuzzError(AssertionError):
 def damaged(seed: int, number: int) -> bytes:
     """The bytes of file `number`: a good record with one to four injuries."""
     choose = random.Random(f"{seed}/{number}")  # noqa: S311 - reproducible, not secret
-    info: dict[str, Any] = {
-        **dict.fromkeys(LABELS, "label"),
-        "run": f"run-{number}",
-        "rank": str(number % 1000),
-        "pid": "1",
-    }
+    info: dict[str, Any] = dict.fromkeys(LABELS, "label")
+    info |= {"run": f"run-{number}", "rank": str(number % 1000), "pid": "1"}
     info |= {"phases": ["tokenize"], "probes_disabled": []}
     injuries: list[Callable[..., None]] = choose.choices(INJURIES, k=choose.randint(1, 4))
     for injure in injuries:
@@ -120,8 +113,7 @@ def _slot(choose: random.Random, data: bytearray) -> None:
         _store(data, choose.randrange(record.SLOTS), choose.choice(odd))
 
 
-def _text(choose: random.Random, data: bytearray) -> None:
-    """Bytes within the JSON, where the parser meets them."""
+def _json(choose: random.Random, data: bytearray) -> None:
     if len(data) >= record.SIZE:
         at = record.INFO_OFFSET + choose.randrange(400)
         junk = choose.choice((b"[" * 5000, b'{"a":' * 1000, b"\xff", b'"', b"\\ud800", b"9" * 5000, b"NaN", b"\x00"))
@@ -146,7 +138,7 @@ def _info(choose: random.Random, info: dict[str, Any]) -> None:
     info[choose.choice((*LABELS, "phases", "probes_disabled", "more"))] = choose.choice(ODD_TEXTS)
 
 
-INJURIES = (_bits, _bits, _slot, _slot, _slot, _info, _info, _text, _last_words, _header, _length, _growth)
+INJURIES = (_bits, _bits, _slot, _slot, _slot, _info, _info, _json, _last_words, _header, _length, _growth)
 
 
 def check(families: Iterable[Metric]) -> None:
@@ -182,11 +174,8 @@ def living(paths: Sequence[Path]) -> Iterator[None]:
     """A process that holds the lock of these files, as the ranks would whose records they are."""
     command = [sys.executable, "-c", HOLDER, *map(str, paths)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
-        assert holder.stdout is not None
-        assert holder.stdin is not None
         holder.stdout.readline()
-        yield
-        holder.stdin.close()
+        yield  # leaving the block closes its input, and it ends
 
 
 def run(directory: Path, seed: int, first: int, files: int, parsed_every: int = PARSED_EVERY) -> Counter[str]:
@@ -245,7 +234,7 @@ def main() -> None:
     if options.json:
         total = Counter(before["outcome"]) + outcome
         report = {"seed": options.seed, "files": first + options.files, "outcome": dict(sorted(total.items()))}
-        report |= {"seconds": round(before["seconds"] + seconds, 1), "python": platform.python_version()}
+        report["seconds"] = round(before["seconds"] + seconds, 1)
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

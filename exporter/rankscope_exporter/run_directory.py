@@ -137,7 +137,7 @@ class RunDirectory:
 
     def _read(self, file: RankFile, skipped: _Skipped) -> Rank | None:
         try:
-            snapshot = read_rank(file.path, file.directory)
+            snapshot = read_rank(file.path, file.descriptor)
             _check_labels(snapshot)
         except FileNotFoundError:
             return None

@@ -13,7 +13,7 @@ from rankscope_exporter.rank_files import RankFile, fair_share, list_files, open
 
 
 def file(name: str, owner: int, modified: float = 0.0) -> RankFile:
-    return RankFile(Path(name), -1, owner, modified)
+    return RankFile(Path("/run"), name, -1, owner, modified)
 
 
 def test_an_owner_of_a_thousand_files_takes_no_place_of_an_owner_of_two() -> None:

@@ -8,6 +8,7 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ import pytest
 from rankscope import record
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
+from rankscope_exporter import run_directory
 from rankscope_exporter.collectors.ranks import RanksCollector
+from rankscope_exporter.rank_files import RankFile, list_files
 from rankscope_exporter.run_directory import LABELS, RunDirectory
 
 NOW = 1_700_000_000.0
@@ -261,3 +264,34 @@ def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path)
             file.write(struct.pack(f"{len(record.OPS)}d", *[1.0] * len(record.OPS)))
     families = RanksCollector(RunDirectory([run_dir], Clock())).collect()
     assert sum(len(family.samples) for family in families if family.name.startswith("rankscope_rank_")) == 96
+
+
+@pytest.fixture
+def owned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file belongs to the user whose number its name begins with: only root could make such files."""
+
+    def with_owners(path: Path, descriptor: int) -> tuple[list[RankFile], bool]:
+        files, are_more = list_files(path, descriptor)
+        return [replace(file, owner=int(file.name[0])) for file in files], are_more
+
+    monkeypatch.setattr(run_directory, "list_files", with_owners)
+
+
+@pytest.mark.usefixtures("owned_by_name")
+def test_nobody_pushes_out_another_users_living_rank(run_dir: Path, living_rank: Callable[..., None]) -> None:
+    living_rank("1.rank", node="mine")
+    directory = RunDirectory([run_dir], Clock())
+    directory.scan()
+    living_rank("2.rank", node="theirs")  # begun later
+    scan = directory.scan()
+    assert [rank.snapshot.info["node"] for rank in scan.ranks] == ["mine"]
+    assert scan.skipped == {"duplicate": 1}
+
+
+@pytest.mark.usefixtures("owned_by_name")
+def test_a_name_whose_rank_has_ended_is_free_for_another_user(run_dir: Path, living_rank: Callable[..., None]) -> None:
+    leave_record(run_dir, "1.rank", ended_unix=NOW, node="mine")
+    directory = RunDirectory([run_dir], Clock())
+    directory.scan()
+    living_rank("2.rank", node="theirs")
+    assert [rank.snapshot.info["node"] for rank in directory.scan().ranks] == ["theirs"]

@@ -129,6 +129,31 @@ def test_an_unusable_renewal_leaves_the_old_certificate_in_use(
     assert get(port, context=client(authority)).status == 200
 
 
+def test_tls_settings_that_need_a_restart_are_not_half_applied(
+    serve: Serve, authority: Authority, web_config: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = serve(web_config(tls_server_config=SERVER))
+    web_config(tls_server_config={**SERVER, "min_version": "TLS13"})
+    assert get(port, context=client(authority)).status == 200
+    assert "other settings need a restart" in caplog.text
+    web_config(basic_auth_users={"alice": hashed("right")})  # no TLS any more
+    assert get(port, context=client(authority)).status == 200
+
+
+def test_a_renewed_authority_of_clients_is_used_without_a_restart(
+    serve: Serve, authority: Authority, web_config: Write, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    settings = {**SERVER, "client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
+    trusts = client(authority)
+    port = serve(web_config(tls_server_config=settings))
+    successor = Authority(tmp_path_factory.mktemp("successor"))
+    trusts.load_cert_chain(*successor.issue("prometheus", "prometheus"))
+    with pytest.raises((ssl.SSLError, ConnectionError)):
+        get(port, context=trusts)
+    (successor.directory / "ca.pem").rename(authority.directory / "ca.pem")
+    assert get(port, context=trusts).status == 200
+
+
 @pytest.mark.parametrize("path", PAGES)
 def test_every_page_asks_for_the_password(serve: Serve, web_config: Write, path: str) -> None:
     port = serve(web_config(basic_auth_users={"alice": hashed("right")}))
