@@ -3,10 +3,10 @@
 Real records are damaged at random: bits, slots, JSON, lengths, header, truncation. They lie in a run directory in
 batches, half of them with a living owner, and each batch is scraped as in production: read, collected, rendered.
 Then everything rendered has to be what Prometheus takes: no exception, finite and non-negative values, printable
-labels, no series twice. File number N depends on the seed and N alone, so a failure is named by its number, and
-`--first N --files 1` brings it back.
+labels, no series twice. File N depends on the seed and N alone: `--first N --files 1` brings a failure back.
 
 With `--json` the report is kept, and a next call goes on where the last one ended: a million may take several.
+What is neither shown nor skipped ended too long ago, or is an older record of a rank that is shown.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def living(paths: Sequence[Path]) -> Iterator[None]:
     command = [sys.executable, "-c", HOLDER, *map(str, paths)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
         holder.stdout.readline()
-        yield  # leaving the block closes its input, and it ends
+        yield  # then its input is closed, and it ends
 
 
 def run(directory: Path, seed: int, first: int, files: int, parsed_every: int = PARSED_EVERY) -> Counter[str]:

@@ -18,7 +18,8 @@ import yaml
 
 from rankscope_exporter.web.tls import CIPHER_SUITES, CLIENT_AUTH, VERSIONS, TlsError, TlsSettings, server_context
 
-BCRYPT = re.compile(r"\$2[abxy]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{53}")
+# Cost, salt, hash. The salt's 16 bytes leave four bits of its last character zero; bcrypt raises where they are not.
+BCRYPT = re.compile(r"\$2[abxy]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}")
 # The headers that exporter-toolkit lets one set, and the values that it takes for them.
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),

@@ -57,6 +57,7 @@ def test_a_full_file_is_understood(authority: Authority, web_config: Write) -> N
         ({"http_server_config": {"headers": {"X-XSS-Protection": "a\nb"}}}, "X-XSS-Protection: not printable"),
         ({"basic_auth_users": {"alice": "secret"}}, "basic_auth_users.alice: not a bcrypt hash"),
         ({"basic_auth_users": {"alice": HASH.replace("$10$", "$99$")}}, "basic_auth_users.alice: not a bcrypt hash"),
+        ({"basic_auth_users": {"alice": HASH.replace("zou", "zoa")}}, "basic_auth_users.alice: not a bcrypt hash"),
         ({"basic_auth_users": {7: HASH}}, "basic_auth_users.7: a user's name"),
         ({"basic_auth_users": {"a:b": HASH}}, "basic_auth_users.a:b: a user's name"),
     ],
