@@ -70,14 +70,14 @@ class RankSnapshot:
 
     @property
     def exit_reason(self) -> str | None:
-        """`finished`, `exception`, `sigterm` or `killed`, whichever came first; None while the rank lives."""
+        """`finished`, `exception`, `interrupted`, `sigterm` or `killed`, whichever came first; None while it lives."""
         if self.alive:
             return None
         spoke = self["ended"] != record.RUNNING
         if self.last_words_at is not None and not (spoke and self["ended_unix"] <= self.last_words_at):
             return "sigterm"
         if spoke:
-            return "finished" if self["ended"] == record.FINISHED else "exception"
+            return record.ENDINGS.get(self["ended"], "exception")
         return "killed"
 
     @property

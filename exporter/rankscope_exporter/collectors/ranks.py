@@ -66,7 +66,8 @@ def _life(ranks: Sequence[Rank]) -> Iterable[Metric]:
     info = _gauge("info", "What the rank is and where it runs.", *LABELS[2:])
     up = _gauge("up", "1 while the rank's process lives.")
     start = _gauge("start_timestamp_seconds", "When the rank's record began, in unix time.")
-    exit_info = _gauge("exit_info", "How the rank ended: finished, exception, sigterm or killed.", "reason")
+    text = "How the rank ended: finished, exception, interrupted, sigterm or killed."
+    exit_info = _gauge("exit_info", text, "reason")
     exit_time = _gauge("exit_timestamp_seconds", "When the rank ended, in unix time.")
     disabled = _gauge("probes_disabled", "Probes switched off in the rank after an error of their own.")
     for rank in ranks:

@@ -40,10 +40,10 @@ class WatchedModule:
         self._on_first_gradient = on_first_gradient
         # DDP may do without some parameters' gradients only if told so; else any one parameter tells of each
         # backward, and its node is as old as the module, so it is hooked once and not at every forward.
-        self.hooks_outputs = module.find_unused_parameters or module.mixed_precision is not None
+        may_lack_gradients = module.find_unused_parameters or module.static_graph
+        self.hooks_outputs = may_lack_gradients or module.mixed_precision is not None
         if not self.hooks_outputs:
-            first = next(parameter for parameter in module.parameters() if parameter.requires_grad)
-            self.handle = gradient_node(first).register_prehook(self.notice)
+            self.handle = gradient_node(synchronised_parameters(module)[0]).register_prehook(self.notice)
 
     def notice(self, _gradients: object) -> None:
         """A gradient arrived. The first of a backward counts."""
@@ -66,11 +66,13 @@ class Sandwich:
 
     def arm(self, call: tuple[Any, ...], outputs: Any, _seconds: float) -> None:
         """After a forward: the backward that follows will synchronise, or not."""
+        if not torch.is_grad_enabled():
+            return  # no backward follows, and the one of the forward before may still be to come
         module: DistributedDataParallel = call[0]
         watched = self._watched.get(id(module))
         if watched is None or watched.module() is not module:
             self._watched[id(module)] = watched = WatchedModule(module, self._on_first_gradient)
-        watched.armed = module.require_backward_grad_sync and torch.is_grad_enabled()
+        watched.armed = module.require_backward_grad_sync
         # An exception in the last backward may have left it in flight.
         self._in_flight, self._bytes = False, 0.0
         if watched.armed and watched.hooks_outputs:
@@ -103,9 +105,16 @@ class Sandwich:
         self._in_flight, self._bytes = False, 0.0
 
 
-def gradient_bytes(module: torch.nn.Module) -> float:
-    """Bytes of all gradients that the module's backward produces."""
-    return float(sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad))
+def gradient_bytes(module: DistributedDataParallel) -> float:
+    """Bytes of all gradients that the module's backward synchronises."""
+    return float(sum(parameter.nbytes for parameter in synchronised_parameters(module)))
+
+
+def synchronised_parameters(module: DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """The parameters that DDP averages the gradients of."""
+    ignored = module.parameters_to_ignore
+    named = module.module.named_parameters()
+    return [parameter for name, parameter in named if parameter.requires_grad and name not in ignored]
 
 
 def buffer_bytes(module: torch.nn.Module) -> float:
