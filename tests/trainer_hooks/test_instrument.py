@@ -265,6 +265,7 @@ def test_a_compiled_optimizer_is_traced_as_if_we_were_not_there() -> None:
             step()
         return int(torch._dynamo.utils.counters["frames"]["total"])
 
+    compiled_frames()  # the first one compiles more of torch's own
     expected = compiled_frames()
     rankscope.instrument()
     assert compiled_frames() == expected
