@@ -211,11 +211,11 @@ def test_a_mistake_in_a_source_is_raised_to_whoever_collects_it_and_to_nobody_el
 
 def test_a_source_that_is_off_is_not_asked_of_the_driver(sampling, monkeypatch):
     asked = []
-    real = pynvml.nvmlDeviceGetMemoryInfo
+    real = pynvml.nvmlDeviceGetPowerUsage
     monkeypatch.setattr(
-        pynvml, "nvmlDeviceGetMemoryInfo", lambda *arguments: asked.append(arguments) or real(*arguments)
+        pynvml, "nvmlDeviceGetPowerUsage", lambda *arguments: asked.append(arguments) or real(*arguments)
     )
-    sampling("gpus: 1", sources=[source for source in GPU_SOURCES if source is not memory.SOURCE])
+    sampling("gpus: 1", sources=[source for source in GPU_SOURCES if source is not power.SOURCE])
     assert asked == []
     sampling("gpus: 1")
     assert asked != []
