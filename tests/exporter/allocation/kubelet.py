@@ -37,7 +37,7 @@ class Kubelet:
         self._server: grpc.Server | None = None
 
     def add(self, namespace: str, name: str, **containers: list[str]) -> None:
-        """A pod whose containers have these devices, and processors and memory, as Kubernetes' static policies assign."""
+        """A pod whose containers have these devices, and processors and memory as static policies assign them."""
         pod = self.answer.pod_resources.add(name=name, namespace=namespace)
         for container, ids in containers.items():
             resources = pod.containers.add(name=container, cpu_ids=[0, 1, 300])

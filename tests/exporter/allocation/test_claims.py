@@ -130,7 +130,7 @@ def test_a_mistake_of_ours_is_logged_and_does_not_end_the_thread(caplog: pytest.
 
 def test_users_get_their_names_in_the_watchers_thread() -> None:
     threads: list[str] = []
-    users = UserNames(lambda uid: threads.append(threading.current_thread().name) or "alice")
+    users = UserNames(lambda _uid: threads.append(threading.current_thread().name) or "alice")
     watching = ClaimsWatcher((), Ranks(), users, interval=0.01)  # type: ignore[arg-type]
     watching.start()
     eventually(lambda: users.name(7) == "alice")
