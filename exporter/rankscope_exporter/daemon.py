@@ -101,6 +101,8 @@ def _sources(settings: Config, run_directory: RunDirectory) -> Iterator[list[Gpu
     if allocation.SOURCE not in enabled:
         yield enabled
         return
+    if not settings.procfs.is_dir():
+        raise StartError(f"--path.procfs: {settings.procfs} is no directory")
     users = UserNames()
     # Simulated GPUs have processes of wherever the exporter runs.
     processes = ProcessTable(settings.procfs, sees_all=True if settings.simulate else None)

@@ -167,6 +167,12 @@ def test_a_wrong_scenario_is_named_with_its_key(text: str, named: str, tmp_path:
     assert named in line
 
 
+def test_a_procfs_that_is_no_directory_is_named() -> None:
+    assert refused("--path.procfs=/nowhere/proc", "--web.listen-address=127.0.0.1:0") == (
+        "rankscope-exporter: --path.procfs: /nowhere/proc is no directory"
+    )
+
+
 def test_a_wrong_flag_is_named() -> None:
     assert "--colour" in refused("--colour=red")
 

@@ -20,7 +20,6 @@ from rankscope_exporter.allocation.slurm import job_of_cgroup
 # alone. The last is the innermost.
 CONTAINER_CGROUP = re.compile(r"[/-]([0-9a-f]{64})(?:\.scope)?(?=/|$)", re.MULTILINE)
 DEAD_STATES = ("Z", "X")  # of /proc/PID/status: a zombie has given its memory back, or the driver has lost track of it
-KTHREADD = ("2", "kthreadd")
 
 
 @dataclass(frozen=True)
@@ -61,34 +60,24 @@ class ProcessTable:
     """The processes that can be seen below a procfs."""
 
     def __init__(self, procfs: Path = Path("/proc"), *, sees_all: bool | None = None) -> None:
-        """`sees_all` None: found out at each question, since /proc may be mounted anew with hidepid."""
+        """`sees_all` None is found out."""
         self._procfs = procfs
-        self._sees_all = sees_all
-
-    @property
-    def sees_all(self) -> bool:
-        """Whether the ids that NVML tells can be looked up here.
-
-        Process 2 is kthreadd in the first pid namespace and nowhere else; with hidepid it is hidden from those from
-        whom others are.
-        """
-        if self._sees_all is None:
-            pid, name = KTHREADD
-            return self._text(pid, "comm").strip() == name
-        return self._sees_all
+        self.sees_all = _is_of_a_host(procfs) if sees_all is None else sees_all
+        """Whether the process ids that NVML tells can be looked up here."""
 
     def find(self, pid: int) -> Process | None:
-        """The process; None if it has ended."""
-        status = self._text(str(pid), "status")
+        """The process; None if it has ended. Raises PermissionError where a security module hides it."""
+        status = self._text(pid, "status")
         state, uid = _field(status, "State"), _field(status, "Uid")
         if not uid.isdecimal() or state in DEAD_STATES:
             return None
-        return Process(int(uid), self._text(str(pid), "cgroup"))
+        return Process(int(uid), self._text(pid, "cgroup"))
 
-    def _text(self, pid: str, name: str) -> str:
+    def _text(self, pid: int, name: str) -> str:
+        """Empty if there is no such process; no other error means that it has ended."""
         try:
-            return (self._procfs / pid / name).read_text(errors="replace")
-        except OSError:
+            return (self._procfs / str(pid) / name).read_text(errors="replace")
+        except (FileNotFoundError, ProcessLookupError):
             return ""
 
 
@@ -113,9 +102,8 @@ def look_up(pids: Collection[int] | None, table: ProcessTable) -> Seen:
         return Seen((), 0, None)
     if not table.sees_all:
         return Seen([None] * len(pids), 0, len(pids) or None)
-    found = [table.find(pid) for pid in pids]
-    living = [process for process in found if process]
-    return Seen(living, len(found) - len(living), len(living))
+    living = [process for pid in pids for process in _if_living(table, pid)]
+    return Seen(living, len(pids) - len(living), len(living))
 
 
 def holders_of(processes: Collection[Process | None], users: UserNames) -> Sequence[Holder]:
@@ -133,6 +121,22 @@ def _holder(process: Process, users: UserNames) -> Holder:
     job, container = job_of_cgroup(process.cgroup), container_of_cgroup(process.cgroup)
     source = "slurm" if job else "container" if container else "user"
     return Holder(source, slurm_job_id=job, container_id=container, user=users.name(process.uid))
+
+
+def _if_living(table: ProcessTable, pid: int) -> list[Process | None]:
+    try:
+        process = table.find(pid)
+    except PermissionError:
+        return [None]
+    return [process] if process else []
+
+
+def _is_of_a_host(procfs: Path) -> bool:
+    """Process 2 is kthreadd in the first pid namespace and nowhere else; hidepid hides it from whom it hides others."""
+    try:
+        return (procfs / "2" / "comm").read_text().strip() == "kthreadd"
+    except OSError:
+        return False
 
 
 def _field(status: str, name: str) -> str:

@@ -15,8 +15,6 @@ from rankscope_exporter.allocation.processes import ProcessTable, UserNames, hol
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.source import GPU_LABELS, Gpu, GpuSource, Tick, by_label
 
-RING_OVERLAP = 2.0  # seconds: the driver's sample period, and the delay with which a sample appears
-
 
 @dataclass(frozen=True)
 class Allocation:
@@ -32,19 +30,20 @@ class LastKernel:
 
     def __init__(self) -> None:
         self._seen: float | None = None
-        self._ring_from = 0.0  # the first time all that it holds: some 20 s from before the exporter began
+        self._cursor_us = 0  # the first time all that the ring holds: some 20 s from before the exporter began
 
     def __call__(self, device: Device, tick: Tick) -> float | None:
         """Seconds; infinite if none was ever seen, None if the device does not tell."""
         if device.samples_utilization():
-            samples = device.utilization_samples(int(self._ring_from * 1e6)) or ()
+            samples = device.utilization_samples(self._cursor_us) or ()
             busy = max((sample.timestamp_us / 1e6 for sample in samples if sample.percent > 0), default=None)
+            # None newer: then all of them the next time, for the clock may have been set back.
+            self._cursor_us = max((sample.timestamp_us for sample in samples), default=0)
         else:
             utilization = device.utilization()
             if utilization is None:
                 return None
             busy = tick.unix if utilization > 0 else None
-        self._ring_from = tick.unix - RING_OVERLAP
         self._seen = self._seen if busy is None else busy
         if self._seen is None:
             return math.inf
@@ -76,7 +75,7 @@ class AllocationMeter:
             # Where processes cannot be seen, living ranks are the processes that one knows of.
             processes=seen.count if seen.count is not None else len(ranks) or None,
             dead=seen.dead,
-            memory=_share_in_use(device),
+            memory=None if seen.count else _share_in_use(device),
             idle_for=idle_for,
             is_stuck=are_stuck(ranks),
         )

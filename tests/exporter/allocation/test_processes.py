@@ -108,6 +108,23 @@ def test_where_the_hosts_processes_are_not_seen_nobody_is_called_dead(tmp_path: 
     assert look_up(set(), ProcessTable(tmp_path)).count is None, "none listed is not none there"
 
 
+def test_a_process_that_may_not_be_seen_lives_without_a_name(tmp_path: Path) -> None:
+    class Forbidding(ProcessTable):
+        def find(self, pid: int) -> Process | None:
+            if pid == 10:
+                raise PermissionError(13, "Permission denied")
+            return super().find(pid)
+
+    seen = look_up({10}, Forbidding(tmp_path, sees_all=True))
+    assert (seen.living, seen.dead, seen.count) == ([None], 0, 1)
+
+
+def test_an_error_that_says_nothing_of_the_process_is_not_its_death(tmp_path: Path) -> None:
+    (tmp_path / "10" / "status").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        look_up({10}, ProcessTable(tmp_path, sees_all=True))
+
+
 def test_a_driver_that_lists_no_processes_says_nothing(tmp_path: Path) -> None:
     Procfs(tmp_path)
     assert look_up(None, ProcessTable(tmp_path)).count is None
