@@ -101,6 +101,13 @@ def test_bytes_that_are_no_answer_are_an_error_or_nothing_and_never_anything_els
     assert outcomes == {True, "error"}
 
 
+def test_an_answer_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
+    kubelet = Kubelet(tmp_path)
+    kubelet.add("ml", "train-0", worker=[f"{UUID}0"])
+    with pytest.raises(ValueError, match="ends within a field"):
+        list(parse_pods(kubelet.answer.SerializeToString()[:-1]))
+
+
 def test_grpc_is_not_imported_before_a_kubelet_is_asked() -> None:
     code = "import sys, rankscope_exporter.daemon; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

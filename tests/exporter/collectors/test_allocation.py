@@ -15,6 +15,7 @@ from rankscope_exporter.allocation.holder import Holder
 from rankscope_exporter.allocation.idleness import STATES
 from rankscope_exporter.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.collectors.allocation import SOURCE, AllocationMeter, LastKernel, families
+from rankscope_exporter.nvml.device import UtilizationSample
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.source import Gpu, Tick
 
@@ -174,6 +175,24 @@ def test_a_clock_that_is_set_back_leaves_no_kernel_in_the_future(machine):
     assert last_kernel(device, Tick(m.clock() - 3600, 1)) == 0
     m.clock.advance(30)
     assert last_kernel(device, Tick(m.clock() - 3600, 30)) == 30
+
+
+def test_after_the_clock_was_set_back_the_ring_is_read_from_its_beginning():
+    class Ring:
+        newest = 1000.0
+
+        def samples_utilization(self) -> bool:
+            return True
+
+        def utilization_samples(self, since_us: int) -> list[UtilizationSample]:
+            return [UtilizationSample(int(self.newest * 1e6), 100)] if self.newest * 1e6 > since_us else []
+
+    ring, last_kernel = Ring(), LastKernel()
+    assert last_kernel(ring, Tick(1001, 0)) == 1
+    ring.newest = 500.0
+    last_kernel(ring, Tick(500, 1))
+    ring.newest = 510.0
+    assert last_kernel(ring, Tick(511, 11)) == 1
 
 
 def test_the_source_without_a_watcher_knows_the_processes(machine):
