@@ -287,6 +287,21 @@ def test_a_gap_between_readings_is_not_integrated(machine):
     assert [tick.elapsed for tick in ticks] == [0, 1, 2, 0, 1, 0, 1]
 
 
+def test_a_device_that_others_can_see_has_its_state_already(machine):
+    m = machine("gpus: 1")
+    assert m.driver.connect()
+    seen = []
+
+    def state_of(_device) -> GpuState:
+        seen.append(sampler.device)
+        return GpuState(FIRST, ())
+
+    sampler = DeviceSampler(0, m.driver.device, state_of, Timing())
+    sampler.round()
+    assert seen == [None]
+    assert sampler.device is not None
+
+
 def test_readings_keep_their_rhythm_and_a_lost_device_is_tried_less_often(machine):
     m = machine(
         "{gpus: 1, timeline: {0: [{at: 0, blocks: {nvmlDeviceGetPerformanceState: 0.25}}, {at: 9, lost: true}]}}"
