@@ -35,6 +35,8 @@ class Config:
     host: str
     """Address to listen on; empty is every address, IPv6 and IPv4."""
     port: int
+    web_config_file: Path | None
+    """TLS, basic auth and headers (docs/security.md); None is plain HTTP for everybody."""
     run_dirs: tuple[Path, ...]
     """Directories with rank records, each looked at in every scrape."""
     collectors: tuple[str, ...]
@@ -68,6 +70,7 @@ def parse(
     return Config(
         host=host,
         port=port,
+        web_config_file=options.web_config_file,
         run_dirs=_run_dirs(options.run_dir, environment),
         collectors=tuple(name for name in collectors if getattr(options, f"collector.{name}")),
         slurm_dir=options.slurm_dir,
@@ -119,6 +122,13 @@ def _parser(collectors: Mapping[str, str]) -> argparse.ArgumentParser:
         default=f":{DEFAULT_PORT}",
         metavar="HOST:PORT",
         help="where to serve; without a host, every address (default: %(default)s)",
+    )
+    add(
+        "--web.config.file",
+        dest="web_config_file",
+        type=Path,
+        metavar="FILE",
+        help="TLS, client certificates and basic auth, in the format of the Prometheus exporters (docs/security.md)",
     )
     add(
         "--run-dir",

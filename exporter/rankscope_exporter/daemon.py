@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from rankscope import __version__
 from rankscope_exporter.allocation.claims import ClaimsWatcher, Scheduler
@@ -31,6 +32,8 @@ from rankscope_exporter.simulation.scenario import load_scenario
 from rankscope_exporter.simulation.values import ScenarioError
 from rankscope_exporter.source import GpuSource, SourceCollector
 from rankscope_exporter.web.app import create_app
+from rankscope_exporter.web.config_file import WebConfigError, WebConfigFile
+from rankscope_exporter.web.gate import Gate
 
 BACKLOG = 128
 GOODBYE = 2  # seconds for requests in flight when the daemon is told to stop
@@ -47,6 +50,7 @@ class StartError(Exception):
 
 def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
+    web_config = _web_config(settings)
     run_directory = RunDirectory(settings.run_dirs)
     with (
         _listening(settings) as listener,
@@ -64,14 +68,35 @@ def run(settings: Config) -> None:
         app = create_app(scrape, lambda: sampler.is_ready)
         sampler.start()
         try:
-            _serve(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GOODBYE), listener)
+            _serve(server_configuration(app, web_config), listener)
         finally:
             sampler.stop()
 
 
+def _web_config(settings: Config) -> WebConfigFile | None:
+    try:
+        return WebConfigFile(settings.web_config_file) if settings.web_config_file else None
+    except WebConfigError as error:
+        raise StartError(f"--web.config.file: {error}") from error
+
+
+def server_configuration(app: FastAPI, web_config: WebConfigFile | None) -> uvicorn.Config:
+    """How `app` is served: behind the gate and with TLS where the web configuration says so."""
+    gated = Gate(app, web_config.current) if web_config else app
+    configuration = uvicorn.Config(
+        gated, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=GOODBYE
+    )
+    configuration.load()
+    if web_config:  # uvicorn's own settings can neither set versions nor renew a certificate
+        configuration.ssl = web_config.current().context
+    return configuration
+
+
 def _serve(configuration: uvicorn.Config, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
-    logger.info("rankscope-exporter %s listens on %s:%s", __version__, f"[{host}]" if ":" in host else host, port)
+    scheme = "https" if configuration.ssl else "http"
+    address = f"[{host}]" if ":" in host else host
+    logger.info("rankscope-exporter %s listens on %s://%s:%s", __version__, scheme, address, port)
     uvicorn.Server(configuration).run(sockets=[listener])
 
 

@@ -51,7 +51,7 @@ class Scrape:
         """Body and headers of an answer to these request headers."""
         encode, content_type = choose_encoder(accept)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        body = encode(_Collected(self.collect()))
+        body = encode(Collected(self.collect()))
         if _accepts_gzip(accept_encoding):
             return gzip.compress(body, GZIP_LEVEL), {**headers, "Content-Encoding": "gzip"}
         return body, headers
@@ -71,13 +71,14 @@ class Scrape:
         return families
 
 
-class _Collected:
+class Collected:
     """What the encoders take for a registry."""
 
     def __init__(self, families: list[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
+        """The families, as a registry would give them."""
         return self._families
 
 

@@ -157,6 +157,12 @@ def test_a_scenario_that_does_not_exist_is_named() -> None:
     )
 
 
+def test_a_wrong_web_configuration_is_named(tmp_path: Path) -> None:
+    (tmp_path / "web.yml").write_text("basic_auth_users: {alice: secret}")
+    line = refused(f"--web.config.file={tmp_path / 'web.yml'}", "--web.listen-address=127.0.0.1:0")
+    assert line.startswith(f"rankscope-exporter: --web.config.file: {tmp_path / 'web.yml'}: basic_auth_users.alice: ")
+
+
 @pytest.mark.parametrize(
     ("text", "named"), [("gpus: none", "gpus"), ("gpus: 2\ncolour: red", "colour"), ("[", "not YAML")]
 )

@@ -97,6 +97,15 @@ def test_a_lost_gpu_leaves_no_value_behind_and_returns(sampling):
     assert uuids_published(sampler) == before
 
 
+def test_a_gpu_that_is_lost_in_the_middle_of_a_reading_is_down_at_once(sampling):
+    scenario = "{gpus: 2, timeline: {0: [{at: 5, fails: {nvmlDeviceGetPowerUsage: GPU_IS_LOST}}]}}"
+    m, sampler = sampling(scenario)
+    m.clock.advance(5)
+    eventually(lambda: sampler.readings(gpu.SOURCE)[FIRST] is None)
+    assert sampler.readings(temperature.SOURCE)[FIRST] is None
+    assert sampler.gpus_seen == 1
+
+
 def test_counters_of_a_gpu_that_returns_continue_where_they_were(sampling):
     m, sampler = sampling("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 10, lost: true}, {at: 15, lost: false}]}}")
 
@@ -158,12 +167,18 @@ def test_a_driver_that_appears_later_is_picked_up(sampling):
 
 
 def test_a_driver_that_goes_away_takes_its_gpus_with_it_until_it_is_back(sampling):
-    m, sampler = sampling("{gpus: 2, driver: [{at: 5, loaded: false}, {at: 9, loaded: true}]}", timing=FAST)
+    m, sampler = sampling(
+        "{gpus: 2, driver: [{at: 5, loaded: false}, {at: 9, loaded: true}], timeline: {0: [{at: 12, xid: 31}]}}",
+        timing=FAST,
+    )
     m.clock.advance(5)
     eventually(lambda: not sampler.nvml_up and sampler.gpus_seen == 0)
     assert sampler.gpus_expected == 2, "what is missing is known by what was there"
     m.clock.advance(4)
     eventually(lambda: sampler.nvml_up and sampler.gpus_seen == 2)
+    eventually(lambda: sampler._watcher and len(sampler._watcher._registered) == 2)
+    m.clock.advance(3)
+    eventually(lambda: sampler.xids()[FIRST] == {31: 1})
 
 
 def test_every_xid_is_counted_also_the_same_again(sampling):
@@ -256,7 +271,8 @@ def test_the_driver_is_not_closed_under_a_call_that_is_stuck_in_it(sampling, mon
     eventually(lambda: sampler._devices[1].is_running)
     healthy = sampler._devices[1]
     time.sleep(5 * timing.reconnect_after)
-    assert sampler._devices[1] is healthy, "nor are the others interrupted for nothing"
+    assert sampler._devices[1] is healthy
+    assert not healthy._stop.is_set(), "nor are the others interrupted for nothing"
     m.clock.advance(1)
     eventually(lambda: not sampler.nvml_up)
     time.sleep(5 * timing.interval)

@@ -9,10 +9,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-import generate
 import promql_parser
 import pytest
 import yaml
+
+import generate
 from rankscope_dashboards.queries import DASHBOARDS, PanelQuery, panel_queries
 
 ROOT = Path(__file__).parents[2]

@@ -10,6 +10,10 @@ A record is one file of `SIZE` bytes a rank:
 Counters are float64 too: exact for whole numbers up to 2**53. Times are seconds of CLOCK_MONOTONIC, which all
 processes of a machine share; `started_unix` ties them to the calendar. Fields are only ever changed together
 with the layout digest, so a reader of another version says so instead of misreading.
+
+Each slot makes sense alone, so nothing has to be read together and no sequence word is on the hot path. At every event
+the time since the last one is charged to the phase that was open; so the sum of all phases, counted from the start,
+*is* the time of the last event, and what is missing to now belongs to the phase that is open.
 """
 
 from __future__ import annotations
@@ -68,18 +72,16 @@ STEP_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30
 RUNNING, FINISHED, EXCEPTION = 0.0, 1.0, 2.0
 
 FIELDS = {
-    "sequence": 1,  # odd while several slots are being changed together
-    "info_sequence": 1,  # the same for the info
+    "info_sequence": 1,  # odd while the info is being changed
     "info_length": 1,  # bytes
     "started_monotonic": 1,
     "started_unix": 1,
     "phase": 1,  # the phase that is open, as an index
     "phase_since": 1,  # monotonic
-    "last_progress": 1,  # monotonic; the last step, or event within an absorbing phase (others move phase_since)
     "steps": 1,
     "step_seconds": 1,  # the histogram's sum
     "step_buckets": len(STEP_BOUNDS) + 1,  # counts, not cumulated; the last is +Inf
-    "phase_seconds": MAX_PHASES,  # closed phases only: the reader adds the open one
+    "phase_seconds": MAX_PHASES,  # up to the last event: the reader adds the open phase
     "collectives": len(OPS),
     "collective_seconds": len(OPS),
     "collective_bytes": len(OPS),

@@ -21,11 +21,9 @@ Depth = int  # what `enter` returns and `leave` takes: how deep the stack was; -
 
 NOBODY = -1
 
-SEQUENCE = PLACES["sequence"]
 PHASE = PLACES["phase"]
 PHASE_SINCE = PLACES["phase_since"]
 PHASE_SECONDS = PLACES["phase_seconds"]
-LAST_PROGRESS = PLACES["last_progress"]
 STEPS = PLACES["steps"]
 STEP_SECONDS = PLACES["step_seconds"]
 STEP_BUCKETS = PLACES["step_buckets"]
@@ -53,19 +51,19 @@ class Timeline:
         """Begin again from nothing, in start-up, as the calling process."""
         self._owner: int | None = threading.main_thread().ident
         self._stack = [record.STARTUP]  # the bottom becomes OTHER when start-up ends
-        self._entered = [0.0]  # when each of them was opened; nobody leaves the bottom
         self._absorber, self._absorber_depth = record.STARTUP, 0
         self._phase = record.STARTUP
-        self._since = self._last_step = self._clock()
+        self._since = self._last_step = self._clock()  # of the last event; of the last step
         slots = self.writer.slots
         for place in range(record.SLOTS):
             slots[place] = 0.0
-        slots[PLACES["started_monotonic"]] = slots[PHASE_SINCE] = slots[LAST_PROGRESS] = self._since
+        slots[PLACES["started_monotonic"]] = slots[PHASE_SINCE] = self._since
         slots[PLACES["started_unix"]] = time.time()
         slots[PHASE] = record.STARTUP
 
-    # The hot path: `enter`, `leave` and `_open` run ten times a step. Each Python call saved there is a
-    # microsecond of every step, because between two steps the caches forget them.
+    # The hot path. `enter` and `leave` run a dozen times a step, each time after the model's own work has emptied
+    # the caches: there a call, an attribute or a store costs three times what it costs in a loop of its own. So
+    # both are written out, without a common function.
 
     def enter(self, phase: int, on_behalf: bool = False) -> Depth:
         """Open `phase` in the training thread; pass what this returns to `leave`.
@@ -77,44 +75,39 @@ class Timeline:
         if self.on_event is not None:
             self.on_event(phase)
         now = self._clock()
-        depth = len(self._stack)
-        self._stack.append(phase)
-        self._entered.append(now)
+        slots = self.writer.slots
+        slots[PHASE_SECONDS + self._phase] += now - self._since
+        self._since = now
+        stack = self._stack
+        stack.append(phase)
         if self._absorber == NOBODY:
             if phase in record.ABSORBING:
-                self._absorber, self._absorber_depth = phase, depth
-            self._open(phase, now)
-        else:
-            self.writer.slots[LAST_PROGRESS] = now
-        return depth
+                self._absorber, self._absorber_depth = phase, len(stack) - 1
+            slots[PHASE] = self._phase = phase
+            slots[PHASE_SINCE] = now
+        return len(stack) - 1
 
     def leave(self, depth: Depth) -> float:
         """Close the phase that was opened at `depth`, and whatever was left open within it.
 
-        Returns the seconds since it was opened; 0 if it was not, or somebody further out has closed it already.
+        Returns the seconds since the last event: of an innermost phase, its whole length. 0 if it was not entered,
+        or somebody further out has closed it already.
         """
-        if not 0 < depth < len(self._stack):
+        stack = self._stack
+        if not 0 < depth < len(stack):
             return 0.0
         now = self._clock()
-        seconds = now - self._entered[depth]
-        del self._stack[depth:], self._entered[depth:]
+        seconds = now - self._since
+        slots = self.writer.slots
+        slots[PHASE_SECONDS + self._phase] += seconds
+        self._since = now
+        del stack[depth:]
         if self._absorber_depth >= depth:
             self._absorber, self._absorber_depth = NOBODY, NOBODY
         if self._absorber == NOBODY:
-            self._open(self._stack[-1], now)
-        else:
-            self.writer.slots[LAST_PROGRESS] = now
+            slots[PHASE] = self._phase = stack[-1]
+            slots[PHASE_SINCE] = now
         return seconds
-
-    def _open(self, phase: int, now: float) -> None:
-        """Charge the time since the last change to the phase that was open, and open `phase`."""
-        slots = self.writer.slots
-        sequence = slots[SEQUENCE]
-        slots[SEQUENCE] = sequence + 1
-        slots[PHASE_SECONDS + self._phase] += now - self._since
-        slots[PHASE] = self._phase = phase
-        slots[PHASE_SINCE] = self._since = now
-        slots[SEQUENCE] = sequence + 2
 
     def unwind(self) -> None:
         """Close everything but start-up: what a probe that failed half-way may have left open."""
@@ -127,45 +120,38 @@ class Timeline:
         if self.on_event is not None:
             self.on_event(record.OPTIMIZER)
         self._owner = get_ident()
-        slots = self.writer.slots
         now = self._clock()
-        slots[SEQUENCE] += 1
-        if slots[STEPS]:
-            self._observe_step(now - self._last_step)
-        slots[STEPS] += 1
-        slots[LAST_PROGRESS] = now
-        slots[SEQUENCE] += 1
-        self._last_step = now
+        slots = self.writer.slots
+        slots[PHASE_SECONDS + self._phase] += now - self._since
+        self._since = now
         if self._stack[0] == record.STARTUP:
             self._end_startup(now)
+        else:
+            seconds = now - self._last_step
+            slots[STEP_SECONDS] += seconds
+            slots[STEP_BUCKETS + bisect_left(record.STEP_BOUNDS, seconds)] += 1
+        slots[STEPS] += 1
+        self._last_step = now
 
     def collective(self, op: int, seconds: float, size: float) -> None:
         """Count one collective of `size` bytes that kept the training thread for `seconds`."""
         slots = self.writer.slots
-        slots[SEQUENCE] += 1
         slots[COLLECTIVES + op] += 1
         slots[COLLECTIVE_SECONDS + op] += seconds
         slots[COLLECTIVE_BYTES + op] += size
-        slots[SEQUENCE] += 1
 
     def collective_wait(self, op: int, seconds: float) -> None:
         """Charge a wait of `seconds` to a collective that was counted when it was issued."""
-        slots = self.writer.slots
-        slots[SEQUENCE] += 1
-        slots[COLLECTIVE_SECONDS + op] += seconds
-        slots[SEQUENCE] += 1
+        self.writer.slots[COLLECTIVE_SECONDS + op] += seconds
 
     def stop(self) -> None:
         """Ignore every event from now on."""
         self._owner = None
 
-    def _observe_step(self, seconds: float) -> None:
-        slots = self.writer.slots
-        slots[STEP_SECONDS] += seconds
-        slots[STEP_BUCKETS + bisect_left(record.STEP_BOUNDS, seconds)] += 1
-
     def _end_startup(self, now: float) -> None:
         self._stack[0] = record.OTHER
         absorbing = ((phase, depth) for depth, phase in enumerate(self._stack) if phase in record.ABSORBING)
         self._absorber, self._absorber_depth = next(absorbing, (NOBODY, NOBODY))
-        self._open(self._stack[-1] if self._absorber == NOBODY else self._absorber, now)
+        slots = self.writer.slots
+        slots[PHASE] = self._phase = self._stack[-1] if self._absorber == NOBODY else self._absorber
+        slots[PHASE_SINCE] = now

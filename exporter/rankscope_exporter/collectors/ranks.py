@@ -16,7 +16,16 @@ from rankscope import record
 from rankscope_exporter.run_directory import LABELS, Rank, RunDirectory
 
 RANK = ("run", "rank")
-SKIP_REASONS = ("truncated", "foreign", "version", "symlink", "unreadable")
+SKIP_REASONS = (
+    "truncated",
+    "foreign",
+    "version",
+    "symlink",
+    "unreadable",
+    "duplicate",
+    "too_many_files",
+    "too_many_ranks",
+)
 
 
 class RanksCollector:
@@ -37,7 +46,7 @@ class RanksCollector:
         yield from _collectives(scan.ranks)
         skipped = GaugeMetricFamily(
             "rankscope_exporter_rank_files_skipped",
-            "Files in the run directories that are no readable rank record, by reason.",
+            "Files in the run directories that are not shown as a rank, by reason.",
             labels=["reason"],
         )
         for reason in SKIP_REASONS:

@@ -3,7 +3,7 @@
 gpus: 4
 model: {name: NVIDIA H100 80GB HBM3, memory: 80 GiB, power_idle: 70, power_max: 700,   # watts
         sm_clock: 1980, memory_clock: 2619}                                            # MHz
-follow_ranks: true                # ranks whose record names a simulated GPU keep it busy
+follow_ranks: true                # ranks whose record names a simulated GPU keep it busy (off unless said)
 processes_dir: /dev/shm/holders   # processes that announce themselves there hold memory (hold.py)
 driver:                           # seconds from the start; a driver is loaded unless this says otherwise
   - {at: 0, loaded: false}

@@ -42,7 +42,7 @@ class Ranks:
         self.snapshots = snapshots
 
     def scan(self) -> Scan:
-        return Scan([Rank(snapshot, None) for snapshot in self.snapshots], Counter())
+        return Scan([Rank(snapshot, None, owner=0) for snapshot in self.snapshots], Counter())
 
 
 def rank(number: int, uuid: str = UUID, alive: bool = True) -> RankSnapshot:

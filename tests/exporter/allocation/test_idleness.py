@@ -60,7 +60,7 @@ def test_every_state_can_come_about() -> None:
 
 def rank(silent_for: float, phase: str = "forward", alive: bool = True) -> RankSnapshot:
     slots = [0.0] * SLOTS
-    slots[PLACES["last_progress"]] = slots[PLACES["phase_since"]] = 10_000 - silent_for
+    slots[PLACES["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
     slots[PLACES["phase"]] = PHASES.index(phase)
     return RankSnapshot(Path("x"), alive, tuple(slots), {}, None, read_monotonic=10_000)
 

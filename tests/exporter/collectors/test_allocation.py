@@ -50,7 +50,7 @@ class Watched:
 def ranks(silent_for: float) -> Claims:
     """A living rank on the GPU that made progress so long ago."""
     slots = [0.0] * SLOTS
-    slots[PLACES["last_progress"]] = slots[PLACES["phase_since"]] = 10_000 - silent_for
+    slots[PLACES["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
     slots[PLACES["phase"]] = PHASES.index("forward")
     info = {"run": "train", "rank": "3", "uuid": UUID}
     return Claims({}, True, {UUID: [RankSnapshot(Path("x"), True, tuple(slots), info, None, 10_000)]})

@@ -14,6 +14,7 @@ import pytest
 from rankscope_exporter.collectors import COLLECTORS, GPU_SOURCES, clocks, gpu, memory, power, processes, temperature
 from rankscope_exporter.collectors.clocks import ThrottleMeter
 from rankscope_exporter.collectors.xid import WELL_KNOWN, XidCollector
+from rankscope_exporter.nvml.errors import DeviceLostError
 from rankscope_exporter.source import Gpu, SourceCollector, Tick
 
 METRICS = Path(__file__).parents[3] / "docs" / "metrics.md"
@@ -131,6 +132,12 @@ def test_a_gpu_that_fails_to_say_its_name_is_up_all_the_same(machine):
     found = published(machine, gpu.SOURCE, scenario)
     assert found["rankscope_gpu_up"] == [({}, 1.0)]
     assert found["rankscope_gpu_info"][0][0]["name"] == ""
+
+
+def test_a_gpu_that_is_lost_while_it_says_what_it_is_is_lost(machine):
+    m = machine("{gpus: 1, timeline: {0: [{at: 0, fails: {nvmlDeviceGetName: GPU_IS_LOST}}]}}")
+    with pytest.raises(DeviceLostError):
+        gpu.SOURCE.reader()(m.device(), TICK)
 
 
 def test_memory_is_total_used_and_reserved(machine):

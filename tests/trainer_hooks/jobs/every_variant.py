@@ -86,7 +86,7 @@ def compare(variant: str) -> dict[str, Any]:
 
 
 def elapsed_in_open_phase(snapshot: RankSnapshot) -> float:
-    return snapshot.read_monotonic - snapshot["phase_since"]
+    return snapshot.read_monotonic - snapshot.last_progress
 
 
 def main() -> None:
