@@ -6,12 +6,17 @@ import logging
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from rankscope import __version__
-from rankscope_exporter.collectors import GPU_SOURCES
+from rankscope_exporter.allocation.claims import ClaimsWatcher, Scheduler
+from rankscope_exporter.allocation.pod_resources import KubeletError, PodResources
+from rankscope_exporter.allocation.processes import ProcessTable, UserNames
+from rankscope_exporter.allocation.slurm import SlurmJobs
+from rankscope_exporter.collectors import GPU_SOURCES, allocation
 from rankscope_exporter.collectors.exporter import ExporterCollector
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.collectors.xid import XidCollector
@@ -25,7 +30,7 @@ from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.ranks import RankActivity
 from rankscope_exporter.simulation.scenario import load_scenario
 from rankscope_exporter.simulation.values import ScenarioError
-from rankscope_exporter.source import SourceCollector
+from rankscope_exporter.source import GpuSource, SourceCollector
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.config_file import WebConfigError, WebConfigFile
 from rankscope_exporter.web.gate import Gate
@@ -47,8 +52,11 @@ def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     web_config = _web_config(settings)
     run_directory = RunDirectory(settings.run_dirs)
-    with _listening(settings) as listener, _simulation(settings, run_directory):
-        enabled = [source for source in GPU_SOURCES if source.name in settings.collectors]
+    with (
+        _listening(settings) as listener,
+        _simulation(settings, run_directory),
+        _sources(settings, run_directory) as enabled,
+    ):
         sampler = Sampler(Driver(), enabled, watches_xids=XidCollector.name in settings.collectors)
         collectors: list[Collector] = [
             *(SourceCollector(source, sampler) for source in enabled),
@@ -109,6 +117,37 @@ def _listening(settings: Config) -> Iterator[socket.socket]:
         raise StartError(f"--web.listen-address: cannot listen on {settings.host}:{settings.port}: {reason}") from error
     with listener:
         yield listener
+
+
+@contextmanager
+def _sources(settings: Config, run_directory: RunDirectory) -> Iterator[list[GpuSource[Any]]]:
+    """The GPU sources that are on; with `allocation`, whoever watches the claims to the GPUs for it."""
+    enabled = [source for source in GPU_SOURCES if source.name in settings.collectors]
+    if allocation.SOURCE not in enabled:
+        yield enabled
+        return
+    if not settings.procfs.is_dir():
+        raise StartError(f"--path.procfs: {settings.procfs} is no directory")
+    users = UserNames()
+    # Simulated GPUs have processes of wherever the exporter runs.
+    processes = ProcessTable(settings.procfs, sees_all=True if settings.simulate else None)
+    watcher = ClaimsWatcher(_schedulers(settings), run_directory, users)
+    enabled[enabled.index(allocation.SOURCE)] = allocation.watching(watcher.claims, processes, users)
+    watcher.start()
+    try:
+        yield enabled
+    finally:
+        watcher.stop()
+
+
+def _schedulers(settings: Config) -> list[Scheduler]:
+    schedulers: list[Scheduler] = [SlurmJobs(settings.slurm_dir)] if settings.slurm_dir else []
+    try:
+        if settings.kubelet_socket:
+            schedulers.append(PodResources(settings.kubelet_socket))
+    except KubeletError as error:
+        raise StartError(f"--collector.allocation.kubelet-socket: {error}") from error
+    return schedulers
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from rankscope_exporter.simulation import simulated_uuid
+
+from .allocation.kubelet import Kubelet
 
 EXPORTER = [sys.executable, "-m", "rankscope_exporter"]
 
@@ -100,6 +105,46 @@ def test_a_rank_file_that_is_not_one_costs_the_others_nothing(run_dir: Path, fre
         assert 'rankscope_exporter_collector_success{collector="ranks"} 1.0' in lines
 
 
+HELD = f"""
+gpus: 4
+timeline:
+  0: [{{at: 0, busy: 1, processes: [{{pid: {os.getpid()}, memory: 8 GiB}}]}}]
+  2: [{{at: 0, processes: [{{pid: 4194305, memory: 8 GiB}}]}}]
+"""
+
+
+def test_slurm_a_kubelet_and_the_processes_say_who_holds_each_gpu(
+    run_dir: Path, tmp_path: Path, free_port: int
+) -> None:
+    (tmp_path / "scenario.yml").write_text(HELD)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "0").write_text("4711 alice train\n")
+    kubelet = Kubelet(tmp_path)
+    kubelet.add("ml", "notebook-0", jupyter=[simulated_uuid(1)])
+    flags = (
+        f"--run-dir={run_dir}",
+        f"--simulate={tmp_path / 'scenario.yml'}",
+        f"--collector.allocation.slurm-dir={tmp_path / 'jobs'}",
+        f"--collector.allocation.kubelet-socket={kubelet.socket}",
+    )
+    with exporter(free_port, *flags) as url:
+        eventually(lambda: states(url) == ["working", "unknown", "memory_held_by_dead", "unknown"])
+        kubelet.start()  # only now: until it answers, a GPU that nobody uses may be a pod's
+        eventually(lambda: states(url) == ["working", "allocated_no_process", "memory_held_by_dead", "free"])
+        holders = [line for line in metrics(url) if line.startswith("rankscope_gpu_allocation_info")]
+        kubelet.stop()
+    assert len(holders) == 2
+    assert 'slurm_job_id="4711"' in holders[0]
+    assert 'user="alice"' in holders[0]
+    assert 'k8s_pod="notebook-0"' in holders[1]
+
+
+def states(url: str) -> list[str]:
+    """The state of each GPU in order."""
+    found = (re.search(r'^rankscope_gpu_state_info\{.*state="(\w+)"', line) for line in metrics(url))
+    return [match[1] for match in found if match]
+
+
 def test_a_port_in_use_is_named(free_port: int) -> None:
     with socket.create_server(("127.0.0.1", free_port)):
         line = refused(f"--web.listen-address=127.0.0.1:{free_port}")
@@ -126,6 +171,12 @@ def test_a_wrong_scenario_is_named_with_its_key(text: str, named: str, tmp_path:
     line = refused(f"--simulate={tmp_path / 'wrong.yml'}", "--web.listen-address=127.0.0.1:0")
     assert line.startswith("rankscope-exporter: --simulate: ")
     assert named in line
+
+
+def test_a_procfs_that_is_no_directory_is_named() -> None:
+    assert refused("--path.procfs=/nowhere/proc", "--web.listen-address=127.0.0.1:0") == (
+        "rankscope-exporter: --path.procfs: /nowhere/proc is no directory"
+    )
 
 
 def test_a_wrong_flag_is_named() -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from rankscope_exporter.collectors import clocks, gpu, load, memory, power, processes, temperature
+from rankscope_exporter.collectors import allocation, clocks, gpu, load, memory, power, processes, temperature
 from rankscope_exporter.collectors.exporter import ExporterCollector
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.collectors.xid import XidCollector
@@ -22,6 +22,7 @@ GPU_SOURCES: tuple[GpuSource[Any], ...] = (
     temperature.SOURCE,
     clocks.SOURCE,
     processes.SOURCE,
+    allocation.SOURCE,
 )
 
 
