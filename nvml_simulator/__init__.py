@@ -32,7 +32,7 @@ def install(directory: Path, scenario: Scenario, start_unix: float | None = None
     """
     table = scenario_table(scenario, time.time() if start_unix is None else start_unix)
     (directory / TABLE).write_bytes(table)
-    command = [*COMPILER, "-o", directory / LIBRARY, *SOURCES, "-lm", "-lpthread"]
+    command: list[str | Path] = [*COMPILER, "-o", directory / LIBRARY, *SOURCES, "-lm", "-lpthread"]
     subprocess.run(command, check=True)  # noqa: S603  # a fixed command on files of this folder
 
 
