@@ -7,6 +7,7 @@ from __future__ import annotations
 import http.client
 import multiprocessing
 import os
+import platform
 import re
 import socket
 import subprocess
@@ -16,9 +17,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from importlib import metadata
 from pathlib import Path
 
 from nvml_simulator import environment, install
+
 from rankscope import record
 from rankscope.rank_writer import RankWriter
 from rankscope.timeline import Timeline
@@ -81,18 +84,27 @@ def exporters() -> list[Exporter]:
     ]
 
 
+@dataclass
+class Node:
+    """What both run on."""
+
+    start_unix: float
+    """When the scenario began."""
+
+
 @contextmanager
-def running(scenario: Callable[[Sequence[int]], Scenario], ranks: int = 0) -> Iterator[list[Exporter]]:
+def running(scenario: Callable[[Sequence[int]], Scenario], ranks: int = 0) -> Iterator[tuple[Node, list[Exporter]]]:
     """Both exporters, answering, on a scenario that begins now and may name the pids of the ranks."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as name, ExitStack() as stack:  # noqa: S108  # tmpfs, as in use
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name, ExitStack() as stack:  # tmpfs, as in use
         directory = Path(name)
         pids = [stack.enter_context(_process(_live, directory, rank)) for rank in range(ranks)]
-        install(directory, scenario(pids))
+        node = Node(time.time())
+        install(directory, scenario(pids), node.start_unix)
         variables = {**os.environ, **environment(directory), "RANKSCOPE_RUN_DIR": name}
         started = exporters()
         for exporter in started:
             stack.enter_context(_started(exporter, variables))
-        yield started
+        yield node, started
 
 
 @contextmanager
@@ -148,6 +160,17 @@ def _info(rank: int) -> dict[str, object]:
     info = {"run": "benchmark", "rank": str(rank), "local_rank": str(rank), "world_size": "8", "group": "0-7"}
     info |= {"node": socket.gethostname(), "pid": str(os.getpid()), "uuid": simulated_uuid(rank)}
     return {**info, "backend": "nccl", "torch_version": "2.13.0", "rankscope_version": "0", "phases": []}
+
+
+def conditions() -> dict[str, object]:
+    """Where and on what this was measured."""
+    versions = {name: metadata.version(name) for name in ("nvitop-exporter", "prometheus-client", "uvicorn")}
+    return {"python": platform.python_version(), "cores": os.cpu_count(), "load": os.getloadavg()[0], **versions}
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
 def free_port() -> int:
