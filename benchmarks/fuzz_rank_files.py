@@ -35,8 +35,8 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from rankscope import record
 from rankscope.record import PLACES
 from rankscope_exporter.collectors.ranks import RanksCollector
+from rankscope_exporter.exposition import Collected
 from rankscope_exporter.run_directory import LABEL_LIMIT, LABELS, RunDirectory
-from rankscope_exporter.scrape import Collected
 
 BATCH = 200  # below the limits of files and ranks, so that each file of a batch counts
 NOW = 1_800_000_000.0  # by the reader's clock, and when every record ended

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 from collections.abc import Iterable, Iterator
@@ -67,6 +68,8 @@ def run(settings: Config) -> None:
         scrape = Scrape([collector for collector in collectors if collector.name in settings.collectors])
         app = create_app(scrape, lambda: sampler.is_ready)
         sampler.start()
+        # What was imported stays: the collector of cycles need not walk it again and again. It costs a scrape 3 ms.
+        gc.freeze()
         try:
             _serve(server_configuration(app, web_config), listener)
         finally:
@@ -115,6 +118,9 @@ def _listening(settings: Config) -> Iterator[socket.socket]:
     except OSError as error:
         reason = error.strerror or error
         raise StartError(f"--web.listen-address: cannot listen on {settings.host}:{settings.port}: {reason}") from error
+    # asyncio does this only for sockets that were made with IPPROTO_TCP; accepted ones inherit it. Without it a body
+    # that follows its headers waits for their delayed acknowledgement: 40 ms a scrape on a connection that is kept.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with listener:
         yield listener
 

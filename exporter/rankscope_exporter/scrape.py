@@ -8,10 +8,14 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
+from rankscope_exporter.exposition import Exposition
+from rankscope_exporter.families import GaugeMetricFamily
+
 GZIP_LEVEL = 1  # 0.2 ms instead of level 9's 3.7 for a thousand series, at 1.3 times the size
+OPENMETRICS = "application/openmetrics-text"
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +37,7 @@ class Scrape:
         self._collectors = collectors
         self._clock = clock
         self._failing: set[str] = set()
+        self._expositions = {openmetrics: Exposition(openmetrics=openmetrics) for openmetrics in (False, True)}
 
     def collect(self) -> list[Metric]:
         """Every collector's metrics, then how long each took and whether it succeeded."""
@@ -49,9 +54,9 @@ class Scrape:
 
     def render(self, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
         """Body and headers of an answer to these request headers."""
-        encode, content_type = choose_encoder(accept)
+        _, content_type = choose_encoder(accept)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        body = encode(Collected(self.collect()))
+        body = self._expositions[content_type.startswith(OPENMETRICS)].render(self.collect())
         if _accepts_gzip(accept_encoding):
             return gzip.compress(body, GZIP_LEVEL), {**headers, "Content-Encoding": "gzip"}
         return body, headers
@@ -69,17 +74,6 @@ class Scrape:
             logger.info("collector %s works again", collector.name)
             self._failing.discard(collector.name)
         return families
-
-
-class Collected:
-    """What the encoders take for a registry."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        """The families, as a registry would give them."""
-        return self._families
 
 
 def _family(name: str, text: str) -> GaugeMetricFamily:

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
+from rankscope_exporter.families import CounterMetricFamily, GaugeMetricFamily
 from rankscope_exporter.nvml.device import Device
 
 R = TypeVar("R")

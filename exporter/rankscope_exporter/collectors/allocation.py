@@ -6,12 +6,13 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from rankscope_exporter.allocation.claims import Claims
 from rankscope_exporter.allocation.holder import LABELS, Holder, labels
 from rankscope_exporter.allocation.idleness import STATES, Facts, are_stuck, classify
 from rankscope_exporter.allocation.processes import ProcessTable, UserNames, holders_of, look_up
+from rankscope_exporter.families import CounterMetricFamily, GaugeMetricFamily
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.source import GPU_LABELS, Gpu, GpuSource, Tick, by_label
 

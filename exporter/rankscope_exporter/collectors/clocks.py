@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
+from rankscope_exporter.families import CounterMetricFamily, GaugeMetricFamily
 from rankscope_exporter.nvml.device import CLOCK_DOMAINS, CLOCK_EVENT_REASONS, Device
 from rankscope_exporter.source import GPU_LABELS, Gpu, GpuSource, Tick, by_label
 

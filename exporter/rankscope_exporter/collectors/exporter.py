@@ -6,9 +6,10 @@ import platform
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from rankscope import __version__
+from rankscope_exporter.families import GaugeMetricFamily
 
 
 class DriverState(Protocol):

@@ -6,8 +6,9 @@ import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
+from rankscope_exporter.families import GaugeMetricFamily
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.nvml.errors import DeviceLostError, DriverError
 from rankscope_exporter.source import GPU_LABELS, Gpu, GpuSource, Tick

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from prometheus_client.core import (
-    CounterMetricFamily,
-    GaugeMetricFamily,
-    HistogramMetricFamily,
-    Metric,
-)
+from prometheus_client.core import Metric
 
 from rankscope import record
+from rankscope_exporter.families import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from rankscope_exporter.run_directory import LABELS, Rank, RunDirectory
 
 RANK = ("run", "rank")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
-from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.core import Metric
 
+from rankscope_exporter.families import CounterMetricFamily
 from rankscope_exporter.source import GPU_LABELS, Gpu
 
 # Codes with an entry of their own in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) that training jobs
