@@ -10,14 +10,13 @@ what the GPU really did in those 5 minutes, in points of a percent.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulated_node import Exporter, conditions, markdown, running
+from benchmarks.simulated_node import Exporter, conditions, keep, markdown, running
 
 from rankscope_exporter.simulation.scenario import Scenario
 from rankscope_exporter.simulation.timeline import State, Timeline
@@ -152,7 +151,7 @@ def table(figures: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Record and print; `--json FILE` also keeps the figures."""
+    """Record and print; `--json FILE` also keeps the figures, and the table beside them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=int, default=WINDOW + 60, help=f"to record, more than {WINDOW}")
     parser.add_argument("--json", type=Path)
@@ -162,7 +161,7 @@ def main() -> None:
     figures = report(options.seconds)
     print(table(figures))
     if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+        keep(options.json, figures, __doc__, table(figures))
 
 
 if __name__ == "__main__":

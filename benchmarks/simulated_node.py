@@ -5,6 +5,7 @@ and rankscope-exporter and nvitop-exporter side by side, each in a process of it
 from __future__ import annotations
 
 import http.client
+import json
 import multiprocessing
 import os
 import platform
@@ -98,39 +99,39 @@ def running(scenario: Callable[[Sequence[int]], Scenario], ranks: int = 0) -> It
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name, ExitStack() as stack:  # tmpfs, as in use
         directory = Path(name)
         pids = [stack.enter_context(_process(_live, directory, rank)) for rank in range(ranks)]
-        node = Node(time.time())
-        install(directory, scenario(pids), node.start_unix)
+        node, simulated = Node(time.time()), scenario(pids)
+        install(directory, simulated, node.start_unix)
         variables = {**os.environ, **environment(directory), "RANKSCOPE_RUN_DIR": name}
         started = exporters()
         for exporter in started:
-            stack.enter_context(_started(exporter, variables))
+            stack.enter_context(_started(exporter, variables, len(simulated.timelines)))
         yield node, started
 
 
 @contextmanager
-def _started(exporter: Exporter, variables: dict[str, str]) -> Iterator[None]:
+def _started(exporter: Exporter, variables: dict[str, str], gpus: int) -> Iterator[None]:
     exporter.port = free_port()
     with subprocess.Popen(exporter.command(exporter.port), env=variables, stderr=subprocess.DEVNULL) as process:
         try:
             exporter.pid = process.pid
             exporter.connection = http.client.HTTPConnection("127.0.0.1", exporter.port, timeout=30)
-            _await_values(exporter)
+            _await_values(exporter, gpus)
             yield
         finally:
             exporter.connection.close()
             process.terminate()
 
 
-def _await_values(exporter: Exporter) -> None:
+def _await_values(exporter: Exporter, gpus: int) -> None:
     until = time.monotonic() + READY_WITHIN
     while True:
         try:
-            if len(exporter.busy_values()) > 0:
+            if len(exporter.busy_values()) == gpus:
                 return
         except (OSError, http.client.HTTPException):
             exporter.connection.close()
         if time.monotonic() > until:
-            raise TimeoutError(f"{exporter.name} publishes nothing")
+            raise TimeoutError(f"{exporter.name} does not publish {gpus} GPUs")
         time.sleep(0.1)
 
 
@@ -138,9 +139,11 @@ def _await_values(exporter: Exporter) -> None:
 def _process(run: Callable[[Path, int], None], directory: Path, rank: int) -> Iterator[int]:
     process = multiprocessing.get_context("fork").Process(target=run, args=(directory, rank), daemon=True)
     process.start()
-    yield process.pid or 0
-    process.terminate()
-    process.join()
+    try:
+        yield process.pid or 0
+    finally:
+        process.terminate()
+        process.join()
 
 
 def _live(directory: Path, rank: int) -> None:
@@ -171,6 +174,16 @@ def conditions() -> dict[str, object]:
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table."""
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def keep(path: Path, figures: dict[str, object], about: str | None, text: str) -> None:
+    """Write the figures as JSON, and beside them a page with what was measured, how, and the tables."""
+    command = f"python -m benchmarks.{path.stem}"
+    path.write_text(json.dumps(figures, indent=2) + "\n")
+    where = f"On {figures['cores']} cores that others used too (load {figures['load']:.1f} at the end), Python "
+    versions = f"{figures['python']}, nvitop-exporter {figures['nvitop-exporter']}. Made by `make benchmark-exporter` "
+    page = f"# {path.stem}\n\n{about}\n{where}{versions}(`{command}`).\n\n{text}\n"
+    path.with_suffix(".md").write_text(page)
 
 
 def free_port() -> int:
