@@ -108,8 +108,12 @@ double utilized(const struct gpu *gpu, double t)
 int percent(const struct gpu *gpu, int64_t period)
 {
     double end = (double)period * table->sample_period, start = end - table->sample_period;
-    double share = 100 * (utilized(gpu, end) - utilized(gpu, start)) / (end - start);
-    return (int)fmin(100, nearbyint(share));
+    double computed, waited, computed_before, waited_before;
+    spent(gpu, end, &computed, &waited);
+    spent(gpu, start, &computed_before, &waited_before);
+    /* In this order as Python has it: another one rounds 39.5 the other way. */
+    double busy = (computed - computed_before) + (waited - waited_before);
+    return (int)fmin(100, nearbyint(100 * busy / (end - start)));
 }
 
 unsigned utilization(const struct gpu *gpu, double t)

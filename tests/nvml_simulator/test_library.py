@@ -44,6 +44,13 @@ timeline:
 """
 
 
+# Never the same share in two sample periods; and a GPU that has just begun to work, so that it grows warmer.
+BURSTS = [{"at": 60 + number * 0.37, "busy": number * 0.137 % 0.6, "waiting": 0.013} for number in range(400)]
+CHANGING = yaml.safe_dump(
+    {"gpus": 2, "timeline": {0: BURSTS, 1: [{"at": 0, "waiting": 0.3}, {"at": BEGAN_BEFORE - 5, "busy": 0.6}]}}
+)
+
+
 class Machine:
     """A directory with the library and a scenario that began a while ago."""
 
@@ -94,6 +101,21 @@ def test_both_simulators_say_the_same(machine):
         assert len(samples) == 120
         assert samples == {stamp: rings[stamp] for stamp in samples}
         assert said == earlier == later
+
+
+def test_both_simulators_change_alike(machine):
+    m = machine(CHANGING)
+    before = in_python(CHANGING, m.start_unix)
+    done = m.python(str(DESCRIBE))
+    after = in_python(CHANGING, m.start_unix)
+    assert done.returncode == 0, done.stderr
+    bursting, heating = zip(before, json.loads(done.stdout), after, strict=True)
+    for earlier, said, later in (bursting, heating):
+        assert earlier["energy"] <= said["energy"] <= later["energy"]
+        rings = {**earlier["samples"], **later["samples"]}
+        assert said["samples"] == {stamp: rings[stamp] for stamp in said["samples"]}
+    assert len(set(bursting[1]["samples"].values())) > 20
+    assert heating[0]["temperature"] <= heating[1]["temperature"] <= heating[2]["temperature"]
 
 
 def test_every_gpu_has_said_something_of_its_own(machine):
