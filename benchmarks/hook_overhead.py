@@ -109,8 +109,8 @@ def report(options: argparse.Namespace) -> dict[str, object]:
 def main() -> None:
     """Measure and print; `--json FILE` also keeps the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=60)
-    parser.add_argument("--steps", type=int, default=200, help="steps a block")
+    parser.add_argument("--pairs", type=int, default=400)
+    parser.add_argument("--steps", type=int, default=50, help="steps a block")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
