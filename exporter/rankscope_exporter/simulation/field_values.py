@@ -39,6 +39,18 @@ NVLINK_ERRORS = (
     pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
     pynvml.NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL,
 )
+# Of one link, since Blackwell, which has none of the above.
+LINK_BYTES = (pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES)
+LINK_ERRORS = (
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS,
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_BUFFER_OVERRUN_ERRORS,
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_ERRORS,
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_LOCAL_LINK_INTEGRITY_ERRORS,
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_DISCARDS,
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS,
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS,
+    pynvml.NVML_FI_DEV_NVLINK_COUNT_SYMBOL_ERRORS,
+)
 REMAPPING = (
     pynvml.NVML_FI_DEV_REMAPPED_COR,
     pynvml.NVML_FI_DEV_REMAPPED_UNC,
@@ -56,6 +68,15 @@ def _margin(celsius: int) -> Field:
     return lambda gpu, _t: celsius if gpu.model.since("hopper") else None
 
 
+def _of_all_links(value: Callable[[SimulatedGpu, float], float]) -> Field:
+    """To Hopper; Blackwell counts by link."""
+    return lambda gpu, t: round(value(gpu, t)) if gpu.model.nvlinks and not gpu.model.since("blackwell") else None
+
+
+def _of_one_link(value: Callable[[SimulatedGpu, float], float]) -> Field:
+    return lambda gpu, t: round(value(gpu, t)) if gpu.model.nvlinks and gpu.model.since("blackwell") else None
+
+
 FIELDS: dict[int, Field] = {
     pynvml.NVML_FI_DEV_MEMORY_TEMP: lambda gpu, t: round(gpu.temperature(t)) if gpu.model.since("ampere") else None,
     pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION: lambda _gpu, _t: 0,
@@ -63,8 +84,10 @@ FIELDS: dict[int, Field] = {
     **{field: _throttled(reason) for field, reason in REASONS.items()},
     **{field: _margin(celsius) for field, celsius in MARGIN_THRESHOLDS.items()},
     **dict.fromkeys(PCIE_BYTES, lambda gpu, t: round(gpu.pcie_bytes(t)) if gpu.model.since("hopper") else None),
-    **dict.fromkeys(NVLINK_KIB, lambda gpu, t: round(gpu.nvlink_bytes(t) / 1024) if gpu.model.nvlinks else None),
-    **dict.fromkeys(NVLINK_ERRORS, lambda gpu, _t: 0 if gpu.model.nvlinks else None),
+    **dict.fromkeys(NVLINK_KIB, _of_all_links(lambda gpu, t: gpu.nvlink_bytes(t) / 1024)),
+    **dict.fromkeys(NVLINK_ERRORS, _of_all_links(lambda _gpu, _t: 0)),
+    **dict.fromkeys(LINK_BYTES, _of_one_link(lambda gpu, t: gpu.nvlink_bytes(t) / gpu.model.nvlinks)),
+    **dict.fromkeys(LINK_ERRORS, _of_one_link(lambda _gpu, _t: 0)),
     **dict.fromkeys(REMAPPING, lambda gpu, _t: 0 if gpu.model.since("ampere") else None),
     **dict.fromkeys(RETIREMENT, lambda gpu, _t: None if gpu.model.since("ampere") else 0),
 }

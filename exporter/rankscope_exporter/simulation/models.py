@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 GIB = 2**30
-ARCHITECTURES = ("turing", "ampere", "hopper")
+ARCHITECTURES = ("turing", "ampere", "hopper", "blackwell")
 
 
 @dataclass(frozen=True)
@@ -58,4 +58,13 @@ T4 = GpuModel(
     nvlinks=0,
     encodes=True,
 )
-MODELS = {"H100": H100, "A100": A100, "T4": T4}
+B200 = GpuModel(
+    name="NVIDIA B200",
+    architecture="blackwell",
+    memory=180 * GIB,
+    power_idle=140.0,
+    power_max=1000.0,
+    sm_clock=1965.0,
+    memory_clock=3996.0,
+)
+MODELS = {"H100": H100, "A100": A100, "T4": T4, "B200": B200}
