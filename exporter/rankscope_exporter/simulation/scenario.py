@@ -150,7 +150,7 @@ def _entries(place: str, entries: object, keys: set[str]) -> Iterable[tuple[str,
 def _model(value: object) -> GpuModel:
     """One of MODELS by its name, or such a one with other numbers."""
     values = {"like": value} if isinstance(value, str) else mapping("model", value, {"like", *_MODEL})
-    like = values.get("like", "H100")
+    like = text("model", values.get("like", "H100"))
     if like not in MODELS:
         raise ScenarioError(f"model: unknown {like!r}; known: {', '.join(MODELS)}")
     changes = {key: _MODEL[key](f"model.{key}", given) for key, given in values.items() if key != "like"}
