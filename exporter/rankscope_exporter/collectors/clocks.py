@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankscope_exporter.nvml.device import CLOCK_DOMAINS, CLOCK_EVENT_REASONS, Device
+from rankscope_exporter.nvml.throttle import clock_event_seconds
 from rankscope_exporter.source import GpuMetric, GpuSource, Seldom, Tick, counter, gauge
 
 # Clocks that are low because nothing runs, or because somebody set them so, are no throttling.
@@ -36,7 +37,7 @@ class ThrottleMeter:
 
     def __call__(self, device: Device, tick: Tick) -> Mapping[str, float] | None:
         """Seconds so far."""
-        counted = device.clock_event_seconds()
+        counted = clock_event_seconds(device)
         if self._counted is None:
             self._counted = frozenset(counted)
         reasons = device.clock_event_reasons()

@@ -21,14 +21,22 @@ class Pcie:
 
 
 class PcieReader:
-    """The best that the link could be is asked once."""
+    """The best that the link could be is asked once.
+
+    nvml.h says that the counters of bytes "can be wrapped". One of 32 bits would do so each 4 GiB, several times
+    between two readings, and nobody could tell how often: so a counter is believed once it was seen beyond that.
+    """
 
     def __init__(self) -> None:
         self._best = Seldom(lambda device, _: pcie_link_max(device))
+        self._believed: set[str] = set()
 
     def __call__(self, device: Device, tick: Tick) -> Pcie:
         """The link now."""
-        return Pcie(pcie_link(device), self._best(device, tick), pcie_replays(device), pcie_bytes(device))
+        counts = pcie_bytes(device)
+        self._believed |= {direction for direction, count in counts.items() if (count or 0) >= 2**32}
+        believed = {direction: count for direction, count in counts.items() if direction in self._believed}
+        return Pcie(pcie_link(device), self._best(device, tick), pcie_replays(device), believed)
 
 
 METRICS: tuple[GpuMetric[Pcie], ...] = (
@@ -69,7 +77,8 @@ METRICS: tuple[GpuMetric[Pcie], ...] = (
     ),
     counter(
         "pcie_bytes_total",
-        "Bytes over PCIe, by direction as the GPU sees it.",
+        "Bytes over PCIe, by direction as the GPU sees it; absent until the driver's counter has passed 4 GiB, because "
+        "one of 32 bits would wrap unseen.",
         "nvmlDeviceGetFieldValues(PCIE_COUNT_TX_BYTES, PCIE_COUNT_RX_BYTES)",
         lambda pcie: pcie.bytes,
         labels=("direction",),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rankscope_exporter.nvml.device import Device
+from rankscope_exporter.nvml.temperature import margin, margin_thresholds, memory_temperature, thresholds
 from rankscope_exporter.source import GpuMetric, GpuSource, Seldom, Tick, gauge
 
 
@@ -37,15 +38,15 @@ class TemperatureReader:
         """The temperatures now."""
         return Temperatures(
             device.temperature(),
-            device.memory_temperature(),
-            device.temperature_margin(),
+            memory_temperature(device),
+            margin(device),
             self._thresholds(device, tick),
         )
 
 
 def read_thresholds(device: Device, _tick: Tick) -> Thresholds:
     """Of both kinds: most devices have one of them."""
-    return Thresholds(device.temperature_thresholds(), device.temperature_margin_thresholds())
+    return Thresholds(thresholds(device), margin_thresholds(device))
 
 
 METRICS: tuple[GpuMetric[Temperatures], ...] = (

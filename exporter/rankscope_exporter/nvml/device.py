@@ -27,17 +27,6 @@ CLOCK_EVENT_REASONS = {
     0x400: "reliability",
 }
 UNKNOWN_REASON = "other"
-# The driver's own counters of nanoseconds by reason (nvml.h: NVML_FI_DEV_PERF_POLICY_…, NVML_FI_DEV_CLOCKS_EVENT_…).
-_REASON_COUNTERS = {
-    "sw_power_cap": pynvml.NVML_FI_DEV_PERF_POLICY_POWER,
-    "sync_boost": pynvml.NVML_FI_DEV_PERF_POLICY_SYNC_BOOST,
-    "board_limit": pynvml.NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT,
-    "reliability": pynvml.NVML_FI_DEV_PERF_POLICY_RELIABILITY,
-}
-# Bindings of drivers 575.51 to 580.65 have these three at 251 to 253, which before and since are about power smoothing;
-# 580.82 and later have them here (nvidia-ml-py of those versions). Older drivers are not asked.
-_THERMAL_COUNTERS = {"sw_thermal_slowdown": 269, "hw_thermal_slowdown": 270, "hw_power_brake_slowdown": 271}
-_THERMAL_COUNTERS_SINCE = (580, 82)
 ClockDomain = Literal["graphics", "sm", "memory", "video"]
 CLOCK_DOMAINS: dict[ClockDomain, int] = {
     "graphics": pynvml.NVML_CLOCK_GRAPHICS,
@@ -52,18 +41,6 @@ _RINGS: dict[Engine, int] = {
     "memory": pynvml.NVML_MEMORY_UTILIZATION_SAMPLES,
     "encoder": pynvml.NVML_ENC_UTILIZATION_SAMPLES,
     "decoder": pynvml.NVML_DEC_UTILIZATION_SAMPLES,
-}
-_THRESHOLDS = {
-    "shutdown": pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN,
-    "slowdown": pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN,
-    "memory_max": pynvml.NVML_TEMPERATURE_THRESHOLD_MEM_MAX,
-    "gpu_max": pynvml.NVML_TEMPERATURE_THRESHOLD_GPU_MAX,
-}
-_MARGIN_THRESHOLDS = {
-    "shutdown": pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT,
-    "slowdown": pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT,
-    "memory_max": pynvml.NVML_FI_DEV_TEMPERATURE_MEM_MAX_TLIMIT,
-    "gpu_max": pynvml.NVML_FI_DEV_TEMPERATURE_GPU_MAX_TLIMIT,
 }
 
 
@@ -205,23 +182,6 @@ class Device:
         """Degrees Celsius of the GPU die."""
         return known(ask(pynvml.nvmlDeviceGetTemperature, self._handle, pynvml.NVML_TEMPERATURE_GPU))
 
-    def memory_temperature(self) -> float | None:
-        """Degrees Celsius of the memory. A device without that sensor may say 0, which is no temperature of a GPU."""
-        return self.fields(pynvml.NVML_FI_DEV_MEMORY_TEMP)[0] or None
-
-    def temperature_margin(self) -> float | None:
-        """Degrees Celsius until the device is slowed down (T.Limit); Ada and later."""
-        return known(ask(pynvml.nvmlDeviceGetMarginTemperature, self._handle))
-
-    def temperature_thresholds(self) -> dict[str, float | None]:
-        """Degrees Celsius by name."""
-        call = pynvml.nvmlDeviceGetTemperatureThreshold
-        return {name: known(ask(call, self._handle, number)) for name, number in _THRESHOLDS.items()}
-
-    def temperature_margin_thresholds(self) -> dict[str, float | None]:
-        """The margin at which each threshold lies; Ada and later."""
-        return dict(zip(_MARGIN_THRESHOLDS, self.fields(*_MARGIN_THRESHOLDS.values()), strict=True))
-
     def performance_state(self) -> int | None:
         """0, the most, to 15, the least; 32 is how the driver says that it does not know."""
         state = ask(pynvml.nvmlDeviceGetPerformanceState, self._handle)
@@ -244,13 +204,6 @@ class Device:
             return None
         bits = (1 << place for place in range(64) if mask >> place & 1)
         return frozenset(CLOCK_EVENT_REASONS.get(bit, UNKNOWN_REASON) for bit in bits)
-
-    def clock_event_seconds(self) -> dict[str, float]:
-        """For how long each reason has held since the driver was loaded, where the driver counts that itself."""
-        is_new = _version(self.driver_version()) >= _THERMAL_COUNTERS_SINCE
-        fields = _REASON_COUNTERS | _THERMAL_COUNTERS if is_new else _REASON_COUNTERS
-        values = dict(zip(fields, self.fields(*fields.values()), strict=True))
-        return {reason: value / 1e9 for reason, value in values.items() if value is not None}
 
     def processes(self) -> dict[int, int | None] | None:
         """The memory in bytes of each process with a compute or graphics context, by pid; None if it is not told."""
@@ -294,7 +247,3 @@ def _million(value: int | None) -> float | None:
 
 def _text(value: str | bytes | None) -> str | None:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
-
-
-def _version(text: str | None) -> tuple[int, ...]:
-    return tuple(int(part) for part in (text or "").split(".") if part.isdecimal())

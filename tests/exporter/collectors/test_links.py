@@ -30,6 +30,22 @@ def test_pcie_bytes_come_from_the_cumulative_counter(watch):
     }
 
 
+def test_a_counter_that_may_be_one_of_32_bits_is_not_believed_until_it_was_seen_beyond_them(watch):
+    transmit, receive = pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES
+    watched = watch(
+        f"""
+        gpus: 1
+        timeline:
+          0: [{{at: 0, fields: {{{transmit}: 4294967295, {receive}: 4294967295}}}},
+              {{at: 5, fields: {{{transmit}: 12, {receive}: 4294967300}}}},
+              {{at: 9, fields: {{{transmit}: 4294967290, {receive}: 13}}}}]""",
+        pcie.SOURCE,
+    )
+    assert f"{PREFIX}pcie_bytes_total" not in watched.after(1)
+    assert watched.after(5)[f"{PREFIX}pcie_bytes_total"] == {"receive": 4294967300}
+    assert watched.after(4)[f"{PREFIX}pcie_bytes_total"] == {"receive": 13}, "the driver was loaded anew"
+
+
 def test_a_gpu_without_that_counter_has_no_pcie_bytes_and_the_blocking_call_is_not_made(watch, monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlDeviceGetPcieThroughput", lambda *_arguments: pytest.fail("it blocks 20 ms"))
     assert f"{PREFIX}pcie_bytes_total" not in watch(f"{{gpus: 1, model: T4, {HALF_BUSY}}}", pcie.SOURCE).after(10)

@@ -28,6 +28,7 @@ from rankscope_exporter.collectors.clocks import ThrottleMeter
 from rankscope_exporter.collectors.xid import METRICS as XID_METRICS
 from rankscope_exporter.collectors.xid import WELL_KNOWN, XidCollector
 from rankscope_exporter.nvml.errors import DeviceLostError
+from rankscope_exporter.nvml.throttle import clock_event_seconds
 from rankscope_exporter.source import Gpu, SourceCollector, Tick
 
 GPU0 = Gpu(0, "GPU-0")
@@ -238,7 +239,7 @@ def test_throttled_time_is_the_drivers_own_count_where_it_keeps_one(machine, mon
 def test_a_counter_whose_field_has_another_meaning_in_this_driver_is_not_asked(machine, monkeypatch):
     m = machine("{gpus: 1, timeline: {0: [{at: 0, fields: {269: 5, 270: 5, 271: 5}}]}}")
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "575.57.08")
-    assert "hw_thermal_slowdown" not in m.device().clock_event_seconds()
+    assert "hw_thermal_slowdown" not in clock_event_seconds(m.device())
 
 
 def test_a_drivers_count_that_fails_is_absent_and_not_continued_by_hand(machine):
