@@ -4,7 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo test lint format generate benchmark clean
+.PHONY: help venv servers demo test lint format generate benchmark benchmark-exporter clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -26,6 +26,11 @@ generate: venv ## write the rules of both speeds, the dashboards and the metrics
 
 benchmark: venv ## what the hook costs a step; the figures go to docs/measurements/
 	@$(BIN)/python benchmarks/hook_overhead.py --json docs/measurements/hook_overhead.json
+
+benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop-exporter (15 minutes); to docs/measurements/
+	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
+	@$(BIN)/python -m benchmarks.gpu_truth --json docs/measurements/gpu_truth.json
+	@$(BIN)/python -m benchmarks.exporter_cost --scrapes 100000 --json docs/measurements/exporter_cost.json
 
 venv: $(BIN)/.installed ## the virtual environment .venv with everything for development
 

@@ -35,10 +35,17 @@ class Config:
     host: str
     """Address to listen on; empty is every address, IPv6 and IPv4."""
     port: int
+    web_config_file: Path | None
+    """TLS, basic auth and headers (docs/security.md); None is plain HTTP for everybody."""
     run_dirs: tuple[Path, ...]
     """Directories with rank records, each looked at in every scrape."""
     collectors: tuple[str, ...]
     """Names of the collectors that are on, in their order."""
+    slurm_dir: Path | None
+    """Where Slurm's prolog leaves one file a GPU."""
+    kubelet_socket: Path | None
+    """Of the kubelet's pod resources API."""
+    procfs: Path
     simulate: str | None
     """A number of GPUs or the path of a scenario; None is the real driver."""
     log_level: str
@@ -66,8 +73,12 @@ def parse(
     return Config(
         host=host,
         port=port,
+        web_config_file=options.web_config_file,
         run_dirs=_run_dirs(options.run_dir, environment),
         collectors=tuple(name for name in collectors if getattr(options, f"collector.{name}")),
+        slurm_dir=options.slurm_dir,
+        kubelet_socket=options.kubelet_socket,
+        procfs=options.procfs,
         simulate=options.simulate,
         log_level=options.log_level,
         log_format=options.log_format,
@@ -116,6 +127,13 @@ def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.Argu
         help="where to serve; without a host, every address (default: %(default)s)",
     )
     add(
+        "--web.config.file",
+        dest="web_config_file",
+        type=Path,
+        metavar="FILE",
+        help="TLS, client certificates and basic auth, in the format of the Prometheus exporters (docs/security.md)",
+    )
+    add(
         "--run-dir",
         type=Path,
         action="append",
@@ -131,6 +149,7 @@ def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.Argu
     add("--log.level", dest="log_level", choices=LOG_LEVELS, default="info", help="(default: %(default)s)")
     add("--log.format", dest="log_format", choices=LOG_FORMATS, default="logfmt", help="(default: %(default)s)")
     group = parser.add_argument_group("collectors", "--no-collector.NAME switches one off, --collector.NAME one on")
+    _add_allocation(group)
     for name, text in collectors.items():
         group.add_argument(
             f"--collector.{name}",
@@ -139,3 +158,30 @@ def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.Argu
             help=text if name not in off else f"{text}; off unless asked for",
         )
     return parser
+
+
+def _add_allocation(group: argparse._ArgumentGroup) -> None:
+    """Where the collector `allocation` asks who holds a GPU, besides the processes on it and the ranks."""
+    group.add_argument(
+        "--collector.allocation.slurm-dir",
+        dest="slurm_dir",
+        type=Path,
+        metavar="DIR",
+        help="where Slurm's prolog leaves one file a GPU with its jobs (deploy/slurm), as for dcgm-exporter",
+    )
+    group.add_argument(
+        "--collector.allocation.kubelet-socket",
+        dest="kubelet_socket",
+        type=Path,
+        metavar="PATH",
+        help="the kubelet's pod resources socket, usually /var/lib/kubelet/pod-resources/kubelet.sock; "
+        "needs rankscope[kubernetes]",
+    )
+    group.add_argument(
+        "--path.procfs",
+        dest="procfs",
+        type=Path,
+        default=Path("/proc"),
+        metavar="DIR",
+        help="where the host's processes are seen (default: %(default)s)",
+    )

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import socket
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from rankscope import __version__
-from rankscope_exporter.collectors import GPU_SOURCES
+from rankscope_exporter.allocation.claims import ClaimsWatcher, Scheduler
+from rankscope_exporter.allocation.pod_resources import KubeletError, PodResources
+from rankscope_exporter.allocation.processes import ProcessTable, UserNames
+from rankscope_exporter.allocation.slurm import SlurmJobs
+from rankscope_exporter.collectors import GPU_SOURCES, allocation
 from rankscope_exporter.collectors.exporter import ExporterCollector
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.collectors.xid import XidCollector
@@ -24,8 +31,10 @@ from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.ranks import RankActivity
 from rankscope_exporter.simulation.scenario import load_scenario
 from rankscope_exporter.simulation.values import ScenarioError
-from rankscope_exporter.source import SourceCollector
+from rankscope_exporter.source import GpuSource, SourceCollector
 from rankscope_exporter.web.app import create_app
+from rankscope_exporter.web.config_file import WebConfigError, WebConfigFile
+from rankscope_exporter.web.gate import Gate
 
 BACKLOG = 128
 GOODBYE = 2  # seconds for requests in flight when the daemon is told to stop
@@ -42,9 +51,13 @@ class StartError(Exception):
 
 def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
+    web_config = _web_config(settings)
     run_directory = RunDirectory(settings.run_dirs)
-    with _listening(settings) as listener, _simulation(settings, run_directory):
-        enabled = [source for source in GPU_SOURCES if source.name in settings.collectors]
+    with (
+        _listening(settings) as listener,
+        _simulation(settings, run_directory),
+        _sources(settings, run_directory) as enabled,
+    ):
         sampler = Sampler(Driver(), enabled, watches_xids=XidCollector.name in settings.collectors)
         collectors: list[Collector] = [
             *(SourceCollector(source, sampler) for source in enabled),
@@ -55,15 +68,38 @@ def run(settings: Config) -> None:
         scrape = Scrape([collector for collector in collectors if collector.name in settings.collectors])
         app = create_app(scrape, lambda: sampler.is_ready)
         sampler.start()
+        # What was imported stays: the collector of cycles need not walk it again and again. It costs a scrape 3 ms.
+        gc.freeze()
         try:
-            _serve(uvicorn.Config(app, log_config=None, access_log=False, timeout_graceful_shutdown=GOODBYE), listener)
+            _serve(server_configuration(app, web_config), listener)
         finally:
             sampler.stop()
 
 
+def _web_config(settings: Config) -> WebConfigFile | None:
+    try:
+        return WebConfigFile(settings.web_config_file) if settings.web_config_file else None
+    except WebConfigError as error:
+        raise StartError(f"--web.config.file: {error}") from error
+
+
+def server_configuration(app: FastAPI, web_config: WebConfigFile | None) -> uvicorn.Config:
+    """How `app` is served: behind the gate and with TLS where the web configuration says so."""
+    gated = Gate(app, web_config.current) if web_config else app
+    configuration = uvicorn.Config(
+        gated, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=GOODBYE
+    )
+    configuration.load()
+    if web_config:  # uvicorn's own settings can neither set versions nor renew a certificate
+        configuration.ssl = web_config.current().context
+    return configuration
+
+
 def _serve(configuration: uvicorn.Config, listener: socket.socket) -> None:
     host, port = listener.getsockname()[:2]
-    logger.info("rankscope-exporter %s listens on %s:%s", __version__, f"[{host}]" if ":" in host else host, port)
+    scheme = "https" if configuration.ssl else "http"
+    address = f"[{host}]" if ":" in host else host
+    logger.info("rankscope-exporter %s listens on %s://%s:%s", __version__, scheme, address, port)
     uvicorn.Server(configuration).run(sockets=[listener])
 
 
@@ -82,8 +118,42 @@ def _listening(settings: Config) -> Iterator[socket.socket]:
     except OSError as error:
         reason = error.strerror or error
         raise StartError(f"--web.listen-address: cannot listen on {settings.host}:{settings.port}: {reason}") from error
+    # asyncio does this only for sockets that were made with IPPROTO_TCP; accepted ones inherit it. Without it a body
+    # that follows its headers waits for their delayed acknowledgement: 40 ms a scrape on a connection that is kept.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     with listener:
         yield listener
+
+
+@contextmanager
+def _sources(settings: Config, run_directory: RunDirectory) -> Iterator[list[GpuSource[Any]]]:
+    """The GPU sources that are on; with `allocation`, whoever watches the claims to the GPUs for it."""
+    enabled = [source for source in GPU_SOURCES if source.name in settings.collectors]
+    if allocation.SOURCE not in enabled:
+        yield enabled
+        return
+    if not settings.procfs.is_dir():
+        raise StartError(f"--path.procfs: {settings.procfs} is no directory")
+    users = UserNames()
+    # Simulated GPUs have processes of wherever the exporter runs.
+    processes = ProcessTable(settings.procfs, sees_all=True if settings.simulate else None)
+    watcher = ClaimsWatcher(_schedulers(settings), run_directory, users)
+    enabled[enabled.index(allocation.SOURCE)] = allocation.watching(watcher.claims, processes, users)
+    watcher.start()
+    try:
+        yield enabled
+    finally:
+        watcher.stop()
+
+
+def _schedulers(settings: Config) -> list[Scheduler]:
+    schedulers: list[Scheduler] = [SlurmJobs(settings.slurm_dir)] if settings.slurm_dir else []
+    try:
+        if settings.kubelet_socket:
+            schedulers.append(PodResources(settings.kubelet_socket))
+    except KubeletError as error:
+        raise StartError(f"--collector.allocation.kubelet-socket: {error}") from error
+    return schedulers
 
 
 @contextmanager

@@ -121,8 +121,9 @@ class DeviceSampler:
 
     def _take_reading(self) -> None:
         if self.device is None:
-            self.device = self._open_device(self._index)
-            self._state = self._state_of(self.device)
+            device = self._open_device(self._index)
+            self._state = self._state_of(device)
+            self.device = device  # last: whoever sees the device, as the XID watcher does, finds its state
         assert self._state is not None
         self.device.check()
         tick = Tick(self._timing.unix(), self._elapsed(self._state))

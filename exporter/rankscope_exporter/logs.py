@@ -28,13 +28,20 @@ class StructuredFormatter(logging.Formatter):
 
 
 def logfmt(fields: dict[str, str]) -> str:
-    """`key=value` pairs; values with anything but plain characters are quoted as in JSON."""
+    """`key=value` pairs; values with anything but plain characters are quoted as in JSON.
+
+    What is not printable is escaped beyond JSON's needs: a file's name may hold a terminal's control sequence.
+    """
     return " ".join(f"{key}={_quoted(value)}" for key, value in fields.items())
 
 
 def _quoted(value: str) -> str:
     plain = value and all(character.isalnum() or character in "-_.:/+" for character in value)
-    return value if plain else json.dumps(value, ensure_ascii=False)
+    return value if plain else f'"{"".join(map(_escaped, value))}"'
+
+
+def _escaped(character: str) -> str:
+    return character if character.isprintable() and character not in '"\\' else json.dumps(character)[1:-1]
 
 
 def configure(level: str, notation: str) -> None:

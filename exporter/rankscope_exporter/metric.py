@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from rankscope_exporter.families import CounterMetricFamily, GaugeMetricFamily
 
 Family = GaugeMetricFamily | CounterMetricFamily
 UNITS = ("seconds", "bytes", "watts", "joules", "hertz", "celsius")

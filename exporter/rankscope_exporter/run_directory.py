@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from rankscope.rank_reader import RankSnapshot, UnreadableRecordError, read_rank
-from rankscope.rank_writer import SUFFIX
+from rankscope_exporter.rank_files import RankFile, fair_share, list_files, open_directory
 
 ENDED_RANKS_SHOWN_FOR = 600.0  # seconds: long enough for a scrape, an alert and a look at it
 LABELS = (
@@ -29,6 +33,13 @@ LABELS = (
 )
 LABEL_LIMIT = 200  # characters; the hook's longest is a run's name with 128
 
+FILES_LIMIT = 1024  # read in a scan; a full one of bad files costs a tenth of a second
+RANKS_LIMIT = 256  # shown; each has at most 96 series
+COMPLAINTS_LIMIT = 10  # log lines in a scan
+NUMBER = re.compile(r"[0-9]{1,10}")
+
+Key = tuple[str, str]
+
 logger = logging.getLogger(__name__)
 
 
@@ -38,9 +49,11 @@ class Rank:
 
     snapshot: RankSnapshot
     exit_unix: float | None
+    owner: int
+    """User id of the file's owner."""
 
     @property
-    def key(self) -> tuple[str, str]:
+    def key(self) -> Key:
         """Run and rank."""
         return self.snapshot.info["run"], self.snapshot.info["rank"]
 
@@ -54,41 +67,85 @@ class Scan:
 
 
 class RunDirectory:
-    """Reads the records below `paths`; directories that do not exist yet are simply empty."""
+    """Reads the records below `paths`; directories that do not exist yet are simply empty.
 
-    def __init__(self, paths: Iterable[Path], clock: Callable[[], float] = time.time) -> None:
+    At most `files_limit` files are read in a scan and `ranks_limit` ranks found, living ones first. A node has some
+    eight ranks of a job; the limits bound what users who fill a directory can cost a scrape and Prometheus.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[Path],
+        clock: Callable[[], float] = time.time,
+        files_limit: int = FILES_LIMIT,
+        ranks_limit: int = RANKS_LIMIT,
+    ) -> None:
         self._paths = tuple(paths)
         self._clock = clock
+        self._files_limit = files_limit
+        self._ranks_limit = ranks_limit
         self._noticed: dict[Path, float] = {}  # when a record was first seen without its process
+        self._owners: dict[Key, int] = {}  # of the ranks that the last scan found
         self._complained: set[Path] = set()
         self._lock = threading.Lock()  # scrapes come from several threads
 
     def scan(self) -> Scan:
         """Read every record once. A file that cannot be read costs nobody else anything."""
-        with self._lock:
-            skipped: Counter[str] = Counter()
-            found: dict[tuple[str, str], Rank] = {}
-            paths = [path for directory in self._paths for path in _records(directory)]
-            for path in paths:
-                rank = self._read(path, skipped)
-                if rank and self._is_shown(rank) and _is_newer(rank, found.get(rank.key)):
-                    found[rank.key] = rank
-            self._forget_all_but(paths)
-            return Scan(tuple(found.values()), skipped)
+        with self._lock, ExitStack() as directories:
+            skipped = _Skipped()
+            files = [file for path in self._paths for file in self._list(path, directories, skipped)]
+            chosen = fair_share(files, self._files_limit)
+            skipped.count["too_many_files"] += len(files) - len(chosen)
+            found = self._newest(chosen, skipped)
+            ranks = sorted(found.values(), key=lambda rank: not rank.snapshot.alive)[: self._ranks_limit]
+            skipped.count["too_many_ranks"] += len(found) - len(ranks)
+            self._complain(skipped.errors)
+            self._forget_all_but({file.path for file in chosen} | set(self._paths))
+            self._owners = {rank.key: rank.owner for rank in ranks}
+            return Scan(tuple(ranks), +skipped.count)  # without the zeros
 
-    def _read(self, path: Path, skipped: Counter[str]) -> Rank | None:
+    def _list(self, path: Path, directories: ExitStack, skipped: _Skipped) -> list[RankFile]:
         try:
-            snapshot = read_rank(path)
+            descriptor = open_directory(path)
+        except FileNotFoundError:
+            return []
+        except UnreadableRecordError as error:
+            skipped.add(error)
+            return []
+        directories.callback(os.close, descriptor)
+        files, are_more = list_files(path, descriptor)
+        skipped.count["too_many_files"] += are_more
+        return files
+
+    def _newest(self, files: Iterable[RankFile], skipped: _Skipped) -> dict[Key, Rank]:
+        """The record that counts of each run and rank.
+
+        Of two that live, the one stays that was there in the last scan: nobody pushes another user's rank out.
+        """
+        found: dict[Key, Rank] = {}
+        for file in files:
+            rank = self._read(file, skipped)
+            if rank and self._is_shown(rank):
+                other = found.get(rank.key)
+                skipped.count["duplicate"] += other is not None and other.owner != rank.owner
+                if other is None or self._precedence(rank) > self._precedence(other):
+                    found[rank.key] = rank
+        return found
+
+    def _precedence(self, rank: Rank) -> tuple[bool, bool, float]:
+        return rank.snapshot.alive, self._owners.get(rank.key) == rank.owner, rank.snapshot["started_unix"]
+
+    def _read(self, file: RankFile, skipped: _Skipped) -> Rank | None:
+        try:
+            snapshot = read_rank(file.path, file.descriptor)
             _check_labels(snapshot)
         except FileNotFoundError:
             return None
         except UnreadableRecordError as error:
-            skipped[error.reason] += 1
-            if path not in self._complained:
-                logger.warning("skipped a file in the run directory: %s", error)
-                self._complained.add(path)
+            skipped.add(error)
             return None
-        return Rank(snapshot, None if snapshot.alive else snapshot.exit_unix or self._first_noticed(path))
+        exit_unix = None if snapshot.alive else snapshot.exit_unix or self._first_noticed(file.path)
+        return Rank(snapshot, exit_unix, file.owner)
 
     def _first_noticed(self, path: Path) -> float:
         return self._noticed.setdefault(path, self._clock())
@@ -96,24 +153,28 @@ class RunDirectory:
     def _is_shown(self, rank: Rank) -> bool:
         return rank.exit_unix is None or self._clock() - rank.exit_unix < ENDED_RANKS_SHOWN_FOR
 
-    def _forget_all_but(self, paths: list[Path]) -> None:
-        present = set(paths)
+    def _complain(self, errors: Iterable[UnreadableRecordError]) -> None:
+        """Log each file once, and a few at a time: names that change all the time shall not fill the log."""
+        news = (error for error in errors if error.path not in self._complained)
+        for error in islice(news, COMPLAINTS_LIMIT):
+            logger.warning("skipped a file in the run directory: %s", error)
+            self._complained.add(error.path)
+
+    def _forget_all_but(self, present: set[Path]) -> None:
         self._complained &= present
         self._noticed = {path: when for path, when in self._noticed.items() if path in present}
 
 
-def _records(directory: Path) -> list[Path]:
-    try:
-        return sorted(path for path in directory.iterdir() if path.suffix == SUFFIX and path.name[0] != ".")
-    except OSError:
-        return []
+class _Skipped:
+    """What one scan did not show, and why."""
 
+    def __init__(self) -> None:
+        self.count: Counter[str] = Counter()
+        self.errors: list[UnreadableRecordError] = []
 
-def _is_newer(rank: Rank, other: Rank | None) -> bool:
-    def age(rank: Rank) -> tuple[bool, float]:
-        return rank.snapshot.alive, rank.snapshot["started_unix"]
-
-    return other is None or age(rank) > age(other)
+    def add(self, error: UnreadableRecordError) -> None:
+        self.count[error.reason] += 1
+        self.errors.append(error)
 
 
 def _check_labels(snapshot: RankSnapshot) -> None:
@@ -123,7 +184,7 @@ def _check_labels(snapshot: RankSnapshot) -> None:
             raise UnreadableRecordError(
                 "foreign", snapshot.path, f"its {label} is no printable text of ≤ {LABEL_LIMIT}"
             )
-    if not (snapshot.info["rank"].isdecimal() and snapshot.info["pid"].isdecimal()):
+    if not (NUMBER.fullmatch(snapshot.info["rank"]) and NUMBER.fullmatch(snapshot.info["pid"])):
         raise UnreadableRecordError("foreign", snapshot.path, "its rank or pid is no number")
     for phase in snapshot.info.get("phases", ()):
         if len(phase) > LABEL_LIMIT or not phase.isprintable():

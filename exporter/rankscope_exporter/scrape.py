@@ -11,9 +11,11 @@ from typing import Protocol
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
+from rankscope_exporter.exposition import Exposition
 from rankscope_exporter.metric import Declaration
 
 GZIP_LEVEL = 1  # 0.2 ms instead of level 9's 3.7 for a thousand series, at 1.3 times the size
+OPENMETRICS = "application/openmetrics-text"
 
 SUCCESS = Declaration(
     "gauge",
@@ -49,6 +51,7 @@ class Scrape:
         self._collectors = collectors
         self._clock = clock
         self._failing: set[str] = set()
+        self._expositions = {openmetrics: Exposition(openmetrics=openmetrics) for openmetrics in (False, True)}
 
     def collect(self) -> list[Metric]:
         """Every collector's metrics, then how long each took and whether it succeeded."""
@@ -64,9 +67,9 @@ class Scrape:
 
     def render(self, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
         """Body and headers of an answer to these request headers."""
-        encode, content_type = choose_encoder(accept)
+        _, content_type = choose_encoder(accept)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        body = encode(_Collected(self.collect()))
+        body = self._expositions[content_type.startswith(OPENMETRICS)].render(self.collect())
         if _accepts_gzip(accept_encoding):
             return gzip.compress(body, GZIP_LEVEL), {**headers, "Content-Encoding": "gzip"}
         return body, headers
@@ -84,16 +87,6 @@ class Scrape:
             logger.info("collector %s works again", collector.name)
             self._failing.discard(collector.name)
         return families
-
-
-class _Collected:
-    """What the encoders take for a registry."""
-
-    def __init__(self, families: list[Metric]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families
 
 
 def _accepts_gzip(accept_encoding: str) -> bool:

@@ -20,6 +20,14 @@ def test_without_flags_everything_is_on() -> None:
     assert (config.host, config.port) == ("", 10417)
     assert config.collectors == ("load", "ranks")
     assert config.simulate is None
+    assert (config.slurm_dir, config.kubelet_socket, config.procfs) == (None, None, Path("/proc"))
+
+
+def test_where_holders_are_asked_for_is_given_by_flags_of_their_collector() -> None:
+    config = parsed(
+        "--collector.allocation.slurm-dir=/a", "--collector.allocation.kubelet-socket=/b", "--path.procfs=/c"
+    )
+    assert (config.slurm_dir, config.kubelet_socket, config.procfs) == (Path("/a"), Path("/b"), Path("/c"))
 
 
 def test_a_collector_can_be_switched_off() -> None:
@@ -83,6 +91,8 @@ def test_help_names_every_flag_and_collector(capsys: pytest.CaptureFixture[str])
         "--web.listen-address",
         "--run-dir",
         "--simulate",
+        "--collector.allocation.slurm-dir",
+        "--path.procfs",
         "--log.format",
         "--no-collector.ranks",
         "busy time",

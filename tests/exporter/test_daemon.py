@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -15,6 +16,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from rankscope_exporter import config, daemon
+from rankscope_exporter.simulation import simulated_uuid
+
+from .allocation.kubelet import Kubelet
 
 EXPORTER = [sys.executable, "-m", "rankscope_exporter"]
 
@@ -100,6 +106,46 @@ def test_a_rank_file_that_is_not_one_costs_the_others_nothing(run_dir: Path, fre
         assert 'rankscope_exporter_collector_success{collector="ranks"} 1.0' in lines
 
 
+HELD = f"""
+gpus: 4
+timeline:
+  0: [{{at: 0, busy: 1, processes: [{{pid: {os.getpid()}, memory: 8 GiB}}]}}]
+  2: [{{at: 0, processes: [{{pid: 4194305, memory: 8 GiB}}]}}]
+"""
+
+
+def test_slurm_a_kubelet_and_the_processes_say_who_holds_each_gpu(
+    run_dir: Path, tmp_path: Path, free_port: int
+) -> None:
+    (tmp_path / "scenario.yml").write_text(HELD)
+    (tmp_path / "jobs").mkdir()
+    (tmp_path / "jobs" / "0").write_text("4711 alice train\n")
+    kubelet = Kubelet(tmp_path)
+    kubelet.add("ml", "notebook-0", jupyter=[simulated_uuid(1)])
+    flags = (
+        f"--run-dir={run_dir}",
+        f"--simulate={tmp_path / 'scenario.yml'}",
+        f"--collector.allocation.slurm-dir={tmp_path / 'jobs'}",
+        f"--collector.allocation.kubelet-socket={kubelet.socket}",
+    )
+    with exporter(free_port, *flags) as url:
+        eventually(lambda: states(url) == ["working", "unknown", "memory_held_by_dead", "unknown"])
+        kubelet.start()  # only now: until it answers, a GPU that nobody uses may be a pod's
+        eventually(lambda: states(url) == ["working", "allocated_no_process", "memory_held_by_dead", "free"])
+        holders = [line for line in metrics(url) if line.startswith("rankscope_gpu_allocation_info")]
+        kubelet.stop()
+    assert len(holders) == 2
+    assert 'slurm_job_id="4711"' in holders[0]
+    assert 'user="alice"' in holders[0]
+    assert 'k8s_pod="notebook-0"' in holders[1]
+
+
+def states(url: str) -> list[str]:
+    """The state of each GPU in order."""
+    found = (re.search(r'^rankscope_gpu_state_info\{.*state="(\w+)"', line) for line in metrics(url))
+    return [match[1] for match in found if match]
+
+
 def test_a_port_in_use_is_named(free_port: int) -> None:
     with socket.create_server(("127.0.0.1", free_port)):
         line = refused(f"--web.listen-address=127.0.0.1:{free_port}")
@@ -112,6 +158,12 @@ def test_a_scenario_that_does_not_exist_is_named() -> None:
     )
 
 
+def test_a_wrong_web_configuration_is_named(tmp_path: Path) -> None:
+    (tmp_path / "web.yml").write_text("basic_auth_users: {alice: secret}")
+    line = refused(f"--web.config.file={tmp_path / 'web.yml'}", "--web.listen-address=127.0.0.1:0")
+    assert line.startswith(f"rankscope-exporter: --web.config.file: {tmp_path / 'web.yml'}: basic_auth_users.alice: ")
+
+
 @pytest.mark.parametrize(
     ("text", "named"), [("gpus: none", "gpus"), ("gpus: 2\ncolour: red", "colour"), ("[", "not YAML")]
 )
@@ -120,6 +172,12 @@ def test_a_wrong_scenario_is_named_with_its_key(text: str, named: str, tmp_path:
     line = refused(f"--simulate={tmp_path / 'wrong.yml'}", "--web.listen-address=127.0.0.1:0")
     assert line.startswith("rankscope-exporter: --simulate: ")
     assert named in line
+
+
+def test_a_procfs_that_is_no_directory_is_named() -> None:
+    assert refused("--path.procfs=/nowhere/proc", "--web.listen-address=127.0.0.1:0") == (
+        "rankscope-exporter: --path.procfs: /nowhere/proc is no directory"
+    )
 
 
 def test_a_wrong_flag_is_named() -> None:
@@ -133,3 +191,14 @@ def test_it_serves_ipv4_without_a_host_in_its_address(run_dir: Path, free_port: 
             eventually(lambda: status(f"http://127.0.0.1:{free_port}/-/healthy") == 200)
         finally:
             process.terminate()
+
+
+def test_answers_leave_at_once(free_port: int) -> None:
+    """With Nagle's algorithm a body waits 40 ms for its headers' acknowledgement on a connection that is kept."""
+    settings = config.parse({}, [f"--web.listen-address=127.0.0.1:{free_port}"], {})
+    with (
+        daemon._listening(settings) as listener,
+        socket.create_connection(("127.0.0.1", free_port)),
+        listener.accept()[0] as accepted,
+    ):
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +17,9 @@ import pytest
 from rankscope import record
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
+from rankscope_exporter import run_directory
+from rankscope_exporter.collectors.ranks import RanksCollector
+from rankscope_exporter.rank_files import RankFile, list_files
 from rankscope_exporter.run_directory import LABELS, RunDirectory
 
 NOW = 1_700_000_000.0
@@ -29,11 +35,11 @@ sys.stdin.read()
 """
 
 
-def info(**labels: str) -> dict[str, Any]:
+def info(**labels: Any) -> dict[str, Any]:
     return {**dict.fromkeys(LABELS, ""), "run": "r", "rank": "0", "pid": "1", "phases": [], **labels}
 
 
-def leave_record(directory: Path, name: str, ended_unix: float = 0.0, **labels: str) -> Path:
+def leave_record(directory: Path, name: str, ended_unix: float = 0.0, **labels: Any) -> Path:
     """A record whose writer is gone, as far as a reader in this process can tell."""
     writer = RankWriter()
     writer.publish(directory, name, info(**labels))
@@ -50,8 +56,6 @@ def living_rank(run_dir: Path) -> Iterator[Callable[..., None]]:
     processes = []
 
     def start(name: str, **labels: str) -> None:
-        import json
-
         command = [sys.executable, "-c", LIVING_RANK, str(run_dir), name, json.dumps(info(**labels))]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         processes.append(process)
@@ -155,3 +159,139 @@ def test_a_file_that_may_not_be_read_is_skipped(run_dir: Path) -> None:
         assert RunDirectory([run_dir]).scan().skipped == {"foreign": 1}
     else:
         assert RunDirectory([run_dir]).scan().skipped == {"unreadable": 1}
+
+
+def write_record(path: Path, text: bytes, **slots: float) -> None:
+    """A record whose info is exactly `text`."""
+    writer = RankWriter()
+    writer.publish(path.parent, path.stem, info())
+    for field, value in {"started_unix": NOW, "ended": record.FINISHED, "ended_unix": NOW, **slots}.items():
+        writer.slots[PLACES[field]] = value
+    writer.slots[PLACES["info_length"]] = len(text)
+    with path.open("r+b") as file:
+        file.seek(record.INFO_OFFSET)
+        file.write(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"[" * 8000,
+        b'{"run":' * 1000,
+        b"1" * 8000,
+        b"\xff\xfe{",
+        json.dumps(info(probes_disabled=3)).encode(),
+        json.dumps(info(phases=[""])).encode(),
+        json.dumps(info(run="\ud800")).encode(),
+        json.dumps(info(rank="٣")).encode(),
+        json.dumps(info(pid="9" * 11)).encode(),
+    ],
+)
+def test_an_info_that_no_hook_writes_is_refused(run_dir: Path, text: bytes) -> None:
+    write_record(run_dir / "odd.rank", text)
+    assert RunDirectory([run_dir], Clock()).scan().skipped == {"foreign": 1}
+
+
+@pytest.mark.parametrize("value", [-1.0, 1e300, float("inf"), float("nan")])
+def test_a_value_that_no_rank_counts_to_is_refused(run_dir: Path, value: float) -> None:
+    write_record(run_dir / "odd.rank", json.dumps(info()).encode(), step_seconds=value)
+    assert RunDirectory([run_dir], Clock()).scan().skipped == {"foreign": 1}
+
+
+def test_half_a_step_in_the_histogram_is_refused(run_dir: Path) -> None:
+    write_record(run_dir / "odd.rank", json.dumps(info()).encode(), step_buckets=0.5)
+    assert RunDirectory([run_dir], Clock()).scan().skipped == {"foreign": 1}
+
+
+def test_a_hard_link_shows_its_rank_once(run_dir: Path) -> None:
+    path = leave_record(run_dir, "r", ended_unix=NOW)
+    (run_dir / "again.rank").hardlink_to(path)
+    scan = RunDirectory([run_dir], Clock()).scan()
+    assert len(scan.ranks) == 1
+    assert not scan.skipped
+
+
+def test_pipes_and_directories_called_like_records_are_not_waited_for(run_dir: Path) -> None:
+    os.mkfifo(run_dir / "pipe.rank")
+    (run_dir / "directory.rank").mkdir()
+    assert RunDirectory([run_dir], Clock()).scan().skipped == {"foreign": 2}
+
+
+def test_more_files_than_the_limit_are_left_unread_and_counted(run_dir: Path) -> None:
+    for number in range(10):
+        leave_record(run_dir, f"r.{number}", ended_unix=NOW, rank=str(number))
+    scan = RunDirectory([run_dir], Clock(), files_limit=8).scan()
+    assert len(scan.ranks) == 8
+    assert scan.skipped == {"too_many_files": 2}
+
+
+def test_more_ranks_than_the_limit_are_not_shown_and_counted(run_dir: Path, living_rank: Callable[..., None]) -> None:
+    living_rank("old", rank="7")
+    for number in range(4):
+        leave_record(run_dir, f"r.{number}", ended_unix=NOW, rank=str(number))
+    scan = RunDirectory([run_dir], Clock(), ranks_limit=2).scan()
+    assert scan.skipped == {"too_many_ranks": 3}
+    assert scan.ranks[0].snapshot.info["rank"] == "7"  # the living one comes first
+
+
+def test_bad_names_are_logged_a_few_at_a_time(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    for number in range(30):
+        (run_dir / f"{number}.rank").write_bytes(b"")
+    RunDirectory([run_dir]).scan()
+    assert len(caplog.records) == 10
+
+
+def test_a_link_of_ones_own_to_a_run_directory_is_followed(run_dir: Path) -> None:
+    (run_dir / "real").mkdir()
+    leave_record(run_dir / "real", "r", ended_unix=NOW)
+    (run_dir / "link").symlink_to("real")
+    assert len(RunDirectory([run_dir / "link"], Clock()).scan().ranks) == 1
+
+
+def test_a_run_directory_that_is_none_is_counted_and_logged(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (run_dir / "file").write_text("")
+    assert RunDirectory([run_dir / "file"]).scan().skipped == {"unreadable": 1}
+    assert "Not a directory" in caplog.text
+
+
+def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path) -> None:
+    phases = [f"phase-{number}" for number in range(record.MAX_PHASES - len(record.PHASES))]
+    leave_record(run_dir, "r", ended_unix=NOW, phases=phases)
+    path = run_dir / "r.rank"
+    with path.open("r+b") as file:
+        for field in ("collectives", "collective_seconds", "collective_bytes"):
+            file.seek(record.SLOTS_OFFSET + 8 * PLACES[field])
+            file.write(struct.pack(f"{len(record.OPS)}d", *[1.0] * len(record.OPS)))
+    families = RanksCollector(RunDirectory([run_dir], Clock())).collect()
+    assert sum(len(family.samples) for family in families if family.name.startswith("rankscope_rank_")) == 96
+
+
+@pytest.fixture
+def owned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file belongs to the user whose number its name begins with: only root could make such files."""
+
+    def with_owners(path: Path, descriptor: int) -> tuple[list[RankFile], bool]:
+        files, are_more = list_files(path, descriptor)
+        return [replace(file, owner=int(file.name[0])) for file in files], are_more
+
+    monkeypatch.setattr(run_directory, "list_files", with_owners)
+
+
+@pytest.mark.usefixtures("owned_by_name")
+def test_nobody_pushes_out_another_users_living_rank(run_dir: Path, living_rank: Callable[..., None]) -> None:
+    living_rank("1.rank", node="mine")
+    directory = RunDirectory([run_dir], Clock())
+    directory.scan()
+    living_rank("2.rank", node="theirs")  # begun later
+    scan = directory.scan()
+    assert [rank.snapshot.info["node"] for rank in scan.ranks] == ["mine"]
+    assert scan.skipped == {"duplicate": 1}
+
+
+@pytest.mark.usefixtures("owned_by_name")
+def test_a_name_whose_rank_has_ended_is_free_for_another_user(run_dir: Path, living_rank: Callable[..., None]) -> None:
+    leave_record(run_dir, "1.rank", ended_unix=NOW, node="mine")
+    directory = RunDirectory([run_dir], Clock())
+    directory.scan()
+    living_rank("2.rank", node="theirs")
+    assert [rank.snapshot.info["node"] for rank in directory.scan().ranks] == ["theirs"]

@@ -228,11 +228,11 @@ def test_a_mistake_in_a_source_is_raised_to_whoever_collects_it_and_to_nobody_el
 
 def test_a_source_that_is_off_is_not_asked_of_the_driver(sampling, monkeypatch):
     asked = []
-    real = pynvml.nvmlDeviceGetMemoryInfo
+    real = pynvml.nvmlDeviceGetPowerUsage
     monkeypatch.setattr(
-        pynvml, "nvmlDeviceGetMemoryInfo", lambda *arguments: asked.append(arguments) or real(*arguments)
+        pynvml, "nvmlDeviceGetPowerUsage", lambda *arguments: asked.append(arguments) or real(*arguments)
     )
-    _, without = sampling("gpus: 1", sources=[source for source in GPU_SOURCES if source is not memory.SOURCE])
+    _, without = sampling("gpus: 1", sources=[source for source in GPU_SOURCES if source is not power.SOURCE])
     without.stop()
     assert asked == []
     sampling("gpus: 1")
@@ -304,6 +304,21 @@ def test_a_gap_between_readings_is_not_integrated(machine):
         sampler.round()
     assert [tick.unix - m.simulated.start_unix for tick in ticks] == [0, 1, 3, 60, 61, 103, 104]
     assert [tick.elapsed for tick in ticks] == [0, 1, 2, 0, 1, 0, 1]
+
+
+def test_a_device_that_others_can_see_has_its_state_already(machine):
+    m = machine("gpus: 1")
+    assert m.driver.connect()
+    seen = []
+
+    def state_of(_device) -> GpuState:
+        seen.append(sampler.device)
+        return GpuState(FIRST, ())
+
+    sampler = DeviceSampler(0, m.driver.device, state_of, Timing())
+    sampler.round()
+    assert seen == [None]
+    assert sampler.device is not None
 
 
 def test_readings_keep_their_rhythm_and_a_lost_device_is_tried_less_often(machine):

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from deploy.prometheus import render
 
-LIMIT = {"limit": {"production": "5m", "fast": "10s", "reason": "for the test"}}
+LIMIT: dict[str, dict[str, Any]] = {"limit": {"production": "5m", "fast": "10s", "reason": "for the test"}}
 
 
 def tree(root: Path, source: str, thresholds: dict[str, Any] = LIMIT) -> Path:
@@ -21,7 +21,10 @@ def tree(root: Path, source: str, thresholds: dict[str, Any] = LIMIT) -> Path:
 
 
 def test_a_threshold_is_filled_in_as_it_is_as_seconds_or_as_a_percentage() -> None:
-    thresholds = {**LIMIT, "ratio": {"production": 0.15, "fast": 0.2, "reason": "for the test"}}
+    thresholds: dict[str, dict[str, Any]] = {
+        **LIMIT,
+        "ratio": {"production": 0.15, "fast": 0.2, "reason": "for the test"},
+    }
     source = "for: <<limit>>, over <<limit | seconds>>, above <<ratio>> or <<ratio | percent>>"
     assert render.render(source, thresholds, "production", "x") == "for: 5m, over 300, above 0.15 or 15%"
     assert render.render(source, thresholds, "fast", "x") == "for: 10s, over 10, above 0.2 or 20%"

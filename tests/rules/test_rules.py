@@ -58,7 +58,8 @@ def test_every_alert_says_what_is_wrong_and_where_to_read_on(name: str) -> None:
     alert = ALERTS[name]
     assert re.fullmatch(r"Rankscope([A-Z][a-z]+)+", name)
     assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
-    assert alert["labels"]["severity"] in {"warning", "critical"} or "critical" in alert["labels"]["severity"]
+    # Both words where the label depends on the XID; promtool's tests see which.
+    assert set(re.findall("warning|critical", alert["labels"]["severity"]))
     page = f"https://github.com/rankscope/rankscope/blob/main/docs/runbooks/{name}.md"
     assert alert["annotations"]["runbook_url"] == page
     assert (RUNBOOKS / f"{name}.md").read_text().startswith(f"# {name}\n")

@@ -14,7 +14,7 @@ import pytest
 from rankscope.record import OPS
 
 JOB = Path(__file__).parent / "jobs" / "every_variant.py"
-VARIANTS = ("plain", "fp16", "no_sync", "static_graph", "find_unused")
+VARIANTS = ("plain", "fp16", "no_sync", "static_graph", "find_unused", "peek", "unused")
 STEPS = 12
 PARAMETER_BYTES = 4 * (16 * 32 + 32 + 32 + 32 + 32 * 4 + 4)
 

@@ -24,6 +24,24 @@ optimizer.step()
 print("trained", flush=True)
 """
 WAIT = "sys.stdin.read()\n"
+OWN_FAULTHANDLER = "faulthandler.register(signal.SIGTERM, chain=False)"
+SPAWNED = """
+import multiprocessing, sys
+
+def train(argument):
+    import torch
+    weights = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(weights.parameters(), lr=0.1)
+    weights(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    if argument == "bad":
+        raise RuntimeError(argument)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context(sys.argv[1]).Process(target=train, args=(sys.argv[2],))
+    process.start()
+    process.join()
+"""
 
 
 @contextmanager
@@ -109,6 +127,92 @@ print(helper, flush=True)
         process.wait()
         assert record_in(run_dir).exit_reason == "killed"
         os.kill(helper, signal.SIGKILL)
+
+
+def test_a_sigterm_handler_that_the_job_set_after_us_outlives_uninstrument(run_dir: Path) -> None:
+    code = """
+import rankscope, signal
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+rankscope.uninstrument()
+print("ready", flush=True)
+"""
+    with job(run_dir, code + WAIT) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.terminate()
+        assert process.wait() == 7
+
+
+def test_a_child_keeps_the_sigterm_handler_that_its_parent_set_after_us(run_dir: Path) -> None:
+    forked = """
+import signal, time
+signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+child = os.fork()
+if child == 0:
+    print("ready", flush=True)
+    time.sleep(600)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+    with job(run_dir, "print(os.getpid(), flush=True)" + forked) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert process.stdout.readline() == "ready\n"
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        os.kill(int(children[0]), signal.SIGTERM)
+        assert process.stdout.readline() == "9\n"
+
+
+def test_a_faulthandler_that_the_job_registered_first_is_left_alone(run_dir: Path) -> None:
+    code = "import faulthandler, signal\n" + OWN_FAULTHANDLER + "\n" + TRAIN
+    environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN_DIR": str(run_dir)}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    command = [sys.executable, "-c", code + WAIT]
+    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.terminate()
+        _, errors = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "Current thread" in errors
+
+
+def test_ctrl_c_is_an_interruption(run_dir: Path) -> None:
+    with job(run_dir, WAIT) as process:
+        process.send_signal(signal.SIGINT)
+        process.communicate()
+    assert record_in(run_dir).exit_reason == "interrupted"
+
+
+def test_an_exception_is_seen_past_an_excepthook_that_does_not_hand_on(run_dir: Path) -> None:
+    with job(run_dir, "sys.excepthook = lambda *_: None\nraise KeyError('lost')") as process:
+        process.communicate()
+    assert record_in(run_dir).exit_reason == "exception"
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork"])
+@pytest.mark.parametrize(("argument", "reason"), [("fine", "finished"), ("bad", "exception")])
+def test_ranks_that_multiprocessing_started_end_as_they_did(
+    run_dir: Path, tmp_path: Path, method: str, argument: str, reason: str
+) -> None:
+    script = tmp_path / "spawned.py"
+    script.write_text(SPAWNED)
+    environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN_DIR": str(run_dir)}
+    subprocess.run([sys.executable, str(script), method, argument], env=environment, check=False, capture_output=True)
+    assert record_in(run_dir).exit_reason == reason
+
+
+def test_a_rank_does_not_remove_the_records_of_a_run_with_a_similar_name(run_dir: Path) -> None:
+    for run, rank in (("v1.0", "3"), ("v1", "0")):
+        environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN": run, "RANK": rank}
+        environment["RANKSCOPE_RUN_DIR"] = str(run_dir)
+        subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True, capture_output=True)
+    assert len(list(run_dir.glob("*.rank"))) == 2
+
+
+def test_a_warm_up_before_the_process_group_does_not_publish_a_rank_on_its_own(run_dir: Path) -> None:
+    environment = {**os.environ, "RANKSCOPE": "1", "WORLD_SIZE": "2", "RANKSCOPE_RUN_DIR": str(run_dir)}
+    subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True, capture_output=True)
+    assert list(run_dir.iterdir()) == []
 
 
 def test_nothing_happens_without_being_asked_for(run_dir: Path) -> None:

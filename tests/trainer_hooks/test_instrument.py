@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -221,3 +222,50 @@ def test_an_exception_of_the_hosts_passes_untouched_and_unbalances_nothing() -> 
     with pytest.raises(ZeroDivisionError):
         weights.sum().backward()
     assert record_of_this_process().phase == "other"
+
+
+@pytest.mark.usefixtures("run_dir", "errors_raise")
+def test_training_on_a_thread_of_its_own_is_counted() -> None:
+    rankscope.instrument()
+    thread = threading.Thread(target=train, args=(5,))
+    thread.start()
+    thread.join()
+    assert record_of_this_process()["steps"] == 5
+
+
+@pytest.mark.usefixtures("run_dir", "errors_raise")
+def test_a_phase_may_be_named_by_anything() -> None:
+    rankscope.instrument()
+    train(1)
+    with rankscope.phase(3):  # type: ignore[arg-type]
+        pass
+    assert "3" in record_of_this_process().phase_seconds
+
+
+@pytest.mark.usefixtures("run_dir", "errors_raise")
+def test_a_full_table_of_phases_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    rankscope.instrument()
+    for number in range(60):
+        with rankscope.phase(f"phase {number}"):
+            pass
+    assert caplog.text.count("no place for phase") == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
+@pytest.mark.usefixtures("run_dir", "errors_raise")
+def test_a_compiled_optimizer_is_not_compiled_anew_because_of_us() -> None:
+    def compiled_frames(steps: int) -> int:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        weights = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([weights], lr=0.1)
+        step = torch.compile(optimizer.step, backend="eager")
+        for _ in range(steps):
+            weights.grad = torch.ones(2)
+            step()
+        assert torch.allclose(weights, torch.ones(2) - 0.1 * steps)
+        return int(torch._dynamo.utils.counters["frames"]["total"])
+
+    rankscope.instrument()
+    compiled_frames(5)  # the first time compiles more of torch's own
+    assert compiled_frames(20) == compiled_frames(5)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from pathlib import Path
@@ -22,6 +23,8 @@ RECORD_OUTLIVES_ITS_PROCESS = 600.0  # seconds: as long as the exporter shows it
 # distributed script may look at its data before it knows its rank.
 TRAINING_EVENTS = frozenset({record.FORWARD, record.BACKWARD, record.OPTIMIZER})
 
+STEPS_WITHOUT_GROUP = 20  # a warm-up before init_process_group is shorter
+
 
 class Attachment:
     """Everything that Rankscope has put into this process: one timeline, one record, the probes."""
@@ -32,6 +35,7 @@ class Attachment:
         self._ending = Ending(self.writer)
         self._info: dict[str, Any] = {}
         self._phases: list[str] = []
+        self._phases_are_full = False
         self._disabled: list[str] = []
         self._undo: list[Undo] = []
         phases = Guard("phase", self._on_probe_failure)
@@ -42,10 +46,10 @@ class Attachment:
     def install(self) -> None:
         """Put every probe in its place; a probe that cannot be installed is off, the others work."""
         self.timeline.on_event = Guard("record", self._on_probe_failure)(self._on_event)
-        self._ending.watch()
         for name, probe in probes.all_probes().items():
             fuse = Guard(name, self._on_probe_failure)
             self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
+        self._ending.watch()
 
     def remove(self) -> None:
         """Restore every patched object, end the record as finished and stop counting."""
@@ -65,11 +69,14 @@ class Attachment:
 
     def _phase_index(self, name: str) -> int:
         """The index of a phase, one of the record's own or the user's; OTHER once no place is left."""
+        name = str(name)
         names = [*record.PHASES, *self._phases]
         if name in names:
             return names.index(name)
         if len(names) == record.MAX_PHASES:
-            logger.warning("rankscope: no place for phase %r: %d are in use", name, record.MAX_PHASES)
+            if not self._phases_are_full:
+                logger.warning("rankscope: no place for phase %r: %d are in use", name, record.MAX_PHASES)
+            self._phases_are_full = True
             return record.OTHER
         self._phases.append(name)
         self._refresh()
@@ -81,7 +88,7 @@ class Attachment:
 
     def _on_event(self, phase: int) -> None:
         """Publish at the first event that tells that this process trains."""
-        if not (identity.is_distributed() or phase in TRAINING_EVENTS) or _is_loader_worker():
+        if not (identity.is_distributed() or self._trains_alone(phase)) or _is_loader_worker():
             return
         self.timeline.on_event = None
         self._info = identity.describe()
@@ -92,7 +99,12 @@ class Attachment:
         except OSError as error:
             logger.warning("rankscope: no record of this rank, training goes on: %s", error)
             return
-        self._ending.watch_sigterm()
+        self._ending.watch_published()
+
+    def _trains_alone(self, phase: int) -> bool:
+        """Whether this is training without a process group; under torchrun, where one may still come, after a while."""
+        expects_group = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        return phase in TRAINING_EVENTS and not (expects_group and self.timeline.steps < STEPS_WITHOUT_GROUP)
 
     def _refresh(self) -> None:
         if self._info:
@@ -166,10 +178,10 @@ def _is_loader_worker() -> bool:
 
 def _remove_old_records(directory: Path, info: dict[str, Any]) -> None:
     """Remove this rank's dead records of the same run, and any that ended longer ago than they are shown."""
-    mine = f"{identity.file_name(info).rpartition('.')[0]}."
     for path in directory.glob(f"*{SUFFIX}"):
         with contextlib.suppress(OSError, UnreadableRecordError):  # somebody else's, or gone already
             rank = read_rank(path)
-            old = time.time() - rank.unix(rank.last_progress) > RECORD_OUTLIVES_ITS_PROCESS
-            if (old or path.name.startswith(mine)) and not rank.alive:
+            is_mine = all(rank.info.get(label) == info[label] for label in ("run", "rank"))
+            is_old = time.time() - rank.unix(rank.last_progress) > RECORD_OUTLIVES_ITS_PROCESS
+            if (is_mine or is_old) and not rank.alive:
                 path.unlink()

@@ -1,6 +1,6 @@
 """How the process ended, written into its record while it still can speak.
 
-A clean exit and an uncaught exception say so themselves. SIGTERM (a planned stop) is noted by faulthandler,
+A clean exit, an uncaught exception and Ctrl-C say so themselves. SIGTERM (a planned stop) is noted by faulthandler,
 which runs even while the process is blocked in a C call, and then hands on to whatever handled SIGTERM before.
 What ends without any of these was killed; the reader concludes that from the freed lock.
 """
@@ -8,11 +8,15 @@ What ends without any of these was killed; the reader concludes that from the fr
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
+import multiprocessing.util
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 
 from rankscope import record
@@ -21,35 +25,54 @@ from rankscope.record import PLACES
 
 
 class Ending:
-    """Watches for the end of this process on behalf of one writer; `forget` is the exact inverse of `watch`."""
+    """Watches for the end of this process on behalf of one writer; `forget` is the exact inverse of the watches."""
 
     def __init__(self, writer: RankWriter) -> None:
         self._writer = writer
         self._excepthook: Callable[..., object] = sys.excepthook
+        self._error_before: BaseException | None = None
+        self._finalizer: multiprocessing.util.Finalize | None = None
+        self._sigterm_before: object = None
         self._watches_sigterm = False
 
     def watch(self) -> None:
         """Notice a clean exit and an uncaught exception from now on."""
         self._excepthook = sys.excepthook
+        self._error_before = getattr(sys, "last_value", None)
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
 
-    def watch_sigterm(self) -> None:
-        """Notice SIGTERM too; possible once the record is a file."""
-        descriptor = self._writer.fileno()
-        if descriptor < 0 or not hasattr(faulthandler, "register"):
-            return
-        faulthandler.register(signal.SIGTERM, file=descriptor, all_threads=False, chain=True)
-        self._watches_sigterm = True
+    def watch_published(self) -> None:
+        """Notice what can only be noticed, or has only to be, once the record is a file."""
+        # A process of multiprocessing leaves by os._exit, without atexit, but runs its finalizers. They are cleared
+        # before its target runs, hence not in `watch`.
+        self._finalizer = multiprocessing.util.Finalize(None, self._on_exit, exitpriority=0)
+        if not _has_foreign_sigterm_handler():
+            self._sigterm_before = signal.getsignal(signal.SIGTERM)
+            faulthandler.register(signal.SIGTERM, file=self._writer.fileno(), all_threads=False, chain=True)
+            self._watches_sigterm = True
 
     def forget(self) -> None:
         """Take every watch back."""
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         atexit.unregister(self._on_exit)
-        if self._watches_sigterm:
-            faulthandler.unregister(signal.SIGTERM)
-            self._watches_sigterm = False
+        if self._finalizer is not None:
+            self._finalizer.cancel()
+        # Handlers are set by the main thread alone; on another the watch stays, and writes to a closed descriptor.
+        if self._watches_sigterm and threading.current_thread() is threading.main_thread():
+            self._forget_sigterm()
+
+    def _forget_sigterm(self) -> None:
+        """faulthandler puts back what it found; a handler that the job has set since has to survive that.
+
+        One that the job has registered with faulthandler itself since does not: there is one a signal.
+        """
+        now = signal.getsignal(signal.SIGTERM)
+        faulthandler.unregister(signal.SIGTERM)
+        if now is not self._sigterm_before and now is not None:
+            signal.signal(signal.SIGTERM, now)
+        self._watches_sigterm = False
 
     def write(self, how: float) -> None:
         """Record how it ended, unless that is already known."""
@@ -59,8 +82,31 @@ class Ending:
             slots[PLACES["ended"]] = how
 
     def _on_exit(self) -> None:
-        self.write(record.FINISHED)
+        """In order, unless an exception is on its way out, or went through an excepthook that was not ours."""
+        error = sys.exc_info()[1]
+        if isinstance(error, SystemExit):
+            self.write(record.FINISHED if error.code in (None, 0) else record.EXCEPTION)
+            return
+        last = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # a shell keeps what it survived
+        self._write_error(error or (last if last is not self._error_before else None))
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self.write(record.EXCEPTION)
+        self._write_error(error)
         self._excepthook(kind, error, trace)
+
+    def _write_error(self, error: BaseException | None) -> None:
+        if error is None:
+            self.write(record.FINISHED)
+        else:
+            self.write(record.INTERRUPTED if isinstance(error, KeyboardInterrupt) else record.EXCEPTION)
+
+
+def _has_foreign_sigterm_handler() -> bool:
+    """Whether C code other than Python's handles SIGTERM: the job's own faulthandler, say. It would lose its file."""
+    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN):
+        return signal.getsignal(signal.SIGTERM) is None
+    with contextlib.suppress(OSError, ValueError, StopIteration):
+        lines = Path("/proc/self/status").read_text().splitlines()
+        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
+        return bool(caught >> (signal.SIGTERM - 1) & 1)
+    return True  # unknown: better without last words than the job without its handler

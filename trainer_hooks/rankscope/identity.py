@@ -97,7 +97,7 @@ def gpu_uuid() -> str:
     """
     import torch
 
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]  # torch's gap
         uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
         return f"GPU-{uuid}" if uuid and not str(uuid).startswith(("GPU-", "MIG-")) else str(uuid)
     visible = [device.strip() for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]

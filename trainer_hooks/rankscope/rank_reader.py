@@ -6,9 +6,9 @@ Nothing here writes to the file, follows a link or maps it (a mapping that someb
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
-import math
 import os
 import stat
 import struct
@@ -16,13 +16,15 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from rankscope import record
 from rankscope.record import FIELDS, PLACES
 
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: Linux's struct flock on 64 bits
 _READ_ATTEMPTS = 50
+_BUCKETS = slice(PLACES["step_buckets"], PLACES["step_buckets"] + FIELDS["step_buckets"])
+_LARGEST = 2.0**63  # of a slot: eight exabytes, or longer than the universe; sums of such values stay finite
 
 
 @dataclass(frozen=True)
@@ -68,14 +70,14 @@ class RankSnapshot:
 
     @property
     def exit_reason(self) -> str | None:
-        """`finished`, `exception`, `sigterm` or `killed`, whichever came first; None while the rank lives."""
+        """`finished`, `exception`, `interrupted`, `sigterm` or `killed`, whichever came first; None while it lives."""
         if self.alive:
             return None
         spoke = self["ended"] != record.RUNNING
         if self.last_words_at is not None and not (spoke and self["ended_unix"] <= self.last_words_at):
             return "sigterm"
         if spoke:
-            return "finished" if self["ended"] == record.FINISHED else "exception"
+            return record.ENDINGS.get(self["ended"], "exception")
         return "killed"
 
     @property
@@ -93,14 +95,15 @@ class UnreadableRecordError(Exception):
     def __init__(self, reason: str, path: Path, detail: str) -> None:
         super().__init__(f"{path}: {detail}")
         self.reason = reason
+        self.path = path
 
 
-def read_rank(path: Path) -> RankSnapshot:
-    """Read one record consistently.
+def read_rank(path: Path, directory: int | None = None) -> RankSnapshot:
+    """Read one record consistently; `directory` is an open descriptor of where it lies, if there is one.
 
     Raises FileNotFoundError if it is gone, UnreadableRecordError with the reason otherwise.
     """
-    with _opened(path) as descriptor:
+    with _opened(path, directory) as descriptor:
         _check_header(path, os.fstat(descriptor), os.pread(descriptor, record.HEADER.size, 0))
         # The lock before the data: what a dead process left is then final, and no clean end looks like a kill.
         alive = _is_locked(descriptor)
@@ -118,18 +121,22 @@ def read_rank(path: Path) -> RankSnapshot:
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _opened(path: Path, directory: int | None) -> Iterator[int]:
+    name = path if directory is None else path.name
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        # Non-blocking: a pipe waits for its writer, and a file under somebody's lease for that to be given back.
+        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
     except FileNotFoundError:
         raise
     except OSError as error:
-        reason = "symlink" if path.is_symlink() else "unreadable"
+        reason = "symlink" if error.errno == errno.ELOOP else "unreadable"
         raise UnreadableRecordError(reason, path, error.strerror or str(error)) from error
     try:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UnreadableRecordError("foreign", path, "not a regular file")
         yield descriptor
+    except OSError as error:  # a file system may fail at any call, locks included
+        raise UnreadableRecordError("unreadable", path, error.strerror or str(error)) from error
     finally:
         os.close(descriptor)
 
@@ -168,15 +175,23 @@ def _info(path: Path, data: bytes) -> dict[str, Any]:
         raise UnreadableRecordError("foreign", path, f"an info of {length} bytes")
     try:
         info = json.loads(data[record.INFO_OFFSET : record.INFO_OFFSET + int(length)])
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # brackets in thousands exhaust the parser's stack
         raise UnreadableRecordError("foreign", path, f"its info is no JSON: {error}") from error
-    if not isinstance(info, dict) or not _are_names(info.get("phases", [])):
+    if (
+        not isinstance(info, dict)
+        or not _are_names(info.get("phases", []))
+        or not _are_texts(info.get("probes_disabled", []))
+    ):
         raise UnreadableRecordError("foreign", path, "its info is not of the form we know")
     return info
 
 
+def _are_texts(value: object) -> TypeGuard[list[str]]:
+    return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
 def _are_names(value: object) -> bool:
-    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+    if not _are_texts(value) or not all(value):
         return False
     names = [*record.PHASES, *value]
     return len(names) <= record.MAX_PHASES and len(names) == len(set(names))
@@ -185,7 +200,10 @@ def _are_names(value: object) -> bool:
 def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
     slots = struct.unpack_from(f"{record.SLOTS}d", data, record.SLOTS_OFFSET)
     phases = len(record.PHASES) + len(info.get("phases", ()))
-    if not all(map(math.isfinite, slots)) or not 0 <= slots[PLACES["phase"]] < phases:
+    are_values = all(0.0 <= value <= _LARGEST for value in slots) and slots[PLACES["phase"]] < phases
+    is_in_order = slots[PLACES["started_monotonic"]] <= slots[PLACES["phase_since"]]
+    # OpenMetrics wants whole numbers in a histogram's buckets.
+    if not (are_values and is_in_order and all(count.is_integer() for count in slots[_BUCKETS])):
         raise UnreadableRecordError("foreign", path, "values that no rank writes")
     return slots
 

@@ -69,7 +69,8 @@ OPS = (
 STEP_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
 # How a rank ended; 0 while it runs. A free lock with 0 here and no last words means: killed.
-RUNNING, FINISHED, EXCEPTION = 0.0, 1.0, 2.0
+RUNNING, FINISHED, EXCEPTION, INTERRUPTED = 0.0, 1.0, 2.0, 3.0
+ENDINGS = {FINISHED: "finished", EXCEPTION: "exception", INTERRUPTED: "interrupted"}
 
 FIELDS = {
     "info_sequence": 1,  # odd while the info is being changed

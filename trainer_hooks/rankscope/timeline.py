@@ -119,7 +119,7 @@ class Timeline:
             return
         if self.on_event is not None:
             self.on_event(record.OPTIMIZER)
-        self._owner = get_ident()
+        self.adopt()
         now = self._clock()
         slots = self.writer.slots
         slots[PHASE_SECONDS + self._phase] += now - self._since
@@ -143,6 +143,16 @@ class Timeline:
     def collective_wait(self, op: int, seconds: float) -> None:
         """Charge a wait of `seconds` to a collective that was counted when it was issued."""
         self.writer.slots[COLLECTIVE_SECONDS + op] += seconds
+
+    @property
+    def steps(self) -> int:
+        """Steps so far."""
+        return int(self.writer.slots[STEPS])
+
+    def adopt(self) -> None:
+        """Record the calling thread's time from now on, as it is the one that trains."""
+        if self._owner is not None:
+            self._owner = get_ident()
 
     def stop(self) -> None:
         """Ignore every event from now on."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rankscope_exporter import scrape
 from rankscope_exporter.collectors import (
+    allocation,
     clocks,
     ecc,
     exporter,
@@ -51,6 +52,7 @@ GPU_SOURCES: tuple[GpuSource[Any], ...] = (
     mig.SOURCE,
     processes.SOURCE,
     process.SOURCE,
+    allocation.SOURCE,
 )
 
 # Every metric there is, by what it is about: what docs/metrics.md says.

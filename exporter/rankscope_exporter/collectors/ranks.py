@@ -5,14 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import accumulate
 
-from prometheus_client.core import HistogramMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from rankscope import record
+from rankscope_exporter.families import HistogramMetricFamily
 from rankscope_exporter.metric import Declaration
 from rankscope_exporter.run_directory import LABELS, Rank, RunDirectory
 
 RANK = ("run", "rank")
-SKIP_REASONS = ("truncated", "foreign", "version", "symlink", "unreadable")
+SKIP_REASONS = (
+    "truncated",
+    "foreign",
+    "version",
+    "symlink",
+    "unreadable",
+    "duplicate",
+    "too_many_files",
+    "too_many_ranks",
+)
 
 
 def _gauge(name: str, text: str, *labels: str) -> Declaration:
@@ -28,7 +38,8 @@ UP = _gauge("up", "1 while the rank's process lives.")
 START = _gauge("start_timestamp_seconds", "When the rank's record began, in unix time.")
 EXIT_INFO = _gauge(
     "exit_info",
-    "Only after the end: how the rank ended: `finished`, `exception`, `sigterm` or `killed` (without a word).",
+    "Only after the end: how the rank ended: `finished` (left Python in order, whatever its exit code), `exception`, "
+    "`interrupted` (Ctrl-C), `sigterm` or `killed` (without a word).",
     "reason",
 )
 EXIT = _gauge(
@@ -71,9 +82,10 @@ METRICS = (
 SKIPPED = Declaration(
     "gauge",
     "rankscope_exporter_rank_files_skipped",
-    "Files in the run directories that are no readable rank record, by reason: "
-    + ", ".join(f"`{reason}`" for reason in SKIP_REASONS)
-    + ".",
+    "Files in the run directories that are not shown as a rank now. No readable record: `truncated`, `foreign`, "
+    "`version`, `symlink`, `unreadable` (also a run directory that is one of the last two). Readable, but the record "
+    "of another user for the same run and rank is shown: `duplicate`. Limits: `too_many_files` (more than 1,024 in "
+    "all, or names after the first 8,192 of a directory, which count as 1), `too_many_ranks` (more than 256).",
     ("reason",),
 )
 

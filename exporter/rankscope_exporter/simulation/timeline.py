@@ -70,6 +70,7 @@ class Timeline:
         self._until = [Seconds()]
         for (start, state), end in zip(states, self._times[1:], strict=False):
             self._until.append(self._until[-1] + _spent(state, end - start))
+        self.states = tuple(states)
         self.xids = tuple(xids)
 
     def state(self, t: float) -> State:

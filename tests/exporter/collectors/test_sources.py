@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import re
 import socket
 
@@ -34,7 +35,9 @@ from rankscope_exporter.source import Gpu, SourceCollector, Tick
 GPU0 = Gpu(0, "GPU-0")
 TICK = Tick(unix=1000.0, elapsed=1.0)
 
-BUSY = "{gpus: 1, timeline: {0: [{at: 0, busy: 0.5, throttle: [hw_slowdown], processes: [{pid: 5, memory: 1 GiB}]}]}}"
+BUSY = f"""
+gpus: 1
+timeline: {{0: [{{at: 0, busy: 0.5, throttle: [hw_slowdown], processes: [{{pid: {os.getpid()}, memory: 1 GiB}}]}}]}}"""
 
 
 def samples(families) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -59,7 +62,9 @@ def published(machine, source, scenario: str = BUSY):
 def test_everything_that_is_declared_is_published_by_some_gpu_and_nothing_else(machine):
     published_names = set()
     for model in ("H100", "{like: A100, mig: [1g.5gb]}", "T4"):
-        m = machine(f"{{gpus: 1, model: {model}, timeline: {{0: [{{at: 0, busy: 1, processes: [{{pid: 5}}]}}]}}}}")
+        m = machine(
+            f"{{gpus: 1, model: {model}, timeline: {{0: [{{at: 0, busy: 1, processes: [{{pid: {os.getpid()}}}]}}]}}}}"
+        )
         device, readers = m.device(), {source: source.reader() for source in GPU_SOURCES}
         for elapsed in (0.0, 1.0, 1.0):
             m.clock.advance(1)
@@ -202,7 +207,9 @@ def test_the_memory_of_all_processes_is_absent_if_that_of_one_is_not_known():
 
 def test_each_process_is_told_only_when_asked_for(machine):
     assert not process.SOURCE.is_on
-    assert published(machine, process.SOURCE) == {"rankscope_gpu_process_memory_bytes": [({"pid": "5"}, 2**30)]}
+    assert published(machine, process.SOURCE) == {
+        "rankscope_gpu_process_memory_bytes": [({"pid": str(os.getpid())}, 2**30)]
+    }
 
 
 def test_clocks_are_hertz_by_domain(machine):

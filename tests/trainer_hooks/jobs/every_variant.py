@@ -25,12 +25,20 @@ from rankscope.rank_reader import RankSnapshot, read_rank
 STEPS = 12
 
 
+class Bystander(torch.nn.Identity):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(1))
+
+
 def build(variant: str) -> DistributedDataParallel:
     torch.manual_seed(0)
-    layers = [torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 4)]
+    # In "unused" the module's first parameter gets no gradient, as static_graph permits.
+    unused = [Bystander()] if variant == "unused" else []
+    layers = [*unused, torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 4)]
     model = DistributedDataParallel(
         torch.nn.Sequential(*layers),
-        static_graph=variant == "static_graph",
+        static_graph=variant in ("static_graph", "unused"),
         find_unused_parameters=variant == "find_unused",
     )
     if variant == "fp16":
@@ -46,7 +54,13 @@ def train(variant: str) -> list[torch.Tensor]:
     for number, (inputs, targets) in enumerate(batches):
         accumulating = variant == "no_sync" and number % 2 == 0
         with model.no_sync() if accumulating else contextlib.nullcontext():
-            torch.nn.functional.cross_entropy(model(inputs), targets).backward()
+            loss = torch.nn.functional.cross_entropy(model(inputs), targets)
+            if variant == "peek":  # a forward that no backward follows, between the two
+                with torch.no_grad():
+                    model.module.eval()(inputs)
+                    model(inputs)
+                    model.module.train()
+            loss.backward()
         if not accumulating:
             optimizer.step()
             optimizer.zero_grad()

@@ -74,7 +74,7 @@ class CollectiveCounter:
 def payload_bytes(payload: Any) -> int:
     """Bytes of a tensor or of nested lists of tensors."""
     if isinstance(payload, torch.Tensor):
-        return payload.nbytes
+        return payload.nbytes if payload.layout is torch.strided else 0  # a sparse one's size is not asked lightly
     if isinstance(payload, Iterable):
         return sum(map(payload_bytes, payload))
     return 0

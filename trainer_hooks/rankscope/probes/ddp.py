@@ -1,10 +1,10 @@
 """DistributedDataParallel: its forward, its buffer broadcast, and the exposed wait of its gradient all-reduce.
 
-The exposed wait is measured by the sandwich: the first gradient that reaches the module's output queues a
-callback in the autograd engine. That one runs when the backward computation is done and before the reducer's own
-callback, which waits for the all-reduce; it queues a second, which runs after the reducer's. What lies between the
-two is the wait that the overlap with the backward computation did not hide. No communication hook is used: a user
-may have one, and results stay bit-identical.
+The exposed wait is measured by the sandwich: an early gradient of the backward pass queues a callback in the autograd
+engine. It runs when the backward computation is done and before the reducer's own callback, which waits for the
+all-reduce; it queues a second, which runs after the reducer's. What lies between the two is the wait that the overlap
+with the backward computation did not hide. No communication hook is used: a user may have one, and results stay
+bit-identical.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from rankscope import record
 from rankscope.guard import Guard
@@ -28,6 +29,29 @@ DDP_BROADCAST = record.OPS.index("ddp_broadcast")
 MAX_OUTPUTS = 16  # outputs whose nodes get a hook; one would do, but any of them may stay out of the loss
 
 
+class WatchedModule:
+    """One DDP module: whether its next backward will synchronise, and the hook that notices its first gradient."""
+
+    def __init__(self, module: DistributedDataParallel, on_first_gradient: Callable[[WatchedModule], None]) -> None:
+        self.module = weakref.ref(module)
+        self.armed = False
+        self.gradient_bytes = gradient_bytes(module)
+        self.handle: RemovableHandle | None = None
+        self._on_first_gradient = on_first_gradient
+        # DDP may do without some parameters' gradients only if told so; else any one parameter tells of each
+        # backward, and its node is as old as the module, so it is hooked once and not at every forward.
+        may_lack_gradients = module.find_unused_parameters or module.static_graph
+        self.hooks_outputs = may_lack_gradients or module.mixed_precision is not None
+        if not self.hooks_outputs:
+            self.handle = gradient_node(synchronised_parameters(module)[0]).register_prehook(self.notice)
+
+    def notice(self, _gradients: object) -> None:
+        """A gradient arrived. The first of a backward counts."""
+        if self.armed:
+            self.armed = False
+            self._on_first_gradient(self)
+
+
 class Sandwich:
     """Times the exposed all-reduce wait of each backward pass that DDP synchronises."""
 
@@ -36,23 +60,37 @@ class Sandwich:
         self._in_flight = False
         self._depth: Depth = -1
         self._bytes = 0.0
-        self._gradient_bytes = once_a_module(gradient_bytes)
+        self._watched: dict[int, WatchedModule] = {}
         self._first, self._second = guard(self._before_reducer), guard(self._after_reducer)
-        self._on_first_gradient = guard(self._queue)
+        self._on_first_gradient: Any = guard(self._queue)
 
     def arm(self, call: tuple[Any, ...], outputs: Any, _seconds: float) -> None:
-        """After a forward whose backward will synchronise: hook the nodes that made the outputs."""
+        """After a forward: the backward that follows will synchronise, or not."""
+        if not torch.is_grad_enabled():
+            return  # no backward follows, and the one of the forward before may still be to come
         module: DistributedDataParallel = call[0]
+        watched = self._watched.get(id(module))
+        if watched is None or watched.module() is not module:
+            self._watched[id(module)] = watched = WatchedModule(module, self._on_first_gradient)
+        watched.armed = module.require_backward_grad_sync
         # An exception in the last backward may have left it in flight.
-        self._in_flight = False
-        if not (module.require_backward_grad_sync and torch.is_grad_enabled()):
-            return
-        # A communication hook may compress: what it sends is its own affair, and we do not guess.
-        self._bytes = 0.0 if module._comm_hooks else self._gradient_bytes(module)  # noqa: SLF001 - no public question
-        for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
-            node.register_prehook(self._on_first_gradient)
+        self._in_flight, self._bytes = False, 0.0
+        if watched.armed and watched.hooks_outputs:
+            for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
+                node.register_prehook(watched.notice)
 
-    def _queue(self, gradients: object) -> None:  # noqa: ARG002 - torch's signature
+    def remove(self) -> None:
+        """Take every hook off the modules."""
+        for watched in self._watched.values():
+            if watched.handle is not None:
+                watched.handle.remove()
+        self._watched.clear()
+
+    def _queue(self, watched: WatchedModule) -> None:
+        module = watched.module()
+        # A communication hook may compress: what it sends is its own affair, and we do not guess.
+        if module is not None and not module._comm_hooks:  # noqa: SLF001 - no public question
+            self._bytes += watched.gradient_bytes
         if not self._in_flight:
             self._in_flight = True
             queue_callback(self._first)
@@ -64,12 +102,19 @@ class Sandwich:
 
     def _after_reducer(self) -> None:
         self._timeline.collective(DDP_ALL_REDUCE, self._timeline.leave(self._depth), self._bytes)
-        self._in_flight = False
+        self._in_flight, self._bytes = False, 0.0
 
 
-def gradient_bytes(module: torch.nn.Module) -> float:
-    """Bytes of all gradients that the module's backward produces."""
-    return float(sum(parameter.nbytes for parameter in module.parameters() if parameter.requires_grad))
+def gradient_bytes(module: DistributedDataParallel) -> float:
+    """Bytes of all gradients that the module's backward synchronises."""
+    return float(sum(parameter.nbytes for parameter in synchronised_parameters(module)))
+
+
+def synchronised_parameters(module: DistributedDataParallel) -> list[torch.nn.Parameter]:
+    """The parameters that DDP averages the gradients of."""
+    ignored = module.parameters_to_ignore
+    named = module.module.named_parameters()
+    return [parameter for name, parameter in named if parameter.requires_grad and name not in ignored]
 
 
 def buffer_bytes(module: torch.nn.Module) -> float:
@@ -77,17 +122,14 @@ def buffer_bytes(module: torch.nn.Module) -> float:
     return float(sum(buffer.nbytes for buffer in module.buffers()))
 
 
-def once_a_module(size: Callable[[torch.nn.Module], float]) -> Callable[[torch.nn.Module], float]:
-    """`size`, remembered: walking a large model would cost more than all the rest. DDP fixes both at its making."""
-    known: dict[int, tuple[weakref.ref[torch.nn.Module], float]] = {}
-
-    def remembered(module: torch.nn.Module) -> float:
-        entry = known.get(id(module))
-        if entry is None or entry[0]() is not module:
-            known[id(module)] = entry = weakref.ref(module), size(module)
-        return entry[1]
-
-    return remembered
+def gradient_node(parameter: torch.Tensor) -> Node:
+    """The node that accumulates the parameter's gradient: one and the same as long as DDP's reducer holds it."""
+    with torch.enable_grad():
+        view = parameter.expand_as(parameter)
+    assert view.grad_fn is not None
+    node = view.grad_fn.next_functions[0][0]
+    assert node is not None
+    return node
 
 
 def queue_callback(callback: Callable[[], None]) -> None:
@@ -96,10 +138,7 @@ def queue_callback(callback: Callable[[], None]) -> None:
 
 
 def graph_nodes(value: Any) -> list[Node]:
-    """The autograd nodes that made a module's output, whatever containers hold its tensors.
-
-    Hooking a node costs 10 µs a step, hooking the tensor 45 (docs/decisions/0002).
-    """
+    """The autograd nodes that made a module's output, whatever containers hold its tensors."""
     if isinstance(value, torch.Tensor):
         return [] if value.grad_fn is None else [value.grad_fn]
     if isinstance(value, dict):
@@ -113,15 +152,20 @@ def graph_nodes(value: Any) -> list[Node]:
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch DDP's forward and its buffer broadcast, and arm the sandwich."""
-    payload = once_a_module(buffer_bytes)
+    sandwich = Sandwich(timeline, guard)
+    sizes: weakref.WeakKeyDictionary[torch.nn.Module, float] = weakref.WeakKeyDictionary()
 
     def count_broadcast(call: tuple[Any, ...], _result: object, seconds: float) -> None:
-        timeline.collective(DDP_BROADCAST, seconds, payload(call[0]))
+        module = call[0]
+        if module not in sizes:  # walking a large model would cost more than all the rest
+            sizes[module] = buffer_bytes(module)
+        timeline.collective(DDP_BROADCAST, seconds, sizes[module])
 
-    forward = in_phase(timeline, guard, record.FORWARD, Sandwich(timeline, guard).arm)
+    forward = in_phase(timeline, guard, record.FORWARD, sandwich.arm)
     # By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it.
     broadcast = in_phase(timeline, guard, record.COLLECTIVE_WAIT, count_broadcast)
     return [
+        sandwich.remove,
         replace(DistributedDataParallel, "forward", forward),
         replace(DistributedDataParallel, "_sync_buffers", broadcast),
     ]

@@ -1,7 +1,7 @@
 """The optimizer and the step boundary: a step ends where the first optimizer that was seen ends its step.
 
 One optimizer marks the steps, so that two that alternate (a GAN's) do not count twice; once the script calls
-`rankscope.step()`, only that does.
+`rankscope.step()`, only that does. An optimizer step that torch.compile compiles is not seen: call it there.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import (
     Optimizer,
     register_optimizer_step_post_hook,
@@ -32,12 +33,18 @@ class StepMarker:
 
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """The optimizer's step begins. A step that raised never ended: it is closed first."""
+        if is_dynamo_compiling():
+            return  # a compiled optimizer would be compiled anew at each of our changing values
+        if self._timeline.steps == 0:
+            self._timeline.adopt()  # some frameworks train on a thread of their own
         if id(optimizer) in self._open:
             self._timeline.leave(self._open[id(optimizer)])
         self._open[id(optimizer)] = self._timeline.enter(record.OPTIMIZER)
 
     def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """The optimizer's step ends, and with it, for the optimizer that marks them, the training step."""
+        if is_dynamo_compiling():
+            return
         depth = self._open.pop(id(optimizer), -1)
         self._timeline.leave(depth)
         if depth > 0 and self._marks(optimizer):

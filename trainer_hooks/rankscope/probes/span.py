@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.compiler import is_compiling
+from torch.compiler import is_dynamo_compiling
 
 from rankscope.guard import Guard
 from rankscope.timeline import Timeline
@@ -25,7 +25,7 @@ def in_phase(timeline: Timeline, guard: Guard, phase: int, done: Done | None = N
 
     def wrap(original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:
-            if guard.blown or is_compiling():
+            if guard.blown or is_dynamo_compiling():
                 return original(*args, **kwargs)
             depth, result = -1, None
             try:

@@ -1,0 +1,203 @@
+"""What each exporter costs: `python -m benchmarks.exporter_cost`.
+
+On one machine with eight simulated GPUs that all work and eight ranks that train: the share of a core that sampling
+once a second takes; how long scrapes take, as Prometheus asks for them, and what processor time; resident memory;
+and, for ours, how memory grows over many scrapes and whether 64 scrapers at once disturb the sampling. A GPU that is
+always busy shows that: its counter grows by the time between two readings, and in all by the time that passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import http.client
+import itertools
+import os
+import re
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.simulated_node import HEADERS, Exporter, conditions, keep, markdown, running
+
+from rankscope_exporter.simulation.scenario import Scenario
+from rankscope_exporter.simulation.timeline import SimulatedProcess, State, Timeline
+
+GPUS = 8
+TICKS = os.sysconf("SC_CLK_TCK")  # processor time is counted in these, 100 a second
+MEBIBYTE = 2**20
+WARM_UP = 200  # scrapes
+TIMED = 2000  # scrapes
+PAUSE = 0.005  # seconds between them
+
+
+def all_busy(pids: Sequence[int]) -> Scenario:
+    """Each GPU computes without a pause for the rank with its number."""
+    states = [State(busy=1.0, processes=(SimulatedProcess(pid, 2**34),)) for pid in pids]
+    return Scenario(tuple(Timeline([(0.0, state)]) for state in states), follow_ranks=False)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time of all threads so far, user's and system's."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / TICKS
+
+
+def resident_bytes(pid: int) -> int:
+    """Memory that is in RAM, shared pages included."""
+    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)
+    assert found, "every living process has one"
+    return int(found[1]) * 1024
+
+
+def idle_cost(exporters: Sequence[Exporter], seconds: float) -> list[float]:
+    """The share of a core that each takes while nobody scrapes."""
+    before = [cpu_seconds(exporter.pid) for exporter in exporters]
+    began = time.monotonic()
+    time.sleep(seconds)
+    elapsed = time.monotonic() - began
+    return [(cpu_seconds(e.pid) - spent) / elapsed for e, spent in zip(exporters, before, strict=True)]
+
+
+def scrape_cost(exporter: Exporter) -> dict[str, Any]:
+    """What single scrapes take, a little apart: nothing is still in the processor's caches, as in use."""
+    timed(exporter, WARM_UP, 0)
+    series = sum(not line.startswith(b"#") for line in exporter.scrape().splitlines())
+    before = cpu_seconds(exporter.pid)
+    durations = sorted(timed(exporter, TIMED, PAUSE))
+    return {
+        "series": series,
+        "scrape_p50_ms": round(1000 * durations[TIMED // 2], 2),
+        "scrape_p99_ms": round(1000 * durations[int(TIMED * 0.99)], 2),
+        "scrape_least_ms": round(1000 * durations[0], 2),
+        "scrape_cpu_ms": round(1000 * (cpu_seconds(exporter.pid) - before) / TIMED, 2),
+        "resident_mib": mebibytes(exporter),
+    }
+
+
+def memory(exporter: Exporter, scrapes: int) -> list[dict[str, float]]:
+    """Resident memory after each tenth of so many scrapes."""
+    points = []
+    for tenth in range(1, 11):
+        timed(exporter, scrapes // 10, 0)
+        points.append({"scrapes": tenth * (scrapes // 10), "resident_mib": mebibytes(exporter)})
+    return points
+
+
+def mebibytes(exporter: Exporter) -> float:
+    """Resident memory."""
+    return round(resident_bytes(exporter.pid) / MEBIBYTE, 1)
+
+
+def timed(exporter: Exporter, scrapes: int, pause: float) -> list[float]:
+    """Seconds that each of so many scrapes took."""
+    durations = []
+    for _ in range(scrapes):
+        began = time.perf_counter()
+        exporter.scrape(HEADERS)
+        durations.append(time.perf_counter() - began)
+        time.sleep(pause)
+    return durations
+
+
+def crowd(exporter: Exporter, scrapers: int, seconds: float) -> dict[str, Any]:
+    """So many scrapers at once, without a pause; and what the sampling did meanwhile, by the first GPU's counter."""
+    stop = threading.Event()
+    counts = [0] * scrapers
+
+    def scrape_on(place: int) -> None:
+        connection = http.client.HTTPConnection("127.0.0.1", exporter.port, timeout=60)
+        while not stop.is_set():
+            connection.request("GET", exporter.path, headers=HEADERS)
+            connection.getresponse().read()
+            counts[place] += 1
+        connection.close()
+
+    threads = [threading.Thread(target=scrape_on, args=(place,)) for place in range(scrapers)]
+    for thread in threads:
+        thread.start()
+    sampling = watch(exporter, seconds)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    return {"scrapers": scrapers, "scrapes_per_second": round(sum(counts) / seconds), **sampling}
+
+
+def watch(exporter: Exporter, seconds: float) -> dict[str, float]:
+    """Between a first and a last reading: the longest time without one, and how much busy time was lost."""
+    seen: list[tuple[float, float]] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        value = exporter.busy_values()[0]
+        if not seen or value != seen[-1][1]:
+            seen.append((time.monotonic(), value))
+        time.sleep(0.05)
+    del seen[0]  # nobody knows how old that reading was
+    values = [value for _, value in seen]
+    passed, counted = seen[-1][0] - seen[0][0], values[-1] - values[0]
+    longest = max(later - earlier for earlier, later in itertools.pairwise(values))
+    return {"longest_step_seconds": round(longest, 2), "counted_share": round(counted / passed, 3)}
+
+
+def report(options: argparse.Namespace) -> dict[str, Any]:
+    """All figures, an entry an exporter."""
+    with running(all_busy, ranks=GPUS) as (_, exporters):
+        time.sleep(3)  # start-up is over
+        shares = idle_cost(exporters, options.seconds)
+        figures = {}
+        for exporter, share in zip(exporters, shares, strict=True):
+            figures[exporter.name] = {"cpu_percent": round(100 * share, 2), **scrape_cost(exporter)}
+        ours = exporters[0]
+        sampling = {"alone": watch(ours, options.crowd_seconds), "crowd": crowd(ours, 64, options.crowd_seconds)}
+        growth = memory(ours, options.scrapes)
+    return {**conditions(), "seconds": options.seconds, **figures, "sampling": sampling, "memory": growth}
+
+
+def table(figures: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    names = ("rankscope-exporter", "nvitop-exporter")
+    rows = [
+        [text, *(f"{figures[name][key]}" for name in names)]
+        for text, key in (
+            ("processor, sampling once a second (% of a core)", "cpu_percent"),
+            ("series", "series"),
+            ("scrape p50 (ms)", "scrape_p50_ms"),
+            ("scrape p99 (ms)", "scrape_p99_ms"),
+            ("scrape, least (ms)", "scrape_least_ms"),
+            ("processor time a scrape (ms)", "scrape_cpu_ms"),
+            ("resident memory (MiB)", "resident_mib"),
+        )
+    ]
+    return markdown(("", *names), rows)
+
+
+def remarks(figures: dict[str, Any]) -> list[str]:
+    """What the table has no place for: figures of ours alone."""
+    lines = [
+        f"- Sampling {name}: the longest time between two readings was {sampling['longest_step_seconds']} s; "
+        f"{sampling['counted_share']:.1%} of the busy time was counted."
+        for name, sampling in figures["sampling"].items()
+    ]
+    lines.append(f"- The crowd: 64 scrapers, {figures['sampling']['crowd']['scrapes_per_second']} scrapes a second.")
+    growth = ", ".join(f"{point['resident_mib']} MiB after {point['scrapes']}" for point in figures["memory"])
+    return [*lines, f"- Resident memory over further scrapes without a pause: {growth}."]
+
+
+def main() -> None:
+    """Measure and print; `--json FILE` also keeps the figures, and the tables beside them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60, help="for which idle processor time is counted")
+    parser.add_argument("--scrapes", type=int, default=5000, help="of ours, over which its memory is watched")
+    parser.add_argument("--crowd-seconds", type=float, default=15, help="for which 64 scrapers run")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    figures = report(options)
+    text = "\n".join([table(figures), "", *remarks(figures)])
+    print(text)
+    if options.json:
+        keep(options.json, figures, __doc__, text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,250 @@
+"""Does any rank file stop a scrape or get a bad label out? `python benchmarks/fuzz_rank_files.py --files 1000000`.
+
+Real records are damaged at random: bits, slots, JSON, lengths, header, truncation. They lie in a run directory in
+batches, half of them with a living owner, and each batch is scraped as in production: read, collected, rendered.
+Then everything rendered has to be what Prometheus takes: no exception, finite and non-negative values, printable
+labels, no series twice. File N depends on the seed and N alone: `--first N --files 1` brings a failure back.
+
+With `--json` the report is kept, and a next call goes on where the last one ended: a million may take several.
+What is neither shown nor skipped ended too long ago, or is an older record of a rank that is shown.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import math
+import random
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.core import Metric
+from prometheus_client.openmetrics.exposition import generate_latest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+from rankscope import record
+from rankscope.record import PLACES
+from rankscope_exporter.collectors.ranks import RanksCollector
+from rankscope_exporter.exposition import Collected
+from rankscope_exporter.run_directory import LABEL_LIMIT, LABELS, RunDirectory
+
+BATCH = 200  # below the limits of files and ranks, so that each file of a batch counts
+NOW = 1_800_000_000.0  # by the reader's clock, and when every record ended
+PARSED_EVERY = 20  # batches whose text is parsed again: that takes longer than all the rest
+ODD_NUMBERS = (0.0, -0.0, -1.0, 0.5, 1e18, 2.0**63, 1e308, -1e308, math.inf, -math.inf, math.nan, 5e-324)
+ODD_TEXTS: tuple[Any, ...] = (
+    *("", "\n", "\x00", "\x7f", "\x9b2J", "\u202e", "\ud800", "\\", '"', "{", "x" * 201, "é" * 200, "²", "٣", "-1"),
+    *(None, True, 0, -1, 1e400, [], {}, ["other"], [""], [1], ["a", "a"], [f"p{n}" for n in range(40)]),
+)
+HOLDER = """
+import fcntl, sys
+files = [open(path, "r+b") for path in sys.argv[1:]]
+for file in files:
+    fcntl.lockf(file, fcntl.LOCK_EX)
+print("locked", flush=True)
+sys.stdin.read()
+"""
+
+
+class FuzzError(AssertionError):
+    """A file that got something through."""
+
+
+def damaged(seed: int, number: int) -> bytes:
+    """The bytes of file `number`: a good record with one to four injuries."""
+    choose = random.Random(f"{seed}/{number}")  # noqa: S311 - reproducible, not secret
+    info: dict[str, Any] = dict.fromkeys(LABELS, "label")
+    info |= {"run": f"run-{number}", "rank": str(number % 1000), "pid": "1"}
+    info |= {"phases": ["tokenize"], "probes_disabled": []}
+    injuries: list[Callable[..., None]] = choose.choices(INJURIES, k=choose.randint(1, 4))
+    for injure in injuries:
+        if injure is _info:
+            _info(choose, info)
+    data = _record(choose, info)
+    for injure in injuries:
+        if injure is not _info:
+            injure(choose, data)
+    return bytes(data)
+
+
+def _record(choose: random.Random, info: dict[str, Any]) -> bytearray:
+    data = bytearray(record.SIZE)
+    data[: record.HEADER.size] = record.header()
+    text = json.dumps(info, ensure_ascii=choose.random() < 0.9).encode(errors="surrogatepass")[: record.INFO_CAPACITY]
+    data[record.INFO_OFFSET : record.INFO_OFFSET + len(text)] = text
+    for place in range(record.SLOTS):
+        _store(data, place, float(choose.randrange(1000)))
+    _store(data, PLACES["info_sequence"], 2.0)
+    _store(data, PLACES["phase_since"], 1e4)  # later than the start
+    _store(data, PLACES["info_length"], float(len(text)))
+    _store(data, PLACES["phase"], float(choose.randrange(10)))
+    _store(data, PLACES["ended"], choose.choice((record.RUNNING, record.FINISHED, record.EXCEPTION)))
+    _store(data, PLACES["ended_unix"], NOW)
+    return data
+
+
+def _store(data: bytearray, place: int, value: float) -> None:
+    struct.pack_into("d", data, record.SLOTS_OFFSET + 8 * place, value)
+
+
+def _bits(choose: random.Random, data: bytearray) -> None:
+    for _ in range(choose.choice((1, 1, 2, 8, 64))):
+        if data:
+            data[choose.randrange(len(data))] ^= 1 << choose.randrange(8)
+
+
+def _header(choose: random.Random, data: bytearray) -> None:
+    data[: record.HEADER.size] = choose.randbytes(record.HEADER.size)
+
+
+def _slot(choose: random.Random, data: bytearray) -> None:
+    if len(data) >= record.SIZE:
+        odd = (*ODD_NUMBERS, struct.unpack("d", choose.randbytes(8))[0], choose.uniform(-100, 1e4))
+        _store(data, choose.randrange(record.SLOTS), choose.choice(odd))
+
+
+def _json(choose: random.Random, data: bytearray) -> None:
+    if len(data) >= record.SIZE:
+        at = record.INFO_OFFSET + choose.randrange(400)
+        junk = choose.choice((b"[" * 5000, b'{"a":' * 1000, b"\xff", b'"', b"\\ud800", b"9" * 5000, b"NaN", b"\x00"))
+        data[at : at + len(junk)] = junk
+        _store(data, PLACES["info_length"], float(choose.choice((100, 500, 6000, record.INFO_CAPACITY))))
+
+
+def _length(choose: random.Random, data: bytearray) -> None:
+    del data[choose.randrange(record.SIZE + 1) :]
+
+
+def _growth(choose: random.Random, data: bytearray) -> None:
+    data += choose.randbytes(choose.randrange(10_000))
+
+
+def _last_words(choose: random.Random, data: bytearray) -> None:
+    data[record.LAST_WORDS_OFFSET : record.LAST_WORDS_OFFSET + 64] = choose.randbytes(64)
+
+
+def _info(choose: random.Random, info: dict[str, Any]) -> None:
+    """Values of the JSON, which the parser takes and the checks have to judge."""
+    info[choose.choice((*LABELS, "phases", "probes_disabled", "more"))] = choose.choice(ODD_TEXTS)
+
+
+INJURIES = (_bits, _bits, _slot, _slot, _slot, _info, _info, _json, _last_words, _header, _length, _growth)
+
+
+def check(families: Iterable[Metric]) -> None:
+    """Raises FuzzError at the first thing that Prometheus would refuse or a person would be misled by."""
+    seen = set()
+    for family in families:
+        for sample in family.samples:
+            series = (sample.name, *sorted(sample.labels.items()))
+            if series in seen:
+                raise FuzzError(f"{series} twice")
+            seen.add(series)
+            if not math.isfinite(sample.value) or sample.value < 0:
+                raise FuzzError(f"{series} is {sample.value}")
+            for value in sample.labels.values():
+                if not isinstance(value, str) or not value.isprintable() or len(value) > LABEL_LIMIT:
+                    raise FuzzError(f"{series} has the label {value!r}")
+
+
+def scrape(collector: RanksCollector, parse: bool) -> tuple[int, Counter[str]]:
+    """One scrape, checked: how many ranks it shows, and how many files it skipped for which reason."""
+    families = list(collector.collect())
+    check(families)
+    text = generate_latest(Collected(families)).decode()
+    if parse:
+        check(text_string_to_metric_families(text))
+    samples = {family.name: family.samples for family in families}
+    skipped = samples["rankscope_exporter_rank_files_skipped"]
+    return len(samples["rankscope_rank_info"]), Counter({s.labels["reason"]: int(s.value) for s in skipped})
+
+
+@contextmanager
+def living(paths: Sequence[Path]) -> Iterator[None]:
+    """A process that holds the lock of these files, as the ranks would whose records they are."""
+    command = [sys.executable, "-c", HOLDER, *map(str, paths)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        holder.stdout.readline()
+        yield  # then its input is closed, and it ends
+
+
+def run(directory: Path, seed: int, first: int, files: int, parsed_every: int = PARSED_EVERY) -> Counter[str]:
+    """Fuzz files `first` … `first + files`; what became of them. Raises FuzzError that names the file."""
+    places = [directory / f"{place}.rank" for place in range(BATCH)]
+    for path in places:
+        path.touch()
+    collector = RanksCollector(RunDirectory([directory], clock=lambda: NOW))
+    outcome: Counter[str] = Counter()
+    with living(places[::2]):
+        for batch, start in enumerate(range(first, first + files, BATCH)):
+            numbers = range(start, min(start + BATCH, first + files))
+            for path, number in zip_longest(places, numbers):
+                path.write_bytes(b"" if number is None else damaged(seed, number))
+            try:
+                shown, skipped = scrape(collector, parse=batch % parsed_every == 0)
+            except Exception as error:
+                raise FuzzError(f"seed {seed}, {_culprit(places, seed, numbers)}: {error!r}") from error
+            skipped["truncated"] -= BATCH - len(numbers)
+            outcome += skipped + Counter(shown=shown)
+    return outcome
+
+
+def _culprit(places: Sequence[Path], seed: int, numbers: range) -> str:
+    """Which file of the batch it is: each is tried alone."""
+    for path in places:
+        path.write_bytes(b"")
+    for path, number in zip(places, numbers, strict=False):
+        path.write_bytes(damaged(seed, number))
+        try:
+            scrape(RanksCollector(RunDirectory([path.parent], clock=lambda: NOW)), parse=True)
+        except Exception:
+            return f"file {number}"
+        path.write_bytes(b"")
+    return f"files {numbers.start} to {numbers.stop - 1} together"
+
+
+def main() -> None:
+    """Fuzz, print a report, keep it with `--json`."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--files", type=int, default=10_000)
+    parser.add_argument("--first", type=int, help="number of the first file (default: where --json ended, else 0)")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    logging.disable()  # a line for each file would drown the report
+    before = _read(options.json, options.seed)
+    first = before["files"] if options.first is None else options.first
+    began = time.monotonic()
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        outcome = run(Path(directory), options.seed, first, options.files)
+    seconds = time.monotonic() - began
+    print(f"{options.files} files from number {first}, seed {options.seed}, in {seconds:.1f} s: no failure")
+    for name, count in outcome.most_common():
+        print(f"  {name:16} {count:8}")
+    if options.json:
+        total = Counter(before["outcome"]) + outcome
+        report = {"seed": options.seed, "files": first + options.files, "outcome": dict(sorted(total.items()))}
+        report["seconds"] = round(before["seconds"] + seconds, 1)
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+def _read(path: Path | None, seed: int) -> dict[str, Any]:
+    if path and path.exists():
+        report: dict[str, Any] = json.loads(path.read_text())
+        if report["seed"] == seed:
+            return report
+    return {"files": 0, "outcome": {}, "seconds": 0.0}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,193 @@
+"""The machine that both exporters are measured on: eight simulated GPUs (nvml_simulator), eight living ranks,
+and rankscope-exporter and nvitop-exporter side by side, each in a process of its own.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import multiprocessing
+import os
+import platform
+import re
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+
+from nvml_simulator import environment, install
+
+from rankscope import record
+from rankscope.rank_writer import RankWriter
+from rankscope.timeline import Timeline
+from rankscope_exporter.simulation import simulated_uuid
+from rankscope_exporter.simulation.scenario import Scenario
+
+STEP = 0.1  # seconds
+READY_WITHIN = 60.0  # seconds
+# As Prometheus asks.
+HEADERS = {"Accept": "text/plain;version=0.0.4;q=0.3,*/*;q=0.1", "Accept-Encoding": "gzip"}
+
+
+@dataclass
+class Exporter:
+    """One exporter under measurement; `busy` is its busy metric, whose values are `scale` times the ratio."""
+
+    name: str
+    command: Callable[[int], list[str]]
+    path: str
+    busy: re.Pattern[bytes]
+    scale: float
+    port: int = 0
+    pid: int = 0
+    connection: http.client.HTTPConnection = field(default_factory=lambda: http.client.HTTPConnection("127.0.0.1"))
+
+    def scrape(self, headers: dict[str, str] | None = None) -> bytes:
+        """One answer's body, on a connection that is kept for as long as the exporter keeps it."""
+        try:
+            self.connection.request("GET", self.path, headers=headers or {})
+            answer = self.connection.getresponse()
+        except http.client.RemoteDisconnected:  # it was idle for too long
+            self.connection.close()
+            self.connection.request("GET", self.path, headers=headers or {})
+            answer = self.connection.getresponse()
+        body = answer.read()
+        if answer.status != http.client.OK:
+            raise OSError(f"{self.name} answered {answer.status}")
+        return body
+
+    def busy_values(self) -> dict[int, float]:
+        """Each GPU's busy metric now: seconds so far, or the ratio of the last sample."""
+        found = self.busy.findall(self.scrape())
+        return {int(gpu): float(value) / self.scale for gpu, value in found}
+
+
+def exporters() -> list[Exporter]:
+    """Ours first."""
+
+    def ours(port: int) -> list[str]:
+        return [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{port}"]
+
+    def nvitop(port: int) -> list[str]:
+        return [sys.executable, "-m", "nvitop_exporter", "--hostname=node", f"--port={port}"]
+
+    counter = re.compile(rb'^rankscope_gpu_busy_seconds_total\{gpu="(\d+)",[^}]*\} (\S+)$', re.M)
+    gauge = re.compile(rb'^gpu_utilization_Percentage\{[^}]*index="(\d+)",[^}]*\} (\S+)$', re.M)
+    return [
+        Exporter("rankscope-exporter", ours, "/metrics", counter, 1.0),
+        Exporter("nvitop-exporter", nvitop, "/metrics", gauge, 100.0),
+    ]
+
+
+@dataclass
+class Node:
+    """What both run on."""
+
+    start_unix: float
+    """When the scenario began."""
+
+
+@contextmanager
+def running(scenario: Callable[[Sequence[int]], Scenario], ranks: int = 0) -> Iterator[tuple[Node, list[Exporter]]]:
+    """Both exporters, answering, on a scenario that begins now and may name the pids of the ranks."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as name, ExitStack() as stack:  # tmpfs, as in use
+        directory = Path(name)
+        pids = [stack.enter_context(_process(_live, directory, rank)) for rank in range(ranks)]
+        node, simulated = Node(time.time()), scenario(pids)
+        install(directory, simulated, node.start_unix)
+        variables = {**os.environ, **environment(directory), "RANKSCOPE_RUN_DIR": name}
+        started = exporters()
+        for exporter in started:
+            stack.enter_context(_started(exporter, variables, len(simulated.timelines)))
+        yield node, started
+
+
+@contextmanager
+def _started(exporter: Exporter, variables: dict[str, str], gpus: int) -> Iterator[None]:
+    exporter.port = free_port()
+    with subprocess.Popen(exporter.command(exporter.port), env=variables, stderr=subprocess.DEVNULL) as process:
+        try:
+            exporter.pid = process.pid
+            exporter.connection = http.client.HTTPConnection("127.0.0.1", exporter.port, timeout=30)
+            _await_values(exporter, gpus)
+            yield
+        finally:
+            exporter.connection.close()
+            process.terminate()
+
+
+def _await_values(exporter: Exporter, gpus: int) -> None:
+    until = time.monotonic() + READY_WITHIN
+    while True:
+        try:
+            if len(exporter.busy_values()) == gpus:
+                return
+        except (OSError, http.client.HTTPException):
+            exporter.connection.close()
+        if time.monotonic() > until:
+            raise TimeoutError(f"{exporter.name} does not publish {gpus} GPUs")
+        time.sleep(0.1)
+
+
+@contextmanager
+def _process(run: Callable[[Path, int], None], directory: Path, rank: int) -> Iterator[int]:
+    process = multiprocessing.get_context("fork").Process(target=run, args=(directory, rank), daemon=True)
+    process.start()
+    try:
+        yield process.pid or 0
+    finally:
+        process.terminate()
+        process.join()
+
+
+def _live(directory: Path, rank: int) -> None:
+    """A rank that trains: it goes through its phases and takes ten steps a second."""
+    writer = RankWriter()
+    timeline = Timeline(writer)
+    writer.publish(directory, f"benchmark.{rank}", _info(rank))
+    while True:
+        for phase, share in ((record.DATA_WAIT, 0.1), (record.FORWARD, 0.3), (record.BACKWARD, 0.6)):
+            depth = timeline.enter(phase)
+            time.sleep(STEP * share)
+            timeline.leave(depth)
+        timeline.step()
+
+
+def _info(rank: int) -> dict[str, object]:
+    info = {"run": "benchmark", "rank": str(rank), "local_rank": str(rank), "world_size": "8", "group": "0-7"}
+    info |= {"node": socket.gethostname(), "pid": str(os.getpid()), "uuid": simulated_uuid(rank)}
+    return {**info, "backend": "nccl", "torch_version": "2.13.0", "rankscope_version": "0", "phases": []}
+
+
+def conditions() -> dict[str, object]:
+    """Where and on what this was measured."""
+    versions = {name: metadata.version(name) for name in ("nvitop-exporter", "prometheus-client", "uvicorn")}
+    return {"python": platform.python_version(), "cores": os.cpu_count(), "load": os.getloadavg()[0], **versions}
+
+
+def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+
+
+def keep(path: Path, figures: dict[str, object], about: str | None, text: str) -> None:
+    """Write the figures as JSON, and beside them a page with what was measured, how, and the tables."""
+    command = f"python -m benchmarks.{path.stem}"
+    path.write_text(json.dumps(figures, indent=2) + "\n")
+    where = f"On {figures['cores']} cores that others used too (load {figures['load']:.1f} at the end), Python "
+    versions = f"{figures['python']}, nvitop-exporter {figures['nvitop-exporter']}. Made by `make benchmark-exporter` "
+    page = f"# {path.stem}\n\n{about}\n{where}{versions}(`{command}`).\n\n{text}\n"
+    path.with_suffix(".md").write_text(page)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

@@ -1,0 +1,127 @@
+"""Who lays claim to GPUs, asked again and again in a thread of its own: a kubelet, a file system or a directory service
+that does not answer must hold up neither a scrape nor the sampling of a device.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from rankscope.rank_reader import RankSnapshot
+from rankscope_exporter.allocation.holder import Holder
+from rankscope_exporter.allocation.processes import UserNames
+from rankscope_exporter.run_directory import RunDirectory
+
+INTERVAL = 5.0  # seconds: a third of the usual scrape interval; the kubelet lists all its pods each time
+STALE_AFTER = 3  # intervals
+
+logger = logging.getLogger(__name__)
+
+
+class Scheduler(Protocol):
+    """Gives GPUs to somebody."""
+
+    name: str
+
+    def holders(self) -> Mapping[str, Sequence[Holder]]:
+        """Who has each GPU now, by index or UUID. May raise: then it is not known."""
+
+
+@dataclass(frozen=True)
+class Claims:
+    """Who lays claim to which GPU."""
+
+    holders: Mapping[str, Sequence[Holder]] = field(default_factory=dict)
+    """What the schedulers say, by index or UUID."""
+    is_complete: bool = False
+    """Whether every scheduler has answered; if not, a GPU that is not named may be somebody's all the same."""
+    ranks: Mapping[str, Sequence[RankSnapshot]] = field(default_factory=dict)
+    """Living ranks by the UUID of their GPU."""
+
+    def on(self, index: int, uuid: str) -> list[Holder]:
+        """Schedulers' holders and ranks of one GPU."""
+        ranks = (rank.info for rank in self.ranks.get(uuid, ()))
+        return [
+            *self.holders.get(str(index), ()),
+            *self.holders.get(uuid, ()),
+            *(Holder("rank", run=rank["run"], rank=rank["rank"]) for rank in ranks),
+        ]
+
+
+class ClaimsWatcher:
+    """Keeps the claims of the last few seconds. `users` get their names here too, as that may take as long."""
+
+    def __init__(
+        self,
+        schedulers: Sequence[Scheduler],
+        run_directory: RunDirectory,
+        users: UserNames,
+        interval: float = INTERVAL,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._schedulers = schedulers
+        self._run_directory = run_directory
+        self._users = users
+        self._interval = interval
+        self._monotonic = monotonic
+        self._latest: tuple[float, Claims] | None = None
+        self._complaints: dict[str, str] = {}
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="claims", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread, unless somebody does not answer: then it ends with the process."""
+        self._stop.set()
+        self._thread.join(1.0)
+
+    def claims(self) -> Claims:
+        """The last ones; none, and not complete, if they are too old."""
+        if self._latest is None or self._monotonic() - self._latest[0] > STALE_AFTER * self._interval:
+            return Claims()
+        return self._latest[1]
+
+    def poll(self) -> None:
+        """Ask everybody once."""
+        began = self._monotonic()
+        holders: dict[str, list[Holder]] = defaultdict(list)
+        answers = [self._ask(scheduler) for scheduler in self._schedulers]
+        for answer in answers:
+            for gpu, named in (answer or {}).items():
+                holders[gpu] += named
+        ranks: dict[str, list[RankSnapshot]] = defaultdict(list)
+        for rank in self._run_directory.scan().ranks:
+            if rank.snapshot.alive and rank.snapshot.info["uuid"]:
+                ranks[rank.snapshot.info["uuid"]].append(rank.snapshot)
+        self._latest = began, Claims(dict(holders), None not in answers, dict(ranks))
+        self._users.resolve()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                self.poll()
+            except Exception:  # a mistake of ours: the claims grow old, and are none then
+                logger.exception("the claims to GPUs cannot be collected")
+            if self._stop.wait(self._interval):
+                return
+
+    def _ask(self, scheduler: Scheduler) -> Mapping[str, Sequence[Holder]] | None:
+        """None if it does not answer, which is logged when it begins."""
+        try:
+            answer = scheduler.holders()
+        except Exception as error:
+            if self._complaints.get(scheduler.name) != str(error):
+                logger.warning("%s does not say who holds the GPUs: %s", scheduler.name, error)
+                self._complaints[scheduler.name] = str(error)
+            return None
+        if self._complaints.pop(scheduler.name, None):
+            logger.info("%s says again who holds the GPUs", scheduler.name)
+        return answer

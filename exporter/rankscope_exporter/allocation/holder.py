@@ -1,0 +1,51 @@
+"""Who holds a GPU: what one source says of it, and the one set of labels that all of them make together."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, fields
+
+# Who knows best comes first. Schedulers hand GPUs out; a process or a rank only shows that it uses one.
+SOURCES = ("slurm", "kubernetes", "container", "user", "process", "rank")
+VALUE_LIMIT = 200  # characters, as for the labels of a rank; Kubernetes allows 253 for a pod, its generators use 63
+MOST_VALUES = 16  # of one label; more shares than that of one GPU are named by "…"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """What one source says; empty is what it does not know."""
+
+    source: str
+    """One of SOURCES."""
+    slurm_job_id: str = ""
+    slurm_job_name: str = ""
+    k8s_namespace: str = ""
+    k8s_pod: str = ""
+    k8s_container: str = ""
+    container_id: str = ""
+    user: str = ""
+    run: str = ""
+    rank: str = ""
+
+
+LABELS = tuple(field.name for field in fields(Holder))
+
+
+def labels(holders: Collection[Holder]) -> dict[str, str]:
+    """The labels of LABELS for a GPU with these holders, of whom there is at least one.
+
+    One set a GPU, so that joining it to another series never multiplies that: where several share the GPU, a label
+    has each of their values once, in order, with commas. `source` is the best of the sources. The user is the one that
+    a scheduler names, if any does: in a container everybody is root.
+    """
+    found = {name: _joined(getattr(holder, name) for holder in holders) for name in LABELS}
+    found["source"] = min((holder.source for holder in holders), key=SOURCES.index)
+    scheduled = _joined(holder.user for holder in holders if holder.source in ("slurm", "kubernetes"))
+    return found | ({"user": scheduled} if scheduled else {})
+
+
+def _joined(values: Iterable[str]) -> str:
+    """In order: numbers by their size, so that ranks read 2,10. What is too long or not printable is left out."""
+    distinct = {value for value in values if value and len(value) <= VALUE_LIMIT and value.isprintable()}
+    ordered = sorted(distinct, key=lambda value: (int(value) if value.isdecimal() else 0, value))
+    return ",".join([*ordered[:MOST_VALUES], *(["…"] if len(ordered) > MOST_VALUES else [])])

@@ -1,0 +1,79 @@
+"""Which files of a run directory are read. Everybody may write there, so: bounded, fair, and never through a link.
+
+A user who fills the directory takes nobody else's place: where there are too many files, each owner has the same
+share, and an owner is the one thing about a file that cannot be made up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+
+from rankscope.rank_reader import UnreadableRecordError
+from rankscope.rank_writer import SUFFIX
+
+NAMES_LIMIT = 8192  # looked at in one directory: 35 ms; a million would be a scrape of seconds
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """A file that may be a record. `descriptor` is the open `directory`, in which its name is looked up."""
+
+    directory: Path
+    name: str
+    descriptor: int
+    owner: int
+    modified: float
+
+    @property
+    def path(self) -> Path:
+        """For people, and to tell files apart."""
+        return self.directory / self.name
+
+
+def open_directory(path: Path) -> int:
+    """A descriptor of the directory. Raises FileNotFoundError, UnreadableRecordError otherwise.
+
+    A link is followed only if root or this process's user made it (the rule of the kernel's fs.protected_symlinks,
+    which is not on everywhere): in /dev/shm anybody may make one, to a mount that hangs, say.
+    """
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    try:
+        if not path.is_symlink():
+            return os.open(path, flags | os.O_NOFOLLOW)
+        if path.lstat().st_uid in (0, os.geteuid()):
+            return os.open(path, flags)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UnreadableRecordError("unreadable", path, error.strerror or str(error)) from error
+    raise UnreadableRecordError("symlink", path, "the run directory is a link that another user made")
+
+
+def list_files(path: Path, descriptor: int, limit: int = NAMES_LIMIT) -> tuple[list[RankFile], bool]:
+    """The files that may be records, and whether there were more names than `limit`."""
+    files = []
+    with os.scandir(descriptor) as entries:
+        for entry in islice(entries, limit):
+            if entry.name.endswith(SUFFIX) and entry.name[0] != ".":
+                try:
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:
+                    continue
+                files.append(RankFile(path, entry.name, descriptor, status.st_uid, status.st_mtime))
+        return files, next(entries, None) is not None
+
+
+def fair_share(files: Iterable[RankFile], limit: int) -> list[RankFile]:
+    """At most `limit` of the files: the newest of each owner, then the second newest of each, and so on."""
+    turns: Counter[int] = Counter()
+    in_turn = []
+    for file in sorted(files, key=lambda file: (-file.modified, file.name)):
+        in_turn.append((turns[file.owner], file))
+        turns[file.owner] += 1
+    in_turn.sort(key=lambda pair: pair[0])
+    return [file for _, file in in_turn[:limit]]

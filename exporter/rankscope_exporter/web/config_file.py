@@ -1,0 +1,202 @@
+"""`--web.config.file`: TLS, basic auth and headers, in the format that the Prometheus exporters share.
+
+https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md; what of it is not supported here
+is an unknown key, never silently ignored (docs/security.md has the list).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import ssl
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rankscope_exporter.web.tls import CIPHER_SUITES, CLIENT_AUTH, VERSIONS, TlsError, TlsSettings, server_context
+
+# Cost, salt, hash. The salt's 16 bytes leave four bits of its last character zero; bcrypt raises where they are not.
+BCRYPT = re.compile(r"\$2[abxy]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}")
+# The headers that exporter-toolkit lets one set, and the values that it takes for them.
+HEADERS: Mapping[str, tuple[str, ...]] = {
+    "Strict-Transport-Security": (),
+    "X-Content-Type-Options": ("nosniff",),
+    "X-Frame-Options": ("deny", "sameorigin"),
+    "X-XSS-Protection": (),
+    "Content-Security-Policy": (),
+}
+
+logger = logging.getLogger(__name__)
+
+
+class WebConfigError(ValueError):
+    """A web configuration that cannot be used; the text names the file and the key, and never a secret."""
+
+
+@dataclass(frozen=True)
+class WebConfig:
+    """What the file says. Without TLS settings pages are served in the clear, without users to everybody."""
+
+    tls: TlsSettings | None
+    context: ssl.SSLContext | None
+    users: Mapping[str, bytes]
+    """bcrypt hashes by user name."""
+    headers: Mapping[str, str]
+
+
+class WebConfigFile:
+    """The configuration as the file has it now: looked at anew with each request and each TLS handshake.
+
+    So users, headers and certificates are renewed without a restart; other TLS settings belong to the listening
+    socket and need one. A file that has become unusable is logged once, and what it said before holds on.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Raises WebConfigError."""
+        self._path = path
+        self._config = load(path)
+        self._state = self._files()
+        if self._config.context:
+            self._config.context.sni_callback = self._use_newest_certificate
+
+    def current(self) -> WebConfig:
+        """The newest configuration that could be used."""
+        if (state := self._files()) != self._state:
+            self._state = state
+            try:
+                self._replace(load(self._path))
+            except WebConfigError as error:
+                logger.error("--web.config.file: keeping what was loaded before: %s", error)
+        return self._config
+
+    def _replace(self, config: WebConfig) -> None:
+        if config.tls != self._config.tls:
+            raise WebConfigError(f"{self._path}: tls_server_config: other settings need a restart")
+        self._config = config
+        logger.info("--web.config.file: loaded again")
+
+    def _use_newest_certificate(self, connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
+        # Called in every handshake, whether or not the client names the server.
+        connection.context = self.current().context
+
+    def _files(self) -> list[tuple[int, int, int] | None]:
+        tls = self._config.tls
+        return [_state(path) for path in (self._path, *(tls.files if tls else ()))]
+
+
+def load(path: Path) -> WebConfig:
+    """Read the file and all that it names. Raises WebConfigError."""
+    try:
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return _parse(document, path.parent)
+    except OSError as error:
+        raise WebConfigError(f"{path}: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise WebConfigError(f"{path}: not UTF-8") from error
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)  # not the text: it quotes the line, which may be a secret
+        raise WebConfigError(f"{path}: not YAML{f' at line {mark.line + 1}' if mark else ''}") from error
+    except (TlsError, WebConfigError) as error:
+        raise WebConfigError(f"{path}: {error}") from error
+
+
+def _parse(document: object, directory: Path) -> WebConfig:
+    top = _section("", document, ("tls_server_config", "http_server_config", "basic_auth_users"))
+    tls = _tls(top.get("tls_server_config"), directory)
+    try:
+        context = server_context(tls) if tls else None
+    except TlsError as error:
+        raise TlsError(f"tls_server_config.{error}") from error
+    return WebConfig(tls, context, _users(top.get("basic_auth_users")), _headers(top.get("http_server_config")))
+
+
+def _tls(value: object, directory: Path) -> TlsSettings | None:
+    def path(place: str, given: object) -> Path:
+        return directory / _text(place, given)
+
+    parsers: dict[str, Callable[[str, object], Any]] = {
+        "cert_file": path,
+        "key_file": path,
+        "client_ca_file": path,
+        "client_auth_type": lambda place, given: _one_of(place, given, CLIENT_AUTH),
+        "client_allowed_sans": lambda place, given: frozenset(_text(place, name) for name in _list(place, given)),
+        "min_version": lambda place, given: _one_of(place, given, VERSIONS),
+        "max_version": lambda place, given: _one_of(place, given, VERSIONS),
+        "cipher_suites": lambda place, given: tuple(_one_of(place, n, CIPHER_SUITES) for n in _list(place, given)),
+    }
+    values = _section("tls_server_config", value, parsers)
+    if not values:
+        return None
+    for key in ("cert_file", "key_file"):
+        if key not in values:
+            raise WebConfigError(f"tls_server_config.{key}: missing")
+    return TlsSettings(**{key: parsers[key](f"tls_server_config.{key}", given) for key, given in values.items()})
+
+
+def _users(value: object) -> dict[str, bytes]:
+    users = {}
+    for name, given in _section("basic_auth_users", value).items():
+        place = f"basic_auth_users.{name}"
+        if not isinstance(name, str) or not name or ":" in name:
+            raise WebConfigError(f"{place}: a user's name is a text without a colon (quote a number)")
+        if not isinstance(given, str) or not BCRYPT.fullmatch(given):
+            raise WebConfigError(f"{place}: not a bcrypt hash (make one with: htpasswd -nBC 10 {name!r})")
+        users[name] = given.encode()
+    return users
+
+
+def _headers(value: object) -> dict[str, str]:
+    section = _section("http_server_config", value, ("headers", "http2"))
+    if not isinstance(section.get("http2", True), bool):
+        raise WebConfigError("http_server_config.http2: expected true or false")
+    headers = {}
+    for name, given in _section("http_server_config.headers", section.get("headers"), HEADERS).items():
+        place = f"http_server_config.headers.{name}"
+        allowed = HEADERS[name]
+        text = _one_of(place, given, allowed) if allowed else _text(place, given)
+        if not (text.isascii() and text.isprintable()):
+            raise WebConfigError(f"{place}: not printable ASCII")
+        headers[name] = text
+    return headers
+
+
+def _section(place: str, value: object, known: Collection[str] | None = None) -> dict[Any, Any]:
+    """Keys and values; an empty section is none."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise WebConfigError(f"{place or 'the file'}: expected keys and values")
+    for key in value:
+        if known is not None and key not in known:
+            where = f"{place}.{key}" if place else str(key)
+            raise WebConfigError(f"{where}: unknown key; known here: {', '.join(known)}")
+    return value
+
+
+def _text(place: str, value: object) -> str:
+    if not isinstance(value, str) or not value:
+        raise WebConfigError(f"{place}: expected a text")
+    return value
+
+
+def _list(place: str, value: object) -> list[Any]:
+    if not isinstance(value, list):
+        raise WebConfigError(f"{place}: expected a list")
+    return value
+
+
+def _one_of(place: str, value: object, known: Collection[str]) -> str:
+    if _text(place, value) not in known:
+        raise WebConfigError(f"{place}: {value!r} is none of: {', '.join(known)}")
+    return str(value)
+
+
+def _state(path: Path) -> tuple[int, int, int] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size

@@ -1,0 +1,114 @@
+"""TLS for the exporter's pages, from the section `tls_server_config` of a web configuration file."""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+
+# Go's other policies take a client's certificate without verifying it, which Python's ssl cannot and nobody should.
+CLIENT_AUTH = {
+    "NoClientCert": ssl.CERT_NONE,
+    "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
+    "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
+}
+VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}  # older ones are broken (RFC 8996)
+
+# Go's names, which the file has, by OpenSSL's: the suites of TLS 1.2 that Go's crypto/tls calls secure, less
+# those in CBC mode, which OpenSSL's defaults refuse. Those of TLS 1.3 cannot be chosen in either.
+CIPHER_SUITES = {
+    f"TLS_ECDHE_{key}_WITH_{go}": f"ECDHE-{key}-{openssl}"
+    for key in ("ECDSA", "RSA")
+    for go, openssl in (
+        ("AES_128_GCM_SHA256", "AES128-GCM-SHA256"),
+        ("AES_256_GCM_SHA384", "AES256-GCM-SHA384"),
+        ("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305"),
+    )
+}
+
+
+class TlsError(ValueError):
+    """TLS settings that cannot be used; the text begins with the key."""
+
+
+@dataclass(frozen=True)
+class TlsSettings:
+    """`tls_server_config`, each value checked by itself."""
+
+    cert_file: Path
+    key_file: Path
+    client_auth_type: str = "NoClientCert"
+    client_ca_file: Path | None = None
+    client_allowed_sans: frozenset[str] = frozenset()
+    min_version: str = "TLS12"
+    max_version: str = "TLS13"
+    cipher_suites: tuple[str, ...] = ()
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """What a new context is made from."""
+        return (self.cert_file, self.key_file, *([self.client_ca_file] if self.client_ca_file else []))
+
+
+def server_context(settings: TlsSettings) -> ssl.SSLContext:
+    """The context that serves by these settings. Reads their files; raises TlsError."""
+    _check_together(settings)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version, context.maximum_version = VERSIONS[settings.min_version], VERSIONS[settings.max_version]
+    context.verify_mode = CLIENT_AUTH[settings.client_auth_type]
+    context.set_alpn_protocols(["http/1.1"])
+    if settings.cipher_suites:
+        context.set_ciphers(":".join(CIPHER_SUITES[name] for name in settings.cipher_suites))
+    if settings.client_allowed_sans:
+        context.sslobject_class = _only_clients_named(settings.client_allowed_sans)
+    _load_files(context, settings)
+    return context
+
+
+def _check_together(settings: TlsSettings) -> None:
+    verifies = settings.client_auth_type != "NoClientCert"
+    if verifies and not settings.client_ca_file:
+        raise TlsError(f"client_ca_file: missing, and {settings.client_auth_type} verifies against it")
+    if settings.client_ca_file and not verifies:
+        raise TlsError("client_auth_type: missing: a client_ca_file alone verifies nobody")
+    if settings.client_allowed_sans and settings.client_auth_type != "RequireAndVerifyClientCert":
+        raise TlsError("client_allowed_sans: needs client_auth_type: RequireAndVerifyClientCert")
+    if settings.min_version > settings.max_version:
+        raise TlsError(f"min_version: {settings.min_version} is above max_version {settings.max_version}")
+
+
+def _load_files(context: ssl.SSLContext, settings: TlsSettings) -> None:
+    # OpenSSL does not say which file it could not read, and asks the terminal for the password of an encrypted key.
+    for key, path in (("cert_file", settings.cert_file), ("key_file", settings.key_file)):
+        _check_readable(key, path)
+    try:
+        context.load_cert_chain(settings.cert_file, settings.key_file, password=lambda: b"")
+    except (ssl.SSLError, ValueError) as error:
+        pair = f"{settings.cert_file} and {settings.key_file}"
+        raise TlsError(f"cert_file, key_file: {pair} are no certificate and its unencrypted key: {error}") from error
+    if settings.client_ca_file:
+        _check_readable("client_ca_file", settings.client_ca_file)
+        try:
+            context.load_verify_locations(settings.client_ca_file)
+        except ssl.SSLError as error:
+            raise TlsError(f"client_ca_file: {settings.client_ca_file} holds no certificate: {error}") from error
+
+
+def _check_readable(key: str, path: Path) -> None:
+    try:
+        path.read_bytes()
+    except OSError as error:
+        raise TlsError(f"{key}: {path}: {error.strerror}") from error
+
+
+def _only_clients_named(allowed: frozenset[str]) -> type[ssl.SSLObject]:
+    """A connection that ends its handshake only with a client one of whose alternative names is allowed."""
+
+    class NamedClient(ssl.SSLObject):
+        def do_handshake(self) -> None:
+            super().do_handshake()
+            certificate = self.getpeercert() or {}
+            if allowed.isdisjoint(pair[1] for pair in certificate.get("subjectAltName", ())):
+                raise ssl.SSLCertVerificationError("the client's names are not in client_allowed_sans")
+
+    return NamedClient

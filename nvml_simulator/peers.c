@@ -1,0 +1,69 @@
+/* What only other exporters ask for; found by running nvitop-exporter. A simulated GPU has an idle media engine, no MIG
+ * instances, no fan, no NVLink and no PCIe traffic; that it takes 20 ms to say the last is as the real call does, which
+ * measures for so long. */
+#include <math.h>
+
+#include "library.h"
+
+int nvmlDeviceGetEnforcedPowerLimit(Device device, unsigned *milliwatts);
+
+EXPORT int nvmlDeviceGetPowerManagementLimit(Device device, unsigned *milliwatts)
+{
+    return nvmlDeviceGetEnforcedPowerLimit(device, milliwatts);
+}
+
+static int idle_engine(unsigned *share, unsigned *period_us)
+{
+    *share = 0;
+    *period_us = (unsigned)nearbyint(table->sample_period * 1e6);
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetEncoderUtilization(Device device, unsigned *share, unsigned *period_us)
+{
+    BEGIN(device);
+    return idle_engine(share, period_us);
+}
+
+EXPORT int nvmlDeviceGetDecoderUtilization(Device device, unsigned *share, unsigned *period_us)
+{
+    BEGIN(device);
+    return idle_engine(share, period_us);
+}
+
+EXPORT int nvmlDeviceGetMigMode(Device device, unsigned *current, unsigned *pending)
+{
+    BEGIN(device);
+    *current = *pending = 0;
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetPcieThroughput(Device device, unsigned direction, unsigned *kilobytes_per_second)
+{
+    BEGIN(device);
+    (void)direction;
+    sleep_for(0.02);
+    *kilobytes_per_second = 0;
+    return NVML_SUCCESS;
+}
+
+EXPORT int nvmlDeviceGetFanSpeed(Device device, unsigned *percent_of_maximum)
+{
+    BEGIN(device);
+    (void)percent_of_maximum;
+    return NVML_ERROR_NOT_SUPPORTED; /* as on every server GPU */
+}
+
+EXPORT int nvmlDeviceGetFieldValues(Device device, int count, void *values)
+{
+    BEGIN(device);
+    (void)count, (void)values;
+    return NVML_ERROR_NOT_SUPPORTED;
+}
+
+EXPORT int nvmlDeviceGetProcessUtilization(Device device, void *samples, unsigned *count, unsigned long long since_us)
+{
+    BEGIN(device);
+    (void)samples, (void)count, (void)since_us;
+    return NVML_ERROR_NOT_FOUND; /* which means that no process has worked since then */
+}

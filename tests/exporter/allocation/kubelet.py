@@ -1,0 +1,64 @@
+"""A kubelet's pod resources API: a real gRPC server on a Unix socket, whose messages protoc's own code encodes."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from concurrent import futures
+from pathlib import Path
+from types import ModuleType
+
+import grpc
+from grpc_tools import protoc
+
+PROTO = Path(__file__).with_name("podresources.proto")
+NAME = "podresources_pb2"
+
+
+def compiled(directory: Path) -> ModuleType:
+    """The messages of podresources.proto, compiled into the directory unless this process has them already."""
+    if NAME not in sys.modules:
+        assert protoc.main(["", f"-I{PROTO.parent}", f"--python_out={directory}", str(PROTO)]) == 0
+        sys.path.insert(0, str(directory))
+        try:
+            importlib.import_module(NAME)
+        finally:
+            sys.path.remove(str(directory))
+    return sys.modules[NAME]
+
+
+class Kubelet:
+    """Answers with the pods that a test adds."""
+
+    def __init__(self, directory: Path) -> None:
+        self.socket = directory / "kubelet.sock"
+        self.messages = compiled(directory)
+        self.answer = self.messages.ListPodResourcesResponse()
+        self._server: grpc.Server | None = None
+
+    def add(self, namespace: str, name: str, **containers: list[str]) -> None:
+        """A pod whose containers have these devices, and processors and memory as static policies assign them."""
+        pod = self.answer.pod_resources.add(name=name, namespace=namespace)
+        for container, ids in containers.items():
+            resources = pod.containers.add(name=container, cpu_ids=[0, 1, 300])
+            resources.memory.add(memory_type="memory", size=2**40)
+            devices = resources.devices.add(resource_name="nvidia.com/gpu", device_ids=ids)
+            devices.topology.nodes.add(ID=1)
+
+    def start(self) -> None:
+        answer = grpc.unary_unary_rpc_method_handler(
+            lambda _request, _context: self.answer,
+            request_deserializer=self.messages.ListPodResourcesRequest.FromString,
+            response_serializer=self.messages.ListPodResourcesResponse.SerializeToString,
+        )
+        self._server = grpc.server(futures.ThreadPoolExecutor(max_workers=1))
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": answer}),)
+        )
+        self._server.add_insecure_port(f"unix:{self.socket}")
+        self._server.start()
+
+    def stop(self) -> None:
+        if self._server:
+            self._server.stop(None).wait()
+            self._server = None

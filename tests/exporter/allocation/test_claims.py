@@ -1,0 +1,138 @@
+"""Claims come from everybody who answers; who does not answer costs nobody else anything, and nothing grows stale."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.rank_reader import RankSnapshot
+from rankscope_exporter.allocation.claims import Claims, ClaimsWatcher
+from rankscope_exporter.allocation.holder import Holder
+from rankscope_exporter.allocation.processes import UserNames
+from rankscope_exporter.run_directory import Rank, Scan
+
+UUID = "GPU-51300000-0000-4000-8000-000000000000"
+JOB = Holder("slurm", slurm_job_id="7")
+POD = Holder("kubernetes", k8s_pod="a")
+
+
+class Says:
+    """A scheduler that says this, or raises it."""
+
+    def __init__(self, name: str, answer: Mapping[str, Sequence[Holder]] | Exception) -> None:
+        self.name = name
+        self.answer = answer
+
+    def holders(self) -> Mapping[str, Sequence[Holder]]:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class Ranks:
+    """A run directory with these ranks."""
+
+    def __init__(self, *snapshots: RankSnapshot) -> None:
+        self.snapshots = snapshots
+
+    def scan(self) -> Scan:
+        return Scan([Rank(snapshot, None, owner=0) for snapshot in self.snapshots], Counter())
+
+
+def rank(number: int, uuid: str = UUID, alive: bool = True) -> RankSnapshot:
+    info = {"run": "train", "rank": str(number), "uuid": uuid}
+    return RankSnapshot(Path("x"), alive, (), info, None, 0.0)
+
+
+def watcher(*schedulers: Says, ranks: Ranks | None = None, **options: Any) -> ClaimsWatcher:
+    return ClaimsWatcher(schedulers, ranks or Ranks(), UserNames(), **options)  # type: ignore[arg-type]
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.01)
+
+
+def test_a_gpu_is_found_by_its_index_its_uuid_and_its_ranks() -> None:
+    watching = watcher(Says("slurm", {"0": [JOB]}), Says("kubernetes", {UUID: [POD]}), ranks=Ranks(rank(2)))
+    watching.poll()
+    claims = watching.claims()
+    assert claims.on(0, UUID) == [JOB, POD, Holder("rank", run="train", rank="2")]
+    assert claims.on(1, "GPU-other") == []
+    assert claims.is_complete
+
+
+def test_ranks_that_have_ended_or_name_no_gpu_lay_no_claim() -> None:
+    watching = watcher(ranks=Ranks(rank(0, alive=False), rank(1, uuid="")))
+    watching.poll()
+    assert watching.claims() == Claims(is_complete=True)
+
+
+def test_a_scheduler_that_does_not_answer_leaves_the_others_and_the_claims_incomplete(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    kubelet = Says("kubernetes", OSError("no such socket"))
+    watching = watcher(Says("slurm", {"0": [JOB]}), kubelet)
+    watching.poll()
+    watching.poll()
+    assert watching.claims() == Claims({"0": [JOB]}, is_complete=False)
+    kubelet.answer = {}
+    watching.poll()
+    assert watching.claims().is_complete
+    assert [record.message for record in caplog.records] == [
+        "kubernetes does not say who holds the GPUs: no such socket",
+        "kubernetes says again who holds the GPUs",
+    ]
+
+
+def test_claims_that_are_too_old_are_none() -> None:
+    now = [100.0]
+    watching = watcher(Says("slurm", {"0": [JOB]}), interval=5, monotonic=lambda: now[0])
+    assert watching.claims() == Claims(), "nobody was asked yet"
+    watching.poll()
+    now[0] += 15
+    assert watching.claims().on(0, UUID) == [JOB]
+    now[0] += 1
+    assert watching.claims() == Claims()
+
+
+def test_the_thread_asks_again_and_ends_when_told() -> None:
+    before = threading.active_count()
+    slurm = Says("slurm", {"0": [JOB]})
+    watching = watcher(slurm, interval=0.01)
+    watching.start()
+    eventually(lambda: watching.claims().on(0, UUID) == [JOB])
+    slurm.answer = {}
+    eventually(lambda: watching.claims() == Claims(is_complete=True))
+    watching.stop()
+    assert threading.active_count() == before
+
+
+def test_a_mistake_of_ours_is_logged_and_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+    ranks = Ranks()
+    ranks.snapshots = None  # type: ignore[assignment]
+    watching = watcher(ranks=ranks, interval=0.01)
+    watching.start()
+    eventually(lambda: "the claims to GPUs cannot be collected" in caplog.text)
+    ranks.snapshots = ()
+    eventually(lambda: watching.claims().is_complete)
+    watching.stop()
+
+
+def test_users_get_their_names_in_the_watchers_thread() -> None:
+    threads: list[str] = []
+    users = UserNames(lambda _uid: threads.append(threading.current_thread().name) or "alice")
+    watching = ClaimsWatcher((), Ranks(), users, interval=0.01)  # type: ignore[arg-type]
+    watching.start()
+    eventually(lambda: users.name(7) == "alice")
+    watching.stop()
+    assert threads == ["claims"]

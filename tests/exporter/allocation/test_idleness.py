@@ -1,0 +1,83 @@
+"""The table of states: facts on the left, the state on the right."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.rank_reader import RankSnapshot
+from rankscope.record import PHASES, PLACES, SLOTS
+from rankscope_exporter.allocation.idleness import STATES, Facts, are_stuck, classify
+
+TABLE = [
+    # nobody is there
+    ({}, "free"),
+    ({"idle_for": None}, "free"),
+    ({"memory": None}, "free"),
+    ({"memory": 0.04}, "free"),
+    ({"idle_for": 4}, "free"),
+    ({"idle_for": 2}, "working"),
+    # somebody has it
+    ({"allocated": True}, "allocated_no_process"),
+    ({"allocated": True, "idle_for": 2}, "working"),
+    ({"allocated": None}, "unknown"),
+    # somebody has left something behind
+    ({"memory": 0.06}, "memory_held_by_dead"),
+    ({"dead": 1}, "memory_held_by_dead"),
+    ({"dead": 1, "allocated": True}, "memory_held_by_dead"),
+    ({"dead": 1, "allocated": None}, "memory_held_by_dead"),
+    ({"dead": 1, "idle_for": 2}, "working"),
+    # a process is there
+    ({"processes": 1, "idle_for": 0}, "working"),
+    ({"processes": 1, "idle_for": 60}, "working"),
+    ({"processes": 1, "idle_for": 61}, "process_no_work"),
+    ({"processes": 1}, "process_no_work"),
+    ({"processes": 1, "idle_for": None}, "unknown"),
+    ({"processes": 1, "dead": 1, "memory": 0.9, "idle_for": 0}, "working"),
+    ({"processes": 1, "allocated": None, "idle_for": 0}, "working"),
+    # ranks are there
+    ({"processes": 1, "is_stuck": True, "idle_for": 0}, "suspected_hang"),
+    ({"processes": 1, "is_stuck": True, "idle_for": 61}, "process_no_work"),
+    # processes cannot be seen
+    ({"processes": None}, "unknown"),
+    ({"processes": None, "allocated": True}, "unknown"),
+    ({"processes": None, "memory": 0.9}, "unknown"),
+    ({"processes": None, "idle_for": 2}, "working"),
+]
+
+
+@pytest.mark.parametrize(("facts", "state"), TABLE, ids=lambda value: str(value))
+def test_facts_make_a_state(facts: dict[str, Any], state: str) -> None:
+    assert classify(Facts(**facts)) == state
+
+
+def test_every_state_can_come_about() -> None:
+    assert {state for _, state in TABLE} == set(STATES)
+
+
+def rank(silent_for: float, phase: str = "forward", alive: bool = True) -> RankSnapshot:
+    slots = [0.0] * SLOTS
+    slots[PLACES["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
+    slots[PLACES["phase"]] = PHASES.index(phase)
+    return RankSnapshot(Path("x"), alive, tuple(slots), {}, None, read_monotonic=10_000)
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stuck"),
+    [
+        ([], False),
+        ([rank(299)], False),
+        ([rank(301)], True),
+        ([rank(301), rank(1)], False),
+        ([rank(301), rank(400)], True),
+        ([rank(301, phase="checkpoint")], False),
+        ([rank(1801, phase="checkpoint")], True),
+        ([rank(301), rank(1, alive=False)], True),
+        ([rank(math.inf, alive=False)], False),
+    ],
+)
+def test_ranks_are_stuck_when_none_of_the_living_makes_progress(ranks: list[RankSnapshot], stuck: bool) -> None:
+    assert are_stuck(ranks) is stuck

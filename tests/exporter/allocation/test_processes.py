@@ -1,0 +1,144 @@
+"""Processes below a procfs that the test makes, and this test's own below the real one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rankscope_exporter.allocation.holder import Holder
+from rankscope_exporter.allocation.processes import (
+    Process,
+    ProcessTable,
+    UserNames,
+    container_of_cgroup,
+    holders_of,
+    look_up,
+)
+
+ID = "c0ffee" * 10 + "c0de"
+
+
+class Procfs:
+    """A procfs of the test's own; with `kthreadd` it is that of a host."""
+
+    def __init__(self, path: Path, kthreadd: bool = True) -> None:
+        self.path = path
+        if kthreadd:
+            self.write(2, comm="kthreadd\n")
+
+    def write(self, pid: int, **files: str) -> None:
+        (self.path / str(pid)).mkdir()
+        for name, text in files.items():
+            (self.path / str(pid) / name).write_text(text)
+
+    def process(self, pid: int, cgroup: str = "0::/\n", uid: int = 1000, state: str = "S (sleeping)") -> None:
+        status = f"Name:\ttrain\nState:\t{state}\nPid:\t{pid}\nUid:\t{uid}\t0\t0\t0\nGid:\t1\t1\t1\t1\n"
+        self.write(pid, status=status, cgroup=cgroup)
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "container"),
+    [
+        (f"0::/system.slice/docker-{ID}.scope\n", ID),
+        (f"0::/kubepods.slice/kubepods-pod1234_5.slice/cri-containerd-{ID}.scope\n", ID),
+        (f"0::/kubepods/besteffort/pod12-34/{ID}\n", ID),
+        (f"0::/kubepods.slice/crio-{ID}.scope/container\n", ID),
+        (f"0::/machine.slice/libpod-{ID}.scope\n", ID),
+        (f"12:cpu:/docker/{ID}\n1:name=systemd:/docker/{ID}\n", ID),
+        (f"0::/docker/{'a' * 64}/docker/{ID}\n", ID),
+        (f"0::/app.slice/{ID}ff\n", ""),
+        ("0::/user.slice/user-1000.slice/session-3.scope\n", ""),
+    ],
+)
+def test_a_process_is_in_the_innermost_container_of_its_cgroup(cgroup: str, container: str) -> None:
+    assert container_of_cgroup(cgroup) == container
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "holder"),
+    [
+        ("0::/slurmstepd.scope/job_7/step_0\n", Holder("slurm", slurm_job_id="7", user="alice")),
+        (f"0::/docker-{ID}.scope\n", Holder("container", container_id=ID, user="alice")),
+        ("0::/user.slice\n", Holder("user", user="alice")),
+    ],
+)
+def test_a_process_shows_its_job_or_container_and_its_user(cgroup: str, holder: Holder) -> None:
+    users = UserNames({1000: "alice"}.__getitem__)
+    users.name(1000)
+    users.resolve()
+    assert holders_of([Process(1000, cgroup)], users) == [holder]
+
+
+def test_a_user_is_looked_up_once_and_only_where_it_may_take_long() -> None:
+    asked: list[int] = []
+    users = UserNames(lambda uid: asked.append(uid) or f"user{uid}")
+    assert users.name(7) == ""
+    assert asked == []
+    users.resolve()
+    users.resolve()
+    assert users.name(7) == "user7"
+    assert asked == [7]
+
+
+def test_a_user_without_a_name_is_its_number() -> None:
+    users = UserNames()
+    users.name(4_000_000_000)
+    users.resolve()
+    assert users.name(4_000_000_000) == "4000000000"
+
+
+def test_the_living_are_told_from_the_dead_and_from_zombies(tmp_path: Path) -> None:
+    procfs = Procfs(tmp_path)
+    procfs.process(10)
+    procfs.process(11, state="Z (zombie)")
+    seen = look_up({10, 11, 12}, ProcessTable(tmp_path))
+    assert (seen.living, seen.dead, seen.count) == ([Process(1000, "0::/\n")], 2, 1)
+
+
+def test_where_the_hosts_processes_are_not_seen_nobody_is_called_dead(tmp_path: Path) -> None:
+    procfs = Procfs(tmp_path, kthreadd=False)
+    procfs.write(2, comm="python\n")
+    procfs.process(10)
+    seen = look_up({10, 12}, ProcessTable(tmp_path))
+    assert (seen.living, seen.dead, seen.count) == ([None, None], 0, 2)
+    assert holders_of(seen.living, UserNames()) == [Holder("process")] * 2, "process 10 here may be another one there"
+    assert look_up(set(), ProcessTable(tmp_path)).count is None, "none listed is not none there"
+
+
+def test_a_process_that_may_not_be_seen_lives_without_a_name(tmp_path: Path) -> None:
+    class Forbidding(ProcessTable):
+        def find(self, pid: int) -> Process | None:
+            if pid == 10:
+                raise PermissionError(13, "Permission denied")
+            return super().find(pid)
+
+    seen = look_up({10}, Forbidding(tmp_path, sees_all=True))
+    assert (seen.living, seen.dead, seen.count) == ([None], 0, 1)
+
+
+def test_an_error_that_says_nothing_of_the_process_is_not_its_death(tmp_path: Path) -> None:
+    (tmp_path / "10" / "status").mkdir(parents=True)
+    with pytest.raises(IsADirectoryError):
+        look_up({10}, ProcessTable(tmp_path, sees_all=True))
+
+
+def test_a_driver_that_lists_no_processes_says_nothing(tmp_path: Path) -> None:
+    Procfs(tmp_path)
+    assert look_up(None, ProcessTable(tmp_path)).count is None
+    assert look_up(set(), ProcessTable(tmp_path)).count == 0
+
+
+def test_a_real_process_lives_until_it_has_ended() -> None:
+    table = ProcessTable(sees_all=True)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        found = table.find(process.pid)
+        assert found is not None
+        assert found.uid == os.getuid()
+        assert found.cgroup == Path("/proc/self/cgroup").read_text()
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert table.find(process.pid) is None, "a zombie"
+    assert table.find(process.pid) is None

@@ -1,0 +1,200 @@
+"""Every state comes about on a simulated GPU under the real NVML calls, and the states partition the time."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from rankscope.rank_reader import RankSnapshot
+from rankscope.record import PHASES, PLACES, SLOTS
+from rankscope_exporter.allocation.claims import Claims
+from rankscope_exporter.allocation.holder import Holder
+from rankscope_exporter.allocation.idleness import STATES
+from rankscope_exporter.allocation.processes import ProcessTable, UserNames
+from rankscope_exporter.collectors.allocation import SOURCE, AllocationMeter, LastKernel
+from rankscope_exporter.nvml.device import UtilizationSample
+from rankscope_exporter.simulation import simulated_uuid
+from rankscope_exporter.source import Gpu, Tick
+
+ALIVE = os.getpid()
+DEAD = 4_194_305  # above the largest pid that Linux gives (2**22)
+UUID = simulated_uuid(0)
+JOB = Holder("slurm", slurm_job_id="7", user="alice")
+NOBODY = Claims(is_complete=True)
+NO_RING = "fails: {nvmlDeviceGetSamples: NOT_SUPPORTED}"
+
+
+class Watched:
+    """A simulated GPU, read once a second by a meter whose view of the world the test sets."""
+
+    def __init__(self, machine, timeline: str, sees_all: bool = True) -> None:
+        self.machine = machine(f"{{gpus: 1, timeline: {{0: [{timeline}]}}}}")
+        self.device = self.machine.device()
+        self.claims = NOBODY
+        self.meter = AllocationMeter(lambda: self.claims, ProcessTable(sees_all=sees_all), UserNames())
+        self.last = self.meter(self.device, Tick(self.machine.clock(), 0.0))
+
+    def run(self, seconds: int):
+        for _ in range(seconds):
+            self.machine.clock.advance(1)
+            self.last = self.meter(self.device, Tick(self.machine.clock(), 1.0))
+        return self.last
+
+    def spent(self) -> dict[str, float]:
+        return {state: seconds for state, seconds in self.last.seconds.items() if seconds}
+
+
+def ranks(silent_for: float) -> Claims:
+    """A living rank on the GPU that made progress so long ago."""
+    slots = [0.0] * SLOTS
+    slots[PLACES["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
+    slots[PLACES["phase"]] = PHASES.index("forward")
+    info = {"run": "train", "rank": "3", "uuid": UUID}
+    return Claims({}, True, {UUID: [RankSnapshot(Path("x"), True, tuple(slots), info, None, 10_000)]})
+
+
+@pytest.mark.parametrize(
+    ("timeline", "claims", "state"),
+    [
+        ("{at: 0}", NOBODY, "free"),
+        ("{at: 0}", Claims({"0": [JOB]}, True), "allocated_no_process"),
+        ("{at: 0}", Claims({UUID: [JOB]}, True), "allocated_no_process"),
+        ("{at: 0}", ranks(1), "allocated_no_process"),
+        ("{at: 0}", Claims(), "unknown"),
+        (f"{{at: 0, processes: [{{pid: {ALIVE}, memory: 8 GiB}}]}}", NOBODY, "process_no_work"),
+        (f"{{at: 0, busy: 0.1, processes: [{{pid: {ALIVE}}}]}}", NOBODY, "working"),
+        (f"{{at: 0, waiting: 1, processes: [{{pid: {ALIVE}}}]}}", ranks(1), "working"),
+        (f"{{at: 0, waiting: 1, processes: [{{pid: {ALIVE}}}]}}", ranks(301), "suspected_hang"),
+        (f"{{at: 0, processes: [{{pid: {DEAD}, memory: 8 GiB}}]}}", NOBODY, "memory_held_by_dead"),
+        ("{at: 0, memory_used: 8 GiB}", NOBODY, "memory_held_by_dead"),
+        ("{at: 0, memory_used: 1 GiB}", NOBODY, "free"),
+        (f"{{at: 0, {NO_RING}, busy: 1, processes: [{{pid: {ALIVE}}}]}}", NOBODY, "working"),
+    ],
+)
+def test_what_a_gpu_does_is_told_from_what_is_seen_of_it(machine, timeline, claims, state):
+    watched = Watched(machine, timeline)
+    watched.claims = claims
+    assert watched.run(5).state == state
+    assert watched.spent() == {state: 5}
+
+
+def test_where_processes_cannot_be_seen_living_ranks_are_the_processes_that_one_knows_of(machine):
+    watched = Watched(machine, "{at: 0}", sees_all=False)
+    assert watched.run(1).state == "unknown"
+    watched.claims = ranks(1)
+    assert watched.run(1).state == "process_no_work"
+
+
+def test_the_states_partition_the_time_that_the_gpu_was_watched(machine):
+    process = f"processes: [{{pid: {ALIVE}, memory: 8 GiB}}]"
+    watched = Watched(
+        machine,
+        f"""{{at: 0}}, {{at: 20, {process}}}, {{at: 40, busy: 1}}, {{at: 100, busy: 0}},
+            {{at: 200, processes: [{{pid: {DEAD}, memory: 8 GiB}}]}}, {{at: 230, processes: []}}""",
+    )
+    watched.run(300)
+    assert sum(watched.last.seconds.values()) == 300
+    assert watched.spent() == pytest.approx(
+        {"free": 20 + 70, "process_no_work": 20 + 40, "working": 60 + 60, "memory_held_by_dead": 30}, abs=2
+    )
+
+
+def test_a_gap_is_nobodys_time(machine):
+    watched = Watched(machine, "{at: 0}")
+    watched.run(3)
+    watched.machine.clock.advance(1000)
+    watched.meter(watched.device, Tick(watched.machine.clock(), 0.0))
+    assert watched.run(2).seconds["free"] == 5
+
+
+def test_every_state_exists_from_the_start_at_0(machine):
+    assert Watched(machine, "{at: 0}").last.seconds == dict.fromkeys(STATES, 0.0)
+
+
+def test_a_device_that_tells_neither_processes_nor_utilization_has_no_state(machine):
+    fails = ", ".join(
+        f"{symbol}: NOT_SUPPORTED"
+        for symbol in (
+            "nvmlDeviceGetComputeRunningProcesses_v3",
+            "nvmlDeviceGetGraphicsRunningProcesses_v3",
+            "nvmlDeviceGetSamples",
+            "nvmlDeviceGetUtilizationRates",
+        )
+    )
+    assert Watched(machine, f"{{at: 0, fails: {{{fails}}}}}").last is None
+
+
+def test_holders_are_those_who_claim_the_gpu_and_the_processes_on_it(machine):
+    watched = Watched(machine, f"{{at: 0, processes: [{{pid: {ALIVE}}}, {{pid: {DEAD}}}]}}", sees_all=False)
+    watched.claims = Claims({"0": [JOB]}, True, ranks(1).ranks)
+    holders = watched.run(1).holders
+    assert holders == [JOB, Holder("rank", run="train", rank="3"), Holder("process"), Holder("process")]
+
+
+def test_one_series_a_gpu_whoever_holds_it_and_none_for_a_free_one(machine):
+    watched = Watched(machine, "{at: 0}")
+    free = watched.last
+    watched.claims = Claims({"0": [JOB, Holder("slurm", slurm_job_id="8")]}, True)
+    info, state, seconds = SOURCE.families({Gpu(0, UUID): watched.run(1), Gpu(1, simulated_uuid(1)): free})
+    (sample,) = info.samples
+    assert {label: value for label, value in sample.labels.items() if value} == {
+        "gpu": "0",
+        "uuid": UUID,
+        "source": "slurm",
+        "slurm_job_id": "7,8",
+        "user": "alice",
+    }
+    assert [s.labels["state"] for s in state.samples] == ["allocated_no_process", "free"]
+    assert len(seconds.samples) == 2 * len(STATES)
+
+
+def test_a_kernel_from_before_the_exporter_began_is_seen_in_the_ring(machine):
+    m = machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 5, busy: 0}]}}")
+    device = m.device()
+    m.clock.advance(15)
+    assert LastKernel()(device, Tick(m.clock(), 0)) == pytest.approx(10, abs=0.2)
+
+
+def test_a_short_kernel_between_two_readings_is_seen(machine):
+    m = machine("{gpus: 1, timeline: {0: [{at: 10.4, busy: 1}, {at: 10.45, busy: 0}]}}")
+    device, last_kernel = m.device(), LastKernel()
+    m.clock.advance(10)
+    assert last_kernel(device, Tick(m.clock(), 0)) == math.inf
+    m.clock.advance(1)
+    assert last_kernel(device, Tick(m.clock(), 1)) < 1
+
+
+def test_a_clock_that_is_set_back_leaves_no_kernel_in_the_future(machine):
+    m = machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 100, busy: 0}]}}")
+    device, last_kernel = m.device(), LastKernel()
+    m.clock.advance(100)
+    assert last_kernel(device, Tick(m.clock(), 0)) < 1
+    assert last_kernel(device, Tick(m.clock() - 3600, 1)) == 0
+    m.clock.advance(30)
+    assert last_kernel(device, Tick(m.clock() - 3600, 30)) == 30
+
+
+def test_after_the_clock_was_set_back_the_ring_is_read_from_its_beginning():
+    class Ring:
+        newest = 1000.0
+
+        def samples_utilization(self) -> bool:
+            return True
+
+        def utilization_samples(self, since_us: int) -> list[UtilizationSample]:
+            return [UtilizationSample(int(self.newest * 1e6), 100)] if self.newest * 1e6 > since_us else []
+
+    ring, last_kernel = Ring(), LastKernel()
+    assert last_kernel(ring, Tick(1001, 0)) == 1
+    ring.newest = 500.0
+    last_kernel(ring, Tick(500, 1))
+    ring.newest = 510.0
+    assert last_kernel(ring, Tick(511, 11)) == 1
+
+
+def test_the_source_without_a_watcher_knows_the_processes(machine):
+    m = machine(f"{{gpus: 1, timeline: {{0: [{{at: 0, processes: [{{pid: {ALIVE}}}]}}]}}}}")
+    assert SOURCE.reader()(m.device(), Tick(m.clock(), 0)).state == "process_no_work"

@@ -1,0 +1,100 @@
+"""Rank files that nobody's hook wrote: some thousand damaged ones, and records made of anything that JSON can say."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.fuzz_rank_files import FuzzError, check, run, scrape
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from prometheus_client.core import GaugeMetricFamily
+
+from rankscope import rank_reader, record
+from rankscope.record import PLACES
+from rankscope_exporter import run_directory
+from rankscope_exporter.collectors.ranks import RanksCollector
+from rankscope_exporter.run_directory import LABELS, RunDirectory
+
+TEXTS = st.text(max_size=220)
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | TEXTS,
+    lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXTS, inner, max_size=5),
+    max_leaves=10,
+)
+GOOD = {**dict.fromkeys(LABELS, ""), "run": "r", "rank": "0", "pid": "1", "phases": [], "probes_disabled": []}
+INFOS = st.fixed_dictionaries({}, optional=dict.fromkeys((*LABELS, "phases", "probes_disabled"), TEXTS | JSON))
+SLOTS = st.dictionaries(st.integers(0, record.SLOTS - 1), st.floats() | st.integers(0, 2**53).map(float), max_size=8)
+
+
+def made(info: dict[str, Any], slots: dict[int, float]) -> bytes:
+    text = json.dumps({**GOOD, **info}).encode()[: record.INFO_CAPACITY]
+    values = [0.0] * record.SLOTS
+    values[PLACES["info_length"]] = float(len(text))
+    for place, value in slots.items():
+        values[place] = value
+    data = record.header().ljust(record.SLOTS_OFFSET, b"\0") + struct.pack(f"{record.SLOTS}d", *values)
+    return (data.ljust(record.INFO_OFFSET, b"\0") + text).ljust(record.SIZE, b"\0")
+
+
+def test_no_damaged_file_stops_a_scrape_or_gets_a_bad_label_out(run_dir: Path) -> None:
+    outcome = run(run_dir, seed=2, first=0, files=4000)
+    assert outcome.total() <= 4000
+    assert outcome["shown"] > 400  # damage that the checks let through is in the test as well
+    assert outcome["foreign"] > 400
+
+
+# The directory is the same for all examples: each overwrites the file of the one before.
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(info=INFOS, slots=SLOTS)
+def test_no_record_made_of_anything_gets_out_but_as_prometheus_takes_it(
+    run_dir: Path, info: dict[str, Any], slots: dict[int, float]
+) -> None:
+    (run_dir / "made.rank").write_bytes(made(info, slots))
+    shown, skipped = scrape(RanksCollector(RunDirectory([run_dir], clock=lambda: 0.0)), parse=True)
+    assert shown + skipped.total() <= 1
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=300).map(lambda junk: record.header() + junk) | st.binary(max_size=300))
+def test_no_bytes_are_taken_for_a_record(run_dir: Path, data: bytes) -> None:
+    (run_dir / "made.rank").write_bytes(data)
+    shown, skipped = scrape(RanksCollector(RunDirectory([run_dir])), parse=False)
+    assert (shown, skipped.total()) == (0, 1)
+
+
+MISSING = {
+    "labels": (run_directory, "_check_labels", lambda _: None),
+    "numbers": (rank_reader, "_LARGEST", math.inf),
+    "whole buckets": (rank_reader, "_BUCKETS", slice(0, 0)),
+    "nested brackets": (rank_reader, "RecursionError", ZeroDivisionError),
+}
+
+
+@pytest.mark.parametrize("check", MISSING)
+def test_the_fuzzer_notices_a_check_that_is_missing(check: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*MISSING[check], raising=False)
+    with pytest.raises(FuzzError, match=r"seed 2, file \d+"):
+        run(run_dir, seed=2, first=0, files=2000, parsed_every=1)
+
+
+@pytest.mark.parametrize(
+    ("label", "value"), [("a\nb", 1.0), ("x" * 201, 1.0), ("a", math.nan), ("a", math.inf), ("a", -1.0)]
+)
+def test_what_prometheus_would_not_take_is_noticed(label: str, value: float) -> None:
+    family = GaugeMetricFamily("rankscope_rank_up", "Up.", labels=["run"])
+    family.add_metric([label], value)
+    with pytest.raises(FuzzError):
+        check([family])
+
+
+def test_a_series_that_is_there_twice_is_noticed() -> None:
+    family = GaugeMetricFamily("rankscope_rank_up", "Up.", labels=["run"])
+    for _ in range(2):
+        family.add_metric(["r"], 1)
+    with pytest.raises(FuzzError, match="twice"):
+        check([family])

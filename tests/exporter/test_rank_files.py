@@ -1,0 +1,56 @@
+"""Which files are read: each owner's share, and links only of those whom one trusts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rankscope.rank_reader import UnreadableRecordError
+from rankscope_exporter import rank_files
+from rankscope_exporter.rank_files import RankFile, fair_share, list_files, open_directory
+
+
+def file(name: str, owner: int, modified: float = 0.0) -> RankFile:
+    return RankFile(Path("/run"), name, -1, owner, modified)
+
+
+def test_an_owner_of_a_thousand_files_takes_no_place_of_an_owner_of_two() -> None:
+    flood = [file(f"{number}.rank", 1, 1e18) for number in range(1000)]
+    few = [file("a.rank", 2), file("b.rank", 2)]
+    assert Counter(chosen.owner for chosen in fair_share([*flood, *few], 8)) == {1: 6, 2: 2}
+
+
+def test_of_one_owners_files_the_newest_are_read() -> None:
+    files = [file(f"{number}.rank", 1, modified=number) for number in range(5)]
+    assert [chosen.path.stem for chosen in fair_share(files, 2)] == ["4", "3"]
+
+
+def test_a_listing_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
+    for number in range(5):
+        (tmp_path / f"{number}.rank").touch()
+    descriptor = open_directory(tmp_path)
+    assert len(list_files(tmp_path, descriptor, 5)[0]) == 5
+    assert list_files(tmp_path, descriptor, 5)[1] is False
+    files, are_more = list_files(tmp_path, descriptor, 3)
+    assert (len(files), are_more) == (3, True)
+    rank_files.os.close(descriptor)
+
+
+def test_a_link_to_a_directory_that_a_stranger_made_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path)
+    monkeypatch.setattr(rank_files.os, "geteuid", lambda: 4711)
+    if link.lstat().st_uid == 0:  # root's links are everybody's to follow: make it a stranger's
+        rank_files.os.chown(link, 4712, 4712, follow_symlinks=False)
+    with pytest.raises(UnreadableRecordError) as caught:
+        open_directory(link)
+    assert caught.value.reason == "symlink"
+
+
+def test_a_missing_directory_is_missing(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        open_directory(tmp_path / "missing")

@@ -1,0 +1,76 @@
+"""The exporter as a user who may only read: nothing of it needs a privilege, and it writes no file."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.exporter.test_daemon import eventually, metrics, status
+from tests.exporter.test_run_directory import info
+
+LEAVE_RECORD = """
+import json, sys
+from pathlib import Path
+from rankscope.rank_writer import RankWriter
+RankWriter().publish(Path(sys.argv[1]), "r.0", json.loads(sys.argv[2]))
+"""
+
+# Imports come first: the interpreter that runs the tests may lie in a home directory that nobody else may enter.
+# A test run that is not root's is unprivileged already. With a file size limit of 0 every write to a file fails, as
+# it does on a read-only root.
+EXPORTER_AS_NOBODY = """
+import os, resource, sys
+import anyio._backends._asyncio, encodings.idna, uvicorn.lifespan.on, uvicorn.loops.auto, uvicorn.protocols.http.auto
+import rankscope_exporter.daemon, rankscope_exporter.logs
+from rankscope_exporter.__main__ import main
+if os.geteuid() == 0:
+    os.setgroups([])
+    os.setgid(65534)
+    os.setuid(65534)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
+os.chdir("/")
+main(sys.argv[1:])
+"""
+
+
+@contextmanager
+def unprivileged_exporter(run_dir: Path, port: int) -> Iterator[tuple[str, int]]:
+    """Its address and process id."""
+    flags = [f"--web.listen-address=127.0.0.1:{port}", f"--run-dir={run_dir}", "--simulate=1"]
+    with subprocess.Popen([sys.executable, "-c", EXPORTER_AS_NOBODY, *flags], stderr=subprocess.DEVNULL) as process:
+        try:
+            url = f"http://127.0.0.1:{port}"
+            eventually(lambda: status(f"{url}/-/ready") == 200)
+            yield url, process.pid
+        finally:
+            process.terminate()
+
+
+def test_an_unprivileged_exporter_that_may_write_nothing_shows_gpus_and_ranks(run_dir: Path, free_port: int) -> None:
+    subprocess.run([sys.executable, "-c", LEAVE_RECORD, str(run_dir), json.dumps(info())], check=True)
+    run_dir.chmod(0o555)
+    with unprivileged_exporter(run_dir, free_port) as (url, pid):
+        lines = metrics(url)
+        capabilities = Path(f"/proc/{pid}/status").read_text()
+    assert 'rankscope_rank_up{rank="0",run="r"} 0.0' in lines
+    assert "rankscope_exporter_gpus_seen 1.0" in lines
+    assert not [line for line in lines if line.startswith("rankscope_exporter_collector_success") and "} 0" in line]
+    assert "CapEff:\t0000000000000000" in capabilities
+
+
+def test_a_record_that_another_user_keeps_to_himself_is_counted(run_dir: Path, free_port: int) -> None:
+    run_dir.chmod(0o755)
+    (run_dir / "secret.rank").touch(0)
+    with unprivileged_exporter(run_dir, free_port) as (url, _):
+        assert 'rankscope_exporter_rank_files_skipped{reason="unreadable"} 1.0' in metrics(url)
+
+
+def test_a_run_directory_that_may_not_be_entered_is_counted(run_dir: Path, free_port: int) -> None:
+    run_dir.chmod(0)
+    with unprivileged_exporter(run_dir, free_port) as (url, _):
+        assert 'rankscope_exporter_rank_files_skipped{reason="unreadable"} 1.0' in metrics(url)
+    run_dir.chmod(0o755)

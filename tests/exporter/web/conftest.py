@@ -1,0 +1,114 @@
+"""A certificate authority, a web configuration file, and a real server behind it on a free port."""
+
+from __future__ import annotations
+
+import datetime
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+import yaml
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from rankscope_exporter.daemon import server_configuration
+from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.web.app import create_app
+from rankscope_exporter.web.config_file import WebConfigFile
+
+DAY = datetime.timedelta(days=1)
+
+
+class Authority:
+    """Makes certificates, and itself is `ca.pem` in `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._key = ec.generate_private_key(ec.SECP256R1())
+        self._name = _name("Rankscope test authority")
+        certificate = self._builder(self._name, self._key).add_extension(x509.BasicConstraints(True, None), True)
+        (directory / "ca.pem").write_bytes(self._signed(certificate))
+
+    def issue(self, name: str, *alternatives: str, encrypted: bool = False) -> tuple[Path, Path]:
+        """Write NAME.pem and NAME.key, for the DNS names `alternatives`; replaces those that are there."""
+        key = ec.generate_private_key(ec.SECP256R1())
+        names = x509.SubjectAlternativeName([x509.DNSName(alternative) for alternative in alternatives])
+        certificate = self._builder(_name(name), key).add_extension(names, False)
+        how: Any = serialization.NoEncryption()
+        if encrypted:
+            how = serialization.BestAvailableEncryption(b"secret")
+        pem, pkcs8 = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+        paths = self.directory / f"{name}.pem", self.directory / f"{name}.key"
+        paths[0].write_bytes(self._signed(certificate))
+        paths[1].write_bytes(key.private_bytes(pem, pkcs8, how))
+        return paths
+
+    def _builder(self, name: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:
+        now = datetime.datetime.now(datetime.timezone.utc)
+        builder = x509.CertificateBuilder().subject_name(name).issuer_name(self._name).public_key(key.public_key())
+        builder = builder.serial_number(x509.random_serial_number())
+        return builder.not_valid_before(now - DAY).not_valid_after(now + DAY)
+
+    def _signed(self, builder: x509.CertificateBuilder) -> bytes:
+        return builder.sign(self._key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM)
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    """An authority that has issued `server` for localhost."""
+    made = Authority(tmp_path)
+    made.issue("server", "localhost")
+    return made
+
+
+@pytest.fixture
+def web_config(tmp_path: Path) -> Callable[..., Path]:
+    """Writes the file from its sections, at once as a deployment does: a reader never sees half of it."""
+
+    def write(**sections: Any) -> Path:
+        temporary, path = tmp_path / "web.yml.new", tmp_path / "web.yml"
+        temporary.write_text(yaml.safe_dump(sections))
+        return temporary.rename(path)
+
+    return write
+
+
+@contextmanager
+def running(path: Path | None, port: int) -> Iterator[None]:
+    app = create_app(Scrape([]), is_ready=lambda: True)
+    configuration = server_configuration(app, WebConfigFile(path) if path else None)
+    configuration.host, configuration.port = "127.0.0.1", port
+    server = uvicorn.Server(configuration)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture
+def serve(free_port: int) -> Iterator[Callable[[Path | None], int]]:
+    """Starts the exporter's server with this web configuration; the value is its port."""
+    with ExitStack() as servers:
+
+        def start(path: Path | None) -> int:
+            servers.enter_context(running(path, free_port))
+            return free_port
+
+        yield start
