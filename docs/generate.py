@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -92,7 +93,7 @@ def reference() -> str:
 
 def series_of(model: object) -> dict[str, int]:
     """How many series each collector makes of one busy GPU of this simulated model."""
-    state = {"at": 0, "busy": 1, "processes": [{"pid": 1}]}
+    state = {"at": 0, "busy": 1, "processes": [{"pid": os.getpid()}]}
     simulated = SimulatedDriver(parse_scenario({"gpus": 1, "model": model, "timeline": {0: [state]}}), clock=Clock())
     driver = Driver()
     with installed(simulated):
