@@ -21,8 +21,8 @@ lint: venv ## ruff and mypy --strict
 format: venv ## let ruff format the code
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
 
-generate: venv ## write the rules of both speeds and the dashboards from their sources
-	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py
+generate: venv ## write the rules of both speeds, the dashboards and the metrics' reference from their sources
+	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python docs/generate.py
 
 benchmark: venv ## what the hook costs a step; the figures go to docs/measurements/
 	@$(BIN)/python benchmarks/hook_overhead.py --json docs/measurements/hook_overhead.json

@@ -44,7 +44,8 @@ EXPORT int nvmlDeviceGetPerformanceState(Device device, unsigned *state)
 EXPORT int nvmlDeviceGetUtilizationRates(Device device, Utilization *rates)
 {
     BEGIN(device);
-    *rates = (Utilization){utilization(device, t), 0};
+    unsigned busy = utilization(device, t);
+    *rates = (Utilization){busy, (unsigned)nearbyint(busy * 0.5)}; // ENGINES of simulation/gpu_calls.py
     return NVML_SUCCESS;
 }
 
@@ -101,6 +102,8 @@ EXPORT int nvmlDeviceGetTemperature(Device device, unsigned sensor, unsigned *ce
 EXPORT int nvmlDeviceGetClockInfo(Device device, unsigned domain, unsigned *megahertz)
 {
     BEGIN(device);
+    if (domain == NVML_CLOCK_VIDEO)
+        return NVML_ERROR_NOT_SUPPORTED;
     *megahertz = (unsigned)nearbyint(domain == NVML_CLOCK_MEM ? table->memory_clock : sm_clock(device, t));
     return NVML_SUCCESS;
 }
@@ -108,6 +111,8 @@ EXPORT int nvmlDeviceGetClockInfo(Device device, unsigned domain, unsigned *mega
 EXPORT int nvmlDeviceGetMaxClockInfo(Device device, unsigned domain, unsigned *megahertz)
 {
     BEGIN(device);
+    if (domain == NVML_CLOCK_VIDEO)
+        return NVML_ERROR_NOT_SUPPORTED;
     *megahertz = (unsigned)nearbyint(domain == NVML_CLOCK_MEM ? table->memory_clock : table->sm_clock);
     return NVML_SUCCESS;
 }

@@ -16,10 +16,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complaint = f"{', '.join(missing)} missing; install with: pip install 'rankscope[exporter]'"
         sys.exit(_complaint(complaint))
     from rankscope_exporter import config, logs
-    from rankscope_exporter.collectors import COLLECTORS
+    from rankscope_exporter.collectors import COLLECTORS, OFF_UNLESS_ASKED_FOR
     from rankscope_exporter.daemon import StartError, run
 
-    settings = config.parse({collector.name: collector.help for collector in COLLECTORS}, arguments)
+    known = {collector.name: collector.help for collector in COLLECTORS}
+    settings = config.parse(known, arguments, off=OFF_UNLESS_ASKED_FOR)
     logs.configure(settings.log_level, settings.log_format)
     try:
         run(settings)

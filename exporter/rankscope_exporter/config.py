@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,12 +56,15 @@ def parse(
     collectors: Mapping[str, str],
     arguments: Sequence[str] | None = None,
     environment: Mapping[str, str] = os.environ,
+    off: Container[str] = (),
 ) -> Config:
     """The configuration from flags and environment. `collectors` is each collector's name and one-line help.
 
+    Those in `off` are off unless a flag says otherwise.
+
     Exits with status 2 and one line on standard error that names the flag that is wrong.
     """
-    parser = _parser(collectors)
+    parser = _parser(collectors, off)
     options = parser.parse_args(arguments)
     try:
         host, port = parse_address(options.listen_address)
@@ -104,7 +107,7 @@ class _Parser(argparse.ArgumentParser):
         self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
 
 
-def _parser(collectors: Mapping[str, str]) -> argparse.ArgumentParser:
+def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.ArgumentParser:
     parser = _Parser(
         prog="rankscope-exporter",
         usage="%(prog)s [FLAG …]",  # argparse's own would list each collector twice
@@ -145,10 +148,15 @@ def _parser(collectors: Mapping[str, str]) -> argparse.ArgumentParser:
     )
     add("--log.level", dest="log_level", choices=LOG_LEVELS, default="info", help="(default: %(default)s)")
     add("--log.format", dest="log_format", choices=LOG_FORMATS, default="logfmt", help="(default: %(default)s)")
-    group = parser.add_argument_group("collectors", "each is on; --no-collector.NAME switches it off")
+    group = parser.add_argument_group("collectors", "--no-collector.NAME switches one off, --collector.NAME one on")
     _add_allocation(group)
     for name, text in collectors.items():
-        group.add_argument(f"--collector.{name}", action=argparse.BooleanOptionalAction, default=True, help=text)
+        group.add_argument(
+            f"--collector.{name}",
+            action=argparse.BooleanOptionalAction,
+            default=name not in off,
+            help=text if name not in off else f"{text}; off unless asked for",
+        )
     return parser
 
 

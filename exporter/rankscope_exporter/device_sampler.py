@@ -53,6 +53,7 @@ class GpuState:
         self.readers: dict[GpuSource[Any], Reader[Any]] = {source: source.reader() for source in sources}
         self.latest: Reading | None = None
         self.xids: Counter[int] | None = None  # None until the driver has agreed to report them
+        self.last_xids: dict[int, float] = {}
 
 
 class DeviceSampler:

@@ -98,6 +98,10 @@ class Sampler:
         """XID events by code, of every GPU whose driver reports them, lost ones included."""
         return {state.gpu: dict(state.xids) for state in self._known() if state.xids is not None}
 
+    def last_xids(self) -> Mapping[Gpu, Mapping[int, float]]:
+        """When each XID was last reported, in unix time."""
+        return {state.gpu: dict(state.last_xids) for state in self._known()}
+
     def supervise(self) -> None:
         """One look at the driver: connect it, and keep a thread for each of its GPUs."""
         if self._connected_at is None and not self._connect():
@@ -182,6 +186,7 @@ class Sampler:
         counts = state.xids = Counter() if state.xids is None else state.xids
         if code is not None:
             counts[code] += 1
+            state.last_xids[code] = self._timing.unix()
 
     def _known(self) -> list[GpuState]:
         with self._states_lock:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.families import CounterMetricFamily, GaugeMetricFamily
+from rankscope_exporter.metric import Declaration, Family
 from rankscope_exporter.nvml.device import Device
 
 R = TypeVar("R")
@@ -41,6 +42,61 @@ class Tick:
 Reader = Callable[[Device, Tick], R | None]
 
 
+Number = float | None
+Values = Number | Mapping[Any, Number]
+"""One for the GPU, or by the value (str) or values (tuple of str) of what labels the metric has besides GPU_LABELS."""
+
+
+@dataclass(frozen=True)
+class GpuMetric(Declaration, Generic[R]):
+    """A metric with GPU_LABELS first, and how its values come out of a reading; None is absent."""
+
+    value: Callable[[R], Values] = field(kw_only=True)
+    when_down: Number = None
+
+    def of(self, readings: Mapping[Gpu, R | None]) -> Metric:
+        """The family of all GPUs."""
+        family = self.family()
+        for gpu, reading in readings.items():
+            self._add(family, gpu, self.when_down if reading is None else self.value(reading))
+        return family
+
+    def _add(self, family: Family, gpu: Gpu, values: Values) -> None:
+        several: Mapping[Any, Number] = values if isinstance(values, Mapping) else {(): values}
+        for labels, number in several.items():
+            if number is not None:
+                family.add_metric(gpu.values(*((labels,) if isinstance(labels, str) else labels)), number)
+
+
+def gauge(
+    name: str,
+    text: str,
+    source: str,
+    value: Callable[[R], Values],
+    *,
+    labels: tuple[str, ...] = (),
+    since: str = "any",
+    when_down: Number = None,
+) -> GpuMetric[R]:
+    """Declare `rankscope_gpu_…`; `labels` are those besides GPU_LABELS."""
+    name, labels = f"rankscope_gpu_{name}", (*GPU_LABELS, *labels)
+    return GpuMetric("gauge", name, text, labels, source, since, value=value, when_down=when_down)
+
+
+def counter(
+    name: str,
+    text: str,
+    source: str,
+    value: Callable[[R], Values],
+    *,
+    labels: tuple[str, ...] = (),
+    since: str = "any",
+) -> GpuMetric[R]:
+    """As `gauge`; the name ends in `_total`."""
+    name, labels = f"rankscope_gpu_{name}", (*GPU_LABELS, *labels)
+    return GpuMetric("counter", name, text, labels, source, since, value=value)
+
+
 @dataclass(frozen=True, eq=False)
 class GpuSource(Generic[R]):
     """One source: file = source = `--collector.<name>` = value of the label `collector`."""
@@ -50,8 +106,35 @@ class GpuSource(Generic[R]):
     """One line for --help."""
     reader: Callable[[], Reader[R]]
     """Makes the function that reads a device: one for each GPU, kept while the exporter lives, so it may count."""
-    families: Callable[[Mapping[Gpu, R | None]], Iterable[Metric]]
-    """The metrics of all GPUs; None where a GPU is down or does not have this."""
+    metrics: tuple[GpuMetric[R], ...]
+    is_on: bool = True
+    """Whether it is, unless the configuration says otherwise."""
+
+    def families(self, readings: Mapping[Gpu, R | None]) -> Iterable[Metric]:
+        """The metrics of all GPUs; None is a GPU that is down or does not have this."""
+        return [metric.of(readings) for metric in self.metrics]
+
+
+class Seldom(Generic[R]):
+    """A reader of what changes seldom, so that it costs little: asks anew after so many seconds.
+
+    Also of a device that was opened anew, because that may be one that was reset, repaired or exchanged.
+    """
+
+    def __init__(self, read: Callable[[Device, Tick], R], seconds: float = math.inf) -> None:
+        self._read = read
+        self._seconds = seconds
+        self._device: Device | None = None
+        self._asked = -math.inf
+        self._reading: R | None = None
+
+    def __call__(self, device: Device, tick: Tick) -> R:
+        """The last reading. Raises what reading raises, and then asks again the next time."""
+        if device is not self._device or not 0 <= tick.unix - self._asked < self._seconds:
+            self._device = None
+            self._reading = self._read(device, tick)
+            self._device, self._asked = device, tick.unix
+        return cast("R", self._reading)
 
 
 class Readings(Protocol):
@@ -74,43 +157,3 @@ class SourceCollector(Generic[R]):
         """The metrics of this moment."""
         readings = self._readings.readings(self._source)
         return self._source.families(readings)
-
-
-def gauge(
-    name: str, text: str, readings: Mapping[Gpu, R | None], value: Callable[[R], float | None]
-) -> GaugeMetricFamily:
-    """A gauge with one value for each GPU that has it."""
-    family = GaugeMetricFamily(f"rankscope_gpu_{name}", text, labels=GPU_LABELS)
-    for gpu, number in _values(readings, value):
-        family.add_metric(gpu.values(), number)
-    return family
-
-
-def counter(
-    name: str, text: str, readings: Mapping[Gpu, R | None], value: Callable[[R], float | None]
-) -> CounterMetricFamily:
-    """As `gauge`; `_total` is added to the name."""
-    family = CounterMetricFamily(f"rankscope_gpu_{name}", text, labels=GPU_LABELS)
-    for gpu, number in _values(readings, value):
-        family.add_metric(gpu.values(), number)
-    return family
-
-
-def by_label(
-    family: GaugeMetricFamily | CounterMetricFamily,
-    readings: Mapping[Gpu, R | None],
-    values: Callable[[R], Mapping[str, float | None]],
-) -> Metric:
-    """Add several values for each GPU, told apart by the family's one label more."""
-    for gpu, reading in readings.items():
-        for label, number in values(reading).items() if reading is not None else ():
-            if number is not None:
-                family.add_metric(gpu.values(label), number)
-    return family
-
-
-def _values(readings: Mapping[Gpu, R | None], value: Callable[[R], float | None]) -> Iterable[tuple[Gpu, float]]:
-    for gpu, reading in readings.items():
-        number = None if reading is None else value(reading)
-        if number is not None:
-            yield gpu, number

@@ -34,6 +34,14 @@ def test_a_collector_can_be_switched_off() -> None:
     assert parsed("--no-collector.load").collectors == ("ranks",)
 
 
+def test_a_collector_that_costs_much_is_off_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(COLLECTORS, [], {}, off={"load"}).collectors == ("ranks",)
+    assert parse(COLLECTORS, ["--collector.load"], {}, off={"load"}).collectors == ("load", "ranks")
+    with pytest.raises(SystemExit):
+        parse(COLLECTORS, ["--help"], {}, off={"load"})
+    assert "busy time; off unless asked for" in capsys.readouterr().out
+
+
 def test_run_directories_come_from_flags_then_the_environment_then_the_defaults() -> None:
     named = {"RANKSCOPE_RUN_DIR": "/c"}
     assert parsed("--run-dir=/a", "--run-dir=/b", **named).run_dirs == (Path("/a"), Path("/b"))

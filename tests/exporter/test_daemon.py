@@ -95,7 +95,7 @@ def test_a_collector_that_is_off_publishes_nothing(run_dir: Path, free_port: int
         eventually(lambda: status(f"{url}/-/ready") == 200)
         names = {line.split("{")[0] for line in metrics(url)}
         assert "rankscope_gpu_power_watts" in names
-        assert not [name for name in names if "memory" in name or "xid" in name]
+        assert not [name for name in names if "gpu_memory_total" in name or "xid" in name]
 
 
 def test_a_rank_file_that_is_not_one_costs_the_others_nothing(run_dir: Path, free_port: int) -> None:

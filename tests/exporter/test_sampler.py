@@ -111,11 +111,11 @@ def test_counters_of_a_gpu_that_returns_continue_where_they_were(sampling):
 
     def busy_seconds() -> float:
         reading = sampler.readings(load.SOURCE)[FIRST]
-        return reading.busy_seconds if reading else -1
+        return reading["gpu"].busy_seconds if reading else -1
 
     for _ in range(9):
         m.clock.advance(1)
-        eventually(lambda: sampler.readings(load.SOURCE)[FIRST].last_busy >= m.clock() - 0.2)
+        eventually(lambda: sampler.readings(load.SOURCE)[FIRST]["gpu"].last_busy >= m.clock() - 0.2)
     before = busy_seconds()
     assert before > 7
     m.clock.advance(1)
@@ -188,6 +188,8 @@ def test_every_xid_is_counted_also_the_same_again(sampling):
     eventually(lambda: sampler.xids() == {FIRST: {}, SECOND: {}})
     m.clock.advance(6)
     eventually(lambda: sampler.xids()[SECOND] == {31: 2})
+    assert sampler.last_xids()[FIRST] == {}
+    assert set(sampler.last_xids()[SECOND]) == {31}
     m.clock.advance(1)
     eventually(lambda: sampler.xids()[SECOND] == {31: 3, 79: 1})
     eventually(lambda: sampler.gpus_seen == 1)
@@ -217,7 +219,7 @@ def test_a_mistake_in_a_source_is_raised_to_whoever_collects_it_and_to_nobody_el
     def mistaken(_device, _tick):
         raise ZeroDivisionError("a mistake")
 
-    broken = GpuSource("broken", "cannot work", lambda: mistaken, lambda _readings: ())
+    broken = GpuSource("broken", "cannot work", lambda: mistaken, ())
     _, sampler = sampling("gpus: 1", sources=(broken, temperature.SOURCE))
     with pytest.raises(ZeroDivisionError, match="a mistake"):
         SourceCollector(broken, sampler).collect()
@@ -230,7 +232,8 @@ def test_a_source_that_is_off_is_not_asked_of_the_driver(sampling, monkeypatch):
     monkeypatch.setattr(
         pynvml, "nvmlDeviceGetPowerUsage", lambda *arguments: asked.append(arguments) or real(*arguments)
     )
-    sampling("gpus: 1", sources=[source for source in GPU_SOURCES if source is not power.SOURCE])
+    _, without = sampling("gpus: 1", sources=[source for source in GPU_SOURCES if source is not power.SOURCE])
+    without.stop()
     assert asked == []
     sampling("gpus: 1")
     assert asked != []
@@ -290,7 +293,7 @@ def test_stopping_ends_every_thread_and_gives_the_handles_back(sampling):
 
 def test_a_gap_between_readings_is_not_integrated(machine):
     ticks = []
-    source = GpuSource("ticks", "remembers them", lambda: lambda _device, tick: ticks.append(tick), lambda _: ())
+    source = GpuSource("ticks", "remembers them", lambda: lambda _device, tick: ticks.append(tick), ())
     m = machine("{gpus: 1, timeline: {0: [{at: 100, lost: true}, {at: 102, lost: false}]}}")
     assert m.driver.connect()
     state = GpuState(FIRST, [source])

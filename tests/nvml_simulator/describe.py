@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rankscope_exporter.nvml.device import CLOCK_DOMAINS, Device
+from rankscope_exporter.nvml.device import ClockDomain, Device
 from rankscope_exporter.nvml.driver import Driver
+
+CLOCKS: tuple[ClockDomain, ...] = ("graphics", "sm", "memory")  # the C library has no video clock
 
 
 def describe(device: Device) -> dict[str, Any]:
@@ -21,7 +23,7 @@ def describe(device: Device) -> dict[str, Any]:
         "memory": memory and [memory.total, memory.used, memory.reserved],
         "power": [device.power(), device.power_limit()],
         "temperature": device.temperature(),
-        "clocks": [[device.clock(domain), device.clock_max(domain)] for domain in CLOCK_DOMAINS],
+        "clocks": [[device.clock(domain), device.clock_max(domain)] for domain in CLOCKS],
         "reasons": None if reasons is None else sorted(reasons),
         "pids": None if pids is None else sorted(pids),
         "energy": device.energy(),

@@ -26,7 +26,38 @@ DESCRIBE = Path(__file__).parent / "describe.py"
 BEGAN_BEFORE = 100.0  # seconds: what changed before and does not change now is the same in both simulators
 
 # Symbols that only the Python simulator has: to the exporter, functions that an older driver does not have.
-ONLY_IN_PYTHON: frozenset[str] = frozenset()
+ONLY_IN_PYTHON = frozenset(
+    {
+        "nvmlDeviceGetBAR1MemoryInfo",
+        "nvmlDeviceGetComputeInstanceId",
+        "nvmlDeviceGetComputeMode",
+        "nvmlDeviceGetCurrPcieLinkGeneration",
+        "nvmlDeviceGetCurrPcieLinkWidth",
+        "nvmlDeviceGetEccMode",
+        "nvmlDeviceGetGpuFabricInfoV",
+        "nvmlDeviceGetGpuInstanceId",
+        "nvmlDeviceGetMarginTemperature",
+        "nvmlDeviceGetMaxMigDeviceCount",
+        "nvmlDeviceGetMaxPcieLinkGeneration",
+        "nvmlDeviceGetMaxPcieLinkWidth",
+        "nvmlDeviceGetMemoryErrorCounter",
+        "nvmlDeviceGetMigDeviceHandleByIndex",
+        "nvmlDeviceGetNvLinkState",
+        "nvmlDeviceGetPcieReplayCounter",
+        "nvmlDeviceGetPersistenceMode",
+        "nvmlDeviceGetPowerManagementDefaultLimit",
+        "nvmlDeviceGetPowerManagementLimitConstraints",
+        "nvmlDeviceGetRowRemapperHistogram",
+        "nvmlDeviceGetTemperatureThreshold",
+        "nvmlDeviceGetVirtualizationMode",
+        "nvmlGpmMetricsGet",
+        "nvmlGpmMigSampleGet",
+        "nvmlGpmQueryDeviceSupport",
+        "nvmlGpmSampleAlloc",
+        "nvmlGpmSampleFree",
+        "nvmlGpmSampleGet",
+    }
+)
 
 EVERYTHING = """
 gpus: 4

@@ -7,23 +7,61 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from rankscope_exporter.collectors import allocation, clocks, gpu, load, memory, power, processes, temperature
+from rankscope_exporter import scrape
+from rankscope_exporter.collectors import (
+    allocation,
+    clocks,
+    ecc,
+    exporter,
+    gpm,
+    gpu,
+    load,
+    memory,
+    mig,
+    modes,
+    nvlink,
+    pcie,
+    pcie_throughput,
+    power,
+    process,
+    processes,
+    ranks,
+    temperature,
+    xid,
+)
 from rankscope_exporter.collectors.exporter import ExporterCollector
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.collectors.xid import XidCollector
+from rankscope_exporter.metric import Declaration
 from rankscope_exporter.source import GpuSource
 
 # Read from each device by the sampler's threads; one that is off is not asked of the driver either.
 GPU_SOURCES: tuple[GpuSource[Any], ...] = (
     gpu.SOURCE,
     load.SOURCE,
+    gpm.SOURCE,
     memory.SOURCE,
     power.SOURCE,
     temperature.SOURCE,
     clocks.SOURCE,
+    ecc.SOURCE,
+    pcie.SOURCE,
+    pcie_throughput.SOURCE,
+    nvlink.SOURCE,
+    modes.SOURCE,
+    mig.SOURCE,
     processes.SOURCE,
+    process.SOURCE,
     allocation.SOURCE,
 )
+
+# Every metric there is, by what it is about: what docs/metrics.md says.
+GPU_METRICS: tuple[Declaration, ...] = (
+    *(metric for source in GPU_SOURCES for metric in source.metrics),
+    *xid.METRICS,
+)
+RANK_METRICS: tuple[Declaration, ...] = ranks.METRICS
+EXPORTER_METRICS: tuple[Declaration, ...] = (*exporter.METRICS, *scrape.METRICS, ranks.SKIPPED)
 
 
 class Described(Protocol):
@@ -44,3 +82,5 @@ COLLECTORS: tuple[Described, ...] = (
     RanksCollector,
     ExporterCollector,
 )
+
+OFF_UNLESS_ASKED_FOR = frozenset(source.name for source in GPU_SOURCES if not source.is_on)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-
-from prometheus_client.core import Metric
 
 from rankscope_exporter.allocation.claims import Claims
 from rankscope_exporter.allocation.holder import LABELS, Holder, labels
 from rankscope_exporter.allocation.idleness import STATES, Facts, are_stuck, classify
 from rankscope_exporter.allocation.processes import ProcessTable, UserNames, holders_of, look_up
-from rankscope_exporter.families import CounterMetricFamily, GaugeMetricFamily
 from rankscope_exporter.nvml.device import Device
-from rankscope_exporter.source import GPU_LABELS, Gpu, GpuSource, Tick, by_label
+from rankscope_exporter.source import GpuMetric, GpuSource, Tick, counter, gauge
 
 
 @dataclass(frozen=True)
@@ -85,20 +82,34 @@ class AllocationMeter:
         return Allocation([*claimed, *holders_of(seen.living, self._users)], state, dict(self._seconds))
 
 
-def families(readings: Mapping[Gpu, Allocation | None]) -> Iterable[Metric]:
-    """One info series for each GPU that somebody holds, its state, and its seconds by state."""
-    text = "Who holds the GPU; one series a GPU, absent while nobody is known to."
-    info = GaugeMetricFamily("rankscope_gpu_allocation_info", text, labels=(*GPU_LABELS, *LABELS))
-    text = "What the GPU's time goes to now."
-    state = GaugeMetricFamily("rankscope_gpu_state_info", text, labels=(*GPU_LABELS, "state"))
-    for gpu, allocation in readings.items():
-        if allocation and allocation.holders:
-            info.add_metric(gpu.values(*labels(allocation.holders).values()), 1)
-        if allocation:
-            state.add_metric(gpu.values(allocation.state), 1)
-    text = "The GPU's time by what it went to; the states partition the time in which it was watched."
-    seconds = CounterMetricFamily("rankscope_gpu_state_seconds", text, labels=(*GPU_LABELS, "state"))
-    return info, state, by_label(seconds, readings, lambda allocation: allocation.seconds)
+METRICS: tuple[GpuMetric[Allocation], ...] = (
+    gauge(
+        "allocation_info",
+        "Who holds the GPU, as far as it is known; one series a GPU, so that joining it multiplies nothing: several "
+        "holders stand in one label with commas. `source` is the best of `slurm`, `kubernetes`, `container`, `user`, "
+        "`process`, `rank`. Absent while nobody is known to hold it.",
+        "Slurm's files, the kubelet, /proc, rank records",
+        lambda allocation: {tuple(labels(allocation.holders).values()): 1} if allocation.holders else None,
+        labels=LABELS,
+    ),
+    gauge(
+        "state_info",
+        "What the GPU's time goes to now.",
+        "the same, and nvmlDeviceGetSamples(GPU_UTILIZATION)",
+        lambda allocation: {allocation.state: 1},
+        labels=("state",),
+    ),
+    counter(
+        "state_seconds_total",
+        "The GPU's time by what it went to; the states partition the time in which it was watched: `working` (a pause "
+        "of up to 60 s included), `free`, `allocated_no_process` (a scheduler or a rank claims it), `process_no_work`, "
+        "`memory_held_by_dead`, `suspected_hang` (kernels run, and no rank on it has made progress for 5 min, in "
+        "start-up, checkpoint and evaluation 30), `unknown`. Limits and reasons: `allocation/idleness.py`.",
+        "the same, integrated",
+        lambda allocation: allocation.seconds,
+        labels=("state",),
+    ),
+)
 
 
 def _share_in_use(device: Device) -> float | None:
@@ -115,5 +126,5 @@ SOURCE: GpuSource[Allocation] = GpuSource(
     "allocation",
     "who holds each GPU (Slurm job, pod, container, user, ranks), and its time by state of use",
     lambda: AllocationMeter(lambda: Claims(is_complete=True), ProcessTable(), UserNames()),
-    families,
+    METRICS,
 )

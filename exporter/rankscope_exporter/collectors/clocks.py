@@ -1,15 +1,13 @@
-"""Clocks, and for how long what held them down."""
+"""Clocks and the performance state, and for how long what held the clocks down."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import Metric
-
-from rankscope_exporter.families import CounterMetricFamily, GaugeMetricFamily
 from rankscope_exporter.nvml.device import CLOCK_DOMAINS, CLOCK_EVENT_REASONS, Device
-from rankscope_exporter.source import GPU_LABELS, Gpu, GpuSource, Tick, by_label
+from rankscope_exporter.nvml.throttle import clock_event_seconds
+from rankscope_exporter.source import GpuMetric, GpuSource, Seldom, Tick, counter, gauge
 
 # Clocks that are low because nothing runs, or because somebody set them so, are no throttling.
 NO_THROTTLING = frozenset({"gpu_idle", "applications_clocks_setting"})
@@ -17,44 +15,92 @@ NO_THROTTLING = frozenset({"gpu_idle", "applications_clocks_setting"})
 
 @dataclass(frozen=True)
 class Clocks:
-    """Hertz by domain, and seconds by reason since the exporter first saw the GPU; None if no reasons are told."""
+    """Hertz by domain, and seconds by reason; None if no reasons are told."""
 
     hertz: Mapping[str, float | None]
     max_hertz: Mapping[str, float | None]
+    performance_state: int | None
     throttled_seconds: Mapping[str, float] | None
 
 
 class ThrottleMeter:
-    """Integrates one GPU's throttle reasons: one that holds at a reading is taken to have held since the last."""
+    """One GPU's throttled time by reason, from the driver's own counter where it keeps one.
+
+    Other reasons are integrated: one that holds at a reading is taken to have held since the last. Which of the two
+    a reason is does not change while the exporter lives, for a counter must not jump.
+    """
 
     def __init__(self) -> None:
         # Each from 0 on, because a counter that is born with its first second never increases by that second.
         self._seconds = {reason: 0.0 for reason in CLOCK_EVENT_REASONS.values() if reason not in NO_THROTTLING}
+        self._counted: frozenset[str] | None = None
+
+    def __call__(self, device: Device, tick: Tick) -> Mapping[str, float] | None:
+        """Seconds so far."""
+        counted = clock_event_seconds(device)
+        if self._counted is None:
+            self._counted = frozenset(counted)
+        reasons = device.clock_event_reasons()
+        for reason in (reasons or frozenset()) - NO_THROTTLING - self._counted:
+            self._seconds[reason] = self._seconds.get(reason, 0.0) + tick.elapsed
+        integrated = {} if reasons is None else self._seconds
+        own = {reason: seconds for reason, seconds in integrated.items() if reason not in self._counted}
+        driver = {reason: seconds for reason, seconds in counted.items() if reason in self._counted}
+        return own | driver or None
+
+
+class ClocksReader:
+    """The highest clocks are asked once."""
+
+    def __init__(self) -> None:
+        self._max = Seldom(lambda device, _: _max_hertz(device))
+        self._throttle = ThrottleMeter()
 
     def __call__(self, device: Device, tick: Tick) -> Clocks:
         """The clocks now, and the reasons so far."""
-        reasons = device.clock_event_reasons()
-        for reason in (reasons or frozenset()) - NO_THROTTLING:
-            self._seconds[reason] = self._seconds.get(reason, 0.0) + tick.elapsed
         return Clocks(
             hertz={domain: device.clock(domain) for domain in CLOCK_DOMAINS},
-            max_hertz={domain: device.clock_max(domain) for domain in CLOCK_DOMAINS},
-            throttled_seconds=None if reasons is None else dict(self._seconds),
+            max_hertz=self._max(device, tick),
+            performance_state=device.performance_state(),
+            throttled_seconds=self._throttle(device, tick),
         )
 
 
-def families(readings: Mapping[Gpu, Clocks | None]) -> Iterable[Metric]:
-    """Clocks now, their maxima, and throttled time."""
-    labels = (*GPU_LABELS, "domain")
-    clock = GaugeMetricFamily("rankscope_gpu_clock_hertz", "Clock of the GPU now.", labels=labels)
-    yield by_label(clock, readings, lambda clocks: clocks.hertz)
-    highest = GaugeMetricFamily(
-        "rankscope_gpu_clock_max_hertz", "Highest clock that the GPU can run at.", labels=labels
-    )
-    yield by_label(highest, readings, lambda clocks: clocks.max_hertz)
-    text = "Time in which the GPU's clocks were held down, by reason; several may hold at once."
-    throttled = CounterMetricFamily("rankscope_gpu_throttled_seconds", text, labels=(*GPU_LABELS, "reason"))
-    yield by_label(throttled, readings, lambda clocks: clocks.throttled_seconds or {})
+def _max_hertz(device: Device) -> Mapping[str, float | None]:
+    return {domain: device.clock_max(domain) for domain in CLOCK_DOMAINS}
 
 
-SOURCE = GpuSource("clocks", "clocks, and throttled time by reason", ThrottleMeter, families)
+METRICS: tuple[GpuMetric[Clocks], ...] = (
+    gauge(
+        "clock_hertz",
+        "Clock of the GPU now, by domain.",
+        "nvmlDeviceGetClockInfo",
+        lambda clocks: clocks.hertz,
+        labels=("domain",),
+    ),
+    gauge(
+        "clock_max_hertz",
+        "Highest clock that the GPU can run at.",
+        "nvmlDeviceGetMaxClockInfo",
+        lambda clocks: clocks.max_hertz,
+        labels=("domain",),
+    ),
+    gauge(
+        "performance_state",
+        "Performance state (P-state): 0 is the highest performance, 15 the lowest.",
+        "nvmlDeviceGetPerformanceState",
+        lambda clocks: clocks.performance_state,
+        since="Kepler",
+    ),
+    counter(
+        "throttled_seconds_total",
+        "Time in which the GPU's clocks were held down, by reason (several may hold at once): the driver's counter "
+        "since it was loaded where it has one, else integrated by the exporter. Being idle or set so is no throttling.",
+        "nvmlDeviceGetFieldValues(PERF_POLICY_…, CLOCKS_EVENT_REASON_…), nvmlDeviceGetCurrentClocksEventReasons",
+        lambda clocks: clocks.throttled_seconds,
+        labels=("reason",),
+        since="Kepler",
+    ),
+)
+
+SOURCE = GpuSource("clocks", "clocks, performance state, and throttled time by reason", ClocksReader, METRICS)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
 from prometheus_client.core import Metric
 
 from rankscope import __version__
-from rankscope_exporter.families import GaugeMetricFamily
+from rankscope_exporter.metric import Declaration
+
+
+def _gauge(name: str, text: str, *labels: str) -> Declaration:
+    return Declaration("gauge", f"rankscope_exporter_{name}", text, labels)
+
+
+BUILD = _gauge("build_info", "Version of the exporter and its Python.", "version", "python_version")
+NVML_UP = _gauge("nvml_up", "1 while the NVIDIA driver answers.")
+SEEN = _gauge("gpus_seen", "GPUs that answer now.")
+EXPECTED = _gauge("gpus_expected", "The most GPUs that the driver has reported since the exporter started.")
+METRICS = (BUILD, NVML_UP, SEEN, EXPECTED)
 
 
 class DriverState(Protocol):
@@ -39,15 +50,13 @@ class ExporterCollector:
 
     def collect(self) -> Iterable[Metric]:
         """Build info and the driver's state."""
-        text = "Version of the exporter and its Python."
-        build = _gauge("build_info", text, labels=["version", "python_version"])
-        build.add_metric([__version__, platform.python_version()], 1)
-        yield build
-        yield _gauge("nvml_up", "1 while the NVIDIA driver answers.", self._driver.nvml_up)
-        yield _gauge("gpus_seen", "GPUs that answer now.", self._driver.gpus_seen)
-        text = "The most GPUs that the driver has reported since the exporter started."
-        yield _gauge("gpus_expected", text, self._driver.gpus_expected)
+        yield _single(BUILD, 1, __version__, platform.python_version())
+        yield _single(NVML_UP, self._driver.nvml_up)
+        yield _single(SEEN, self._driver.gpus_seen)
+        yield _single(EXPECTED, self._driver.gpus_expected)
 
 
-def _gauge(name: str, text: str, value: float | None = None, labels: Sequence[str] | None = None) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"rankscope_exporter_{name}", text, value, labels)
+def _single(declaration: Declaration, value: float, *labels: str) -> Metric:
+    family = declaration.family()
+    family.add_metric(labels, value)
+    return family

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import astuple, dataclass, fields
 
-from prometheus_client.core import Metric
-
-from rankscope_exporter.families import GaugeMetricFamily
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.nvml.errors import DeviceLostError, DriverError
-from rankscope_exporter.source import GPU_LABELS, Gpu, GpuSource, Tick
+from rankscope_exporter.source import GpuMetric, GpuSource, Tick, gauge
 
 
 @dataclass(frozen=True)
@@ -20,6 +17,8 @@ class Identity:
 
     name: str
     pci_bus_id: str
+    node: str
+    """The host's name, by which ranks name it too."""
     driver_version: str
     cuda_version: str
     busy_source: str
@@ -45,26 +44,11 @@ def identify(device: Device) -> Identity:
     return Identity(
         name=_said(device.name),
         pci_bus_id=_said(device.pci_bus_id),
+        node=socket.gethostname(),
         driver_version=_said(device.driver_version),
         cuda_version=_said(device.cuda_version),
         busy_source=_said(lambda: _busy_source(device)),
     )
-
-
-def families(readings: Mapping[Gpu, Identity | None], node: str | None = None) -> Iterable[Metric]:
-    """rankscope_gpu_info and rankscope_gpu_up. The node is named as the ranks name it: the host's name."""
-    up = GaugeMetricFamily(
-        "rankscope_gpu_up", "1 while the GPU answers; 0 when it is lost or stuck.", labels=GPU_LABELS
-    )
-    more = ("name", "pci_bus_id", "node", "driver_version", "cuda_version", "busy_source")
-    info = GaugeMetricFamily("rankscope_gpu_info", "What the GPU is and where it is.", labels=(*GPU_LABELS, *more))
-    node = node or socket.gethostname()
-    for gpu, identity in readings.items():
-        up.add_metric(gpu.values(), identity is not None)
-        if identity:
-            labels = {"node": node, **vars(identity)}
-            info.add_metric(gpu.values(*(labels[name] for name in more)), 1)
-    return info, up
 
 
 def _busy_source(device: Device) -> str | None:
@@ -82,4 +66,23 @@ def _said(question: Callable[[], str | None]) -> str:
         return ""
 
 
-SOURCE = GpuSource("gpu", "what each GPU is, and whether it answers", IdentityReader, families)
+METRICS: tuple[GpuMetric[Identity], ...] = (
+    gauge(
+        "info",
+        "What the GPU is and where it is; `busy_source` says whether busy time is integrated from the driver's ring "
+        "(`samples`) or from its utilisation now (`instantaneous`), empty where it tells neither (MIG).",
+        "nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlSystemGetDriverVersion, nvmlSystemGetCudaDriverVersion",
+        lambda identity: {astuple(identity): 1},
+        labels=tuple(field.name for field in fields(Identity)),
+    ),
+    gauge(
+        "up",
+        "1 while the GPU answers within its deadline; 0 when it is lost or stuck: then all else of it is absent, but "
+        "for what the driver said of its XID errors.",
+        "nvmlDeviceGetHandleByIndex, nvmlDeviceGetPerformanceState",
+        lambda _: 1,
+        when_down=0,
+    ),
+)
+
+SOURCE = GpuSource("gpu", "what each GPU is, and whether it answers", IdentityReader, METRICS)

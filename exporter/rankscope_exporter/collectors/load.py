@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from prometheus_client.core import Metric
+from rankscope_exporter.nvml.device import Device, Engine, UtilizationSample
+from rankscope_exporter.source import GpuMetric, GpuSource, Tick, counter, gauge
 
-from rankscope_exporter.nvml.device import Device, UtilizationSample
-from rankscope_exporter.source import Gpu, GpuSource, Tick, counter, gauge
+ENGINES: tuple[Engine, ...] = ("gpu", "memory", "encoder", "decoder")
 
 # The longest sample period that NVIDIA documents (nvidia-smi --help-query-gpu, utilization.gpu: "between 1 second and
 # 1/6 second depending on the product").
@@ -24,23 +24,24 @@ class Load:
 
 
 class BusyMeter:
-    """Integrates one GPU's utilisation.
+    """Integrates the utilisation of one GPU, or of one of its engines.
 
     The driver keeps about 20 s of samples; all that came since the reading before are added up, so bursts between two
     readings count. What was never seen, because the ring had run over, is not invented. A GPU without a ring is
     integrated from its instantaneous utilisation, which misses what happens between readings.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, engine: Engine = "gpu") -> None:
+        self._engine = engine
         self._busy_seconds = 0.0
         self._last_busy: float | None = None
         self._cursor_us: int | None = None  # the last sample that was counted
 
     def __call__(self, device: Device, tick: Tick) -> Load | None:
         """Add what happened since the reading before. None if the device tells nothing of its utilisation."""
-        if device.samples_utilization():
+        if device.samples_utilization(self._engine):
             self._drain(device)
-        elif not self._integrate(device.utilization(), tick):
+        elif not self._integrate(device.utilization(self._engine), tick):
             return None
         if self._last_busy is None:
             self._last_busy = tick.unix
@@ -50,7 +51,7 @@ class BusyMeter:
         # One microsecond early, so that the last sample counted comes again if the ring still holds it: then, and
         # only then, it is certain that none between it and the next was lost.
         since = 0 if self._cursor_us is None else self._cursor_us - 1
-        samples = sorted(device.utilization_samples(since) or (), key=lambda sample: sample.timestamp_us)
+        samples = sorted(device.utilization_samples(since, self._engine) or (), key=lambda sample: sample.timestamp_us)
         if not samples:  # not even the last one: the clock was set back, or the driver began anew
             self._cursor_us = None
             return
@@ -83,12 +84,52 @@ def _busy_seconds(samples: Sequence[UtilizationSample], cursor_us: int) -> float
     return busy_us / 1e6
 
 
-def families(readings: Mapping[Gpu, Load | None]) -> Iterable[Metric]:
-    """Busy time and when the GPU was last busy."""
-    text = "Time in which a kernel was running on the GPU; its rate is the true busy ratio."
-    yield counter("busy_seconds", text, readings, lambda load: load.busy_seconds)
-    text = "When a kernel was last seen running on the GPU, in unix time."
-    yield gauge("last_busy_timestamp_seconds", text, readings, lambda load: load.last_busy)
+Loads = Mapping[Engine, Load | None]
 
 
-SOURCE = GpuSource("load", "GPU time: how long kernels ran, and when one last did", BusyMeter, families)
+class LoadReader:
+    """A meter for each engine."""
+
+    def __init__(self) -> None:
+        self._meters = {engine: BusyMeter(engine) for engine in ENGINES}
+
+    def __call__(self, device: Device, tick: Tick) -> Loads:
+        """All engines' loads so far."""
+        return {engine: meter(device, tick) for engine, meter in self._meters.items()}
+
+
+def _busy(engine: Engine, name: str, text: str, source: str) -> GpuMetric[Loads]:
+    return counter(
+        name,
+        text,
+        f"nvmlDeviceGetSamples({source}), integrated",
+        lambda loads: load.busy_seconds if (load := loads[engine]) else None,
+        since="Kepler",
+    )
+
+
+METRICS: tuple[GpuMetric[Loads], ...] = (
+    _busy(
+        "gpu",
+        "busy_seconds_total",
+        "Time in which a kernel was running on the GPU; its rate is the true busy ratio.",
+        "GPU_UTILIZATION",
+    ),
+    gauge(
+        "last_busy_timestamp_seconds",
+        "When a kernel was last seen running on the GPU, in unix time; for one never seen busy when it was first seen.",
+        "nvmlDeviceGetSamples(GPU_UTILIZATION)",
+        lambda loads: load.last_busy if (load := loads["gpu"]) else None,
+        since="Kepler",
+    ),
+    _busy(
+        "memory",
+        "memory_busy_seconds_total",
+        "Time in which the device memory was being read or written.",
+        "MEMORY_UTILIZATION",
+    ),
+    _busy("encoder", "encoder_busy_seconds_total", "Time in which the video encoder ran.", "ENC_UTILIZATION"),
+    _busy("decoder", "decoder_busy_seconds_total", "Time in which the video decoder ran.", "DEC_UTILIZATION"),
+)
+
+SOURCE = GpuSource("load", "GPU time: how long kernels ran, and when one last did", LoadReader, METRICS)

@@ -1,14 +1,11 @@
-"""Power, its limit, and energy."""
+"""Power, its limits, and energy."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from prometheus_client.core import Metric
-
-from rankscope_exporter.nvml.device import Device
-from rankscope_exporter.source import Gpu, GpuSource, Tick, counter, gauge
+from rankscope_exporter.nvml.device import Device, PowerLimits
+from rankscope_exporter.source import GpuMetric, GpuSource, Seldom, Tick, counter, gauge
 
 
 @dataclass(frozen=True)
@@ -18,21 +15,63 @@ class Power:
     watts: float | None
     limit_watts: float | None
     joules: float | None
+    limits: PowerLimits
 
 
-def read(device: Device, _tick: Tick) -> Power:
-    """Power now, and energy since the driver was loaded."""
-    return Power(device.power(), device.power_limit(), device.energy())
+class PowerReader:
+    """Between which limits the limit may be set is asked once."""
+
+    def __init__(self) -> None:
+        self._limits = Seldom(lambda device, _: device.power_limits())
+
+    def __call__(self, device: Device, tick: Tick) -> Power:
+        """Power now, and energy since the driver was loaded."""
+        return Power(device.power(), device.power_limit(), device.energy(), self._limits(device, tick))
 
 
-def families(readings: Mapping[Gpu, Power | None]) -> Iterable[Metric]:
-    """Power, limit and energy."""
-    text = "Power that the GPU draws now; the rate of the energy counter is the true average."
-    yield gauge("power_watts", text, readings, lambda power: power.watts)
-    text = "Power limit that the driver enforces now."
-    yield gauge("power_limit_watts", text, readings, lambda power: power.limit_watts)
-    text = "Energy that the GPU has used since its driver was loaded."
-    yield counter("energy_joules", text, readings, lambda power: power.joules)
+METRICS: tuple[GpuMetric[Power], ...] = (
+    gauge(
+        "power_watts",
+        "Power that the GPU draws now; the rate of the energy counter is the true average.",
+        "nvmlDeviceGetPowerUsage",
+        lambda power: power.watts,
+        since="Kepler",
+    ),
+    gauge(
+        "power_limit_watts",
+        "Power limit that the driver enforces now.",
+        "nvmlDeviceGetEnforcedPowerLimit",
+        lambda power: power.limit_watts,
+        since="Kepler",
+    ),
+    gauge(
+        "power_limit_default_watts",
+        "Power limit after the driver was loaded.",
+        "nvmlDeviceGetPowerManagementDefaultLimit",
+        lambda power: power.limits.default,
+        since="Kepler",
+    ),
+    gauge(
+        "power_limit_min_watts",
+        "Lowest power limit that can be set.",
+        "nvmlDeviceGetPowerManagementLimitConstraints",
+        lambda power: power.limits.lowest,
+        since="Kepler",
+    ),
+    gauge(
+        "power_limit_max_watts",
+        "Highest power limit that can be set.",
+        "nvmlDeviceGetPowerManagementLimitConstraints",
+        lambda power: power.limits.highest,
+        since="Kepler",
+    ),
+    counter(
+        "energy_joules_total",
+        "Energy that the GPU has used since its driver was loaded.",
+        "nvmlDeviceGetTotalEnergyConsumption",
+        lambda power: power.joules,
+        since="Volta",
+    ),
+)
 
-
-SOURCE = GpuSource("power", "power, its limit, and energy", lambda: read, families)
+SOURCE = GpuSource("power", "power, its limits, and energy", PowerReader, METRICS)

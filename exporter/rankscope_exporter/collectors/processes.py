@@ -1,24 +1,40 @@
-"""How many processes use each GPU."""
+"""The processes that use each GPU: how many, and what memory they hold together."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-
-from prometheus_client.core import Metric
+from collections.abc import Mapping
 
 from rankscope_exporter.nvml.device import Device
-from rankscope_exporter.source import Gpu, GpuSource, Tick, gauge
+from rankscope_exporter.source import GpuMetric, GpuSource, Tick, gauge
+
+Processes = Mapping[int, int | None]
+"""Bytes by pid; None if the driver does not tell them."""
 
 
-def read(device: Device, _tick: Tick) -> int | None:
-    """The number of processes; one with both kinds of context counts once."""
-    pids = device.pids()
-    return None if pids is None else len(pids)
+def read(device: Device, _tick: Tick) -> Processes | None:
+    """The processes now; one with both kinds of context counts once."""
+    return device.processes()
 
 
-def families(readings: Mapping[Gpu, int | None]) -> Iterable[Metric]:
-    """The number of processes."""
-    yield gauge("processes", "Processes with a context on the GPU.", readings, lambda count: count)
+def total(processes: Processes) -> int | None:
+    """Bytes of all processes; None unless all are known."""
+    known = [size for size in processes.values() if size is not None]
+    return sum(known) if len(known) == len(processes) else None
 
 
-SOURCE = GpuSource("processes", "number of processes on each GPU", lambda: read, families)
+METRICS: tuple[GpuMetric[Processes], ...] = (
+    gauge(
+        "processes",
+        "Processes with a compute or graphics context on the GPU, each pid once.",
+        "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
+        len,
+    ),
+    gauge(
+        "processes_memory_bytes",
+        "Memory that these processes hold together.",
+        "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
+        total,
+    ),
+)
+
+SOURCE = GpuSource("processes", "number and memory of the processes on each GPU", lambda: read, METRICS)

@@ -8,7 +8,8 @@ from itertools import accumulate
 from prometheus_client.core import Metric
 
 from rankscope import record
-from rankscope_exporter.families import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+from rankscope_exporter.families import HistogramMetricFamily
+from rankscope_exporter.metric import Declaration
 from rankscope_exporter.run_directory import LABELS, Rank, RunDirectory
 
 RANK = ("run", "rank")
@@ -21,6 +22,71 @@ SKIP_REASONS = (
     "duplicate",
     "too_many_files",
     "too_many_ranks",
+)
+
+
+def _gauge(name: str, text: str, *labels: str) -> Declaration:
+    return Declaration("gauge", f"rankscope_rank_{name}", text, (*RANK, *labels))
+
+
+def _counter(name: str, text: str, *labels: str) -> Declaration:
+    return Declaration("counter", f"rankscope_rank_{name}_total", text, (*RANK, *labels))
+
+
+INFO = _gauge("info", "What the rank is and where it runs; `uuid` is that of its GPU.", *LABELS[2:])
+UP = _gauge("up", "1 while the rank's process lives.")
+START = _gauge("start_timestamp_seconds", "When the rank's record began, in unix time.")
+EXIT_INFO = _gauge(
+    "exit_info",
+    "Only after the end: how the rank ended: `finished` (left Python in order, whatever its exit code), `exception`, "
+    "`interrupted` (Ctrl-C), `sigterm` or `killed` (without a word).",
+    "reason",
+)
+EXIT = _gauge(
+    "exit_timestamp_seconds",
+    "When the rank ended, in unix time: by its own clock, and for a killed one when the exporter noticed.",
+)
+STEPS = _counter("steps", "Training steps that the rank has finished: optimizer steps, or calls of `rankscope.step()`.")
+STEP_SECONDS = Declaration(
+    "histogram",
+    "rankscope_rank_step_seconds",
+    "Time from the end of one training step to the end of the next.",
+    RANK,
+)
+PHASE_SECONDS = _counter(
+    "phase_seconds",
+    "The training thread's time by phase; the phases partition it: `startup`, `data_wait`, `forward`, `backward`, "
+    "`collective_wait`, `optimizer`, `checkpoint`, `evaluation`, `other`, and the user's own.",
+    "phase",
+)
+PHASE_SINCE = _gauge(
+    "phase_since_timestamp_seconds", "The phase that the rank is in, and since when in unix time.", "phase"
+)
+PROGRESS = _gauge(
+    "last_progress_timestamp_seconds", "When a probe last saw the training thread do anything, in unix time."
+)
+COLLECTIVES = _counter(
+    "collectives",
+    "Collectives that the rank took part in; `ddp_all_reduce` is DDP's gradient averaging, once a backward pass.",
+    "op",
+)
+COLLECTIVE_SECONDS = _counter(
+    "collective_seconds", "Time that the training thread spent in collectives: exposed, not overlapped.", "op"
+)
+COLLECTIVE_BYTES = _counter("collective_bytes", "Payload that the rank handed to collectives.", "op")
+DISABLED = _gauge("probes_disabled", "Probes switched off in the rank after an error of their own.")
+METRICS = (
+    *(INFO, UP, START, EXIT_INFO, EXIT, STEPS, STEP_SECONDS, PHASE_SECONDS, PHASE_SINCE, PROGRESS),
+    *(COLLECTIVES, COLLECTIVE_SECONDS, COLLECTIVE_BYTES, DISABLED),
+)
+SKIPPED = Declaration(
+    "gauge",
+    "rankscope_exporter_rank_files_skipped",
+    "Files in the run directories that are not shown as a rank now. No readable record: `truncated`, `foreign`, "
+    "`version`, `symlink`, `unreadable` (also a run directory that is one of the last two). Readable, but the record "
+    "of another user for the same run and rank is shown: `duplicate`. Limits: `too_many_files` (more than 1,024 in "
+    "all, or names after the first 8,192 of a directory, which count as 1), `too_many_ranks` (more than 256).",
+    ("reason",),
 )
 
 
@@ -40,32 +106,15 @@ class RanksCollector:
         yield from _steps(scan.ranks)
         yield from _phases(scan.ranks)
         yield from _collectives(scan.ranks)
-        skipped = GaugeMetricFamily(
-            "rankscope_exporter_rank_files_skipped",
-            "Files in the run directories that are not shown as a rank, by reason.",
-            labels=["reason"],
-        )
+        skipped = SKIPPED.family()
         for reason in SKIP_REASONS:
             skipped.add_metric([reason], scan.skipped[reason])
         yield skipped
 
 
-def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"rankscope_rank_{name}", text, labels=[*RANK, *labels])
-
-
-def _counter(name: str, text: str, *labels: str) -> CounterMetricFamily:
-    return CounterMetricFamily(f"rankscope_rank_{name}", text, labels=[*RANK, *labels])
-
-
 def _life(ranks: Sequence[Rank]) -> Iterable[Metric]:
-    info = _gauge("info", "What the rank is and where it runs.", *LABELS[2:])
-    up = _gauge("up", "1 while the rank's process lives.")
-    start = _gauge("start_timestamp_seconds", "When the rank's record began, in unix time.")
-    text = "How the rank ended: finished, exception, interrupted, sigterm or killed."
-    exit_info = _gauge("exit_info", text, "reason")
-    exit_time = _gauge("exit_timestamp_seconds", "When the rank ended, in unix time.")
-    disabled = _gauge("probes_disabled", "Probes switched off in the rank after an error of their own.")
+    info, up, start, disabled = INFO.family(), UP.family(), START.family(), DISABLED.family()
+    exit_info, exit_time = EXIT_INFO.family(), EXIT.family()
     for rank in ranks:
         snapshot = rank.snapshot
         info.add_metric([snapshot.info[label] for label in LABELS], 1)
@@ -79,9 +128,8 @@ def _life(ranks: Sequence[Rank]) -> Iterable[Metric]:
 
 
 def _steps(ranks: Sequence[Rank]) -> Iterable[Metric]:
-    steps = _counter("steps", "Training steps that the rank has finished.")
-    text = "Time from the end of one training step to the end of the next."
-    histogram = HistogramMetricFamily("rankscope_rank_step_seconds", text, labels=RANK)
+    steps = STEPS.family()
+    histogram = HistogramMetricFamily(STEP_SECONDS.name, STEP_SECONDS.help, labels=STEP_SECONDS.labels)
     bounds = [*map(str, record.STEP_BOUNDS), "+Inf"]
     for rank in ranks:
         steps.add_metric(rank.key, rank.snapshot["steps"])
@@ -92,10 +140,7 @@ def _steps(ranks: Sequence[Rank]) -> Iterable[Metric]:
 
 
 def _phases(ranks: Sequence[Rank]) -> Iterable[Metric]:
-    seconds = _counter("phase_seconds", "The training thread's time by phase; the phases partition it.", "phase")
-    since = _gauge("phase_since_timestamp_seconds", "The phase the rank is in, since when in unix time.", "phase")
-    text = "When a probe last saw the training thread do anything, in unix time."
-    progress = _gauge("last_progress_timestamp_seconds", text)
+    seconds, since, progress = PHASE_SECONDS.family(), PHASE_SINCE.family(), PROGRESS.family()
     for rank in ranks:
         snapshot = rank.snapshot
         for phase, value in snapshot.phase_seconds.items():
@@ -107,9 +152,7 @@ def _phases(ranks: Sequence[Rank]) -> Iterable[Metric]:
 
 
 def _collectives(ranks: Sequence[Rank]) -> Iterable[Metric]:
-    count = _counter("collectives", "Collectives that the rank took part in, by operation.", "op")
-    seconds = _counter("collective_seconds", "Time that the training thread spent in collectives.", "op")
-    size = _counter("collective_bytes", "Payload that the rank handed to collectives.", "op")
+    count, seconds, size = COLLECTIVES.family(), COLLECTIVE_SECONDS.family(), COLLECTIVE_BYTES.family()
     for rank in ranks:
         snapshot = rank.snapshot
         fields = (snapshot.many(f) for f in ("collectives", "collective_seconds", "collective_bytes"))

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.families import CounterMetricFamily
+from rankscope_exporter.metric import Declaration
 from rankscope_exporter.source import GPU_LABELS, Gpu
 
 # Codes with an entry of their own in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) that training jobs
@@ -40,27 +40,52 @@ WELL_KNOWN = (
 )
 
 
-class XidCounts(Protocol):
+EVENTS = Declaration(
+    "counter",
+    "rankscope_gpu_xid_errors_total",
+    "XID errors that the driver reported, by code; the well-known ones exist from the start at 0. Stays when the GPU "
+    "is lost: XID 79 is the last that one hears of it.",
+    (*GPU_LABELS, "xid"),
+    "nvmlEventSetWait",
+    since="Kepler",
+)
+LAST = Declaration(
+    "gauge",
+    "rankscope_gpu_xid_last_timestamp_seconds",
+    "When the driver last reported this XID error, in unix time; absent for one that never happened.",
+    (*GPU_LABELS, "xid"),
+    "nvmlEventSetWait",
+    since="Kepler",
+)
+METRICS = (EVENTS, LAST)
+
+
+class XidEvents(Protocol):
     """Who has listened to the driver."""
 
     def xids(self) -> Mapping[Gpu, Mapping[int, int]]:
         """Events by code of each GPU whose driver reports them."""
+
+    def last_xids(self) -> Mapping[Gpu, Mapping[int, float]]:
+        """The unix time of the last event, by code."""
 
 
 class XidCollector:
     """Counts of events, which stay true when the GPU is lost: XID 79 is the last thing that one hears of it."""
 
     name = "xid"
-    help = "XID errors by code"
+    help = "XID errors by code, and when each was last seen"
 
-    def __init__(self, counts: XidCounts) -> None:
-        self._counts = counts
+    def __init__(self, events: XidEvents) -> None:
+        self._events = events
 
     def collect(self) -> Iterable[Metric]:
         """Events by code."""
-        text = "XID errors that the driver reported, by code."
-        family = CounterMetricFamily("rankscope_gpu_xid_errors", text, labels=(*GPU_LABELS, "xid"))
-        for gpu, counts in self._counts.xids().items():
+        events, last = EVENTS.family(), LAST.family()
+        for gpu, counts in self._events.xids().items():
             for code in sorted({*WELL_KNOWN, *counts}):
-                family.add_metric(gpu.values(str(code)), counts.get(code, 0))
-        yield family
+                events.add_metric(gpu.values(str(code)), counts.get(code, 0))
+        for gpu, times in self._events.last_xids().items():
+            for code, unix in sorted(times.items()):
+                last.add_metric(gpu.values(str(code)), unix)
+        return events, last

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import pynvml
 
 from rankscope_exporter.nvml.errors import DriverError, ask
+from rankscope_exporter.nvml.fields import FieldId, field_values, known, value_of
 
 # Why clocks are lower than they could be: bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h:
 # nvmlClocksEventReason…; the last two exist only under the older name, nvmlClocksThrottleReason…).
@@ -26,27 +27,26 @@ CLOCK_EVENT_REASONS = {
     0x400: "reliability",
 }
 UNKNOWN_REASON = "other"
-ClockDomain = Literal["sm", "memory"]
-CLOCK_DOMAINS: dict[ClockDomain, int] = {"sm": pynvml.NVML_CLOCK_SM, "memory": pynvml.NVML_CLOCK_MEM}
-
-_SAMPLE_FIELDS = {
-    pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_INT: "uiVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG: "ulVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_LONG_LONG: "ullVal",
-    pynvml.NVML_VALUE_TYPE_SIGNED_LONG_LONG: "sllVal",
-    pynvml.NVML_VALUE_TYPE_SIGNED_INT: "siVal",
-    pynvml.NVML_VALUE_TYPE_UNSIGNED_SHORT: "usVal",
+ClockDomain = Literal["graphics", "sm", "memory", "video"]
+CLOCK_DOMAINS: dict[ClockDomain, int] = {
+    "graphics": pynvml.NVML_CLOCK_GRAPHICS,
+    "sm": pynvml.NVML_CLOCK_SM,
+    "memory": pynvml.NVML_CLOCK_MEM,
+    "video": pynvml.NVML_CLOCK_VIDEO,
 }
-# "Not available" as a value instead of an error: -1 in an unsigned of either width.
-_NOT_AVAILABLE = frozenset(
-    {pynvml.NVML_VALUE_NOT_AVAILABLE_uint.value, pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value}
-)
+
+Engine = Literal["gpu", "memory", "encoder", "decoder"]
+_RINGS: dict[Engine, int] = {
+    "gpu": pynvml.NVML_GPU_UTILIZATION_SAMPLES,
+    "memory": pynvml.NVML_MEMORY_UTILIZATION_SAMPLES,
+    "encoder": pynvml.NVML_ENC_UTILIZATION_SAMPLES,
+    "decoder": pynvml.NVML_DEC_UTILIZATION_SAMPLES,
+}
 
 
 @dataclass(frozen=True)
 class UtilizationSample:
-    """How busy the GPU was since the sample before: the share of the time in which a kernel ran."""
+    """How busy the GPU was since the sample before: the share of the time in which a kernel (or that engine) ran."""
 
     timestamp_us: int  # unix time in microseconds
     percent: float
@@ -58,7 +58,17 @@ class Memory:
 
     total: int
     used: int
-    reserved: int | None
+    free: int
+    reserved: int | None = None
+
+
+@dataclass(frozen=True)
+class PowerLimits:
+    """What the power limit may be set to, and what it is at first; watts."""
+
+    default: float | None
+    lowest: float | None
+    highest: float | None
 
 
 class Device:
@@ -66,7 +76,7 @@ class Device:
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self._samples_utilization = False
+        self._rings_seen: set[Engine] = set()
         self._handle = _required(pynvml.nvmlDeviceGetHandleByIndex, index)
         self.uuid: str = _required(pynvml.nvmlDeviceGetUUID, self._handle)
 
@@ -74,6 +84,10 @@ class Device:
     def handle(self) -> Any:
         """NVML's handle, for the event set."""
         return self._handle
+
+    def fields(self, *ids: FieldId) -> list[float | None]:
+        """The values of these fields of nvmlDeviceGetFieldValues, in one call."""
+        return field_values(self._handle, ids)
 
     def check(self) -> None:
         """Ask for something that every GPU has and that is never answered from a cache: raises if it is not there."""
@@ -88,26 +102,39 @@ class Device:
         info = ask(pynvml.nvmlDeviceGetPciInfo, self._handle)
         return None if info is None else _text(info.busId)
 
-    def utilization(self) -> float | None:
-        """The share (0 to 1) of the last sample period, 1/6 s to 1 s by product, in which a kernel ran."""
-        rates = ask(pynvml.nvmlDeviceGetUtilizationRates, self._handle)
-        percent = None if rates is None else _known(rates.gpu)
+    def utilization(self, engine: Engine = "gpu") -> float | None:
+        """The share (0 to 1) of the last sample period, 1/6 s to 1 s by product, in which the engine ran.
+
+        `gpu`: some kernel; `memory`: reading or writing; `encoder`, `decoder`: of video.
+        """
+        percent = known(self._percent(engine))
         return None if percent is None else min(percent, 100) / 100
 
-    def utilization_samples(self, since_us: int) -> list[UtilizationSample] | None:
+    def _percent(self, engine: Engine) -> int | None:
+        if engine == "encoder":
+            answer = ask(pynvml.nvmlDeviceGetEncoderUtilization, self._handle)
+        elif engine == "decoder":
+            answer = ask(pynvml.nvmlDeviceGetDecoderUtilization, self._handle)
+        else:
+            rates = ask(pynvml.nvmlDeviceGetUtilizationRates, self._handle)
+            answer = None if rates is None else [getattr(rates, engine)]
+        return None if answer is None else int(answer[0])
+
+    def utilization_samples(self, since_us: int, engine: Engine = "gpu") -> list[UtilizationSample] | None:
         """The ring's samples later than `since_us` (unix time in microseconds), oldest first; empty if none is."""
         try:
-            answer = ask(pynvml.nvmlDeviceGetSamples, self._handle, pynvml.NVML_GPU_UTILIZATION_SAMPLES, since_us)
+            answer = ask(pynvml.nvmlDeviceGetSamples, self._handle, _RINGS[engine], since_us)
         except DriverError as error:
             if error.code == pynvml.NVML_ERROR_NOT_FOUND:
                 return []
             raise
         return None if answer is None else list(_samples(*answer))
 
-    def samples_utilization(self) -> bool:
+    def samples_utilization(self, engine: Engine = "gpu") -> bool:
         """Whether the driver keeps a ring of samples. One that has never held any counts as none."""
-        self._samples_utilization = self._samples_utilization or bool(self.utilization_samples(0))
-        return self._samples_utilization
+        if engine not in self._rings_seen and self.utilization_samples(0, engine):
+            self._rings_seen.add(engine)
+        return engine in self._rings_seen
 
     def driver_version(self) -> str | None:
         """The version of its driver."""
@@ -119,14 +146,19 @@ class Device:
         return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
 
     def memory(self) -> Memory | None:
-        """Total, used and reserved memory."""
+        """Of the whole device."""
         info = ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle, pynvml.nvmlMemory_v2)
         if info is not None:
-            return Memory(info.total, info.used, info.reserved)
+            return Memory(info.total, info.used, info.free, info.reserved)
         # Drivers before 510 know only version 1, in which `used` contains what the driver reserves (on an idle A100
         # 912 MB instead of 7.8), and nothing says how much that is.
         info = ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle)
-        return None if info is None else Memory(info.total, info.used, None)
+        return None if info is None else Memory(info.total, info.used, info.free)
+
+    def bar1_memory(self) -> Memory | None:
+        """The window through which the PCIe bus reaches the device's memory."""
+        info = ask(pynvml.nvmlDeviceGetBAR1MemoryInfo, self._handle)
+        return None if info is None else Memory(info.bar1Total, info.bar1Used, info.bar1Free)
 
     def power(self) -> float | None:
         """Watts drawn now (on most products a mean of the last second)."""
@@ -136,13 +168,24 @@ class Device:
         """Watts that the driver enforces now."""
         return _thousandth(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, self._handle))
 
+    def power_limits(self) -> PowerLimits:
+        """Default and range of the power limit."""
+        default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, self._handle)
+        lowest, highest = ask(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, self._handle) or (None, None)
+        return PowerLimits(_thousandth(default), _thousandth(lowest), _thousandth(highest))
+
     def energy(self) -> float | None:
         """Joules since the driver was loaded."""
         return _thousandth(ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle))
 
     def temperature(self) -> float | None:
         """Degrees Celsius of the GPU die."""
-        return _known(ask(pynvml.nvmlDeviceGetTemperature, self._handle, pynvml.NVML_TEMPERATURE_GPU))
+        return known(ask(pynvml.nvmlDeviceGetTemperature, self._handle, pynvml.NVML_TEMPERATURE_GPU))
+
+    def performance_state(self) -> int | None:
+        """0, the most, to 15, the least; 32 is how the driver says that it does not know."""
+        state = ask(pynvml.nvmlDeviceGetPerformanceState, self._handle)
+        return None if state is None or state == pynvml.NVML_PSTATE_UNKNOWN else int(state)
 
     def clock(self, domain: ClockDomain) -> float | None:
         """Hertz now."""
@@ -162,13 +205,19 @@ class Device:
         bits = (1 << place for place in range(64) if mask >> place & 1)
         return frozenset(CLOCK_EVENT_REASONS.get(bit, UNKNOWN_REASON) for bit in bits)
 
-    def pids(self) -> frozenset[int] | None:
-        """Processes with a compute or graphics context, each once."""
+    def processes(self) -> dict[int, int | None] | None:
+        """The memory in bytes of each process with a compute or graphics context, by pid; None if it is not told."""
         compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
         graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses, self._handle)
         if compute is None and graphics is None:
             return None
-        return frozenset(process.pid for process in [*(compute or ()), *(graphics or ())])
+        # One with contexts of both kinds is in both lists, with all of its memory in each.
+        return {process.pid: process.usedGpuMemory for process in [*(compute or ()), *(graphics or ())]}
+
+    def pids(self) -> frozenset[int] | None:
+        """Processes with a compute or graphics context, each once."""
+        processes = self.processes()
+        return None if processes is None else frozenset(processes)
 
 
 def _required(call: Any, *arguments: Any) -> Any:
@@ -180,27 +229,20 @@ def _required(call: Any, *arguments: Any) -> Any:
 
 
 def _samples(value_type: int, samples: Iterable[Any]) -> Iterable[UtilizationSample]:
-    field = _SAMPLE_FIELDS.get(value_type)
-    if field is None:  # a type newer than the bindings: no way to say which bytes hold the value
-        return
     for sample in samples:
-        percent = _known(getattr(sample.sampleValue, field))
+        percent = value_of(value_type, sample.sampleValue)
         if percent is not None:
             yield UtilizationSample(sample.timeStamp, percent)
 
 
-def _known(value: float | None) -> float | None:
-    return None if value is None or value in _NOT_AVAILABLE else value
-
-
 def _thousandth(value: int | None) -> float | None:
-    known = _known(value)
-    return None if known is None else known / 1000
+    number = known(value)
+    return None if number is None else number / 1000
 
 
 def _million(value: int | None) -> float | None:
-    known = _known(value)
-    return None if known is None else known * 1e6
+    number = known(value)
+    return None if number is None else number * 1e6
 
 
 def _text(value: str | bytes | None) -> str | None:

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from rankscope_exporter.simulation import simulated_uuid
+from rankscope_exporter.simulation.mig import mig_devices
+from rankscope_exporter.simulation.models import GpuModel
 from rankscope_exporter.simulation.ranks import RankHistory
-from rankscope_exporter.simulation.scenario import GpuModel
 from rankscope_exporter.simulation.timeline import Seconds, SimulatedProcess, State, Timeline
 
 SAMPLE_PERIOD = 1 / 6  # seconds, the shortest that NVML documents for utilisation
@@ -27,6 +28,7 @@ IDLE_TEMPERATURE, FULL_LOAD_HEATING = 32.0, 45.0  # °C
 IDLE_SM_CLOCK = 345.0  # MHz
 THROTTLED_CLOCK = 0.6
 RANK_MEMORY = 0.6  # the share that the ranks of a GPU hold together
+PCIE_RATE, NVLINK_RATE = 2e9, 100e9  # bytes a second of computing, each way
 NO_THROTTLING = frozenset({"gpu_idle", "applications_clocks_setting"})
 
 
@@ -49,6 +51,7 @@ class SimulatedGpu:
         self.model = model
         self.timeline = timeline
         self.start_unix = start_unix
+        self.mig_devices = mig_devices(self)
         self._ranks = ranks
         self._holders = holders
 
@@ -101,6 +104,14 @@ class SimulatedGpu:
         if "gpu_idle" in reasons:
             return IDLE_SM_CLOCK
         return self.model.sm_clock * (THROTTLED_CLOCK if reasons - NO_THROTTLING else 1)
+
+    def pcie_bytes(self, t: float) -> float:
+        """Since the scenario began, in each direction."""
+        return PCIE_RATE * self.seconds(t).computing
+
+    def nvlink_bytes(self, t: float) -> float:
+        """As `pcie_bytes`, of all links."""
+        return NVLINK_RATE * self.seconds(t).computing
 
     def is_idle(self, t: float) -> bool:
         """Whether nothing ran in the last second."""

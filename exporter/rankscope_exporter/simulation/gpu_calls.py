@@ -1,36 +1,30 @@
-"""What NVML answers about one simulated GPU: a function for each symbol of the library, by the name pynvml asks for.
-
-Each takes the GPU, the time, and the call's ctypes arguments after the handle, already unwrapped from `byref`; it
-fills them in and returns one of NVML's codes, or None for success.
-"""
+"""What NVML answers about one simulated GPU: what it is and what it does. symbols.py says how."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import pynvml
 
 from rankscope_exporter.nvml.device import CLOCK_EVENT_REASONS
+from rankscope_exporter.simulation import device_calls, field_values, gpm
+from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS, symbol
 
 if TYPE_CHECKING:  # the scenario, which the GPU needs, asks this file which symbols there are
     from rankscope_exporter.simulation.gpu import SimulatedGpu
+    from rankscope_exporter.simulation.mig import MigDevice
 
 NO_INSTANCE = 0xFFFFFFFF  # of a MIG device
 
-GpuFunction = Callable[..., int | None]
-GPU_FUNCTIONS: dict[str, GpuFunction] = {}
 BITS = {name: bit for bit, name in CLOCK_EVENT_REASONS.items()}
-
-
-def symbol(*names: str) -> Callable[[GpuFunction], GpuFunction]:
-    """Register a function under its names in the library."""
-
-    def register(function: GpuFunction) -> GpuFunction:
-        GPU_FUNCTIONS.update(dict.fromkeys(names, function))
-        return function
-
-    return register
+# Which engines have a ring of samples, and how much of the time they run while the GPU does.
+ENGINES = {
+    pynvml.NVML_GPU_UTILIZATION_SAMPLES: 1.0,
+    pynvml.NVML_MEMORY_UTILIZATION_SAMPLES: 0.5,
+    pynvml.NVML_ENC_UTILIZATION_SAMPLES: 0.0,
+    pynvml.NVML_DEC_UTILIZATION_SAMPLES: 0.0,
+}
+CLOCKS = {pynvml.NVML_CLOCK_MEM: "memory_clock", pynvml.NVML_CLOCK_VIDEO: "video_clock"}
 
 
 @symbol("nvmlDeviceGetName")
@@ -58,9 +52,26 @@ def _performance_state(gpu: SimulatedGpu, t: float, state: Any) -> None:
     state.value = 8 if gpu.is_idle(t) else 0
 
 
-@symbol("nvmlDeviceGetUtilizationRates")
+@symbol("nvmlDeviceGetUtilizationRates", of=lambda model: not model.mig)
 def _utilization(gpu: SimulatedGpu, t: float, rates: Any) -> None:
     rates.gpu = gpu.utilization(t)
+    rates.memory = round(rates.gpu * ENGINES[pynvml.NVML_MEMORY_UTILIZATION_SAMPLES])
+
+
+@symbol("nvmlDeviceGetEncoderUtilization", of=lambda model: model.encodes and not model.mig)
+@symbol("nvmlDeviceGetDecoderUtilization", of=lambda model: not model.mig)
+def _video(_gpu: SimulatedGpu, _t: float, percent: Any, period_us: Any) -> None:
+    percent.value, period_us.value = 0, 166_666
+
+
+@symbol("nvmlDeviceGetGpuInstanceId", of=lambda model: bool(model.mig))
+def _gpu_instance(gpu: MigDevice, _t: float, number: Any) -> None:
+    number.value = gpu.gpu_instance
+
+
+@symbol("nvmlDeviceGetComputeInstanceId", of=lambda model: bool(model.mig))
+def _compute_instance(gpu: MigDevice, _t: float, number: Any) -> None:
+    number.value = gpu.compute_instance
 
 
 @symbol("nvmlDeviceGetMemoryInfo")
@@ -98,14 +109,13 @@ def _temperature(gpu: SimulatedGpu, t: float, _sensor: Any, celsius: Any) -> Non
 
 @symbol("nvmlDeviceGetClockInfo")
 def _clock(gpu: SimulatedGpu, t: float, domain: Any, megahertz: Any) -> None:
-    is_memory = domain.value == pynvml.NVML_CLOCK_MEM
-    megahertz.value = round(gpu.model.memory_clock if is_memory else gpu.sm_clock(t))
+    other = CLOCKS.get(domain.value)
+    megahertz.value = round(getattr(gpu.model, other) if other else gpu.sm_clock(t))
 
 
 @symbol("nvmlDeviceGetMaxClockInfo")
 def _max_clock(gpu: SimulatedGpu, _t: float, domain: Any, megahertz: Any) -> None:
-    is_memory = domain.value == pynvml.NVML_CLOCK_MEM
-    megahertz.value = round(gpu.model.memory_clock if is_memory else gpu.model.sm_clock)
+    megahertz.value = round(getattr(gpu.model, CLOCKS.get(domain.value, "sm_clock")))
 
 
 @symbol("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
@@ -140,15 +150,16 @@ def _fill_processes(gpu: SimulatedGpu, t: float, context: str, count: Any, array
     return None
 
 
-@symbol("nvmlDeviceGetSamples")
+@symbol("nvmlDeviceGetSamples", of=lambda model: not model.mig)
 def _samples(
     gpu: SimulatedGpu, t: float, kind: Any, since_us: Any, value_type: Any, count: Any, array: Any
 ) -> int | None:
-    if kind.value != pynvml.NVML_GPU_UTILIZATION_SAMPLES:
+    runs = ENGINES.get(kind.value)
+    if runs is None or (kind.value == pynvml.NVML_ENC_UTILIZATION_SAMPLES and not gpu.model.encodes):
         return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
     # Compared as whole microseconds, as they are handed out; the second earlier keeps rounding out of it.
     samples = gpu.samples(t, since_us.value / 1e6 - gpu.start_unix - 1)
-    stamped = [(round((gpu.start_unix + end) * 1e6), percent) for end, percent in samples]
+    stamped = [(round((gpu.start_unix + end) * 1e6), round(percent * runs)) for end, percent in samples]
     newer = [sample for sample in stamped if sample[0] > since_us.value]
     if not newer:
         return int(pynvml.NVML_ERROR_NOT_FOUND)
@@ -162,5 +173,6 @@ def _samples(
     return None
 
 
-# What a scenario may let block or fail: every call on one GPU.
-SYMBOLS = (*GPU_FUNCTIONS, "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceRegisterEvents")
+# What a scenario may let block or fail: every call on one GPU. The modules named here add theirs as they are imported.
+REGISTERED_BY = (device_calls, field_values, gpm)
+SYMBOLS = (*GPU_FUNCTIONS, *gpm.SYMBOLS, "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceRegisterEvents")

@@ -16,8 +16,12 @@ from typing import Any
 import pynvml
 
 from rankscope_exporter.simulation.driver import SimulatedDriver
+from rankscope_exporter.simulation.gpm import GpmSamples
 from rankscope_exporter.simulation.gpu import SimulatedGpu
-from rankscope_exporter.simulation.gpu_calls import GPU_FUNCTIONS, NO_INSTANCE, GpuFunction
+from rankscope_exporter.simulation.gpu_calls import NO_INSTANCE
+from rankscope_exporter.simulation.mig import SYMBOLS as MIG_SYMBOLS
+from rankscope_exporter.simulation.mig import MigDevice
+from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS, GpuFunction
 
 DRIVER_VERSION = "simulated"
 CUDA_VERSION = 13000
@@ -52,7 +56,10 @@ class SimulatedLibrary:
         self._connected_to: int | None = None
         self._event_sets: dict[int, EventSet] = {}
         self._addresses = itertools.count(0x100000, 0x1000)
-        self._gpus = {next(self._addresses): gpu for gpu in driver.gpus}
+        devices: list[SimulatedGpu | MigDevice] = [*driver.gpus]
+        devices += [device for gpu in driver.gpus for device in gpu.mig_devices]
+        self._gpus = {next(self._addresses): device for device in devices}
+        self._gpm = GpmSamples()
         self._handles = {gpu: address for address, gpu in self._gpus.items()}
         functions = {name: self._of_gpu(name, function) for name, function in GPU_FUNCTIONS.items()}
         functions |= {name: self._checked(getattr(self, method)) for name, method in SYSTEM_FUNCTIONS.items()}
@@ -93,11 +100,13 @@ class SimulatedLibrary:
             fault = self._fault(gpu, name)
             if fault is not None:
                 return fault
+            if isinstance(gpu, MigDevice) and name not in MIG_SYMBOLS:
+                return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
             return function(gpu, self._driver.now(), *arguments)
 
         return self._checked(call)
 
-    def _fault(self, gpu: SimulatedGpu, name: str) -> int | None:
+    def _fault(self, gpu: SimulatedGpu | MigDevice, name: str) -> int | None:
         """Block if the scenario says so; then the code with which the call fails, if it does."""
         blocked = gpu.state(self._driver.now()).blocks.get(name)
         if blocked:
@@ -115,6 +124,38 @@ class SimulatedLibrary:
         _point(handle, self._handles[gpu])
         return self._fault(gpu, "nvmlDeviceGetHandleByIndex_v2")
 
+    def _mig_handle(self, handle: Any, index: Any, mig_handle: Any) -> int | None:
+        devices = self._whole(handle).mig_devices
+        if index.value >= len(devices):
+            return int(pynvml.NVML_ERROR_NOT_FOUND)
+        _point(mig_handle, self._handles[devices[index.value]])
+        return None
+
+    def _whole(self, handle: Any) -> SimulatedGpu:
+        gpu = self._gpus[_address(handle)]
+        return gpu.parent if isinstance(gpu, MigDevice) else gpu
+
+    def _gpm_allocate(self, sample: Any) -> None:
+        address = next(self._addresses)
+        self._gpm.allocate(address)
+        _point(sample, address)
+
+    def _gpm_free(self, sample: Any) -> None:
+        self._gpm.free(_address(sample))
+
+    def _gpm_fill(self, handle: Any, sample: Any) -> int | None:
+        gpu = self._whole(handle)
+        fault = self._fault(gpu, "nvmlGpmSampleGet")
+        return fault or self._gpm.fill(_address(sample), gpu, None, self._driver.now())
+
+    def _gpm_fill_mig(self, handle: Any, instance: int, sample: Any) -> int | None:
+        gpu = self._whole(handle)
+        fault = self._fault(gpu, "nvmlGpmMigSampleGet")
+        return fault or self._gpm.fill(_address(sample), gpu, instance, self._driver.now())
+
+    def _gpm_compare(self, request: Any) -> int | None:
+        return self._gpm.compare(_address(request.sample1), _address(request.sample2), request)
+
     def _driver_version(self, buffer: Any, _size: Any) -> None:
         buffer.value = DRIVER_VERSION.encode()
 
@@ -127,7 +168,7 @@ class SimulatedLibrary:
         _point(event_set, address)
 
     def _register(self, handle: Any, types: Any, event_set: Any) -> int | None:
-        gpu = self._gpus[_address(handle)]
+        gpu = self._whole(handle)
         if types.value & ~pynvml.nvmlEventTypeXidCriticalError:
             return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
         fault = self._fault(gpu, "nvmlDeviceRegisterEvents")
@@ -155,6 +196,12 @@ SYSTEM_FUNCTIONS = {
     "nvmlShutdown": "_shutdown",
     "nvmlDeviceGetCount_v2": "_count",
     "nvmlDeviceGetHandleByIndex_v2": "_handle",
+    "nvmlDeviceGetMigDeviceHandleByIndex": "_mig_handle",
+    "nvmlGpmSampleAlloc": "_gpm_allocate",
+    "nvmlGpmSampleFree": "_gpm_free",
+    "nvmlGpmSampleGet": "_gpm_fill",
+    "nvmlGpmMigSampleGet": "_gpm_fill_mig",
+    "nvmlGpmMetricsGet": "_gpm_compare",
     "nvmlSystemGetDriverVersion": "_driver_version",
     "nvmlSystemGetCudaDriverVersion_v2": "_cuda_version",
     "nvmlEventSetCreate": "_create_event_set",

@@ -3,6 +3,7 @@
 gpus: 4
 model: {name: NVIDIA H100 80GB HBM3, memory: 80 GiB, power_idle: 70, power_max: 700,   # watts
         sm_clock: 1980, memory_clock: 2619}                                            # MHz
+                                  # or: T4, or: {like: A100, mig: [3g.20gb, 1g.5gb]}; what is not said is an H100's
 follow_ranks: true                # ranks whose record names a simulated GPU keep it busy (off unless said)
 processes_dir: /dev/shm/holders   # processes that announce themselves there hold memory (hold.py)
 driver:                           # seconds from the start; a driver is loaded unless this says otherwise
@@ -15,6 +16,7 @@ timeline:                         # by GPU; each value holds until a later entry
   2:
     - {at: 10, processes: [{pid: 4711, memory: 8 GiB, contexts: [compute, graphics]}]}
     - {at: 20, xid: 79, lost: true}                     # an XID happens once
+    - {at: 30, ecc: {uncorrected_dram: 1}, fields: {144: 1}, nvlinks_down: 2}   # a field's value by its number
     - {at: 40, lost: false, fails: {nvmlDeviceGetPowerUsage: UNKNOWN}}
     - {at: 60, blocks: {nvmlDeviceGetTemperature: 30}}  # that call takes so many seconds
 """
@@ -31,7 +33,10 @@ import yaml
 
 from rankscope_exporter.nvml.device import CLOCK_EVENT_REASONS
 from rankscope_exporter.nvml.errors import CODES
+from rankscope_exporter.nvml.health import ERROR_KINDS
 from rankscope_exporter.simulation.gpu_calls import SYMBOLS
+from rankscope_exporter.simulation.mig import PROFILE
+from rankscope_exporter.simulation.models import H100, MODELS, GpuModel
 from rankscope_exporter.simulation.timeline import SimulatedProcess, State, Timeline
 from rankscope_exporter.simulation.values import (
     ScenarioError,
@@ -52,24 +57,12 @@ IDLE = Timeline([(0.0, State())])
 
 
 @dataclass(frozen=True)
-class GpuModel:
-    """What kind of GPU is simulated; the default is like an H100 SXM5's data sheet."""
-
-    name: str = "NVIDIA H100 80GB HBM3"
-    memory: int = 80 * 2**30
-    power_idle: float = 70.0
-    power_max: float = 700.0
-    sm_clock: float = 1980.0
-    memory_clock: float = 2619.0
-
-
-@dataclass(frozen=True)
 class Scenario:
     """A simulated machine."""
 
     timelines: tuple[Timeline, ...]
     """One for each GPU."""
-    model: GpuModel = GpuModel()
+    model: GpuModel = H100
     follow_ranks: bool = True
     processes_dir: Path | None = None
     driver: tuple[tuple[float, bool], ...] = ((0.0, True),)
@@ -155,11 +148,20 @@ def _entries(place: str, entries: object, keys: set[str]) -> Iterable[tuple[str,
 
 
 def _model(value: object) -> GpuModel:
-    numbers = ("power_idle", "power_max", "sm_clock", "memory_clock")
-    parsers: dict[str, Callable[[str, object], Any]] = dict.fromkeys(numbers, number)
-    parsers |= {"name": text, "memory": size}
-    values = mapping("model", value, set(parsers))
-    return GpuModel(**{key: parsers[key](f"model.{key}", given) for key, given in values.items()})
+    """One of MODELS by its name, or such a one with other numbers."""
+    values = {"like": value} if isinstance(value, str) else mapping("model", value, {"like", *_MODEL})
+    like = text("model", values.get("like", "H100"))
+    if like not in MODELS:
+        raise ScenarioError(f"model: unknown {like!r}; known: {', '.join(MODELS)}")
+    changes = {key: _MODEL[key](f"model.{key}", given) for key, given in values.items() if key != "like"}
+    return replace(MODELS[like], **changes)
+
+
+def _profiles(place: str, value: object) -> tuple[str, ...]:
+    for profile in items(place, value):
+        if not PROFILE.fullmatch(text(place, profile)):
+            raise ScenarioError(f"{place}: {profile!r} is no MIG profile, such as 1g.10gb")
+    return tuple(items(place, value))
 
 
 def _gpus(place: str, value: object) -> int:
@@ -182,6 +184,25 @@ def _code(place: str, value: object) -> int:
     return whole_number(place, value) if code is None else code
 
 
+def _counts(keys: set[str]) -> Callable[[str, object], dict[str, int]]:
+    def parser(place: str, value: object) -> dict[str, int]:
+        return {key: whole_number(f"{place}.{key}", count) for key, count in mapping(place, value, keys).items()}
+
+    return parser
+
+
+def _fields(place: str, value: object) -> dict[int, int]:
+    values = mapping(place, value)
+    return {whole_number(place, field): whole_number(f"{place}.{field}", given) for field, given in values.items()}
+
+
+_MODEL: dict[str, Callable[[str, object], Any]] = {
+    **dict.fromkeys(("power_idle", "power_max", "sm_clock", "memory_clock"), number),
+    "name": text,
+    "memory": size,
+    "nvlinks": whole_number,
+    "mig": _profiles,
+}
 _STATE: dict[str, Callable[[str, object], Any]] = {
     "busy": share,
     "waiting": share,
@@ -191,6 +212,9 @@ _STATE: dict[str, Callable[[str, object], Any]] = {
     "processes": lambda place, value: tuple(
         parse_process(f"{place}[{index}]", entry) for index, entry in enumerate(items(place, value))
     ),
+    "ecc": _counts({f"{kind}_{location}" for kind in ERROR_KINDS for location in ("dram", "sram")}),
+    "fields": _fields,
+    "nvlinks_down": whole_number,
     "lost": boolean,
     "fails": _by_symbol(_code),
     "blocks": _by_symbol(number),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 
@@ -30,6 +30,11 @@ class State:
     """Degrees Celsius; None follows the load."""
     throttle: tuple[str, ...] = ()
     processes: tuple[SimulatedProcess, ...] = ()
+    ecc: Mapping[str, int] = field(default_factory=dict)
+    """Memory errors by kind and location, such as uncorrected_dram."""
+    fields: Mapping[int, int] = field(default_factory=dict)
+    """What nvmlDeviceGetFieldValues says, by field, instead of what it would."""
+    nvlinks_down: int = 0
     lost: bool = False
     fails: Mapping[str, int] = field(default_factory=dict)
     """NVML's return code by symbol."""
@@ -76,6 +81,12 @@ class Timeline:
         """Utilised time from 0 to `t`."""
         place = self._place(t)
         return self._until[place] + _spent(self._states[place], max(0.0, t - self._times[place]))
+
+    def held(self, t: float, condition: Callable[[State], bool]) -> float:
+        """For how many of the seconds from 0 to `t` a condition held."""
+        ends = [*self._times[1:], float("inf")]
+        spans = zip(self._times, ends, self._states, strict=True)
+        return sum(max(0.0, min(end, t) - start) for start, end, state in spans if condition(state))
 
     def _place(self, t: float) -> int:
         return max(0, bisect_right(self._times, t) - 1)

@@ -14,7 +14,7 @@ from rankscope_exporter.allocation.claims import Claims
 from rankscope_exporter.allocation.holder import Holder
 from rankscope_exporter.allocation.idleness import STATES
 from rankscope_exporter.allocation.processes import ProcessTable, UserNames
-from rankscope_exporter.collectors.allocation import SOURCE, AllocationMeter, LastKernel, families
+from rankscope_exporter.collectors.allocation import SOURCE, AllocationMeter, LastKernel
 from rankscope_exporter.nvml.device import UtilizationSample
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.source import Gpu, Tick
@@ -138,7 +138,7 @@ def test_one_series_a_gpu_whoever_holds_it_and_none_for_a_free_one(machine):
     watched = Watched(machine, "{at: 0}")
     free = watched.last
     watched.claims = Claims({"0": [JOB, Holder("slurm", slurm_job_id="8")]}, True)
-    info, state, seconds = families({Gpu(0, UUID): watched.run(1), Gpu(1, simulated_uuid(1)): free})
+    info, state, seconds = SOURCE.families({Gpu(0, UUID): watched.run(1), Gpu(1, simulated_uuid(1)): free})
     (sample,) = info.samples
     assert {label: value for label, value in sample.labels.items() if value} == {
         "gpu": "0",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope_exporter.collectors.load import BusyMeter
+from rankscope_exporter.collectors.load import BusyMeter, LoadReader
 from rankscope_exporter.nvml.device import UtilizationSample
 from rankscope_exporter.source import Tick
 
@@ -31,13 +31,13 @@ class Ring:
     def __init__(self, *samples: tuple[float, float]) -> None:
         self.samples = list(samples)
 
-    def samples_utilization(self) -> bool:
+    def samples_utilization(self, _engine: str) -> bool:
         return bool(self.samples)
 
-    def utilization_samples(self, since_us: int) -> list[UtilizationSample]:
+    def utilization_samples(self, since_us: int, _engine: str) -> list[UtilizationSample]:
         return [UtilizationSample(round(t * 1e6), percent) for t, percent in self.samples if t * 1e6 > since_us]
 
-    def utilization(self) -> float:
+    def utilization(self, _engine: str) -> float:
         return 1.0
 
 
@@ -88,8 +88,8 @@ def test_a_gap_longer_than_the_ring_is_not_invented(machine):
 
 def test_a_driver_that_never_repeats_the_last_sample_loses_nothing():
     class Exclusive(Ring):
-        def utilization_samples(self, since_us: int) -> list[UtilizationSample]:
-            return super().utilization_samples(since_us + 1)
+        def utilization_samples(self, since_us: int, _engine: str) -> list[UtilizationSample]:
+            return super().utilization_samples(since_us + 1, _engine)
 
     ring, meter = Exclusive((10.0, 100)), BusyMeter()
     meter(ring, Tick(10, 0))
@@ -163,3 +163,21 @@ def test_a_gpu_that_tells_nothing_of_its_utilization_has_no_load(machine):
         timeline: {0: [{at: 0, fails: {nvmlDeviceGetSamples: NOT_SUPPORTED,
                                        nvmlDeviceGetUtilizationRates: NOT_SUPPORTED}}]}""")
     assert BusyMeter()(m.device(), Tick(m.clock(), 1)) is None
+
+
+def test_each_engine_is_integrated_from_its_own_ring(machine):
+    m = machine("{gpus: 1, model: T4, timeline: {0: [{at: 0, busy: 1}]}}")
+    device, reader = m.device(), LoadReader()
+    m.clock.advance(2)
+    reader(device, Tick(m.clock(), 0))
+    m.clock.advance(4)
+    seconds = {engine: load.busy_seconds for engine, load in reader(device, Tick(m.clock(), 4)).items()}
+    assert seconds == pytest.approx({"gpu": 4, "memory": 2, "encoder": 0, "decoder": 0})
+
+
+def test_an_engine_that_a_gpu_does_not_have_is_none(machine):
+    m = machine("gpus: 1")
+    m.clock.advance(1)
+    loads = LoadReader()(m.device(), Tick(m.clock(), 1))
+    assert loads["encoder"] is None
+    assert loads["decoder"] is not None

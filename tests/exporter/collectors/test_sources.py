@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import os
 import re
 import socket
-from pathlib import Path
 
 import pynvml
 import pytest
 
-from rankscope_exporter.collectors import COLLECTORS, GPU_SOURCES, clocks, gpu, memory, power, processes, temperature
+from rankscope_exporter.collectors import (
+    COLLECTORS,
+    EXPORTER_METRICS,
+    GPU_METRICS,
+    GPU_SOURCES,
+    RANK_METRICS,
+    clocks,
+    gpu,
+    memory,
+    power,
+    process,
+    processes,
+    temperature,
+)
 from rankscope_exporter.collectors.clocks import ThrottleMeter
+from rankscope_exporter.collectors.xid import METRICS as XID_METRICS
 from rankscope_exporter.collectors.xid import WELL_KNOWN, XidCollector
 from rankscope_exporter.nvml.errors import DeviceLostError
+from rankscope_exporter.nvml.throttle import clock_event_seconds
 from rankscope_exporter.source import Gpu, SourceCollector, Tick
 
-METRICS = Path(__file__).parents[3] / "docs" / "metrics.md"
 GPU0 = Gpu(0, "GPU-0")
 TICK = Tick(unix=1000.0, elapsed=1.0)
 
@@ -45,38 +59,40 @@ def published(machine, source, scenario: str = BUSY):
     return samples(source.families({GPU0: source.reader()(device, TICK)}))
 
 
-def documented() -> dict[str, tuple[str, set[str]]]:
-    """Type and labels of each GPU metric in the reference."""
-    section = METRICS.read_text().split("## GPUs")[1].split("\n## ")[0]
-    rows = re.findall(r"^\| `(\w+)` \|([^|]*)\|[^|]*\|([^|]*)\|", section, re.MULTILINE)
-    return {
-        name: (kind.strip(), {"gpu", "uuid", *re.findall(r"`(\w+)`", labels.split("(")[0])})
-        for name, kind, labels in rows
-    }
+def test_everything_that_is_declared_is_published_by_some_gpu_and_nothing_else(machine):
+    published_names = set()
+    for model in ("H100", "{like: A100, mig: [1g.5gb]}", "T4"):
+        m = machine(
+            f"{{gpus: 1, model: {model}, timeline: {{0: [{{at: 0, busy: 1, processes: [{{pid: {os.getpid()}}}]}}]}}}}"
+        )
+        device, readers = m.device(), {source: source.reader() for source in GPU_SOURCES}
+        for elapsed in (0.0, 1.0, 1.0):
+            m.clock.advance(1)
+            readings = {source: readers[source](device, Tick(m.clock(), elapsed)) for source in GPU_SOURCES}
+        for source, reading in readings.items():
+            published_names |= samples(source.families({GPU0: reading})).keys()
+    assert published_names | {metric.name for metric in XID_METRICS} == {metric.name for metric in GPU_METRICS}
 
 
-def test_exactly_the_documented_metrics_are_published(machine):
-    m = machine(BUSY)
-    device = m.device()
-    m.clock.advance(10)
-    families = [family for source in GPU_SOURCES for family in source.families({GPU0: source.reader()(device, TICK)})]
-    families += XidCollector(type("Counts", (), {"xids": lambda _self: {GPU0: {}}})()).collect()
-    found = {
-        family.samples[0].name: (family.type, set(family.samples[0].labels)) for family in families if family.samples
-    }
-    assert found == documented()
-    assert all(re.fullmatch(r"[A-Z1].*\.", family.documentation) for family in families)
+def test_every_metric_is_declared_as_it_is_named():
+    declared = [*GPU_METRICS, *RANK_METRICS, *EXPORTER_METRICS]
+    assert len({metric.name for metric in declared}) == len(declared)
+    for metric in declared:
+        assert (metric.kind == "counter") == metric.name.endswith("_total")
+        assert re.fullmatch(r"(?s)[A-Z1].*\.", metric.help)
+        assert len(set(metric.labels)) == len(metric.labels)
+    assert all(metric.source and metric.labels[:2] == ("gpu", "uuid") for metric in GPU_METRICS)
 
 
 def test_every_collector_has_a_name_of_its_own_and_one_line_of_help():
     names = [collector.name for collector in COLLECTORS]
-    assert len(names) == len(set(names)) == 11
+    assert len(names) == len(set(names)) == len(GPU_SOURCES) + 3
     assert all(collector.help and "\n" not in collector.help for collector in COLLECTORS)
 
 
 def test_a_source_is_named_like_its_file():
     for source in GPU_SOURCES:
-        assert source.families.__module__ == f"rankscope_exporter.collectors.{source.name}"
+        assert importlib.import_module(f"rankscope_exporter.collectors.{source.name}").SOURCE is source
 
 
 @pytest.mark.parametrize("source", GPU_SOURCES, ids=lambda source: source.name)
@@ -87,10 +103,9 @@ def test_a_gpu_that_is_down_publishes_no_value_but_that_it_is_down(source):
 
 @pytest.mark.parametrize("source", GPU_SOURCES, ids=lambda source: source.name)
 def test_what_is_not_supported_is_absent_and_never_nan(machine, source):
-    from rankscope_exporter.simulation.gpu_calls import GPU_FUNCTIONS
+    from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS
 
-    identity = ("nvmlDeviceGetUUID", "nvmlDeviceGetPerformanceState")
-    faults = ", ".join(f"{symbol}: NOT_SUPPORTED" for symbol in GPU_FUNCTIONS if symbol not in identity)
+    faults = ", ".join(f"{symbol}: NOT_SUPPORTED" for symbol in GPU_FUNCTIONS if symbol != "nvmlDeviceGetUUID")
     found = published(machine, source, f"{{gpus: 1, timeline: {{0: [{{at: 0, fails: {{{faults}}}}}]}}}}")
     values = [value for rows in found.values() for _, value in rows]
     assert not any(math.isnan(value) for value in values)
@@ -140,31 +155,69 @@ def test_a_gpu_that_is_lost_while_it_says_what_it_is_is_lost(machine):
         gpu.SOURCE.reader()(m.device(), TICK)
 
 
-def test_memory_is_total_used_and_reserved(machine):
+def test_memory_is_that_of_the_device_and_of_its_window_in_the_bus(machine):
     found = published(machine, memory.SOURCE)
     assert found == {
         "rankscope_gpu_memory_total_bytes": [({}, 80 * 2**30)],
         "rankscope_gpu_memory_used_bytes": [({}, 2**30)],
         "rankscope_gpu_memory_reserved_bytes": [({}, 640 * 2**20)],
+        "rankscope_gpu_memory_free_bytes": [({}, 79 * 2**30 - 640 * 2**20)],
+        "rankscope_gpu_bar1_memory_total_bytes": [({}, 80 * 2**30)],
+        "rankscope_gpu_bar1_memory_used_bytes": [({}, 2**30)],
     }
 
 
 def test_power_is_watts_and_energy_joules(machine):
     found = published(machine, power.SOURCE)
     assert found["rankscope_gpu_power_watts"] == [({}, pytest.approx(353.5))]
-    assert found["rankscope_gpu_power_limit_watts"] == [({}, 700)]
+    limits = [found[f"rankscope_gpu_power_limit_{name}watts"] for name in ("", "default_", "min_", "max_")]
+    assert limits == [[({}, 700)], [({}, 700)], [({}, 210)], [({}, 700)]]
     assert found["rankscope_gpu_energy_joules_total"] == [({}, pytest.approx(3535))]
 
 
-def test_temperature_and_processes_are_one_value_each(machine):
-    assert published(machine, temperature.SOURCE)["rankscope_gpu_temperature_celsius"][0][1] > 32
-    assert published(machine, processes.SOURCE) == {"rankscope_gpu_processes": [({}, 1)]}
+def test_temperatures_of_a_gpu_that_tells_thresholds_and_of_one_that_tells_margins(machine):
+    hot = "timeline: {0: [{at: 0, temperature: 80}]}"
+    old = published(machine, temperature.SOURCE, f"{{gpus: 1, model: A100, {hot}}}")
+    assert old["rankscope_gpu_temperature_celsius"] == old["rankscope_gpu_memory_temperature_celsius"] == [({}, 80)]
+    assert ({"threshold": "slowdown"}, 89) in old["rankscope_gpu_temperature_threshold_celsius"]
+    assert "rankscope_gpu_temperature_margin_celsius" not in old
+    new = published(machine, temperature.SOURCE, f"{{gpus: 1, {hot}}}")
+    assert new["rankscope_gpu_temperature_margin_celsius"] == [({}, 9)]
+    assert ({"threshold": "shutdown"}, -8) in new["rankscope_gpu_temperature_margin_threshold_celsius"]
+    assert "rankscope_gpu_temperature_threshold_celsius" not in new
+
+
+def test_a_memory_without_a_sensor_has_no_temperature(machine):
+    found = published(machine, temperature.SOURCE, "{gpus: 1, timeline: {0: [{at: 0, fields: {82: 0}}]}}")
+    assert "rankscope_gpu_memory_temperature_celsius" not in found
+
+
+def test_processes_are_counted_with_the_memory_of_all_of_them(machine):
+    both = "{pid: 5, memory: 1 GiB}, {pid: 6, memory: 2 GiB, contexts: [compute, graphics]}"
+    found = published(machine, processes.SOURCE, f"{{gpus: 1, timeline: {{0: [{{at: 0, processes: [{both}]}}]}}}}")
+    assert found == {
+        "rankscope_gpu_processes": [({}, 2)],
+        "rankscope_gpu_processes_memory_bytes": [({}, 3 * 2**30)],
+    }
+
+
+def test_the_memory_of_all_processes_is_absent_if_that_of_one_is_not_known():
+    assert samples(processes.SOURCE.families({GPU0: {5: 10, 6: None}})) == {"rankscope_gpu_processes": [({}, 2)]}
+
+
+def test_each_process_is_told_only_when_asked_for(machine):
+    assert not process.SOURCE.is_on
+    assert published(machine, process.SOURCE) == {
+        "rankscope_gpu_process_memory_bytes": [({"pid": str(os.getpid())}, 2**30)]
+    }
 
 
 def test_clocks_are_hertz_by_domain(machine):
     found = published(machine, clocks.SOURCE)
-    assert found["rankscope_gpu_clock_max_hertz"] == [({"domain": "sm"}, 1.98e9), ({"domain": "memory"}, 2.619e9)]
-    assert [labels for labels, _ in found["rankscope_gpu_clock_hertz"]] == [{"domain": "sm"}, {"domain": "memory"}]
+    domains = {labels["domain"]: hertz for labels, hertz in found["rankscope_gpu_clock_max_hertz"]}
+    assert domains == {"graphics": 1.98e9, "sm": 1.98e9, "memory": 2.619e9, "video": 1.545e9}
+    assert len(found["rankscope_gpu_clock_hertz"]) == 4
+    assert found["rankscope_gpu_performance_state"] == [({}, 0)]
 
 
 def test_throttled_time_is_integrated_by_reason(machine):
@@ -175,27 +228,59 @@ def test_throttled_time_is_integrated_by_reason(machine):
     device, meter = m.device(), ThrottleMeter()
     for _ in range(30):
         m.clock.advance(1)
-        seconds = meter(device, Tick(m.clock(), 1.0)).throttled_seconds
+        seconds = meter(device, Tick(m.clock(), 1.0))
     assert seconds["hw_slowdown"] == seconds["sw_thermal_slowdown"] == 10
     assert seconds["sw_power_cap"] == 0, "a reason exists before it ever held"
+
+
+def test_throttled_time_is_the_drivers_own_count_where_it_keeps_one(machine, monkeypatch):
+    m = machine("{gpus: 1, timeline: {0: [{at: 2.5, throttle: [hw_thermal_slowdown, sw_power_cap, hw_slowdown]}]}}")
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.95.05")
+    device, meter = m.device(), ThrottleMeter()
+    m.clock.advance(10)
+    seconds = meter(device, Tick(m.clock(), 1.0))
+    assert seconds["hw_thermal_slowdown"] == seconds["sw_power_cap"] == 7.5, "also from before the exporter began"
+    assert seconds["hw_slowdown"] == 1, "for this reason there is no counter"
+
+
+def test_a_counter_whose_field_has_another_meaning_in_this_driver_is_not_asked(machine, monkeypatch):
+    m = machine("{gpus: 1, timeline: {0: [{at: 0, fields: {269: 5, 270: 5, 271: 5}}]}}")
+    monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "575.57.08")
+    assert "hw_thermal_slowdown" not in clock_event_seconds(m.device())
+
+
+def test_a_drivers_count_that_fails_is_absent_and_not_continued_by_hand(machine):
+    faults = "{at: 5, throttle: [sw_power_cap], fails: {nvmlDeviceGetFieldValues: NOT_SUPPORTED}}"
+    m = machine(f"{{gpus: 1, timeline: {{0: [{faults}]}}}}")
+    device, meter = m.device(), ThrottleMeter()
+    assert meter(device, Tick(m.clock(), 1.0))["sw_power_cap"] == 0
+    m.clock.advance(10)
+    assert "sw_power_cap" not in meter(device, Tick(m.clock(), 1.0))
 
 
 def test_an_idle_gpu_is_not_throttled(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 0, throttle: [applications_clocks_setting]}]}}")
     meter = ThrottleMeter()
-    seconds = meter(m.device(), Tick(m.clock(), 5.0)).throttled_seconds
+    seconds = meter(m.device(), Tick(m.clock(), 5.0))
     assert not {"gpu_idle", "applications_clocks_setting"} & set(seconds)
     assert set(seconds.values()) == {0}
 
 
 def test_well_known_xids_are_there_from_the_start_and_others_with_their_first_event():
-    counts = type("Counts", (), {"xids": lambda _self: {GPU0: {79: 2, 999: 1}}})()
-    found = samples(XidCollector(counts).collect())["rankscope_gpu_xid_errors_total"]
-    values = {int(labels["xid"]): value for labels, value in found}
+    class Events:
+        def xids(self):
+            return {GPU0: {79: 2, 999: 1}}
+
+        def last_xids(self):
+            return {GPU0: {79: 1234.5}}
+
+    found = samples(XidCollector(Events()).collect())
+    values = {int(labels["xid"]): value for labels, value in found["rankscope_gpu_xid_errors_total"]}
     assert values[79] == 2
     assert values[999] == 1
     assert values[13] == 0
     assert set(values) == {*WELL_KNOWN, 999}
+    assert found["rankscope_gpu_xid_last_timestamp_seconds"] == [({"xid": "79"}, 1234.5)]
 
 
 def test_a_source_asks_for_its_own_quantities_only(machine, monkeypatch):
@@ -212,7 +297,7 @@ def test_a_source_asks_for_its_own_quantities_only(machine, monkeypatch):
 
 
 def test_a_collector_publishes_the_last_readings():
-    last = type("Last", (), {"readings": lambda _self, _source: {GPU0: 55.0}})()
-    collector = SourceCollector(temperature.SOURCE, last)
-    assert (collector.name, collector.help) == (temperature.SOURCE.name, temperature.SOURCE.help)
-    assert samples(collector.collect()) == {"rankscope_gpu_temperature_celsius": [({}, 55.0)]}
+    last = type("Last", (), {"readings": lambda _self, _source: {GPU0: {7: 55}}})()
+    collector = SourceCollector(process.SOURCE, last)
+    assert (collector.name, collector.help) == (process.SOURCE.name, process.SOURCE.help)
+    assert samples(collector.collect()) == {"rankscope_gpu_process_memory_bytes": [({"pid": "7"}, 55)]}

@@ -33,7 +33,7 @@ def test_every_quantity_is_in_base_units(machine):
     assert device.name() == "Simulated NVIDIA H100 80GB HBM3"
     assert device.pci_bus_id() == "00000000:11:00.0"
     assert device.utilization() == 0.5
-    assert device.memory() == Memory(total=80 * GIB, used=20 * GIB, reserved=640 * 2**20)
+    assert device.memory() == Memory(80 * GIB, used=20 * GIB, free=60 * GIB - 640 * 2**20, reserved=640 * 2**20)
     assert device.power() == pytest.approx(70 + 630 * 0.9 * 0.5)
     assert device.power_limit() == 700
     assert device.energy() == pytest.approx(10 * (70 + 630 * 0.9 * 0.5))
@@ -75,7 +75,7 @@ def test_a_driver_without_memory_v2_says_nothing_of_reserved_memory(machine):
         gpus: 1
         timeline: {0: [{at: 0, memory_used: 20 GiB, fails: {nvmlDeviceGetMemoryInfo_v2: FUNCTION_NOT_FOUND}}]}""")
     memory = m.device().memory()
-    assert memory == Memory(total=80 * GIB, used=20 * GIB + 640 * 2**20, reserved=None)
+    assert memory == Memory(80 * GIB, used=20 * GIB + 640 * 2**20, free=60 * GIB - 640 * 2**20)
 
 
 def test_a_driver_that_knows_only_throttle_reasons_is_asked_by_that_name(machine):

@@ -12,7 +12,8 @@ import yaml
 
 from rankscope_exporter.simulation import scenario as scenario_module
 from rankscope_exporter.simulation import simulated_uuid
-from rankscope_exporter.simulation.scenario import GpuModel, load_scenario, parse_scenario
+from rankscope_exporter.simulation.models import MODELS, GpuModel
+from rankscope_exporter.simulation.scenario import load_scenario, parse_scenario
 from rankscope_exporter.simulation.timeline import SimulatedProcess
 from rankscope_exporter.simulation.values import ScenarioError, size
 
@@ -49,6 +50,12 @@ def test_values_hold_until_a_later_entry_changes_them():
     assert timeline.seconds(12).computing == pytest.approx(5 * 0.5 + 2)
 
 
+def test_a_model_is_named_and_may_differ_from_its_kind_in_what_is_said():
+    assert parse_scenario({"gpus": 1, "model": "T4"}).model == MODELS["T4"]
+    split = parse_scenario({"gpus": 1, "model": {"like": "A100", "mig": ["1g.5gb"], "power_max": 300}}).model
+    assert (split.name, split.mig, split.power_max) == (MODELS["A100"].name, ("1g.5gb",), 300)
+
+
 def test_a_lost_gpu_does_no_work():
     entries = [{"at": 0, "busy": 1}, {"at": 2, "lost": True}, {"at": 6, "lost": False}]
     timeline = parse_scenario({"gpus": 1, "timeline": {0: entries}}).timelines[0]
@@ -68,6 +75,11 @@ def test_a_lost_gpu_does_no_work():
         ("{gpus: 1, processes_dir: 3}", "processes_dir: expected a text"),
         ("{gpus: 1, model: {memory: 80 GB}}", "model.memory: '80 GB' is no size"),
         ("{gpus: 1, model: {power_idle: .nan}}", "model.power_idle: expected a number"),
+        ("{gpus: 1, model: T5}", "model: unknown 'T5'; known: H100, A100, T4, B200"),
+        ("{gpus: 1, model: {like: [T4]}}", "model: expected a text"),
+        ("{gpus: 1, model: {like: A100, mig: [half]}}", "model.mig: 'half' is no MIG profile"),
+        ("{gpus: 1, timeline: {0: [{at: 0, ecc: {dram: 1}}]}}", "timeline.0[0].ecc: unknown key 'dram'"),
+        ("{gpus: 1, timeline: {0: [{at: 0, fields: {82: hot}}]}}", "timeline.0[0].fields.82: expected a whole number"),
         ("{gpus: 1, driver: [{at: 0, loaded: yes please}]}", "driver[0].loaded: expected true or false"),
         ("{gpus: 1, timeline: {1: []}}", "timeline.1: there is no such GPU among 1"),
         ("{gpus: 1, timeline: {0: {at: 0}}}", "timeline.0: expected a list"),

@@ -1,0 +1,160 @@
+"""Write docs/metrics.md from what the collectors declare, or with --check say that it is out of date (status 1)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from rankscope_exporter.collectors import EXPORTER_METRICS, GPU_METRICS, GPU_SOURCES, RANK_METRICS
+from rankscope_exporter.collectors.ranks import RANK
+from rankscope_exporter.collectors.xid import WELL_KNOWN
+from rankscope_exporter.metric import Declaration
+from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.simulation.driver import SimulatedDriver
+from rankscope_exporter.simulation.library import installed
+from rankscope_exporter.simulation.scenario import parse_scenario
+from rankscope_exporter.source import GPU_LABELS, Gpu, Tick
+
+OUTPUT = Path(__file__).parent / "metrics.md"
+MODELS = {
+    "H100 with 18 NVLinks": "H100",
+    "H100 split into 7 by MIG": {"like": "H100", "mig": ["1g.10gb"] * 7},
+    "A100 split into 3 by MIG": {"like": "A100", "mig": ["3g.20gb", "2g.10gb", "1g.5gb"]},
+    "T4": "T4",
+}
+
+Cell = Callable[[Declaration], str]
+
+TEXT = """# Metrics
+
+<!-- Made by docs/generate.py from what the collectors declare; `make generate` writes it anew. -->
+
+Everything that `/metrics` serves. Base units, ratios instead of percents, timestamps instead of ages. What a
+device or a rank does not have is **absent**: never 0, never NaN, never a stale value.
+
+A label means one thing everywhere: `gpu` (NVML index on this machine), `uuid` (of a GPU), `gpu_instance` (of MIG; empty
+for a whole GPU, which to Prometheus is absent), `run`, `rank` (global), `group` (the ranks that synchronise with each
+other, e.g. `0-3`), `node` (host name), `direction` (as the GPU sees it), `phase`, `op`, `cause`.
+
+## GPUs (labels `gpu`, `uuid`)
+
+*Since* is the first architecture that has it, by NVIDIA's documentation of the call; a product may lack it all the
+same. Reading is spread: what changes seldom (errors, modes, links' states) is up to 15 s old.
+
+{gpus}
+
+## Ranks (labels `run`, `rank`)
+
+{ranks}
+
+## The exporter itself
+
+{exporter}
+
+## How many series that is
+
+For one GPU, by collector (`--no-collector.NAME` switches one off); what is off unless asked for is in brackets:
+`process` has a series for each process on the GPU, here one. Counted with simulated GPUs that lack what those models
+lack, busy and without an XID error:
+
+{budget}
+"""
+
+
+def main(arguments: list[str] | None = None, output: Path = OUTPUT) -> int:
+    """The exit status."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true", help="write nothing; fail if the file is out of date")
+    check = parser.parse_args(arguments).check
+    text = reference()
+    if output.exists() and output.read_text(encoding="utf-8") == text:
+        return 0
+    if check:
+        sys.stderr.write(f"{output} is out of date: run docs/generate.py\n")
+        return 1
+    output.write_text(text, encoding="utf-8")
+    sys.stdout.write(f"wrote {output}\n")
+    return 0
+
+
+def reference() -> str:
+    """The whole page."""
+    return TEXT.format(
+        gpus=_table(GPU_METRICS, GPU_LABELS, {"source call": lambda m: _code(m.source), "since": lambda m: m.since}),
+        ranks=_table(RANK_METRICS, RANK),
+        exporter=_table(EXPORTER_METRICS, ()),
+        budget=_budget({name: series_of(model) for name, model in MODELS.items()}),
+    )
+
+
+def series_of(model: object) -> dict[str, int]:
+    """How many series each collector makes of one busy GPU of this simulated model."""
+    state = {"at": 0, "busy": 1, "processes": [{"pid": os.getpid()}]}
+    simulated = SimulatedDriver(parse_scenario({"gpus": 1, "model": model, "timeline": {0: [state]}}), clock=Clock())
+    driver = Driver()
+    with installed(simulated):
+        driver.connect()
+        device = driver.device(0)
+        readers = {source: source.reader() for source in GPU_SOURCES}
+        rounds = [{s: read(device, Tick(simulated.now(), 1.0)) for s, read in readers.items()} for _ in range(3)]
+        driver.close()
+    families = {source.name: source.families({Gpu(0, ""): rounds[-1][source]}) for source in GPU_SOURCES}
+    counts = {name: sum(len(family.samples) for family in made) for name, made in families.items()}
+    return counts | {"xid": len(WELL_KNOWN)}
+
+
+class Clock:
+    """Moves on by itself, a second each time that it is looked at: everything has happened before, and fast."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        """Unix time in seconds."""
+        self._now += 1.0
+        return self._now
+
+
+def _table(
+    metrics: Sequence[Declaration],
+    common: Sequence[str],
+    more: Mapping[str, Callable[[Declaration], str]] | None = None,
+) -> str:
+    columns: dict[str, Callable[[Declaration], str]] = {
+        "name": lambda m: f"`{m.name}`",
+        "type": lambda m: m.kind,
+        "unit": lambda m: m.unit,
+        "more labels": lambda m: ", ".join(f"`{label}`" for label in m.labels if label not in common),
+        "meaning": lambda m: m.help,
+        **(more or {}),
+    }
+    return _rows([list(columns), *([cell(metric) for cell in columns.values()] for metric in metrics)])
+
+
+def _budget(counts: Mapping[str, Mapping[str, int]]) -> str:
+    off = {source.name for source in GPU_SOURCES if not source.is_on}
+    collectors = dict.fromkeys(name for count in counts.values() for name in count)
+    rows = [["collector", *counts]]
+    for name in collectors:
+        cells = [str(count[name]) for count in counts.values()]
+        rows.append([f"`{name}`", *(f"({cell})" if name in off else cell for cell in cells)])
+    totals = (sum(number for name, number in count.items() if name not in off) for count in counts.values())
+    return _rows([*rows, ["**together**", *(f"**{total}**" for total in totals)]])
+
+
+def _rows(rows: Iterable[Sequence[str]]) -> str:
+    head, *body = (f"| {' | '.join(row)} |" for row in rows)
+    return "\n".join([head, "|" + "---|" * (head.count(" | ") + 1), *body])
+
+
+def _code(source: str) -> str:
+    """Calls as code, what is said of them not."""
+    return re.sub(r"(…?[A-Za-z]*[a-z][A-Z]\w*(\([^)]*\))?)", r"`\1`", source)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""What a source publishes of one simulated GPU, and what a later reading adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rankscope_exporter.source import Gpu, GpuSource, Tick
+
+GPU0 = Gpu(0, "GPU-0")
+Published = dict[str, dict[Any, float]]
+
+
+class Watched:
+    """A source that reads a simulated machine's first GPU."""
+
+    def __init__(self, machine: Any, source: GpuSource[Any]) -> None:
+        self.machine = machine
+        self.device = machine.device()
+        self._source = source
+        self._read = source.reader()
+        self._last: float | None = None
+
+    def reopen(self) -> None:
+        """As after a failure."""
+        self.device = self.machine.device()
+
+    def after(self, seconds: float, *, gap: bool = False) -> Published:
+        """What is published after so many seconds: values by name, and by what labels there are besides the GPU's."""
+        clock = self.machine.clock
+        clock.advance(seconds)
+        elapsed = 0.0 if gap or self._last is None else clock() - self._last
+        self._last = clock()
+        reading = self._read(self.device, Tick(clock(), elapsed))
+        found: Published = {}
+        for family in self._source.families({GPU0: reading}):
+            for sample in family.samples:
+                found.setdefault(sample.name, {})[_key(sample.labels)] = sample.value
+        return found
+
+
+def _key(labels: dict[str, str]) -> Any:
+    more = [value for label, value in labels.items() if label not in ("gpu", "uuid")]
+    return more[0] if len(more) == 1 else tuple(more)
+
+
+@pytest.fixture
+def watch(machine: Callable[..., Any]) -> Callable[[str, GpuSource[Any]], Watched]:
+    """Makes a machine from a scenario's YAML, watched by a source."""
+    return lambda scenario, source: Watched(machine(scenario), source)
