@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 from nvml_simulator import environment, install
 
@@ -168,7 +169,8 @@ def _info(rank: int) -> dict[str, object]:
 def conditions() -> dict[str, object]:
     """Where and on what this was measured."""
     versions = {name: metadata.version(name) for name in ("nvitop-exporter", "prometheus-client", "uvicorn")}
-    return {"python": platform.python_version(), "cores": os.cpu_count(), "load": os.getloadavg()[0], **versions}
+    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+    return {**machine, "versions": versions}
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -181,7 +183,9 @@ def keep(path: Path, figures: dict[str, object], about: str | None, text: str) -
     command = f"python -m benchmarks.{path.stem}"
     path.write_text(json.dumps(figures, indent=2) + "\n")
     where = f"On {figures['cores']} cores that others used too (load {figures['load']:.1f} at the end), Python "
-    versions = f"{figures['python']}, nvitop-exporter {figures['nvitop-exporter']}. Made by `make benchmark-exporter` "
+    versions_of: Any = figures["versions"]
+    peer = versions_of["nvitop-exporter"]
+    versions = f"{figures['python']}, nvitop-exporter {peer}. Made by `make benchmark-exporter` "
     page = f"# {path.stem}\n\n{about}\n{where}{versions}(`{command}`).\n\n{text}\n"
     path.with_suffix(".md").write_text(page)
 
