@@ -13,7 +13,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 from prometheus_client.utils import floatToGoString
 
-from rankscope_exporter.families import Family, Key
+from rankscope_exporter.families import BareCounterMetricFamily, Family, Key
 
 EOF = b"# EOF\n"
 
@@ -44,11 +44,13 @@ class Exposition:
 
     def _header(self, family: Family) -> str:
         text = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
+        name, kind, is_bare = family.name, family.type, isinstance(family, BareCounterMetricFamily)
         if self._openmetrics:
-            name, text = family.name, text.replace('"', r"\"")
-        else:
-            name = f"{family.name}_total" if family.type == "counter" else family.name
-        return f"# HELP {name} {text}\n# TYPE {name} {family.type}\n"
+            text = text.replace('"', r"\"")
+            kind = "unknown" if is_bare else kind  # it has no counter without `_total`
+        elif kind == "counter" and not is_bare:
+            name = f"{name}_total"
+        return f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
 
     def _foreign(self, family: Metric) -> str:
         registry = Collected([family])

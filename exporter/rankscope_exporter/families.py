@@ -74,6 +74,16 @@ class CounterMetricFamily(Family):
         self.rows.append((("_total", tuple(labels)), value))
 
 
+class BareCounterMetricFamily(Family):
+    """Values that only go up, under somebody else's name, which has no `_total` (docs/decisions/0009)."""
+
+    kind = "counter"
+
+    def add_metric(self, labels: Iterable[str], value: float) -> None:
+        """A row."""
+        self.rows.append((("", tuple(labels)), value))
+
+
 class HistogramMetricFamily(Family):
     """Distributions, as cumulated counts."""
 
