@@ -10,6 +10,7 @@ from prometheus_client import core
 from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from rankscope_exporter import families
 from rankscope_exporter.exposition import Collected, Exposition
@@ -58,6 +59,15 @@ def test_a_family_has_the_samples_of_prometheus_clients() -> None:
 
 def test_prometheus_client_can_render_our_families() -> None:
     assert generate_latest(Collected(everything(1))) == generate_latest(Collected(everything(1, core)))
+
+
+def test_a_counter_under_somebody_elses_name_keeps_it_and_is_legal_in_both_notations() -> None:
+    family = families.BareCounterMetricFamily("DCGM_FI_ENERGY", "Energy.", labels=["gpu"])
+    family.add_metric(["0"], 7)
+    text, openmetrics = (Exposition(openmetrics=kind).render([family]).decode() for kind in (False, True))
+    assert text == '# HELP DCGM_FI_ENERGY Energy.\n# TYPE DCGM_FI_ENERGY counter\nDCGM_FI_ENERGY{gpu="0"} 7.0\n'
+    (parsed,) = text_string_to_metric_families(openmetrics)
+    assert (parsed.name, parsed.type, parsed.samples[0].name) == ("DCGM_FI_ENERGY", "unknown", "DCGM_FI_ENERGY")
 
 
 def test_a_row_with_too_few_labels_is_a_mistake_that_shows() -> None:
