@@ -1,7 +1,7 @@
 """dcgm-exporter's default counters: name, type and unit as there, and the value from what our sources have read.
 
-The list is etc/default-counters.csv of NVIDIA/dcgm-exporter as of its 4.x releases, less what NVML does not tell;
-docs/dcgm.md has it with what is missing.
+The list is etc/default-counters.csv of NVIDIA/dcgm-exporter, as its METRICS.md has it in 2026; docs/dcgm.md says what
+of it is missing, and what differs.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ Kind = Literal["gauge", "counter"]
 
 WHOLE_GPU = gpm.WHOLE_GPU
 MEGA, MIB = 1e6, 2**20
+# What DCGM calls a MB of NVLink traffic: it divides KiB by 1000 (NVIDIA/dcgm-exporter, pull request 658).
+NVLINK_MB = 1024 * 1000
 
 ByInstance = Mapping[str, Number]
 """Values by the id of the GPU instance; WHOLE_GPU where the value is that of all."""
@@ -118,10 +120,10 @@ METRICS: tuple[DcgmMetric, ...] = (
     _framebuffer("DEV_FB_RESERVED", "Memory that the driver reserves, MiB.", lambda framebuffer: framebuffer.reserved),
     _average(
         "DEV_NVLINK_BANDWIDTH_TOTAL",
-        "NVLink payload, both directions of all links, MB/s.",
+        "NVLink payload, both directions of all links, MB/s (DCGM's, 1,024,000 bytes).",
         nvlink.SOURCE,
         "payload",
-        1 / MEGA,
+        1 / NVLINK_MB,
     ),
     _last(
         "DEV_UNCORRECTABLE_REMAPPED_ROWS",

@@ -56,7 +56,7 @@ def test_every_value_is_in_dcgms_unit(sampled: Make) -> None:
         "DEV_GPU_UTIL": 50,  # %
         "DEV_MEM_COPY_UTIL": 25,
         "DEV_DEC_UTIL": 0,
-        "DEV_NVLINK_BANDWIDTH_TOTAL": 100_000,  # MB/s
+        "DEV_NVLINK_BANDWIDTH_TOTAL": 1e11 / 1_024_000,  # what DCGM calls MB/s
         "DEV_CORRECTABLE_REMAPPED_ROWS": 3,
         "DEV_UNCORRECTABLE_REMAPPED_ROWS": 1,
         "DEV_ROW_REMAP_FAILURE": 0,
