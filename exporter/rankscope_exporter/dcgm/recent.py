@@ -46,13 +46,16 @@ class _Averaging(Generic[R]):
 
     def __call__(self, device: Device, tick: Tick) -> R | None:
         """The reading, as it is."""
-        seen, self._seen = self._seen, deque()  # which stays empty if reading fails
-        self._rates[device.uuid] = {}
-        reading = self._read(device, tick)
-        if reading is not None:
-            self._seen = _with(seen, tick.elapsed, self._counts(reading))
-            self._rates[device.uuid] = _averages(self._seen)
-        return reading
+        seen, self._seen = self._seen, deque()
+        rates: Amounts = {}
+        try:
+            reading = self._read(device, tick)
+            if reading is not None:
+                self._seen = _with(seen, tick.elapsed, self._counts(reading))
+                rates = _averages(self._seen)
+            return reading
+        finally:
+            self._rates[device.uuid] = rates  # once, at the end: a scrape in the meantime has those of before
 
 
 def _with(seen: deque[tuple[float, Amounts]], elapsed: float, counts: Amounts) -> deque[tuple[float, Amounts]]:

@@ -67,6 +67,14 @@ def test_every_value_is_in_dcgms_unit(sampled: Make) -> None:
     assert {name: only(published, name) for name in expected} == pytest.approx(expected, rel=1e-3)
 
 
+def test_a_burst_of_a_second_is_in_the_utilisation_of_the_next_fifteen(sampled: Make) -> None:
+    watched = sampled("{gpus: 1, timeline: {0: [{at: 0}, {at: 8, busy: 1}, {at: 9, busy: 0}]}}")
+    watched.after(18)
+    for name, whole in (("DEV_GPU_UTIL", 100), ("PROF_GR_ENGINE_ACTIVE", 1)):
+        assert only(watched.published(), name) == pytest.approx(whole / 15), name
+    assert only(watched.after(10), "DEV_GPU_UTIL") == 0
+
+
 def test_free_used_and_reserved_memory_are_all_of_it(sampled: Make) -> None:
     published = sampled(BUSY).after(1)
     together = sum(only(published, name) for name in ("DEV_FB_FREE", "DEV_FB_USED", "DEV_FB_RESERVED"))

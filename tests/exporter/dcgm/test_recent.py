@@ -27,6 +27,7 @@ class Watched:
 
     def __init__(self) -> None:
         self._next: Counts = None
+        self.during: dict[str, float] = {}  # the rates that a scrape finds while the device is being read
         source: GpuSource[dict[str, float]] = GpuSource("s", "", lambda: self._answer, ())
         self._recent = Recent(source, lambda counts: {("", name): count for name, count in counts.items()})
         self._read: Callable[[Any, Tick], Counts] = self._recent.source.reader()
@@ -35,10 +36,14 @@ class Watched:
         """The rates after a reading."""
         self._next = counts
         assert self._read(FakeDevice(), Tick(0.0, elapsed)) is counts
-        return {name: rate for (_, name), rate in self._recent.rates(GPU).items()}
+        return self._rates()
 
     def _answer(self, _device: object, _tick: Tick) -> Counts:
+        self.during = self._rates()
         return self._next
+
+    def _rates(self) -> dict[str, float]:
+        return {name: rate for (_, name), rate in self._recent.rates(GPU).items()}
 
 
 def test_one_reading_is_no_average() -> None:
@@ -50,6 +55,14 @@ def test_an_average_covers_all_between_the_readings() -> None:
     watched.after(0.0, {"busy": 5.0})
     watched.after(1.0, {"busy": 6.0})
     assert watched.after(3.0, {"busy": 6.0}) == {"busy": 0.25}
+
+
+def test_while_a_device_is_being_read_its_averages_are_those_of_before() -> None:
+    watched = Watched()
+    watched.after(0.0, {"busy": 0.0})
+    before = watched.after(1.0, {"busy": 0.5})
+    watched.after(1.0, {"busy": 0.5})
+    assert watched.during == before == {"busy": 0.5}
 
 
 def test_what_is_longer_ago_than_the_window_is_forgotten() -> None:
