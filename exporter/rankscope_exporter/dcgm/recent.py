@@ -12,8 +12,8 @@ from rankscope_exporter.source import Gpu, GpuSource, Reader, Tick
 
 R = TypeVar("R")
 
-# Seconds. Prometheus' scrape interval is 15 s where Kubernetes' own tools set it up: scraped as often as that, the
-# gauges together leave out nothing. A longer window would make an autoscaler slow.
+# Seconds: the scrape interval of deploy/prometheus. Scraped as often as that, the gauges together leave out nothing; a
+# longer window would make an autoscaler slow.
 WINDOW = 15.0
 
 Amounts = Mapping[tuple[str, str], float]
