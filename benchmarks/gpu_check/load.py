@@ -1,0 +1,186 @@
+"""The known load: phases of which device time, bytes and operations are known, in a process of its own.
+
+Needs torch and nothing of ours. Tells on standard output, as a JSON line each, what it is, and when each phase begins
+and ends and what it did: by CUDA events, so without the time in which the GPU waited for us.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+Work = Callable[[], object]
+GIBIBYTE = 2**30
+GAP = 4.0  # seconds of nothing before each phase, so that readings a second or two late still tell phases apart
+
+
+@dataclass(frozen=True)
+class Phase:
+    """Work for `on` seconds, then none for `off` seconds, again and again; with `seconds` 0 just once."""
+
+    name: str
+    work: str
+    seconds: float
+    on: float = 0.5
+    off: float = 0.0
+
+
+PHASES = (
+    Phase("hold memory", "hold", 4, on=4),
+    Phase("bf16", "bf16", 20),
+    Phase("bf16, half the time", "bf16", 20, on=0.1, off=0.1),
+    Phase("bf16, 50 ms every second", "bf16", 20, on=0.05, off=0.95),
+    Phase("fp32", "fp32", 10),
+    Phase("upload once", "upload", 0, on=0),
+    Phase("upload", "upload", 6),
+    Phase("copy", "copy", 8),
+    Phase("idle", "idle", 10, on=10),
+)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Of square matrices, and of what is copied or held, in bytes."""
+
+    matrix: int = 8192
+    chunk: int = GIBIBYTE
+    held: int = 4 * GIBIBYTE
+
+
+class Gpu:
+    """What there is to do on a device, and how long it takes there."""
+
+    def __init__(self, torch: Any, device: str, sizes: Sizes) -> None:
+        torch.backends.cuda.matmul.allow_tf32 = False  # fp32 is to keep off the tensor cores
+        self._torch = torch
+        self._device = device
+        is_cuda = device == "cuda"
+        self.timed = self._timed_by_events if is_cuda else self._timed_by_clock
+        host = torch.ones(sizes.chunk, dtype=torch.uint8, pin_memory=is_cuda)
+        there = torch.empty(sizes.chunk, dtype=torch.uint8, device=device)
+        other = torch.empty_like(there)
+        self.held = sizes.held
+        self.works: Mapping[str, Work] = {
+            "bf16": self._product(sizes.matrix, torch.bfloat16),
+            "fp32": self._product(sizes.matrix, torch.float32),
+            "upload": lambda: there.copy_(host, non_blocking=True),
+            "copy": lambda: other.copy_(there),
+        }
+        products = 2 * sizes.matrix**3
+        self.flops = {"bf16": products, "fp32": products}
+        self.bytes = {"upload": sizes.chunk, "copy": sizes.chunk, "hold": sizes.held}
+
+    def describe(self) -> dict[str, Any]:
+        """Name and UUID of the device, and who we are."""
+        told = {"pid": os.getpid(), "torch": self._torch.__version__, "uuid": "", "device": "cpu"}
+        if self._device == "cuda":
+            properties = self._torch.cuda.get_device_properties(0)
+            told |= {"uuid": f"GPU-{getattr(properties, 'uuid', '')}", "device": properties.name}
+        return told
+
+    def hold(self, seconds: float, sleep: Callable[[float], None]) -> None:
+        """Have a tensor of a known size, and then not."""
+        held = self._torch.empty(self.held, dtype=self._torch.uint8, device=self._device)
+        sleep(seconds)
+        del held
+        if self._device == "cuda":
+            self._torch.cuda.empty_cache()
+
+    def _product(self, size: int, dtype: torch.dtype) -> Work:
+        left, right, product = (self._torch.randn(size, size, device=self._device).to(dtype) for _ in range(3))
+        return lambda: self._torch.matmul(left, right, out=product)
+
+    def _timed_by_events(self, work: Work, times: int) -> float:
+        begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        for _ in range(times):
+            work()
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1000
+
+    def _timed_by_clock(self, work: Work, times: int) -> float:
+        begun = time.perf_counter()
+        for _ in range(times):
+            work()
+        return time.perf_counter() - begun
+
+
+class Load:
+    """Runs phases."""
+
+    def __init__(self, gpu: Gpu, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._gpu = gpu
+        self._clock = clock
+        self._sleep = sleep
+        self._each: dict[str, float] = {}
+
+    def warm_up(self) -> None:
+        """How long each work takes, once its kernels are loaded."""
+        for name, work in self._gpu.works.items():
+            self._gpu.timed(work, 3)
+            self._each[name] = self._gpu.timed(work, 5) / 5
+
+    def run(self, phase: Phase) -> dict[str, Any]:
+        """What it did."""
+        began, busy, times = self._clock(), 0.0, 0
+        while True:
+            stretch, count = self._stretch(phase)
+            busy, times = busy + stretch, times + count
+            if self._clock() - began + phase.off >= phase.seconds:
+                break
+            self._sleep(phase.off)
+        done = {"phase": phase.name, "began": began, "ended": self._clock(), "busy_seconds": busy}
+        per_time = {"flops": self._gpu.flops.get(phase.work, 0), "bytes": self._gpu.bytes.get(phase.work, 0)}
+        return done | {name: each * times for name, each in per_time.items()}
+
+    def _stretch(self, phase: Phase) -> tuple[float, int]:
+        """Seconds on the device, and how often the work was done."""
+        if phase.work == "idle":
+            self._sleep(phase.on)
+            return 0.0, 0
+        if phase.work == "hold":
+            self._gpu.hold(phase.on, self._sleep)
+            return 0.0, 1
+        times = max(1, round(phase.on / self._each[phase.work]))
+        return self._gpu.timed(self._gpu.works[phase.work], times), times
+
+
+def say(told: Mapping[str, Any]) -> None:
+    """A line, at once."""
+    print(json.dumps(told), flush=True)
+
+
+def main() -> None:
+    """All phases; `--scale` makes them shorter, and `--device cpu` with small sizes shows that this runs at all."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--matrix", type=int, default=Sizes.matrix)
+    parser.add_argument("--chunk", type=int, default=Sizes.chunk)
+    parser.add_argument("--held", type=int, default=Sizes.held)
+    parser.add_argument("--scale", type=float, default=1.0)
+    options = parser.parse_args()
+    import torch
+
+    gpu = Gpu(torch, options.device, Sizes(options.matrix, options.chunk, options.held))
+    load = Load(gpu, time.time, time.sleep)
+    say(gpu.describe())
+    load.warm_up()
+    for phase in PHASES:
+        time.sleep(GAP * options.scale)
+        scaled = Phase(phase.name, phase.work, phase.seconds * options.scale, phase.on * options.scale, phase.off)
+        say({"phase": phase.name, "began": time.time()})
+        say(load.run(scaled))
+    time.sleep(GAP * options.scale)
+
+
+if __name__ == "__main__":
+    main()
