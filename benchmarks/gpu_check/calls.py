@@ -5,10 +5,10 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
-from benchmarks.gpu_check.facts import surviving
-from benchmarks.gpu_check.report import Check
+from benchmarks.gpu_check.report import Check, surviving
 
 from rankscope_exporter.collectors import GPU_SOURCES
 from rankscope_exporter.nvml import health, links, mig, modes, temperature, throttle
@@ -18,6 +18,7 @@ from rankscope_exporter.source import GpuSource, Tick
 
 PART = "cost of the driver's calls"
 TIMES = 20
+PAUSE = 0.12  # seconds; GPM wants more than 0.1 between two samples
 
 CALLS: Mapping[str, Callable[[Device], Any]] = {
     "check": Device.check,
@@ -63,9 +64,9 @@ CALLS: Mapping[str, Callable[[Device], Any]] = {
 def calls(device: Device) -> Iterator[Check]:
     """Every call, then every source's whole reading as the sampler takes it."""
     for name, call in CALLS.items():
-        yield from surviving(name, _cost(name, call, device))
+        yield from surviving(PART, name, _cost(name, call, device))
     for source in GPU_SOURCES:
-        yield from surviving(source.name, _reading(source, device))
+        yield from surviving(PART, source.name, _reading(source, device))
 
 
 def _cost(name: str, call: Callable[[Device], Any], device: Device) -> Iterator[Check]:
@@ -76,13 +77,13 @@ def _cost(name: str, call: Callable[[Device], Any], device: Device) -> Iterator[
 
 
 def _reading(source: GpuSource[Any], device: Device) -> Iterator[Check]:
-    """Readings half a second apart, as GPM wants at least 0.1 s between two."""
+    """Readings as far apart as GPM wants."""
     read = source.reader()
     costs: list[float] = []
-    for _ in range(5):
-        tick = Tick(time.time(), 0.2 if costs else 0.0)
-        costs.append(_microseconds(lambda tick=tick: read(device, tick)))  # type: ignore[misc]  # binds this tick
-        time.sleep(0.2)
+    for _ in range(3):
+        tick = Tick(time.time(), PAUSE if costs else 0.0)
+        costs.append(_microseconds(partial(read, device, tick)))
+        time.sleep(PAUSE)
     note = f"first {costs[0]:.0f}, at most {max(costs[1:]):.0f} later"
     yield Check(PART, f"a reading of `{source.name}`", "measured", f"{statistics.median(costs[1:]):.0f} µs", note=note)
 

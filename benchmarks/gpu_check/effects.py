@@ -10,7 +10,7 @@ from benchmarks.gpu_check.exporter import Scrape, values
 from benchmarks.gpu_check.report import Check, missing, number
 
 PART = "known load"
-Known = Literal["busy_seconds", "bytes"]
+Known = Literal["busy_seconds", "bytes", "wall_seconds"]
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,8 @@ EFFECTS: tuple[Effect, ...] = (
     _pipe(FULL, "fp64", 0.0, 0.02),
     Effect("copy", "dram_active_seconds_total", 0.5, 1.03, slack=0.1),
     Effect("idle", "dram_active_seconds_total", slack=0.1),
+    # If it were counted in anything but nanoseconds this would be far off, or 0 beside nvidia-smi's.
+    Effect(FULL, "throttled_seconds_total", 0.0, 1.03, "wall_seconds", {"reason": "sw_power_cap"}),
     Effect("upload", "gpm_pcie_bytes_total", 0.9, 1.2, "bytes", RECEIVE),
     Effect("upload", "gpm_pcie_bytes_total", 0.0, 0.1, "bytes", TRANSMIT),
     Effect("upload once", "gpm_pcie_bytes_total", 0.8, 1.3, "bytes", RECEIVE, slack=2**26),

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks.simulated_node import free_port
 from prometheus_client.parser import text_string_to_metric_families
@@ -103,6 +104,7 @@ def running(*flags: str, as_nobody: bool = False) -> Iterator[Exporter]:
             (directory / "log").open("wb") as log,
             subprocess.Popen(command, stderr=log, env=environment()) as process,
         ):
+            STARTED.append(process)
             try:
                 exporter = Exporter(process, port, directory / "log")
                 exporter.await_ready()
@@ -122,6 +124,17 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait(10)
     except subprocess.TimeoutExpired:  # stuck in the driver
         process.kill()
+
+
+STARTED: list[subprocess.Popen[Any]] = []
+"""Every process that a part has started."""
+
+
+def end_started() -> None:
+    """Kill what a part that did not end in time has left running: it waits for nothing then, and ends."""
+    for process in STARTED:
+        if process.poll() is None:
+            process.kill()
 
 
 class Recorder:

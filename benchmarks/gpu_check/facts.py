@@ -6,11 +6,12 @@ import ctypes
 import itertools
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from importlib import metadata
 from typing import Any
 
 import pynvml
-from benchmarks.gpu_check.report import Check, Outcome
+from benchmarks.gpu_check.report import Check, Outcome, surviving
 
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.nvml.events import XidEvents
@@ -32,12 +33,22 @@ VALUE_TYPES = {
 THROTTLE = ("PERF_POLICY_POWER", "PERF_POLICY_THERMAL", "PERF_POLICY_SYNC_BOOST", "PERF_POLICY_BOARD_LIMIT")
 # Fields whose numbers moved between versions of the bindings: asked by number (see nvml/throttle.py).
 MOVED = (*range(251, 256), *range(269, 274))
+PCIE_FIELDS = (pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES)
+LINKS = 18  # the most that a GPU to Blackwell has
 TLIMITS = ("SHUTDOWN", "SLOWDOWN", "MEM_MAX", "GPU_MAX")
 
 
 def fact(about: str, value: object, note: str = "", outcome: Outcome = "measured") -> Check:
     """A line."""
     return Check(PART, about, outcome, str(value), note=note)
+
+
+def asked(about: str, question: Callable[[], object], note: str = "") -> Check:
+    """A line with what the driver answers; that it refuses is an answer too."""
+    try:
+        return fact(about, question(), note)
+    except pynvml.NVMLError as error:
+        return fact(about, f"error {error.value}: {error}", note)
 
 
 def raw_fields(device: Device, ids: Sequence[Any]) -> str:
@@ -55,53 +66,50 @@ def _raw(answer: Any) -> str:
 
 
 def versions(device: Device) -> Iterator[Check]:
-    """Driver, NVML and bindings."""
-    yield fact("driver, CUDA", f"{device.driver_version()}, {device.cuda_version()}")
-    nvml, bindings = pynvml.nvmlSystemGetNVMLVersion(), getattr(pynvml, "__version__", "unknown")
-    yield fact("NVML, bindings", f"{nvml}, {bindings}")
+    """Driver, NVML and bindings, and whether the parts of the memory make the whole."""
+    bindings = metadata.version("nvidia-ml-py")
+    yield fact("driver, CUDA, bindings", f"{device.driver_version()}, {device.cuda_version()}, {bindings}")
+    yield asked("NVML", pynvml.nvmlSystemGetNVMLVersion)
     yield fact("device", f"{device.name()} {device.uuid} {device.pci_bus_id()}")
+    yield asked("memory v2", lambda: _memory(device))
+
+
+def _memory(device: Device) -> str:
     memory = pynvml.nvmlDeviceGetMemoryInfo(device.handle, pynvml.nvmlMemory_v2)
-    yield fact("memory v2", f"total {memory.total} reserved {memory.reserved} used {memory.used} free {memory.free}")
-    parts = memory.reserved + memory.used + memory.free
-    yield fact("memory v2 minus its parts", memory.total - parts)
+    rest = memory.total - memory.reserved - memory.used - memory.free
+    return f"total {memory.total} reserved {memory.reserved} used {memory.used} free {memory.free}, rest {rest}"
 
 
 def pcie(device: Device) -> Iterator[Check]:
     """The counters that may wrap at 32 bits: twice, so that their growth at rest shows too."""
-    ids = [pynvml.NVML_FI_DEV_PCIE_COUNT_TX_BYTES, pynvml.NVML_FI_DEV_PCIE_COUNT_RX_BYTES]
-    yield fact("PCIe fields 197, 198", raw_fields(device, ids))
-    time.sleep(1)
-    yield fact("PCIe fields 197, 198, a second later", raw_fields(device, ids))
+    for moment in ("at first", "a second later"):
+        yield asked(f"PCIe fields, {moment}", lambda: raw_fields(device, PCIE_FIELDS), "bytes sent, bytes received")
+        time.sleep(1)
 
 
 def throttle(device: Device) -> Iterator[Check]:
     """What the throttle counters are; their unit shows beside nvidia-smi's microseconds in the comparison."""
     ids = [getattr(pynvml, f"NVML_FI_DEV_{name}") for name in THROTTLE]
-    yield fact("throttle counters", raw_fields(device, ids), "expected: nanoseconds")
-    yield fact("fields that moved", raw_fields(device, MOVED), "251 to 255, 269 to 273 by number")
+    yield asked("throttle counters", lambda: raw_fields(device, ids), "expected: nanoseconds")
+    yield asked("fields that moved", lambda: raw_fields(device, MOVED), "by number")
 
 
 def t_limit(device: Device) -> Iterator[Check]:
     """Whether negative margins arrive signed."""
     ids = [getattr(pynvml, f"NVML_FI_DEV_TEMPERATURE_{name}_TLIMIT") for name in TLIMITS]
-    yield fact("T.Limit fields", raw_fields(device, ids), ", ".join(TLIMITS).lower())
-    yield fact("T.Limit margin", device_margin(device))
-
-
-def device_margin(device: Device) -> object:
-    """As the call gives it."""
-    return pynvml.nvmlDeviceGetMarginTemperature(device.handle)
+    yield asked("T.Limit fields", lambda: raw_fields(device, ids), ", ".join(TLIMITS).lower())
+    yield asked("T.Limit margin", lambda: pynvml.nvmlDeviceGetMarginTemperature(device.handle))
 
 
 def nvlink(device: Device) -> Iterator[Check]:
     """Whether the scope for all links is taken."""
-    yield fact("NVLink count", raw_fields(device, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT]))
+    yield asked("NVLink count", lambda: raw_fields(device, [pynvml.NVML_FI_DEV_NVLINK_LINK_COUNT]))
     data = [pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX, pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_RX]
     scopes = [(field, scope) for field in data for scope in (ALL_LINKS, 0, 1)]
-    yield fact("NVLink bytes by scope", raw_fields(device, scopes), "0xffffffff: all links")
+    yield asked("NVLink bytes by scope", lambda: raw_fields(device, scopes), f"{ALL_LINKS:#x}: all links")
     totals = [pynvml.NVML_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL, pynvml.NVML_FI_DEV_NVLINK_REPLAY_ERROR_COUNT_TOTAL]
-    yield fact("NVLink errors", raw_fields(device, totals))
-    yield fact("NVLink states", " ".join(_link_state(device, link) for link in range(18)))
+    yield asked("NVLink errors", lambda: raw_fields(device, totals))
+    yield fact("NVLink states", " ".join(_link_state(device, link) for link in range(LINKS)))
 
 
 def _link_state(device: Device, link: int) -> str:
@@ -151,16 +159,20 @@ def gpm(device: Device) -> Iterator[Check]:
     """Size and version of the structs that this driver takes, and what every metric answers."""
     sizes = (ctypes.sizeof(kind) for kind in (pynvml.c_nvmlGpmMetricsGet_t, pynvml.c_nvmlGpmMetric_t))
     yield fact("GPM struct and metric, bytes", ", ".join(map(str, sizes)))
-    yield fact("GPM supported", pynvml.nvmlGpmQueryDeviceSupport(device.handle).isSupportedDevice)
-    first, second = (pynvml.nvmlGpmSampleAlloc() for _ in range(2))
+    yield asked("GPM supported", lambda: pynvml.nvmlGpmQueryDeviceSupport(device.handle).isSupportedDevice)
+    yield asked("GPM metrics at rest", lambda: _gpm(device), "number: value, or the return code")
+
+
+def _gpm(device: Device) -> str:
+    samples = [pynvml.nvmlGpmSampleAlloc() for _ in range(2)]
     try:
-        pynvml.nvmlGpmSampleGet(device.handle, first)
-        time.sleep(0.5)
-        pynvml.nvmlGpmSampleGet(device.handle, second)
-        yield fact("GPM metrics at rest", _gpm_values(first, second), "number: value, or the return code")
+        for sample in samples:
+            time.sleep(0.25)
+            pynvml.nvmlGpmSampleGet(device.handle, sample)
+        return _gpm_values(*samples)
     finally:
-        pynvml.nvmlGpmSampleFree(first)
-        pynvml.nvmlGpmSampleFree(second)
+        for sample in samples:
+            pynvml.nvmlGpmSampleFree(sample)
 
 
 def _gpm_values(first: Any, second: Any) -> str:
@@ -210,12 +222,4 @@ FACTS = (versions, pcie, throttle, t_limit, nvlink, rings, gpm, processes, power
 def facts(device: Device) -> Iterator[Check]:
     """All of them; one that fails costs itself alone."""
     for ask in FACTS:
-        yield from surviving(ask.__name__, ask(device))
-
-
-def surviving(about: str, checks: Iterable[Check]) -> Iterator[Check]:
-    """The checks, and what ended them early."""
-    try:
-        yield from checks
-    except Exception as error:  # whatever it is: the other facts are worth having
-        yield fact(about, f"{type(error).__name__}: {error}", outcome="failed")
+        yield from surviving(PART, ask.__name__, ask(device))

@@ -138,7 +138,14 @@ class Load:
             if self._clock() - began + phase.off >= phase.seconds:
                 break
             self._sleep(phase.off)
-        done = {"phase": phase.name, "began": began, "ended": self._clock(), "busy_seconds": busy}
+        ended = self._clock()
+        done = {
+            "phase": phase.name,
+            "began": began,
+            "ended": ended,
+            "busy_seconds": busy,
+            "wall_seconds": ended - began,
+        }
         per_time = {"flops": self._gpu.flops.get(phase.work, 0), "bytes": self._gpu.bytes.get(phase.work, 0)}
         return done | {name: each * times for name, each in per_time.items()}
 

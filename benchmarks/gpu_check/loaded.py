@@ -8,15 +8,16 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_check import comparison
 from benchmarks.gpu_check.effects import BEFORE, FULL, PART, around, judge_effects
-from benchmarks.gpu_check.exporter import Recorder, Scrape, values
-from benchmarks.gpu_check.report import Check, judge, missing, number
+from benchmarks.gpu_check.exporter import STARTED, Recorder, Scrape, values
+from benchmarks.gpu_check.report import Check, judge, missing, number, surviving
+from benchmarks.gpu_check.wrap import Counts, Watch, judge_wrap
 
 LOAD = Path(__file__).with_name("load.py")
 COMPARE_AFTER = 5.0  # seconds into the full load: clocks and power have settled
@@ -31,6 +32,10 @@ JUDGED_HERE = frozenset(
         "state_seconds_total",
     )
 )
+
+
+Phases = Mapping[str, Mapping[str, Any]]
+"""What each phase that has ended did, by name."""
 
 
 class LoadProcess:
@@ -69,29 +74,37 @@ def _running(options: Sequence[str], errors: Path) -> Iterator[LoadProcess]:
         errors.open("wb") as stderr,
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=stderr, text=True) as process,
     ):
+        STARTED.append(process)
         try:
             yield LoadProcess(process)
         finally:
             process.kill()
 
 
-def under_load(recorder: Recorder, options: Sequence[str] = (), scale: float = 1.0) -> Iterator[Check]:
+def under_load(
+    recorder: Recorder, counters: Callable[[], Counts], options: Sequence[str] = (), scale: float = 1.0
+) -> Iterator[Check]:
     """Every check of this part; the scrapes stay in the recorder."""
     with tempfile.TemporaryDirectory() as name:
         errors = Path(name, "errors")
-        with _running([*options, f"--scale={scale}"], errors) as load:
+        with _running([*options, f"--scale={scale}"], errors) as load, Watch(counters) as watch:
             yield from _while_it_runs(load, recorder, scale)
         phases = load.phases()
         if not phases:
             yield Check(PART, "the load", "failed", note=errors.read_text(errors="replace")[-500:])
             return
-    uuid = _uuid(load.told[0], recorder.scrapes)
-    yield Check(PART, "the load's GPU", "measured", uuid, f"{load.told[0]}")
-    yield from judge_effects(phases, recorder.scrapes, uuid, scale)
-    yield from _held(phases, recorder.scrapes, uuid, load.told[0]["pid"], scale)
-    yield from _energy(phases, recorder.scrapes, uuid, scale)
-    yield from _time(phases, recorder.scrapes, uuid, scale)
-    yield from _rates(phases, recorder.scrapes, uuid, scale)
+    yield from surviving(PART, "the load's effects", _judge(load.told[0], phases, recorder.scrapes, scale))
+    yield from judge_wrap(phases, watch.samples)
+
+
+def _judge(told: Mapping[str, Any], phases: Phases, scrapes: Sequence[Scrape], scale: float) -> Iterator[Check]:
+    uuid = _uuid(told, scrapes)
+    yield Check(PART, "the load's GPU", "measured", uuid, str(told))
+    yield from judge_effects(phases, scrapes, uuid, scale)
+    yield from surviving(PART, "memory", _held(phases, scrapes, uuid, told["pid"], scale))
+    yield from surviving(PART, "energy", _energy(phases, scrapes, uuid, scale))
+    yield from surviving(PART, "time", _time(phases, scrapes, uuid, scale))
+    yield from surviving(PART, "rates", _rates(phases, scrapes, uuid, scale))
 
 
 def _while_it_runs(load: LoadProcess, recorder: Recorder, scale: float) -> Iterator[Check]:
@@ -110,9 +123,7 @@ def _uuid(described: Mapping[str, Any], scrapes: Sequence[Scrape]) -> str:
     return str(described["uuid"]) or next(iter(uuids), "")
 
 
-def _held(
-    phases: Mapping[str, Mapping[str, Any]], scrapes: Sequence[Scrape], uuid: str, pid: int, scale: float
-) -> Iterator[Check]:
+def _held(phases: Phases, scrapes: Sequence[Scrape], uuid: str, pid: int, scale: float) -> Iterator[Check]:
     """A tensor of a known size, beside what was used just before it."""
     if not (done := phases.get("hold memory")):
         return
@@ -130,9 +141,7 @@ def _held(
     )
 
 
-def _energy(
-    phases: Mapping[str, Mapping[str, Any]], scrapes: Sequence[Scrape], uuid: str, scale: float
-) -> Iterator[Check]:
+def _energy(phases: Phases, scrapes: Sequence[Scrape], uuid: str, scale: float) -> Iterator[Check]:
     """The energy counter beside the sum of power times time."""
     for name in (FULL, "idle"):
         if not (done := phases.get(name)):
@@ -149,9 +158,7 @@ def _energy(
         yield judge(PART, f"{name}: energy_joules_total", [grown], area, 0.1 * area, "beside the integral of our power")
 
 
-def _time(
-    phases: Mapping[str, Mapping[str, Any]], scrapes: Sequence[Scrape], uuid: str, scale: float
-) -> Iterator[Check]:
+def _time(phases: Phases, scrapes: Sequence[Scrape], uuid: str, scale: float) -> Iterator[Check]:
     """When the GPU was last busy, and that its states partition time."""
     if done := phases.get(FULL):
         last = values(around(done, scrapes, scale), "rankscope_gpu_last_busy_timestamp_seconds", uuid=uuid)
@@ -162,9 +169,7 @@ def _time(
     yield judge(PART, "all the time: state_seconds_total", grown, passed, 2.0, "all states together; time passed")
 
 
-def _rates(
-    phases: Mapping[str, Mapping[str, Any]], scrapes: Sequence[Scrape], uuid: str, scale: float
-) -> Iterator[Check]:
+def _rates(phases: Phases, scrapes: Sequence[Scrape], uuid: str, scale: float) -> Iterator[Check]:
     """What the load reached, and the blocking call for PCIe while it uploads."""
     for name, done in phases.items():
         for what in ("flops", "bytes"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
@@ -40,6 +40,14 @@ def judge(
         return Check(part, about, missing(bool(ours), theirs is not None), *shown, note)
     fits = min(ours) - slack <= theirs <= max(ours) + slack
     return Check(part, about, "ok" if fits else "differs", *shown, note)
+
+
+def surviving(part: str, about: str, checks: Iterable[Check]) -> Iterator[Check]:
+    """The checks; and if an error ends them early, whatever it is, that it did, for the others are worth having."""
+    try:
+        yield from checks
+    except Exception as error:
+        yield Check(part, about, "failed", note=f"{type(error).__name__}: {error}")
 
 
 def missing(ours: bool, theirs: bool) -> Outcome:

@@ -13,18 +13,21 @@ from benchmarks.gpu_check import comparison, report
 from benchmarks.gpu_check.calls import calls
 from benchmarks.gpu_check.cost import COST, cost, logged, unprivileged
 from benchmarks.gpu_check.effects import PART as LOAD
-from benchmarks.gpu_check.exporter import Recorder, running
+from benchmarks.gpu_check.exporter import Recorder, end_started, running
 from benchmarks.gpu_check.facts import facts
 from benchmarks.gpu_check.instead import judge_rules
 from benchmarks.gpu_check.loaded import under_load
-from benchmarks.gpu_check.report import Check
+from benchmarks.gpu_check.report import Check, surviving
 
 from rankscope_exporter.collectors import GPU_SOURCES
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.nvml.driver import Driver
 from rankscope_exporter.nvml.errors import DriverError
+from rankscope_exporter.nvml.links import pcie_bytes
 
 EVERYTHING = tuple(f"--collector.{source.name}" for source in GPU_SOURCES)
+
+GOODBYE = 5.0  # seconds for a part to judge what it has, once what it waits for was ended
 
 Part = Callable[[], Iterator[Check]]
 
@@ -41,7 +44,7 @@ def run(path: Path, limit: float, scale: float, load: Sequence[str]) -> None:
     parts: tuple[tuple[str, float, Part], ...] = (
         ("facts about the driver", 60, lambda: facts(device)),
         ("cost of the driver's calls", 60, lambda: calls(device)),
-        (LOAD, 300, lambda: with_everything(load, scale)),
+        (LOAD, 300, lambda: with_everything(device, load, scale)),
         (COST, 90, lambda: by_default(scale)),
         ("as nobody", 90, lambda: unprivileged(5 * scale)),
     )
@@ -73,26 +76,24 @@ def attempt(name: str, part: Part, seconds: float) -> list[Check]:
     thread = threading.Thread(target=_collect, args=(name, part, found), name=name, daemon=True)
     thread.start()
     thread.join(seconds)
-    checks = [*found]  # a thread that is stuck may still wake up
-    if thread.is_alive():
-        checks.append(Check(name, "this part", "failed", note=f"did not end within {seconds:.0f} s"))
-    return checks
+    if not thread.is_alive():
+        return found
+    end_started()
+    thread.join(GOODBYE)
+    return [*found, Check(name, "this part", "failed", note=f"did not end within {seconds:.0f} s")]
 
 
 def _collect(name: str, part: Part, found: list[Check]) -> None:
-    try:
-        for check in part():
-            found.append(check)  # noqa: PERF402  # one by one: what came before an error counts
-    except Exception as error:  # whatever it is: the other parts are worth having
-        found.append(Check(name, "this part", "failed", note=f"{type(error).__name__}: {error}"))
+    for check in surviving(name, "this part", part()):
+        found.append(check)  # noqa: PERF402  # one by one: another thread looks before the last has come
 
 
-def with_everything(load: Sequence[str], scale: float) -> Iterator[Check]:
+def with_everything(device: Device, load: Sequence[str], scale: float) -> Iterator[Check]:
     """One exporter with all collectors: at rest beside nvidia-smi, under the load, and at every scrape."""
     with running(*EVERYTHING) as exporter:
         with Recorder(exporter) as recorder:
             yield from comparison.compare("nvidia-smi, at rest", recorder)
-            yield from under_load(recorder, load, scale)
+            yield from under_load(recorder, lambda: pcie_bytes(device), load, scale)
         yield from judge_rules(recorder.scrapes)
         yield logged(LOAD, [*recorder.errors, *exporter.complaints()])
 

@@ -103,7 +103,7 @@ def outcomes(done: dict[str, Any], *scrapes: Scrape) -> dict[str, str]:
 
 
 def test_a_counter_that_grew_by_what_the_load_did_is_ok_wherever_scrapes_lie() -> None:
-    done = {"began": 100.0, "ended": 120.0, "busy_seconds": 19.9}
+    done = {"began": 100.0, "ended": 120.0, "busy_seconds": 19.9, "wall_seconds": 20.0}
     found = outcomes(done, busy(90, 0), busy(99.5, 7), busy(121, 26), busy(122.5, 27), busy(130, 50))
     assert found["bf16: busy_seconds_total"] == "ok"
     assert found["bf16: sm_active_seconds_total"] == "absent on both sides"
@@ -111,7 +111,7 @@ def test_a_counter_that_grew_by_what_the_load_did_is_ok_wherever_scrapes_lie() -
 
 
 def test_a_counter_that_grew_by_less_differs() -> None:
-    done = {"began": 100.0, "ended": 120.0, "busy_seconds": 19.9}
+    done = {"began": 100.0, "ended": 120.0, "busy_seconds": 19.9, "wall_seconds": 20.0}
     assert outcomes(done, busy(99.5, 7), busy(122.5, 20))["bf16: busy_seconds_total"] == "differs"
 
 
