@@ -65,10 +65,14 @@ class Exporter:
     def scrape(self) -> Scrape:
         """One answer. Raises OSError."""
         at = time.time()
-        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
-            body = answer.read().decode()
-        samples = (sample for family in text_string_to_metric_families(body) for sample in family.samples)
+        families = text_string_to_metric_families(self.body())
+        samples = (sample for family in families for sample in family.samples)
         return Scrape(at, {(s.name, frozenset(s.labels.items())): s.value for s in samples})
+
+    def body(self) -> str:
+        """What it serves. Raises OSError."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
 
     def complaints(self) -> list[str]:
         """What it logged beyond the ordinary."""

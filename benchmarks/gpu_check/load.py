@@ -12,11 +12,12 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
     import torch
 
+T = TypeVar("T")
 Work = Callable[[], object]
 GIBIBYTE = 2**30
 GAP = 4.0  # seconds of nothing before each phase, so that readings a second or two late still tell phases apart
@@ -59,20 +60,16 @@ class Gpu:
     """What there is to do on a device, and how long it takes there."""
 
     def __init__(self, torch: Any, device: str, sizes: Sizes) -> None:
-        torch.backends.cuda.matmul.allow_tf32 = False  # fp32 is to keep off the tensor cores
+        torch.set_float32_matmul_precision("highest")  # fp32 is to keep off the tensor cores
         self._torch = torch
         self._device = device
-        is_cuda = device == "cuda"
-        self.timed = self._timed_by_events if is_cuda else self._timed_by_clock
-        host = torch.ones(sizes.chunk, dtype=torch.uint8, pin_memory=is_cuda)
-        there = torch.empty(sizes.chunk, dtype=torch.uint8, device=device)
-        other = torch.empty_like(there)
-        self.held = sizes.held
-        self.works: Mapping[str, Work] = {
-            "bf16": self._product(sizes.matrix, torch.bfloat16),
-            "fp32": self._product(sizes.matrix, torch.float32),
-            "upload": lambda: there.copy_(host, non_blocking=True),
-            "copy": lambda: other.copy_(there),
+        self._sizes = sizes
+        self.timed = self._timed_by_events if device == "cuda" else self._timed_by_clock
+        self.makers: Mapping[str, Callable[[], Work]] = {
+            "bf16": lambda: self._product(torch.bfloat16),
+            "fp32": lambda: self._product(torch.float32),
+            "upload": self._upload,
+            "copy": self._copy,
         }
         products = 2 * sizes.matrix**3
         self.flops = {"bf16": products, "fp32": products}
@@ -88,13 +85,25 @@ class Gpu:
 
     def hold(self, seconds: float, sleep: Callable[[float], None]) -> None:
         """Have a tensor of a known size, and then not."""
-        held = self._torch.empty(self.held, dtype=self._torch.uint8, device=self._device)
+        held = self._torch.empty(self._sizes.held, dtype=self._torch.uint8, device=self._device)
         sleep(seconds)
         del held
         if self._device == "cuda":
             self._torch.cuda.empty_cache()
 
-    def _product(self, size: int, dtype: torch.dtype) -> Work:
+    def _upload(self) -> Work:
+        host = self._torch.ones(self._sizes.chunk, dtype=self._torch.uint8, pin_memory=self._device == "cuda")
+        there = self._torch.empty(self._sizes.chunk, dtype=self._torch.uint8, device=self._device)
+        return lambda: there.copy_(host, non_blocking=True)
+
+    def _copy(self) -> Work:
+        one, other = (
+            self._torch.ones(self._sizes.chunk, dtype=self._torch.uint8, device=self._device) for _ in range(2)
+        )
+        return lambda: other.copy_(one)
+
+    def _product(self, dtype: torch.dtype) -> Work:
+        size = self._sizes.matrix
         left, right, product = (self._torch.randn(size, size, device=self._device).to(dtype) for _ in range(3))
         return lambda: self._torch.matmul(left, right, out=product)
 
@@ -121,13 +130,15 @@ class Load:
         self._gpu = gpu
         self._clock = clock
         self._sleep = sleep
+        self._works: dict[str, Work] = {}
         self._each: dict[str, float] = {}
 
-    def warm_up(self) -> None:
-        """How long each work takes, once its kernels are loaded."""
-        for name, work in self._gpu.works.items():
-            self._gpu.timed(work, 3)
-            self._each[name] = self._gpu.timed(work, 5) / 5
+    def warm_up(self, work: str) -> None:
+        """How long this work takes, once its kernels are loaded. Raises what torch raises."""
+        do = self._gpu.makers[work]()
+        self._gpu.timed(do, 3)
+        self._each[work] = self._gpu.timed(do, 5) / 5
+        self._works[work] = do
 
     def run(self, phase: Phase) -> dict[str, Any]:
         """What it did."""
@@ -158,7 +169,7 @@ class Load:
             self._gpu.hold(phase.on, self._sleep)
             return 0.0, 1
         times = max(1, round(phase.on / self._each[phase.work]))
-        return self._gpu.timed(self._gpu.works[phase.work], times), times
+        return self._gpu.timed(self._works[phase.work], times), times
 
 
 def say(told: Mapping[str, Any]) -> None:
@@ -178,15 +189,24 @@ def main() -> None:
     import torch
 
     gpu = Gpu(torch, options.device, Sizes(options.matrix, options.chunk, options.held))
-    load = Load(gpu, time.time, time.sleep)
     say(gpu.describe())
-    load.warm_up()
+    load = Load(gpu, time.time, time.sleep)
+    for work in gpu.makers:
+        attempt(work, load.warm_up, work)
     for phase in PHASES:
         time.sleep(GAP * options.scale)
         scaled = Phase(phase.name, phase.work, phase.seconds * options.scale, phase.on * options.scale, phase.off)
         say({"phase": phase.name, "began": time.time()})
-        say(load.run(scaled))
+        attempt(phase.name, lambda phase: say(load.run(phase)), scaled)
     time.sleep(GAP * options.scale)
+
+
+def attempt(name: str, what: Callable[[T], None], argument: T) -> None:
+    """One that fails, for memory that cannot be pinned, say, costs itself alone."""
+    try:
+        what(argument)
+    except Exception as error:  # whatever torch has to say
+        say({"failed": name, "error": f"{type(error).__name__}: {error}"})
 
 
 if __name__ == "__main__":

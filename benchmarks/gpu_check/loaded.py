@@ -20,6 +20,7 @@ from benchmarks.gpu_check.report import Check, judge, missing, number, surviving
 from benchmarks.gpu_check.wrap import Counts, Watch, judge_wrap
 
 LOAD = Path(__file__).with_name("load.py")
+UNDER_LOAD = "nvidia-smi, under load"
 COMPARE_AFTER = 5.0  # seconds into the full load: clocks and power have settled
 
 # What is judged here and not by a row of effects.py.
@@ -93,15 +94,20 @@ def under_load(
         if not phases:
             yield Check(PART, "the load", "failed", note=errors.read_text(errors="replace")[-500:])
             return
-    yield from surviving(PART, "the load's effects", _judge(load.told[0], phases, recorder.scrapes, scale))
+    yield from surviving(PART, "the load's effects", _judge(load.told, phases, recorder.scrapes, scale))
     yield from judge_wrap(phases, watch.samples)
 
 
-def _judge(told: Mapping[str, Any], phases: Phases, scrapes: Sequence[Scrape], scale: float) -> Iterator[Check]:
-    uuid = _uuid(told, scrapes)
-    yield Check(PART, "the load's GPU", "measured", uuid, str(told))
+def _judge(
+    told: Sequence[Mapping[str, Any]], phases: Phases, scrapes: Sequence[Scrape], scale: float
+) -> Iterator[Check]:
+    uuid = _uuid(told[0], scrapes)
+    yield Check(PART, "the load's GPU", "measured", uuid, str(told[0]))
+    for line in told:
+        if "failed" in line:
+            yield Check(PART, line["failed"], "failed", note=line["error"])
     yield from judge_effects(phases, scrapes, uuid, scale)
-    yield from surviving(PART, "memory", _held(phases, scrapes, uuid, told["pid"], scale))
+    yield from surviving(PART, "memory", _held(phases, scrapes, uuid, told[0]["pid"], scale))
     yield from surviving(PART, "energy", _energy(phases, scrapes, uuid, scale))
     yield from surviving(PART, "time", _time(phases, scrapes, uuid, scale))
     yield from surviving(PART, "rates", _rates(phases, scrapes, uuid, scale))
@@ -114,13 +120,14 @@ def _while_it_runs(load: LoadProcess, recorder: Recorder, scale: float) -> Itera
         began = load.began(FULL)
         if began and not compared and time.time() > began + COMPARE_AFTER * scale:
             compared = True
-            yield from comparison.compare("nvidia-smi, under load", recorder)
+            yield from surviving(UNDER_LOAD, "nvidia-smi", comparison.compare(UNDER_LOAD, recorder))
 
 
 def _uuid(described: Mapping[str, Any], scrapes: Sequence[Scrape]) -> str:
     """The load's GPU as the driver names it; that of a load on the CPU is taken to be the first."""
-    uuids = sorted(dict(labels)["uuid"] for _, labels in scrapes[-1].select("rankscope_gpu_up", gpu="0"))
-    return str(described["uuid"]) or next(iter(uuids), "")
+    series = scrapes[-1].select("rankscope_gpu_up") if scrapes else {}
+    by_index = {dict(labels)["gpu"]: dict(labels)["uuid"] for _, labels in series}
+    return str(described["uuid"]) if described["uuid"] in by_index.values() else by_index.get("0", "")
 
 
 def _held(phases: Phases, scrapes: Sequence[Scrape], uuid: str, pid: int, scale: float) -> Iterator[Check]:

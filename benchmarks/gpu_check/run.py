@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from benchmarks.gpu_check import comparison, report
+from benchmarks.gpu_check import comparison, report, smi
 from benchmarks.gpu_check.calls import calls
 from benchmarks.gpu_check.cost import COST, cost, logged, unprivileged
 from benchmarks.gpu_check.effects import PART as LOAD
-from benchmarks.gpu_check.exporter import Recorder, end_started, running
+from benchmarks.gpu_check.exporter import Exporter, Recorder, end_started, running
 from benchmarks.gpu_check.facts import facts
 from benchmarks.gpu_check.instead import judge_rules
 from benchmarks.gpu_check.loaded import under_load
@@ -29,6 +29,8 @@ EVERYTHING = tuple(f"--collector.{source.name}" for source in GPU_SOURCES)
 
 GOODBYE = 5.0  # seconds for a part to judge what it has, once what it waits for was ended
 
+AT_REST = "nvidia-smi, at rest"
+
 Part = Callable[[], Iterator[Check]]
 
 
@@ -40,18 +42,18 @@ def run(path: Path, limit: float, scale: float, load: Sequence[str]) -> None:
     """Everything; the report is at `path` when this returns. Raises NoGpuError."""
     device, ends = first_gpu(), time.monotonic() + limit
     checks: list[Check] = []
-    began = time.time()
+    began, where = time.time(), conditions(device)
     parts: tuple[tuple[str, float, Part], ...] = (
         ("facts about the driver", 60, lambda: facts(device)),
         ("cost of the driver's calls", 60, lambda: calls(device)),
-        (LOAD, 300, lambda: with_everything(device, load, scale)),
+        (LOAD, 300, lambda: with_everything(device, load, scale, path)),
         (COST, 90, lambda: by_default(scale)),
         ("as nobody", 90, lambda: unprivileged(5 * scale)),
     )
     for name, seconds, part in parts:
         print(f"gpu-check: {name}", flush=True)
         checks += attempt(name, part, min(seconds, ends - time.monotonic()))
-        report.keep(path, conditions(device, began), checks)
+        report.keep(path, {**where, "seconds": round(time.time() - began)}, checks)
     print(f"gpu-check: {len(checks)} checks in {time.time() - began:.0f} s: {path.with_suffix('.md')}")
 
 
@@ -88,14 +90,23 @@ def _collect(name: str, part: Part, found: list[Check]) -> None:
         found.append(check)  # noqa: PERF402  # one by one: another thread looks before the last has come
 
 
-def with_everything(device: Device, load: Sequence[str], scale: float) -> Iterator[Check]:
+def with_everything(device: Device, load: Sequence[str], scale: float, path: Path) -> Iterator[Check]:
     """One exporter with all collectors: at rest beside nvidia-smi, under the load, and at every scrape."""
     with running(*EVERYTHING) as exporter:
         with Recorder(exporter) as recorder:
-            yield from comparison.compare("nvidia-smi, at rest", recorder)
+            yield from surviving(AT_REST, "nvidia-smi", comparison.compare(AT_REST, recorder))
+            yield from surviving(AT_REST, "evidence", evidence(path, exporter))
             yield from under_load(recorder, lambda: pcie_bytes(device), load, scale)
         yield from judge_rules(recorder.scrapes)
         yield logged(LOAD, [*recorder.errors, *exporter.complaints()])
+
+
+def evidence(path: Path, exporter: Exporter) -> Iterator[Check]:
+    """What is judged, as it is, beside the report: to make fixtures of and to judge anew."""
+    document, body = path.with_suffix(".xml"), path.with_suffix(".prom")
+    document.write_text(smi.without_identity(smi.query()), encoding="utf-8")
+    body.write_text(exporter.body(), encoding="utf-8")
+    yield Check(AT_REST, "kept as it was", "measured", body.name, document.name)
 
 
 def by_default(scale: float) -> Iterator[Check]:
@@ -106,9 +117,8 @@ def by_default(scale: float) -> Iterator[Check]:
         yield logged(COST, exporter.complaints())
 
 
-def conditions(device: Device, began: float) -> dict[str, object]:
+def conditions(device: Device) -> dict[str, object]:
     """Where and when this was."""
     gpu = f"{device.name()}, driver {device.driver_version()}, CUDA {device.cuda_version()}"
     machine = f"{platform.release()}, {os.cpu_count()} cores, Python {platform.python_version()}, uid {os.geteuid()}"
-    when = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(began))
-    return {"GPU": gpu, "machine": machine, "when": when, "seconds": round(time.time() - began)}
+    return {"GPU": gpu, "machine": machine, "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}

@@ -15,11 +15,18 @@ STEPS = {"MiB": 2.0**20, "W": 0.005, "us": 1e-6}
 WORDS = {"Yes": 1.0, "No": 0.0}
 _NUMBER = re.compile(r"P?(-?\d+(?:\.\d+)?) ?(\S*?)(?:bank\(s\))?")
 
+_LEFT_OUT = re.compile(r"\s*<(supported_clocks|serial|pdi)>.*?</\1>", re.DOTALL)
+
 
 def query() -> str:
     """Its XML. Raises OSError, SubprocessError."""
     command = ["nvidia-smi", "-q", "-x"]
     return subprocess.run(command, check=True, capture_output=True, text=True, timeout=WITHIN).stdout
+
+
+def without_identity(xml: str) -> str:
+    """Without serial numbers, and without the clocks that can be set, which are thousands of lines."""
+    return _LEFT_OUT.sub("", xml)
 
 
 def gpus(xml: str) -> Iterator[tuple[str, ElementTree.Element, ElementTree.Element]]:

@@ -8,9 +8,12 @@ specification), and that asks for nothing.
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
+import shutil
 import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
@@ -40,7 +43,10 @@ def download(folder: Path = FOLDER) -> None:
 
 
 def provide(folder: Path = FOLDER) -> Path | None:
-    """The folder to put on the path so that everything can be imported; None if that is so already."""
+    """The folder to put on the path so that everything can be imported; None if that is so already.
+
+    It is there until this process ends. Raises WheelsError.
+    """
     if not (missing := [name for name in IMPORTS if importlib.util.find_spec(name) is None]):
         return None
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -50,11 +56,13 @@ def provide(folder: Path = FOLDER) -> Path | None:
             f"{', '.join(missing)} missing, and {folder / version} has no wheels: run `make gpu-wheels` on a machine "
             f"with a network and bring {folder} along"
         )
-    unpacked = folder / f"unpacked-{version}"
+    unpacked = Path(tempfile.mkdtemp(prefix="gpu-check-"))
+    atexit.register(shutil.rmtree, unpacked, ignore_errors=True)
+    unpacked.chmod(0o755)  # for the exporter that runs as nobody
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as archive:
             archive.extractall(unpacked)
-    return unpacked.resolve()
+    return unpacked
 
 
 if __name__ == "__main__":

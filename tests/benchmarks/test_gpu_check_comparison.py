@@ -147,6 +147,11 @@ def test_a_label_value_that_nvidia_smi_has_no_element_for_is_told() -> None:
     assert found["throttled_seconds_total reliability"].outcome == "only we"
 
 
+def test_what_is_kept_of_a_document_has_no_serial_number() -> None:
+    kept = smi.without_identity("<gpu>\n<serial>165</serial>\n<supported_clocks>\n1\n</supported_clocks></gpu>")
+    assert kept == "<gpu></gpu>"
+
+
 def test_the_attached_gpus_are_counted() -> None:
     found = checks(Scrape(0.0, {("rankscope_exporter_gpus_seen", frozenset()): 2.0}))
     assert found["rankscope_exporter_gpus_seen"].outcome == "differs"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 from benchmarks.gpu_check import report
 from benchmarks.gpu_check.calls import CALLS, calls
 from benchmarks.gpu_check.cost import differences
+from benchmarks.gpu_check.exporter import STARTED
 from benchmarks.gpu_check.facts import FACTS, facts
 from benchmarks.gpu_check.report import Check, judge
 from benchmarks.gpu_check.run import attempt
@@ -57,6 +60,17 @@ def test_a_part_that_fails_keeps_what_it_found_before() -> None:
     found = attempt("part", part, 10)
     assert [(check.about, check.outcome) for check in found] == [("first", "ok"), ("this part", "failed")]
     assert found[1].note == "OSError: no such thing"
+
+
+def test_a_part_that_hangs_is_ended_and_still_judges_what_it_has() -> None:
+    def part() -> Iterator[Check]:
+        with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as process:
+            STARTED.append(process)
+            yield Check("part", "before", "ok")
+            process.wait()
+        yield Check("part", "after", "ok")
+
+    assert [check.about for check in attempt("part", part, 0.5)] == ["before", "after", "this part"]
 
 
 def test_a_part_without_time_is_not_begun() -> None:

@@ -13,7 +13,7 @@ import torch
 from benchmarks.gpu_check.effects import EFFECTS, judge_effects
 from benchmarks.gpu_check.exporter import Scrape
 from benchmarks.gpu_check.instead import judge_rules
-from benchmarks.gpu_check.load import PHASES, Gpu, Load, Phase, Sizes
+from benchmarks.gpu_check.load import PHASES, Gpu, Load, Phase, Sizes, attempt
 from benchmarks.gpu_check.loaded import LOAD
 
 UUID = "GPU-1"
@@ -24,7 +24,7 @@ class FakeGpu:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.works: dict[str, Callable[[], object]] = {"bf16": lambda: None, "upload": lambda: None}
+        self.makers = {"bf16": lambda: print, "upload": lambda: print}
         self.flops = {"bf16": 1000}
         self.bytes = {"upload": 64, "hold": 4096}
 
@@ -46,7 +46,8 @@ class FakeGpu:
 def load() -> Load:
     gpu = FakeGpu()
     made = Load(gpu, gpu.clock, gpu.sleep)  # type: ignore[arg-type]  # has all of Gpu that Load uses
-    made.warm_up()
+    for work in gpu.makers:
+        made.warm_up(work)
     return made
 
 
@@ -77,8 +78,8 @@ def test_every_effect_is_of_a_phase_that_the_load_has() -> None:
 
 def test_every_work_runs_on_the_cpu_too() -> None:
     gpu = Gpu(torch, "cpu", Sizes(matrix=8, chunk=1024, held=1024))
-    assert {phase.work for phase in PHASES} <= gpu.works.keys() | {"hold", "idle"}
-    assert all(gpu.timed(work, 2) > 0 for work in gpu.works.values())
+    assert {phase.work for phase in PHASES} <= gpu.makers.keys() | {"hold", "idle"}
+    assert all(gpu.timed(make(), 2) > 0 for make in gpu.makers.values())
     slept: list[float] = []
     gpu.hold(1.5, slept.append)
     assert slept == [1.5]
@@ -91,6 +92,14 @@ def test_the_load_tells_when_each_phase_began_and_what_it_did() -> None:
     assert told[0]["uuid"] == ""
     assert [line["phase"] for line in told[1:]] == [phase.name for phase in PHASES for _ in range(2)]
     assert [line["bytes"] for line in told if line.get("phase") == "upload once" and "bytes" in line] == [1024]
+
+
+def test_a_work_that_cannot_be_done_costs_itself_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(what: str) -> None:
+        raise MemoryError(f"no more {what}")
+
+    attempt("upload", fail, "of it")
+    assert json.loads(capsys.readouterr().out) == {"failed": "upload", "error": "MemoryError: no more of it"}
 
 
 def busy(at: float, seconds: float) -> Scrape:

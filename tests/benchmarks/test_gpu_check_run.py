@@ -55,6 +55,8 @@ def test_every_part_reports_and_nothing_stops_it(tmp_path: Path) -> None:
     assert outcomes["known load", "all the time: state_seconds_total"] == "ok"
     assert outcomes["known load", "warnings and errors logged"] == "ok"
     assert "# gpu_check" in (tmp_path / "report.md").read_text()
+    assert "<nvidia_smi_log>" in (tmp_path / "report.xml").read_text()
+    assert "rankscope_gpu_up" in (tmp_path / "report.prom").read_text()
 
 
 def test_without_a_gpu_it_says_so_in_one_line(tmp_path: Path) -> None:
