@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from xml.etree import ElementTree
 
 from benchmarks.gpu_check import smi
@@ -85,5 +85,5 @@ def _count(part: str, scrapes: Sequence[Scrape], xml: str) -> Iterator[Check]:
         yield judge(part, metric, values(scrapes, metric), attached)
 
 
-def _shown(name: str, labels: object) -> str:
-    return f"{name} {', '.join(labels.values())}" if isinstance(labels, dict) and labels else name
+def _shown(name: str, labels: Mapping[str, str]) -> str:
+    return " ".join([name, ", ".join(labels.values())]) if labels else name

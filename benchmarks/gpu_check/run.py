@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
+import pynvml
 from benchmarks.gpu_check import comparison, report, smi
 from benchmarks.gpu_check.calls import calls
 from benchmarks.gpu_check.cost import COST, cost, logged, unprivileged
@@ -21,7 +22,6 @@ from benchmarks.gpu_check.report import Check, surviving
 
 from rankscope_exporter.collectors import GPU_SOURCES
 from rankscope_exporter.nvml.device import Device
-from rankscope_exporter.nvml.driver import Driver
 from rankscope_exporter.nvml.errors import DriverError
 from rankscope_exporter.nvml.links import pcie_bytes
 
@@ -59,13 +59,11 @@ def run(path: Path, limit: float, scale: float, load: Sequence[str]) -> None:
 
 def first_gpu() -> Device:
     """The GPU whose driver is asked for facts. Raises NoGpuError."""
-    driver = Driver()
-    if not driver.connect():
-        raise NoGpuError("the driver does not answer")
     try:
-        if driver.device_count():
-            return driver.device(0)
-    except DriverError as error:
+        pynvml.nvmlInit()
+        if pynvml.nvmlDeviceGetCount():
+            return Device(0)
+    except (pynvml.NVMLError, DriverError) as error:
         raise NoGpuError(str(error)) from error
     raise NoGpuError("the driver reports none")
 
