@@ -64,8 +64,8 @@ def span(values: Sequence[float]) -> str:
 
 
 def number(value: float) -> str:
-    """With as many digits as a count of bytes needs."""
-    return f"{value:.15g}" if value == int(value) else f"{value:.6g}"
+    """With as many digits as a count of bytes or a unix time needs."""
+    return f"{value:.15g}" if float(value).is_integer() or value > 1e6 else f"{value:.6g}"
 
 
 def keep(path: Path, conditions: Mapping[str, object], checks: Sequence[Check]) -> None:
