@@ -15,7 +15,8 @@ ALWAYS_1: Rule = ("is 1", lambda seen: set(seen) == {1.0})
 ALWAYS_0: Rule = ("is 0", lambda seen: set(seen) == {0.0})
 NEVER_FALLS: Rule = ("never falls", lambda seen: all(a <= b for a, b in itertools.pairwise(seen)))
 NEVER_CHANGES: Rule = ("does not change", lambda seen: len(set(seen)) == 1)
-BRIEF: Rule = ("is below 0.1", lambda seen: max(seen) < 0.1)
+# A scrape takes what was read and asks no driver; on a crowded machine it may wait for a processor.
+BRIEF: Rule = ("is below 0.5", lambda seen: max(seen) < 0.5)
 
 INSTEAD: Mapping[str, Rule] = {
     "rankscope_gpu_up": ALWAYS_1,

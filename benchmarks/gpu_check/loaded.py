@@ -64,7 +64,8 @@ class LoadProcess:
     def _read(self) -> None:
         assert self._process.stdout
         for line in self._process.stdout:
-            self.told.append(json.loads(line))
+            if line.startswith("{"):  # a library may have something to say too
+                self.told.append(json.loads(line))
 
 
 @contextmanager

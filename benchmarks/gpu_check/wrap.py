@@ -9,10 +9,13 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from benchmarks.gpu_check.effects import AFTER, BEFORE
 from benchmarks.gpu_check.report import Check, judge, number
+
+from rankscope_exporter.nvml.errors import DriverError
 
 PART = "PCIe counters under load"
 EVERY = 0.1  # seconds; 32 bits hold 0.08 s of a fast link's bytes, and 0.3 s of a slow one's
@@ -41,10 +44,11 @@ class Watch:
         self._thread.join(5)
 
     def _run(self) -> None:
-        while not self._stop.wait(EVERY):
-            for direction, count in self._read().items():
-                if count is not None:
-                    self.samples.setdefault(direction, []).append((time.time(), count))
+        with suppress(DriverError):
+            while not self._stop.wait(EVERY):
+                for direction, count in self._read().items():
+                    if count is not None:
+                        self.samples.setdefault(direction, []).append((time.time(), count))
 
 
 def judge_wrap(phases: Mapping[str, Mapping[str, Any]], samples: Mapping[str, Sequence[Sample]]) -> Iterator[Check]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,7 @@ from benchmarks.gpu_check.effects import EFFECTS, judge_effects
 from benchmarks.gpu_check.exporter import Scrape
 from benchmarks.gpu_check.instead import judge_rules
 from benchmarks.gpu_check.load import PHASES, Gpu, Load, Phase, Sizes, attempt
-from benchmarks.gpu_check.loaded import LOAD
+from benchmarks.gpu_check.loaded import LOAD, LoadProcess
 
 UUID = "GPU-1"
 
@@ -100,6 +101,18 @@ def test_a_work_that_cannot_be_done_costs_itself_alone(capsys: pytest.CaptureFix
 
     attempt("upload", fail, "of it")
     assert json.loads(capsys.readouterr().out) == {"failed": "upload", "error": "MemoryError: no more of it"}
+
+
+def test_what_a_library_prints_is_not_what_the_load_tells() -> None:
+    lines = ["a warning", '{"phase": "bf16", "began": 1.0}', '{"phase": "bf16", "began": 1.0, "ended": 2.0}']
+    command = [sys.executable, "-c", f"print('\\n'.join({lines}))"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        told = LoadProcess(process)
+        process.wait()
+        while not told.ended:
+            time.sleep(0.01)
+    assert told.began("bf16") == 1.0
+    assert told.phases().keys() == {"bf16"}
 
 
 def busy(at: float, seconds: float) -> Scrape:
