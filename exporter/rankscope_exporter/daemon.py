@@ -66,7 +66,7 @@ def run(settings: Config) -> None:
             ExporterCollector(sampler),
         ]
         scrape = Scrape([collector for collector in collectors if collector.name in settings.collectors])
-        app = create_app(scrape, lambda: sampler.is_ready)
+        app = create_app(scrape, sampler, has_lifecycle=settings.enable_lifecycle)
         sampler.start()
         # What was imported stays: the collector of cycles need not walk it again and again. It costs a scrape 3 ms.
         gc.freeze()

@@ -28,6 +28,8 @@ class Timing:
     """Until a device that could not be opened is tried again: each try makes the kernel initialise it, and log."""
     reconnect_after: float = 60.0
     """Until the driver is connected anew because GPUs are missing: NVML finds a GPU that was reset only then."""
+    answer_within: float = 5.0
+    """For whoever asks for the handles back: the threads' end takes up to 2 s, and then the driver cleans up."""
     unix: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
 
@@ -81,6 +83,11 @@ class DeviceSampler:
     def start(self) -> None:
         """Begin to read."""
         self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """Of the thread."""
+        return self._thread.name
 
     def request_stop(self) -> None:
         """Read no more; `join` waits for it."""

@@ -15,6 +15,7 @@ from rankscope_exporter.device_sampler import DeviceSampler, GpuState, Timing
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.nvml.driver import Driver
 from rankscope_exporter.nvml.errors import DriverError
+from rankscope_exporter.orders import Orders
 from rankscope_exporter.source import Gpu, GpuSource
 from rankscope_exporter.xid_watcher import XidWatcher
 
@@ -22,6 +23,10 @@ R = TypeVar("R")
 JOIN_WITHIN = 2.0  # seconds; a thread that does not end by then is stuck in the driver
 
 logger = logging.getLogger(__name__)
+
+
+class ReleaseError(Exception):
+    """The handles cannot be given back now, and are kept; the text says why."""
 
 
 class Sampler:
@@ -47,6 +52,9 @@ class Sampler:
         self._answered_at: float | None = None
         self._started_at = self._timing.monotonic()
         self._has_looked = False
+        self._orders = Orders()
+        self._resume_at: float | None = None  # set while the handles are given back
+        self._was_released = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.gpus_expected = 0
@@ -60,8 +68,26 @@ class Sampler:
     def stop(self) -> None:
         """End all threads that can be ended, and give the driver's handles back."""
         self._stop.set()
+        self._orders.post(lambda: None)
         self._thread.join(JOIN_WITHIN)
         self.disconnect()
+
+    def release(self, seconds: float) -> None:
+        """Give every handle back until `resume`, or for so many seconds. Raises ReleaseError: then all is as it was."""
+        try:
+            self._orders.give(lambda: self._let_go(seconds), self._timing.answer_within)
+        except TimeoutError:
+            self._orders.post(self._take_again)  # should it be done after all: whoever asked for it has been refused
+            raise ReleaseError(f"the driver has not answered for {self._timing.answer_within:g} s") from None
+
+    def resume(self) -> None:
+        """Take the handles again."""
+        self._orders.post(self._take_again)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the handles are given back on request, or taken again and not every GPU has been asked since."""
+        return self._resume_at is not None or (self._was_released and not self._has_asked_all)
 
     @property
     def nvml_up(self) -> bool:
@@ -75,7 +101,12 @@ class Sampler:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every device has been asked once, so that a scrape does not miss what is only a moment late."""
+        """Whether a scrape misses nothing that is there: not given back on request, nor only a moment late."""
+        return not self.is_released and self._has_asked_all
+
+    @property
+    def _has_asked_all(self) -> bool:
+        """Whether every device has been asked once since the start, or since the handles were taken again."""
         if not self._is_recent(self._started_at):
             return True
         return self._has_looked and all(device.has_finished_a_round for device in [*self._devices.values()])
@@ -83,9 +114,11 @@ class Sampler:
     def readings(self, source: GpuSource[R]) -> dict[Gpu, R | None]:
         """The source's last reading of every GPU ever seen; None where it is down or does not have this.
 
-        Raises what the source's reader raised by mistake.
+        Empty while the handles are given back: nobody knows then. Raises what the source's reader raised by mistake.
         """
         found: dict[Gpu, R | None] = {}
+        if self.is_released:
+            return found
         for state in self._known():
             latest = state.latest
             value = latest.values[source] if latest and self._is_recent(latest.taken) else None
@@ -119,8 +152,11 @@ class Sampler:
             logger.info("%d of %d GPUs are missing: connecting anew", self._missing(), self.gpus_expected)
             self.disconnect()
 
-    def disconnect(self) -> None:
-        """End the threads and close the driver, unless one is stuck in it: it must not lose the ground under it."""
+    def disconnect(self) -> list[str]:
+        """End the threads and close the driver, unless one is stuck in it: it must not lose the ground under it.
+
+        Returns the names of those that are.
+        """
         workers: list[DeviceSampler | XidWatcher] = [*self._devices.values(), *filter(None, [self._watcher])]
         for worker in workers:
             worker.request_stop()
@@ -131,15 +167,37 @@ class Sampler:
         if not stuck:
             self._driver.close()
             self._connected_at, self._devices = None, {}
+        return [worker.name for worker in stuck]
+
+    def _let_go(self, seconds: float) -> None:
+        if stuck := self.disconnect():  # the next look at the driver starts the others' threads again
+            raise ReleaseError(f"{', '.join(stuck)}: a call to the driver does not return")
+        self._resume_at, self._was_released = self._timing.monotonic() + seconds, True
+        self._answered_at = None
+        for state in self._known():
+            state.latest = None  # what comes after is another time: the GPU may be reset, the driver another one
+        logger.warning("the GPUs are released for up to %g s: no handle is open", seconds)
+
+    def _take_again(self) -> None:
+        if self._resume_at is not None:
+            self._resume_at, self._started_at, self._has_looked = None, self._timing.monotonic(), False
+            logger.info("the GPUs are taken again")
+
+    def _look(self) -> None:
+        if self._resume_at is not None and self._timing.monotonic() >= self._resume_at:
+            logger.warning("nobody has asked for the GPUs to be taken again, and their time is over")
+            self._take_again()
+        if self._resume_at is None:
+            self.supervise()
+            self._has_looked = True
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self.supervise()
+                self._look()
             except Exception:  # the last resort: without this thread no GPU would ever be found again
                 logger.exception("the sampler's supervision failed")
-            self._has_looked = True
-            self._stop.wait(self._timing.interval)
+            self._orders.take(self._timing.interval)
 
     def _driver_fails(self, error: DriverError) -> None:
         if self._answered_at is not None:
