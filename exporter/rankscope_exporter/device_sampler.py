@@ -125,6 +125,8 @@ class DeviceSampler:
             self.has_finished_a_round = True
             self._began = self._timing.monotonic() + pause
             self._stop.wait(pause)
+        if self.device:
+            self.device.close()
 
     def _take_reading(self) -> None:
         if self.device is None:
@@ -162,6 +164,8 @@ class DeviceSampler:
     def _fail(self, error: DriverError) -> None:
         """Open the device anew next time. One that is lost is down at once, others when their reading is too old."""
         self._complain("the device", error)
+        if self.device:
+            self.device.close()
         self.device = None
         if self._state and isinstance(error, DeviceLostError):
             self._state.latest = None
