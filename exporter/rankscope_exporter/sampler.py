@@ -142,8 +142,10 @@ class Sampler:
         try:
             count = self._driver.device_count()
         except DriverError as error:
-            self._driver_fails(error)
+            if self._answered_at is not None:
+                logger.warning("the driver does not answer any more: %s", error)
             self.disconnect()
+            self._forget()
             return
         self._answered_at = self._timing.monotonic()
         self.gpus_expected = max(self.gpus_expected, count)
@@ -152,10 +154,10 @@ class Sampler:
             logger.info("%d of %d GPUs are missing: connecting anew", self._missing(), self.gpus_expected)
             self.disconnect()
 
-    def disconnect(self) -> list[str]:
+    def disconnect(self) -> str | None:
         """End the threads and close the driver, unless one is stuck in it: it must not lose the ground under it.
 
-        Returns the names of those that are.
+        Returns why handles are open all the same.
         """
         workers: list[DeviceSampler | XidWatcher] = [*self._devices.values(), *filter(None, [self._watcher])]
         for worker in workers:
@@ -164,23 +166,28 @@ class Sampler:
         stuck = [worker for worker in workers if not worker.join(until - self._timing.monotonic())]
         if self._watcher not in stuck:
             self._watcher = None
-        if not stuck:
-            self._driver.close()
-            self._connected_at, self._devices = None, {}
-        return [worker.name for worker in stuck]
+        if stuck:
+            return f"{', '.join(worker.name for worker in stuck)}: a call to the driver does not return"
+        self._connected_at, self._devices = None, {}
+        return self._driver.close()
 
     def _let_go(self, seconds: float) -> None:
-        if stuck := self.disconnect():  # the next look at the driver starts the others' threads again
-            raise ReleaseError(f"{', '.join(stuck)}: a call to the driver does not return")
+        if reason := self.disconnect():  # the next look at the driver starts the threads again
+            raise ReleaseError(reason)
         self._resume_at, self._was_released = self._timing.monotonic() + seconds, True
+        self._forget()
+        logger.warning("the GPUs are released for up to %g s: no handle is open", seconds)
+
+    def _forget(self) -> None:
+        """What was read belongs to a driver that is gone, or that may be another one when the GPUs are read again."""
         self._answered_at = None
         for state in self._known():
-            state.latest = None  # what comes after is another time: the GPU may be reset, the driver another one
-        logger.warning("the GPUs are released for up to %g s: no handle is open", seconds)
+            state.latest = None
 
     def _take_again(self) -> None:
         if self._resume_at is not None:
-            self._resume_at, self._started_at, self._has_looked = None, self._timing.monotonic(), False
+            self._started_at, self._has_looked = self._timing.monotonic(), False
+            self._resume_at = None  # last: `is_released` then asks for the others
             logger.info("the GPUs are taken again")
 
     def _look(self) -> None:
@@ -198,11 +205,6 @@ class Sampler:
             except Exception:  # the last resort: without this thread no GPU would ever be found again
                 logger.exception("the sampler's supervision failed")
             self._orders.take(self._timing.interval)
-
-    def _driver_fails(self, error: DriverError) -> None:
-        if self._answered_at is not None:
-            logger.warning("the driver does not answer any more: %s", error)
-        self._answered_at = None
 
     def _connect(self) -> bool:
         if not self._driver.connect():

@@ -168,6 +168,16 @@ def test_no_gpu_is_released_while_one_is_stuck_and_the_others_go_on(sampling):
     assert pynvml._nvmlLib_refcount == 0
 
 
+def test_a_driver_that_does_not_let_go_is_no_release(sampling, monkeypatch):
+    _, sampler = sampling("gpus: 1")
+    with monkeypatch.context() as patch:
+        patch.setattr(pynvml, "nvmlShutdown", lambda: pynvml._nvmlCheckReturn(pynvml.NVML_ERROR_UNKNOWN))
+        with pytest.raises(ReleaseError, match="Unknown Error"):
+            sampler.release(LONG)
+    assert not sampler.is_released
+    eventually(lambda: sampler.gpus_seen == 1)
+
+
 def test_a_driver_that_does_not_answer_at_all_is_an_answer_and_leaves_no_release_for_later(sampling, monkeypatch):
     _, sampler = sampling("gpus: 1", replace(TIMING, answer_within=0.2))
     blocked, unblock = threading.Event(), threading.Event()

@@ -30,14 +30,16 @@ class Driver:
                 self._complain(str(error))
         return self._connected
 
-    def close(self) -> None:
-        """Give every handle back: an open one blocks a driver's unloading and a GPU's reset."""
+    def close(self) -> str | None:
+        """Give every handle back: an open one blocks a driver's unloading and a GPU's reset. Returns why it failed."""
         if self._connected:
             self._connected = False
             try:
                 perform(pynvml.nvmlShutdown)
             except DriverError as error:
                 logger.warning("the driver did not let go: %s", error)
+                return str(error)
+        return None
 
     def device_count(self) -> int:
         """GPUs that the driver reports, lost ones that it still remembers included. Raises DriverError."""
