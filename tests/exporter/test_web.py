@@ -157,3 +157,9 @@ def test_the_status_page_says_when_there_is_nothing() -> None:
     page = render_status([])
     assert "no NVIDIA driver answers" in page
     assert "No rank has left a record on this machine." in page
+
+
+def test_the_status_page_says_that_the_gpus_are_released() -> None:
+    page = render_status([GaugeMetricFamily("rankscope_exporter_gpus_released", "Released.", value=1)])
+    assert "the GPUs are released" in page
+    assert "no NVIDIA driver" not in page
