@@ -4,7 +4,8 @@ On one machine with eight simulated GPUs that work and eight ranks that train, t
 second while, one after another, a call into the driver about GPU 3 does not return for 60 s; GPU 5 is lost for 20 s and
 comes back; and the driver is unloaded for 20 s and comes back. Each GPU is busy for a share of its own of the time, so
 what the others lose is exact: the counter's increase from one scrape to another, against the truth between the last
-samples that it contains, whose times the exporter says.
+samples that it contains, whose times the exporter says. Of the GPU in trouble itself, what the driver's ring still
+holds when it answers again (20 s) is counted, and the rest is not: nobody saw it, and nothing is made up.
 """
 
 from __future__ import annotations
