@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rankscope_exporter.collectors import EXPORTER_METRICS, GPU_METRICS, GPU_SOURCES, RANK_METRICS
-from rankscope_exporter.collectors.ranks import RANK
 from rankscope_exporter.collectors.xid import WELL_KNOWN
 from rankscope_exporter.metric import Declaration
 from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.rank_metric import RANK_LABELS
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.scenario import parse_scenario
@@ -85,7 +85,7 @@ def reference() -> str:
     """The whole page."""
     return TEXT.format(
         gpus=_table(GPU_METRICS, GPU_LABELS, {"source call": lambda m: _code(m.source), "since": lambda m: m.since}),
-        ranks=_table(RANK_METRICS, RANK),
+        ranks=_table(RANK_METRICS, RANK_LABELS),
         exporter=_table(EXPORTER_METRICS, ()),
         budget=_budget({name: series_of(model) for name, model in MODELS.items()}),
     )

@@ -34,7 +34,8 @@ LABELS = (
 LABEL_LIMIT = 200  # characters; the hook's longest is a run's name with 128
 
 FILES_LIMIT = 1024  # read in a scan; a full one of bad files costs a tenth of a second
-RANKS_LIMIT = 256  # shown; each has at most 96 series
+RANKS_LIMIT = 256  # shown
+SERIES_LIMIT = 210  # of one rank: every phase, operation and group that a record has a place for
 COMPLAINTS_LIMIT = 10  # log lines in a scan
 NUMBER = re.compile(r"[0-9]{1,10}")
 
@@ -186,6 +187,7 @@ def _check_labels(snapshot: RankSnapshot) -> None:
             )
     if not (NUMBER.fullmatch(snapshot.info["rank"]) and NUMBER.fullmatch(snapshot.info["pid"])):
         raise UnreadableRecordError("foreign", snapshot.path, "its rank or pid is no number")
-    for phase in snapshot.info.get("phases", ()):
-        if len(phase) > LABEL_LIMIT or not phase.isprintable():
-            raise UnreadableRecordError("foreign", snapshot.path, "a phase's name is no printable text")
+    settings = snapshot.info.get("settings", {})
+    for text in (*snapshot.info.get("phases", ()), *snapshot.groups, *settings.values()):
+        if len(text) > LABEL_LIMIT or not text.isprintable():
+            raise UnreadableRecordError("foreign", snapshot.path, f"a name in it is no printable text: {text[:20]!r}")

@@ -8,16 +8,17 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast
 
 from rankscope_exporter.device_sampler import DeviceSampler, GpuState, Timing
+from rankscope_exporter.lines import Texts
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.nvml.driver import Driver
 from rankscope_exporter.nvml.errors import DriverError
 from rankscope_exporter.orders import Orders
 from rankscope_exporter.source import Gpu, GpuSource
-from rankscope_exporter.xid_watcher import XidWatcher
+from rankscope_exporter.xid_watcher import Xids, XidWatcher
 
 R = TypeVar("R")
 JOIN_WITHIN = 2.0  # seconds; a thread that does not end by then is stuck in the driver
@@ -116,24 +117,29 @@ class Sampler:
 
         Empty while the handles are given back: nobody knows then. Raises what the source's reader raised by mistake.
         """
-        found: dict[Gpu, R | None] = {}
-        if self.is_released:
-            return found
-        for state in self._known():
+        return {gpu: cast("R | None", value) for gpu, value, _ in self._latest(source)}
+
+    def texts(self, source: GpuSource[Any]) -> list[Texts]:
+        """The lines of these readings."""
+        return [texts for _, _, texts in self._latest(source)]
+
+    def _latest(self, source: GpuSource[Any]) -> Iterator[tuple[Gpu, object, Texts]]:
+        for state in [] if self.is_released else self._known():
             latest = state.latest
-            value = latest.values[source] if latest and self._is_recent(latest.taken) else None
+            if latest is None or not self._is_recent(latest.taken):
+                yield state.gpu, None, source.lines(state.gpu).write(None)
+                continue
+            value = latest.values[source]
             if isinstance(value, Exception):
                 raise value
-            found[state.gpu] = cast("R | None", value)
-        return found
+            yield state.gpu, value, latest.texts[source]
 
-    def xids(self) -> Mapping[Gpu, Mapping[int, int]]:
-        """XID events by code, of every GPU whose driver reports them, lost ones included."""
-        return {state.gpu: dict(state.xids) for state in self._known() if state.xids is not None}
-
-    def last_xids(self) -> Mapping[Gpu, Mapping[int, float]]:
-        """When each XID was last reported, in unix time."""
-        return {state.gpu: dict(state.last_xids) for state in self._known()}
+    def xids(self) -> Mapping[Gpu, Xids]:
+        """XID events of every GPU, lost ones included."""
+        return {
+            state.gpu: Xids(None if state.xids is None else dict(state.xids), dict(state.last_xids))
+            for state in self._known()
+        }
 
     def supervise(self) -> None:
         """One look at the driver: connect it, and keep a thread for each of its GPUs."""
@@ -234,8 +240,10 @@ class Sampler:
     def _state_of(self, device: Device) -> GpuState:
         """The state of the GPU with this UUID, at whatever index it is now."""
         with self._states_lock:
-            state = self._states.setdefault(device.uuid, GpuState(Gpu(device.index, device.uuid), self._sources))
-            state.gpu = Gpu(device.index, device.uuid)
+            gpu = Gpu(device.index, device.uuid)
+            state = self._states.setdefault(device.uuid, GpuState(gpu, self._sources))
+            if state.gpu != gpu:
+                state.at(gpu)
             return state
 
     def _open_devices(self) -> list[Device]:

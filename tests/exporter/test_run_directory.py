@@ -20,7 +20,7 @@ from rankscope.record import PLACES
 from rankscope_exporter import run_directory
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.rank_files import RankFile, list_files
-from rankscope_exporter.run_directory import LABELS, RunDirectory
+from rankscope_exporter.run_directory import LABELS, SERIES_LIMIT, RunDirectory
 
 NOW = 1_700_000_000.0
 
@@ -256,14 +256,15 @@ def test_a_run_directory_that_is_none_is_counted_and_logged(run_dir: Path, caplo
 
 def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path) -> None:
     phases = [f"phase-{number}" for number in range(record.MAX_PHASES - len(record.PHASES))]
-    leave_record(run_dir, "r", ended_unix=NOW, phases=phases)
+    groups = [f"{number}-{number + 1}" for number in range(record.MAX_GROUPS)]
+    leave_record(run_dir, "r", ended_unix=NOW, phases=phases, groups=groups, settings={"precision": "bf16"})
     path = run_dir / "r.rank"
     with path.open("r+b") as file:
-        for field in ("collectives", "collective_seconds", "collective_bytes"):
-            file.seek(record.SLOTS_OFFSET + 8 * PLACES[field])
-            file.write(struct.pack(f"{len(record.OPS)}d", *[1.0] * len(record.OPS)))
+        for place in range(PLACES["steps"], record.SLOTS):
+            file.seek(record.SLOTS_OFFSET + 8 * place)
+            file.write(struct.pack("d", 1.0))
     families = RanksCollector(RunDirectory([run_dir], Clock())).collect()
-    assert sum(len(family.samples) for family in families if family.name.startswith("rankscope_rank_")) == 96
+    assert sum(len(family.samples) for family in families if family.name.startswith("rankscope_rank_")) == SERIES_LIMIT
 
 
 @pytest.fixture

@@ -69,6 +69,17 @@ class RankSnapshot:
         return seconds
 
     @property
+    def groups(self) -> tuple[str, ...]:
+        """The groups of ranks that it synchronises with, in the order of the fields that have one place a group."""
+        return tuple(self.info.get("groups", ()))[: record.MAX_GROUPS]
+
+    @property
+    def device_seconds(self) -> dict[str, float]:
+        """The GPU's seconds by phase, as far as they are known; empty without a GPU."""
+        seconds = self.many("device_seconds")
+        return dict(zip(self._phase_names(), seconds, strict=False)) if any(seconds) else {}
+
+    @property
     def exit_reason(self) -> str | None:
         """`finished`, `exception`, `interrupted`, `sigterm` or `killed`, whichever came first; None while it lives."""
         if self.alive:
@@ -108,6 +119,7 @@ def read_rank(path: Path, directory: int | None = None) -> RankSnapshot:
         # The lock before the data: what a dead process left is then final, and no clean end looks like a kill.
         alive = _is_locked(descriptor)
         data = _consistent(descriptor, path)
+        spoke_last_words = os.pread(descriptor, 1, record.LAST_WORDS_OFFSET) != b"\0"
         modified = os.fstat(descriptor).st_mtime
     info = _info(path, data)
     return RankSnapshot(
@@ -115,7 +127,7 @@ def read_rank(path: Path, directory: int | None = None) -> RankSnapshot:
         alive=alive,
         slots=_slots(path, data, info),
         info=info,
-        last_words_at=modified if data[record.LAST_WORDS_OFFSET] else None,
+        last_words_at=modified if spoke_last_words else None,
         read_monotonic=time.monotonic(),
     )
 
@@ -154,10 +166,10 @@ def _check_header(path: Path, status: os.stat_result, header: bytes) -> None:
 
 
 def _consistent(descriptor: int, path: Path) -> bytes:
-    """The record's bytes, read while its info was not being changed."""
+    """The record's bytes before the ring, read while its info was not being changed."""
     for _ in range(_READ_ATTEMPTS):
-        data = os.pread(descriptor, record.SIZE, 0)
-        if len(data) < record.SIZE:
+        data = os.pread(descriptor, record.RING_OFFSET, 0)
+        if len(data) < record.RING_OFFSET:
             raise UnreadableRecordError("truncated", path, f"{len(data)} bytes of {record.SIZE}")
         sequence = _info_sequence(data)
         if sequence % 2 == 0 and sequence == _info_sequence(os.pread(descriptor, 80, 0)):
@@ -181,6 +193,8 @@ def _info(path: Path, data: bytes) -> dict[str, Any]:
         not isinstance(info, dict)
         or not _are_names(info.get("phases", []))
         or not _are_texts(info.get("probes_disabled", []))
+        or not _are_texts(info.get("groups", []))
+        or not _are_settings(info.get("settings", {}))
     ):
         raise UnreadableRecordError("foreign", path, "its info is not of the form we know")
     return info
@@ -188,6 +202,10 @@ def _info(path: Path, data: bytes) -> dict[str, Any]:
 
 def _are_texts(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
+
+
+def _are_settings(value: object) -> bool:
+    return isinstance(value, dict) and value.keys() <= set(record.SETTINGS) and _are_texts(list(value.values()))
 
 
 def _are_names(value: object) -> bool:

@@ -96,5 +96,6 @@ class RankWriter:
 
     def _use(self, memory: bytearray | mmap.mmap) -> None:
         self._memory = memory
-        slots = memoryview(memory)[record.SLOTS_OFFSET : record.SLOTS_OFFSET + 8 * record.SLOTS]
-        self.slots = slots.cast("d")
+        view = memoryview(memory)
+        self.slots = view[record.SLOTS_OFFSET : record.SLOTS_OFFSET + 8 * record.SLOTS].cast("d")
+        self.ring = view[record.RING_OFFSET : record.RING_OFFSET + 8 * record.RING_SLOTS].cast("d")

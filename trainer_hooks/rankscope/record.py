@@ -4,8 +4,9 @@ A record is one file of `SIZE` bytes a rank:
 
     0      header        magic, version, size, layout digest: written once, before the file has its name
     64     slots         float64 each, 8-byte aligned: a store is one machine word, so no reader sees half of it
-    4096   info          JSON (identity, names of phases), guarded by the slot `info_sequence`
-    12288  last words    empty, or what faulthandler wrote when SIGTERM came
+    4096   info          JSON (identity, names of phases and groups), guarded by the slot `info_sequence`
+    12288  ring          the last steps, float64 too: what the slots were when each ended
+    28672  last words    empty, or what faulthandler wrote when SIGTERM came: at the end, because it may be long
 
 Counters are float64 too: exact for whole numbers up to 2**53. Times are seconds of CLOCK_MONOTONIC, which all
 processes of a machine share; `started_unix` ties them to the calendar. Fields are only ever changed together
@@ -14,6 +15,9 @@ with the layout digest, so a reader of another version says so instead of misrea
 Each slot makes sense alone, so nothing has to be read together and no sequence word is on the hot path. At every event
 the time since the last one is charged to the phase that was open; so the sum of all phases, counted from the start,
 *is* the time of the last event, and what is missing to now belongs to the phase that is open.
+
+Step n is in place n % RING_STEPS of the ring, and is written before `steps` becomes n: a reader who takes `steps`
+before and after the ring knows which entries nobody touched in between.
 """
 
 from __future__ import annotations
@@ -23,18 +27,20 @@ import struct
 from itertools import accumulate
 
 MAGIC = b"RANKSCOP"
-VERSION = 1
-SIZE = 16384
+VERSION = 2
+SIZE = 32768
 HEADER = struct.Struct("<8sII8s")
 SLOTS_OFFSET = 64
 INFO_OFFSET = 4096
-LAST_WORDS_OFFSET = 12288
+RING_OFFSET = 12288
+LAST_WORDS_OFFSET = 28672
 
 # The first phases of every record; the user's own follow, up to MAX_PHASES, named in the info.
 PHASES = (
     "other",
     "startup",
     "data_wait",
+    "h2d_copy",
     "forward",
     "backward",
     "collective_wait",
@@ -42,7 +48,7 @@ PHASES = (
     "checkpoint",
     "evaluation",
 )
-OTHER, STARTUP, DATA_WAIT, FORWARD, BACKWARD, COLLECTIVE_WAIT, OPTIMIZER, CHECKPOINT, EVALUATION = range(9)
+OTHER, STARTUP, DATA_WAIT, H2D_COPY, FORWARD, BACKWARD, COLLECTIVE_WAIT, OPTIMIZER, CHECKPOINT, EVALUATION = range(10)
 MAX_PHASES = 32
 
 # These absorb what they contain: a data wait within an evaluation is evaluation.
@@ -72,29 +78,80 @@ STEP_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30
 RUNNING, FINISHED, EXCEPTION, INTERRUPTED = 0.0, 1.0, 2.0, 3.0
 ENDINGS = {FINISHED: "finished", EXCEPTION: "exception", INTERRUPTED: "interrupted"}
 
+MAX_GROUPS = 16  # groups of ranks that this rank synchronises with, named in the info
+GC_GENERATIONS = 3
+
+# What was chosen for the run and may explain its speed: the labels of rankscope_rank_settings_info, named in the info.
+SETTINGS = (
+    "parallelism",
+    "precision",
+    "loader_workers",
+    "pin_memory",
+    "batch_size",
+    "accumulation_steps",
+    "comm_hook",
+    "bucket_bytes",
+    "compiled",
+)
+
 FIELDS = {
     "info_sequence": 1,  # odd while the info is being changed
     "info_length": 1,  # bytes
     "started_monotonic": 1,
     "started_unix": 1,
-    "phase": 1,  # the phase that is open, as an index
-    "phase_since": 1,  # monotonic
-    "steps": 1,
-    "step_seconds": 1,  # the histogram's sum
-    "step_buckets": len(STEP_BOUNDS) + 1,  # counts, not cumulated; the last is +Inf
-    "phase_seconds": MAX_PHASES,  # up to the last event: the reader adds the open phase
-    "collectives": len(OPS),
-    "collective_seconds": len(OPS),
-    "collective_bytes": len(OPS),
     "ended": 1,
     "ended_unix": 1,
+    "phase": 1,  # the phase that is open, as an index
+    "phase_since": 1,  # monotonic
+    "steps": 1,  # optimizer steps
+    "micro_steps": 1,  # backward passes
+    "step_seconds": 1,  # the histogram's sum
+    "step_buckets": len(STEP_BOUNDS) + 1,  # counts, not cumulated; the last is +Inf
+    # From here to the last of PHASES the slots are what an entry of the ring copies.
+    "samples": 1,
+    "tokens": 1,
+    "phase_seconds": MAX_PHASES,  # up to the last event: the reader adds the open phase
+    "device_seconds": MAX_PHASES,  # the same phases in the GPU's time
+    "collectives": len(OPS),
+    "collective_seconds": len(OPS),  # exposed: what the training thread waited
+    "collective_duration_seconds": len(OPS),  # from issue to completion, overlapped or not; 0 where it is not known
+    "collective_bytes": len(OPS),  # payload
+    "collective_bus_bytes": len(OPS),  # what that means for each rank's link, after NCCL-tests' bus bandwidth
+    "collective_op": 1,  # that the training thread is in: its index + 1; 0 in none
+    "collective_group": 1,  # and with whom: the group's index
+    "group_collectives": MAX_GROUPS,  # sequence number of the last collective that was issued
+    "group_wait_seconds": MAX_GROUPS,  # exposed
+    "checkpoints": 1,
+    "checkpoint_bytes": 1,
+    "checkpoint_last_seconds": 1,
+    "checkpoint_last_bytes": 1,
+    "checkpoint_last_unix": 1,
+    "gc_collections": GC_GENERATIONS,
+    "gc_seconds": GC_GENERATIONS,
+    "copies": 1,  # from the host to a device, that the training thread waited for
+    "copy_bytes": 1,
+    "amp_scale": 1,  # 0 without a gradient scaler
+    "amp_skipped_steps": 1,
+    "cuda_allocated_bytes": 1,
+    "cuda_reserved_bytes": 1,
+    "cuda_peak_allocated_bytes": 1,
+    "cuda_allocation_retries": 1,
+    "cuda_out_of_memory": 1,
 }
 PLACES = dict(zip(FIELDS, accumulate([0, *FIELDS.values()]), strict=False))
 SLOTS = sum(FIELDS.values())
-INFO_CAPACITY = LAST_WORDS_OFFSET - INFO_OFFSET
-LAYOUT = hashlib.sha256(repr((FIELDS, PHASES, OPS, STEP_BOUNDS)).encode()).digest()[:8]
+INFO_CAPACITY = RING_OFFSET - INFO_OFFSET
+
+# An entry of the ring: the step's number, its end (monotonic), then a copy of the slots from `samples` on.
+RING_STEPS = 128
+RING_COPIES = PLACES["phase_seconds"] + len(PHASES) - PLACES["samples"]
+RING_WIDTH = 2 + RING_COPIES
+RING_SLOTS = RING_STEPS * RING_WIDTH
+
+LAYOUT = hashlib.sha256(repr((FIELDS, PHASES, OPS, STEP_BOUNDS, RING_STEPS)).encode()).digest()[:8]
 
 assert SLOTS_OFFSET + 8 * SLOTS <= INFO_OFFSET
+assert RING_OFFSET + 8 * RING_SLOTS <= LAST_WORDS_OFFSET
 
 
 def header() -> bytes:

@@ -27,6 +27,7 @@ PHASE_SECONDS = PLACES["phase_seconds"]
 STEPS = PLACES["steps"]
 STEP_SECONDS = PLACES["step_seconds"]
 STEP_BUCKETS = PLACES["step_buckets"]
+COPIED = slice(PLACES["samples"], PLACES["samples"] + record.RING_COPIES)
 COLLECTIVES = PLACES["collectives"]
 COLLECTIVE_SECONDS = PLACES["collective_seconds"]
 COLLECTIVE_BYTES = PLACES["collective_bytes"]
@@ -130,7 +131,13 @@ class Timeline:
             seconds = now - self._last_step
             slots[STEP_SECONDS] += seconds
             slots[STEP_BUCKETS + bisect_left(record.STEP_BOUNDS, seconds)] += 1
-        slots[STEPS] += 1
+        number = slots[STEPS] + 1
+        ring = self.writer.ring
+        place = int(number) % record.RING_STEPS * record.RING_WIDTH
+        ring[place] = number
+        ring[place + 1] = now
+        ring[place + 2 : place + record.RING_WIDTH] = slots[COPIED]
+        slots[STEPS] = number  # last: now the entry counts
         self._last_step = now
 
     def collective(self, op: int, seconds: float, size: float) -> None:

@@ -59,14 +59,8 @@ class ExporterCollector:
 
     def collect(self) -> Iterable[Metric]:
         """Build info and the driver's state."""
-        yield _single(BUILD, 1, __version__, platform.python_version())
-        yield _single(NVML_UP, self._driver.nvml_up)
-        yield _single(SEEN, self._driver.gpus_seen)
-        yield _single(EXPECTED, self._driver.gpus_expected)
-        yield _single(RELEASED, self._driver.is_released)
-
-
-def _single(declaration: Declaration, value: float, *labels: str) -> Metric:
-    family = declaration.family()
-    family.add_metric(labels, value)
-    return family
+        yield BUILD.family({(__version__, platform.python_version()): 1})
+        yield NVML_UP.family(self._driver.nvml_up)
+        yield SEEN.family(self._driver.gpus_seen)
+        yield EXPECTED.family(self._driver.gpus_expected)
+        yield RELEASED.family(self._driver.is_released)

@@ -1,0 +1,1 @@
+"""The metrics of a rank, a file each for what they are about."""
