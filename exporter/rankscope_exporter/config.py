@@ -43,6 +43,8 @@ class Config:
     """Directories with rank records, each looked at in every scrape."""
     collectors: tuple[str, ...]
     """Names of the collectors that are on, in their order."""
+    dcgm: bool
+    """Whether dcgm-exporter's names are served besides ours."""
     slurm_dir: Path | None
     """Where Slurm's prolog leaves one file a GPU."""
     kubelet_socket: Path | None
@@ -72,13 +74,17 @@ def parse(
         host, port = parse_address(options.listen_address)
     except ValueError as error:
         parser.exit(2, f"rankscope-exporter: --web.listen-address: {error}\n")
+    names = tuple(name for name in collectors if getattr(options, f"collector.{name}"))
+    if options.dcgm and "gpu" not in names:
+        parser.exit(2, "rankscope-exporter: --metrics.dcgm: needs --collector.gpu, which its labels come from\n")
     return Config(
         host=host,
         port=port,
         web_config_file=options.web_config_file,
         enable_lifecycle=options.enable_lifecycle,
         run_dirs=_run_dirs(options.run_dir, environment),
-        collectors=tuple(name for name in collectors if getattr(options, f"collector.{name}")),
+        collectors=names,
+        dcgm=options.dcgm,
         slurm_dir=options.slurm_dir,
         kubelet_socket=options.kubelet_socket,
         procfs=options.procfs,
@@ -149,6 +155,12 @@ def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.Argu
         metavar="DIR",
         help="where ranks leave their records; may be given more than once "
         f"(default: $RANKSCOPE_RUN_DIR, else {SYSTEM_RUN_DIR} and {SHARED_MEMORY_RUN_DIR})",
+    )
+    add(
+        "--metrics.dcgm",
+        dest="dcgm",
+        action="store_true",
+        help="serve dcgm-exporter's default counters too, by its names, labels and units (docs/dcgm.md)",
     )
     add(
         "--simulate",

@@ -33,10 +33,12 @@ class Exposition:
 
     def _head(self, family: WrittenFamily) -> str:
         text = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
-        name = family.full_name
+        name, kind = family.full_name, family.type
         if self._openmetrics:
+            # It has no counter without `_total`: dcgm-exporter's are of no known type there.
+            kind = "unknown" if kind == "counter" and name == family.name else kind
             name, text = family.name, text.replace('"', r"\"")
-        head = self._heads[family.full_name] = f"# HELP {name} {text}\n# TYPE {name} {family.type}\n"
+        head = self._heads[family.full_name] = f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
         return head
 
     def _foreign(self, family: Metric) -> str:

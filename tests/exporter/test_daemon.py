@@ -173,17 +173,22 @@ def test_slurm_a_kubelet_and_the_processes_say_who_holds_each_gpu(
         f"--simulate={tmp_path / 'scenario.yml'}",
         f"--collector.allocation.slurm-dir={tmp_path / 'jobs'}",
         f"--collector.allocation.kubelet-socket={kubelet.socket}",
+        "--metrics.dcgm",
     )
     with exporter(free_port, *flags) as url:
         eventually(lambda: states(url) == ["working", "unknown", "memory_held_by_dead", "unknown"])
         kubelet.start()  # only now: until it answers, a GPU that nobody uses may be a pod's
         eventually(lambda: states(url) == ["working", "allocated_no_process", "memory_held_by_dead", "free"])
-        holders = [line for line in metrics(url) if line.startswith("rankscope_gpu_allocation_info")]
+        body = metrics(url)
         kubelet.stop()
+    holders = [line for line in body if line.startswith("rankscope_gpu_allocation_info")]
     assert len(holders) == 2
     assert 'slurm_job_id="4711"' in holders[0]
     assert 'user="alice"' in holders[0]
     assert 'k8s_pod="notebook-0"' in holders[1]
+    as_dcgm = [line for line in body if line.startswith("DCGM_FI_DEV_GPU_TEMP{")]
+    assert 'hpc_job="4711"' in as_dcgm[0]
+    assert all(label in as_dcgm[1] for label in ('container="jupyter"', 'namespace="ml"', 'pod="notebook-0"'))
 
 
 def states(url: str) -> list[str]:

@@ -61,6 +61,14 @@ def test_a_family_has_the_samples_that_its_lines_say() -> None:
     ]
 
 
+def test_a_counter_under_somebody_elses_name_keeps_it_and_is_legal_in_both_notations() -> None:
+    family = Declaration("counter", "DCGM_FI_ENERGY", "Energy.", ("gpu",)).family({"0": 7})
+    text, openmetrics = (Exposition(openmetrics=kind).render([family]).decode() for kind in (False, True))
+    assert text == '# HELP DCGM_FI_ENERGY Energy.\n# TYPE DCGM_FI_ENERGY counter\nDCGM_FI_ENERGY{gpu="0"} 7.0\n'
+    (parsed,) = parse_openmetrics(openmetrics)
+    assert (parsed.name, parsed.type, parsed.samples[0].name) == ("DCGM_FI_ENERGY", "unknown", "DCGM_FI_ENERGY")
+
+
 def test_values_with_too_few_labels_are_a_mistake_that_shows() -> None:
     with pytest.raises(ValueError, match="shorter"):
         GAUGE.family({"0": 1})

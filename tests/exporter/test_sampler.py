@@ -85,13 +85,18 @@ def test_every_gpu_is_read_before_the_sampler_is_ready(sampling):
 
 
 def test_a_lost_gpu_leaves_no_value_behind_and_returns(sampling):
-    m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 5, lost: true}, {at: 9, lost: false}]}}")
-    # What is a difference between two readings comes with the second.
-    eventually(lambda: len(uuids_published(sampler).get("rankscope_gpu_sm_active_seconds_total", ())) == 2)
+    m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 500, lost: true}, {at: 900, lost: false}]}}")
+    began = m.clock()
+
+    def everything_is_published() -> bool:
+        m.clock.advance(0.1)  # what is a difference between two readings comes when time has passed
+        return uuids_published(sampler).get("rankscope_gpu_sm_active_seconds_total") == {FIRST.uuid, SECOND.uuid}
+
+    eventually(everything_is_published)
     before = uuids_published(sampler)
     assert all(uuids == {FIRST.uuid, SECOND.uuid} for uuids in before.values())
 
-    m.clock.advance(5)
+    m.clock.now = began + 500
     eventually(lambda: sampler.gpus_seen == 1)
     during = uuids_published(sampler)
     assert during.pop("rankscope_gpu_up") == {FIRST.uuid, SECOND.uuid}
@@ -99,8 +104,9 @@ def test_a_lost_gpu_leaves_no_value_behind_and_returns(sampling):
     assert sampler.readings(gpu.SOURCE)[SECOND] is None
     assert sampler.gpus_expected == 2
 
-    m.clock.advance(4)
+    m.clock.now = began + 900
     eventually(lambda: sampler.gpus_seen == 2)
+    eventually(everything_is_published)
     assert uuids_published(sampler) == before
 
 
