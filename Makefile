@@ -29,8 +29,9 @@ generate: venv ## write the rules of both speeds, the dashboards and the metrics
 benchmark: venv ## what the hook costs a step; the figures go to docs/measurements/
 	@$(BIN)/python benchmarks/hook_overhead.py --json docs/measurements/hook_overhead.json
 
-benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop-exporter (15 minutes); to docs/measurements/
+benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop-exporter (18 minutes); to docs/measurements/
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
+	@$(BIN)/python -m benchmarks.blocking_device --json docs/measurements/blocking_device.json
 	@$(BIN)/python -m benchmarks.gpu_truth --json docs/measurements/gpu_truth.json
 	@$(BIN)/python -m benchmarks.exporter_cost --scrapes 100000 --json docs/measurements/exporter_cost.json
 

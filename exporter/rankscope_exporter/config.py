@@ -25,7 +25,7 @@ examples:
   rankscope-exporter                                   all GPUs, all ranks, on port 10417
   rankscope-exporter --simulate 8                      no GPU needed: eight simulated ones under the real NVML calls
   rankscope-exporter --no-collector.xid --run-dir /mnt/run
-pages: /metrics, /-/healthy, /-/ready, / (status)"""
+pages: /metrics, /-/healthy, /-/ready, / (status); POST /-/release, /-/resume"""
 
 
 @dataclass(frozen=True)
@@ -37,6 +37,8 @@ class Config:
     port: int
     web_config_file: Path | None
     """TLS, basic auth and headers (docs/security.md); None is plain HTTP for everybody."""
+    enable_lifecycle: bool
+    """Whether POST /-/release and /-/resume do what they say."""
     run_dirs: tuple[Path, ...]
     """Directories with rank records, each looked at in every scrape."""
     collectors: tuple[str, ...]
@@ -79,6 +81,7 @@ def parse(
         host=host,
         port=port,
         web_config_file=options.web_config_file,
+        enable_lifecycle=options.enable_lifecycle,
         run_dirs=_run_dirs(options.run_dir, environment),
         collectors=names,
         dcgm=options.dcgm,
@@ -138,6 +141,12 @@ def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.Argu
         type=Path,
         metavar="FILE",
         help="TLS, client certificates and basic auth, in the format of the Prometheus exporters (docs/security.md)",
+    )
+    add(
+        "--web.enable-lifecycle",
+        dest="enable_lifecycle",
+        action="store_true",
+        help="let POST /-/release give the driver's handles back, for a GPU's reset, and /-/resume take them again",
     )
     add(
         "--run-dir",

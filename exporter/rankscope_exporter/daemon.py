@@ -70,7 +70,7 @@ def run(settings: Config) -> None:
         ]
         collectors = [collector for collector in collectors if collector.name in settings.collectors]
         scrape = Scrape([*collectors, DcgmCollector(averages, sampler)] if averages else collectors)
-        app = create_app(scrape, lambda: sampler.is_ready)
+        app = create_app(scrape, sampler, has_lifecycle=settings.enable_lifecycle)
         sampler.start()
         # What was imported stays: the collector of cycles need not walk it again and again. It costs a scrape 3 ms.
         gc.freeze()

@@ -29,6 +29,8 @@ class Timing:
     """Until a device that could not be opened is tried again: each try makes the kernel initialise it, and log."""
     reconnect_after: float = 60.0
     """Until the driver is connected anew because GPUs are missing: NVML finds a GPU that was reset only then."""
+    answer_within: float = 5.0
+    """For whoever asks for the handles back: the threads' end takes up to 2 s, and then the driver cleans up."""
     unix: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
 
@@ -89,6 +91,11 @@ class DeviceSampler:
         """Begin to read."""
         self._thread.start()
 
+    @property
+    def name(self) -> str:
+        """Of the thread."""
+        return self._thread.name
+
     def request_stop(self) -> None:
         """Read no more; `join` waits for it."""
         self._stop.set()
@@ -125,6 +132,8 @@ class DeviceSampler:
             self.has_finished_a_round = True
             self._began = self._timing.monotonic() + pause
             self._stop.wait(pause)
+        if self.device:
+            self.device.close()
 
     def _take_reading(self) -> None:
         if self.device is None:
@@ -166,6 +175,8 @@ class DeviceSampler:
     def _fail(self, error: DriverError) -> None:
         """Open the device anew next time. One that is lost is down at once, others when their reading is too old."""
         self._complain("the device", error)
+        if self.device:
+            self.device.close()
         self.device = None
         if self._state and isinstance(error, DeviceLostError):
             self._state.latest = None

@@ -43,6 +43,11 @@ class XidWatcher:
         """Begin to wait for events."""
         self._thread.start()
 
+    @property
+    def name(self) -> str:
+        """Of the thread."""
+        return self._thread.name
+
     def request_stop(self) -> None:
         """Wait no more; `join` waits for it."""
         self._stop.set()

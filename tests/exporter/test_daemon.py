@@ -106,6 +106,52 @@ def test_a_rank_file_that_is_not_one_costs_the_others_nothing(run_dir: Path, fre
         assert 'rankscope_exporter_collector_success{collector="ranks"} 1.0' in lines
 
 
+FAULTS = """
+gpus: 2
+timeline:
+  0: [{at: 0, busy: 1}]
+  1: [{at: 0, busy: 0.5}, {at: 8, xid: 79, lost: true}, {at: 11, lost: false}]
+driver: [{at: 20, loaded: false}, {at: 23, loaded: true}]
+"""
+
+
+def test_a_lost_gpu_and_a_driver_that_is_gone_come_back_without_a_restart(run_dir: Path, free_port: int) -> None:
+    (run_dir / "scenario.yml").write_text(FAULTS)
+    with exporter(free_port, f"--run-dir={run_dir}", f"--simulate={run_dir / 'scenario.yml'}") as url:
+        eventually(lambda: all("tensor_active_seconds_total" in series(url, gpu) for gpu in (0, 1)))  # two readings
+        before = series(url, 1)
+        eventually(lambda: up(url) == [1, 0])
+        assert series(url, 1) == {"up", "xid_errors_total", "xid_last_timestamp_seconds"}
+        assert series(url, 0) >= before, "the other one's are all there"
+        eventually(lambda: up(url) == [1, 1])
+        assert series(url, 1) - {"xid_last_timestamp_seconds"} <= before
+        eventually(lambda: series(url, 1) >= before)
+        busy = busy_seconds(url)
+        eventually(lambda: up(url) == [0, 0])
+        assert [series(url, gpu) for gpu in (0, 1)] == [
+            {"up", "xid_errors_total"},
+            {"up", "xid_errors_total", "xid_last_timestamp_seconds"},
+        ]
+        assert "rankscope_exporter_nvml_up 0.0" in metrics(url)
+        eventually(lambda: up(url) == [1, 1])
+        assert all(later >= earlier for later, earlier in zip(busy_seconds(url), busy, strict=True))
+        assert not [line for line in metrics(url) if line.endswith("NaN")]
+
+
+def series(url: str, gpu: int) -> set[str]:
+    """Names of the GPU's series, without the prefix."""
+    found = (re.match(rf'rankscope_gpu_(\w+){{gpu="{gpu}"', line) for line in metrics(url))
+    return {match[1] for match in found if match}
+
+
+def up(url: str) -> list[float]:
+    return [float(line.split()[-1]) for line in metrics(url) if line.startswith("rankscope_gpu_up{")]
+
+
+def busy_seconds(url: str) -> list[float]:
+    return [float(line.split()[-1]) for line in metrics(url) if line.startswith("rankscope_gpu_busy_seconds_total{")]
+
+
 HELD = f"""
 gpus: 4
 timeline:

@@ -179,6 +179,13 @@ def test_a_driver_that_appears_later_is_picked_up(sampling):
     assert sampler.gpus_expected == 2
 
 
+def test_the_last_values_of_a_driver_that_is_gone_are_gone_at_once(sampling):
+    m, sampler = sampling("{gpus: 2, driver: [{at: 5, loaded: false}]}")
+    m.clock.advance(5)
+    eventually(lambda: not sampler.nvml_up)
+    assert set(uuids_published(sampler)) == {"rankscope_gpu_up"}, "though none of them is too old by the clock"
+
+
 def test_a_driver_that_goes_away_takes_its_gpus_with_it_until_it_is_back(sampling):
     m, sampler = sampling(
         "{gpus: 2, driver: [{at: 5, loaded: false}, {at: 9, loaded: true}], timeline: {0: [{at: 12, xid: 31}]}}",

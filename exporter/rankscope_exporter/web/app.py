@@ -1,8 +1,8 @@
-"""The exporter's HTTP face: /metrics, /-/healthy, /-/ready and the status page; 404 elsewhere."""
+"""The exporter's HTTP face: /metrics, /-/healthy, the status page, and lifecycle.py's pages; 404 elsewhere."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from anyio.to_thread import current_default_thread_limiter
@@ -10,6 +10,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 
 from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.web.lifecycle import Gpus, add_lifecycle
 from rankscope_exporter.web.status_page import render_status
 
 READ = ["GET", "HEAD"]
@@ -25,8 +26,8 @@ async def few_threads(_: FastAPI) -> AsyncIterator[None]:
     yield
 
 
-def create_app(scrape: Scrape, is_ready: Callable[[], bool]) -> FastAPI:
-    """The application. `is_ready` says whether a scrape would tell the truth already."""
+def create_app(scrape: Scrape, gpus: Gpus, *, has_lifecycle: bool = False) -> FastAPI:
+    """The application. `gpus` says whether a scrape would tell the truth already; `has_lifecycle` allows a release."""
     app = FastAPI(lifespan=few_threads, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
     # Plain functions, not coroutines: a scrape reads files, and FastAPI runs these on worker threads.
@@ -40,14 +41,9 @@ def create_app(scrape: Scrape, is_ready: Callable[[], bool]) -> FastAPI:
     def healthy() -> Response:
         return PlainTextResponse("healthy\n")
 
-    @app.api_route("/-/ready", methods=READ)
-    def ready() -> Response:
-        if is_ready():
-            return PlainTextResponse("ready\n")
-        return PlainTextResponse("not ready: the GPUs have not been read yet\n", status_code=503)
-
     @app.api_route("/", methods=READ)
     def status() -> Response:
         return HTMLResponse(render_status(scrape.collect()))
 
+    add_lifecycle(app, gpus, is_allowed=has_lifecycle)
     return app

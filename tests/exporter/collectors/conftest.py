@@ -25,6 +25,7 @@ class Watched:
 
     def reopen(self) -> None:
         """As after a failure."""
+        self.device.close()
         self.device = self.machine.device()
 
     def after(self, seconds: float, *, gap: bool = False) -> Published:
