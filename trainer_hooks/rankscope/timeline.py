@@ -44,6 +44,7 @@ class Timeline:
     def __init__(self, writer: RankWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self.writer = writer
         self.on_event: Callable[[int], None] | None = None
+        self.on_step: Callable[[float, int], object] | None = None  # with the step's end and the phase that is open
         self.steps_are_explicit = False  # the script calls rankscope.step(): optimizers no longer mark steps
         self._clock = clock
         self.restart()
@@ -51,6 +52,7 @@ class Timeline:
     def restart(self) -> None:
         """Begin again from nothing, in start-up, as the calling process."""
         self._owner: int | None = threading.main_thread().ident
+        self.on_boundary: Callable[[int], object] | None = None  # with the phase that begins
         self._stack = [record.STARTUP]  # the bottom becomes OTHER when start-up ends
         self._absorber, self._absorber_depth = record.STARTUP, 0
         self._phase = record.STARTUP
@@ -86,6 +88,8 @@ class Timeline:
                 self._absorber, self._absorber_depth = phase, len(stack) - 1
             slots[PHASE] = self._phase = phase
             slots[PHASE_SINCE] = now
+            if self.on_boundary is not None:
+                self.on_boundary(phase)
         return len(stack) - 1
 
     def leave(self, depth: Depth) -> float:
@@ -108,6 +112,8 @@ class Timeline:
         if self._absorber == NOBODY:
             slots[PHASE] = self._phase = stack[-1]
             slots[PHASE_SINCE] = now
+            if self.on_boundary is not None:
+                self.on_boundary(self._phase)
         return seconds
 
     def unwind(self) -> None:
@@ -139,6 +145,8 @@ class Timeline:
         ring[place + 2 : place + record.RING_WIDTH] = slots[COPIED]
         slots[STEPS] = number  # last: now the entry counts
         self._last_step = now
+        if self.on_step is not None:
+            self.on_step(now, self._phase)
 
     def collective(self, op: int, seconds: float, size: float) -> None:
         """Count one collective of `size` bytes that kept the training thread for `seconds`."""
@@ -162,8 +170,8 @@ class Timeline:
             self._owner = get_ident()
 
     def stop(self) -> None:
-        """Ignore every event from now on."""
-        self._owner = None
+        """Ignore every event from now on; ask nothing of the device either, which a forked child may not do."""
+        self._owner = self.on_boundary = self.on_step = None
 
     def _end_startup(self, now: float) -> None:
         self._stack[0] = record.OTHER

@@ -17,7 +17,7 @@ Install = Callable[[Timeline, Guard], Sequence[Callable[[], None]]]
 
 def all_probes() -> dict[str, ModuleType]:
     """Every probe by name. Imports torch."""
-    from rankscope.probes import backward, collectives, data_wait, ddp, optimizer
+    from rankscope.probes import backward, collectives, data_wait, ddp, device_time, optimizer
 
     return {
         "data_wait": data_wait,
@@ -25,4 +25,5 @@ def all_probes() -> dict[str, ModuleType]:
         "backward": backward,
         "collectives": collectives,
         "optimizer": optimizer,
+        "device_time": device_time,
     }

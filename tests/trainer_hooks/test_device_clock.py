@@ -1,0 +1,368 @@
+"""The device's time by phase: true where it can be known, absent where not, and nothing ever waits for the device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from rankscope import device_clock, record
+from rankscope.device_clock import DeviceClock
+from rankscope.guard import Guard
+from rankscope.probes import backward, ddp, device_time
+from rankscope.rank_writer import RankWriter
+from rankscope.record import PLACES
+from rankscope.timeline import Timeline
+
+
+class Host:
+    """The host's clock, which stands still until it is told to go on."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass
+class Stream:
+    """Work runs in order and no earlier than it was issued."""
+
+    device: str
+    end: float = 0.0  # when the device will have done what was issued
+
+
+class Event:
+    """As torch.cuda.Event: it says no time before the device has passed it."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.device = ""
+        self.at = 0.0
+
+    def record(self, stream: Stream) -> None:
+        assert not self.gpu.capturing, "the event would belong to the graph"
+        assert self.device in ("", stream.device), "an event stays on the device where it was first recorded"
+        self.device = stream.device
+        self.at = stream.end = max(stream.end, self.gpu.host.now)
+
+    def query(self) -> bool:
+        assert not self.gpu.capturing, "asking ends a capture"
+        return self.at <= self.gpu.host.now
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.query()
+        assert end.query()
+        return (end.at - self.at) * 1000
+
+    def synchronize(self) -> None:
+        self.gpu.synchronisations += 1
+
+
+@dataclass
+class Gpu:
+    """A device that computes what the host issues, as much later as it takes."""
+
+    host: Host = field(default_factory=Host)
+    initialised: bool = True
+    capturing: bool = False
+    synchronisations: int = 0
+    events: list[Event] = field(default_factory=list)
+    stream: Stream = field(default_factory=lambda: Stream("cuda:0"))
+
+    def is_in_use(self) -> bool:
+        return self.initialised
+
+    def is_capturing(self) -> bool:
+        assert self.initialised, "CUDA was asked before the job initialised it"
+        return self.capturing
+
+    def current_stream(self) -> Stream:
+        assert self.initialised, "CUDA was asked before the job initialised it"
+        return self.stream
+
+    def new_event(self) -> Event:
+        self.events.append(Event(self))
+        return self.events[-1]
+
+    def issue(self, seconds: float) -> None:
+        """Work for the device, in the current stream; the host goes on at once."""
+        self.stream.end = max(self.stream.end, self.host.now) + seconds
+
+    def synchronize(self) -> None:
+        """The host waits for all of it."""
+        self.host.now = max(self.host.now, self.stream.end)
+
+
+def fail(probe: str) -> None:
+    raise AssertionError(probe)
+
+
+@pytest.fixture
+def gpu() -> Gpu:
+    return Gpu()
+
+
+@pytest.fixture
+def timeline(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Timeline:
+    monkeypatch.setattr("rankscope.guard.reraise", True)
+    return Timeline(RankWriter(), gpu.host)
+
+
+@pytest.fixture
+def clock(gpu: Gpu, timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> DeviceClock:
+    """One that measures every step."""
+    monkeypatch.setattr(device_clock, "SECONDS_PER_MARK", 0.0)
+    return started(timeline, gpu)
+
+
+def started(timeline: Timeline, gpu: Gpu) -> DeviceClock:
+    clock = DeviceClock(timeline, Guard("device_time", fail), gpu, jitter=lambda: 0.5)
+    clock.start()
+    timeline.step()  # ends start-up
+    return clock
+
+
+def phase(timeline: Timeline, gpu: Gpu, phase: int, seconds: float) -> None:
+    """The host issues the work of a phase, which takes it a millisecond."""
+    depth = timeline.enter(phase)
+    gpu.issue(seconds)
+    gpu.host.now += 0.001
+    timeline.leave(depth)
+
+
+def train(timeline: Timeline, gpu: Gpu, steps: int = 1) -> None:
+    """Six seconds of the device's a step, issued in four milliseconds of the host's."""
+    for _ in range(steps):
+        phase(timeline, gpu, record.FORWARD, 2)
+        gpu.issue(0.5)  # the loss
+        backward = timeline.enter(record.BACKWARD)
+        gpu.issue(2)
+        phase(timeline, gpu, record.COLLECTIVE_WAIT, 1)
+        timeline.leave(backward)
+        phase(timeline, gpu, record.OPTIMIZER, 0.5)
+        timeline.step()
+
+
+def seconds(timeline: Timeline) -> dict[str, float]:
+    """Phases that have any time of the device's."""
+    place = PLACES["device_seconds"]
+    values = timeline.writer.slots[place : place + len(record.PHASES)].tolist()
+    return {name: value for name, value in zip(record.PHASES, values, strict=True) if value}
+
+
+STEP = {"other": 0.5, "forward": 2, "backward": 2, "collective_wait": 1, "optimizer": 0.5}
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_phase_gets_the_devices_time_of_the_work_that_was_issued_in_it(timeline: Timeline, gpu: Gpu) -> None:
+    train(timeline, gpu)
+    gpu.synchronize()
+    timeline.step()
+    assert seconds(timeline) == pytest.approx(STEP)
+
+
+@pytest.mark.usefixtures("clock")
+def test_nothing_is_read_before_the_device_has_passed_it(timeline: Timeline, gpu: Gpu) -> None:
+    train(timeline, gpu)
+    gpu.host.now += 2
+    timeline.step()
+    assert seconds(timeline) == pytest.approx({"forward": 2})
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_phases_partition_the_devices_time_whether_it_works_or_idles(timeline: Timeline, gpu: Gpu) -> None:
+    began = gpu.host.now
+    for _ in range(3):
+        train(timeline, gpu, 2)
+        gpu.synchronize()
+        data_wait = timeline.enter(record.DATA_WAIT)
+        gpu.host.now += 3
+        timeline.leave(data_wait)
+    timeline.step()
+    assert sum(seconds(timeline).values()) == pytest.approx(gpu.host.now - began)
+    assert seconds(timeline)["data_wait"] == pytest.approx(9)
+
+
+@pytest.mark.usefixtures("clock")
+def test_nothing_ever_waits_for_the_device(timeline: Timeline, gpu: Gpu) -> None:
+    train(timeline, gpu, 20)
+    assert gpu.host.now == pytest.approx(100 + 20 * 0.003)
+    gpu.synchronize()
+    timeline.step()
+    assert seconds(timeline) == pytest.approx({phase: 20 * value for phase, value in STEP.items()})
+    assert gpu.synchronisations == 0
+
+
+def test_the_device_is_not_asked_before_the_job_uses_it(timeline: Timeline, gpu: Gpu) -> None:
+    gpu.initialised = False
+    started(timeline, gpu)
+    train(timeline, gpu, 3)
+    assert gpu.events == []
+    gpu.initialised = True
+    gpu.host.now += device_clock.UNUSED_INTERVAL
+    train(timeline, gpu, 3)
+    assert gpu.events
+
+
+def test_steps_that_last_longer_than_their_marks_may_cost_are_all_measured(timeline: Timeline, gpu: Gpu) -> None:
+    started(timeline, gpu)
+    for _ in range(5):
+        phase(timeline, gpu, record.FORWARD, 1)
+        gpu.synchronize()  # the loss is printed
+        timeline.step()
+    assert seconds(timeline) == pytest.approx({"forward": 5})
+
+
+def test_of_short_steps_as_many_are_measured_as_the_marks_may_cost_each_from_start_to_end(
+    timeline: Timeline, gpu: Gpu
+) -> None:
+    started(timeline, gpu)
+    for _ in range(1000):
+        for number in (record.FORWARD, record.BACKWARD):
+            phase(timeline, gpu, number, 0.001)
+        timeline.step()
+    found = seconds(timeline)
+    assert found["forward"] == pytest.approx(found["backward"])
+    # Five marks a step of 2 ms, at one mark each 0.1 s: four steps in two seconds.
+    assert found["forward"] == pytest.approx(4 * 0.001)
+
+
+@pytest.mark.usefixtures("clock")
+def test_events_are_used_again(timeline: Timeline, gpu: Gpu) -> None:
+    for _ in range(50):
+        train(timeline, gpu)
+        gpu.synchronize()
+    assert len(gpu.events) < 20
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_host_that_runs_too_far_ahead_leaves_a_gap_and_nothing_wrong(timeline: Timeline, gpu: Gpu) -> None:
+    steps = device_clock.CAPACITY
+    train(timeline, gpu, steps)
+    assert len(gpu.events) == device_clock.CAPACITY
+    gpu.synchronize()
+    timeline.step()
+    train(timeline, gpu)
+    gpu.synchronize()
+    timeline.step()
+    found = seconds(timeline)
+    measured = found["forward"] / STEP["forward"]
+    assert steps / 10 < measured < steps
+    assert {name: value / measured for name, value in found.items()} == pytest.approx(STEP, rel=0.05)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_graph_capture_gets_no_event_and_is_asked_nothing(timeline: Timeline, gpu: Gpu) -> None:
+    train(timeline, gpu)
+    gpu.synchronize()
+    capture = timeline.enter(record.FORWARD)
+    gpu.capturing = True
+    train(timeline, gpu)
+    gpu.capturing = False
+    timeline.leave(capture)
+    gpu.synchronize()
+    train(timeline, gpu)
+    gpu.synchronize()
+    timeline.step()
+    assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})
+
+
+@pytest.mark.usefixtures("clock")
+def test_what_lies_between_two_streams_is_not_charged(timeline: Timeline, gpu: Gpu) -> None:
+    first, second = gpu.stream, Stream("cuda:0")
+    phase(timeline, gpu, record.FORWARD, 2)
+    backward = timeline.enter(record.BACKWARD)
+    gpu.issue(1)
+    gpu.stream = second
+    phase(timeline, gpu, record.OPTIMIZER, 4)
+    gpu.stream = first
+    timeline.leave(backward)
+    gpu.host.now += 10
+    timeline.leave(timeline.enter(record.DATA_WAIT))
+    timeline.step()
+    assert seconds(timeline) == pytest.approx({"forward": 2, "optimizer": 4, "other": 10.002 - 3})
+
+
+@pytest.mark.usefixtures("clock")
+def test_each_device_has_events_of_its_own(timeline: Timeline, gpu: Gpu) -> None:
+    train(timeline, gpu)
+    gpu.synchronize()
+    timeline.step()
+    gpu.stream = Stream("cuda:1")
+    timeline.step()
+    train(timeline, gpu)
+    gpu.synchronize()
+    timeline.step()
+    assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})
+
+
+def test_stopping_reads_what_is_done_and_leaves_nothing_behind(
+    timeline: Timeline, gpu: Gpu, clock: DeviceClock
+) -> None:
+    train(timeline, gpu)
+    gpu.host.now += 3
+    clock.stop()
+    assert seconds(timeline) == pytest.approx({"forward": 2, "other": 0.5})
+    assert (timeline.on_step, timeline.on_boundary) == (None, None)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_forked_child_does_not_touch_the_device(timeline: Timeline, gpu: Gpu) -> None:
+    train(timeline, gpu)
+    events = len(gpu.events)
+    gpu.initialised = False
+    timeline.restart()
+    train(timeline, gpu, 3)
+    assert len(gpu.events) == events
+    assert seconds(timeline) == {}
+
+
+@pytest.mark.usefixtures("clock")
+def test_an_error_of_the_device_switches_the_clock_off_and_not_the_training(
+    timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rankscope.guard.reraise", False)
+
+    def broken(_event: Event) -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr(Event, "query", broken)
+    train(timeline, gpu, 3)
+    assert timeline.steps == 4
+    assert seconds(timeline) == {}
+
+
+@pytest.mark.usefixtures("run_dir")
+def test_ddps_exposed_wait_lies_between_two_events(timeline: Timeline, gpu: Gpu, clock: DeviceClock) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    undo = [undo for probe in (ddp, backward) for undo in probe.install(timeline, Guard("ddp", fail))]
+    gpu.issue(1)  # the device does not come to what follows
+    DistributedDataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
+    for take_back in undo:
+        take_back()
+    dist.destroy_process_group()
+    phases = [record.OTHER, record.FORWARD, record.OTHER, record.BACKWARD, record.COLLECTIVE_WAIT, record.BACKWARD]
+    assert [mark.phase for mark in clock._marks] == [*phases, record.OTHER]
+
+
+def test_a_torch_for_the_cpu_has_no_device_to_time(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    assert device_time.install(timeline, Guard("device_time", fail)) == []
+    assert timeline.on_step is None
+
+
+def test_a_torch_for_cuda_is_watched_until_it_is_taken_back(
+    timeline: Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    undo = device_time.install(timeline, Guard("device_time", fail))
+    timeline.step()  # CUDA itself stays untouched, where there is none
+    timeline.step()
+    assert timeline.on_step is not None
+    for take_back in undo:
+        take_back()
+    assert (timeline.on_step, timeline.on_boundary) == (None, None)
