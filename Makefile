@@ -38,7 +38,7 @@ benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop
 gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (14 MiB)
 	@$(PYTHON) -m benchmarks.gpu_check.wheels
 
-gpu-check: ## every GPU metric beside nvidia-smi and a known load, on a real GPU, without a network (5 minutes); to docs/measurements/
+gpu-check: ## every GPU metric beside nvidia-smi and a known load, and the hook, on a real GPU, without a network (7 minutes); to docs/measurements/
 	@$(PYTHON) -m benchmarks.gpu_check --json $(REPORT)
 
 venv: $(BIN)/.installed ## the virtual environment .venv with everything for development

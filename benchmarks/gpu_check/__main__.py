@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     """The exit status: 0 once there is a report, whatever it says; 2 and one line where there can be none."""
     parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__)
     parser.add_argument("--json", type=Path, default=REPORT, help="the report; Markdown goes beside it")
-    parser.add_argument("--limit", type=float, default=450, help="seconds for all of it")
+    parser.add_argument("--limit", type=float, default=570, help="seconds for all of it")
     parser.add_argument("--scale", type=float, default=1.0, help="of the load's and the pauses' length")
     parser.add_argument("--load", default="", help="options of load.py, such as --device=cpu")
     options = parser.parse_args(arguments)

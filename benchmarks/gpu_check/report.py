@@ -11,16 +11,19 @@ from typing import Literal
 
 from benchmarks.simulated_node import markdown
 
-Outcome = Literal["ok", "differs", "absent on both sides", "only we", "only nvidia-smi", "measured", "failed"]
+Outcome = Literal[
+    "ok", "differs", "absent on both sides", "only we", "only nvidia-smi", "measured", "failed", "skipped"
+]
 # What wants to be looked at comes first.
 ORDER: tuple[Outcome, ...] = (
-    *("failed", "differs", "only nvidia-smi", "only we", "measured", "ok", "absent on both sides"),
+    *("failed", "differs", "only nvidia-smi", "only we", "measured", "ok", "absent on both sides", "skipped"),
 )
 
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the report. `measured` is a fact that no expectation belongs to; `failed` is a check that broke."""
+    """One line of the report. `measured` is a fact that no expectation belongs to; `failed` is a check that broke;
+    `skipped` could not be made here."""
 
     part: str
     about: str

@@ -16,6 +16,8 @@ from benchmarks.gpu_check.cost import COST, cost, logged, unprivileged
 from benchmarks.gpu_check.effects import PART as LOAD
 from benchmarks.gpu_check.exporter import Exporter, Recorder, end_started, running
 from benchmarks.gpu_check.facts import facts
+from benchmarks.gpu_check.hook import PART as HOOK
+from benchmarks.gpu_check.hook import hook
 from benchmarks.gpu_check.instead import judge_rules
 from benchmarks.gpu_check.loaded import under_load
 from benchmarks.gpu_check.report import Check, surviving
@@ -49,6 +51,7 @@ def run(path: Path, limit: float, scale: float, load: Sequence[str]) -> None:
         (LOAD, 300, lambda: with_everything(device, load, scale, path)),
         (COST, 90, lambda: by_default(scale)),
         ("as nobody", 90, lambda: unprivileged(5 * scale)),
+        (HOOK, 180, hook),
     )
     for name, seconds, part in parts:
         print(f"gpu-check: {name}", flush=True)

@@ -71,8 +71,8 @@ METRICS = (
     counter(
         "device_seconds",
         "The GPU's time by the same phases, from CUDA events in the training thread's stream, of the steps that were "
-        "measured: all that last a second or longer, of shorter ones about one a second. Their sum is the time that was "
-        "observed, so use it as a share of that. A phase arrives as a whole when it has ended.",
+        "measured: all that last a second or longer, of shorter ones about one a second. Their sum is the time that "
+        "was observed, so use it as a share of that. A phase arrives as a whole when it has ended.",
         lambda rank: rank.snapshot.device_seconds,
         "phase",
     ),
