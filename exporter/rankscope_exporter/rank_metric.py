@@ -27,7 +27,7 @@ class RankHistogram(RankMetric):
         """A bucket's bound stands in the label `le`."""
         *common, suffix, bound = labels
         bounds = [("le", bound)] if bound else []
-        return line_prefix(self.name + suffix, [*zip(self.labels, common, strict=True), *bounds])
+        return line_prefix(self.name + suffix, (*zip(self.labels, common, strict=True), *bounds))
 
 
 def gauge(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> RankMetric:

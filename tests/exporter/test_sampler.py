@@ -13,7 +13,8 @@ import pynvml
 import pytest
 
 from rankscope_exporter.collectors import GPU_SOURCES, gpu, load, memory, power, temperature
-from rankscope_exporter.device_sampler import DeviceSampler, GpuState, Timing
+from rankscope_exporter.device_sampler import DeviceSampler, Timing
+from rankscope_exporter.gpu_states import GpuState
 from rankscope_exporter.sampler import Sampler
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.source import Gpu, GpuSource, SourceCollector
