@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from rankscope_exporter.families import HistogramMetricFamily
 from rankscope_exporter.metric import Declaration, Family
-from rankscope_exporter.run_directory import Rank
+from rankscope_exporter.run_directory import Key, Rank
 
 RANK_LABELS = ("run", "rank")
 
@@ -17,13 +17,24 @@ Values = float | Mapping[Any, float] | None
 None is absent."""
 
 
+class OfRank(Protocol):
+    """A rank as its record shows it, or what else is known of it."""
+
+    @property
+    def key(self) -> Key:
+        """The values of RANK_LABELS."""
+
+
+Subject = TypeVar("Subject", bound=OfRank)
+
+
 @dataclass(frozen=True)
-class RankMetric(Declaration):
+class RankMetric(Declaration, Generic[Subject]):
     """A metric with RANK_LABELS first."""
 
-    value: Callable[[Rank], Values] = field(kw_only=True)
+    value: Callable[[Subject], Values] = field(kw_only=True)
 
-    def of(self, ranks: Iterable[Rank]) -> Family:
+    def of(self, ranks: Iterable[Subject]) -> Family:
         """The family of all ranks."""
         family = self.family()
         for rank in ranks:
@@ -54,12 +65,12 @@ class RankHistogram(Declaration):
         return family
 
 
-def gauge(name: str, text: str, value: Callable[[Rank], Values], *labels: str) -> RankMetric:
+def gauge(name: str, text: str, value: Callable[[Rank], Values], *labels: str) -> RankMetric[Rank]:
     """Declare `rankscope_rank_…`; `labels` are those besides RANK_LABELS."""
     return RankMetric("gauge", f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), value=value)
 
 
-def counter(name: str, text: str, value: Callable[[Rank], Values], *labels: str) -> RankMetric:
+def counter(name: str, text: str, value: Callable[[Rank], Values], *labels: str) -> RankMetric[Rank]:
     """As `gauge`; the name ends in `_total`."""
     return RankMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), value=value)
 

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rankscope_exporter import scrape
 from rankscope_exporter.collectors import (
+    alignment,
     allocation,
     clocks,
     ecc,
@@ -29,6 +30,7 @@ from rankscope_exporter.collectors import (
     temperature,
     xid,
 )
+from rankscope_exporter.collectors.alignment import AlignmentCollector
 from rankscope_exporter.collectors.exporter import ExporterCollector
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.collectors.xid import XidCollector
@@ -60,7 +62,7 @@ GPU_METRICS: tuple[Declaration, ...] = (
     *(metric for source in GPU_SOURCES for metric in source.metrics),
     *xid.METRICS,
 )
-RANK_METRICS: tuple[Declaration, ...] = ranks.METRICS
+RANK_METRICS: tuple[Declaration, ...] = (*ranks.METRICS, *alignment.METRICS)
 EXPORTER_METRICS: tuple[Declaration, ...] = (*exporter.METRICS, *scrape.METRICS, ranks.SKIPPED)
 
 
@@ -80,6 +82,7 @@ COLLECTORS: tuple[Described, ...] = (
     *GPU_SOURCES,
     XidCollector,
     RanksCollector,
+    AlignmentCollector,
     ExporterCollector,
 )
 
