@@ -193,8 +193,7 @@ def account(alignments: Sequence[Alignment], steps: Sequence[Step]) -> None:
 
 def _cause(step: Step, others: Sequence[Step], blame: float) -> str:
     """The phase that most exceeds what it usually takes; unknown if that is not half of what the others waited."""
-    excesses = {
-        name: step.phases[phase] - median(other.phases[phase] for other in others) for name, phase in CAUSES.items()
-    }
-    largest = max(excesses, key=lambda name: excesses[name])
+    usual = list(map(median, zip(*(other.phases for other in others), strict=True)))
+    excesses = {name: step.phases[phase] - usual[phase] for name, phase in CAUSES.items()}
+    largest = max(excesses, key=excesses.__getitem__)
     return largest if excesses[largest] >= blame / 2 else UNKNOWN

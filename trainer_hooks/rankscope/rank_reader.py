@@ -18,8 +18,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import sub
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from rankscope import record
 from rankscope.record import FIELDS, PLACES
@@ -33,8 +34,7 @@ _ROUNDING = 1e-6  # seconds: of sums that have run for years
 _LARGEST = 2.0**63  # of a slot: eight exabytes, or longer than the universe; sums of such values stay finite
 
 
-@dataclass(frozen=True)
-class Step:
+class Step(NamedTuple):
     """One step of the training thread: from the end of step `number` - 1 to its own."""
 
     number: int
@@ -138,16 +138,16 @@ Entry = tuple[float, ...]  # of the ring: number, end, and the copies
 def _entry(ring: memoryview[float], number: int) -> Entry | None:
     place = number % record.RING_STEPS * record.RING_WIDTH
     entry = tuple(ring[place : place + record.RING_WIDTH])
-    # Written so that NaN fails as well.
-    is_its = len(entry) == record.RING_WIDTH and entry[0] == number and all(0.0 <= value <= _LARGEST for value in entry)
-    return entry if is_its else None
+    return entry if len(entry) == record.RING_WIDTH and entry[0] == number else None
 
 
 def _step(before: Entry, after: Entry) -> Step | None:
     """The step between two entries; None for values that no rank writes."""
     seconds = after[1] - before[1]
-    phases = tuple(end - begin for begin, end in zip(before[_RING_PHASES], after[_RING_PHASES], strict=True))
-    is_a_step = seconds > 0.0 and min(phases) >= 0.0 and sum(phases) <= seconds + _ROUNDING
+    phases = tuple(map(sub, after[_RING_PHASES], before[_RING_PHASES]))
+    # NaN fails, too: a sum with it is NaN, and no comparison with that is true.
+    is_later = 0.0 <= before[1] < after[1] <= _LARGEST
+    is_a_step = is_later and min(phases) >= 0.0 and sum(phases) <= seconds + _ROUNDING
     return Step(int(after[0]), after[1], seconds, phases) if is_a_step else None
 
 
@@ -278,7 +278,9 @@ def _are_names(value: object) -> bool:
 def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
     slots = struct.unpack_from(f"{record.SLOTS}d", data, record.SLOTS_OFFSET)
     phases = len(record.PHASES) + len(info.get("phases", ()))
-    are_values = all(0.0 <= value <= _LARGEST for value in slots) and slots[PLACES["phase"]] < phases
+    # The sum is for NaN, which min and max may overlook. A generator over the slots took a third of the whole reading.
+    are_numbers = sum(slots) <= _LARGEST * record.SLOTS and min(slots) >= 0.0 and max(slots) <= _LARGEST
+    are_values = are_numbers and slots[PLACES["phase"]] < phases
     is_in_order = slots[PLACES["started_monotonic"]] <= slots[PLACES["phase_since"]]
     # OpenMetrics wants whole numbers in a histogram's buckets.
     if not (are_values and is_in_order and all(count.is_integer() for count in slots[_BUCKETS])):
