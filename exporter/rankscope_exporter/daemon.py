@@ -20,6 +20,7 @@ from rankscope_exporter.allocation.slurm import SlurmJobs
 from rankscope_exporter.collectors import GPU_SOURCES, allocation
 from rankscope_exporter.collectors.alignment import AlignmentCollector
 from rankscope_exporter.collectors.exporter import ExporterCollector
+from rankscope_exporter.collectors.rank_processes import RankProcessesCollector
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.config import Config
@@ -67,6 +68,7 @@ def run(settings: Config) -> None:
             XidCollector(sampler),
             RanksCollector(run_directory),
             AlignmentCollector(alignment),
+            RankProcessesCollector(run_directory),
             ExporterCollector(sampler),
         ]
         scrape = Scrape([collector for collector in collectors if collector.name in settings.collectors])

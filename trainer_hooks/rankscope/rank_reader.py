@@ -53,6 +53,7 @@ class RankSnapshot:
     info: dict[str, Any]
     last_words_at: float | None  # unix time at which SIGTERM made faulthandler write, if it did
     read_monotonic: float
+    lock_pid: int = 0  # the rank's process in the pid namespace of the reader; 0 if it cannot be seen there, or is dead
     ring: bytes = b""
     steps_after_ring: float = 0.0  # the field `steps`, read again after the ring
 
@@ -168,7 +169,7 @@ def read_rank(path: Path, directory: int | None = None) -> RankSnapshot:
     with _opened(path, directory) as descriptor:
         _check_header(path, os.fstat(descriptor), os.pread(descriptor, record.HEADER.size, 0))
         # The lock before the data: what a dead process left is then final, and no clean end looks like a kill.
-        alive = _is_locked(descriptor)
+        lock_pid = _lock_holder(descriptor)
         data = _consistent(descriptor, path)
         ring = _read(descriptor, path, 8 * record.RING_SLOTS, record.RING_OFFSET)
         (steps_after_ring,) = struct.unpack("d", _read(descriptor, path, 8, _STEPS_OFFSET))
@@ -177,11 +178,12 @@ def read_rank(path: Path, directory: int | None = None) -> RankSnapshot:
     info = _info(path, data)
     return RankSnapshot(
         path=path,
-        alive=alive,
+        alive=lock_pid is not None,
         slots=_slots(path, data, info),
         info=info,
         last_words_at=modified if spoke_last_words else None,
         read_monotonic=time.monotonic(),
+        lock_pid=lock_pid or 0,
         ring=ring,
         steps_after_ring=steps_after_ring,
     )
@@ -288,7 +290,8 @@ def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
     return slots
 
 
-def _is_locked(descriptor: int) -> bool:
+def _lock_holder(descriptor: int) -> int | None:
+    """Who holds the record's lock; 0 if it is nobody whom this process's pid namespace shows, None if it is free."""
     question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, question)
-    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+    return None if kind == fcntl.F_UNLCK else max(0, int(pid))  # -1: a lock of an open file, of no process
