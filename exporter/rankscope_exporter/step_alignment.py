@@ -24,7 +24,7 @@ INTERVAL = 1.0  # seconds: a ring holds 128 steps, and only jobs with more than 
 CAUSES = {name: phase for phase, name in enumerate(PHASES) if phase not in (COLLECTIVE_WAIT, STARTUP)}
 UNKNOWN = "unknown"
 
-REMEMBERED = 64  # steps a rank, for the comparison of numbers and for ranks that are read a moment later
+REMEMBERED = 32  # steps a rank, for the comparison of numbers and for ranks that are read a moment later
 EVIDENCE = 16  # steps by which two ranks' numbers are compared
 LEAST_EVIDENCE = 3
 # How far apart two ranks may end the same step, in steps: up to nearly a whole one, as when one of them is slow between
@@ -108,7 +108,8 @@ class StepAlignment:
             identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
             record = self._records[identity] = known.get(identity) or _Record(rank.key)
             record.read(rank)
-            groups[rank.owner, info["run"], info["group"]].append(record)
+            if _waits_on_the_host(rank):
+                groups[rank.owner, info["run"], info["group"]].append(record)
         for records in groups.values():
             _align(records)
         found = (record.alignment for record in self._records.values() if record.alignment.steps)
@@ -122,6 +123,12 @@ class StepAlignment:
                 logger.exception("the steps of the ranks cannot be aligned")
             if self._stop.wait(self._interval):
                 return
+
+
+def _waits_on_the_host(rank: Rank) -> bool:
+    """Whether the training thread itself waits in collectives. Under NCCL the GPU does, and the ring knows no GPU."""
+    backend = rank.snapshot.info["backend"]
+    return backend == "gloo" or not ("nccl" in backend or rank.snapshot.device_seconds)
 
 
 def offset(steps: Steps, others: Steps) -> int | None:
@@ -141,7 +148,8 @@ def offset(steps: Steps, others: Steps) -> int | None:
 
 def _distance(steps: Steps, others: Steps, candidate: int) -> float:
     """How far apart the ends usually lie if the numbers differ by `candidate`, in steps; infinite without evidence."""
-    numbers = [number for number in steps if number + candidate in others][-EVIDENCE:]
+    newest = list(steps)[-EVIDENCE:]
+    numbers = [number for number in newest if number + candidate in others]
     if len(numbers) < LEAST_EVIDENCE:
         return float("inf")
     distance = median(abs(steps[number].end - others[number + candidate].end) for number in numbers)
@@ -193,7 +201,10 @@ def account(alignments: Sequence[Alignment], steps: Sequence[Step]) -> None:
 
 def _cause(step: Step, others: Sequence[Step], blame: float) -> str:
     """The phase that most exceeds what it usually takes; unknown if that is not half of what the others waited."""
-    usual = list(map(median, zip(*(other.phases for other in others), strict=True)))
-    excesses = {name: step.phases[phase] - usual[phase] for name, phase in CAUSES.items()}
-    largest = max(excesses, key=excesses.__getitem__)
-    return largest if excesses[largest] >= blame / 2 else UNKNOWN
+    long_enough = {name: phase for name, phase in CAUSES.items() if step.phases[phase] >= blame / 2}
+    excesses = {
+        name: step.phases[phase] - median(other.phases[phase] for other in others)
+        for name, phase in long_enough.items()
+    }
+    largest = max(excesses, key=excesses.__getitem__, default=UNKNOWN)
+    return largest if excesses.get(largest, 0.0) >= blame / 2 else UNKNOWN

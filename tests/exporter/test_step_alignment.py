@@ -160,6 +160,15 @@ def test_a_rank_that_is_alone_here_has_nothing_to_be_aligned_with(run_dir: Path,
     assert alignment.alignments() == ()
 
 
+@pytest.mark.parametrize(("backend", "steps"), [("gloo", {20}), ("nccl", set()), ("cpu:gloo,cuda:nccl", set())])
+def test_where_the_gpu_waits_and_not_the_host_nothing_is_said(
+    run_dir: Path, alignment: StepAlignment, backend: str, steps: set[int]
+) -> None:
+    Job(run_dir, backend=backend).run(21, even)
+    alignment.poll()
+    assert {a.steps for a in alignment.alignments()} == steps
+
+
 def test_runs_and_groups_are_aligned_each_for_itself(run_dir: Path, alignment: StepAlignment) -> None:
     slow, fast = Job(run_dir, run="slow"), Job(run_dir, run="fast", start=1000.5)
     slow.run(21, lagging("forward"))

@@ -18,7 +18,8 @@ METRICS = (
     _counter(
         "aligned_steps",
         "Steps that could be compared with the same step of every other rank of the group on this machine; absent for "
-        "a rank that is alone here. The following four are of these steps.",
+        "a rank that is alone here, and under NCCL, where the GPU waits and not the training thread. The rest is of "
+        "these steps.",
         lambda alignment: alignment.steps,
     ),
     _counter("aligned_step_seconds", "Length of these steps.", lambda alignment: alignment.seconds),
