@@ -221,6 +221,18 @@ def test_ranks_whose_paces_differ_are_not_aligned(run_dir: Path, alignment: Step
     assert alignment.alignments() == ()
 
 
+def test_single_steps_that_end_more_than_their_length_apart_do_not_count(
+    run_dir: Path, alignment: StepAlignment
+) -> None:
+    pair = [SimulatedRank(run_dir, number, 1000.0) for number in range(2)]
+    for step in range(26):
+        for number, rank in enumerate(pair):
+            rank.spend("forward", 5.0 if (step, number) == (21, 1) else 0.05)
+            rank.step()
+    alignment.poll()
+    assert {a.steps for a in alignment.alignments()} == {21}  # the long one is the last that both were in
+
+
 def test_a_rank_that_restarts_begins_at_nothing_and_never_between(run_dir: Path, alignment: StepAlignment) -> None:
     first = Job(run_dir)
     first.run(51, even)
