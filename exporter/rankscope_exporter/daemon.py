@@ -24,6 +24,7 @@ from rankscope_exporter.collectors.rank_processes import RankProcessesCollector
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.config import Config
+from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.nvml.driver import Driver
 from rankscope_exporter.run_directory import RunDirectory
 from rankscope_exporter.sampler import Sampler
@@ -62,17 +63,20 @@ def run(settings: Config) -> None:
         _sources(settings, run_directory) as enabled,
         _alignment(settings, run_directory) as alignment,
     ):
-        sampler = Sampler(Driver(), enabled, watches_xids=XidCollector.name in settings.collectors)
+        averages = Averages(enabled) if settings.dcgm else None
+        sources = averages.sources if averages else enabled
+        sampler = Sampler(Driver(), sources, watches_xids=XidCollector.name in settings.collectors)
         collectors: list[Collector] = [
-            *(SourceCollector(source, sampler) for source in enabled),
+            *(SourceCollector(source, sampler) for source in sources),
             XidCollector(sampler),
             RanksCollector(run_directory),
             AlignmentCollector(alignment),
             RankProcessesCollector(run_directory),
             ExporterCollector(sampler),
         ]
-        scrape = Scrape([collector for collector in collectors if collector.name in settings.collectors])
-        app = create_app(scrape, lambda: sampler.is_ready)
+        collectors = [collector for collector in collectors if collector.name in settings.collectors]
+        scrape = Scrape([*collectors, DcgmCollector(averages, sampler)] if averages else collectors)
+        app = create_app(scrape, sampler, has_lifecycle=settings.enable_lifecycle)
         sampler.start()
         # What was imported stays: the collector of cycles need not walk it again and again. It costs a scrape 3 ms.
         gc.freeze()

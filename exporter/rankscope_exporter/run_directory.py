@@ -90,6 +90,7 @@ class RunDirectory:
         self._owners: dict[Key, int] = {}  # of the ranks that the last scan found
         self._complained: set[Path] = set()
         self._last: tuple[float, Scan] | None = None
+        self._checked: dict[Path, object] = {}  # the info whose labels were found to be good
         self._lock = threading.Lock()  # scrapes come from several threads
 
     def scan(self) -> Scan:
@@ -148,7 +149,9 @@ class RunDirectory:
     def _read(self, file: RankFile, skipped: _Skipped) -> Rank | None:
         try:
             snapshot = read_rank(file.path, file.descriptor)
-            _check_labels(snapshot)
+            if self._checked.get(file.path) is not snapshot.info:
+                _check_labels(snapshot)
+                self._checked[file.path] = snapshot.info
         except FileNotFoundError:
             return None
         except UnreadableRecordError as error:
@@ -173,6 +176,7 @@ class RunDirectory:
     def _forget_all_but(self, present: set[Path]) -> None:
         self._complained &= present
         self._noticed = {path: when for path, when in self._noticed.items() if path in present}
+        self._checked = {path: info for path, info in self._checked.items() if path in present}
 
 
 class _Skipped:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.nvml.driver import Driver
@@ -14,6 +15,14 @@ from rankscope_exporter.nvml.events import XidEvents
 WAIT = 0.5  # seconds; how long it may take to notice a new device, or the end
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Xids:
+    """Of one GPU: events by code, None unless its driver reports them; and the unix time of the last of each."""
+
+    counts: Mapping[int, int] | None
+    last: Mapping[int, float]
 
 
 class XidWatcher:
@@ -33,6 +42,11 @@ class XidWatcher:
     def start(self) -> None:
         """Begin to wait for events."""
         self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """Of the thread."""
+        return self._thread.name
 
     def request_stop(self) -> None:
         """Wait no more; `join` waits for it."""

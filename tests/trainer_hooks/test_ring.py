@@ -137,7 +137,7 @@ def test_an_entry_that_no_rank_writes_is_left_out(run_dir: Path, value: float, p
     assert [step.number for step in job.steps_after(0)] == [2, 5]
 
 
-@pytest.mark.parametrize("value", [2.0**53, 2.0**63])
+@pytest.mark.parametrize("value", [2.0**53, 2.0**62])
 def test_a_number_of_steps_that_nobody_took_costs_no_time(run_dir: Path, value: float) -> None:
     job = Job(run_dir)
     job.step(forward=1.0)

@@ -17,6 +17,7 @@ import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from operator import sub
 from pathlib import Path
@@ -31,7 +32,9 @@ _BUCKETS = slice(PLACES["step_buckets"], PLACES["step_buckets"] + FIELDS["step_b
 _STEPS_OFFSET = record.SLOTS_OFFSET + 8 * PLACES["steps"]
 _RING_PHASES = slice(record.RING_WIDTH - len(record.PHASES), record.RING_WIDTH)
 _ROUNDING = 1e-6  # seconds: of sums that have run for years
-_LARGEST = 2.0**63  # of a slot: eight exabytes, or longer than the universe; sums of such values stay finite
+_LARGEST = 2.0**63  # of all slots together: eight exabytes, or longer than the universe
+_SLOTS = struct.Struct(f"{record.SLOTS}d")
+INFOS_REMEMBERED = 256  # of at most 8 kB each
 
 
 class Step(NamedTuple):
@@ -248,9 +251,15 @@ def _info(path: Path, data: bytes) -> dict[str, Any]:
     if not 0 < length <= record.INFO_CAPACITY:
         raise UnreadableRecordError("foreign", path, f"an info of {length} bytes")
     try:
-        info = json.loads(data[record.INFO_OFFSET : record.INFO_OFFSET + int(length)])
+        return _parsed(data[record.INFO_OFFSET : record.INFO_OFFSET + int(length)])
     except (ValueError, RecursionError) as error:  # brackets in thousands exhaust the parser's stack
-        raise UnreadableRecordError("foreign", path, f"its info is no JSON: {error}") from error
+        raise UnreadableRecordError("foreign", path, f"its info is none: {error}") from error
+
+
+@lru_cache(maxsize=INFOS_REMEMBERED)
+def _parsed(text: bytes) -> dict[str, Any]:
+    """The same dictionary for the same text: it changes a few times in a rank's life, and is read at every scrape."""
+    info = json.loads(text)
     if (
         not isinstance(info, dict)
         or not _are_names(info.get("phases", []))
@@ -258,7 +267,7 @@ def _info(path: Path, data: bytes) -> dict[str, Any]:
         or not _are_texts(info.get("groups", []))
         or not _are_settings(info.get("settings", {}))
     ):
-        raise UnreadableRecordError("foreign", path, "its info is not of the form we know")
+        raise ValueError("not of the form we know")
     return info
 
 
@@ -278,14 +287,13 @@ def _are_names(value: object) -> bool:
 
 
 def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
-    slots = struct.unpack_from(f"{record.SLOTS}d", data, record.SLOTS_OFFSET)
+    slots = _SLOTS.unpack_from(data, record.SLOTS_OFFSET)
     phases = len(record.PHASES) + len(info.get("phases", ()))
-    # The sum is for NaN, which min and max may overlook. A generator over the slots took a third of the whole reading.
-    are_numbers = sum(slots) <= _LARGEST * record.SLOTS and min(slots) >= 0.0 and max(slots) <= _LARGEST
-    are_values = are_numbers and slots[PLACES["phase"]] < phases
+    # What is no number makes the sum none, and then it is not below anything.
+    are_values = min(slots) >= 0.0 and sum(slots) <= _LARGEST and slots[PLACES["phase"]] < phases
     is_in_order = slots[PLACES["started_monotonic"]] <= slots[PLACES["phase_since"]]
     # OpenMetrics wants whole numbers in a histogram's buckets.
-    if not (are_values and is_in_order and all(count.is_integer() for count in slots[_BUCKETS])):
+    if not (are_values and is_in_order and all(map(float.is_integer, slots[_BUCKETS]))):
         raise UnreadableRecordError("foreign", path, "values that no rank writes")
     return slots
 

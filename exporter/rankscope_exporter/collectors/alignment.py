@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.rank_metric import RANK_LABELS, RankMetric, Values
+from rankscope_exporter.lines import Lines, Values, families
+from rankscope_exporter.rank_metric import RANK_LABELS, RankMetric
+from rankscope_exporter.run_directory import Key
 from rankscope_exporter.step_alignment import Alignment, StepAlignment
 
 
-def _counter(name: str, text: str, value: Callable[[Alignment], Values], *labels: str) -> RankMetric[Alignment]:
-    return RankMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), value=value)
+def _counter(name: str, text: str, values: Callable[[Alignment], Values], *labels: str) -> RankMetric[Alignment]:
+    return RankMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), values=values)
 
 
 METRICS = (
@@ -53,8 +56,12 @@ class AlignmentCollector:
 
     def __init__(self, alignment: StepAlignment) -> None:
         self._alignment = alignment
+        self._lines: dict[Key, Lines[Alignment]] = {}
+        self._lock = threading.Lock()  # scrapes come from several threads
 
     def collect(self) -> Iterable[Metric]:
         """What has been aligned so far."""
-        alignments = self._alignment.alignments()
-        return [metric.of(alignments) for metric in METRICS]
+        found = self._alignment.alignments()
+        with self._lock:
+            self._lines = {one.key: self._lines.get(one.key) or Lines(METRICS, one.key) for one in found}
+            return families(METRICS, [self._lines[one.key].write(one) for one in found])

@@ -14,16 +14,17 @@ from typing import Literal
 
 from prometheus_client.core import Metric
 
+from rankscope_exporter.lines import Lines, Values, families
 from rankscope_exporter.process_usage import PROCFS, Usage, read_usage
-from rankscope_exporter.rank_metric import RANK_LABELS, RankMetric, Values
-from rankscope_exporter.run_directory import Key, Rank, RunDirectory
+from rankscope_exporter.rank_metric import RANK_LABELS, RankMetric
+from rankscope_exporter.run_directory import Rank, RunDirectory
 
 
 @dataclass
 class RankProcess:
     """Counters of one rank's record, which never go back; and the last usage that was read."""
 
-    key: Key
+    lines: Lines[RankProcess]
     usage: Usage | None = None
     cpu: dict[str, float] = field(default_factory=dict)
     run_queue: dict[str, float] = field(default_factory=dict)
@@ -56,7 +57,7 @@ def _metric(
         return value(process, process.usage) if process.usage else None
 
     kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
-    return RankMetric(kind, f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), value=of_usage)
+    return RankMetric(kind, f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), values=of_usage)
 
 
 METRICS = (
@@ -108,9 +109,9 @@ class RankProcessesCollector:
             for rank in self._run_directory.recent().ranks:
                 if rank.snapshot.lock_pid:
                     identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
-                    process = self._processes[identity] = known.get(identity) or RankProcess(rank.key)
+                    process = self._processes[identity] = known.get(identity) or RankProcess(Lines(METRICS, rank.key))
                     self._read(rank, process)
-            return [metric.of(self._processes.values()) for metric in METRICS]
+            return families(METRICS, [process.lines.write(process) for process in self._processes.values()])
 
     def _read(self, rank: Rank, process: RankProcess) -> None:
         pid = rank.snapshot.lock_pid

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from rankscope.rank_reader import read_rank
-from rankscope_exporter.collectors.rank_processes import RankProcess, RankProcessesCollector
+from rankscope_exporter.collectors.rank_processes import METRICS, RankProcess, RankProcessesCollector
+from rankscope_exporter.lines import Lines
 from rankscope_exporter.process_usage import Usage, read_usage
 from rankscope_exporter.run_directory import LABELS, RunDirectory
 
@@ -166,7 +167,7 @@ def usage(cpu: float = 1.0, children: float | None = 1.0, read: float | None = 1
 
 
 def test_counters_never_go_back() -> None:
-    process = RankProcess(("r", "0"))
+    process = RankProcess(Lines(METRICS, ("r", "0")))
     process.update(usage(children=5.0, read=100.0), 7)
     process.update(usage(children=4.0, read=90.0), 7)
     assert process.cpu == {"training": 1.0, "workers": 5.0}
@@ -174,7 +175,7 @@ def test_counters_never_go_back() -> None:
 
 
 def test_the_waiting_of_threads_that_have_ended_still_counts_and_a_number_may_come_again() -> None:
-    process = RankProcess(("r", "0"))
+    process = RankProcess(Lines(METRICS, ("r", "0")))
     process.update(usage(t7=1.0, t8=10.0), 7)
     process.update(usage(t7=2.0), 7)
     process.update(usage(t7=2.0, t8=3.0), 7)
@@ -182,7 +183,7 @@ def test_the_waiting_of_threads_that_have_ended_still_counts_and_a_number_may_co
 
 
 def test_unknown_children_add_no_worker_series() -> None:
-    process = RankProcess(("r", "0"))
+    process = RankProcess(Lines(METRICS, ("r", "0")))
     process.update(usage(children=None, read=None), 7)
     assert process.cpu == {"training": 1.0}
     assert process.read_bytes is None
