@@ -15,6 +15,7 @@ from rankscope.guard import Guard, logger
 from rankscope.patch import Undo
 from rankscope.rank_reader import UnreadableRecordError, read_rank
 from rankscope.rank_writer import SUFFIX, RankWriter, run_directory
+from rankscope.stack_dump import StackDump
 from rankscope.timeline import Timeline
 
 RECORD_OUTLIVES_ITS_PROCESS = 600.0  # seconds: as long as the exporter shows it
@@ -33,6 +34,7 @@ class Attachment:
         self.writer = RankWriter()
         self.timeline = Timeline(self.writer)
         self._ending = Ending(self.writer)
+        self._stack_dump = StackDump()
         self._info: dict[str, Any] = {}
         self._phases: list[str] = []
         self._phases_are_full = False
@@ -59,11 +61,13 @@ class Attachment:
         self._undo.clear()
         self._ending.write(record.FINISHED)
         self._ending.forget()
+        self._stack_dump.forget()
         self.writer.detach()
 
     def abandon(self) -> None:
         """In a forked child: it is not the rank. Its parent's record stays as it is."""
         self._ending.forget()
+        self._stack_dump.forget()
         self.timeline.stop()
         self.writer.detach()
 
@@ -100,6 +104,8 @@ class Attachment:
             logger.warning("rankscope: no record of this rank, training goes on: %s", error)
             return
         self._ending.watch_published()
+        self._stack_dump.watch()
+        self._refresh()
 
     def _trains_alone(self, phase: int) -> bool:
         """Whether this is training without a process group; under torchrun, where one may still come, after a while."""
@@ -111,7 +117,12 @@ class Attachment:
             self.writer.write_info(self._full_info())
 
     def _full_info(self) -> dict[str, Any]:
-        return {**self._info, "phases": self._phases, "probes_disabled": self._disabled}
+        return {
+            **self._info,
+            "phases": self._phases,
+            "probes_disabled": self._disabled,
+            "stacks": self._stack_dump.info,
+        }
 
     def _on_probe_failure(self, probe: str) -> None:
         self._disabled.append(probe)
