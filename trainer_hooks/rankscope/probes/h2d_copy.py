@@ -45,8 +45,8 @@ class Copies:
 
     def source_of_to(self, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor | None:
         """What `tensor.to(…)` copies to a device while the thread waits; None if it does not."""
-        target = kwargs.get("device", args[0] if args else kwargs.get("other"))
-        # to(device, dtype, non_blocking, …), to(dtype, non_blocking, …), to(other, non_blocking, …)
+        target = kwargs.get("device", args[0] if args else kwargs.get("tensor"))
+        # to(device, dtype, non_blocking, …), to(dtype, non_blocking, …), to(tensor, non_blocking, …)
         place = 1 if isinstance(target, torch.Tensor) else 2
         return self._source(tensor, target, non_blocking(args, kwargs, place))
 
@@ -60,16 +60,18 @@ class Copies:
         self, tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> torch.Tensor | None:
         """The same of `tensor.copy_(source, non_blocking)`."""
-        source: Any = args[0] if args else kwargs.get("src", kwargs.get("other"))
+        source: Any = args[0] if args else kwargs.get("other")
         return self._source(source, tensor, non_blocking(args, kwargs, 1)) if type(source) in PLAIN else None
 
     def run(self, source: torch.Tensor, call: Callable[[], Any]) -> Any:
         """Do the host's call, and charge it to the copy."""
-        depth = self._begin()
+        depth, size = self._begin(), 0.0
         try:
-            return call()
+            result = call()
+            size = float(source.nbytes)
+            return result
         finally:
-            self._end(depth, source)
+            self._end(depth, size)
 
     def _source(self, source: torch.Tensor, target: Any, is_non_blocking: bool) -> torch.Tensor | None:
         if not source.is_cpu or device_type(target) not in self._devices:
@@ -83,13 +85,13 @@ class Copies:
             self._guard.blow(error)
             return -1
 
-    def _end(self, depth: int, source: torch.Tensor) -> None:
+    def _end(self, depth: int, size: float) -> None:
         try:
             self._timeline.leave(depth)
-            if depth > 0:
+            if depth > 0 and size:
                 slots = self._timeline.writer.slots
                 slots[COPIES] += 1
-                slots[COPY_BYTES] += source.nbytes
+                slots[COPY_BYTES] += size
         except Exception as error:
             self._guard.blow(error)
 
@@ -112,7 +114,7 @@ class WatchedMethod:
             return self._original.__get__(tensor, owner)
         return MethodType(self._call, tensor)
 
-    def _call(self, tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def _call(self, tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
         if self._guard.blown or is_dynamo_compiling():
             return self._original(tensor, *args, **kwargs)
         source = None
@@ -134,8 +136,8 @@ def device_type(target: Any) -> str | None:
     """The type of a device however torch lets it be named; None if this names none."""
     if isinstance(target, torch.device):
         return target.type
-    if isinstance(target, torch.Tensor):
-        return target.device.type
+    if type(target) in PLAIN:
+        return str(target.device.type)
     if isinstance(target, str):
         return target.partition(":")[0]
     return "cuda" if isinstance(target, int) else None  # a plain number is a number of the accelerator's
