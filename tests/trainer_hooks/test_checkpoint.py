@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import json
 import os
+import subprocess
 import sys
 import threading
 import time
@@ -25,6 +27,7 @@ from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
 from rankscope.timeline import Timeline
 
+JOB = Path(__file__).parent / "jobs" / "distributed_checkpoint.py"
 MODEL = torch.nn.Linear(256, 256)
 SIZE = 256 * 257 * 4
 
@@ -171,7 +174,7 @@ def test_a_distributed_save_counts_once_with_what_this_rank_wrote(timeline: Time
     distributed_checkpoint.save({"model": MODEL.state_dict()}, checkpoint_id=tmp_path / "1")
     written = sum(path.stat().st_size for path in (tmp_path / "1").glob("__0_*.distcp"))
     assert value(timeline, "checkpoints") == 1
-    assert SIZE <= value(timeline, "checkpoint_last_bytes") <= written
+    assert value(timeline, "checkpoint_last_bytes") == written
     assert 0 < value(timeline, "checkpoint_last_seconds") <= seconds(timeline, record.CHECKPOINT) * 1.01
 
 
@@ -195,6 +198,24 @@ def test_torchs_asynchronous_save_counts_with_its_bytes(timeline: Timeline, tmp_
     assert value(timeline, "checkpoints") == 1
     assert value(timeline, "checkpoint_last_bytes") >= SIZE
     assert 0 < value(timeline, "checkpoint_last_seconds") <= blocked
+
+
+def test_each_rank_of_a_sharded_save_counts_what_it_wrote(run_dir: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    job = subprocess.run([*launch, JOB, tmp_path], env=environment, capture_output=True, text=True, check=False)
+    assert job.returncode == 0, job.stderr
+    ranks = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    for rank in ranks:
+        for count, way in enumerate(("save", "async_save"), start=1):
+            seen, told = rank[way], rank[way]["record"]
+            assert told["checkpoints"] == count, way
+            assert told["checkpoint_last_bytes"] == seen["file_bytes"] > 0, way
+            assert told["checkpoint_bytes"] == count * seen["file_bytes"], way
+            assert 0 < told["checkpoint_last_seconds"] <= seen["took"], way
+        both = rank["save"]["took"] + rank["async_save"]["took"]
+        assert 0 < rank["async_save"]["record"]["phase_seconds"] <= both
 
 
 def test_an_asynchronous_save_counts_when_it_is_finished_with_the_time_that_it_blocked(timeline: Timeline) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import logging
 import threading
@@ -70,6 +71,8 @@ def state() -> list[dict[str, Any]]:
     return [dict(vars(owner)) for owner in PATCHED] + [
         dict(hooks._global_optimizer_pre_hooks),
         dict(hooks._global_optimizer_post_hooks),
+        {"save": torch.save, "serialization": torch.serialization.save, "autocast": torch.autocast.__enter__},
+        {"tensor": dict(vars(torch.Tensor)), "gc": list(gc.callbacks)},
     ]
 
 

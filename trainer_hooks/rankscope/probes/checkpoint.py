@@ -151,11 +151,11 @@ class Patches:
         self._timeline = timeline
         self._guard = guard
         self._undo: list[Undo] = []
-        self._saves = AsyncSaves(timeline)
+        self.saves = AsyncSaves(timeline)
         distributed = (
             ("save", of_distributed),
             ("_save_state_dict", of_distributed),
-            ("async_save", self._saves.measure),
+            ("async_save", self.saves.measure),
         )
         self._awaited: dict[str, Sequence[tuple[str, Measure]]] = {
             "torch": (("save", of_torch_save),),
@@ -177,11 +177,11 @@ class Patches:
         for module in [name for name in self._awaited if name in sys.modules]:
             for path, measure in self._awaited.pop(module):
                 self._watch(sys.modules[module], path, measure)
-        self._saves.look()
+        self.saves.look()
 
     def remove(self) -> None:
         """Restore every function."""
-        self._saves.look()
+        self.saves.look()
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
@@ -232,7 +232,8 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch what is imported already, and later, at a step's end, what has come."""
     patches = Patches(timeline, guard)
     look: Any = guard(patches.look)
+    last_look: Any = guard(patches.saves.look)  # the last save of a job is often finished after its last step
     look()
     timeline.looks.append(look)
-    atexit.register(look)
-    return [patches.remove, lambda: timeline.looks.remove(look), lambda: atexit.unregister(look)]
+    atexit.register(last_look)
+    return [patches.remove, lambda: timeline.looks.remove(look), lambda: atexit.unregister(last_look)]
