@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
 from weakref import ReferenceType
@@ -63,6 +63,7 @@ class Timeline:
         """Begin again from nothing, in start-up, as the calling process."""
         self._owner: int | None = threading.main_thread().ident
         self._stack = [record.STARTUP]  # the bottom becomes OTHER when start-up ends
+        self.open_phases: Sequence[int] = self._stack  # the same list, for who only looks
         self._absorber, self._absorber_depth = record.STARTUP, 0
         self._phase = record.STARTUP
         self._since = self._last_step = self._clock()  # of the last event; of the last step
@@ -173,10 +174,6 @@ class Timeline:
     def steps(self) -> int:
         """Steps so far."""
         return int(self.writer.slots[STEPS])
-
-    def is_within(self, phase: int) -> bool:
-        """Whether `phase` is open, at whatever depth."""
-        return phase in self._stack
 
     def adopt(self) -> None:
         """Record the calling thread's time from now on, as it is the one that trains."""

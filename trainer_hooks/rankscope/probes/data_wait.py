@@ -31,17 +31,20 @@ class BatchCounter:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
+        self._current: weakref.ref[Any] | None = None  # the iterator that the last batch came from
         self._steps = 0.0  # when the first batch of the current iterator was fetched
         self._samples = self._tokens = 0.0  # of the current iterator, since then
 
     def fetched(self, call: tuple[Any, ...], batch: Any, _seconds: float) -> None:
         """`call[0]`, an iterator, gave `batch`; None if it is used up."""
         timeline, iterator = self._timeline, call[0]
-        if not torch.is_grad_enabled() or timeline.is_within(record.EVALUATION) or timeline.is_within(record.DATA_WAIT):
+        phases = timeline.open_phases
+        if len(phases) > 1 and (record.EVALUATION in phases or record.DATA_WAIT in phases):
             return  # an iterator that asks another one has not handed its own batch out yet
-        seen = timeline.seen.get(LOADER)
-        if seen is None or seen() is not iterator:
-            timeline.seen[LOADER] = weakref.ref(iterator)
+        if not torch.is_grad_enabled():
+            return
+        if self._current is None or self._current() is not iterator:
+            self._current = timeline.seen[LOADER] = weakref.ref(iterator)
             self._begin()
         if batch is None:
             self._used_up()
@@ -67,10 +70,10 @@ class BatchCounter:
 
 def size_of(batch: Any) -> tuple[float, float]:
     """Samples (the leading dimension of the first tensor) and tokens (the elements of `input_ids`); 0 if unknown."""
+    if isinstance(batch, (list, tuple)):  # first, as it is the usual case and torch.Tensor's own check is slower
+        return first_size(batch)
     if isinstance(batch, torch.Tensor):
         return (float(batch.shape[0]) if batch.ndim else 0.0), 0.0
-    if isinstance(batch, (list, tuple)):
-        return first_size(batch)
     if isinstance(batch, Mapping):
         ids = batch.get("input_ids")
         if isinstance(ids, torch.Tensor) and ids.ndim:
