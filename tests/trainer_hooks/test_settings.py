@@ -211,6 +211,29 @@ def test_fsdp2_is_told_by_its_parameters(run: Run) -> None:
     assert run.settings.known["parallelism"] == "fsdp2"
 
 
+@pytest.mark.filterwarnings("ignore")  # torch's own, of FSDP on a host
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_fsdp_is_told_by_its_parameters(run: Run, use_orig_params: bool) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(
+        torch.nn.Linear(8, 2), use_orig_params=use_orig_params, device_id=torch.device("cpu")
+    )
+    run.sees("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
+    run.steps()
+    assert run.settings.known["parallelism"] == "fsdp"
+
+
+@pytest.mark.parametrize(("names", "parallelism"), [(("dp",), "fsdp2"), (("dp", "tp"), "fsdp2+tp"), (("tp",), "tp")])
+def test_a_mesh_says_what_it_is_for(run: Run, names: tuple[str, ...], parallelism: str) -> None:
+    mesh = SimpleNamespace(mesh_dim_names=names)
+    parameter = SimpleNamespace(device_mesh=mesh, dtype=torch.float32)
+    run.sees("optimizer", Module(param_groups=[{"params": [parameter]}]))
+    run.steps()
+    assert run.settings.known["parallelism"] == parallelism
+
+
 def test_parameters_of_several_types_are_all_named(run: Run) -> None:
     types = [torch.float32, torch.bfloat16]
     run.sees("optimizer", torch.optim.SGD([torch.nn.Parameter(torch.ones(1, dtype=dtype)) for dtype in types], lr=0.1))

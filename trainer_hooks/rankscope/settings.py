@@ -69,20 +69,16 @@ class Settings:
         return reference() if reference else None
 
     def _parallelism(self, module: Any, optimizer: Any) -> str:
-        """`ddp`, `fsdp`, `fsdp2` (DTensors; a mesh of more than data says its dimensions), `hand` or `single`."""
+        """By the DDP module, the parameters' kind, and last what collectives there are."""
         if module is not None:
             return "ddp"
-        for parameter in parameters(optimizer):
-            kind = type(parameter).__name__
-            if kind == "FlatParameter":
-                return "fsdp"
-            if kind == "DTensor" or hasattr(parameter, "device_mesh"):
-                names = parameter.device_mesh.mesh_dim_names or ()
-                return "+".join(("fsdp2", *names[1:])) if names[:1] != ("tp",) else "tp"
+        if sharding := next(filter(None, map(sharding_of, parameters(optimizer))), ""):
+            return sharding
         if world_size() == 1:
             return "single"
         slots = self._timeline.writer.slots
-        return "hand" if any(slots[COLLECTIVES + op] >= SETTLED_STEPS for op in AVERAGING) else ""
+        averages = any(slots[COLLECTIVES + op] >= SETTLED_STEPS for op in AVERAGING)
+        return "hand" if averages and "deepspeed" not in sys.modules else ""  # which averages for the loop too
 
     def _precision(self, optimizer: Any) -> str:
         """What autocast computes in, else what the parameters are."""
@@ -111,6 +107,17 @@ def parameters(optimizer: Any) -> Iterator[Any]:
     """Some of what an optimizer trains."""
     groups = getattr(optimizer, "param_groups", ())
     return islice((parameter for group in groups for parameter in group["params"]), SOME)
+
+
+def sharding_of(parameter: Any) -> str:
+    """How a parameter is sharded: `fsdp`, `fsdp2` with the further dimensions of its mesh, `tp`; empty if it is whole."""
+    if getattr(parameter, "_fsdp_flattened", False):  # FSDP marks what it manages, original parameters too
+        return "fsdp"
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return ""
+    names = mesh.mesh_dim_names or ()
+    return "tp" if names == ("tp",) else "+".join(("fsdp2", *names[1:]))
 
 
 def parameter_types(optimizer: Any) -> str:
