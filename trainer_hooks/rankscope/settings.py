@@ -110,7 +110,7 @@ def parameters(optimizer: Any) -> Iterator[Any]:
 
 
 def sharding_of(parameter: Any) -> str:
-    """How a parameter is sharded: `fsdp`, `fsdp2` with the further dimensions of its mesh, `tp`; empty if it is whole."""
+    """How a parameter is sharded: `fsdp`, `fsdp2` with its mesh's further dimensions, `tp`; empty if it is whole."""
     if getattr(parameter, "_fsdp_flattened", False):  # FSDP marks what it manages, original parameters too
         return "fsdp"
     mesh = getattr(parameter, "device_mesh", None)
