@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import pickle
 import subprocess
 import sys
 import threading
@@ -12,7 +13,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -233,6 +234,24 @@ def test_an_asynchronous_save_counts_when_it_is_finished_with_the_time_that_it_b
     saves.look()
     assert value(timeline, "checkpoints") == 1
     assert value(timeline, "checkpoint_last_seconds") <= blocked
+
+
+def test_an_asynchronous_save_within_another_one_adds_its_bytes_alone(timeline: Timeline) -> None:
+    saves, metadata = checkpoint.AsyncSaves(timeline), SimpleNamespace(storage_data={})
+    metadata.storage_data = {"weight": SimpleNamespace(relative_path="__0_0.distcp", length=7)}
+    future: Future[Any] = Future()
+    outer = timeline.checkpoints.begin()
+    checkpoint.in_checkpoint(timeline, Guard("checkpoint", lambda _: None), saves.measure)(lambda: future)()
+    timeline.checkpoints.end(outer, 0.0)
+    future.set_result(metadata)
+    saves.look()
+    assert value(timeline, "checkpoints") == 1
+    assert value(timeline, "checkpoint_last_bytes") == 7
+
+
+def test_a_watched_function_can_still_be_pickled(timeline: Timeline) -> None:
+    assert pickle.loads(pickle.dumps(torch.save)) is torch.save
+    assert pickle.loads(pickle.dumps(distributed_checkpoint.save)) is distributed_checkpoint.save
 
 
 def test_an_asynchronous_save_that_fails_is_no_checkpoint(timeline: Timeline) -> None:

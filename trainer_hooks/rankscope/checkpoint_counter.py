@@ -37,16 +37,6 @@ class CheckpointCounter:
         self._bytes = 0.0  # of the saves within the outermost one
         self._last_step = NO_STEP
 
-    @property
-    def is_nested(self) -> bool:
-        """Whether the innermost open save lies within another."""
-        return self._open > 1
-
-    @property
-    def elapsed(self) -> float:
-        """Seconds since the outermost open save began."""
-        return self._clock() - self._began
-
     def begin(self) -> Depth:
         """A save begins; pass what this returns to `end`."""
         depth = self._timeline.enter(record.CHECKPOINT)
@@ -69,17 +59,29 @@ class CheckpointCounter:
         else:
             self._count(size or self._bytes)
 
-    def finished_later(self, seconds: float, size: float, unix: float) -> None:
-        """A save that went on in the background after it had kept the thread for `seconds` is finished."""
-        slots = self._timeline.writer.slots
-        slots[CHECKPOINTS] += 1
-        slots[BYTES] += size
-        slots[LAST_SECONDS], slots[LAST_BYTES], slots[LAST_UNIX] = seconds, size, unix
-        self._last_step = NO_STEP
+    def later(self) -> Callable[[float, float], None]:
+        """The open save goes on in the background: what to call with its bytes and unix time when it is finished.
+
+        It counts then, unless it lies within another one, which counts by itself.
+        """
+        seconds, is_nested = self._clock() - self._began, self._open > 1
+
+        def count(size: float, unix: float) -> None:
+            slots = self._timeline.writer.slots
+            slots[BYTES] += size
+            slots[LAST_UNIX] = unix
+            if is_nested:
+                slots[LAST_BYTES] += size
+                return
+            slots[CHECKPOINTS] += 1
+            slots[LAST_SECONDS], slots[LAST_BYTES] = seconds, size
+            self._last_step = NO_STEP
+
+        return count
 
     def _count(self, size: float) -> None:
         slots = self._timeline.writer.slots
-        seconds = self.elapsed
+        seconds = self._clock() - self._began
         if slots[STEPS] == self._last_step:
             slots[LAST_SECONDS] += seconds
             slots[LAST_BYTES] += size

@@ -24,6 +24,8 @@ from rankscope.timeline import Depth, Timeline
 # Smaller files are checkpoints only if they hold a model's or an optimizer's state: metrics are saved too.
 SMALLEST = 64 * 1024
 
+Count = Callable[[float, float], None]  # of a save that is finished: its bytes, and when in unix time
+
 # Asked before a save: None if it is no checkpoint, else what tells afterwards, from the save's result, how many bytes
 # it wrote (0: not known; None: it was no checkpoint after all).
 Measure = Callable[[tuple[Any, ...], dict[str, Any]], Callable[[Any], float | None] | None]
@@ -73,25 +75,25 @@ class AsyncSaves:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        self._finished: deque[tuple[float, Any, int, float]] = deque()
+        self._finished: deque[tuple[Any, Count, int, float]] = deque()
 
     def measure(self, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], float | None]:
         """As `Measure`: never a checkpoint when the call returns."""
         rank = rank_within(kwargs)
 
         def started(result: Any) -> None:
-            seconds = self._timeline.checkpoints.elapsed
+            count = self._timeline.checkpoints.later()
             future = getattr(result, "upload_completion", result)
-            future.add_done_callback(lambda done: self._finished.append((seconds, done, rank, time.time())))
+            future.add_done_callback(lambda done: self._finished.append((done, count, rank, time.time())))
 
         return started
 
     def look(self) -> None:
         """Count what was finished since the last look."""
         while self._finished:
-            seconds, future, rank, unix = self._finished.popleft()
+            future, count, rank, unix = self._finished.popleft()
             if not future.cancelled() and future.exception() is None:
-                self._timeline.checkpoints.finished_later(seconds, bytes_of_rank(future.result(), rank), unix)
+                count(bytes_of_rank(future.result(), rank), unix)
 
 
 def is_regular_file(target: Any) -> bool:
@@ -151,6 +153,8 @@ class Patches:
         self._timeline = timeline
         self._guard = guard
         self._undo: list[Undo] = []
+        # One for each function, however many modules have it: pickle finds a function by its own module's name.
+        self._wrappers: dict[Callable[..., Any], Callable[..., Any]] = {}
         self.saves = AsyncSaves(timeline)
         distributed = (
             ("save", of_distributed),
@@ -190,8 +194,9 @@ class Patches:
         *parents, name = path.split(".")
         for parent in parents:
             owner = getattr(owner, parent, None)
+        wrap = in_checkpoint(self._timeline, self._guard, measure)
         if hasattr(owner, name):
-            self._undo.append(replace(owner, name, in_checkpoint(self._timeline, self._guard, measure)))
+            self._undo.append(replace(owner, name, lambda it: self._wrappers.setdefault(it, wrap(it))))
 
 
 def in_checkpoint(
