@@ -6,6 +6,7 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from rankscope.guard import Guard, logger
 from rankscope.patch import Undo
 from rankscope.rank_reader import UnreadableRecordError, read_rank
 from rankscope.rank_writer import SUFFIX, RankWriter, run_directory
+from rankscope.settings import Settings
 from rankscope.stack_dump import StackDump
 from rankscope.timeline import Timeline
 
@@ -40,10 +42,13 @@ class Attachment:
         self._phases_are_full = False
         self._disabled: list[str] = []
         self._undo: list[Undo] = []
+        self._settings = Settings(self.timeline, self._refresh)
         phases = Guard("phase", self._on_probe_failure)
-        self.enter_phase = phases(lambda name: self.timeline.enter(self._phase_index(name)))
-        self.leave_phase = phases(lambda depth: self.timeline.leave(-1 if depth is None else depth))
+        self.enter_phase = phases(self._enter_phase)
+        self.leave_phase = phases(self._leave_phase)
         self.step = phases(self._explicit_step)
+        self._timed = Guard("timed", self._on_probe_failure)
+        self.timed = self._timed(self._watch_iterator)
 
     def install(self) -> None:
         """Put every probe in its place; a probe that cannot be installed is off, the others work."""
@@ -51,6 +56,7 @@ class Attachment:
         for name, probe in probes.all_probes().items():
             fuse = Guard(name, self._on_probe_failure)
             self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
+        self.timeline.looks.append(Guard("settings", self._on_probe_failure)(self._settings.look))
         self._ending.watch()
 
     def remove(self) -> None:
@@ -86,9 +92,31 @@ class Attachment:
         self._refresh()
         return len(names)
 
-    def _explicit_step(self) -> None:
-        self.timeline.steps_are_explicit = True
-        self.timeline.step()
+    def _enter_phase(self, name: str) -> int:
+        index = self._phase_index(name)
+        return self.timeline.checkpoints.begin() if index == record.CHECKPOINT else self.timeline.enter(index)
+
+    def _leave_phase(self, name: str, depth: int | None, succeeded: bool) -> None:
+        if depth is None:
+            return
+        if str(name) == record.PHASES[record.CHECKPOINT]:
+            self.timeline.checkpoints.end(depth, 0.0 if succeeded else None)
+        else:
+            self.timeline.leave(depth)
+
+    def _explicit_step(self, samples: float | None, tokens: float | None) -> None:
+        timeline = self.timeline
+        timeline.steps_are_explicit = True
+        if samples is not None:
+            timeline.fetched_samples = float(samples)
+        if tokens is not None:
+            timeline.fetched_tokens = float(tokens)
+        timeline.step()
+
+    def _watch_iterator(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        from rankscope.probes import data_wait
+
+        return data_wait.timed(self.timeline, self._timed, iterator)
 
     def _on_event(self, phase: int) -> None:
         """Publish at the first event that tells that this process trains."""
@@ -122,6 +150,7 @@ class Attachment:
             "phases": self._phases,
             "probes_disabled": self._disabled,
             "stacks": self._stack_dump.info,
+            "settings": self._settings.known,
         }
 
     def _on_probe_failure(self, probe: str) -> None:

@@ -72,6 +72,7 @@ class Sandwich:
         watched = self._watched.get(id(module))
         if watched is None or watched.module() is not module:
             self._watched[id(module)] = watched = WatchedModule(module, self._on_first_gradient)
+            self._timeline.seen["ddp"] = watched.module
         watched.armed = module.require_backward_grad_sync
         # An exception in the last backward may have left it in flight.
         self._in_flight, self._bytes = False, 0.0
