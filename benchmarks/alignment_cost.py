@@ -21,10 +21,9 @@ from statistics import median
 from rankscope import record
 from rankscope.rank_writer import RankWriter
 from rankscope.timeline import Timeline
-from rankscope_exporter.collectors.alignment import AlignmentCollector
-from rankscope_exporter.collectors.rank_processes import RankProcessesCollector
+from rankscope_exporter.collectors.alignment import AlignedSteps
+from rankscope_exporter.collectors.rank_processes import RankProcesses
 from rankscope_exporter.run_directory import LABELS, RunDirectory
-from rankscope_exporter.step_alignment import StepAlignment
 
 RANKS = 8
 THREADS = 100
@@ -68,13 +67,11 @@ def main() -> None:
         for rank, (_, orders) in enumerate(pipes):
             context.Process(target=live, args=(Path(name), rank, orders), daemon=True).start()
         run_directory = RunDirectory([Path(name)])
-        alignment = StepAlignment(run_directory)
-        usage = RankProcessesCollector(run_directory)
+        aligned_steps, processes = AlignedSteps(), RankProcesses()
         actions: dict[str, Callable[[], object]] = {
-            "poll": alignment.poll,
-            "scan_alone": run_directory.scan,
-            "alignment_scrape": lambda: list(AlignmentCollector(alignment).collect()),
-            "rank_processes_scrape": lambda: list(usage.collect()),
+            "scan": run_directory.scan,
+            "scan_and_alignment": lambda: aligned_steps.look(run_directory.scan().ranks),
+            "scan_and_processes": lambda: processes.look(run_directory.scan().ranks),
         }
         costs: dict[str, list[float]] = {action: [] for action in actions}
         for _ in range(POLLS):
@@ -84,7 +81,8 @@ def main() -> None:
                 pipe.recv()
             for action, run in actions.items():
                 costs[action].append(cost(run))
-        aligned = alignment.alignments()[0].steps
+        families = aligned_steps.look(run_directory.scan().ranks)
+        aligned = next(family for family in families if family.name == "rankscope_rank_aligned_steps").samples[0].value
         for pipe, _ in pipes:
             pipe.send(False)
     figures = {action: round(1000 * median(values), 2) for action, values in costs.items()}

@@ -18,14 +18,15 @@ from rankscope_exporter.allocation.pod_resources import KubeletError, PodResourc
 from rankscope_exporter.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.allocation.slurm import SlurmJobs
 from rankscope_exporter.collectors import GPU_SOURCES, allocation
-from rankscope_exporter.collectors.alignment import AlignmentCollector
+from rankscope_exporter.collectors.alignment import AlignedSteps
 from rankscope_exporter.collectors.exporter import ExporterCollector
-from rankscope_exporter.collectors.rank_processes import RankProcessesCollector
+from rankscope_exporter.collectors.rank_processes import RankProcesses
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.rank_watcher import RankSource, RankWatcher, WatchedCollector
 from rankscope_exporter.run_directory import RunDirectory
 from rankscope_exporter.sampler import Sampler
 from rankscope_exporter.scrape import Collector, Scrape
@@ -35,7 +36,6 @@ from rankscope_exporter.simulation.ranks import RankActivity
 from rankscope_exporter.simulation.scenario import load_scenario
 from rankscope_exporter.simulation.values import ScenarioError
 from rankscope_exporter.source import GpuSource, SourceCollector
-from rankscope_exporter.step_alignment import StepAlignment
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.config_file import WebConfigError, WebConfigFile
 from rankscope_exporter.web.gate import Gate
@@ -61,7 +61,7 @@ def run(settings: Config) -> None:
         _listening(settings) as listener,
         _simulation(settings, run_directory),
         _sources(settings, run_directory) as enabled,
-        _alignment(settings, run_directory) as alignment,
+        _watched_ranks(settings, run_directory) as watched,
     ):
         averages = Averages(enabled) if settings.dcgm else None
         sources = averages.sources if averages else enabled
@@ -70,8 +70,7 @@ def run(settings: Config) -> None:
             *(SourceCollector(source, sampler) for source in sources),
             XidCollector(sampler),
             RanksCollector(run_directory),
-            AlignmentCollector(alignment),
-            RankProcessesCollector(run_directory),
+            *watched,
             ExporterCollector(sampler),
         ]
         collectors = [collector for collector in collectors if collector.name in settings.collectors]
@@ -157,17 +156,15 @@ def _sources(settings: Config, run_directory: RunDirectory) -> Iterator[list[Gpu
 
 
 @contextmanager
-def _alignment(settings: Config, run_directory: RunDirectory) -> Iterator[StepAlignment]:
-    """Aligns while it is wanted; otherwise it has nothing to say."""
-    alignment = StepAlignment(run_directory)
-    if AlignmentCollector.name not in settings.collectors:
-        yield alignment
-        return
-    alignment.start()
+def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[list[WatchedCollector]]:
+    """What is looked at once a second, of that what is on."""
+    sources: list[RankSource] = [AlignedSteps(), RankProcesses(settings.procfs)]
+    watcher = RankWatcher(run_directory, [source for source in sources if source.name in settings.collectors])
+    watcher.start()
     try:
-        yield alignment
+        yield watcher.collectors
     finally:
-        alignment.stop()
+        watcher.stop()
 
 
 def _schedulers(settings: Config) -> list[Scheduler]:

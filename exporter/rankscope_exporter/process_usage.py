@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,8 +25,8 @@ class Usage:
     """Of the process itself, threads that have ended included."""
     children_cpu: float | None
     """Of its children, those that have ended and were waited for included."""
-    run_queue: Mapping[int, float]
-    """Time that each living thread could have run and had no processor, by thread id; empty where it is unknown."""
+    run_queue: float | None
+    """Time that its main thread could have run and had no processor."""
     read_bytes: float | None
     """From storage, by it and its children. The kernel adds those of children that were waited for."""
     children: int | None
@@ -37,15 +37,14 @@ def read_usage(pid: int, procfs: Path = PROCFS) -> Usage:
     """Raises OSError if the process is gone or hidden."""
     process = f"{procfs}/{pid}"
     own, waited_for, resident = _parse_stat(_read(f"{process}/stat"))
-    threads = [int(name) for name in os.listdir(f"{process}/task")]  # noqa: PTH208 - as in _read
     # After the process itself: a child that is waited for meanwhile is missed for once, and not counted twice.
     read_bytes = _read_bytes(process)
-    children = _children(process, threads)
+    children = _children(process, pid)
     living = [] if children is None else [f"{procfs}/{child}" for child in children]
     return Usage(
         cpu=own,
         children_cpu=None if children is None else waited_for + sum(map(_cpu, living)),
-        run_queue={thread: delay for thread in threads if (delay := _run_queue(process, thread)) is not None},
+        run_queue=_run_queue(process),
         read_bytes=_together([read_bytes, *map(_read_bytes_of_living, living)]),
         children=None if children is None else len(children),
         resident=resident,
@@ -71,17 +70,12 @@ def _parse_stat(text: bytes) -> tuple[float, float, float]:
     return (user + system) / TICKS, (children_user + children_system) / TICKS, float(int(fields[21]) * PAGE)
 
 
-def _children(process: str, threads: Iterable[int]) -> list[int] | None:
-    """Of all threads: a loader's workers are children of the thread that made it."""
-    found = [_children_of(f"{process}/task/{thread}") for thread in threads]
-    return None if None in found else [child for children in found for child in children or ()]
-
-
-def _children_of(thread: str) -> list[int] | None:
+def _children(process: str, pid: int) -> list[int] | None:
+    """Of the main thread: it makes the loader's workers. A rank has a hundred threads, and a file each is too many."""
     try:
-        return list(map(int, _read(f"{thread}/children").split()))
-    except (FileNotFoundError, ProcessLookupError):  # it has ended, or this kernel does not tell
-        return None if os.path.exists(f"{thread}/stat") else []  # noqa: PTH110 - as in _read
+        return list(map(int, _read(f"{process}/task/{pid}/children").split()))
+    except FileNotFoundError:  # this kernel does not tell
+        return None
 
 
 def _cpu(process: str) -> float:
@@ -92,9 +86,9 @@ def _cpu(process: str) -> float:
     return own + waited_for
 
 
-def _run_queue(process: str, thread: int) -> float | None:
+def _run_queue(process: str) -> float | None:
     try:
-        ran, waited, _ = map(int, _read(f"{process}/task/{thread}/schedstat").split())
+        ran, waited, _ = map(int, _read(f"{process}/schedstat").split())
     except (OSError, ValueError):
         return None
     return waited / 1e9 if ran else None  # a kernel that does not count says 0 of everything

@@ -7,20 +7,17 @@ it waited for somebody, and the least waiter is the one that came last.
 
 from __future__ import annotations
 
-import logging
-import threading
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from statistics import median
 
 from rankscope.rank_reader import Step
 from rankscope.record import COLLECTIVE_WAIT, PHASES, STARTUP
-from rankscope_exporter.run_directory import Key, Rank, RunDirectory
+from rankscope_exporter.run_directory import Key, Rank
 
-INTERVAL = 1.0  # seconds: a ring holds 128 steps, and only jobs with more than that in a second lose some
 CAUSES = {name: phase for phase, name in enumerate(PHASES) if phase not in (COLLECTIVE_WAIT, STARTUP)}
 UNKNOWN = "unknown"
 
@@ -33,8 +30,6 @@ SAME_NUMBERS = 0.8
 OTHER_NUMBERS = 0.25
 
 Steps = Mapping[int, Step]
-
-logger = logging.getLogger(__name__)
 
 
 def _no_blame() -> dict[str, float]:
@@ -76,34 +71,19 @@ class _Record:
 
 
 class StepAlignment:
-    """Aligns the ranks of each run and group of this machine, again and again, in a thread of its own."""
+    """Aligns the ranks of each run and group of this machine. Used by one thread."""
 
-    def __init__(self, run_directory: RunDirectory, interval: float = INTERVAL) -> None:
-        self._run_directory = run_directory
-        self._interval = interval
+    def __init__(self) -> None:
         self._records: dict[tuple[Path, float], _Record] = {}
-        self._latest: Sequence[Alignment] = ()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="alignment", daemon=True)
 
-    def start(self) -> None:
-        """Begin to align."""
-        self._thread.start()
+    def take(self, ranks: Iterable[Rank]) -> list[Alignment]:
+        """Take the steps that are new and align them. Returns what there is of each rank that has any.
 
-    def stop(self) -> None:
-        """End the thread."""
-        self._stop.set()
-        self._thread.join(1.0)
-
-    def alignments(self) -> Sequence[Alignment]:
-        """Of each rank that has steps which could be aligned. A rank's new record begins at nothing."""
-        return self._latest
-
-    def poll(self) -> None:
-        """Take the steps that are new and align them."""
+        A rank's new record begins at nothing.
+        """
         known, self._records = self._records, {}
         groups: dict[tuple[int, str, str], list[_Record]] = defaultdict(list)
-        for rank in sorted(self._run_directory.scan().ranks, key=lambda rank: int(rank.key[1])):
+        for rank in sorted(ranks, key=lambda rank: int(rank.key[1])):
             info = rank.snapshot.info
             identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
             record = self._records[identity] = known.get(identity) or _Record(rank.key)
@@ -112,17 +92,7 @@ class StepAlignment:
                 groups[rank.owner, info["run"], info["group"]].append(record)
         for records in groups.values():
             _align(records)
-        found = (record.alignment for record in self._records.values() if record.alignment.steps)
-        self._latest = tuple(replace(alignment, blame=dict(alignment.blame)) for alignment in found)
-
-    def _run(self) -> None:
-        while True:
-            try:
-                self.poll()
-            except Exception:  # a mistake of ours: nothing is aligned in this second
-                logger.exception("the steps of the ranks cannot be aligned")
-            if self._stop.wait(self._interval):
-                return
+        return [record.alignment for record in self._records.values() if record.alignment.steps]
 
 
 def _waits_on_the_host(rank: Rank) -> bool:

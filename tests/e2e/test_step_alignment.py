@@ -20,14 +20,13 @@ def aligned(run_dir: Path, what: str) -> Sequence[Alignment]:
     """What the alignment has found when the job is over."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKSCOPE_RUN": what}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    alignment = StepAlignment(RunDirectory([run_dir]))
+    alignment, run_directory = StepAlignment(), RunDirectory([run_dir])
     with subprocess.Popen([*launch, str(JOB), what, str(STEPS)], env=environment, stderr=subprocess.DEVNULL) as job:
         while job.poll() is None:
-            alignment.poll()
+            alignment.take(run_directory.scan().ranks)
             time.sleep(0.5)
     assert job.returncode == 0
-    alignment.poll()
-    return [found for found in alignment.alignments() if found.key[0] == what]
+    return [found for found in alignment.take(run_directory.scan().ranks) if found.key[0] == what]
 
 
 def test_a_rotating_straggler_and_a_slow_network_are_told_apart(run_dir: Path) -> None:

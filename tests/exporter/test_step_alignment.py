@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from pathlib import Path
 
 import pytest
@@ -75,9 +76,24 @@ def lagging(phase: str, laggard: int = 2) -> Plan:
     return lambda step, rank: {**even(step, rank), phase: DELAY + COMPUTE if rank == laggard else COMPUTE}
 
 
+class Aligning:
+    """Aligns the ranks of a run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_directory = RunDirectory([run_dir])
+        self._alignment = StepAlignment()
+        self._latest: list[Alignment] = []
+
+    def poll(self) -> None:
+        self._latest = deepcopy(self._alignment.take(self._run_directory.scan().ranks))
+
+    def alignments(self) -> list[Alignment]:
+        return self._latest
+
+
 @pytest.fixture
-def alignment(run_dir: Path) -> StepAlignment:
-    return StepAlignment(RunDirectory([run_dir]))
+def alignment(run_dir: Path) -> Aligning:
+    return Aligning(run_dir)
 
 
 def shares(alignments: Sequence[Alignment]) -> tuple[float, float]:
@@ -91,7 +107,7 @@ def blames(alignments: Sequence[Alignment]) -> list[float]:
 
 
 def test_a_rotating_straggler_is_much_skew_a_low_floor_and_blame_on_everybody(
-    run_dir: Path, alignment: StepAlignment
+    run_dir: Path, alignment: Aligning
 ) -> None:
     Job(run_dir).run(100, rotating)
     alignment.poll()
@@ -102,7 +118,7 @@ def test_a_rotating_straggler_is_much_skew_a_low_floor_and_blame_on_everybody(
     assert all(a.blame["data_wait"] == pytest.approx(sum(a.blame.values())) for a in alignment.alignments())
 
 
-def test_a_slow_network_is_a_high_floor_without_skew_or_blame(run_dir: Path, alignment: StepAlignment) -> None:
+def test_a_slow_network_is_a_high_floor_without_skew_or_blame(run_dir: Path, alignment: Aligning) -> None:
     Job(run_dir).run(100, even, transfer=DELAY)
     alignment.poll()
     floor, skew = shares(alignment.alignments())
@@ -112,7 +128,7 @@ def test_a_slow_network_is_a_high_floor_without_skew_or_blame(run_dir: Path, ali
 
 
 @pytest.mark.parametrize("phase", ["data_wait", "forward", "backward", "checkpoint", "other"])
-def test_one_lagging_rank_gets_all_the_blame_for_its_phase(run_dir: Path, alignment: StepAlignment, phase: str) -> None:
+def test_one_lagging_rank_gets_all_the_blame_for_its_phase(run_dir: Path, alignment: Aligning, phase: str) -> None:
     Job(run_dir).run(51, lagging(phase))
     alignment.poll()
     laggard = alignment.alignments()[2]
@@ -122,7 +138,7 @@ def test_one_lagging_rank_gets_all_the_blame_for_its_phase(run_dir: Path, alignm
     assert [a.skew for a in alignment.alignments() if a is not laggard] == pytest.approx([50 * DELAY] * 3)
 
 
-def test_what_no_phase_explains_is_unknown(run_dir: Path, alignment: StepAlignment) -> None:
+def test_what_no_phase_explains_is_unknown(run_dir: Path, alignment: Aligning) -> None:
     def late_by_several(step: int, rank: int) -> Durations:
         more = 0.01 if rank == 1 else 0.0
         return dict.fromkeys(("data_wait", "forward", "backward"), 0.01 + more)
@@ -132,7 +148,7 @@ def test_what_no_phase_explains_is_unknown(run_dir: Path, alignment: StepAlignme
     assert alignment.alignments()[1].blame[UNKNOWN] == pytest.approx(50 * 0.03)
 
 
-def test_each_step_counts_once_however_often_the_records_are_read(run_dir: Path, alignment: StepAlignment) -> None:
+def test_each_step_counts_once_however_often_the_records_are_read(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir)
     for _ in range(10):
         job.run(20, rotating)
@@ -142,7 +158,7 @@ def test_each_step_counts_once_however_often_the_records_are_read(run_dir: Path,
     assert {a.key for a in alignment.alignments()} == {("r", str(rank)) for rank in range(4)}
 
 
-def test_steps_that_were_missed_do_not_count(run_dir: Path, alignment: StepAlignment) -> None:
+def test_steps_that_were_missed_do_not_count(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir)
     job.run(1000, even)
     alignment.poll()
@@ -154,22 +170,22 @@ def test_steps_that_were_missed_do_not_count(run_dir: Path, alignment: StepAlign
     assert alignment.alignments()[0].seconds == pytest.approx((missed + 10) * (COMPUTE + TRANSFER))
 
 
-def test_a_rank_that_is_alone_here_has_nothing_to_be_aligned_with(run_dir: Path, alignment: StepAlignment) -> None:
+def test_a_rank_that_is_alone_here_has_nothing_to_be_aligned_with(run_dir: Path, alignment: Aligning) -> None:
     Job(run_dir, ranks=1).run(50, even)
     alignment.poll()
-    assert alignment.alignments() == ()
+    assert alignment.alignments() == []
 
 
 @pytest.mark.parametrize(("backend", "steps"), [("gloo", {20}), ("nccl", set()), ("cpu:gloo,cuda:nccl", set())])
 def test_where_the_gpu_waits_and_not_the_host_nothing_is_said(
-    run_dir: Path, alignment: StepAlignment, backend: str, steps: set[int]
+    run_dir: Path, alignment: Aligning, backend: str, steps: set[int]
 ) -> None:
     Job(run_dir, backend=backend).run(21, even)
     alignment.poll()
     assert {a.steps for a in alignment.alignments()} == steps
 
 
-def test_runs_and_groups_are_aligned_each_for_itself(run_dir: Path, alignment: StepAlignment) -> None:
+def test_runs_and_groups_are_aligned_each_for_itself(run_dir: Path, alignment: Aligning) -> None:
     slow, fast = Job(run_dir, run="slow"), Job(run_dir, run="fast", start=1000.5)
     slow.run(21, lagging("forward"))
     fast.run(51, even, transfer=0.001)
@@ -179,7 +195,7 @@ def test_runs_and_groups_are_aligned_each_for_itself(run_dir: Path, alignment: S
 
 
 def test_a_rank_that_was_instrumented_later_is_aligned_by_the_ends_of_its_steps(
-    run_dir: Path, alignment: StepAlignment
+    run_dir: Path, alignment: Aligning
 ) -> None:
     job = Job(run_dir, ranks=3)
     job.run(40, lagging("forward", laggard=0))
@@ -190,7 +206,7 @@ def test_a_rank_that_was_instrumented_later_is_aligned_by_the_ends_of_its_steps(
     assert alignment.alignments()[0].blame["forward"] == pytest.approx(40 * DELAY)
 
 
-def test_a_slow_end_of_the_step_is_not_taken_for_another_number(run_dir: Path, alignment: StepAlignment) -> None:
+def test_a_slow_end_of_the_step_is_not_taken_for_another_number(run_dir: Path, alignment: Aligning) -> None:
     def slow_optimizer(_step: int, rank: int) -> Durations:
         return {"optimizer": DELAY if rank == 1 else 0.001}
 
@@ -200,7 +216,7 @@ def test_a_slow_end_of_the_step_is_not_taken_for_another_number(run_dir: Path, a
     assert alignment.alignments()[1].blame["optimizer"] == pytest.approx(50 * 0.029, rel=0.05)
 
 
-def test_ranks_of_one_name_that_do_not_step_together_are_not_aligned(run_dir: Path, alignment: StepAlignment) -> None:
+def test_ranks_of_one_name_that_do_not_step_together_are_not_aligned(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir, ranks=1)
     job.run(50, even)
     stranger = Job(run_dir, ranks=2, start=job.ranks[0].now + 100).ranks[1]
@@ -208,22 +224,20 @@ def test_ranks_of_one_name_that_do_not_step_together_are_not_aligned(run_dir: Pa
         stranger.spend("forward", 0.07)
         stranger.step()
     alignment.poll()
-    assert alignment.alignments() == ()
+    assert alignment.alignments() == []
 
 
-def test_ranks_whose_paces_differ_are_not_aligned(run_dir: Path, alignment: StepAlignment) -> None:
+def test_ranks_whose_paces_differ_are_not_aligned(run_dir: Path, alignment: Aligning) -> None:
     for number, pace in enumerate((0.05, 0.07)):
         rank = SimulatedRank(run_dir, number, 1000.0)
         for _ in range(100):
             rank.spend("forward", pace)
             rank.step()
     alignment.poll()
-    assert alignment.alignments() == ()
+    assert alignment.alignments() == []
 
 
-def test_single_steps_that_end_more_than_their_length_apart_do_not_count(
-    run_dir: Path, alignment: StepAlignment
-) -> None:
+def test_single_steps_that_end_more_than_their_length_apart_do_not_count(run_dir: Path, alignment: Aligning) -> None:
     pair = [SimulatedRank(run_dir, number, 1000.0) for number in range(2)]
     for step in range(26):
         for number, rank in enumerate(pair):
@@ -233,7 +247,7 @@ def test_single_steps_that_end_more_than_their_length_apart_do_not_count(
     assert {a.steps for a in alignment.alignments()} == {21}  # the long one is the last that both were in
 
 
-def test_a_rank_that_restarts_begins_at_nothing_and_never_between(run_dir: Path, alignment: StepAlignment) -> None:
+def test_a_rank_that_restarts_begins_at_nothing_and_never_between(run_dir: Path, alignment: Aligning) -> None:
     first = Job(run_dir)
     first.run(51, even)
     alignment.poll()
@@ -241,13 +255,13 @@ def test_a_rank_that_restarts_begins_at_nothing_and_never_between(run_dir: Path,
     for path in run_dir.glob("*1000.0.rank"):  # as the rank's next start does
         path.unlink()
     alignment.poll()
-    assert alignment.alignments() == ()
+    assert alignment.alignments() == []
     second.run(21, even)
     alignment.poll()
     assert {a.steps for a in alignment.alignments()} == {20}
 
 
-def test_half_restarted_ranks_are_not_aligned_with_the_others_past(run_dir: Path, alignment: StepAlignment) -> None:
+def test_half_restarted_ranks_are_not_aligned_with_the_others_past(run_dir: Path, alignment: Aligning) -> None:
     first = Job(run_dir)
     first.run(51, even)
     alignment.poll()
@@ -259,7 +273,7 @@ def test_half_restarted_ranks_are_not_aligned_with_the_others_past(run_dir: Path
 
 
 def test_the_published_values_are_those_of_the_poll_and_do_not_change_under_a_reader(
-    run_dir: Path, alignment: StepAlignment
+    run_dir: Path, alignment: Aligning
 ) -> None:
     job = Job(run_dir)
     job.run(11, lagging("forward"))

@@ -31,9 +31,9 @@ from rankscope_exporter.collectors import (
     temperature,
     xid,
 )
-from rankscope_exporter.collectors.alignment import AlignmentCollector
+from rankscope_exporter.collectors.alignment import AlignedSteps
 from rankscope_exporter.collectors.exporter import ExporterCollector
-from rankscope_exporter.collectors.rank_processes import RankProcessesCollector
+from rankscope_exporter.collectors.rank_processes import RankProcesses
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.metric import Declaration
@@ -84,8 +84,8 @@ COLLECTORS: tuple[Described, ...] = (
     *GPU_SOURCES,
     XidCollector,
     RanksCollector,
-    AlignmentCollector,
-    RankProcessesCollector,
+    AlignedSteps,
+    RankProcesses,
     ExporterCollector,
 )
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 
 from prometheus_client.core import Metric
 
 from rankscope_exporter.lines import Lines, Values, families
 from rankscope_exporter.rank_metric import RANK_LABELS, RankMetric
-from rankscope_exporter.run_directory import Key
+from rankscope_exporter.run_directory import Key, Rank
 from rankscope_exporter.step_alignment import Alignment, StepAlignment
 
 
@@ -48,20 +47,18 @@ METRICS = (
 )
 
 
-class AlignmentCollector:
-    """Shows what the alignment has found; it works by itself, as a scrape is too seldom for it."""
+class AlignedSteps:
+    """What the alignment has found so far."""
 
     name = "alignment"
     help = "training ranks step by step: transfer, skew and blame"
 
-    def __init__(self, alignment: StepAlignment) -> None:
-        self._alignment = alignment
+    def __init__(self) -> None:
+        self._alignment = StepAlignment()
         self._lines: dict[Key, Lines[Alignment]] = {}
-        self._lock = threading.Lock()  # scrapes come from several threads
 
-    def collect(self) -> Iterable[Metric]:
-        """What has been aligned so far."""
-        found = self._alignment.alignments()
-        with self._lock:
-            self._lines = {one.key: self._lines.get(one.key) or Lines(METRICS, one.key) for one in found}
-            return families(METRICS, [self._lines[one.key].write(one) for one in found])
+    def look(self, ranks: Sequence[Rank]) -> list[Metric]:
+        """Align what is new."""
+        found = self._alignment.take(ranks)
+        self._lines = {one.key: self._lines.get(one.key) or Lines(METRICS, one.key) for one in found}
+        return families(METRICS, [self._lines[one.key].write(one) for one in found])

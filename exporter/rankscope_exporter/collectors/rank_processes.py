@@ -6,8 +6,7 @@ namespace and without a chance that it is another's by now. Where the rank's is 
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -17,7 +16,7 @@ from prometheus_client.core import Metric
 from rankscope_exporter.lines import Lines, Values, families
 from rankscope_exporter.process_usage import PROCFS, Usage, read_usage
 from rankscope_exporter.rank_metric import RANK_LABELS, RankMetric
-from rankscope_exporter.run_directory import Rank, RunDirectory
+from rankscope_exporter.run_directory import Rank
 
 
 @dataclass
@@ -27,27 +26,21 @@ class RankProcess:
     lines: Lines[RankProcess]
     usage: Usage | None = None
     cpu: dict[str, float] = field(default_factory=dict)
-    run_queue: dict[str, float] = field(default_factory=dict)
     read_bytes: float | None = None
-    _threads: Mapping[int, float] = field(default_factory=dict)
 
-    def update(self, usage: Usage, pid: int) -> None:
+    def update(self, usage: Usage | None) -> None:
         """Take a newer usage. Figures of children can go back for a moment: when one has just ended."""
         self.usage = usage
-        self._raise(self.cpu, "training", usage.cpu)
+        if usage is None:
+            return
+        self._raise("training", usage.cpu)
         if usage.children_cpu is not None:
-            self._raise(self.cpu, "workers", usage.children_cpu)
+            self._raise("workers", usage.children_cpu)
         if usage.read_bytes is not None:
             self.read_bytes = max(usage.read_bytes, self.read_bytes or 0.0)
-        for thread, delay in usage.run_queue.items():
-            which = "main" if thread == pid else "others"
-            before = min(delay, self._threads.get(thread, 0.0))  # less: another thread has got the number
-            self.run_queue[which] = self.run_queue.get(which, 0.0) + delay - before
-        self._threads = usage.run_queue
 
-    @staticmethod
-    def _raise(counters: dict[str, float], name: str, value: float) -> None:
-        counters[name] = max(value, counters.get(name, 0.0))
+    def _raise(self, name: str, value: float) -> None:
+        self.cpu[name] = max(value, self.cpu.get(name, 0.0))
 
 
 def _metric(
@@ -70,10 +63,8 @@ METRICS = (
     ),
     _metric(
         "run_queue_seconds_total",
-        "Time that threads of the rank's process could have run and had no processor: the `main` one, and the "
-        "`others` together.",
-        lambda process, _: process.run_queue,
-        "thread",
+        "Time that the main thread of the rank could have run and had no processor.",
+        lambda _, usage: usage.run_queue,
     ),
     _metric(
         "read_bytes_total",
@@ -90,32 +81,28 @@ METRICS = (
 )
 
 
-class RankProcessesCollector:
-    """Reads procfs at each scrape: some files for each rank, and two for each of its threads."""
+class RankProcesses:
+    """Reads procfs: some files for each rank and each of its workers."""
 
     name = "rank_processes"
     help = "training ranks' processes: processor, run queue, storage, memory, workers"
 
-    def __init__(self, run_directory: RunDirectory, procfs: Path = PROCFS) -> None:
-        self._run_directory = run_directory
+    def __init__(self, procfs: Path = PROCFS) -> None:
         self._procfs = procfs
         self._processes: dict[tuple[Path, float], RankProcess] = {}
-        self._lock = threading.Lock()  # scrapes come from several threads
 
-    def collect(self) -> Iterable[Metric]:
+    def look(self, ranks: Sequence[Rank]) -> list[Metric]:
         """Of every living rank whose process can be seen."""
-        with self._lock:
-            known, self._processes = self._processes, {}
-            for rank in self._run_directory.recent().ranks:
-                if rank.snapshot.lock_pid:
-                    identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
-                    process = self._processes[identity] = known.get(identity) or RankProcess(Lines(METRICS, rank.key))
-                    self._read(rank, process)
-            return families(METRICS, [process.lines.write(process) for process in self._processes.values()])
+        known, self._processes = self._processes, {}
+        for rank in ranks:
+            if rank.snapshot.lock_pid:
+                identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
+                process = self._processes[identity] = known.get(identity) or RankProcess(Lines(METRICS, rank.key))
+                process.update(self._usage(rank.snapshot.lock_pid))
+        return families(METRICS, [process.lines.write(process) for process in self._processes.values()])
 
-    def _read(self, rank: Rank, process: RankProcess) -> None:
-        pid = rank.snapshot.lock_pid
+    def _usage(self, pid: int) -> Usage | None:
         try:
-            process.update(read_usage(pid, self._procfs), pid)
+            return read_usage(pid, self._procfs)
         except OSError:  # it has ended since, or is hidden
-            process.usage = None
+            return None
