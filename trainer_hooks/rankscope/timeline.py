@@ -25,6 +25,7 @@ PHASE = PLACES["phase"]
 PHASE_SINCE = PLACES["phase_since"]
 PHASE_SECONDS = PLACES["phase_seconds"]
 STEPS = PLACES["steps"]
+MICRO_STEPS = PLACES["micro_steps"]
 STEP_SECONDS = PLACES["step_seconds"]
 STEP_BUCKETS = PLACES["step_buckets"]
 COPIED = slice(PLACES["samples"], PLACES["samples"] + record.RING_COPIES)
@@ -45,13 +46,17 @@ class Timeline:
         self.writer = writer
         self.on_event: Callable[[int], None] | None = None
         self.steps_are_explicit = False  # the script calls rankscope.step(): optimizers no longer mark steps
+        self.steps_in_backward = False  # optimizers have stepped in the backward pass that is running
+        self._wake_step: int | None = None
+        self._on_wake: Callable[[int], int | None] = lambda _: None
         self._clock = clock
         self.restart()
 
     def restart(self) -> None:
         """Begin again from nothing, in start-up, as the calling process."""
         self._owner: int | None = threading.main_thread().ident
-        self._stack = [record.STARTUP]  # the bottom becomes OTHER when start-up ends
+        # The phases that are open, outermost first. The bottom is start-up, and OTHER when that ends.
+        self.open_phases = self._stack = [record.STARTUP]
         self._absorber, self._absorber_depth = record.STARTUP, 0
         self._phase = record.STARTUP
         self._since = self._last_step = self._clock()  # of the last event; of the last step
@@ -139,6 +144,20 @@ class Timeline:
         ring[place + 2 : place + record.RING_WIDTH] = slots[COPIED]
         slots[STEPS] = number  # last: now the entry counts
         self._last_step = now
+        if number == self._wake_step:
+            self._wake_step = self._on_wake(int(number))
+
+    def wake_at(self, step: int, on_wake: Callable[[int], int | None]) -> None:
+        """Call `on_wake` with the number of `step` when that has ended; it returns the next step to be called at."""
+        self._wake_step, self._on_wake = step, on_wake
+
+    def micro_step(self) -> None:
+        """The end of an outermost backward pass; also of a step, if the optimizers stepped within it."""
+        self.writer.slots[MICRO_STEPS] += 1
+        if self.steps_in_backward:
+            self.steps_in_backward = False
+            if not self.steps_are_explicit:
+                self.step()
 
     def collective(self, op: int, seconds: float, size: float) -> None:
         """Count one collective of `size` bytes that kept the training thread for `seconds`."""
@@ -150,6 +169,11 @@ class Timeline:
     def collective_wait(self, op: int, seconds: float) -> None:
         """Charge a wait of `seconds` to a collective that was counted when it was issued."""
         self.writer.slots[COLLECTIVE_SECONDS + op] += seconds
+
+    @property
+    def micro_steps(self) -> int:
+        """Outermost backward passes so far."""
+        return int(self.writer.slots[MICRO_STEPS])
 
     @property
     def steps(self) -> int:

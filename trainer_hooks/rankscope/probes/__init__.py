@@ -17,12 +17,14 @@ Install = Callable[[Timeline, Guard], Sequence[Callable[[], None]]]
 
 def all_probes() -> dict[str, ModuleType]:
     """Every probe by name. Imports torch."""
-    from rankscope.probes import backward, collectives, data_wait, ddp, optimizer
+    from rankscope.probes import amp, backward, collectives, data_wait, ddp, forward, optimizer
 
     return {
         "data_wait": data_wait,
         "ddp": ddp,
+        "forward": forward,
         "backward": backward,
         "collectives": collectives,
         "optimizer": optimizer,
+        "amp": amp,
     }
