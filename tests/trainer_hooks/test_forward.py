@@ -1,4 +1,4 @@
-"""The forward pass of whatever model: root modules are found, submodules cost nothing, compiled code stays what it is."""
+"""The forward pass of any model: root modules are found, submodules cost nothing, compiled code stays as it is."""
 
 from __future__ import annotations
 
@@ -226,7 +226,7 @@ def test_an_exception_in_a_forward_passes_untouched_and_closes_the_phase() -> No
 
 def compilation(
     count: int, make: Callable[[], torch.nn.Module], wrap: Callable[[Any], Any]
-) -> tuple[dict[str, Any], list[torch.Tensor]]:
+) -> tuple[dict[str, int], list[torch.Tensor]]:
     """What torch.compile counted over some steps with changing shapes, and the trained parameters."""
     torch._dynamo.reset()
     counters.clear()
@@ -235,8 +235,9 @@ def compilation(
     call = wrap(model)
     sizes = iter([2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11, 12])
     steps(count, lambda: call(torch.ones(next(sizes), 4)), *model.parameters())
-    kept = {kind: dict(counters[kind]) for kind in ("frames", "stats", "graph_break", "recompiles", "unimplemented")}
-    return kept, [parameter.detach().clone() for parameter in model.parameters()]
+    kinds = {"frames": counters["frames"]["total"], "graphs": counters["stats"]["unique_graphs"]}
+    sums = {kind: sum(counters[kind].values()) for kind in ("graph_break", "recompiles", "unimplemented")}
+    return {**kinds, **sums}, [parameter.detach().clone() for parameter in model.parameters()]
 
 
 def in_place(model: torch.nn.Module) -> torch.nn.Module:
@@ -288,7 +289,8 @@ def test_compiled_models_compile_as_without_the_hook(
         expected, parameters = compilation(12, make, wrap)
         rankscope.instrument()
         counted, watched_parameters = compilation(12, make, wrap)
-        assert counted == expected
+        assert counted["graphs"] == expected["graphs"]
+        assert {kind: count for kind, count in counted.items() if count > expected[kind]} == {}
         assert all(map(torch.equal, parameters, watched_parameters))
 
 

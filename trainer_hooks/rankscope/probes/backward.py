@@ -1,4 +1,8 @@
-"""The backward pass: `loss.backward()` and `torch.autograd.backward`, which it ends in."""
+"""The backward pass: `loss.backward()`, `torch.autograd.backward`, and gradients by `torch.autograd.grad`.
+
+Each outermost call of the first two is a micro-step. A gradient penalty's `grad` is none, nor is the segment that
+reentrant activation checkpointing runs backward within the backward pass.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +17,19 @@ from rankscope.patch import Undo, replace
 from rankscope.probes.span import in_phase
 from rankscope.timeline import Timeline
 
-# A backward pass within another is part of it: reentrant activation checkpointing runs one for each of its segments.
 NOT_WITHIN = frozenset({record.BACKWARD})
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the module attribute that `Tensor.backward` looks up at each call."""
+    """Watch the module attributes that are looked up at each call."""
 
     def count(_call: tuple[Any, ...], _result: object, _seconds: float) -> None:
         timeline.micro_step()
 
     backward = in_phase(timeline, guard, record.BACKWARD, count, unless_within=NOT_WITHIN)
-    return [replace(torch.autograd, "backward", backward)]
+    undo = [replace(torch.autograd, "backward", backward)]
+    # What `grad` runs, too. Not `grad` itself: torch.compile knows that by its identity and takes it into the graph.
+    if hasattr(torch.autograd, "_engine_run_backward"):
+        engine = in_phase(timeline, guard, record.BACKWARD, unless_within=NOT_WITHIN)
+        undo.append(replace(torch.autograd, "_engine_run_backward", engine))
+    return undo
