@@ -151,13 +151,11 @@ class Timeline:
         """Call `on_wake` with the number of `step` when that has ended; it returns the next step to be called at."""
         self._wake_step, self._on_wake = step, on_wake
 
-    def micro_step(self) -> None:
-        """The end of an outermost backward pass; also of a step, if the optimizers stepped within it."""
-        self.writer.slots[MICRO_STEPS] += 1
-        if self.steps_in_backward:
-            self.steps_in_backward = False
-            if not self.steps_are_explicit:
-                self.step()
+    def step_in_backward(self) -> None:
+        """The end of a backward pass within which the optimizers stepped."""
+        self.steps_in_backward = False
+        if not self.steps_are_explicit:
+            self.step()
 
     def collective(self, op: int, seconds: float, size: float) -> None:
         """Count one collective of `size` bytes that kept the training thread for `seconds`."""

@@ -15,8 +15,10 @@ from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.span import in_phase
+from rankscope.record import PLACES
 from rankscope.timeline import Timeline
 
+MICRO_STEPS = PLACES["micro_steps"]
 NOT_WITHIN = frozenset({record.BACKWARD})
 
 
@@ -24,7 +26,9 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch the module attributes that are looked up at each call."""
 
     def count(_call: tuple[Any, ...], _result: object, _seconds: float) -> None:
-        timeline.micro_step()
+        timeline.writer.slots[MICRO_STEPS] += 1
+        if timeline.steps_in_backward:
+            timeline.step_in_backward()
 
     backward = in_phase(timeline, guard, record.BACKWARD, count, unless_within=NOT_WITHIN)
     undo = [replace(torch.autograd, "backward", backward)]

@@ -37,7 +37,7 @@ class StepMarker:
         self._timeline = timeline
         self._open: dict[int, Depth] = {}
         self._marking: weakref.ref[Optimizer] | None = None
-        self._marked_at = 0.0  # micro-steps
+        self._last_steps = self._micro_steps_then = 0  # when an optimizer that marks none stepped after a new step
 
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """The optimizer's step begins."""
@@ -75,11 +75,17 @@ class StepMarker:
             return False
         marking = self._marking() if self._marking else None
         if marking is not optimizer:
-            if marking is not None and self._timeline.micro_steps - self._marked_at <= PATIENCE:
+            if marking is not None and not self._is_out_of_use():
                 return False
             self._marking = weakref.ref(optimizer)
-        self._marked_at = self._timeline.micro_steps
         return True
+
+    def _is_out_of_use(self) -> bool:
+        """Whether the optimizer that marks the steps has marked none for a long time, in which others stepped."""
+        steps, micro_steps = self._timeline.steps, self._timeline.micro_steps
+        if steps != self._last_steps:
+            self._last_steps, self._micro_steps_then = steps, micro_steps
+        return micro_steps - self._micro_steps_then > PATIENCE
 
 
 def was_skipped(optimizer: Optimizer) -> bool:
