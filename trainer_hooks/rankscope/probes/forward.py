@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import record
@@ -95,7 +96,7 @@ class RootModules:
         inherits = "__call__" not in vars(module_class)
 
         def make(original: Function) -> Function:
-            return self._in_forward(next_in_line(module_class) if inherits else original)
+            return self._in_forward(next_in_line(module_class, original) if inherits else original)
 
         self._watched[module_class] = replace(module_class, "__call__", make)
 
@@ -107,10 +108,15 @@ def is_worth_watching(module_class: type[torch.nn.Module], calls: list[float]) -
     return len(calls) <= MANY_CALLS or min(calls) >= SHORT_SECONDS
 
 
-def next_in_line(module_class: type[torch.nn.Module]) -> Function:
-    """What `module_class` inherits as `__call__`, at each call: torch.fx replaces nn.Module's while it traces."""
+def next_in_line(module_class: type[torch.nn.Module], original: Function) -> Function:
+    """What `module_class` inherits as `__call__`, at each call: torch.fx replaces nn.Module's while it traces.
+
+    torch.compile gets the `original`: code that looks it up would be compiled anew at the next search.
+    """
 
     def inherited(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(module, *args, **kwargs)
         return super(module_class, module).__call__(*args, **kwargs)  # type: ignore[misc]  # torch does not declare it
 
     return skip_frame(inherited)
