@@ -99,6 +99,17 @@ def test_parts_of_a_model_that_is_never_called_itself_are_each_a_root() -> None:
     assert forward_seconds() >= 12 * SECONDS
 
 
+def test_the_forward_of_a_fully_sharded_model_is_forward() -> None:
+    with process_group():
+        model = torch.nn.Sequential(Slow(), torch.nn.ReLU())
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        torch.distributed.fsdp.fully_shard(model[0], mesh=mesh)  # changes the classes of these two instances
+        torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+        steps(7, lambda: model(torch.ones(2, 4)), *model.parameters())
+    assert forward_seconds() >= 6 * SECONDS
+    assert own_calls() == {"Linear": False, "Sequential": False, "ReLU": False, "Slow": False}
+
+
 def test_only_classes_of_root_modules_are_watched_once_the_search_is_over() -> None:
     model = torch.nn.Sequential(Slow(), torch.nn.Linear(4, 4), torch.nn.ReLU())
     before = vars(torch.nn.Module)["__call__"]

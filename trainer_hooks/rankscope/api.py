@@ -44,7 +44,11 @@ def phase(name: str) -> Iterator[None]:
 
 
 def step() -> None:
-    """Mark the end of a training step, where no optimizer does; from the first call on, only these calls do."""
+    """Mark the end of a training step; from the first call on, only these calls do.
+
+    Needed where no optimizer does it: in loops without one, or with its `step` compiled by torch.compile, which
+    cannot be watched without being compiled anew.
+    """
     attachment = _attachment()
     if attachment is not None:
         attachment.step()

@@ -8,6 +8,7 @@ them: our wrapper of DDP's forward was compiled, to its transparent path, so tha
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, TypeVar
 
 import torch._C._dynamo.eval_frame as eval_frame
@@ -17,23 +18,22 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 def skip_frame(function: Function) -> Function:
     """Have torch.compile leave the frames of `function` to Python, and still look at what it calls: a wrapper."""
-    if hasattr(eval_frame, "skip_code"):  # torch < 2.7
-        eval_frame.skip_code(function.__code__)
-    else:
-        _set_strategy(function, eval_frame._FrameAction.DEFAULT)  # noqa: SLF001 - what torch._dynamo.skip_code does
+    _skip(function.__code__, within="DEFAULT")
     return function
 
 
 def skip_call(function: Function) -> Function:
     """Have torch.compile leave the frames of `function` and of all that it calls to Python: code of ours alone."""
-    if hasattr(eval_frame, "skip_code"):
-        eval_frame.skip_code(function.__code__)
-    else:
-        _set_strategy(function, eval_frame._FrameAction.SKIP)  # noqa: SLF001 - as above
+    _skip(function.__code__, within="SKIP")
     return function
 
 
-def _set_strategy(function: Callable[..., Any], within: Any) -> None:
-    skip = eval_frame._FrameAction.SKIP  # noqa: SLF001 - as above
-    code = getattr(function, "__func__", function).__code__
-    eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(skip, within))  # noqa: SLF001 - as above
+def _skip(code: CodeType, within: str) -> None:
+    """What torch._dynamo.eval_frame.skip_code does; nothing where a version of torch has neither way."""
+    api: Any = eval_frame
+    if hasattr(api, "skip_code"):  # torch < 2.7: of the frame alone
+        api.skip_code(code)
+    elif hasattr(api, "set_code_exec_strategy"):
+        action = api._FrameAction  # noqa: SLF001 - torch's own name for it
+        strategy = api._FrameExecStrategy(action.SKIP, getattr(action, within))  # noqa: SLF001 - as above
+        api.set_code_exec_strategy(code, strategy)
