@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import copy
 import io
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -218,6 +220,33 @@ def test_watched_models_are_copied_pickled_and_traced_as_ever() -> None:
     assert torch.equal(loaded(torch.ones(2, 4)), model(torch.ones(2, 4)))
     # torch.fx sees calls of modules by replacing nn.Module.__call__, which ours must still lead to.
     assert [node.op for node in torch.fx.symbolic_trace(model).graph.nodes] == ["placeholder", "call_module", "output"]
+
+
+SENDER = """
+import sys, torch, cloudpickle, rankscope
+rankscope.instrument()
+class Model(torch.nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs) * 0 + 7
+model = Model(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+assert "__call__" in vars(Model)
+sys.stdout.buffer.write(cloudpickle.dumps(model))
+"""
+RECEIVER = """
+import sys, torch, pickle
+sys.modules["rankscope"] = None
+print(pickle.load(sys.stdin.buffer)(torch.ones(1, 4)).item())
+"""
+
+
+def test_a_model_of_the_script_itself_can_be_sent_to_a_process_without_the_hook() -> None:
+    sent = subprocess.run([sys.executable, "-c", SENDER], capture_output=True, check=True).stdout
+    received = subprocess.run([sys.executable, "-c", RECEIVER], input=sent, capture_output=True, check=True).stdout
+    assert float(received) == 7
 
 
 def test_an_exception_in_a_forward_passes_untouched_and_closes_the_phase() -> None:

@@ -12,6 +12,8 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from threading import get_ident
+from types import SimpleNamespace
+from typing import Any
 
 from rankscope import record
 from rankscope.rank_writer import RankWriter
@@ -51,6 +53,10 @@ class Timeline:
         self._on_wake: Callable[[int], int | None] = lambda _: None
         self._clock = clock
         self.restart()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A stand-in without anything, as `Guard.__reduce__` explains."""
+        return SimpleNamespace, ()
 
     def restart(self) -> None:
         """Begin again from nothing, in start-up, as the calling process."""

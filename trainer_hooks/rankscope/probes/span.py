@@ -27,7 +27,8 @@ def in_phase(
     would break the user's graph. It guards itself in place, without the guard's own wrapper, because it runs several
     times a step.
     """
-    enter, leave = skip_call(timeline.enter), skip_call(timeline.leave)
+    skip_call(timeline.enter)
+    skip_call(timeline.leave)
     if done is not None:
         skip_call(done)
 
@@ -39,7 +40,7 @@ def in_phase(
                 return original(*args, **kwargs)
             depth, result = -1, None
             try:
-                depth = enter(phase)
+                depth = timeline.enter(phase)
             except Exception as error:
                 guard.blow(error)
             try:
@@ -47,7 +48,7 @@ def in_phase(
                 return result
             finally:
                 try:
-                    seconds = leave(depth)
+                    seconds = timeline.leave(depth)
                     if done is not None and depth > 0:
                         done(args, result, seconds)
                 except Exception as error:
