@@ -49,10 +49,11 @@ def phase(name: str) -> Iterator[None]:
 
 
 def step(samples: float | None = None, tokens: float | None = None) -> None:
-    """Mark the end of a training step, where no optimizer does; from the first call on, only these calls do.
+    """Mark the end of a training step; from the first call on, only these calls do.
 
-    `samples` and `tokens` are what this rank trained on in the step, as plain numbers; without them they are taken
-    from the batches that it fetched, as far as these tell.
+    Needed where no optimizer does it: in loops without one, or with its `step` compiled by torch.compile, which
+    cannot be watched without being compiled anew. `samples` and `tokens` are what this rank trained on in the step,
+    as plain numbers; without them they are taken from the batches that it fetched, as far as these tell.
     """
     attachment = _attachment()
     if attachment is not None:

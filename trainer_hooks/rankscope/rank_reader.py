@@ -32,7 +32,7 @@ _BUCKETS = slice(PLACES["step_buckets"], PLACES["step_buckets"] + FIELDS["step_b
 _STEPS_OFFSET = record.SLOTS_OFFSET + 8 * PLACES["steps"]
 _RING_PHASES = slice(record.RING_WIDTH - len(record.PHASES), record.RING_WIDTH)
 _ROUNDING = 1e-6  # seconds: of sums that have run for years
-_LARGEST = 2.0**63  # of all slots together: eight exabytes, or longer than the universe
+_LARGEST = 2.0**200  # of all slots together: a loss scale (float32) may come to 2**127; their sum stays finite
 _SLOTS = struct.Struct(f"{record.SLOTS}d")
 INFOS_REMEMBERED = 256  # of at most 8 kB each
 

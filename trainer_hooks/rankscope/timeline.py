@@ -10,8 +10,9 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from threading import get_ident
+from types import SimpleNamespace
 from typing import Any
 from weakref import ReferenceType
 
@@ -31,6 +32,7 @@ PHASE = PLACES["phase"]
 PHASE_SINCE = PLACES["phase_since"]
 PHASE_SECONDS = PLACES["phase_seconds"]
 STEPS = PLACES["steps"]
+MICRO_STEPS = PLACES["micro_steps"]
 SAMPLES = PLACES["samples"]
 TOKENS = PLACES["tokens"]
 STEP_SECONDS = PLACES["step_seconds"]
@@ -56,14 +58,21 @@ class Timeline:
         self.looks: list[Callable[[], None]] = []  # called at a step's end, at most once a second: what may cost
         self.seen: dict[str, ReferenceType[Any]] = {}  # objects of the job's by role, for who wants to ask them
         self.autocast = ""  # the type that autocast was last entered with
+        self.steps_in_backward = False  # optimizers have stepped in the backward pass that is running
+        self._wake_step: int | None = None
+        self._on_wake: Callable[[int], int | None] = lambda _: None
         self._clock = clock
         self.restart()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A stand-in without anything, as `Guard.__reduce__` explains."""
+        return SimpleNamespace, ()
 
     def restart(self) -> None:
         """Begin again from nothing, in start-up, as the calling process."""
         self._owner: int | None = threading.main_thread().ident
-        self._stack = [record.STARTUP]  # the bottom becomes OTHER when start-up ends
-        self.open_phases: Sequence[int] = self._stack  # the same list, for who only looks
+        # The phases that are open, outermost first. The bottom is start-up, and OTHER when that ends.
+        self.open_phases = self._stack = [record.STARTUP]
         self._absorber, self._absorber_depth = record.STARTUP, 0
         self._phase = record.STARTUP
         self._since = self._last_step = self._clock()  # of the last event; of the last step
@@ -156,8 +165,20 @@ class Timeline:
         ring[place + 2 : place + record.RING_WIDTH] = slots[COPIED]
         slots[STEPS] = number  # last: now the entry counts
         self._last_step = now
+        if number == self._wake_step:
+            self._wake_step = self._on_wake(int(number))
         if now >= self._next_look:
             self._look(now)
+
+    def wake_at(self, step: int, on_wake: Callable[[int], int | None]) -> None:
+        """Call `on_wake` with the number of `step` when that has ended; it returns the next step to be called at."""
+        self._wake_step, self._on_wake = step, on_wake
+
+    def step_in_backward(self) -> None:
+        """The end of a backward pass within which the optimizers stepped."""
+        self.steps_in_backward = False
+        if not self.steps_are_explicit:
+            self.step()
 
     def collective(self, op: int, seconds: float, size: float) -> None:
         """Count one collective of `size` bytes that kept the training thread for `seconds`."""
@@ -169,6 +190,11 @@ class Timeline:
     def collective_wait(self, op: int, seconds: float) -> None:
         """Charge a wait of `seconds` to a collective that was counted when it was issued."""
         self.writer.slots[COLLECTIVE_SECONDS + op] += seconds
+
+    @property
+    def micro_steps(self) -> int:
+        """Outermost backward passes so far."""
+        return int(self.writer.slots[MICRO_STEPS])
 
     @property
     def steps(self) -> int:

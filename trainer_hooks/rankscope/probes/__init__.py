@@ -18,6 +18,7 @@ Install = Callable[[Timeline, Guard], Sequence[Callable[[], None]]]
 def all_probes() -> dict[str, ModuleType]:
     """Every probe by name. Imports torch."""
     from rankscope.probes import (
+        amp,
         autocast,
         backward,
         checkpoint,
@@ -25,6 +26,7 @@ def all_probes() -> dict[str, ModuleType]:
         cuda_memory,
         data_wait,
         ddp,
+        forward,
         garbage,
         h2d_copy,
         optimizer,
@@ -33,6 +35,7 @@ def all_probes() -> dict[str, ModuleType]:
     return {
         "data_wait": data_wait,
         "ddp": ddp,
+        "forward": forward,
         "backward": backward,
         "collectives": collectives,
         "optimizer": optimizer,
@@ -41,4 +44,5 @@ def all_probes() -> dict[str, ModuleType]:
         "h2d_copy": h2d_copy,
         "cuda_memory": cuda_memory,
         "autocast": autocast,
+        "amp": amp,
     }
