@@ -46,6 +46,7 @@ class Attachment:
     def install(self) -> None:
         """Put every probe in its place; a probe that cannot be installed is off, the others work."""
         self.timeline.on_event = Guard("record", self._on_probe_failure)(self._on_event)
+        self.timeline.groups.on_new = self._refresh
         for name, probe in probes.all_probes().items():
             fuse = Guard(name, self._on_probe_failure)
             self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
@@ -111,7 +112,8 @@ class Attachment:
             self.writer.write_info(self._full_info())
 
     def _full_info(self) -> dict[str, Any]:
-        return {**self._info, "phases": self._phases, "probes_disabled": self._disabled}
+        lists = {"phases": self._phases, "groups": self.timeline.groups.names, "probes_disabled": self._disabled}
+        return {**self._info, **lists}
 
     def _on_probe_failure(self, probe: str) -> None:
         self._disabled.append(probe)
