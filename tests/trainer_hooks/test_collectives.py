@@ -1,4 +1,4 @@
-"""Four ranks and every kind of collective: calls, bytes, bus bytes, durations and groups, against what a person expects."""
+"""Four ranks and every kind of collective: calls, bytes, bus bytes, durations and groups, by hand-made expectation."""
 
 from __future__ import annotations
 

@@ -17,12 +17,13 @@ Install = Callable[[Timeline, Guard], Sequence[Callable[[], None]]]
 
 def all_probes() -> dict[str, ModuleType]:
     """Every probe by name. Imports torch."""
-    from rankscope.probes import backward, collectives, data_wait, ddp, optimizer
+    from rankscope.probes import backward, collectives, data_wait, ddp, functional, optimizer
 
     return {
         "data_wait": data_wait,
         "ddp": ddp,
         "backward": backward,
         "collectives": collectives,
+        "functional": functional,
         "optimizer": optimizer,
     }
