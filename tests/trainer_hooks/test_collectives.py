@@ -110,6 +110,22 @@ def test_sharded_training_and_its_clipping_are_seen(ranks: list[dict[str, Any]])
         assert found["all_reduce"] >= 1
 
 
+def test_the_duration_of_ddps_all_reduce_is_what_ddp_sampled_of_it(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks[:3]:
+        found = rank["kinds"]["ddp"]
+        assert found["collectives"] == {"ddp_all_reduce": 12}
+        assert found["collective_bytes"] == {"ddp_all_reduce": 12 * 256}
+        assert found["collective_bus_bytes"] == {"ddp_all_reduce": 256 * 3 / 2}  # of the one pass that was read
+        assert 0.8 * LATE / 10 < found["collective_duration_seconds"]["ddp_all_reduce"] < LATE
+
+
+def test_ddps_collectives_advance_the_sequence_on_all_ranks_alike(ranks: list[dict[str, Any]]) -> None:
+    # Twelve passes of one bucket each, and what DDP does once to agree on its buckets.
+    advances = [rank["kinds"]["ddp"]["group_collectives"]["0-3"] for rank in ranks]
+    assert advances[0] >= 12
+    assert len(set(advances)) == 1
+
+
 def test_groups_are_named_for_their_ranks_and_the_default_one_comes_first(ranks: list[dict[str, Any]]) -> None:
     assert [rank["groups"] for rank in ranks] == [
         ["0-3", "0-1", "0,2"],

@@ -159,11 +159,6 @@ class Timeline:
             slots[OPEN_OP] = op + 1
         return outer
 
-    @property
-    def opened(self) -> float:
-        """The collective that the record says the training thread is in: its index + 1; 0 for none."""
-        return self.writer.slots[OPEN_OP]
-
     def close_collective(self, outer: float) -> None:
         """The training thread is out of the collective, and in none if there is no `outer` one."""
         self.writer.slots[OPEN_OP] = outer
@@ -174,13 +169,6 @@ class Timeline:
         slots[COLLECTIVES + op] += 1
         slots[COLLECTIVE_SECONDS + op] += seconds
         slots[COLLECTIVE_BYTES + op] += size
-        if group.place != UNCOUNTED:
-            slots[GROUP_WAIT + group.place] += seconds
-
-    def collective_wait(self, op: int, group: Group, seconds: float) -> None:
-        """Charge a wait of `seconds` to a collective that was counted when it was issued."""
-        slots = self.writer.slots
-        slots[COLLECTIVE_SECONDS + op] += seconds
         if group.place != UNCOUNTED:
             slots[GROUP_WAIT + group.place] += seconds
 

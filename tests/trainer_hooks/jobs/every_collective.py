@@ -13,12 +13,17 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 
 import rankscope
 from rankscope import attach, guard
 from rankscope.rank_reader import RankSnapshot, read_rank
 from rankscope.record import OPS
+
+try:
+    from torch.distributed.fsdp import fully_shard
+except ImportError:  # before torch 2.6
+    from torch.distributed._composable.fsdp import fully_shard
 
 FIELDS = (
     "collectives",
@@ -101,6 +106,14 @@ def sharded(model: torch.nn.Module) -> None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
 
+def averaged(model: torch.nn.Module) -> None:
+    """Twelve passes, as DDP's logger has measured ten of them at the eleventh forward. Rank 3 is late in each."""
+    for _ in range(12):
+        outputs = model(torch.ones(2, 8))
+        time.sleep(LATE / 10 if dist.get_rank() == 3 else 0)
+        outputs.sum().backward()
+
+
 def kinds() -> dict[str, Callable[[], object]]:
     ones, rank = torch.ones(100), dist.get_rank()
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
@@ -108,6 +121,7 @@ def kinds() -> dict[str, Callable[[], object]]:
     interleaved = [dist.new_group([0, 2]), dist.new_group([1, 3])]
     model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
     fully_shard(model, mesh=dist.init_device_mesh("cpu", (4,)))
+    replicated = DistributedDataParallel(torch.nn.Linear(8, 8, bias=False))
     return {
         "all_reduce": synchronous,
         "async": asynchronous,
@@ -131,6 +145,7 @@ def kinds() -> dict[str, Callable[[], object]]:
         "again": lambda: dist.all_reduce(ones, group=again),
         "functional": lambda: functional.all_reduce(ones, "sum", dist.group.WORLD) + 1,
         "fsdp": lambda: sharded(model),
+        "ddp": lambda: averaged(replicated),
     }
 
 

@@ -35,7 +35,6 @@ def main() -> None:
     kinds: dict[str, Callable[[], object]] = {
         "all_reduce": lambda: dist.all_reduce(torch.ones(4)),
         "pair": lambda: dist.all_gather([torch.empty(4)] * 2, torch.ones(4), group=pair) if in_pair else None,
-        "barrier": dist.barrier,
         "ddp": step,
     }
     for _ in range(3):

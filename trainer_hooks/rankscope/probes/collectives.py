@@ -7,17 +7,27 @@ collectives (functional.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.compiler import is_dynamo_compiling
 
 from rankscope import record
-from rankscope.groups import Group
+from rankscope.groups import GROUP_WAIT, UNCOUNTED, Group
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.timeline import Depth, Timeline
+from rankscope.timeline import (
+    COLLECTIVE_BUS_BYTES,
+    COLLECTIVE_BYTES,
+    COLLECTIVE_DURATION,
+    COLLECTIVE_SECONDS,
+    COLLECTIVES,
+    OPEN_GROUP,
+    OPEN_OP,
+    Depth,
+    Timeline,
+)
 
 # ProcessGroup's method: the operation, and which argument holds this rank's payload (None: there is none). One method
 # has several names, as torch renamed it; C++ code never calls one through another.
@@ -59,51 +69,28 @@ MAX_PENDING = 4096  # works that nobody has waited for yet; past that they are f
 # A wait that finds its collective complete cannot know when that was. Where it follows so closely upon the issue (a
 # synchronous call), the answer is this exact all the same.
 TIGHT = 50e-6  # seconds
-# There a wait returns when the collective is complete, elsewhere when it is queued; a barrier, without tensors, blocks.
-HOST = frozenset({"cpu", None})
+BARRIER = record.OPS.index("barrier")  # has no tensors; its wait blocks the host whatever the device
 
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
 
 
-class Payload(NamedTuple):
-    """What a rank hands to a collective: its bytes, and the kind of device that holds it (None: there is nothing)."""
+# Plain tuples, as a named one costs five times as much to make, and four a call are made:
+Payload = tuple[float, bool]  # bytes, and whether the host sees the collective's end: its tensors are on the CPU
+# The operation, the group, the payload, when it began to be issued and when it was issued.
+Pending = tuple[int, Group, Payload, float, float]
+Issue = tuple[Depth, Group, float, float]  # the phase, the group, what the record said before, when it began
+Wait = tuple[Depth, Pending | None, float, float, bool]  # likewise; whether the wait's end will be the collective's
 
-    size: float
-    device: str | None
-
-
-class Pending(NamedTuple):
-    """A collective that was issued and not yet waited for."""
-
-    op: int
-    group: Group
-    payload: Payload
-    began: float
-    issued: float
-
-
-class Issue(NamedTuple):
-    """A collective that the training thread is issuing. `outer` is what the record said before it."""
-
-    depth: Depth
-    group: Group
-    outer: float
-    began: float
-
-
-class Wait(NamedTuple):
-    """A wait that the training thread is in."""
-
-    depth: Depth
-    pending: Pending | None
-    outer: float
-    began: float
-    saw_the_end: bool  # the collective was not complete before: its end will be the wait's
+NOTHING: Payload = (0.0, False)
 
 
 class Collectives:
-    """Counts collectives when they are issued and charges their waits to them."""
+    """Counts collectives when they are issued and charges their waits to them.
+
+    The two calls of a collective and the two of its wait run often: what they do to the groups and the timeline is
+    written out here, as in the timeline itself.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
         self.groups = timeline.groups
@@ -123,22 +110,35 @@ class Collectives:
             groups.catch_up(group, process_group)
         else:
             groups.issuing(group, process_group)
-        return Issue(depth, group, timeline.open_collective(op, group), timeline.last_event)
+        slots = timeline.writer.slots
+        outer = slots[OPEN_OP]
+        if not outer:
+            slots[OPEN_GROUP] = group.place
+            slots[OPEN_OP] = op + 1
+        return depth, group, outer, timeline.last_event
 
     def issued(self, call: Issue, op: int, payload: Payload, key: int | None) -> None:
         """The call returned. `key` is what a later wait will name it by; None if there is nothing to wait for."""
+        depth, group, outer, began = call
         timeline = self._timeline
-        timeline.leave(call.depth)
-        timeline.close_collective(call.outer)
+        timeline.leave(depth)
+        slots = timeline.writer.slots
+        slots[OPEN_OP] = outer
         now = timeline.last_event
-        seconds = 0.0 if call.outer else now - call.began
-        timeline.collective(op, call.group, seconds, payload.size)
+        seconds = 0.0 if outer else now - began
+        size, is_on_host = payload
+        slots[COLLECTIVES + op] += 1
+        slots[COLLECTIVE_SECONDS + op] += seconds
+        slots[COLLECTIVE_BYTES + op] += size
+        if group.place != UNCOUNTED:
+            slots[GROUP_WAIT + group.place] += seconds
         if key is not None:
-            if len(self._pending) >= MAX_PENDING:
-                self._pending.clear()
-            self._pending[key] = Pending(op, call.group, payload, call.began, now)
-        elif payload.device in HOST:
-            timeline.collective_completed(op, call.group, seconds, payload.size)
+            pending = self._pending
+            if len(pending) >= MAX_PENDING:
+                pending.clear()
+            pending[key] = op, group, payload, began, now
+        elif is_on_host or op == BARRIER:
+            timeline.collective_completed(op, group, seconds, size)
 
     def begin_wait(self, key: int, is_completed: Callable[[], bool]) -> Wait | None:
         """The training thread waits for a collective."""
@@ -147,27 +147,37 @@ class Collectives:
         if depth < 0:
             return None
         began = timeline.last_event
+        slots = timeline.writer.slots
+        outer = slots[OPEN_OP]
         pending = self._pending.pop(key, None)
         if pending is None:
-            return Wait(depth, None, timeline.opened, began, saw_the_end=False)
-        device = pending.payload.device
-        saw_the_end = device in HOST and began - pending.issued < TIGHT
+            return depth, None, outer, began, False
+        op, group, (_, is_on_host), _, issued = pending
+        if not outer:
+            slots[OPEN_GROUP] = group.place
+            slots[OPEN_OP] = op + 1
         # A device's work is not asked: that would break a CUDA graph that is being captured.
-        saw_the_end = saw_the_end or (device == "cpu" and not is_completed())
-        return Wait(depth, pending, timeline.open_collective(pending.op, pending.group), began, saw_the_end)
+        sees_the_end = is_on_host or op == BARRIER if began - issued < TIGHT else is_on_host and not is_completed()
+        return depth, pending, outer, began, sees_the_end
 
     def waited(self, call: Wait, is_complete: bool) -> None:
         """The wait returned; `is_complete` unless it raised."""
+        depth, pending, outer, began, sees_the_end = call
         timeline = self._timeline
-        timeline.leave(call.depth)
-        timeline.close_collective(call.outer)
-        pending, now = call.pending, timeline.last_event
+        timeline.leave(depth)
+        slots = timeline.writer.slots
+        slots[OPEN_OP] = outer
         if pending is None:
             return
-        if not call.outer:
-            timeline.collective_wait(pending.op, pending.group, now - call.began)
-        if is_complete and call.saw_the_end:
-            timeline.collective_completed(pending.op, pending.group, now - pending.began, pending.payload.size)
+        op, group, (size, _), issue_began, _ = pending
+        now = timeline.last_event
+        if not outer:
+            slots[COLLECTIVE_SECONDS + op] += now - began
+            if group.place != UNCOUNTED:
+                slots[GROUP_WAIT + group.place] += now - began
+        if is_complete and sees_the_end:
+            slots[COLLECTIVE_DURATION + op] += now - issue_began
+            slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 
 
 def tensors(value: Any) -> list[torch.Tensor]:
@@ -181,12 +191,13 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 def measure(value: Any) -> Payload:
     """The payload that an argument of a collective holds. A sparse tensor's size is not asked lightly."""
-    found = tensors(value)
+    found = tensors(value) if type(value) is not list or len(value) != 1 else value
+    if len(found) == 1 and type(found[0]) is torch.Tensor:  # nearly always
+        tensor = found[0]
+        return (tensor.nbytes if tensor.layout is torch.strided else 0), tensor.is_cpu
+    found = tensors(found)
     size = float(sum([tensor.nbytes for tensor in found if tensor.layout is torch.strided]))
-    return Payload(size, found[0].device.type if found else None)
-
-
-NOTHING = Payload(0.0, None)
+    return size, bool(found) and found[0].is_cpu
 
 
 def around(
@@ -247,7 +258,7 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
         payload = NOTHING if place is None or place + 1 >= len(args) else measure(args[place + 1])
         issued(call, op, payload, None if work is None else id(work))
         if is_uneven:
-            groups.skip(call.group, args[0])
+            groups.skip(call[1], args[0])
 
     return around(guard, begin, end)
 
