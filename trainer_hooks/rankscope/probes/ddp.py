@@ -219,6 +219,5 @@ def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], F
         if module not in payloads:  # walking a large model would cost more than all the rest
             payloads[module] = measure(module.buffers())
         collectives.issued(call, DDP_BROADCAST, payloads[module], None)
-        collectives.groups.catch_up(call[1], module.process_group)  # it may have been several
 
     return around(guard, begin, end)
