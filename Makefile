@@ -1,10 +1,12 @@
 # Everything that people and CI run. Each target does its own set-up; `make help` lists them.
 
 PYTHON ?= python3
+# Of gpu-check, where the working tree cannot be written or is not kept.
+REPORT ?= docs/measurements/gpu_check.json
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo test lint format generate benchmark benchmark-exporter clean
+.PHONY: help venv servers demo test lint format generate benchmark benchmark-exporter gpu-wheels gpu-check clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -27,10 +29,17 @@ generate: venv ## write the rules of both speeds, the dashboards and the metrics
 benchmark: venv ## what the hook costs a step; the figures go to docs/measurements/
 	@$(BIN)/python benchmarks/hook_overhead.py --json docs/measurements/hook_overhead.json
 
-benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop-exporter (15 minutes); to docs/measurements/
+benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop-exporter (18 minutes); to docs/measurements/
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
+	@$(BIN)/python -m benchmarks.blocking_device --json docs/measurements/blocking_device.json
 	@$(BIN)/python -m benchmarks.gpu_truth --json docs/measurements/gpu_truth.json
 	@$(BIN)/python -m benchmarks.exporter_cost --scrapes 100000 --json docs/measurements/exporter_cost.json
+
+gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (14 MiB)
+	@$(PYTHON) -m benchmarks.gpu_check.wheels
+
+gpu-check: ## every GPU metric beside nvidia-smi and a known load, on a real GPU, without a network (5 minutes); to docs/measurements/
+	@$(PYTHON) -m benchmarks.gpu_check --json $(REPORT)
 
 venv: $(BIN)/.installed ## the virtual environment .venv with everything for development
 

@@ -95,15 +95,17 @@ class Node:
 
 
 @contextmanager
-def running(scenario: Callable[[Sequence[int]], Scenario], ranks: int = 0) -> Iterator[tuple[Node, list[Exporter]]]:
-    """Both exporters, answering, on a scenario that begins now and may name the pids of the ranks."""
+def running(
+    scenario: Callable[[Sequence[int]], Scenario], ranks: int = 0, *, alone: bool = False
+) -> Iterator[tuple[Node, list[Exporter]]]:
+    """Both exporters, or ours `alone`, answering, on a scenario that begins now and may name the pids of the ranks."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name, ExitStack() as stack:  # tmpfs, as in use
         directory = Path(name)
         pids = [stack.enter_context(_process(_live, directory, rank)) for rank in range(ranks)]
         node, simulated = Node(time.time()), scenario(pids)
         install(directory, simulated, node.start_unix)
         variables = {**os.environ, **environment(directory), "RANKSCOPE_RUN_DIR": name}
-        started = exporters()
+        started = exporters()[:1] if alone else exporters()
         for exporter in started:
             stack.enter_context(_started(exporter, variables, len(simulated.timelines)))
         yield node, started

@@ -33,8 +33,9 @@ TEXT = """# Metrics
 
 <!-- Made by docs/generate.py from what the collectors declare; `make generate` writes it anew. -->
 
-Everything that `/metrics` serves. Base units, ratios instead of percents, timestamps instead of ages. What a
-device or a rank does not have is **absent**: never 0, never NaN, never a stale value.
+Everything that `/metrics` serves, but for [dcgm-exporter's names](dcgm.md) (`--metrics.dcgm`). Base units, ratios
+instead of percents, timestamps instead of ages. What a device or a rank does not have is **absent**: never 0, never
+NaN, never a stale value.
 
 A label means one thing everywhere: `gpu` (NVML index on this machine), `uuid` (of a GPU), `gpu_instance` (of MIG; empty
 for a whole GPU, which to Prometheus is absent), `run`, `rank` (global), `group` (the ranks that synchronise with each

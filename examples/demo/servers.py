@@ -101,11 +101,13 @@ class Prometheus(Server):
         return result
 
 
-def exporter(directory: Path, simulate: str, run_dir: Path, name: str = "exporter") -> Server:
+def exporter(
+    directory: Path, simulate: str, run_dir: Path, name: str = "exporter", flags: Sequence[str] = ()
+) -> Server:
     """An exporter for the ranks in `run_dir`, with simulated GPUs."""
     port = free_port()
     arguments = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{port}"]
-    arguments += [f"--run-dir={run_dir}", f"--simulate={simulate}"]
+    arguments += [f"--run-dir={run_dir}", f"--simulate={simulate}", *flags]
     return Server(name, arguments, f"http://127.0.0.1:{port}", directory / f"{name}.log")
 
 

@@ -25,7 +25,7 @@ examples:
   rankscope-exporter                                   all GPUs, all ranks, on port 10417
   rankscope-exporter --simulate 8                      no GPU needed: eight simulated ones under the real NVML calls
   rankscope-exporter --no-collector.xid --run-dir /mnt/run
-pages: /metrics, /-/healthy, /-/ready, / (status)"""
+pages: /metrics, /-/healthy, /-/ready, / (status); POST /-/release, /-/resume"""
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,14 @@ class Config:
     port: int
     web_config_file: Path | None
     """TLS, basic auth and headers (docs/security.md); None is plain HTTP for everybody."""
+    enable_lifecycle: bool
+    """Whether POST /-/release and /-/resume do what they say."""
     run_dirs: tuple[Path, ...]
     """Directories with rank records, each looked at in every scrape."""
     collectors: tuple[str, ...]
     """Names of the collectors that are on, in their order."""
+    dcgm: bool
+    """Whether dcgm-exporter's names are served besides ours."""
     slurm_dir: Path | None
     """Where Slurm's prolog leaves one file a GPU."""
     kubelet_socket: Path | None
@@ -70,12 +74,17 @@ def parse(
         host, port = parse_address(options.listen_address)
     except ValueError as error:
         parser.exit(2, f"rankscope-exporter: --web.listen-address: {error}\n")
+    names = tuple(name for name in collectors if getattr(options, f"collector.{name}"))
+    if options.dcgm and "gpu" not in names:
+        parser.exit(2, "rankscope-exporter: --metrics.dcgm: needs --collector.gpu, which its labels come from\n")
     return Config(
         host=host,
         port=port,
         web_config_file=options.web_config_file,
+        enable_lifecycle=options.enable_lifecycle,
         run_dirs=_run_dirs(options.run_dir, environment),
-        collectors=tuple(name for name in collectors if getattr(options, f"collector.{name}")),
+        collectors=names,
+        dcgm=options.dcgm,
         slurm_dir=options.slurm_dir,
         kubelet_socket=options.kubelet_socket,
         procfs=options.procfs,
@@ -134,12 +143,24 @@ def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.Argu
         help="TLS, client certificates and basic auth, in the format of the Prometheus exporters (docs/security.md)",
     )
     add(
+        "--web.enable-lifecycle",
+        dest="enable_lifecycle",
+        action="store_true",
+        help="let POST /-/release give the driver's handles back, for a GPU's reset, and /-/resume take them again",
+    )
+    add(
         "--run-dir",
         type=Path,
         action="append",
         metavar="DIR",
         help="where ranks leave their records; may be given more than once "
         f"(default: $RANKSCOPE_RUN_DIR, else {SYSTEM_RUN_DIR} and {SHARED_MEMORY_RUN_DIR})",
+    )
+    add(
+        "--metrics.dcgm",
+        dest="dcgm",
+        action="store_true",
+        help="serve dcgm-exporter's default counters too, by its names, labels and units (docs/dcgm.md)",
     )
     add(
         "--simulate",

@@ -18,10 +18,13 @@ from rankscope_exporter.allocation.pod_resources import KubeletError, PodResourc
 from rankscope_exporter.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.allocation.slurm import SlurmJobs
 from rankscope_exporter.collectors import GPU_SOURCES, allocation
+from rankscope_exporter.collectors.alignment import AlignmentCollector
 from rankscope_exporter.collectors.exporter import ExporterCollector
+from rankscope_exporter.collectors.rank_processes import RankProcessesCollector
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.config import Config
+from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.nvml.driver import Driver
 from rankscope_exporter.run_directory import RunDirectory
 from rankscope_exporter.sampler import Sampler
@@ -32,6 +35,7 @@ from rankscope_exporter.simulation.ranks import RankActivity
 from rankscope_exporter.simulation.scenario import load_scenario
 from rankscope_exporter.simulation.values import ScenarioError
 from rankscope_exporter.source import GpuSource, SourceCollector
+from rankscope_exporter.step_alignment import StepAlignment
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.config_file import WebConfigError, WebConfigFile
 from rankscope_exporter.web.gate import Gate
@@ -57,16 +61,22 @@ def run(settings: Config) -> None:
         _listening(settings) as listener,
         _simulation(settings, run_directory),
         _sources(settings, run_directory) as enabled,
+        _alignment(settings, run_directory) as alignment,
     ):
-        sampler = Sampler(Driver(), enabled, watches_xids=XidCollector.name in settings.collectors)
+        averages = Averages(enabled) if settings.dcgm else None
+        sources = averages.sources if averages else enabled
+        sampler = Sampler(Driver(), sources, watches_xids=XidCollector.name in settings.collectors)
         collectors: list[Collector] = [
-            *(SourceCollector(source, sampler) for source in enabled),
+            *(SourceCollector(source, sampler) for source in sources),
             XidCollector(sampler),
             RanksCollector(run_directory),
+            AlignmentCollector(alignment),
+            RankProcessesCollector(run_directory),
             ExporterCollector(sampler),
         ]
-        scrape = Scrape([collector for collector in collectors if collector.name in settings.collectors])
-        app = create_app(scrape, lambda: sampler.is_ready)
+        collectors = [collector for collector in collectors if collector.name in settings.collectors]
+        scrape = Scrape([*collectors, DcgmCollector(averages, sampler)] if averages else collectors)
+        app = create_app(scrape, sampler, has_lifecycle=settings.enable_lifecycle)
         sampler.start()
         # What was imported stays: the collector of cycles need not walk it again and again. It costs a scrape 3 ms.
         gc.freeze()
@@ -144,6 +154,20 @@ def _sources(settings: Config, run_directory: RunDirectory) -> Iterator[list[Gpu
         yield enabled
     finally:
         watcher.stop()
+
+
+@contextmanager
+def _alignment(settings: Config, run_directory: RunDirectory) -> Iterator[StepAlignment]:
+    """Aligns while it is wanted; otherwise it has nothing to say."""
+    alignment = StepAlignment(run_directory)
+    if AlignmentCollector.name not in settings.collectors:
+        yield alignment
+        return
+    alignment.start()
+    try:
+        yield alignment
+    finally:
+        alignment.stop()
 
 
 def _schedulers(settings: Config) -> list[Scheduler]:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rankscope_exporter.gpu_states import GpuState, Reading
+from rankscope_exporter.lines import Texts
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.nvml.errors import DeviceLostError, DriverError
-from rankscope_exporter.source import Gpu, GpuSource, Reader, Tick
+from rankscope_exporter.source import GpuSource, Reader, Tick
 
 logger = logging.getLogger(__name__)
 
@@ -28,6 +29,8 @@ class Timing:
     """Until a device that could not be opened is tried again: each try makes the kernel initialise it, and log."""
     reconnect_after: float = 60.0
     """Until the driver is connected anew because GPUs are missing: NVML finds a GPU that was reset only then."""
+    answer_within: float = 5.0
+    """For whoever asks for the handles back: the threads' end takes up to 2 s, and then the driver cleans up."""
     unix: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
 
@@ -35,25 +38,6 @@ class Timing:
     def longest_age(self) -> float:
         """The age up to which a reading counts."""
         return max(self.deadline, 3 * self.interval)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What one round brought, by source: a value, None, or the exception that the source's reader raised by mistake."""
-
-    taken: float
-    values: Mapping[GpuSource[Any], object]
-
-
-class GpuState:
-    """What is known of one GPU, kept by UUID for as long as the exporter lives: counters outlast a lost device."""
-
-    def __init__(self, gpu: Gpu, sources: Iterable[GpuSource[Any]]) -> None:
-        self.gpu = gpu
-        self.readers: dict[GpuSource[Any], Reader[Any]] = {source: source.reader() for source in sources}
-        self.latest: Reading | None = None
-        self.xids: Counter[int] | None = None  # None until the driver has agreed to report them
-        self.last_xids: dict[int, float] = {}
 
 
 class DeviceSampler:
@@ -81,6 +65,11 @@ class DeviceSampler:
     def start(self) -> None:
         """Begin to read."""
         self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """Of the thread."""
+        return self._thread.name
 
     def request_stop(self) -> None:
         """Read no more; `join` waits for it."""
@@ -118,6 +107,8 @@ class DeviceSampler:
             self.has_finished_a_round = True
             self._began = self._timing.monotonic() + pause
             self._stop.wait(pause)
+        if self.device:
+            self.device.close()
 
     def _take_reading(self) -> None:
         if self.device is None:
@@ -127,34 +118,40 @@ class DeviceSampler:
         assert self._state is not None
         self.device.check()
         tick = Tick(self._timing.unix(), self._elapsed(self._state))
-        values = {
-            source: self._read(source, reader, self.device, tick) for source, reader in self._state.readers.items()
-        }
-        self._state.latest = Reading(self._began, values)
+        values: dict[GpuSource[Any], object] = {}
+        texts: dict[GpuSource[Any], Texts] = {}
+        for source, reader in self._state.readers.items():
+            values[source], texts[source] = self._read(source, reader, self.device, tick)
+        self._state.latest = Reading(self._began, values, texts)
 
     def _elapsed(self, state: GpuState) -> float:
         """Since the reading before; 0 if that is so long ago that nobody can say what was in between."""
         elapsed = self._began - state.latest.taken if state.latest else 0.0
         return elapsed if elapsed <= self._timing.longest_age else 0.0
 
-    def _read(self, source: GpuSource[Any], reader: Reader[Any], device: Device, tick: Tick) -> object:
+    def _read(self, source: GpuSource[Any], reader: Reader[Any], device: Device, tick: Tick) -> tuple[object, Texts]:
         """One source must not cost the others theirs, unless the device itself is gone."""
+        assert self._state is not None
+        lines = self._state.lines[source]
         try:
             value = reader(device, tick)
+            texts = lines.write(value)
         except DeviceLostError:
             raise
         except DriverError as error:
             self._complain(source.name, error)
-            return None
+            return None, lines.write(None)
         except Exception as error:  # a mistake of ours: the scrape raises it, and the collector counts as failed
             self._complain(source.name, error)
-            return error
+            return error, ()
         self._settle(source.name)
-        return value
+        return value, texts
 
     def _fail(self, error: DriverError) -> None:
         """Open the device anew next time. One that is lost is down at once, others when their reading is too old."""
         self._complain("the device", error)
+        if self.device:
+            self.device.close()
         self.device = None
         if self._state and isinstance(error, DeviceLostError):
             self._state.latest = None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
-from rankscope_exporter.families import CounterMetricFamily, GaugeMetricFamily
+from rankscope_exporter.lines import Values, WrittenFamily, line_prefix, number_text
 
-Family = GaugeMetricFamily | CounterMetricFamily
 UNITS = ("seconds", "bytes", "watts", "joules", "hertz", "celsius")
 
 
@@ -34,7 +34,16 @@ class Declaration:
             return "bytes per second"
         return next((unit for unit in UNITS if stem.endswith(f"_{unit}")), "1")
 
-    def family(self) -> Family:
-        """An empty one, to be filled with values."""
-        kind = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
-        return kind(self.name, self.help, labels=self.labels)
+    def prefix(self, labels: Sequence[str]) -> str:
+        """A line up to its value. Raises ValueError unless there is a value for each label."""
+        return line_prefix(self.name, tuple(zip(self.labels, labels, strict=True)))
+
+    def family(self, values: Values) -> WrittenFamily:
+        """These values, as a family that is written anew each time: for the few that are not worth remembering."""
+        several: Mapping[Any, float | None] = values if isinstance(values, Mapping) else {(): values}
+        lines = (
+            f"{self.prefix((labels,) if isinstance(labels, str) else labels)}{number_text(number)}\n"
+            for labels, number in several.items()
+            if number is not None
+        )
+        return WrittenFamily(self, lines)

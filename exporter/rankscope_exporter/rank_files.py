@@ -10,6 +10,7 @@ import os
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
@@ -32,7 +33,13 @@ class RankFile:
     @property
     def path(self) -> Path:
         """For people, and to tell files apart."""
-        return self.directory / self.name
+        return _joined(self.directory, self.name)
+
+
+@lru_cache(maxsize=NAMES_LIMIT)
+def _joined(directory: Path, name: str) -> Path:
+    """The same path for the same file at every scan: to make one, and its hash, costs as much as to read the file."""
+    return directory / name
 
 
 def open_directory(path: Path) -> int:

@@ -2,66 +2,46 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Generic, TypeVar
 
-from rankscope_exporter.families import HistogramMetricFamily
-from rankscope_exporter.metric import Declaration, Family
+from rankscope_exporter.lines import Values, line_prefix
+from rankscope_exporter.metric import Declaration
 from rankscope_exporter.run_directory import Rank
 
 RANK_LABELS = ("run", "rank")
 
-Values = float | Mapping[Any, float] | None
-"""One for the rank, or by the value (str) or values (tuple of str) of what labels the metric has besides RANK_LABELS;
-None is absent."""
+R = TypeVar("R")
+"""A rank as its record shows it, or what else is known of it."""
 
 
 @dataclass(frozen=True)
-class RankMetric(Declaration):
+class RankMetric(Declaration, Generic[R]):
     """A metric with RANK_LABELS first."""
 
-    value: Callable[[Rank], Values] = field(kw_only=True)
-
-    def of(self, ranks: Iterable[Rank]) -> Family:
-        """The family of all ranks."""
-        family = self.family()
-        for rank in ranks:
-            value = self.value(rank)
-            if isinstance(value, Mapping):
-                for labels, number in value.items():
-                    more = (labels,) if isinstance(labels, str) else labels
-                    family.add_metric((*rank.key, *more), number)
-            elif value is not None:
-                family.add_metric(rank.key, value)
-        return family
-
-
-Buckets = list[tuple[str, float]]
+    values: Callable[[R], Values] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
-class RankHistogram(Declaration):
-    """A distribution a rank; `value` gives the cumulated buckets and the sum."""
+class RankHistogram(RankMetric[Rank]):
+    """A distribution a rank. Its values are by the suffix of the name (`_bucket`, `_count`, `_sum`) and the bound."""
 
-    value: Callable[[Rank], tuple[Buckets, float]] = field(kw_only=True)
-
-    def of(self, ranks: Iterable[Rank]) -> HistogramMetricFamily:
-        """The family of all ranks."""
-        family = HistogramMetricFamily(self.name, self.help, labels=self.labels)
-        for rank in ranks:
-            family.add_metric(rank.key, *self.value(rank))
-        return family
+    def prefix(self, labels: Sequence[str]) -> str:
+        """A bucket's bound stands in the label `le`."""
+        *common, suffix, bound = labels
+        bounds = [("le", bound)] if bound else []
+        return line_prefix(self.name + suffix, (*zip(self.labels, common, strict=True), *bounds))
 
 
-def gauge(name: str, text: str, value: Callable[[Rank], Values], *labels: str) -> RankMetric:
+def gauge(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> RankMetric[Rank]:
     """Declare `rankscope_rank_…`; `labels` are those besides RANK_LABELS."""
-    return RankMetric("gauge", f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), value=value)
+    return RankMetric("gauge", f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), values=values)
 
 
-def counter(name: str, text: str, value: Callable[[Rank], Values], *labels: str) -> RankMetric:
+def counter(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> RankMetric[Rank]:
     """As `gauge`; the name ends in `_total`."""
-    return RankMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), value=value)
+    return RankMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), values=values)
 
 
 def nonzero(field_name: str) -> Callable[[Rank], float | None]:

@@ -36,6 +36,7 @@ LABEL_LIMIT = 200  # characters; the hook's longest is a run's name with 128
 FILES_LIMIT = 1024  # read in a scan; a full one of bad files costs a tenth of a second
 RANKS_LIMIT = 256  # shown
 SERIES_LIMIT = 210  # of one rank: every phase, operation and group that a record has a place for
+RECENT = 1.0  # seconds: what a scan says is not older than that for anybody
 COMPLAINTS_LIMIT = 10  # log lines in a scan
 NUMBER = re.compile(r"[0-9]{1,10}")
 
@@ -88,6 +89,8 @@ class RunDirectory:
         self._noticed: dict[Path, float] = {}  # when a record was first seen without its process
         self._owners: dict[Key, int] = {}  # of the ranks that the last scan found
         self._complained: set[Path] = set()
+        self._last: tuple[float, Scan] | None = None
+        self._checked: dict[Path, object] = {}  # the info whose labels were found to be good
         self._lock = threading.Lock()  # scrapes come from several threads
 
     def scan(self) -> Scan:
@@ -103,7 +106,14 @@ class RunDirectory:
             self._complain(skipped.errors)
             self._forget_all_but({file.path for file in chosen} | set(self._paths))
             self._owners = {rank.key: rank.owner for rank in ranks}
-            return Scan(tuple(ranks), +skipped.count)  # without the zeros
+            scan = Scan(tuple(ranks), +skipped.count)  # without the zeros
+            self._last = self._clock(), scan
+            return scan
+
+    def recent(self) -> Scan:
+        """The last scan, or a new one if that is a second old: for who comes after another in the same scrape."""
+        last = self._last
+        return last[1] if last and 0 <= self._clock() - last[0] < RECENT else self.scan()
 
     def _list(self, path: Path, directories: ExitStack, skipped: _Skipped) -> list[RankFile]:
         try:
@@ -139,7 +149,9 @@ class RunDirectory:
     def _read(self, file: RankFile, skipped: _Skipped) -> Rank | None:
         try:
             snapshot = read_rank(file.path, file.descriptor)
-            _check_labels(snapshot)
+            if self._checked.get(file.path) is not snapshot.info:
+                _check_labels(snapshot)
+                self._checked[file.path] = snapshot.info
         except FileNotFoundError:
             return None
         except UnreadableRecordError as error:
@@ -164,6 +176,7 @@ class RunDirectory:
     def _forget_all_but(self, present: set[Path]) -> None:
         self._complained &= present
         self._noticed = {path: when for path, when in self._noticed.items() if path in present}
+        self._checked = {path: info for path, info in self._checked.items() if path in present}
 
 
 class _Skipped:

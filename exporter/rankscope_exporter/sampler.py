@@ -7,21 +7,27 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
-from rankscope_exporter.device_sampler import DeviceSampler, GpuState, Timing
+from rankscope_exporter.device_sampler import DeviceSampler, Timing
+from rankscope_exporter.gpu_states import GpuStates
+from rankscope_exporter.lines import Texts
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.nvml.driver import Driver
 from rankscope_exporter.nvml.errors import DriverError
+from rankscope_exporter.orders import Orders
 from rankscope_exporter.source import Gpu, GpuSource
-from rankscope_exporter.xid_watcher import XidWatcher
+from rankscope_exporter.xid_watcher import Xids, XidWatcher
 
 R = TypeVar("R")
 JOIN_WITHIN = 2.0  # seconds; a thread that does not end by then is stuck in the driver
 
 logger = logging.getLogger(__name__)
+
+
+class ReleaseError(Exception):
+    """The handles cannot be given back now, and are kept; the text says why."""
 
 
 class Sampler:
@@ -36,17 +42,18 @@ class Sampler:
         timing: Timing | None = None,
     ) -> None:
         self._driver = driver
-        self._sources = sources
+        self._gpus = GpuStates(sources, self._is_recent)
         self._watches_xids = watches_xids
         self._timing = timing or Timing()
-        self._states: dict[str, GpuState] = {}
-        self._states_lock = threading.Lock()
         self._devices: dict[int, DeviceSampler] = {}
         self._watcher: XidWatcher | None = None
         self._connected_at: float | None = None
         self._answered_at: float | None = None
         self._started_at = self._timing.monotonic()
         self._has_looked = False
+        self._orders = Orders()
+        self._resume_at: float | None = None  # set while the handles are given back
+        self._was_released = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
         self.gpus_expected = 0
@@ -60,8 +67,26 @@ class Sampler:
     def stop(self) -> None:
         """End all threads that can be ended, and give the driver's handles back."""
         self._stop.set()
+        self._orders.post(lambda: None)
         self._thread.join(JOIN_WITHIN)
         self.disconnect()
+
+    def release(self, seconds: float) -> None:
+        """Give every handle back until `resume`, or for so many seconds. Raises ReleaseError: then all is as it was."""
+        try:
+            self._orders.give(lambda: self._let_go(seconds), self._timing.answer_within)
+        except TimeoutError:
+            self._orders.post(self._take_again)  # should it be done after all: whoever asked for it has been refused
+            raise ReleaseError(f"the driver has not answered for {self._timing.answer_within:g} s") from None
+
+    def resume(self) -> None:
+        """Take the handles again."""
+        self._orders.post(self._take_again)
+
+    @property
+    def is_released(self) -> bool:
+        """Whether the handles are given back on request, or taken again and not every GPU has been asked since."""
+        return self._resume_at is not None or (self._was_released and not self._has_asked_all)
 
     @property
     def nvml_up(self) -> bool:
@@ -71,36 +96,34 @@ class Sampler:
     @property
     def gpus_seen(self) -> int:
         """GPUs that answer now."""
-        return sum(self._is_up(state) for state in self._known())
+        return self._gpus.seen
 
     @property
     def is_ready(self) -> bool:
-        """Whether every device has been asked once, so that a scrape does not miss what is only a moment late."""
+        """Whether a scrape misses nothing that is there: not given back on request, nor only a moment late."""
+        return not self.is_released and self._has_asked_all
+
+    @property
+    def _has_asked_all(self) -> bool:
+        """Whether every device has been asked once since the start, or since the handles were taken again."""
         if not self._is_recent(self._started_at):
             return True
         return self._has_looked and all(device.has_finished_a_round for device in [*self._devices.values()])
 
     def readings(self, source: GpuSource[R]) -> dict[Gpu, R | None]:
-        """The source's last reading of every GPU ever seen; None where it is down or does not have this.
+        """The source's last reading of every GPU ever seen; none while the handles are given back: nobody knows then.
 
         Raises what the source's reader raised by mistake.
         """
-        found: dict[Gpu, R | None] = {}
-        for state in self._known():
-            latest = state.latest
-            value = latest.values[source] if latest and self._is_recent(latest.taken) else None
-            if isinstance(value, Exception):
-                raise value
-            found[state.gpu] = cast("R | None", value)
-        return found
+        return {} if self.is_released else self._gpus.readings(source)
 
-    def xids(self) -> Mapping[Gpu, Mapping[int, int]]:
-        """XID events by code, of every GPU whose driver reports them, lost ones included."""
-        return {state.gpu: dict(state.xids) for state in self._known() if state.xids is not None}
+    def texts(self, source: GpuSource[Any]) -> list[Texts]:
+        """The lines of these readings."""
+        return [] if self.is_released else self._gpus.texts(source)
 
-    def last_xids(self) -> Mapping[Gpu, Mapping[int, float]]:
-        """When each XID was last reported, in unix time."""
-        return {state.gpu: dict(state.last_xids) for state in self._known()}
+    def xids(self) -> dict[Gpu, Xids]:
+        """XID events of every GPU, lost ones included."""
+        return self._gpus.xids()
 
     def supervise(self) -> None:
         """One look at the driver: connect it, and keep a thread for each of its GPUs."""
@@ -109,8 +132,10 @@ class Sampler:
         try:
             count = self._driver.device_count()
         except DriverError as error:
-            self._driver_fails(error)
+            if self._answered_at is not None:
+                logger.warning("the driver does not answer any more: %s", error)
             self.disconnect()
+            self._lose_sight()
             return
         self._answered_at = self._timing.monotonic()
         self.gpus_expected = max(self.gpus_expected, count)
@@ -119,8 +144,11 @@ class Sampler:
             logger.info("%d of %d GPUs are missing: connecting anew", self._missing(), self.gpus_expected)
             self.disconnect()
 
-    def disconnect(self) -> None:
-        """End the threads and close the driver, unless one is stuck in it: it must not lose the ground under it."""
+    def disconnect(self) -> str | None:
+        """End the threads and close the driver, unless one is stuck in it: it must not lose the ground under it.
+
+        Returns why handles are open all the same.
+        """
         workers: list[DeviceSampler | XidWatcher] = [*self._devices.values(), *filter(None, [self._watcher])]
         for worker in workers:
             worker.request_stop()
@@ -128,23 +156,43 @@ class Sampler:
         stuck = [worker for worker in workers if not worker.join(until - self._timing.monotonic())]
         if self._watcher not in stuck:
             self._watcher = None
-        if not stuck:
-            self._driver.close()
-            self._connected_at, self._devices = None, {}
+        if stuck:
+            return f"{', '.join(worker.name for worker in stuck)}: a call to the driver does not return"
+        self._connected_at, self._devices = None, {}
+        return self._driver.close()
+
+    def _let_go(self, seconds: float) -> None:
+        if reason := self.disconnect():  # the next look at the driver starts the threads again
+            raise ReleaseError(reason)
+        self._resume_at, self._was_released = self._timing.monotonic() + seconds, True
+        self._lose_sight()
+        logger.warning("the GPUs are released for up to %g s: no handle is open", seconds)
+
+    def _lose_sight(self) -> None:
+        self._answered_at = None
+        self._gpus.forget()
+
+    def _take_again(self) -> None:
+        if self._resume_at is not None:
+            self._started_at, self._has_looked = self._timing.monotonic(), False
+            self._resume_at = None  # last: `is_released` then asks for the others
+            logger.info("the GPUs are taken again")
+
+    def _look(self) -> None:
+        if self._resume_at is not None and self._timing.monotonic() >= self._resume_at:
+            logger.warning("nobody has asked for the GPUs to be taken again, and their time is over")
+            self._take_again()
+        if self._resume_at is None:
+            self.supervise()
+            self._has_looked = True
 
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self.supervise()
+                self._look()
             except Exception:  # the last resort: without this thread no GPU would ever be found again
                 logger.exception("the sampler's supervision failed")
-            self._has_looked = True
-            self._stop.wait(self._timing.interval)
-
-    def _driver_fails(self, error: DriverError) -> None:
-        if self._answered_at is not None:
-            logger.warning("the driver does not answer any more: %s", error)
-        self._answered_at = None
+            self._orders.take(self._timing.interval)
 
     def _connect(self) -> bool:
         if not self._driver.connect():
@@ -157,10 +205,10 @@ class Sampler:
         for index in range(count):
             device = self._devices.get(index)
             if device is None or not device.is_running:
-                self._devices[index] = DeviceSampler(index, self._driver.device, self._state_of, self._timing)
+                self._devices[index] = DeviceSampler(index, self._driver.device, self._gpus.of, self._timing)
                 self._devices[index].start()
         if self._watches_xids and self._watcher is None:
-            self._watcher = XidWatcher(self._driver, self._open_devices, self._count_xid)
+            self._watcher = XidWatcher(self._driver, self._open_devices, self._hear_xid)
             self._watcher.start()
 
     def _should_reconnect(self) -> bool:
@@ -171,30 +219,11 @@ class Sampler:
     def _missing(self) -> int:
         return self.gpus_expected - self.gpus_seen
 
-    def _state_of(self, device: Device) -> GpuState:
-        """The state of the GPU with this UUID, at whatever index it is now."""
-        with self._states_lock:
-            state = self._states.setdefault(device.uuid, GpuState(Gpu(device.index, device.uuid), self._sources))
-            state.gpu = Gpu(device.index, device.uuid)
-            return state
-
     def _open_devices(self) -> list[Device]:
         return [sampler.device for sampler in [*self._devices.values()] if sampler.device]
 
-    def _count_xid(self, uuid: str, code: int | None) -> None:
-        state = self._states[uuid]
-        counts = state.xids = Counter() if state.xids is None else state.xids
-        if code is not None:
-            counts[code] += 1
-            state.last_xids[code] = self._timing.unix()
-
-    def _known(self) -> list[GpuState]:
-        with self._states_lock:
-            return sorted(self._states.values(), key=lambda state: state.gpu.index)
-
-    def _is_up(self, state: GpuState) -> bool:
-        latest = state.latest
-        return latest is not None and self._is_recent(latest.taken)
+    def _hear_xid(self, uuid: str, code: int | None) -> None:
+        self._gpus.hear(uuid, code, self._timing.unix())
 
     def _is_recent(self, moment: float) -> bool:
         return self._timing.monotonic() - moment <= self._timing.longest_age

@@ -56,14 +56,14 @@ class Scrape:
     def collect(self) -> list[Metric]:
         """Every collector's metrics, then how long each took and whether it succeeded."""
         families: list[Metric] = []
-        success, duration = SUCCESS.family(), DURATION.family()
+        success, duration = {}, {}
         for collector in self._collectors:
             began = self._clock()
             delivered = self._run(collector)
-            duration.add_metric([collector.name], self._clock() - began)
-            success.add_metric([collector.name], delivered is not None)
+            duration[collector.name] = self._clock() - began
+            success[collector.name] = delivered is not None
             families += delivered or []
-        return [*families, success, duration]
+        return [*families, SUCCESS.family(success), DURATION.family(duration)]
 
     def render(self, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
         """Body and headers of an answer to these request headers."""

@@ -9,7 +9,8 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.metric import Declaration, Family
+from rankscope_exporter.lines import Lines, Texts, Values, families
+from rankscope_exporter.metric import Declaration
 from rankscope_exporter.nvml.device import Device
 
 R = TypeVar("R")
@@ -42,30 +43,16 @@ class Tick:
 Reader = Callable[[Device, Tick], R | None]
 
 
-Number = float | None
-Values = Number | Mapping[Any, Number]
-"""One for the GPU, or by the value (str) or values (tuple of str) of what labels the metric has besides GPU_LABELS."""
-
-
 @dataclass(frozen=True)
 class GpuMetric(Declaration, Generic[R]):
     """A metric with GPU_LABELS first, and how its values come out of a reading; None is absent."""
 
     value: Callable[[R], Values] = field(kw_only=True)
-    when_down: Number = None
+    when_down: float | None = None
 
-    def of(self, readings: Mapping[Gpu, R | None]) -> Metric:
-        """The family of all GPUs."""
-        family = self.family()
-        for gpu, reading in readings.items():
-            self._add(family, gpu, self.when_down if reading is None else self.value(reading))
-        return family
-
-    def _add(self, family: Family, gpu: Gpu, values: Values) -> None:
-        several: Mapping[Any, Number] = values if isinstance(values, Mapping) else {(): values}
-        for labels, number in several.items():
-            if number is not None:
-                family.add_metric(gpu.values(*((labels,) if isinstance(labels, str) else labels)), number)
+    def values(self, reading: R | None) -> Values:
+        """Of a GPU that was read, or that is down."""
+        return self.when_down if reading is None else self.value(reading)
 
 
 def gauge(
@@ -76,7 +63,7 @@ def gauge(
     *,
     labels: tuple[str, ...] = (),
     since: str = "any",
-    when_down: Number = None,
+    when_down: float | None = None,
 ) -> GpuMetric[R]:
     """Declare `rankscope_gpu_…`; `labels` are those besides GPU_LABELS."""
     name, labels = f"rankscope_gpu_{name}", (*GPU_LABELS, *labels)
@@ -110,9 +97,13 @@ class GpuSource(Generic[R]):
     is_on: bool = True
     """Whether it is, unless the configuration says otherwise."""
 
-    def families(self, readings: Mapping[Gpu, R | None]) -> Iterable[Metric]:
+    def lines(self, gpu: Gpu) -> Lines[R | None]:
+        """Writes what is read of a GPU, as long as it has this index."""
+        return Lines(self.metrics, gpu.values())
+
+    def families(self, readings: Mapping[Gpu, R | None]) -> list[Metric]:
         """The metrics of all GPUs; None is a GPU that is down or does not have this."""
-        return [metric.of(readings) for metric in self.metrics]
+        return families(self.metrics, [self.lines(gpu).write(reading) for gpu, reading in readings.items()])
 
 
 class Seldom(Generic[R]):
@@ -140,14 +131,14 @@ class Seldom(Generic[R]):
 class Readings(Protocol):
     """Where the last readings are."""
 
-    def readings(self, source: GpuSource[R]) -> Mapping[Gpu, R | None]:
-        """The source's last reading of every GPU ever seen. Raises what its reader raised by mistake."""
+    def texts(self, source: GpuSource[Any]) -> list[Texts]:
+        """What the source says of every GPU ever seen. Raises what its reader raised by mistake."""
 
 
-class SourceCollector(Generic[R]):
-    """A source as a collector: a scrape takes the last readings and never asks the driver."""
+class SourceCollector:
+    """A source as a collector: a scrape takes what the last readings said and never asks the driver."""
 
-    def __init__(self, source: GpuSource[R], readings: Readings) -> None:
+    def __init__(self, source: GpuSource[Any], readings: Readings) -> None:
         self.name = source.name
         self.help = source.help
         self._source = source
@@ -155,5 +146,4 @@ class SourceCollector(Generic[R]):
 
     def collect(self) -> Iterable[Metric]:
         """The metrics of this moment."""
-        readings = self._readings.readings(self._source)
-        return self._source.families(readings)
+        return families(self._source.metrics, self._readings.texts(self._source))

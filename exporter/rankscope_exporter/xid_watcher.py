@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.nvml.driver import Driver
@@ -14,6 +15,23 @@ from rankscope_exporter.nvml.events import XidEvents
 WAIT = 0.5  # seconds; how long it may take to notice a new device, or the end
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Xids:
+    """Of one GPU: events by code, None unless its driver reports them; and the unix time of the last of each."""
+
+    counts: Mapping[int, int] | None
+    last: Mapping[int, float]
+
+    def listening(self) -> Xids:
+        """As it is once the driver has agreed to report them."""
+        return Xids(self.counts or {}, self.last)
+
+    def with_event(self, code: int, unix: float) -> Xids:
+        """As it is after one more event."""
+        counts = self.counts or {}
+        return Xids({**counts, code: counts.get(code, 0) + 1}, {**self.last, code: unix})
 
 
 class XidWatcher:
@@ -33,6 +51,11 @@ class XidWatcher:
     def start(self) -> None:
         """Begin to wait for events."""
         self._thread.start()
+
+    @property
+    def name(self) -> str:
+        """Of the thread."""
+        return self._thread.name
 
     def request_stop(self) -> None:
         """Wait no more; `join` waits for it."""

@@ -42,6 +42,17 @@ def test_a_collector_that_costs_much_is_off_unless_asked_for(capsys: pytest.Capt
     assert "busy time; off unless asked for" in capsys.readouterr().out
 
 
+def test_dcgms_names_are_served_if_asked_for_and_need_what_their_labels_come_from(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    known = {"gpu": "what each GPU is"}
+    assert not parse(known, [], {}).dcgm
+    assert parse(known, ["--metrics.dcgm"], {}).dcgm
+    with pytest.raises(SystemExit, match="2"):
+        parse(known, ["--metrics.dcgm", "--no-collector.gpu"], {})
+    assert "--metrics.dcgm: needs --collector.gpu" in capsys.readouterr().err
+
+
 def test_run_directories_come_from_flags_then_the_environment_then_the_defaults() -> None:
     named = {"RANKSCOPE_RUN_DIR": "/c"}
     assert parsed("--run-dir=/a", "--run-dir=/b", **named).run_dirs == (Path("/a"), Path("/b"))

@@ -17,7 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.rank_writer import RankWriter
+from rankscope.timeline import Timeline
 from rankscope_exporter import config, daemon
+from rankscope_exporter.run_directory import LABELS
 from rankscope_exporter.simulation import simulated_uuid
 
 from .allocation.kubelet import Kubelet
@@ -106,6 +109,83 @@ def test_a_rank_file_that_is_not_one_costs_the_others_nothing(run_dir: Path, fre
         assert 'rankscope_exporter_collector_success{collector="ranks"} 1.0' in lines
 
 
+def leave_steps(run_dir: Path, rank: int) -> RankWriter:
+    """A record of a rank that lives in this process and has taken five steps of a second each."""
+    now = 1000.0
+    writer = RankWriter()
+    timeline = Timeline(writer, lambda: now)
+    info = {**dict.fromkeys(LABELS, ""), "run": "r", "rank": str(rank), "pid": "1", "group": "0-1"}
+    writer.publish(run_dir, f"r.{rank}", info)
+    for _ in range(5):
+        now += 1.0
+        timeline.step()
+    return writer
+
+
+def test_steps_are_aligned_and_processes_looked_at(run_dir: Path, free_port: int) -> None:
+    writers = [leave_steps(run_dir, rank) for rank in range(2)]
+    with exporter(free_port, f"--run-dir={run_dir}") as url:
+        eventually(lambda: 'rankscope_rank_aligned_steps_total{rank="1",run="r"} 4.0' in metrics(url))
+        names = {line.split("{")[0] for line in metrics(url)}
+    assert {"rankscope_rank_cpu_seconds_total", "rankscope_rank_blame_seconds_total"} <= names
+    assert writers
+
+
+def test_an_alignment_that_is_off_publishes_nothing(run_dir: Path, free_port: int) -> None:
+    writers = [leave_steps(run_dir, rank) for rank in range(2)]
+    with exporter(free_port, f"--run-dir={run_dir}", "--no-collector.alignment") as url:
+        names = {line.split("{")[0] for line in metrics(url)}
+    assert "rankscope_rank_steps_total" in names
+    assert "rankscope_rank_aligned_steps_total" not in names
+    assert writers
+
+
+FAULTS = """
+gpus: 2
+timeline:
+  0: [{at: 0, busy: 1}]
+  1: [{at: 0, busy: 0.5}, {at: 8, xid: 79, lost: true}, {at: 11, lost: false}]
+driver: [{at: 20, loaded: false}, {at: 23, loaded: true}]
+"""
+
+
+def test_a_lost_gpu_and_a_driver_that_is_gone_come_back_without_a_restart(run_dir: Path, free_port: int) -> None:
+    (run_dir / "scenario.yml").write_text(FAULTS)
+    with exporter(free_port, f"--run-dir={run_dir}", f"--simulate={run_dir / 'scenario.yml'}") as url:
+        eventually(lambda: all("tensor_active_seconds_total" in series(url, gpu) for gpu in (0, 1)))  # two readings
+        before = series(url, 1)
+        eventually(lambda: up(url) == [1, 0])
+        assert series(url, 1) == {"up", "xid_errors_total", "xid_last_timestamp_seconds"}
+        assert series(url, 0) >= before, "the other one's are all there"
+        eventually(lambda: up(url) == [1, 1])
+        assert series(url, 1) - {"xid_last_timestamp_seconds"} <= before
+        eventually(lambda: series(url, 1) >= before)
+        busy = busy_seconds(url)
+        eventually(lambda: up(url) == [0, 0])
+        assert [series(url, gpu) for gpu in (0, 1)] == [
+            {"up", "xid_errors_total"},
+            {"up", "xid_errors_total", "xid_last_timestamp_seconds"},
+        ]
+        assert "rankscope_exporter_nvml_up 0.0" in metrics(url)
+        eventually(lambda: up(url) == [1, 1])
+        assert all(later >= earlier for later, earlier in zip(busy_seconds(url), busy, strict=True))
+        assert not [line for line in metrics(url) if line.endswith("NaN")]
+
+
+def series(url: str, gpu: int) -> set[str]:
+    """Names of the GPU's series, without the prefix."""
+    found = (re.match(rf'rankscope_gpu_(\w+){{gpu="{gpu}"', line) for line in metrics(url))
+    return {match[1] for match in found if match}
+
+
+def up(url: str) -> list[float]:
+    return [float(line.split()[-1]) for line in metrics(url) if line.startswith("rankscope_gpu_up{")]
+
+
+def busy_seconds(url: str) -> list[float]:
+    return [float(line.split()[-1]) for line in metrics(url) if line.startswith("rankscope_gpu_busy_seconds_total{")]
+
+
 HELD = f"""
 gpus: 4
 timeline:
@@ -127,17 +207,22 @@ def test_slurm_a_kubelet_and_the_processes_say_who_holds_each_gpu(
         f"--simulate={tmp_path / 'scenario.yml'}",
         f"--collector.allocation.slurm-dir={tmp_path / 'jobs'}",
         f"--collector.allocation.kubelet-socket={kubelet.socket}",
+        "--metrics.dcgm",
     )
     with exporter(free_port, *flags) as url:
         eventually(lambda: states(url) == ["working", "unknown", "memory_held_by_dead", "unknown"])
         kubelet.start()  # only now: until it answers, a GPU that nobody uses may be a pod's
         eventually(lambda: states(url) == ["working", "allocated_no_process", "memory_held_by_dead", "free"])
-        holders = [line for line in metrics(url) if line.startswith("rankscope_gpu_allocation_info")]
+        body = metrics(url)
         kubelet.stop()
+    holders = [line for line in body if line.startswith("rankscope_gpu_allocation_info")]
     assert len(holders) == 2
     assert 'slurm_job_id="4711"' in holders[0]
     assert 'user="alice"' in holders[0]
     assert 'k8s_pod="notebook-0"' in holders[1]
+    as_dcgm = [line for line in body if line.startswith("DCGM_FI_DEV_GPU_TEMP{")]
+    assert 'hpc_job="4711"' in as_dcgm[0]
+    assert all(label in as_dcgm[1] for label in ('container="jupyter"', 'namespace="ml"', 'pod="notebook-0"'))
 
 
 def states(url: str) -> list[str]:

@@ -1,85 +1,113 @@
-"""What is rendered is what prometheus_client renders, byte for byte, in both notations and whatever was before."""
+"""What is rendered is read by prometheus_client as it was meant, in both notations; lines stay while values do."""
 
 from __future__ import annotations
 
 import math
-from types import ModuleType
+from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 from prometheus_client import core
 from prometheus_client.core import Metric
-from prometheus_client.exposition import generate_latest
-from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from rankscope_exporter import families
-from rankscope_exporter.exposition import Collected, Exposition
+from rankscope_exporter.exposition import Exposition
+from rankscope_exporter.lines import Lines, families
+from rankscope_exporter.metric import Declaration
+from rankscope_exporter.source import Gpu, GpuMetric, gauge
 
-REFERENCES = {False: generate_latest, True: generate_openmetrics}
-VALUES = [0, 1, True, -1.5, 0.1, 123456.0, 1234567.0, 8589934592, 1.7e9 + 0.25, 1e300, 2.5e-9, math.inf, -math.inf]
-LABELS = ["", "plain", 'quo"ted', "back\\slash", "new\nline", "ümläut", "{}", 'all "\\\n']
+PARSERS: dict[bool, Callable[[str], Iterable[Metric]]] = {False: parse_text, True: parse_openmetrics}
+NUMBERS = [0, 1, True, -1.5, 0.1, 123456.0, 1234567.0, 8589934592, 1.7e9 + 0.25, 1e300, 2.5e-9, math.inf, -math.inf]
+LABELS = ["", "plain", 'quo"ted', "back\\slash", "new\nline", "ümläut", "{}", 'all "\\\n', "last"]
 
+GAUGE = Declaration("gauge", "rankscope_watts", 'Help with "quotes", a \\ and\na line.', ("uuid", "gpu"))
+COUNTER = Declaration("counter", "rankscope_seconds_total", "A counter.", ("phase",))
+ALONE = Declaration("gauge", "rankscope_alone", "No labels.")
+EMPTY = Declaration("gauge", "rankscope_empty", "No samples.", ("gpu",))
 
-def everything(shift: float, kinds: ModuleType = families) -> list[Metric]:
-    """Families of every kind that we publish, from our module or from prometheus_client's."""
-    gauge = kinds.GaugeMetricFamily("rankscope_gauge", 'Help with "quotes", a \\ and\na line.', labels=["uuid", "gpu"])
-    for number, value in enumerate(VALUES):
-        gauge.add_metric([f"GPU-{number}", str(number)], value + shift)
-    counter = kinds.CounterMetricFamily("rankscope_seconds", "A counter.", labels=["phase"])
-    for label in LABELS:
-        counter.add_metric([label], shift)
-    histogram = kinds.HistogramMetricFamily("rankscope_step_seconds", "A histogram.", labels=["rank"])
-    for rank in "01":
-        histogram.add_metric([rank], [("0.5", 1 + shift), ("+Inf", 2 + shift)], 3.25)
-    return [
-        gauge,
-        counter,
-        kinds.CounterMetricFamily("rankscope_suffixed_total", "Its name has the suffix already.", labels=["gpu"]),
-        histogram,
-        core.InfoMetricFamily("rankscope_build", "An info, which only prometheus_client has.", {"version": "1"}),
-        kinds.GaugeMetricFamily("rankscope_alone", "No labels.", shift),
-        kinds.GaugeMetricFamily("rankscope_empty", "No samples.", labels=["gpu"]),
-        core.GaugeMetricFamily("rankscope_power_watts", "Has a unit.", 1, unit="watts"),
-    ]
+Reading = Mapping[str, float]
+BY_LABEL: GpuMetric[Reading] = gauge("by_label", "One a label.", "", lambda reading: reading, labels=("label",))
+DOWN: GpuMetric[Reading] = gauge("up", "Up.", "", lambda _: 1, when_down=0)
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
-def test_every_byte_is_prometheus_clients_at_every_scrape(openmetrics: bool) -> None:
-    exposition = Exposition(openmetrics=openmetrics)
-    for shift in (0, 0, 1, 2.5, 2.5, 0):
-        expected = REFERENCES[openmetrics](Collected(everything(shift, core)))
-        assert exposition.render(everything(shift)).decode() == expected.decode()
+def test_every_number_and_label_is_read_as_it_was_meant(openmetrics: bool) -> None:
+    numbers = {(f"GPU-{place}", str(place)): number for place, number in enumerate(NUMBERS)}
+    labels = dict(zip(LABELS, range(len(LABELS)), strict=True))
+    body = Exposition(openmetrics=openmetrics).render(
+        [GAUGE.family(numbers), COUNTER.family(labels), ALONE.family(7), EMPTY.family({})]
+    )
+    watts, seconds, alone, empty = PARSERS[openmetrics](body.decode())
+    assert {(s.labels["uuid"], s.labels["gpu"]): s.value for s in watts.samples} == numbers
+    assert {s.labels["phase"]: s.value for s in seconds.samples} == labels
+    assert [(s.labels, s.value) for s in alone.samples] == [({}, 7)]
+    assert (empty.name, empty.samples) == ("rankscope_empty", [])
+    assert [family.type for family in (watts, seconds, alone)] == ["gauge", "counter", "gauge"]
+    assert watts.documentation == GAUGE.help
 
 
-def test_a_family_has_the_samples_of_prometheus_clients() -> None:
-    for ours, theirs in zip(everything(1), everything(1, core), strict=True):
-        assert (ours.name, ours.type, ours.documentation) == (theirs.name, theirs.type, theirs.documentation)
-        assert ours.samples == theirs.samples
+@pytest.mark.parametrize("openmetrics", [False, True])
+def test_a_family_of_prometheus_clients_stands_among_ours(openmetrics: bool) -> None:
+    foreign = core.InfoMetricFamily("rankscope_build", "An info.", {"version": "1"})
+    body = Exposition(openmetrics=openmetrics).render([ALONE.family(1), foreign, GAUGE.family({})]).decode()
+    assert 'rankscope_build_info{version="1"} 1.0\n' in body
+    assert body.count("# EOF") == openmetrics
 
 
-def test_prometheus_client_can_render_our_families() -> None:
-    assert generate_latest(Collected(everything(1))) == generate_latest(Collected(everything(1, core)))
+def test_a_family_has_the_samples_that_its_lines_say() -> None:
+    family = COUNTER.family({label: place for place, label in enumerate(LABELS)})
+    assert [(s.name, s.labels, s.value) for s in family.samples] == [
+        ("rankscope_seconds_total", {"phase": label}, place) for place, label in enumerate(LABELS)
+    ]
 
 
-def test_a_row_with_too_few_labels_is_a_mistake_that_shows() -> None:
-    family = families.GaugeMetricFamily("rankscope_gauge", "A gauge.", labels=["gpu", "uuid"])
-    family.add_metric(["0"], 1)
+def test_a_counter_under_somebody_elses_name_keeps_it_and_is_legal_in_both_notations() -> None:
+    family = Declaration("counter", "DCGM_FI_ENERGY", "Energy.", ("gpu",)).family({"0": 7})
+    text, openmetrics = (Exposition(openmetrics=kind).render([family]).decode() for kind in (False, True))
+    assert text == '# HELP DCGM_FI_ENERGY Energy.\n# TYPE DCGM_FI_ENERGY counter\nDCGM_FI_ENERGY{gpu="0"} 7.0\n'
+    (parsed,) = parse_openmetrics(openmetrics)
+    assert (parsed.name, parsed.type, parsed.samples[0].name) == ("DCGM_FI_ENERGY", "unknown", "DCGM_FI_ENERGY")
+
+
+def test_values_with_too_few_labels_are_a_mistake_that_shows() -> None:
     with pytest.raises(ValueError, match="shorter"):
-        Exposition(openmetrics=False).render([family])
+        GAUGE.family({"0": 1})
 
 
-def test_a_value_that_becomes_unknown_and_known_again_is_rendered_so() -> None:
-    exposition = Exposition(openmetrics=False)
+def test_lines_follow_their_values() -> None:
+    lines = Lines((BY_LABEL, DOWN), Gpu(0, "GPU-0").values())
 
-    def render(value: float) -> str:
-        family = families.GaugeMetricFamily("rankscope_g", "G.", value)
-        return exposition.render([family]).decode().splitlines()[-1]
+    def text(reading: Reading | None) -> str:
+        return "".join(lines.write(reading))
 
-    values = (1.0, math.nan, math.nan, 1.0)
-    assert [render(value) for value in values] == [f"rankscope_g {text}" for text in ("1.0", "NaN", "NaN", "1.0")]
+    one = 'rankscope_gpu_by_label{gpu="0",label="a",uuid="GPU-0"} 1.0\n'
+    two = 'rankscope_gpu_by_label{gpu="0",label="b",uuid="GPU-0"} 2.0\n'
+    up = 'rankscope_gpu_up{gpu="0",uuid="GPU-0"} %s.0\n'
+    assert text({"a": 1}) == one + up % 1
+    assert text({"a": 1, "b": 2}) == one + two + up % 1
+    assert text({"b": 2}) == two + up % 1
+    assert text(None) == up % 0
+    assert text({"a": 1}) == one + up % 1
 
 
-def test_a_series_that_is_gone_is_not_remembered() -> None:
-    exposition = Exposition(openmetrics=False)
-    exposition.render(everything(0))
-    exposition.render([])
-    assert exposition._lines == {}
+def test_what_does_not_change_is_not_written_again() -> None:
+    lines = Lines((BY_LABEL,), Gpu(0, "GPU-0").values())
+    (first,), (second,), (third,) = lines.write({"a": 1}), lines.write({"a": 1}), lines.write({"a": 2})
+    assert first is second
+    assert first != third
+
+
+def test_the_lines_of_several_gpus_stand_together() -> None:
+    written = [Lines((BY_LABEL, DOWN), Gpu(index, f"GPU-{index}").values()).write({"a": index}) for index in (0, 1)]
+    found = families((BY_LABEL, DOWN), written)
+    assert [[(s.labels["gpu"], s.value) for s in family.samples] for family in found] == [
+        [("0", 0), ("1", 1)],
+        [("0", 1), ("1", 1)],
+    ]
+
+
+def test_without_a_gpu_every_family_is_there_and_empty() -> None:
+    assert [(family.name, family.samples) for family in families((BY_LABEL, DOWN), [])] == [
+        ("rankscope_gpu_by_label", []),
+        ("rankscope_gpu_up", []),
+    ]

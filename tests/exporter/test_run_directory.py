@@ -113,6 +113,16 @@ def test_of_two_records_of_a_rank_the_living_one_counts(run_dir: Path, living_ra
     assert rank.snapshot.info["pid"] == "5"
 
 
+def test_the_last_scan_serves_whoever_asks_within_a_second(run_dir: Path) -> None:
+    clock = Clock()
+    directory = RunDirectory([run_dir], clock)
+    assert directory.recent().ranks == ()
+    leave_record(run_dir, "r.0", ended_unix=NOW)
+    assert directory.recent().ranks == ()
+    clock.now += 1
+    assert len(directory.recent().ranks) == 1
+
+
 def test_ranks_of_several_directories_are_found(run_dir: Path) -> None:
     for name in ("a", "b"):
         (run_dir / name).mkdir()

@@ -13,7 +13,8 @@ import pynvml
 import pytest
 
 from rankscope_exporter.collectors import GPU_SOURCES, gpu, load, memory, power, temperature
-from rankscope_exporter.device_sampler import DeviceSampler, GpuState, Timing
+from rankscope_exporter.device_sampler import DeviceSampler, Timing
+from rankscope_exporter.gpu_states import GpuState, GpuStates
 from rankscope_exporter.sampler import Sampler
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.source import Gpu, GpuSource, SourceCollector
@@ -71,6 +72,11 @@ def uuids_published(sampler: Sampler) -> dict[str, set[str]]:
     return found
 
 
+def counts(sampler: Sampler) -> dict[Gpu, object]:
+    """XID events by code."""
+    return {gpu: xids.counts for gpu, xids in sampler.xids().items()}
+
+
 def test_every_gpu_is_read_before_the_sampler_is_ready(sampling):
     _, sampler = sampling("gpus: 4")
     assert sampler.nvml_up
@@ -80,11 +86,18 @@ def test_every_gpu_is_read_before_the_sampler_is_ready(sampling):
 
 
 def test_a_lost_gpu_leaves_no_value_behind_and_returns(sampling):
-    m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 5, lost: true}, {at: 9, lost: false}]}}")
+    m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 500, lost: true}, {at: 900, lost: false}]}}")
+    began = m.clock()
+
+    def everything_is_published() -> bool:
+        m.clock.advance(0.1)  # what is a difference between two readings comes when time has passed
+        return uuids_published(sampler).get("rankscope_gpu_sm_active_seconds_total") == {FIRST.uuid, SECOND.uuid}
+
+    eventually(everything_is_published)
     before = uuids_published(sampler)
     assert all(uuids == {FIRST.uuid, SECOND.uuid} for uuids in before.values())
 
-    m.clock.advance(5)
+    m.clock.now = began + 500
     eventually(lambda: sampler.gpus_seen == 1)
     during = uuids_published(sampler)
     assert during.pop("rankscope_gpu_up") == {FIRST.uuid, SECOND.uuid}
@@ -92,8 +105,9 @@ def test_a_lost_gpu_leaves_no_value_behind_and_returns(sampling):
     assert sampler.readings(gpu.SOURCE)[SECOND] is None
     assert sampler.gpus_expected == 2
 
-    m.clock.advance(4)
+    m.clock.now = began + 900
     eventually(lambda: sampler.gpus_seen == 2)
+    eventually(everything_is_published)
     assert uuids_published(sampler) == before
 
 
@@ -166,6 +180,13 @@ def test_a_driver_that_appears_later_is_picked_up(sampling):
     assert sampler.gpus_expected == 2
 
 
+def test_the_last_values_of_a_driver_that_is_gone_are_gone_at_once(sampling):
+    m, sampler = sampling("{gpus: 2, driver: [{at: 5, loaded: false}]}")
+    m.clock.advance(5)
+    eventually(lambda: not sampler.nvml_up)
+    assert set(uuids_published(sampler)) == {"rankscope_gpu_up"}, "though none of them is too old by the clock"
+
+
 def test_a_driver_that_goes_away_takes_its_gpus_with_it_until_it_is_back(sampling):
     m, sampler = sampling(
         "{gpus: 2, driver: [{at: 5, loaded: false}, {at: 9, loaded: true}], timeline: {0: [{at: 12, xid: 31}]}}",
@@ -178,28 +199,28 @@ def test_a_driver_that_goes_away_takes_its_gpus_with_it_until_it_is_back(samplin
     eventually(lambda: sampler.nvml_up and sampler.gpus_seen == 2)
     eventually(lambda: sampler._watcher and len(sampler._watcher._registered) == 2)
     m.clock.advance(3)
-    eventually(lambda: sampler.xids()[FIRST] == {31: 1})
+    eventually(lambda: counts(sampler)[FIRST] == {31: 1})
 
 
 def test_every_xid_is_counted_also_the_same_again(sampling):
     m, sampler = sampling(
         "{gpus: 2, timeline: {1: [{at: 5, xid: 31}, {at: 6, xid: 31}, {at: 7, xid: 79, lost: true}, {at: 7, xid: 31}]}}"
     )
-    eventually(lambda: sampler.xids() == {FIRST: {}, SECOND: {}})
+    eventually(lambda: counts(sampler) == {FIRST: {}, SECOND: {}})
     m.clock.advance(6)
-    eventually(lambda: sampler.xids()[SECOND] == {31: 2})
-    assert sampler.last_xids()[FIRST] == {}
-    assert set(sampler.last_xids()[SECOND]) == {31}
+    eventually(lambda: counts(sampler)[SECOND] == {31: 2})
+    assert sampler.xids()[FIRST].last == {}
+    assert set(sampler.xids()[SECOND].last) == {31}
     m.clock.advance(1)
-    eventually(lambda: sampler.xids()[SECOND] == {31: 3, 79: 1})
+    eventually(lambda: counts(sampler)[SECOND] == {31: 3, 79: 1})
     eventually(lambda: sampler.gpus_seen == 1)
-    assert sampler.xids() == {FIRST: {}, SECOND: {31: 3, 79: 1}}, "the last words of a lost GPU are kept"
+    assert counts(sampler) == {FIRST: {}, SECOND: {31: 3, 79: 1}}, "the last words of a lost GPU are kept"
 
 
 def test_a_gpu_whose_driver_reports_no_xids_has_no_count_of_them(sampling):
     scenario = "{gpus: 2, timeline: {0: [{at: 0, fails: {nvmlDeviceGetSupportedEventTypes: NOT_SUPPORTED}}]}}"
     _, sampler = sampling(scenario)
-    eventually(lambda: sampler.xids() == {SECOND: {}})
+    eventually(lambda: counts(sampler) == {FIRST: None, SECOND: {}})
 
 
 def test_one_quantity_that_fails_costs_only_its_own_source(sampling, caplog):
@@ -340,9 +361,9 @@ def test_a_reading_is_good_for_three_intervals_at_least():
 
 def test_what_was_counted_of_a_gpu_follows_it_to_another_index(machine):
     m = machine("gpus: 2")
-    sampler = Sampler(m.driver, GPU_SOURCES)
+    gpus = GpuStates(GPU_SOURCES, lambda _: True)
     device = m.device(1)
-    state = sampler._state_of(device)
+    state = gpus.of(device)
     device.index = 0
-    assert sampler._state_of(device) is state
-    assert list(sampler.readings(gpu.SOURCE)) == [Gpu(0, simulated_uuid(1))]
+    assert gpus.of(device) is state
+    assert list(gpus.readings(gpu.SOURCE)) == [Gpu(0, simulated_uuid(1))]

@@ -8,6 +8,7 @@ import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.core import GaugeMetricFamily, Metric
 
+from rankscope_exporter.sampler import ReleaseError
 from rankscope_exporter.scrape import Scrape
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.status_page import render_status
@@ -34,9 +35,28 @@ class Node:
         return [up, gpu, rank, since, reason]
 
 
+class Gpus:
+    """A sampler as the pages see it; `stuck` is why it cannot release."""
+
+    def __init__(self, *, is_ready: bool = True, stuck: str = "") -> None:
+        self.is_ready = is_ready
+        self.is_released = False
+        self.released_for: list[float] = []
+        self._stuck = stuck
+
+    def release(self, seconds: float) -> None:
+        if self._stuck:
+            raise ReleaseError(self._stuck)
+        self.released_for.append(seconds)
+        self.is_ready, self.is_released = False, True
+
+    def resume(self) -> None:
+        self.is_ready, self.is_released = True, False
+
+
 @pytest.fixture
 def client() -> TestClient:
-    return TestClient(create_app(Scrape([Node()]), is_ready=lambda: True))
+    return TestClient(create_app(Scrape([Node()]), Gpus()))
 
 
 def test_metrics_are_served_as_text(client: TestClient) -> None:
@@ -57,9 +77,56 @@ def test_a_live_exporter_is_healthy(client: TestClient) -> None:
 
 
 def test_an_exporter_that_has_not_read_its_gpus_is_not_ready() -> None:
-    client = TestClient(create_app(Scrape([]), is_ready=lambda: False))
+    client = TestClient(create_app(Scrape([]), Gpus(is_ready=False)))
     assert client.get("/-/ready").status_code == 503
     assert client.get("/-/healthy").status_code == 200
+
+
+def test_released_gpus_are_not_ready_until_they_are_taken_again() -> None:
+    gpus = Gpus()
+    client = TestClient(create_app(Scrape([]), gpus, has_lifecycle=True))
+    answer = client.post("/-/release")
+    assert (answer.status_code, answer.text) == (200, "released for 900 s, or until POST /-/resume\n")
+    answer = client.get("/-/ready")
+    assert (answer.status_code, answer.text) == (503, "not ready: the GPUs are released\n")
+    assert client.get("/-/healthy").status_code == 200
+    assert client.post("/-/resume").status_code == 200
+    assert client.get("/-/ready").status_code == 200
+    assert client.post("/-/release?seconds=60").status_code == 200
+    assert gpus.released_for == [900, 60]
+
+
+@pytest.mark.parametrize("page", ["/-/release", "/-/resume"])
+def test_nobody_releases_gpus_unless_it_is_enabled(client: TestClient, page: str) -> None:
+    answer = client.post(page)
+    assert answer.status_code == 403
+    assert "--web.enable-lifecycle" in answer.text
+    assert client.get("/-/ready").status_code == 200
+    assert client.get(page).status_code == 405
+
+
+def test_a_web_page_in_somebodys_browser_cannot_release_gpus() -> None:
+    gpus = Gpus()
+    client = TestClient(create_app(Scrape([]), gpus, has_lifecycle=True))
+    assert client.post("/-/release", headers={"Origin": "https://example.org"}).status_code == 403
+    assert gpus.released_for == []
+
+
+@pytest.mark.parametrize("seconds", ["", "0", "-1", "nan", "inf", "86401", "soon"])
+def test_a_release_that_would_not_end_is_refused(seconds: str) -> None:
+    gpus = Gpus()
+    client = TestClient(create_app(Scrape([]), gpus, has_lifecycle=True))
+    answer = client.post(f"/-/release?seconds={seconds}")
+    assert answer.status_code == 400
+    assert answer.text == f"seconds: {seconds!r} is no number above 0 and up to 86400\n"
+    assert gpus.released_for == []
+
+
+def test_a_release_that_is_not_possible_says_why() -> None:
+    client = TestClient(create_app(Scrape([]), Gpus(stuck="gpu-3: stuck"), has_lifecycle=True))
+    answer = client.post("/-/release")
+    assert (answer.status_code, answer.text) == (503, "not released: gpu-3: stuck\n")
+    assert client.get("/-/ready").status_code == 200
 
 
 @pytest.mark.parametrize("path", ["/metric", "/metrics/", "/docs", "/openapi.json", "/-/", "/index.html"])
@@ -90,3 +157,9 @@ def test_the_status_page_says_when_there_is_nothing() -> None:
     page = render_status([])
     assert "no NVIDIA driver answers" in page
     assert "No rank has left a record on this machine." in page
+
+
+def test_the_status_page_says_that_the_gpus_are_released() -> None:
+    page = render_status([GaugeMetricFamily("rankscope_exporter_gpus_released", "Released.", value=1)])
+    assert "the GPUs are released" in page
+    assert "no NVIDIA driver" not in page

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ from nvml_simulator import environment, install
 
 from rankscope_exporter.simulation.scenario import parse_scenario
 
+FLAGS = ("--web.enable-lifecycle",)
 SCENARIO = """
 gpus: 4
 timeline:
@@ -28,10 +30,11 @@ timeline:
 
 
 @pytest.fixture
-def exporter(tmp_path: Path, run_dir: Path, free_port: int) -> Iterator[str]:
+def exporter(request: pytest.FixtureRequest, tmp_path: Path, run_dir: Path, free_port: int) -> Iterator[str]:
     """The address of an exporter on the scenario's GPUs."""
-    install(tmp_path, parse_scenario(yaml.safe_load(SCENARIO)), time.time() - 60)
-    command = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{free_port}"]
+    scenario = getattr(request, "param", SCENARIO)
+    install(tmp_path, parse_scenario(yaml.safe_load(scenario)), time.time() - 60)
+    command = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{free_port}", *FLAGS]
     with subprocess.Popen(command, env={**os.environ, **environment(tmp_path)}) as process:
         yield f"http://127.0.0.1:{free_port}/metrics"
         process.send_signal(signal.SIGTERM)
@@ -62,3 +65,44 @@ def test_gpus_that_work_are_measured_while_one_is_lost_and_one_blocks(exporter: 
     assert "rankscope_exporter_gpus_expected 4.0" in body
     assert "rankscope_exporter_gpus_seen 2.0" in body
     assert "nan" not in body.lower()
+
+
+@pytest.mark.parametrize("exporter", ["{gpus: 2, timeline: {0: [{at: 0, busy: 0.5}]}}"], indirect=True)
+def test_gpus_are_released_and_taken_again_over_http(exporter: str) -> None:
+    await_values(exporter, "rankscope_gpu_busy_seconds_total", 2)
+    before = values(scrape(exporter), "rankscope_gpu_busy_seconds_total")
+    assert post(exporter, "release") == (200, "released for 900 s, or until POST /-/resume\n")
+    body = scrape(exporter)
+    assert set(re.findall(r"^rankscope_gpu_(\w+){", body, re.M)) == {"xid_errors_total"}
+    assert "rankscope_exporter_gpus_released 1.0" in body
+    assert "rankscope_exporter_nvml_up 0.0" in body
+    assert post(exporter, "resume") == (200, "resumed\n")
+    await_values(exporter, "rankscope_gpu_up", 2)
+    body = scrape(exporter)
+    assert "rankscope_exporter_gpus_released 0.0" in body
+    assert values(body, "rankscope_gpu_up") == {"0": 1, "1": 1}
+    assert values(body, "rankscope_gpu_busy_seconds_total")["0"] >= before["0"]
+
+
+def test_gpus_of_which_one_is_stuck_are_not_released_and_the_answer_says_which(exporter: str) -> None:
+    await_values(exporter, "rankscope_gpu_busy_seconds_total", 2)
+    assert post(exporter, "release") == (503, "not released: gpu-2: a call to the driver does not return\n")
+    await_values(exporter, "rankscope_gpu_temperature_celsius", 2)
+    assert "rankscope_exporter_gpus_released 0.0" in scrape(exporter)
+
+
+def await_values(url: str, metric: str, count: int) -> None:
+    deadline = time.monotonic() + 60
+    while len(values(body := scrape(url), metric)) < count:
+        assert time.monotonic() < deadline, body
+        time.sleep(0.2)
+
+
+def post(url: str, page: str) -> tuple[int, str]:
+    """Status and text of the answer."""
+    request = urllib.request.Request(url.replace("metrics", f"-/{page}"), method="POST")
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()

@@ -1,5 +1,7 @@
 """The reading end of a rank record: one consistent `RankSnapshot` of a file that another user may have written.
 
+`RankSnapshot.steps_after` gives the last steps, from the ring, as far as nobody wrote to them during the reading.
+
 Nothing here writes to the file, follows a link or maps it (a mapping that somebody truncates kills its reader).
 """
 
@@ -15,8 +17,11 @@ import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
+from itertools import pairwise
+from operator import sub
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any, NamedTuple, TypeGuard
 
 from rankscope import record
 from rankscope.record import FIELDS, PLACES
@@ -24,7 +29,21 @@ from rankscope.record import FIELDS, PLACES
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: Linux's struct flock on 64 bits
 _READ_ATTEMPTS = 50
 _BUCKETS = slice(PLACES["step_buckets"], PLACES["step_buckets"] + FIELDS["step_buckets"])
-_LARGEST = 2.0**63  # of a slot: eight exabytes, or longer than the universe; sums of such values stay finite
+_STEPS_OFFSET = record.SLOTS_OFFSET + 8 * PLACES["steps"]
+_RING_PHASES = slice(record.RING_WIDTH - len(record.PHASES), record.RING_WIDTH)
+_ROUNDING = 1e-6  # seconds: of sums that have run for years
+_LARGEST = 2.0**63  # of all slots together: eight exabytes, or longer than the universe
+_SLOTS = struct.Struct(f"{record.SLOTS}d")
+INFOS_REMEMBERED = 256  # of at most 8 kB each
+
+
+class Step(NamedTuple):
+    """One step of the training thread: from the end of step `number` - 1 to its own."""
+
+    number: int
+    end: float  # monotonic
+    seconds: float
+    phases: tuple[float, ...]  # seconds of this step in each of record.PHASES; the user's own phases are the rest
 
 
 @dataclass(frozen=True)
@@ -37,6 +56,9 @@ class RankSnapshot:
     info: dict[str, Any]
     last_words_at: float | None  # unix time at which SIGTERM made faulthandler write, if it did
     read_monotonic: float
+    lock_pid: int = 0  # the rank's process in the pid namespace of the reader; 0 if it cannot be seen there, or is dead
+    ring: bytes = b""
+    steps_after_ring: float = 0.0  # the field `steps`, read again after the ring
 
     def __getitem__(self, field: str) -> float:
         return self.slots[PLACES[field]]
@@ -67,6 +89,20 @@ class RankSnapshot:
         if self.alive:
             seconds[self.phase] += max(0.0, self.read_monotonic - self.last_progress)
         return seconds
+
+    def steps_after(self, number: int) -> list[Step]:
+        """The steps after `number` that the ring holds, in their order; the first that it holds has no beginning.
+
+        An entry counts if it was complete before the reading began, and was not about to be overwritten when it ended.
+        """
+        newest = max(self["steps"], self.steps_after_ring)
+        if not newest <= _LARGEST:
+            return []
+        # What the writer may have been at is the entry after the newest, in the place of the one RING_STEPS before it.
+        oldest = max(number, int(newest) + 2 - record.RING_STEPS, 1)
+        ring = memoryview(self.ring).cast("d")
+        entries = [_entry(ring, at) for at in range(oldest, int(self["steps"]) + 1)]
+        return [step for before, after in pairwise(entries) if before and after and (step := _step(before, after))]
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -100,6 +136,25 @@ class RankSnapshot:
         return (*record.PHASES, *self.info.get("phases", ()))
 
 
+Entry = tuple[float, ...]  # of the ring: number, end, and the copies
+
+
+def _entry(ring: memoryview[float], number: int) -> Entry | None:
+    place = number % record.RING_STEPS * record.RING_WIDTH
+    entry = tuple(ring[place : place + record.RING_WIDTH])
+    return entry if len(entry) == record.RING_WIDTH and entry[0] == number else None
+
+
+def _step(before: Entry, after: Entry) -> Step | None:
+    """The step between two entries; None for values that no rank writes."""
+    seconds = after[1] - before[1]
+    phases = tuple(map(sub, after[_RING_PHASES], before[_RING_PHASES]))
+    # NaN fails, too: a sum with it is NaN, and no comparison with that is true.
+    is_later = 0.0 <= before[1] < after[1] <= _LARGEST
+    is_a_step = is_later and min(phases) >= 0.0 and sum(phases) <= seconds + _ROUNDING
+    return Step(int(after[0]), after[1], seconds, phases) if is_a_step else None
+
+
 class UnreadableRecordError(Exception):
     """A file that is no record this version can read. `reason` is one of the few words that metrics count by."""
 
@@ -117,18 +172,23 @@ def read_rank(path: Path, directory: int | None = None) -> RankSnapshot:
     with _opened(path, directory) as descriptor:
         _check_header(path, os.fstat(descriptor), os.pread(descriptor, record.HEADER.size, 0))
         # The lock before the data: what a dead process left is then final, and no clean end looks like a kill.
-        alive = _is_locked(descriptor)
+        lock_pid = _lock_holder(descriptor)
         data = _consistent(descriptor, path)
+        ring = _read(descriptor, path, 8 * record.RING_SLOTS, record.RING_OFFSET)
+        (steps_after_ring,) = struct.unpack("d", _read(descriptor, path, 8, _STEPS_OFFSET))
         spoke_last_words = os.pread(descriptor, 1, record.LAST_WORDS_OFFSET) != b"\0"
         modified = os.fstat(descriptor).st_mtime
     info = _info(path, data)
     return RankSnapshot(
         path=path,
-        alive=alive,
+        alive=lock_pid is not None,
         slots=_slots(path, data, info),
         info=info,
         last_words_at=modified if spoke_last_words else None,
         read_monotonic=time.monotonic(),
+        lock_pid=lock_pid or 0,
+        ring=ring,
+        steps_after_ring=steps_after_ring,
     )
 
 
@@ -168,13 +228,18 @@ def _check_header(path: Path, status: os.stat_result, header: bytes) -> None:
 def _consistent(descriptor: int, path: Path) -> bytes:
     """The record's bytes before the ring, read while its info was not being changed."""
     for _ in range(_READ_ATTEMPTS):
-        data = os.pread(descriptor, record.RING_OFFSET, 0)
-        if len(data) < record.RING_OFFSET:
-            raise UnreadableRecordError("truncated", path, f"{len(data)} bytes of {record.SIZE}")
+        data = _read(descriptor, path, record.RING_OFFSET, 0)
         sequence = _info_sequence(data)
         if sequence % 2 == 0 and sequence == _info_sequence(os.pread(descriptor, 80, 0)):
             return data
     raise UnreadableRecordError("unreadable", path, "its info changed at every attempt to read it")
+
+
+def _read(descriptor: int, path: Path, size: int, offset: int) -> bytes:
+    data = os.pread(descriptor, size, offset)
+    if len(data) < size:
+        raise UnreadableRecordError("truncated", path, f"{offset + len(data)} bytes of {record.SIZE}")
+    return data
 
 
 def _info_sequence(data: bytes) -> float:
@@ -186,9 +251,15 @@ def _info(path: Path, data: bytes) -> dict[str, Any]:
     if not 0 < length <= record.INFO_CAPACITY:
         raise UnreadableRecordError("foreign", path, f"an info of {length} bytes")
     try:
-        info = json.loads(data[record.INFO_OFFSET : record.INFO_OFFSET + int(length)])
+        return _parsed(data[record.INFO_OFFSET : record.INFO_OFFSET + int(length)])
     except (ValueError, RecursionError) as error:  # brackets in thousands exhaust the parser's stack
-        raise UnreadableRecordError("foreign", path, f"its info is no JSON: {error}") from error
+        raise UnreadableRecordError("foreign", path, f"its info is none: {error}") from error
+
+
+@lru_cache(maxsize=INFOS_REMEMBERED)
+def _parsed(text: bytes) -> dict[str, Any]:
+    """The same dictionary for the same text: it changes a few times in a rank's life, and is read at every scrape."""
+    info = json.loads(text)
     if (
         not isinstance(info, dict)
         or not _are_names(info.get("phases", []))
@@ -196,7 +267,7 @@ def _info(path: Path, data: bytes) -> dict[str, Any]:
         or not _are_texts(info.get("groups", []))
         or not _are_settings(info.get("settings", {}))
     ):
-        raise UnreadableRecordError("foreign", path, "its info is not of the form we know")
+        raise ValueError("not of the form we know")
     return info
 
 
@@ -216,17 +287,19 @@ def _are_names(value: object) -> bool:
 
 
 def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
-    slots = struct.unpack_from(f"{record.SLOTS}d", data, record.SLOTS_OFFSET)
+    slots = _SLOTS.unpack_from(data, record.SLOTS_OFFSET)
     phases = len(record.PHASES) + len(info.get("phases", ()))
-    are_values = all(0.0 <= value <= _LARGEST for value in slots) and slots[PLACES["phase"]] < phases
+    # What is no number makes the sum none, and then it is not below anything.
+    are_values = min(slots) >= 0.0 and sum(slots) <= _LARGEST and slots[PLACES["phase"]] < phases
     is_in_order = slots[PLACES["started_monotonic"]] <= slots[PLACES["phase_since"]]
     # OpenMetrics wants whole numbers in a histogram's buckets.
-    if not (are_values and is_in_order and all(count.is_integer() for count in slots[_BUCKETS])):
+    if not (are_values and is_in_order and all(map(float.is_integer, slots[_BUCKETS]))):
         raise UnreadableRecordError("foreign", path, "values that no rank writes")
     return slots
 
 
-def _is_locked(descriptor: int) -> bool:
+def _lock_holder(descriptor: int) -> int | None:
+    """Who holds the record's lock; 0 if it is nobody whom this process's pid namespace shows, None if it is free."""
     question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, question)
-    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+    return None if kind == fcntl.F_UNLCK else max(0, int(pid))  # -1: a lock of an open file, of no process

@@ -10,10 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
+from typing import Any
+from weakref import ReferenceType
 
 from rankscope import record
+from rankscope.checkpoint_counter import CheckpointCounter
 from rankscope.groups import GROUP_WAIT, UNCOUNTED, Group, Groups
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
@@ -22,10 +25,15 @@ Depth = int  # what `enter` returns and `leave` takes: how deep the stack was; -
 
 NOBODY = -1
 
+SETTLED_STEPS = 20  # after each of the first ones the looks are taken, later once a second
+LOOK_INTERVAL = 1.0  # seconds
+
 PHASE = PLACES["phase"]
 PHASE_SINCE = PLACES["phase_since"]
 PHASE_SECONDS = PLACES["phase_seconds"]
 STEPS = PLACES["steps"]
+SAMPLES = PLACES["samples"]
+TOKENS = PLACES["tokens"]
 STEP_SECONDS = PLACES["step_seconds"]
 STEP_BUCKETS = PLACES["step_buckets"]
 COPIED = slice(PLACES["samples"], PLACES["samples"] + record.RING_COPIES)
@@ -51,6 +59,9 @@ class Timeline:
         self.groups = Groups(writer)
         self.on_event: Callable[[int], None] | None = None
         self.steps_are_explicit = False  # the script calls rankscope.step(): optimizers no longer mark steps
+        self.looks: list[Callable[[], None]] = []  # called at a step's end, at most once a second: what may cost
+        self.seen: dict[str, ReferenceType[Any]] = {}  # objects of the job's by role, for who wants to ask them
+        self.autocast = ""  # the type that autocast was last entered with
         self._clock = clock
         self.restart()
 
@@ -58,9 +69,13 @@ class Timeline:
         """Begin again from nothing, in start-up, as the calling process."""
         self._owner: int | None = threading.main_thread().ident
         self._stack = [record.STARTUP]  # the bottom becomes OTHER when start-up ends
+        self.open_phases: Sequence[int] = self._stack  # the same list, for who only looks
         self._absorber, self._absorber_depth = record.STARTUP, 0
         self._phase = record.STARTUP
         self._since = self._last_step = self._clock()  # of the last event; of the last step
+        self._next_look = self._since
+        self.fetched_samples = self.fetched_tokens = 0.0  # since the last step: counted when the next one ends
+        self.checkpoints = CheckpointCounter(self, self._clock)
         slots = self.writer.slots
         for place in range(record.SLOTS):
             slots[place] = 0.0
@@ -138,6 +153,8 @@ class Timeline:
             seconds = now - self._last_step
             slots[STEP_SECONDS] += seconds
             slots[STEP_BUCKETS + bisect_left(record.STEP_BOUNDS, seconds)] += 1
+        if self.fetched_samples or self.fetched_tokens:
+            self._count_fetched()
         number = slots[STEPS] + 1
         ring = self.writer.ring
         place = int(number) % record.RING_STEPS * record.RING_WIDTH
@@ -146,6 +163,8 @@ class Timeline:
         ring[place + 2 : place + record.RING_WIDTH] = slots[COPIED]
         slots[STEPS] = number  # last: now the entry counts
         self._last_step = now
+        if now >= self._next_look:
+            self._look(now)
 
     def open_collective(self, op: int, group: Group) -> float:
         """Say, before it blocks, which collective the training thread is in; pass the result to `close_collective`.
@@ -200,6 +219,18 @@ class Timeline:
     def stop(self) -> None:
         """Ignore every event from now on."""
         self._owner = None
+
+    def _count_fetched(self) -> None:
+        slots = self.writer.slots
+        slots[SAMPLES] += self.fetched_samples
+        slots[TOKENS] += self.fetched_tokens
+        self.fetched_samples = self.fetched_tokens = 0.0
+
+    def _look(self, now: float) -> None:
+        if self.steps >= SETTLED_STEPS:
+            self._next_look = now + LOOK_INTERVAL
+        for look in self.looks:
+            look()
 
     def _end_startup(self, now: float) -> None:
         self._stack[0] = record.OTHER

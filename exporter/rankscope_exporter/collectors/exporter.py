@@ -20,7 +20,12 @@ BUILD = _gauge("build_info", "Version of the exporter and its Python.", "version
 NVML_UP = _gauge("nvml_up", "1 while the NVIDIA driver answers.")
 SEEN = _gauge("gpus_seen", "GPUs that answer now.")
 EXPECTED = _gauge("gpus_expected", "The most GPUs that the driver has reported since the exporter started.")
-METRICS = (BUILD, NVML_UP, SEEN, EXPECTED)
+RELEASED = _gauge(
+    "gpus_released",
+    "1 while the GPUs' handles are given back on request (`POST /-/release`), for a reset or another driver: then all "
+    "that `/metrics` says of GPUs is absent, but for their XID errors.",
+)
+METRICS = (BUILD, NVML_UP, SEEN, EXPECTED, RELEASED)
 
 
 class DriverState(Protocol):
@@ -38,6 +43,10 @@ class DriverState(Protocol):
     def gpus_expected(self) -> int:
         """The most GPUs that the driver has reported since the start."""
 
+    @property
+    def is_released(self) -> bool:
+        """Whether the handles are given back on request."""
+
 
 class ExporterCollector:
     """Answers even when nothing else does."""
@@ -50,13 +59,8 @@ class ExporterCollector:
 
     def collect(self) -> Iterable[Metric]:
         """Build info and the driver's state."""
-        yield _single(BUILD, 1, __version__, platform.python_version())
-        yield _single(NVML_UP, self._driver.nvml_up)
-        yield _single(SEEN, self._driver.gpus_seen)
-        yield _single(EXPECTED, self._driver.gpus_expected)
-
-
-def _single(declaration: Declaration, value: float, *labels: str) -> Metric:
-    family = declaration.family()
-    family.add_metric(labels, value)
-    return family
+        yield BUILD.family({(__version__, platform.python_version()): 1})
+        yield NVML_UP.family(self._driver.nvml_up)
+        yield SEEN.family(self._driver.gpus_seen)
+        yield EXPECTED.family(self._driver.gpus_expected)
+        yield RELEASED.family(self._driver.is_released)

@@ -35,8 +35,9 @@ class GpmMeter:
         """What was counted so far; None if the device has no GPM."""
         if not self._supported(device, tick):
             return None
-        if device is not self._device:  # the library that made the old samples may be gone: they cannot be given back
+        if device is not self._device:
             self._device, self._samplers = device, {}
+            device.at_close(self._close)
         instances = self._instances(device, tick)
         for gone in self._samplers.keys() - instances.keys():
             self._samplers.pop(gone).close()
@@ -48,6 +49,10 @@ class GpmMeter:
             for name, amount in sampler.measure(tick.elapsed).items():
                 totals[name] = totals.get(name, 0.0) + amount
         return {label: dict(totals) for label, totals in self._totals.items()}
+
+    def _close(self) -> None:
+        while self._samplers:
+            self._samplers.popitem()[1].close()
 
 
 def _instances(device: Device) -> dict[str, int | None]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 from prometheus_client.core import Metric
 
+from rankscope_exporter.lines import Lines, families
 from rankscope_exporter.metric import Declaration
 from rankscope_exporter.rank_metrics import collectives, life, process, steps
-from rankscope_exporter.run_directory import RunDirectory
+from rankscope_exporter.run_directory import Key, Rank, RunDirectory
 
 SKIP_REASONS = (
     "truncated",
@@ -41,13 +43,15 @@ class RanksCollector:
 
     def __init__(self, run_directory: RunDirectory) -> None:
         self._run_directory = run_directory
+        self._lines: dict[Key, Lines[Rank]] = {}
+        self._lock = threading.Lock()  # scrapes come from several threads
 
     def collect(self) -> Iterable[Metric]:
         """Every rank's metrics, and how many files were no records."""
         scan = self._run_directory.scan()
-        for metric in METRICS:
-            yield metric.of(scan.ranks)
-        skipped = SKIPPED.family()
-        for reason in SKIP_REASONS:
-            skipped.add_metric([reason], scan.skipped[reason])
-        yield skipped
+        with self._lock:
+            written = {rank.key: self._lines.get(rank.key) or Lines(METRICS, rank.key) for rank in scan.ranks}
+            self._lines = written
+            texts = [written[rank.key].write(rank) for rank in scan.ranks]
+        skipped = SKIPPED.family({reason: scan.skipped[reason] for reason in SKIP_REASONS})
+        return [*families(METRICS, texts), skipped]

@@ -7,8 +7,9 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.metric import Declaration
-from rankscope_exporter.source import GPU_LABELS, Gpu
+from rankscope_exporter.lines import Lines, Texts, Values, families
+from rankscope_exporter.source import Gpu, GpuMetric, counter, gauge
+from rankscope_exporter.xid_watcher import Xids
 
 # Codes with an entry of their own in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) that training jobs
 # meet. They exist from the start at 0, because a counter that is born at 1 never increases; any other code appears
@@ -40,34 +41,37 @@ WELL_KNOWN = (
 )
 
 
-EVENTS = Declaration(
-    "counter",
-    "rankscope_gpu_xid_errors_total",
-    "XID errors that the driver reported, by code; the well-known ones exist from the start at 0. Stays when the GPU "
-    "is lost: XID 79 is the last that one hears of it.",
-    (*GPU_LABELS, "xid"),
-    "nvmlEventSetWait",
-    since="Kepler",
+def _counts(xids: Xids) -> Values:
+    counts = xids.counts
+    return None if counts is None else {str(code): counts.get(code, 0) for code in sorted({*WELL_KNOWN, *counts})}
+
+
+METRICS: tuple[GpuMetric[Xids], ...] = (
+    counter(
+        "xid_errors_total",
+        "XID errors that the driver reported, by code; the well-known ones exist from the start at 0. Stays when the "
+        "GPU is lost: XID 79 is the last that one hears of it.",
+        "nvmlEventSetWait",
+        _counts,
+        labels=("xid",),
+        since="Kepler",
+    ),
+    gauge(
+        "xid_last_timestamp_seconds",
+        "When the driver last reported this XID error, in unix time; absent for one that never happened.",
+        "nvmlEventSetWait",
+        lambda xids: {str(code): unix for code, unix in sorted(xids.last.items())},
+        labels=("xid",),
+        since="Kepler",
+    ),
 )
-LAST = Declaration(
-    "gauge",
-    "rankscope_gpu_xid_last_timestamp_seconds",
-    "When the driver last reported this XID error, in unix time; absent for one that never happened.",
-    (*GPU_LABELS, "xid"),
-    "nvmlEventSetWait",
-    since="Kepler",
-)
-METRICS = (EVENTS, LAST)
 
 
 class XidEvents(Protocol):
     """Who has listened to the driver."""
 
-    def xids(self) -> Mapping[Gpu, Mapping[int, int]]:
-        """Events by code of each GPU whose driver reports them."""
-
-    def last_xids(self) -> Mapping[Gpu, Mapping[int, float]]:
-        """The unix time of the last event, by code."""
+    def xids(self) -> Mapping[Gpu, Xids]:
+        """What was heard of every GPU ever seen."""
 
 
 class XidCollector:
@@ -78,14 +82,14 @@ class XidCollector:
 
     def __init__(self, events: XidEvents) -> None:
         self._events = events
+        self._written: dict[Gpu, tuple[Xids, Texts]] = {}
 
     def collect(self) -> Iterable[Metric]:
         """Events by code."""
-        events, last = EVENTS.family(), LAST.family()
-        for gpu, counts in self._events.xids().items():
-            for code in sorted({*WELL_KNOWN, *counts}):
-                events.add_metric(gpu.values(str(code)), counts.get(code, 0))
-        for gpu, times in self._events.last_xids().items():
-            for code, unix in sorted(times.items()):
-                last.add_metric(gpu.values(str(code)), unix)
-        return events, last
+        self._written = {gpu: self._write(gpu, xids) for gpu, xids in self._events.xids().items()}
+        return families(METRICS, [texts for _, texts in self._written.values()])
+
+    def _write(self, gpu: Gpu, xids: Xids) -> tuple[Xids, Texts]:
+        """Anew only after an event, which is rare."""
+        known = self._written.get(gpu)
+        return known if known and known[0] is xids else (xids, Lines(METRICS, gpu.values()).write(xids))

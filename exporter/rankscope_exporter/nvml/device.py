@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -77,6 +78,7 @@ class Device:
     def __init__(self, index: int) -> None:
         self.index = index
         self._rings_seen: set[Engine] = set()
+        self._at_close: list[Callable[[], None]] = []
         self._handle = _required(pynvml.nvmlDeviceGetHandleByIndex, index)
         self.uuid: str = _required(pynvml.nvmlDeviceGetUUID, self._handle)
 
@@ -84,6 +86,17 @@ class Device:
     def handle(self) -> Any:
         """NVML's handle, for the event set."""
         return self._handle
+
+    def at_close(self, give_back: Callable[[], None]) -> None:
+        """Have this called before the handle is let go of, by the thread that reads the device."""
+        self._at_close.append(give_back)
+
+    def close(self) -> None:
+        """Give back what was made for the device; the handle itself belongs to the connection."""
+        while self._at_close:
+            give_back = self._at_close.pop()
+            with contextlib.suppress(DriverError):  # the connection for which it was made is gone, and takes it along
+                give_back()
 
     def fields(self, *ids: FieldId) -> list[float | None]:
         """The values of these fields of nvmlDeviceGetFieldValues, in one call."""

@@ -73,7 +73,7 @@ class GpmSampler:
         return dict(self._compare(covered)) if had_last else {}
 
     def close(self) -> None:
-        """Give the samples back."""
+        """Give the samples back. Raises DriverError."""
         for sample in (self._last, self._spare):
             perform(pynvml.nvmlGpmSampleFree, sample)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rankscope import record
-from rankscope_exporter.rank_metric import Values, counter, gauge
+from rankscope_exporter.lines import Values
+from rankscope_exporter.rank_metric import counter, gauge
 from rankscope_exporter.run_directory import Rank
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from rankscope import record
-from rankscope_exporter.rank_metric import Values, gauge
+from rankscope_exporter.lines import Values
+from rankscope_exporter.rank_metric import gauge
 from rankscope_exporter.run_directory import LABELS, Rank
 
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 from itertools import accumulate
 
 from rankscope import record
-from rankscope_exporter.rank_metric import RANK_LABELS, Buckets, RankHistogram, Values, counter, gauge, nonzero
+from rankscope_exporter.lines import Values
+from rankscope_exporter.rank_metric import RANK_LABELS, RankHistogram, counter, gauge, nonzero
 from rankscope_exporter.run_directory import Rank
 
-BOUNDS = (*map(str, record.STEP_BOUNDS), "+Inf")
+BUCKETS = tuple(("_bucket", bound) for bound in (*map(str, record.STEP_BOUNDS), "+Inf"))
 
 
-def _step_seconds(rank: Rank) -> tuple[Buckets, float]:
-    cumulated = accumulate(rank.snapshot.many("step_buckets"))
-    return list(zip(BOUNDS, cumulated, strict=True)), rank.snapshot["step_seconds"]
+def _step_seconds(rank: Rank) -> Values:
+    buckets = dict(zip(BUCKETS, accumulate(rank.snapshot.many("step_buckets")), strict=True))
+    return {**buckets, ("_count", ""): buckets[BUCKETS[-1]], ("_sum", ""): rank.snapshot["step_seconds"]}
 
 
 def _phase_since(rank: Rank) -> Values:
@@ -47,7 +48,7 @@ METRICS = (
         "rankscope_rank_step_seconds",
         "Time from the end of one training step to the end of the next.",
         RANK_LABELS,
-        value=_step_seconds,
+        values=_step_seconds,
     ),
     counter(
         "phase_seconds",

@@ -60,6 +60,8 @@ def _headline(values: Values) -> str:
     seen = values.by("rankscope_exporter_gpus_seen").get((), 0.0)
     expected = values.by("rankscope_exporter_gpus_expected").get((), 0.0)
     gpus = f"{seen:.0f} of {expected:.0f} GPUs answer" if driver else "no NVIDIA driver answers"
+    if values.by("rankscope_exporter_gpus_released").get(()):
+        gpus = "the GPUs are released: POST /-/resume"
     return f"version {__version__} · {gpus}"
 
 

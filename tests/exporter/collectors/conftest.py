@@ -25,6 +25,7 @@ class Watched:
 
     def reopen(self) -> None:
         """As after a failure."""
+        self.device.close()
         self.device = self.machine.device()
 
     def after(self, seconds: float, *, gap: bool = False) -> Published:
@@ -35,14 +36,14 @@ class Watched:
         self._last = clock()
         reading = self._read(self.device, Tick(clock(), elapsed))
         found: Published = {}
-        for family in self._source.families({GPU0: reading}):
+        for metric, family in zip(self._source.metrics, self._source.families({GPU0: reading}), strict=True):
             for sample in family.samples:
-                found.setdefault(sample.name, {})[_key(sample.labels)] = sample.value
+                found.setdefault(sample.name, {})[_key(metric.labels, sample.labels)] = sample.value
         return found
 
 
-def _key(labels: dict[str, str]) -> Any:
-    more = [value for label, value in labels.items() if label not in ("gpu", "uuid")]
+def _key(names: tuple[str, ...], labels: dict[str, str]) -> Any:
+    more = [labels[name] for name in names if name not in ("gpu", "uuid")]
     return more[0] if len(more) == 1 else tuple(more)
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
+import time
 
 import pynvml
 import pytest
 
 from rankscope_exporter.collectors import gpm
+from rankscope_exporter.device_sampler import Timing
 from rankscope_exporter.nvml.errors import DriverError
 from rankscope_exporter.nvml.gpm import GpmSampler
+from rankscope_exporter.sampler import Sampler
 from rankscope_exporter.simulation.gpu import NVLINK_RATE, PCIE_RATE
 
 PREFIX = "rankscope_gpu_"
@@ -66,6 +70,51 @@ def test_a_gpu_that_was_opened_anew_begins_with_new_samples_and_keeps_its_counts
     watched.reopen()
     assert watched.after(1)[SM][""] == pytest.approx(0.95 * 2)
     assert watched.after(1)[SM][""] == pytest.approx(0.95 * 3)
+
+
+@pytest.fixture
+def samples_held(monkeypatch) -> list[int]:
+    """The addresses of the samples that were made and not given back."""
+    held: list[int] = []
+    allocate, free = pynvml.nvmlGpmSampleAlloc, pynvml.nvmlGpmSampleFree
+
+    def allocating():
+        sample = allocate()
+        held.append(ctypes.cast(sample, ctypes.c_void_p).value)
+        return sample
+
+    def freeing(sample):
+        free(sample)
+        held.remove(ctypes.cast(sample, ctypes.c_void_p).value)
+
+    monkeypatch.setattr(pynvml, "nvmlGpmSampleAlloc", allocating)
+    monkeypatch.setattr(pynvml, "nvmlGpmSampleFree", freeing)
+    return held
+
+
+def test_a_gpu_that_is_opened_again_and_again_holds_two_samples_and_no_more(watch, samples_held):
+    watched = watch(BUSY, gpm.SOURCE)
+    for _ in range(5):
+        watched.after(1)
+        assert len(samples_held) == 2
+        watched.reopen()
+        assert samples_held == []
+
+
+def test_a_gpu_that_is_lost_gives_its_samples_back_and_so_does_one_that_is_let_go_of(machine, samples_held):
+    m = machine("{gpus: 2, timeline: {0: [{at: 5, lost: true}]}}", sleep=time.sleep)
+    sampler = Sampler(m.driver, [gpm.SOURCE], timing=Timing(interval=0.02, reopen_after=0.02))
+    sampler.start()
+    try:
+        while len(samples_held) < 4:
+            time.sleep(0.01)
+        m.clock.advance(5)
+        while len(samples_held) > 2:
+            time.sleep(0.01)
+        sampler.release(3600)
+        assert samples_held == []
+    finally:
+        sampler.stop()
 
 
 def test_each_instance_of_a_split_gpu_is_counted_by_itself_and_the_whole_is_not(watch):

@@ -31,6 +31,7 @@ from rankscope_exporter.collectors.xid import WELL_KNOWN, XidCollector
 from rankscope_exporter.nvml.errors import DeviceLostError
 from rankscope_exporter.nvml.throttle import clock_event_seconds
 from rankscope_exporter.source import Gpu, SourceCollector, Tick
+from rankscope_exporter.xid_watcher import Xids
 
 GPU0 = Gpu(0, "GPU-0")
 TICK = Tick(unix=1000.0, elapsed=1.0)
@@ -86,7 +87,7 @@ def test_every_metric_is_declared_as_it_is_named():
 
 def test_every_collector_has_a_name_of_its_own_and_one_line_of_help():
     names = [collector.name for collector in COLLECTORS]
-    assert len(names) == len(set(names)) == len(GPU_SOURCES) + 3
+    assert len(names) == len(set(names)) == len(GPU_SOURCES) + 5
     assert all(collector.help and "\n" not in collector.help for collector in COLLECTORS)
 
 
@@ -269,10 +270,7 @@ def test_an_idle_gpu_is_not_throttled(machine):
 def test_well_known_xids_are_there_from_the_start_and_others_with_their_first_event():
     class Events:
         def xids(self):
-            return {GPU0: {79: 2, 999: 1}}
-
-        def last_xids(self):
-            return {GPU0: {79: 1234.5}}
+            return {GPU0: Xids({79: 2, 999: 1}, {79: 1234.5})}
 
     found = samples(XidCollector(Events()).collect())
     values = {int(labels["xid"]): value for labels, value in found["rankscope_gpu_xid_errors_total"]}
@@ -297,7 +295,7 @@ def test_a_source_asks_for_its_own_quantities_only(machine, monkeypatch):
 
 
 def test_a_collector_publishes_the_last_readings():
-    last = type("Last", (), {"readings": lambda _self, _source: {GPU0: {7: 55}}})()
+    last = type("Last", (), {"texts": lambda _self, source: [source.lines(GPU0).write({7: 55})]})()
     collector = SourceCollector(process.SOURCE, last)
     assert (collector.name, collector.help) == (process.SOURCE.name, process.SOURCE.help)
     assert samples(collector.collect()) == {"rankscope_gpu_process_memory_bytes": [({"pid": "7"}, 55)]}

@@ -49,6 +49,25 @@ def test_closing_gives_every_handle_back(machine):
         m.driver.device(0)
 
 
+def test_device_files_that_are_open_after_closing_are_named(machine, tmp_path):
+    machine("gpus: 1")
+    driver = Driver(descriptors=tmp_path)
+    (tmp_path / "0").symlink_to("/dev/null")
+    assert driver.connect()
+    assert driver.close() is None
+    for number, name in enumerate(("nvidiactl", "nvidia0", "nvidia0")):
+        (tmp_path / f"1{number}").symlink_to(f"/dev/{name}")
+    assert driver.connect()
+    assert driver.close() == "still open: /dev/nvidia0, /dev/nvidiactl"
+
+
+def test_where_nobody_can_say_which_files_are_open_none_is(machine, tmp_path):
+    machine("gpus: 1")
+    driver = Driver(descriptors=tmp_path / "none")
+    assert driver.connect()
+    assert driver.close() is None
+
+
 def test_a_gpu_that_does_not_exist_cannot_be_opened(machine):
     m = machine("gpus: 2")
     with pytest.raises(DriverError, match="Invalid Argument"):

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from rankscope_exporter.scrape import Scrape
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.config_file import WebConfigFile
 
+READY: Any = SimpleNamespace(is_ready=True)  # all that is asked of a sampler here
 DAY = datetime.timedelta(days=1)
 
 
@@ -86,7 +88,7 @@ def web_config(tmp_path: Path) -> Callable[..., Path]:
 
 @contextmanager
 def running(path: Path | None, port: int) -> Iterator[None]:
-    app = create_app(Scrape([]), is_ready=lambda: True)
+    app = create_app(Scrape([]), READY)
     configuration = server_configuration(app, WebConfigFile(path) if path else None)
     configuration.host, configuration.port = "127.0.0.1", port
     server = uvicorn.Server(configuration)

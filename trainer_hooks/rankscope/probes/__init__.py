@@ -17,7 +17,19 @@ Install = Callable[[Timeline, Guard], Sequence[Callable[[], None]]]
 
 def all_probes() -> dict[str, ModuleType]:
     """Every probe by name. Imports torch."""
-    from rankscope.probes import backward, collectives, data_wait, ddp, functional, optimizer
+    from rankscope.probes import (
+        autocast,
+        backward,
+        checkpoint,
+        collectives,
+        cuda_memory,
+        data_wait,
+        ddp,
+        functional,
+        garbage,
+        h2d_copy,
+        optimizer,
+    )
 
     return {
         "data_wait": data_wait,
@@ -26,4 +38,9 @@ def all_probes() -> dict[str, ModuleType]:
         "collectives": collectives,
         "functional": functional,
         "optimizer": optimizer,
+        "checkpoint": checkpoint,
+        "garbage": garbage,
+        "h2d_copy": h2d_copy,
+        "cuda_memory": cuda_memory,
+        "autocast": autocast,
     }

@@ -91,6 +91,7 @@ class Sandwich:
         watched = self._watched.get(id(module))
         if watched is None or watched.module() is not module:
             self._watched[id(module)] = watched = WatchedModule(module, self._on_first_gradient)
+            self._timeline.seen["ddp"] = watched.module
         watched.armed = module.require_backward_grad_sync
         watched.passes += watched.armed
         if watched.armed and watched.passes % SAMPLING_RATE == FIRST_SAMPLES + 1:

@@ -56,6 +56,7 @@ class StepMarker:
         marking = self._marking() if self._marking else None
         if marking is None:
             self._marking, marking = weakref.ref(optimizer), optimizer
+            self._timeline.seen["optimizer"] = self._marking
         return marking is optimizer
 
 

@@ -1,0 +1,4 @@
+"""`make gpu-check`: the exporter on a real GPU, beside `nvidia-smi -q -x` and under a known load.
+
+Needs a GPU and its driver, torch for the load, and no network. What each part shows: docs/measurements/README.md.
+"""

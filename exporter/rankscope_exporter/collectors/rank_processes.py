@@ -1,0 +1,121 @@
+"""What the ranks' processes use, seen from outside: processor, run queue, storage, memory, loader workers.
+
+The process is the one that holds the lock of the rank's record: its pid comes from the kernel, in this process's pid
+namespace and without a chance that it is another's by now. Where the rank's is not visible here all this is absent.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client.core import Metric
+
+from rankscope_exporter.lines import Lines, Values, families
+from rankscope_exporter.process_usage import PROCFS, Usage, read_usage
+from rankscope_exporter.rank_metric import RANK_LABELS, RankMetric
+from rankscope_exporter.run_directory import Rank, RunDirectory
+
+
+@dataclass
+class RankProcess:
+    """Counters of one rank's record, which never go back; and the last usage that was read."""
+
+    lines: Lines[RankProcess]
+    usage: Usage | None = None
+    cpu: dict[str, float] = field(default_factory=dict)
+    run_queue: dict[str, float] = field(default_factory=dict)
+    read_bytes: float | None = None
+    _threads: Mapping[int, float] = field(default_factory=dict)
+
+    def update(self, usage: Usage, pid: int) -> None:
+        """Take a newer usage. Figures of children can go back for a moment: when one has just ended."""
+        self.usage = usage
+        self._raise(self.cpu, "training", usage.cpu)
+        if usage.children_cpu is not None:
+            self._raise(self.cpu, "workers", usage.children_cpu)
+        if usage.read_bytes is not None:
+            self.read_bytes = max(usage.read_bytes, self.read_bytes or 0.0)
+        for thread, delay in usage.run_queue.items():
+            which = "main" if thread == pid else "others"
+            before = min(delay, self._threads.get(thread, 0.0))  # less: another thread has got the number
+            self.run_queue[which] = self.run_queue.get(which, 0.0) + delay - before
+        self._threads = usage.run_queue
+
+    @staticmethod
+    def _raise(counters: dict[str, float], name: str, value: float) -> None:
+        counters[name] = max(value, counters.get(name, 0.0))
+
+
+def _metric(
+    name: str, text: str, value: Callable[[RankProcess, Usage], Values], *labels: str
+) -> RankMetric[RankProcess]:
+    def of_usage(process: RankProcess) -> Values:
+        return value(process, process.usage) if process.usage else None
+
+    kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
+    return RankMetric(kind, f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), values=of_usage)
+
+
+METRICS = (
+    _metric(
+        "cpu_seconds_total",
+        "Processor time of the rank's process (`training`, all its threads) and of its child processes (`workers`: "
+        "the loader's, mostly).",
+        lambda process, _: process.cpu,
+        "who",
+    ),
+    _metric(
+        "run_queue_seconds_total",
+        "Time that threads of the rank's process could have run and had no processor: the `main` one, and the "
+        "`others` together.",
+        lambda process, _: process.run_queue,
+        "thread",
+    ),
+    _metric(
+        "read_bytes_total",
+        "Bytes that the rank and its child processes read from storage, not from the page cache; absent where the "
+        "exporter may not know.",
+        lambda process, _: process.read_bytes,
+    ),
+    _metric("child_processes", "Child processes of the rank: loader workers, mostly.", lambda _, usage: usage.children),
+    _metric(
+        "resident_memory_bytes",
+        "Resident memory of the rank's process, without its children's.",
+        lambda _, usage: usage.resident,
+    ),
+)
+
+
+class RankProcessesCollector:
+    """Reads procfs at each scrape: some files for each rank, and two for each of its threads."""
+
+    name = "rank_processes"
+    help = "training ranks' processes: processor, run queue, storage, memory, workers"
+
+    def __init__(self, run_directory: RunDirectory, procfs: Path = PROCFS) -> None:
+        self._run_directory = run_directory
+        self._procfs = procfs
+        self._processes: dict[tuple[Path, float], RankProcess] = {}
+        self._lock = threading.Lock()  # scrapes come from several threads
+
+    def collect(self) -> Iterable[Metric]:
+        """Of every living rank whose process can be seen."""
+        with self._lock:
+            known, self._processes = self._processes, {}
+            for rank in self._run_directory.recent().ranks:
+                if rank.snapshot.lock_pid:
+                    identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
+                    process = self._processes[identity] = known.get(identity) or RankProcess(Lines(METRICS, rank.key))
+                    self._read(rank, process)
+            return families(METRICS, [process.lines.write(process) for process in self._processes.values()])
+
+    def _read(self, rank: Rank, process: RankProcess) -> None:
+        pid = rank.snapshot.lock_pid
+        try:
+            process.update(read_usage(pid, self._procfs), pid)
+        except OSError:  # it has ended since, or is hidden
+            process.usage = None

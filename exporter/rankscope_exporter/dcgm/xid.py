@@ -1,0 +1,54 @@
+"""DCGM_FI_DEV_XID_ERRORS: the code of the last XID error, with the text that dcgm-exporter puts beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rankscope_exporter.dcgm.labels import LABELS
+from rankscope_exporter.metric import Declaration
+
+METRIC = Declaration(
+    "gauge",
+    "DCGM_FI_DEV_XID_ERRORS",
+    "Code of the last XID error since the exporter began, 0 if there was none.",
+    (*LABELS, "err_code", "err_msg"),
+)
+
+# The names in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) of those that collectors/xid.py counts from
+# the start. Others are "Unknown Error", as those are in dcgm-exporter that it does not know: `err_code` tells them.
+MESSAGES = {
+    0: "No Error",
+    13: "Graphics Engine Exception",
+    31: "GPU memory page fault",
+    32: "Invalid or corrupted push buffer stream",
+    43: "GPU stopped processing",
+    45: "Preemptive cleanup, due to previous errors",
+    46: "GPU stopped processing",
+    48: "Double Bit ECC Error",
+    61: "Internal micro-controller breakpoint/warning",
+    62: "Internal micro-controller halt",
+    63: "ECC page retirement or row remapping recording event",
+    64: "ECC page retirement or row remapper recording failure",
+    68: "NVDEC0 Exception",
+    69: "Graphics Engine class error",
+    74: "NVLINK Error",
+    79: "GPU has fallen off the bus",
+    92: "High single-bit ECC error rate",
+    94: "Contained ECC error",
+    95: "Uncontained ECC error",
+    119: "GSP RPC Timeout",
+    120: "GSP Error",
+    121: "C2C Link Error",
+    122: "SPI PMU RPC Read Failure",
+    140: "Unrecovered ECC Error",
+}
+
+
+def last_code(times: Mapping[int, float]) -> int:
+    """The one that was reported last, of unix times by code; 0 if there was none."""
+    return max(times, key=times.__getitem__, default=0)
+
+
+def labels_of(code: int) -> tuple[str, str]:
+    """`err_code` and `err_msg`."""
+    return str(code), MESSAGES.get(code, "Unknown Error")

@@ -1,0 +1,70 @@
+"""A simulated machine whose sources are read as the sampler does, and the collector of dcgm-exporter's names on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import pytest
+
+from rankscope_exporter.collectors import GPU_SOURCES
+from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
+from rankscope_exporter.nvml.errors import DriverError
+from rankscope_exporter.source import Gpu, GpuSource, Tick
+from rankscope_exporter.xid_watcher import Xids
+
+Labels = dict[str, str]
+
+
+class Sampled:
+    """Reads every source of every GPU when it is told to; XIDs are what a test says."""
+
+    def __init__(self, machine: Any, gpus: int, sources: Iterable[GpuSource[Any]]) -> None:
+        averages = Averages(sources)
+        self._clock = machine.clock
+        self.devices = [machine.device(index) for index in range(gpus)]
+        self._readers = [{source: source.reader() for source in averages.sources} for _ in self.devices]
+        self._readings: dict[GpuSource[Any], dict[Gpu, Any]] = {}
+        self.gpus = [Gpu(device.index, device.uuid) for device in self.devices]
+        self.lost: set[int] = set()
+        self.xid_times: dict[Gpu, dict[int, float]] = {}
+        self._collector = DcgmCollector(averages, self)
+
+    def readings(self, source: GpuSource[Any]) -> Mapping[Gpu, Any]:
+        return self._readings[source]
+
+    def xids(self) -> Mapping[Gpu, Xids]:
+        times = {gpu: self.xid_times.get(gpu, {}) for gpu in self.gpus}
+        return {gpu: Xids(dict.fromkeys(last, 1), last) for gpu, last in times.items()}
+
+    def after(self, seconds: int, *, gap: bool = False) -> dict[str, list[tuple[Labels, float]]]:
+        """Labels and values by name, after so many seconds of one reading each; a gap is one reading after all."""
+        for _ in range(1 if gap else seconds):
+            self._clock.advance(seconds if gap else 1)
+            self._read(0.0 if gap else 1.0)
+        return self.published()
+
+    def published(self) -> dict[str, list[tuple[Labels, float]]]:
+        families = self._collector.collect()
+        return {family.name: [(s.labels, s.value) for s in family.samples] for family in families}
+
+    def _read(self, elapsed: float) -> None:
+        tick = Tick(self._clock(), elapsed)
+        for gpu, device, readers in zip(self.gpus, self.devices, self._readers, strict=True):
+            for source, read in readers.items():
+                try:
+                    reading = None if gpu.index in self.lost else read(device, tick)
+                except DriverError:
+                    reading = None
+                self._readings.setdefault(source, {})[gpu] = reading
+
+
+@pytest.fixture
+def sampled(machine: Callable[..., Any]) -> Callable[..., Sampled]:
+    """Makes a machine from a scenario's YAML, read by these sources."""
+
+    def make(scenario: str, gpus: int = 1, sources: Iterable[GpuSource[Any]] = GPU_SOURCES) -> Sampled:
+        # What costs much is off in the daemon too.
+        return Sampled(machine(scenario), gpus, [source for source in sources if source.is_on])
+
+    return make

@@ -1,0 +1,191 @@
+"""Handles are given back on request, all of them or none, and what was counted goes on when they are taken again."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pynvml
+import pytest
+
+from rankscope_exporter.collectors import GPU_SOURCES, gpu, load
+from rankscope_exporter.collectors.exporter import ExporterCollector
+from rankscope_exporter.device_sampler import Timing
+from rankscope_exporter.sampler import ReleaseError, Sampler
+from rankscope_exporter.simulation import simulated_uuid
+from rankscope_exporter.source import Gpu, SourceCollector
+
+FIRST, SECOND = Gpu(0, simulated_uuid(0)), Gpu(1, simulated_uuid(1))
+TIMING = Timing(interval=0.02, deadline=120, reopen_after=0.02)
+LONG = 3600.0
+
+
+def eventually(condition: Callable[[], object]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until, "it never came true"
+        time.sleep(0.01)
+
+
+@pytest.fixture
+def sampling(machine) -> Iterator[Callable[..., tuple]]:
+    """Makes a machine and a sampler that runs on it; a call that blocks does so until `unblock` is set."""
+    samplers: list[Sampler] = []
+    unblock = threading.Event()
+
+    def make(scenario: str, timing: Timing = TIMING):
+        m = machine(scenario, sleep=lambda seconds: unblock.wait(60) if seconds > 1 else time.sleep(seconds))
+        m.unblock = unblock
+        samplers.append(Sampler(m.driver, GPU_SOURCES, timing=timing))
+        samplers[-1].start()
+        eventually(lambda: samplers[-1].is_ready)
+        return m, samplers[-1]
+
+    yield make
+    unblock.set()
+    for sampler in samplers:
+        sampler.stop()
+
+
+def threads() -> set[str]:
+    """Of the sampler, that ask the driver."""
+    return {thread.name for thread in threading.enumerate() if thread.name.startswith(("gpu-", "xid"))}
+
+
+def published(sampler: Sampler) -> set[str]:
+    """Names of the GPUs' series."""
+    collected = (SourceCollector(source, sampler).collect() for source in GPU_SOURCES)
+    return {sample.name for families in collected for family in families for sample in family.samples}
+
+
+def exporter_says(sampler: Sampler) -> dict[str, float]:
+    families = ExporterCollector(sampler).collect()
+    return {sample.name.removeprefix("rankscope_exporter_"): sample.value for f in families for sample in f.samples}
+
+
+def test_released_gpus_have_no_open_handle_no_thread_and_no_series(sampling):
+    _, sampler = sampling("gpus: 2")
+    eventually(lambda: threads() == {"gpu-0", "gpu-1", "xid"})
+    sampler.release(LONG)
+    assert pynvml._nvmlLib_refcount == 0
+    assert threads() == set()
+    assert published(sampler) == set()
+    said = exporter_says(sampler)
+    assert (said["gpus_released"], said["nvml_up"], said["gpus_seen"], said["gpus_expected"]) == (1, 0, 0, 2)
+    assert not sampler.is_ready
+    time.sleep(5 * TIMING.interval)
+    assert pynvml._nvmlLib_refcount == 0, "nor is it connected again"
+
+
+def test_what_the_driver_said_of_xids_stays_while_the_gpus_are_released(sampling):
+    m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 5, xid: 31}]}}")
+    eventually(lambda: [xids.counts for xids in sampler.xids().values()] == [{}, {}])
+    m.clock.advance(5)
+    eventually(lambda: sampler.xids()[SECOND].counts == {31: 1})
+    sampler.release(LONG)
+    assert [xids.counts for xids in sampler.xids().values()] == [{}, {31: 1}]
+
+
+def test_everything_comes_back_and_busy_time_goes_on_without_what_nobody_saw(sampling):
+    m, sampler = sampling("{gpus: 2, timeline: {0: [{at: 0, busy: 1}]}}")
+
+    def last_busy() -> float:
+        reading = sampler.readings(load.SOURCE).get(FIRST)
+        return reading["gpu"].last_busy if reading else 0
+
+    for _ in range(5):
+        m.clock.advance(1)
+        eventually(lambda: last_busy() >= m.clock() - 0.2)
+    names, before = published(sampler), sampler.readings(load.SOURCE)[FIRST]["gpu"].busy_seconds
+    sampler.release(LONG)
+    m.clock.advance(1000)
+    sampler.resume()
+    eventually(lambda: sampler.is_ready)
+    assert published(sampler) == names
+    assert exporter_says(sampler)["gpus_released"] == 0
+    assert before <= sampler.readings(load.SOURCE)[FIRST]["gpu"].busy_seconds <= before + 20, "the ring holds 20 s"
+    eventually(lambda: threads() == {"gpu-0", "gpu-1", "xid"})
+
+
+def test_gpus_that_were_exchanged_while_they_were_released_are_missed(sampling):
+    m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 5, lost: true}]}}")
+    sampler.release(LONG)
+    m.clock.advance(5)
+    sampler.resume()
+    eventually(lambda: sampler.is_ready)
+    assert sampler.readings(gpu.SOURCE)[FIRST] is not None
+    assert sampler.readings(gpu.SOURCE)[SECOND] is None
+    assert (sampler.gpus_seen, sampler.gpus_expected) == (1, 2)
+
+
+def test_a_driver_that_was_exchanged_while_the_gpus_were_released_is_taken(sampling):
+    m, sampler = sampling("{gpus: 2, driver: [{at: 5, loaded: false}, {at: 9, loaded: true}]}")
+    sampler.release(LONG)
+    m.clock.advance(9)
+    sampler.resume()
+    eventually(lambda: sampler.is_ready)
+    assert sampler.nvml_up
+    assert sampler.gpus_seen == 2
+
+
+def test_a_release_that_is_forgotten_ends_by_itself(sampling):
+    _, sampler = sampling("gpus: 2")
+    sampler.release(0.2)
+    assert sampler.is_released
+    eventually(lambda: sampler.is_ready)
+    assert sampler.gpus_seen == 2
+
+
+def test_a_release_can_be_made_longer_and_taken_back_twice(sampling):
+    _, sampler = sampling("gpus: 2")
+    sampler.release(0.2)
+    sampler.release(LONG)
+    time.sleep(0.5)
+    assert sampler.is_released
+    sampler.resume()
+    sampler.resume()
+    eventually(lambda: sampler.is_ready)
+
+
+def test_no_gpu_is_released_while_one_is_stuck_and_the_others_go_on(sampling):
+    timing = Timing(interval=0.02, deadline=2, reopen_after=0.02)
+    m, sampler = sampling("{gpus: 3, timeline: {1: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}]}}", timing)
+    m.clock.advance(5)
+    eventually(lambda: sampler.readings(gpu.SOURCE)[SECOND] is None)
+    with pytest.raises(ReleaseError, match="gpu-1: a call to the driver does not return"):
+        sampler.release(LONG)
+    assert not sampler.is_released
+    eventually(lambda: sampler.gpus_seen == 2)
+    assert sampler.readings(gpu.SOURCE)[FIRST] is not None
+    eventually(lambda: "xid" in threads())
+
+    m.unblock.set()
+    eventually(lambda: sampler.gpus_seen == 3)
+    m.clock.advance(1)
+    sampler.release(LONG)
+    assert pynvml._nvmlLib_refcount == 0
+
+
+def test_a_driver_that_does_not_let_go_is_no_release(sampling, monkeypatch):
+    _, sampler = sampling("gpus: 1")
+    with monkeypatch.context() as patch:
+        patch.setattr(pynvml, "nvmlShutdown", lambda: pynvml._nvmlCheckReturn(pynvml.NVML_ERROR_UNKNOWN))
+        with pytest.raises(ReleaseError, match="Unknown Error"):
+            sampler.release(LONG)
+    assert not sampler.is_released
+    eventually(lambda: sampler.gpus_seen == 1)
+
+
+def test_a_driver_that_does_not_answer_at_all_is_an_answer_and_leaves_no_release_for_later(sampling, monkeypatch):
+    _, sampler = sampling("gpus: 1", replace(TIMING, answer_within=0.2))
+    blocked, unblock = threading.Event(), threading.Event()
+    shut_down = pynvml.nvmlShutdown
+    monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: blocked.set() or (unblock.wait(60) and shut_down()))
+    with pytest.raises(ReleaseError, match=r"the driver has not answered for 0\.2 s"):
+        sampler.release(LONG)
+    eventually(blocked.is_set)
+    unblock.set()
+    eventually(lambda: sampler.is_ready)
+    assert sampler.gpus_seen == 1
