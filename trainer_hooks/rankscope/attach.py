@@ -53,6 +53,7 @@ class Attachment:
     def install(self) -> None:
         """Put every probe in its place; a probe that cannot be installed is off, the others work."""
         self.timeline.on_event = Guard("record", self._on_probe_failure)(self._on_event)
+        self.timeline.groups.on_new = self._refresh
         for name, probe in probes.all_probes().items():
             fuse = Guard(name, self._on_probe_failure)
             self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
@@ -148,6 +149,7 @@ class Attachment:
         return {
             **self._info,
             "phases": self._phases,
+            "groups": self.timeline.groups.names,
             "probes_disabled": self._disabled,
             "stacks": self._stack_dump.info,
             "settings": self._settings.known,

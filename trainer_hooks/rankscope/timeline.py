@@ -18,6 +18,7 @@ from weakref import ReferenceType
 
 from rankscope import record
 from rankscope.checkpoint_counter import CheckpointCounter
+from rankscope.groups import GROUP_WAIT, UNCOUNTED, Group, Groups
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
 
@@ -41,6 +42,10 @@ COPIED = slice(PLACES["samples"], PLACES["samples"] + record.RING_COPIES)
 COLLECTIVES = PLACES["collectives"]
 COLLECTIVE_SECONDS = PLACES["collective_seconds"]
 COLLECTIVE_BYTES = PLACES["collective_bytes"]
+COLLECTIVE_DURATION = PLACES["collective_duration_seconds"]
+COLLECTIVE_BUS_BYTES = PLACES["collective_bus_bytes"]
+OPEN_OP = PLACES["collective_op"]
+OPEN_GROUP = PLACES["collective_group"]
 
 
 class Timeline:
@@ -53,6 +58,7 @@ class Timeline:
 
     def __init__(self, writer: RankWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self.writer = writer
+        self.groups = Groups(writer)
         self.on_event: Callable[[int], None] | None = None
         self.steps_are_explicit = False  # the script calls rankscope.step(): optimizers no longer mark steps
         self.looks: list[Callable[[], None]] = []  # called at a step's end, at most once a second: what may cost
@@ -137,6 +143,7 @@ class Timeline:
     def unwind(self) -> None:
         """Close everything but start-up: what a probe that failed half-way may have left open."""
         self.leave(1)
+        self.close_collective(0.0)
 
     def step(self) -> None:
         """The end of a step, on the thread that trains. The first one ends start-up."""
@@ -180,16 +187,45 @@ class Timeline:
         if not self.steps_are_explicit:
             self.step()
 
-    def collective(self, op: int, seconds: float, size: float) -> None:
+    def open_collective(self, op: int, group: Group) -> float:
+        """Say, before it blocks, which collective the training thread is in; pass the result to `close_collective`.
+
+        Where one contains another (a process group written in Python), the record names the outermost.
+        """
+        slots = self.writer.slots
+        outer = slots[OPEN_OP]
+        if not outer:
+            slots[OPEN_GROUP] = group.place
+            slots[OPEN_OP] = op + 1
+        return outer
+
+    def close_collective(self, outer: float) -> None:
+        """The training thread is out of the collective, and in none if there is no `outer` one."""
+        self.writer.slots[OPEN_OP] = outer
+
+    def collective(self, op: int, group: Group, seconds: float, size: float) -> None:
         """Count one collective of `size` bytes that kept the training thread for `seconds`."""
         slots = self.writer.slots
         slots[COLLECTIVES + op] += 1
         slots[COLLECTIVE_SECONDS + op] += seconds
         slots[COLLECTIVE_BYTES + op] += size
+        if group.place != UNCOUNTED:
+            slots[GROUP_WAIT + group.place] += seconds
 
-    def collective_wait(self, op: int, seconds: float) -> None:
-        """Charge a wait of `seconds` to a collective that was counted when it was issued."""
-        self.writer.slots[COLLECTIVE_SECONDS + op] += seconds
+    def collective_completed(self, op: int, group: Group, duration: float, size: float) -> None:
+        """A collective of `size` bytes took `duration` seconds from its issue to its completion.
+
+        Only for those whose duration is known (from the host's clock or from a device's events, read later), so that
+        bus bytes divided by duration is their bandwidth.
+        """
+        slots = self.writer.slots
+        slots[COLLECTIVE_DURATION + op] += duration
+        slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
+
+    @property
+    def last_event(self) -> float:
+        """When the training thread's last event was (the clock's time)."""
+        return self._since
 
     @property
     def micro_steps(self) -> int:
