@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-
 from tests.trainer_hooks.ways import WAYS
 from tests.trainer_hooks.ways.launch import launch
 from tests.trainer_hooks.ways.run import FETCH_SECONDS

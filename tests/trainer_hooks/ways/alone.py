@@ -5,10 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import torch
-from torch.nn.functional import cross_entropy
-from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, IterableDataset
-
 from tests.trainer_hooks.ways.run import (
     BATCH_SIZE,
     CLASSES,
@@ -23,6 +19,9 @@ from tests.trainer_hooks.ways.run import (
     slow_collate,
     train,
 )
+from torch.nn.functional import cross_entropy
+from torch.utils.checkpoint import checkpoint
+from torch.utils.data import DataLoader, IterableDataset
 
 
 def plain(run: Run) -> Parameters:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-
 from tests.trainer_hooks.ways.run import Parameters, Run, mlp, sgd, train
 
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
-
 from tests.trainer_hooks.ways.run import BATCH_SIZE, Batch, Parameters, Run, Samples, mlp, parameters, sgd, slow_collate
+from torch.nn.functional import cross_entropy
 
 
 def accelerate(run: Run) -> Parameters:

@@ -18,12 +18,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.trainer_hooks.ways import leftovers
+from tests.trainer_hooks.ways.run import Parameters, Run
 
 import rankscope
 from rankscope import attach
 from rankscope.rank_reader import RankSnapshot, read_rank
-from tests.trainer_hooks.ways import leftovers
-from tests.trainer_hooks.ways.run import Parameters, Run
 
 
 class Messages(logging.Handler):

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 
 import torch
+from tests.trainer_hooks.ways.run import FEATURES, Parameters, Run, mlp, parameters, rank, sgd, train
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-
-from tests.trainer_hooks.ways.run import FEATURES, Parameters, Run, mlp, parameters, rank, sgd, train
 
 
 def ddp(run: Run) -> Parameters:

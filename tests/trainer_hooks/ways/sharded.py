@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import torch
+from tests.trainer_hooks.ways.run import Parameters, Run, mlp, parameters, sgd, train
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
-
-from tests.trainer_hooks.ways.run import Parameters, Run, mlp, parameters, sgd, train
 
 
 def shard(model: torch.nn.Sequential, **options: object) -> FSDPModule:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
+from tests.trainer_hooks.ways.run import BATCH_SIZE, HIDDEN, Parameters, Run, mlp, parameters, rank, sgd, train
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
-
-from tests.trainer_hooks.ways.run import BATCH_SIZE, HIDDEN, Parameters, Run, mlp, parameters, rank, sgd, train
 
 MICRO_BATCHES = 4
 
