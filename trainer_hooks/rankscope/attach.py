@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rankscope import forks, guard, identity, probes, record
@@ -47,9 +48,12 @@ class Attachment:
         """Put every probe in its place; a probe that cannot be installed is off, the others work."""
         self.timeline.on_event = Guard("record", self._on_probe_failure)(self._on_event)
         for name, probe in probes.all_probes().items():
-            fuse = Guard(name, self._on_probe_failure)
-            self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
+            self._install(name, probe)
         self._ending.watch()
+
+    def _install(self, name: str, probe: ModuleType) -> None:
+        fuse = Guard(name, self._on_probe_failure)
+        self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
 
     def remove(self) -> None:
         """Restore every patched object, end the record as finished and stop counting."""
@@ -91,6 +95,8 @@ class Attachment:
         if not (identity.is_distributed() or self._trains_alone(phase)) or _is_loader_worker():
             return
         self.timeline.on_event = None
+        for name, probe in probes.late_probes().items():
+            self._install(name, probe)
         self._info = identity.describe()
         try:
             directory = run_directory()

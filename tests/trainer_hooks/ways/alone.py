@@ -186,7 +186,7 @@ def checkpoints(run: Run) -> Parameters:
         optimizer.zero_grad()
         if number % 4 == 3:
             state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "ballast": ballast}
-            with run.checkpoint():
+            with run.clock("checkpoint"):
                 torch.save(state, run.directory / "checkpoint.pt")
     return parameters(model)
 

@@ -25,14 +25,14 @@ def accelerate(run: Run) -> Parameters:
                 run.end_step()
             optimizer.zero_grad()
     losses = accelerator.gather(loss.detach())
-    with run.checkpoint():
+    with run.clock("checkpoint"):
         accelerator.save_state(str(run.directory / "state"))
     accelerator.free_memory()
     return [*parameters(model), losses]
 
 
 def lightning(run: Run) -> Parameters:
-    """Validates in the middle and saves a checkpoint there."""
+    """Validates in the middle, and saves a checkpoint by itself: one within a validation would be a part of it."""
     from lightning.pytorch import LightningModule, Trainer
     from lightning.pytorch.callbacks import Callback
 
@@ -51,12 +51,10 @@ def lightning(run: Run) -> Parameters:
             return sgd(self)
 
     class Clock(Callback):
-        def on_train_batch_end(self, *_: Any) -> None:
+        def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
             run.end_step()
-
-        def on_validation_end(self, trainer: Trainer, _model: LightningModule) -> None:
-            if not trainer.sanity_checking:
-                with run.checkpoint():
+            if trainer.global_step == run.steps - 1:
+                with run.clock("checkpoint"):
                     trainer.save_checkpoint(run.directory / "model.ckpt")
 
     model = Classifier()
@@ -103,6 +101,15 @@ def hugging_face(run: Run) -> Parameters:
         def on_step_end(self, *_: Any, **__: Any) -> None:
             run.end_step()
 
+    class Timed(Trainer):
+        def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+            with run.clock("evaluation"):
+                return super().evaluate(*args, **kwargs)
+
+        def _save_checkpoint(self, *args: Any, **kwargs: Any) -> None:
+            with run.clock("checkpoint"):
+                super()._save_checkpoint(*args, **kwargs)
+
     arguments = TrainingArguments(
         output_dir=str(run.directory),
         use_cpu=True,
@@ -117,7 +124,7 @@ def hugging_face(run: Run) -> Parameters:
         disable_tqdm=True,
     )
     model = WithLoss()
-    trainer = Trainer(
+    trainer = Timed(
         model=model,
         args=arguments,
         data_collator=slow_mappings,

@@ -41,8 +41,8 @@ class Run:
     def __init__(self, steps: int, directory: Path) -> None:
         self.steps = steps
         self.directory = directory
-        self.data_seconds, self.fetches = 0.0, 0
-        self.checkpoint_seconds = 0.0
+        self.seconds: dict[str, float] = {}  # by phase
+        self.fetches = 0
         self.ends: list[float] = []  # of the steps
         torch.manual_seed(0)
 
@@ -56,13 +56,11 @@ class Run:
         iterator = iter(self.loader() if source is None else source)
         nothing = object()
         while True:
-            began = time.perf_counter()
-            batch = next(iterator, nothing)
-            if self.ends:
-                self.data_seconds += time.perf_counter() - began
-                self.fetches += batch is not nothing
+            with self.clock("data_wait"):
+                batch = next(iterator, nothing)
             if batch is nothing:
                 return
+            self.fetches += bool(self.ends)
             yield batch
 
     def end_step(self) -> None:
@@ -70,12 +68,12 @@ class Run:
         self.ends.append(time.perf_counter())
 
     @contextlib.contextmanager
-    def checkpoint(self) -> Iterator[None]:
-        """Around what saves one."""
+    def clock(self, phase: str) -> Iterator[None]:
+        """Around what should be this phase."""
         began = time.perf_counter()
         yield
         if self.ends:
-            self.checkpoint_seconds += time.perf_counter() - began
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - began
 
 
 def slow_collate(samples: list[Batch]) -> Batch:
