@@ -101,8 +101,8 @@ def report(results: list[dict[str, Any]], steps: int) -> str:
         [
             "# Is the slow rank named, and its phase?",
             "",
-            f"{FAULT_SECONDS * 1e3:.0f} ms a step injected into one phase of one rank of {RANKS}, {steps} steps a case.",
-            "Right are those in which this rank alone is named, with this phase (`nothing`: in which nobody is).",
+            f"{FAULT_SECONDS * 1e3:.0f} ms a step injected into one phase of one rank of {RANKS}, {steps} steps.",
+            "Right are the cases in which this rank alone is named, with this phase (`nothing`: in which nobody is).",
             "",
             f"| training | nothing | {' | '.join(PHASES)} |",
             f"|---|{'---|' * (len(PHASES) + 1)}",

@@ -21,6 +21,11 @@ from tests.trainer_hooks.ways import WAYS
 from tests.trainer_hooks.ways.launch import launch
 
 Line = dict[str, Any]
+LEGEND = """\
+*Harmless*: parameters bit-identical, nothing logged, every patch taken back. *Counted*: as many steps as the script
+made. Then, in per cent and of the worst rank: how far the phases' sum is from the wall time, and the steps, data wait,
+checkpoints and evaluations from the script's own clocks, where it has one; last the part of the time after start-up
+that is `other`."""
 CLOCKED = ("data_wait", "checkpoint", "evaluation")
 
 
@@ -59,7 +64,7 @@ def phase_gap(phase: str) -> Callable[[Line], float | None]:
 def other_share(line: Line) -> float:
     """Part of the time after start-up that no probe explains."""
     phases = line["record"]["phases"]
-    return float(phases.get("other", 0.0)) / (sum(phases.values()) - phases["startup"])
+    return float(phases.get("other", 0.0) / (sum(phases.values()) - phases["startup"]))
 
 
 COLUMNS: dict[str, Callable[[Line], float | None]] = {
@@ -116,10 +121,7 @@ def report(rows: list[dict[str, Any]], steps: int, machine: str) -> str:
             "",
             f"{steps} steps of each way, without and with the hook, on {machine}.",
             "",
-            "*Harmless*: parameters bit-identical, nothing logged, every patch taken back. *Counted*: the record's steps",
-            "are the script's. Then, in per cent and of the worst rank: how far the phases' sum is from the wall time,",
-            "and the steps, data wait, checkpoints and evaluations from the script's own clocks, where it has one; last",
-            "the part of the time after start-up that is `other`.",
+            LEGEND,
             "",
             f"| way | ranks | harmless | counted | {' | '.join(COLUMNS)} |",
             f"|---|---|---|---|{'---|' * len(COLUMNS)}",
