@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rankscope import forks, guard, identity, probes, record
@@ -55,10 +56,13 @@ class Attachment:
         self.timeline.on_event = Guard("record", self._on_probe_failure)(self._on_event)
         self.timeline.groups.on_new = self._refresh
         for name, probe in probes.all_probes().items():
-            fuse = Guard(name, self._on_probe_failure)
-            self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
+            self._install(name, probe)
         self.timeline.looks.append(Guard("settings", self._on_probe_failure)(self._settings.look))
         self._ending.watch()
+
+    def _install(self, name: str, probe: ModuleType) -> None:
+        fuse = Guard(name, self._on_probe_failure)
+        self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
 
     def remove(self) -> None:
         """Restore every patched object, end the record as finished and stop counting."""
@@ -124,6 +128,8 @@ class Attachment:
         if not (identity.is_distributed() or self._trains_alone(phase)) or _is_loader_worker():
             return
         self.timeline.on_event = None
+        for name, probe in probes.late_probes().items():
+            self._install(name, probe)
         self._info = identity.describe()
         try:
             directory = run_directory()

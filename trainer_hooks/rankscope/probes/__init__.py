@@ -1,6 +1,6 @@
 """The probes, one file each: what is watched in torch, and which phase it means.
 
-A probe is a module with `install(timeline, guard)`, which returns what takes everything back. This list is the
+A probe is a module with `install(timeline, guard)`, which returns what takes everything back. These lists are the
 registration.
 """
 
@@ -48,3 +48,10 @@ def all_probes() -> dict[str, ModuleType]:
         "autocast": autocast,
         "amp": amp,
     }
+
+
+def late_probes() -> dict[str, ModuleType]:
+    """Those that are installed when the training begins, because what they watch is imported only after us."""
+    from rankscope.probes import frameworks
+
+    return {"frameworks": frameworks}
