@@ -11,10 +11,27 @@ from typing import Any
 import pytest
 from tests.trainer_hooks.ways import WAYS
 from tests.trainer_hooks.ways.launch import launch
-from tests.trainer_hooks.ways.run import FETCH_SECONDS
+from tests.trainer_hooks.ways.run import BATCH_SIZE, FETCH_SECONDS
 
 STEPS = 8
 Line = dict[str, Any]
+
+# Backward passes a step, where it is not one: accumulation, a GAN's two models, closures, a pipeline's micro-batches.
+BACKWARDS = {
+    "alone.accumulation": 2,
+    "alone.closure": 3,
+    "replicas.no_sync": 2,
+    "replicas.sync_flag": 2,
+    "replicas.gan": 2,
+    "sharded.fsdp2_accumulating": 2,
+    "split.gpipe": 4,
+    "split.one_forward_one_backward": 4,
+    "frameworks.accelerate": 2,
+    "frameworks.hugging_face": 2,
+}
+SKIPPED = {"alone.grad_scaler": 2}  # optimizer steps that the scaler does not let happen
+BATCHES = {"frameworks.lightning": 1, "frameworks.hugging_face": 2}  # a step, where the script cannot count them
+NO_LOADER = {"alone.own_batching", "alone.random_inputs"}
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +114,44 @@ def test_frameworks_tell_when_they_evaluate_and_save(frameworks: list[Line]) -> 
         "frameworks.hugging_face": {"checkpoint", "evaluation"},
     }
     assert wrong(frameworks, lambda line: expected[line["way"]] <= line["record"]["phases"].keys()) == []
+
+
+def test_micro_steps_are_the_backward_passes(lines: list[Line]) -> None:
+    def is_right(line: Line) -> bool:
+        steps, way = line["script"]["steps"] + SKIPPED.get(line["way"], 0), line["way"]
+        return bool(line["record"]["micro_steps"] == steps * BACKWARDS.get(way, 1))
+
+    assert wrong(lines, is_right) == []
+
+
+def test_skipped_steps_are_counted_and_are_no_steps(lines: list[Line]) -> None:
+    assert wrong(lines, lambda line: line["record"]["amp_skipped_steps"] == SKIPPED.get(line["way"], 0)) == []
+
+
+def test_samples_are_those_that_were_trained_on(lines: list[Line]) -> None:
+    def is_right(line: Line) -> bool:
+        batches = line["script"]["batches"] or line["script"]["steps"] * BATCHES.get(line["way"], 0)
+        return bool(line["record"]["samples"] == batches * BATCH_SIZE)
+
+    assert wrong(lines, is_right) == []
+
+
+def test_forward_and_backward_are_seen_in_every_way(lines: list[Line]) -> None:
+    """And data wait wherever there is a loader, a checkpoint wherever one is saved, collectives between ranks."""
+
+    def is_right(line: Line) -> bool:
+        expected = {"forward", "backward", *line["script"]["phases"]}
+        if line["way"] not in NO_LOADER:
+            expected.add("data_wait")
+        if line["world_size"] > 1:
+            expected.add("collective_wait")
+        return expected <= line["record"]["phases"].keys()
+
+    assert wrong(lines, is_right) == []
+
+
+def test_every_step_of_several_ranks_has_its_collectives(lines: list[Line]) -> None:
+    def is_right(line: Line) -> bool:
+        return line["world_size"] == 1 or bool(line["record"]["collectives"] >= line["script"]["steps"])
+
+    assert wrong(lines, is_right) == []

@@ -92,8 +92,13 @@ def compare(way: str, steps: int, messages: Messages) -> dict[str, Any]:
 
 def clocks(run: Run) -> dict[str, Any]:
     """What the script's own clocks saw since the first step ended."""
-    step_seconds = run.ends[-1] - run.ends[0]
-    return {"steps": len(run.ends), "step_seconds": step_seconds, "fetches": run.fetches, "phases": run.seconds}
+    return {
+        "steps": len(run.ends),
+        "step_seconds": run.ends[-1] - run.ends[0],
+        "batches": run.batches_seen,
+        "fetches": run.fetches,
+        "phases": run.seconds,
+    }
 
 
 def published(snapshot: RankSnapshot) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class Run:
         self.steps = steps
         self.directory = directory
         self.seconds: dict[str, float] = {}  # by phase
-        self.fetches = 0
+        self.batches_seen = self.fetches = 0  # in all; since the first step ended
         self.ends: list[float] = []  # of the steps
         torch.manual_seed(0)
 
@@ -60,6 +60,7 @@ class Run:
                 batch = next(iterator, nothing)
             if batch is nothing:
                 return
+            self.batches_seen += 1
             self.fetches += bool(self.ends)
             yield batch
 
