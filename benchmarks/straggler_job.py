@@ -24,7 +24,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import rankscope
-from rankscope.rank_reader import RankSnapshot, read_rank
+from rankscope.rank_reader import read_rank
+from rankscope.rank_snapshot import RankSnapshot
 from rankscope.rank_writer import SUFFIX
 
 WORK_SECONDS = 0.005  # of every rank, in forward and in backward

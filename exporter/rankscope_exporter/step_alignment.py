@@ -14,7 +14,7 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
-from rankscope.rank_reader import Step
+from rankscope.rank_snapshot import Step
 from rankscope.record import COLLECTIVE_WAIT, PHASES, STARTUP
 from rankscope_exporter.run_directory import Key, Rank
 

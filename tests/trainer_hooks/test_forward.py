@@ -21,7 +21,8 @@ from torch.utils.data.dataloader import default_collate
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import RankSnapshot, read_rank
+from rankscope.rank_reader import read_rank
+from rankscope.rank_snapshot import RankSnapshot
 from rankscope.record import OPS
 
 SECONDS = 0.02  # that a slow module takes

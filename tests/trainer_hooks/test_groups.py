@@ -14,7 +14,8 @@ import pytest
 
 from rankscope import record
 from rankscope.groups import UNCOUNTED, Groups, bus_factors
-from rankscope.rank_reader import RankSnapshot, read_rank
+from rankscope.rank_reader import read_rank
+from rankscope.rank_snapshot import RankSnapshot
 from rankscope.rank_writer import RankWriter
 from rankscope.record import OPS
 

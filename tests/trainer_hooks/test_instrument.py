@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 import rankscope
 from rankscope import attach, guard
 from rankscope.attach import Attachment
-from rankscope.rank_reader import RankSnapshot, read_rank
+from rankscope.rank_reader import read_rank
+from rankscope.rank_snapshot import RankSnapshot
 from rankscope.timeline import Timeline
 
 PATCHED = (

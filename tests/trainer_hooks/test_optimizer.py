@@ -12,7 +12,8 @@ import torch
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import RankSnapshot, read_rank
+from rankscope.rank_reader import read_rank
+from rankscope.rank_snapshot import RankSnapshot
 
 ROUNDS = 6
 SECONDS = 0.02

@@ -12,7 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rankscope import record
-from rankscope.rank_reader import Step, UnreadableRecordError, read_rank
+from rankscope.rank_reader import UnreadableRecordError, read_rank
+from rankscope.rank_snapshot import Step
 from rankscope.rank_writer import RankWriter
 from rankscope.timeline import Timeline
 

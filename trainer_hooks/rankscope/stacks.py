@@ -18,7 +18,8 @@ from pathlib import Path
 from typing import TextIO
 
 from rankscope import record
-from rankscope.rank_reader import RankSnapshot, UnreadableRecordError, read_rank
+from rankscope.rank_reader import UnreadableRecordError, read_rank
+from rankscope.rank_snapshot import RankSnapshot
 from rankscope.rank_writer import SHARED_MEMORY_RUN_DIR, SUFFIX, SYSTEM_RUN_DIR
 from rankscope.stack_dump import MEMORY_FILE
 

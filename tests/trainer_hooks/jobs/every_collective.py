@@ -17,7 +17,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import RankSnapshot, read_rank
+from rankscope.rank_reader import read_rank
+from rankscope.rank_snapshot import RankSnapshot
 from rankscope.record import OPS
 
 try:
