@@ -6,7 +6,7 @@ REPORT ?= docs/measurements/gpu_check.json
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo test lint format generate benchmark benchmark-exporter gpu-wheels gpu-check clean
+.PHONY: help venv servers demo test lint format generate benchmark benchmark-exporter gpu-wheels gpu-check ways stragglers clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -28,6 +28,12 @@ generate: venv ## write the rules of both speeds, the dashboards and the metrics
 
 benchmark: venv ## what the hook costs a step; the figures go to docs/measurements/
 	@$(BIN)/python benchmarks/hook_overhead.py --json docs/measurements/hook_overhead.json
+
+ways: venv ## how true the record is in every way to train, over 1,000 steps (15 minutes); to docs/measurements/
+	@$(BIN)/python -m benchmarks.ways --json docs/measurements/ways.json
+
+stragglers: venv ## whether the slow rank of four and its phase are named, in each case; to docs/measurements/
+	@$(BIN)/python -m benchmarks.stragglers --json docs/measurements/stragglers.json
 
 benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop-exporter (18 minutes); to docs/measurements/
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark

@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,13 @@ def _told(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
 
 def judged(name: str, lines: Sequence[Told]) -> Iterator[Check]:
     """The checks of one job; of several ranks, each rank's."""
-    judges = {"identical": _identical, "waiting": _waiting, "timeline": _timeline, "overhead": _overhead}
+    judges: dict[str, Callable[[str, Told], Iterator[Check]]] = {
+        "identical": _identical,
+        "overhead": _overhead,
+        "waiting": _waiting,
+        "timeline": _timeline,
+        "besides": _besides,
+    }
     for line in lines:
         if "failed" in line:
             yield Check(PART, name, "failed", note=line["failed"])
@@ -113,14 +119,14 @@ def _timeline(about: str, told: Told) -> Iterator[Check]:
     for phase, seconds in device.items():
         if seconds:
             yield Check(PART, f"{about}: {phase}", "measured", number(seconds), note="seconds of the device's")
-    yield _seen(f"{about}: copy_bytes", told["copy_bytes"], told["uploaded_bytes"], 0.5)
-    for ours, theirs in (("cuda_allocated_bytes", "allocated"), ("cuda_reserved_bytes", "reserved")):
-        yield _seen(f"{about}: {ours}", told[ours], told[theirs], 1.0)
 
 
-def _seen(about: str, ours: float, theirs: float, slack: float) -> Check:
-    """What another probe filled in, once a second or for blocking copies only: its order of magnitude."""
-    return judge(PART, about, [ours] if ours else [], theirs, slack * theirs)
+def _besides(about: str, told: Told) -> Iterator[Check]:
+    """The allocator is asked at a step's end, before the gradients are given back."""
+    for name, ours in told["ours"].items():
+        theirs = told["theirs"][name]
+        slack = 0.0 if name == "copy_bytes" else 0.2 * theirs
+        yield judge(PART, f"{about}: {name}", [ours] if ours else [], theirs, slack, "bytes; the profiler's or torch's")
 
 
 def _overhead(about: str, told: Told) -> Iterator[Check]:

@@ -30,7 +30,7 @@ from rankscope.record import PLACES
 SPIN = 10_000_000  # cycles: about 5 ms, the length of the communication that world size 1 has not
 LATE = 0.02  # seconds by which the last of several ranks comes late to each step
 CLASSES = 10
-COPIES = ("copies", "copy_bytes")
+COPY_BYTES = PLACES["copy_bytes"]
 MEMORY = ("cuda_allocated_bytes", "cuda_reserved_bytes", "cuda_peak_allocated_bytes")
 
 
@@ -47,7 +47,7 @@ class Training:
         samples = TensorDataset(torch.randn(batch * steps, width), torch.randint(0, CLASSES, (batch * steps,)))
         self.batches = DataLoader(samples, batch_size=batch, pin_memory=device.type == "cuda")
         self.late = 0.0
-        self.bytes = samples.tensors[0].nbytes + samples.tensors[1].nbytes
+        self.blocking = False  # copies to the device that the host waits for
         self._batches = iter(self.batches)
 
     def slow_down(self) -> None:
@@ -67,7 +67,7 @@ class Training:
 
     def step(self) -> None:
         """One."""
-        inputs, targets = (tensor.to(self._device, non_blocking=True) for tensor in self._next())
+        inputs, targets = (tensor.to(self._device, non_blocking=not self.blocking) for tensor in self._next())
         if self.late:
             time.sleep(self.late)
         loss = torch.nn.functional.cross_entropy(self.model(inputs), targets)
@@ -115,7 +115,8 @@ class Job:
     def checks(self) -> list[Callable[[], dict[str, Any]]]:
         """Those that can be made here."""
         overhead = [self.overhead] if self._options.pairs else []
-        return [self.identical, *overhead, *([self.waiting, self.timeline] if self._device.type == "cuda" else [])]
+        of_gpu = [self.waiting, self.timeline, self.besides] if self._device.type == "cuda" else []
+        return [self.identical, *overhead, *of_gpu]
 
     def identical(self) -> dict[str, Any]:
         """Whether the parameters are those of a training without the hook, and whether two of those agree."""
@@ -162,11 +163,24 @@ class Job:
             "device": device,
             "wall": ended - began,
             "profiler_waits": trace.waits_before(events, "optimizer"),
-            "uploaded_bytes": trace.uploaded_bytes(events),
-            **{name: slots[PLACES[name]] for name in (*COPIES, *MEMORY)},
-            "allocated": torch.cuda.memory_allocated(),
-            "reserved": torch.cuda.memory_reserved(),
         }
+
+    def besides(self) -> dict[str, Any]:
+        """Copies that block, beside those that the profiler saw, and the allocator's figures beside torch's."""
+        training = self._training()
+        training.blocking = True
+        rankscope.instrument()
+        training.run(3)
+        attachment = attach.current()
+        assert attachment is not None
+        slots = attachment.writer.slots
+        before = slots[COPY_BYTES]
+        events, _ = self._traced(training)
+        ours = {"copy_bytes": slots[COPY_BYTES] - before, **{name: slots[PLACES[name]] for name in MEMORY}}
+        rankscope.uninstrument()
+        memory = (torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated())
+        theirs = {"copy_bytes": trace.uploaded_bytes(events), **dict(zip(MEMORY, memory, strict=True))}
+        return {"ours": ours, "theirs": theirs}
 
     def overhead(self) -> dict[str, Any]:
         """Microseconds a step, median and its 95 % interval: as it is, with every step measured, and the control."""

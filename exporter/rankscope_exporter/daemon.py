@@ -18,12 +18,15 @@ from rankscope_exporter.allocation.pod_resources import KubeletError, PodResourc
 from rankscope_exporter.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.allocation.slurm import SlurmJobs
 from rankscope_exporter.collectors import GPU_SOURCES, allocation
+from rankscope_exporter.collectors.alignment import AlignedSteps
 from rankscope_exporter.collectors.exporter import ExporterCollector
+from rankscope_exporter.collectors.rank_processes import RankProcesses
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.rank_watcher import RankSource, RankWatcher, WatchedCollector
 from rankscope_exporter.run_directory import RunDirectory
 from rankscope_exporter.sampler import Sampler
 from rankscope_exporter.scrape import Collector, Scrape
@@ -58,6 +61,7 @@ def run(settings: Config) -> None:
         _listening(settings) as listener,
         _simulation(settings, run_directory),
         _sources(settings, run_directory) as enabled,
+        _watched_ranks(settings, run_directory) as watched,
     ):
         averages = Averages(enabled) if settings.dcgm else None
         sources = averages.sources if averages else enabled
@@ -66,6 +70,7 @@ def run(settings: Config) -> None:
             *(SourceCollector(source, sampler) for source in sources),
             XidCollector(sampler),
             RanksCollector(run_directory),
+            *watched,
             ExporterCollector(sampler),
         ]
         collectors = [collector for collector in collectors if collector.name in settings.collectors]
@@ -146,6 +151,18 @@ def _sources(settings: Config, run_directory: RunDirectory) -> Iterator[list[Gpu
     watcher.start()
     try:
         yield enabled
+    finally:
+        watcher.stop()
+
+
+@contextmanager
+def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[list[WatchedCollector]]:
+    """What is looked at once a second, of that what is on."""
+    sources: list[RankSource] = [AlignedSteps(), RankProcesses(settings.procfs)]
+    watcher = RankWatcher(run_directory, [source for source in sources if source.name in settings.collectors])
+    watcher.start()
+    try:
+        yield watcher.collectors
     finally:
         watcher.stop()
 

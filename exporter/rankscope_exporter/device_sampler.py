@@ -5,15 +5,15 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from rankscope_exporter.gpu_states import GpuState, Reading
 from rankscope_exporter.lines import Texts
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.nvml.errors import DeviceLostError, DriverError
-from rankscope_exporter.source import Gpu, GpuSource, Reader, Tick
+from rankscope_exporter.source import GpuSource, Reader, Tick
 
 logger = logging.getLogger(__name__)
 
@@ -38,31 +38,6 @@ class Timing:
     def longest_age(self) -> float:
         """The age up to which a reading counts."""
         return max(self.deadline, 3 * self.interval)
-
-
-@dataclass(frozen=True)
-class Reading:
-    """What one round brought, by source: a value, None, or the exception that was raised by mistake; and its lines."""
-
-    taken: float
-    values: Mapping[GpuSource[Any], object]
-    texts: Mapping[GpuSource[Any], Texts]
-
-
-class GpuState:
-    """What is known of one GPU, kept by UUID for as long as the exporter lives: counters outlast a lost device."""
-
-    def __init__(self, gpu: Gpu, sources: Iterable[GpuSource[Any]]) -> None:
-        self.readers: dict[GpuSource[Any], Reader[Any]] = {source: source.reader() for source in sources}
-        self.at(gpu)
-        self.latest: Reading | None = None
-        self.xids: Counter[int] | None = None  # None until the driver has agreed to report them
-        self.last_xids: dict[int, float] = {}
-
-    def at(self, gpu: Gpu) -> None:
-        """The GPU has this index now."""
-        self.gpu = gpu
-        self.lines = {source: source.lines(gpu) for source in self.readers}
 
 
 class DeviceSampler:

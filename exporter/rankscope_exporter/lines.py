@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from prometheus_client.core import Metric
@@ -56,23 +57,27 @@ class Lines(Generic[R]):
     def __init__(self, metrics: Sequence[Valued[R]], labels: Sequence[str] = ()) -> None:
         self._metrics = metrics
         self._labels = tuple(labels)  # of all lines, the first in every metric's order
+        self._values_of = [metric.values for metric in metrics]
         self._values: list[Values] = [None] * len(metrics)
         self._prefixes: list[dict[Any, str]] = [{} for _ in metrics]
         self._texts = [""] * len(metrics)
 
     def write(self, reading: R) -> Texts:
         """The texts of all metrics, in their order."""
-        for place, metric in enumerate(self._metrics):
-            values = metric.values(reading)
+        for place, values_of in enumerate(self._values_of):
+            values = values_of(reading)
             if values != self._values[place]:
-                several = dict(values) if isinstance(values, Mapping) else {(): values}
-                self._texts[place] = self._text(place, several)
-                # The copy, because a reader may go on counting in the same mapping.
-                self._values[place] = several if isinstance(values, Mapping) else values
+                if values is None or isinstance(values, (int, float)):
+                    self._values[place] = values
+                    self._texts[place] = self._text(place, {(): values})
+                else:
+                    # A copy, because a reader may go on counting in the same mapping.
+                    self._values[place] = several = dict(values)
+                    self._texts[place] = self._text(place, several)
         return tuple(self._texts)
 
     def _text(self, place: int, values: Mapping[Any, float | None]) -> str:
-        before, now, text = self._prefixes[place], dict[Any, str](), list[str]()
+        before, now, text = self._prefixes[place], dict[Any, str](), []
         for labels, number in values.items():
             if number is not None:
                 now[labels] = prefix = before.get(labels) or self._prefix(place, labels)
@@ -112,7 +117,8 @@ def families(metrics: Sequence[Declared], written: Iterable[Texts]) -> list[Metr
     ]
 
 
-def line_prefix(name: str, labels: Iterable[tuple[str, str]]) -> str:
+@lru_cache(maxsize=512)  # for the families that are written anew at each scrape
+def line_prefix(name: str, labels: tuple[tuple[str, str], ...]) -> str:
     """A line up to its value: labels sorted by name, as prometheus_client has them."""
     inside = ",".join(f'{label}="{_escaped(value)}"' for label, value in sorted(labels))
     return f"{name}{{{inside}}} " if inside else f"{name} "

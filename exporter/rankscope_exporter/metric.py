@@ -36,7 +36,7 @@ class Declaration:
 
     def prefix(self, labels: Sequence[str]) -> str:
         """A line up to its value. Raises ValueError unless there is a value for each label."""
-        return line_prefix(self.name, zip(self.labels, labels, strict=True))
+        return line_prefix(self.name, tuple(zip(self.labels, labels, strict=True)))
 
     def family(self, values: Values) -> WrittenFamily:
         """These values, as a family that is written anew each time: for the few that are not worth remembering."""

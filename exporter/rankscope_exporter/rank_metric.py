@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Generic, TypeVar
 
 from rankscope_exporter.lines import Values, line_prefix
 from rankscope_exporter.metric import Declaration
@@ -11,31 +12,34 @@ from rankscope_exporter.run_directory import Rank
 
 RANK_LABELS = ("run", "rank")
 
+R = TypeVar("R")
+"""A rank as its record shows it, or what else is known of it."""
+
 
 @dataclass(frozen=True)
-class RankMetric(Declaration):
+class RankMetric(Declaration, Generic[R]):
     """A metric with RANK_LABELS first."""
 
-    values: Callable[[Rank], Values] = field(kw_only=True)
+    values: Callable[[R], Values] = field(kw_only=True)
 
 
 @dataclass(frozen=True)
-class RankHistogram(RankMetric):
+class RankHistogram(RankMetric[Rank]):
     """A distribution a rank. Its values are by the suffix of the name (`_bucket`, `_count`, `_sum`) and the bound."""
 
     def prefix(self, labels: Sequence[str]) -> str:
         """A bucket's bound stands in the label `le`."""
         *common, suffix, bound = labels
         bounds = [("le", bound)] if bound else []
-        return line_prefix(self.name + suffix, [*zip(self.labels, common, strict=True), *bounds])
+        return line_prefix(self.name + suffix, (*zip(self.labels, common, strict=True), *bounds))
 
 
-def gauge(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> RankMetric:
+def gauge(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> RankMetric[Rank]:
     """Declare `rankscope_rank_…`; `labels` are those besides RANK_LABELS."""
     return RankMetric("gauge", f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), values=values)
 
 
-def counter(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> RankMetric:
+def counter(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> RankMetric[Rank]:
     """As `gauge`; the name ends in `_total`."""
     return RankMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), values=values)
 

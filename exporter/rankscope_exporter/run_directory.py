@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from rankscope.rank_reader import RankSnapshot, UnreadableRecordError, read_rank
+from rankscope.rank_reader import UnreadableRecordError, read_rank
+from rankscope.rank_snapshot import RankSnapshot
 from rankscope_exporter.rank_files import RankFile, fair_share, list_files, open_directory
 
 ENDED_RANKS_SHOWN_FOR = 600.0  # seconds: long enough for a scrape, an alert and a look at it

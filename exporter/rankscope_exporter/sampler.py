@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
-from rankscope_exporter.device_sampler import DeviceSampler, GpuState, Timing
+from rankscope_exporter.device_sampler import DeviceSampler, Timing
+from rankscope_exporter.gpu_states import GpuStates
 from rankscope_exporter.lines import Texts
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.nvml.driver import Driver
@@ -42,11 +42,9 @@ class Sampler:
         timing: Timing | None = None,
     ) -> None:
         self._driver = driver
-        self._sources = sources
+        self._gpus = GpuStates(sources, self._is_recent)
         self._watches_xids = watches_xids
         self._timing = timing or Timing()
-        self._states: dict[str, GpuState] = {}
-        self._states_lock = threading.Lock()
         self._devices: dict[int, DeviceSampler] = {}
         self._watcher: XidWatcher | None = None
         self._connected_at: float | None = None
@@ -98,7 +96,7 @@ class Sampler:
     @property
     def gpus_seen(self) -> int:
         """GPUs that answer now."""
-        return sum(self._is_up(state) for state in self._known())
+        return self._gpus.seen
 
     @property
     def is_ready(self) -> bool:
@@ -113,33 +111,19 @@ class Sampler:
         return self._has_looked and all(device.has_finished_a_round for device in [*self._devices.values()])
 
     def readings(self, source: GpuSource[R]) -> dict[Gpu, R | None]:
-        """The source's last reading of every GPU ever seen; None where it is down or does not have this.
+        """The source's last reading of every GPU ever seen; none while the handles are given back: nobody knows then.
 
-        Empty while the handles are given back: nobody knows then. Raises what the source's reader raised by mistake.
+        Raises what the source's reader raised by mistake.
         """
-        return {gpu: cast("R | None", value) for gpu, value, _ in self._latest(source)}
+        return {} if self.is_released else self._gpus.readings(source)
 
     def texts(self, source: GpuSource[Any]) -> list[Texts]:
         """The lines of these readings."""
-        return [texts for _, _, texts in self._latest(source)]
+        return [] if self.is_released else self._gpus.texts(source)
 
-    def _latest(self, source: GpuSource[Any]) -> Iterator[tuple[Gpu, object, Texts]]:
-        for state in [] if self.is_released else self._known():
-            latest = state.latest
-            if latest is None or not self._is_recent(latest.taken):
-                yield state.gpu, None, source.lines(state.gpu).write(None)
-                continue
-            value = latest.values[source]
-            if isinstance(value, Exception):
-                raise value
-            yield state.gpu, value, latest.texts[source]
-
-    def xids(self) -> Mapping[Gpu, Xids]:
+    def xids(self) -> dict[Gpu, Xids]:
         """XID events of every GPU, lost ones included."""
-        return {
-            state.gpu: Xids(None if state.xids is None else dict(state.xids), dict(state.last_xids))
-            for state in self._known()
-        }
+        return self._gpus.xids()
 
     def supervise(self) -> None:
         """One look at the driver: connect it, and keep a thread for each of its GPUs."""
@@ -151,7 +135,7 @@ class Sampler:
             if self._answered_at is not None:
                 logger.warning("the driver does not answer any more: %s", error)
             self.disconnect()
-            self._forget()
+            self._lose_sight()
             return
         self._answered_at = self._timing.monotonic()
         self.gpus_expected = max(self.gpus_expected, count)
@@ -181,14 +165,12 @@ class Sampler:
         if reason := self.disconnect():  # the next look at the driver starts the threads again
             raise ReleaseError(reason)
         self._resume_at, self._was_released = self._timing.monotonic() + seconds, True
-        self._forget()
+        self._lose_sight()
         logger.warning("the GPUs are released for up to %g s: no handle is open", seconds)
 
-    def _forget(self) -> None:
-        """What was read belongs to a driver that is gone, or that may be another one when the GPUs are read again."""
+    def _lose_sight(self) -> None:
         self._answered_at = None
-        for state in self._known():
-            state.latest = None
+        self._gpus.forget()
 
     def _take_again(self) -> None:
         if self._resume_at is not None:
@@ -223,10 +205,10 @@ class Sampler:
         for index in range(count):
             device = self._devices.get(index)
             if device is None or not device.is_running:
-                self._devices[index] = DeviceSampler(index, self._driver.device, self._state_of, self._timing)
+                self._devices[index] = DeviceSampler(index, self._driver.device, self._gpus.of, self._timing)
                 self._devices[index].start()
         if self._watches_xids and self._watcher is None:
-            self._watcher = XidWatcher(self._driver, self._open_devices, self._count_xid)
+            self._watcher = XidWatcher(self._driver, self._open_devices, self._hear_xid)
             self._watcher.start()
 
     def _should_reconnect(self) -> bool:
@@ -237,32 +219,11 @@ class Sampler:
     def _missing(self) -> int:
         return self.gpus_expected - self.gpus_seen
 
-    def _state_of(self, device: Device) -> GpuState:
-        """The state of the GPU with this UUID, at whatever index it is now."""
-        with self._states_lock:
-            gpu = Gpu(device.index, device.uuid)
-            state = self._states.setdefault(device.uuid, GpuState(gpu, self._sources))
-            if state.gpu != gpu:
-                state.at(gpu)
-            return state
-
     def _open_devices(self) -> list[Device]:
         return [sampler.device for sampler in [*self._devices.values()] if sampler.device]
 
-    def _count_xid(self, uuid: str, code: int | None) -> None:
-        state = self._states[uuid]
-        counts = state.xids = Counter() if state.xids is None else state.xids
-        if code is not None:
-            counts[code] += 1
-            state.last_xids[code] = self._timing.unix()
-
-    def _known(self) -> list[GpuState]:
-        with self._states_lock:
-            return sorted(self._states.values(), key=lambda state: state.gpu.index)
-
-    def _is_up(self, state: GpuState) -> bool:
-        latest = state.latest
-        return latest is not None and self._is_recent(latest.taken)
+    def _hear_xid(self, uuid: str, code: int | None) -> None:
+        self._gpus.hear(uuid, code, self._timing.unix())
 
     def _is_recent(self, moment: float) -> bool:
         return self._timing.monotonic() - moment <= self._timing.longest_age

@@ -24,6 +24,15 @@ class Xids:
     counts: Mapping[int, int] | None
     last: Mapping[int, float]
 
+    def listening(self) -> Xids:
+        """As it is once the driver has agreed to report them."""
+        return Xids(self.counts or {}, self.last)
+
+    def with_event(self, code: int, unix: float) -> Xids:
+        """As it is after one more event."""
+        counts = self.counts or {}
+        return Xids({**counts, code: counts.get(code, 0) + 1}, {**self.last, code: unix})
+
 
 class XidWatcher:
     """Registers every device that is open and reports `(uuid, code)` for each event, `(uuid, None)` when it begins."""

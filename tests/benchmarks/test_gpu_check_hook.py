@@ -60,12 +60,12 @@ TIMELINE = {
     "device": {"other": 0.1, "backward": 0.6, "collective_wait": 0.3, "evaluation": 0.0},
     "wall": 1.0,
     "profiler_waits": [0.1, 0.1, 0.1],
-    "uploaded_bytes": 100,
-    "copy_bytes": 0.0,
-    "cuda_allocated_bytes": 10.0,
-    "cuda_reserved_bytes": 20.0,
-    "allocated": 10,
-    "reserved": 20,
+}
+BESIDES = {
+    "check": "besides",
+    "rank": 0,
+    "ours": {"copy_bytes": 100.0, "cuda_reserved_bytes": 19.0, "cuda_allocated_bytes": 0.0},
+    "theirs": {"copy_bytes": 100, "cuda_reserved_bytes": 20, "cuda_allocated_bytes": 10},
 }
 WAITING = {
     "check": "waiting",
@@ -91,12 +91,17 @@ def test_what_agrees_is_ok() -> None:
         "other": "measured",
         "backward": "measured",
         "collective_wait": "measured",
-        "copy_bytes": "only nvidia-smi",
-        "cuda_allocated_bytes": "ok",
-        "cuda_reserved_bytes": "ok",
         "cudaDeviceSynchronize": "ok",
         "what set_sync_debug_mode objects to": "ok",
         "parameters": "ok",
+    }
+
+
+def test_copies_agree_to_the_byte_and_what_no_probe_filled_is_only_the_others() -> None:
+    assert outcomes(BESIDES) == {
+        "copy_bytes": "ok",
+        "cuda_reserved_bytes": "ok",
+        "cuda_allocated_bytes": "only nvidia-smi",
     }
 
 

@@ -17,7 +17,10 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.rank_writer import RankWriter
+from rankscope.timeline import Timeline
 from rankscope_exporter import config, daemon
+from rankscope_exporter.run_directory import LABELS
 from rankscope_exporter.simulation import simulated_uuid
 
 from .allocation.kubelet import Kubelet
@@ -104,6 +107,37 @@ def test_a_rank_file_that_is_not_one_costs_the_others_nothing(run_dir: Path, fre
         lines = metrics(url)
         assert 'rankscope_exporter_rank_files_skipped{reason="truncated"} 1.0' in lines
         assert 'rankscope_exporter_collector_success{collector="ranks"} 1.0' in lines
+
+
+def leave_steps(run_dir: Path, rank: int) -> RankWriter:
+    """A record of a rank that lives in this process and has taken five steps of a second each."""
+    now = 1000.0
+    writer = RankWriter()
+    timeline = Timeline(writer, lambda: now)
+    info = {**dict.fromkeys(LABELS, ""), "run": "r", "rank": str(rank), "pid": "1", "group": "0-1"}
+    writer.publish(run_dir, f"r.{rank}", info)
+    for _ in range(5):
+        now += 1.0
+        timeline.step()
+    return writer
+
+
+def test_steps_are_aligned_and_processes_looked_at(run_dir: Path, free_port: int) -> None:
+    writers = [leave_steps(run_dir, rank) for rank in range(2)]
+    with exporter(free_port, f"--run-dir={run_dir}") as url:
+        eventually(lambda: 'rankscope_rank_aligned_steps_total{rank="1",run="r"} 4.0' in metrics(url))
+        names = {line.split("{")[0] for line in metrics(url)}
+    assert {"rankscope_rank_cpu_seconds_total", "rankscope_rank_blame_seconds_total"} <= names
+    assert writers
+
+
+def test_an_alignment_that_is_off_publishes_nothing(run_dir: Path, free_port: int) -> None:
+    writers = [leave_steps(run_dir, rank) for rank in range(2)]
+    with exporter(free_port, f"--run-dir={run_dir}", "--no-collector.alignment") as url:
+        names = {line.split("{")[0] for line in metrics(url)}
+    assert "rankscope_rank_steps_total" in names
+    assert "rankscope_rank_aligned_steps_total" not in names
+    assert writers
 
 
 FAULTS = """

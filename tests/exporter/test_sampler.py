@@ -13,7 +13,8 @@ import pynvml
 import pytest
 
 from rankscope_exporter.collectors import GPU_SOURCES, gpu, load, memory, power, temperature
-from rankscope_exporter.device_sampler import DeviceSampler, GpuState, Timing
+from rankscope_exporter.device_sampler import DeviceSampler, Timing
+from rankscope_exporter.gpu_states import GpuState, GpuStates
 from rankscope_exporter.sampler import Sampler
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.source import Gpu, GpuSource, SourceCollector
@@ -360,9 +361,9 @@ def test_a_reading_is_good_for_three_intervals_at_least():
 
 def test_what_was_counted_of_a_gpu_follows_it_to_another_index(machine):
     m = machine("gpus: 2")
-    sampler = Sampler(m.driver, GPU_SOURCES)
+    gpus = GpuStates(GPU_SOURCES, lambda _: True)
     device = m.device(1)
-    state = sampler._state_of(device)
+    state = gpus.of(device)
     device.index = 0
-    assert sampler._state_of(device) is state
-    assert list(sampler.readings(gpu.SOURCE)) == [Gpu(0, simulated_uuid(1))]
+    assert gpus.of(device) is state
+    assert list(gpus.readings(gpu.SOURCE)) == [Gpu(0, simulated_uuid(1))]

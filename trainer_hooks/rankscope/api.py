@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from rankscope.attach import Attachment
+
+Item = TypeVar("Item")
 
 
 def instrument() -> None:
@@ -29,25 +31,42 @@ def uninstrument() -> None:
 def phase(name: str) -> Iterator[None]:
     """Charge the time inside to the phase `name`.
 
-    `evaluation` and `checkpoint` absorb what they contain (an evaluation's data wait is evaluation); a name of
-    your own counts like `forward`: the innermost phase gets the time. At most 23 names of your own a run.
+    `evaluation` and `checkpoint` absorb what they contain (an evaluation's data wait is evaluation), and a
+    `checkpoint` that does not raise counts as one; a name of your own counts like `forward`: the innermost phase
+    gets the time. At most 22 names of your own a run.
     """
     attachment = _attachment()
     if attachment is None:
         yield
         return
     depth = attachment.enter_phase(name)
+    succeeded = False
     try:
         yield
+        succeeded = True
     finally:
-        attachment.leave_phase(depth)
+        attachment.leave_phase(name, depth, succeeded)
 
 
-def step() -> None:
-    """Mark the end of a training step, where no optimizer does; from the first call on, only these calls do."""
+def step(samples: float | None = None, tokens: float | None = None) -> None:
+    """Mark the end of a training step; from the first call on, only these calls do.
+
+    Needed where no optimizer does it: in loops without one, or with its `step` compiled by torch.compile, which
+    cannot be watched without being compiled anew. `samples` and `tokens` are what this rank trained on in the step,
+    as plain numbers; without them they are taken from the batches that it fetched, as far as these tell.
+    """
     attachment = _attachment()
     if attachment is not None:
-        attachment.step()
+        attachment.step(samples, tokens)
+
+
+def timed(iterable: Iterable[Item]) -> Iterator[Item]:
+    """The same items, as an iterator: the time in which each is waited for is data wait, and their samples count.
+
+    For loops that get their batches from anything but torch's DataLoader, which needs nothing of the kind.
+    """
+    iterator, attachment = iter(iterable), _attachment()
+    return iterator if attachment is None else attachment.timed(iterator) or iterator
 
 
 def _attachment() -> Attachment | None:

@@ -6,7 +6,9 @@ import contextlib
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from rankscope import forks, guard, identity, probes, record
@@ -15,6 +17,8 @@ from rankscope.guard import Guard, logger
 from rankscope.patch import Undo
 from rankscope.rank_reader import UnreadableRecordError, read_rank
 from rankscope.rank_writer import SUFFIX, RankWriter, run_directory
+from rankscope.settings import Settings
+from rankscope.stack_dump import StackDump
 from rankscope.timeline import Timeline
 
 RECORD_OUTLIVES_ITS_PROCESS = 600.0  # seconds: as long as the exporter shows it
@@ -33,23 +37,32 @@ class Attachment:
         self.writer = RankWriter()
         self.timeline = Timeline(self.writer)
         self._ending = Ending(self.writer)
+        self._stack_dump = StackDump()
         self._info: dict[str, Any] = {}
         self._phases: list[str] = []
         self._phases_are_full = False
         self._disabled: list[str] = []
         self._undo: list[Undo] = []
+        self._settings = Settings(self.timeline, self._refresh)
         phases = Guard("phase", self._on_probe_failure)
-        self.enter_phase = phases(lambda name: self.timeline.enter(self._phase_index(name)))
-        self.leave_phase = phases(lambda depth: self.timeline.leave(-1 if depth is None else depth))
+        self.enter_phase = phases(self._enter_phase)
+        self.leave_phase = phases(self._leave_phase)
         self.step = phases(self._explicit_step)
+        self._timed = Guard("timed", self._on_probe_failure)
+        self.timed = self._timed(self._watch_iterator)
 
     def install(self) -> None:
         """Put every probe in its place; a probe that cannot be installed is off, the others work."""
         self.timeline.on_event = Guard("record", self._on_probe_failure)(self._on_event)
+        self.timeline.groups.on_new = self._refresh
         for name, probe in probes.all_probes().items():
-            fuse = Guard(name, self._on_probe_failure)
-            self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
+            self._install(name, probe)
+        self.timeline.looks.append(Guard("settings", self._on_probe_failure)(self._settings.look))
         self._ending.watch()
+
+    def _install(self, name: str, probe: ModuleType) -> None:
+        fuse = Guard(name, self._on_probe_failure)
+        self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
 
     def remove(self) -> None:
         """Restore every patched object, end the record as finished and stop counting."""
@@ -59,11 +72,13 @@ class Attachment:
         self._undo.clear()
         self._ending.write(record.FINISHED)
         self._ending.forget()
+        self._stack_dump.forget()
         self.writer.detach()
 
     def abandon(self) -> None:
         """In a forked child: it is not the rank. Its parent's record stays as it is."""
         self._ending.forget()
+        self._stack_dump.forget()
         self.timeline.stop()
         self.writer.detach()
 
@@ -82,15 +97,39 @@ class Attachment:
         self._refresh()
         return len(names)
 
-    def _explicit_step(self) -> None:
-        self.timeline.steps_are_explicit = True
-        self.timeline.step()
+    def _enter_phase(self, name: str) -> int:
+        index = self._phase_index(name)
+        return self.timeline.checkpoints.begin() if index == record.CHECKPOINT else self.timeline.enter(index)
+
+    def _leave_phase(self, name: str, depth: int | None, succeeded: bool) -> None:
+        if depth is None:
+            return
+        if str(name) == record.PHASES[record.CHECKPOINT]:
+            self.timeline.checkpoints.end(depth, 0.0 if succeeded else None)
+        else:
+            self.timeline.leave(depth)
+
+    def _explicit_step(self, samples: float | None, tokens: float | None) -> None:
+        timeline = self.timeline
+        timeline.steps_are_explicit = True
+        if samples is not None:
+            timeline.fetched_samples = float(samples)
+        if tokens is not None:
+            timeline.fetched_tokens = float(tokens)
+        timeline.step()
+
+    def _watch_iterator(self, iterator: Iterator[Any]) -> Iterator[Any]:
+        from rankscope.probes import data_wait
+
+        return data_wait.timed(self.timeline, self._timed, iterator)
 
     def _on_event(self, phase: int) -> None:
         """Publish at the first event that tells that this process trains."""
         if not (identity.is_distributed() or self._trains_alone(phase)) or _is_loader_worker():
             return
         self.timeline.on_event = None
+        for name, probe in probes.late_probes().items():
+            self._install(name, probe)
         self._info = identity.describe()
         try:
             directory = run_directory()
@@ -100,6 +139,8 @@ class Attachment:
             logger.warning("rankscope: no record of this rank, training goes on: %s", error)
             return
         self._ending.watch_published()
+        self._stack_dump.watch()
+        self._refresh()
 
     def _trains_alone(self, phase: int) -> bool:
         """Whether this is training without a process group; under torchrun, where one may still come, after a while."""
@@ -111,7 +152,14 @@ class Attachment:
             self.writer.write_info(self._full_info())
 
     def _full_info(self) -> dict[str, Any]:
-        return {**self._info, "phases": self._phases, "probes_disabled": self._disabled}
+        return {
+            **self._info,
+            "phases": self._phases,
+            "groups": self.timeline.groups.names,
+            "probes_disabled": self._disabled,
+            "stacks": self._stack_dump.info,
+            "settings": self._settings.known,
+        }
 
     def _on_probe_failure(self, probe: str) -> None:
         self._disabled.append(probe)

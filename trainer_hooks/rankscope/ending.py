@@ -47,7 +47,7 @@ class Ending:
         # A process of multiprocessing leaves by os._exit, without atexit, but runs its finalizers. They are cleared
         # before its target runs, hence not in `watch`.
         self._finalizer = multiprocessing.util.Finalize(None, self._on_exit, exitpriority=0)
-        if not _has_foreign_sigterm_handler():
+        if not has_foreign_handler(signal.SIGTERM):
             self._sigterm_before = signal.getsignal(signal.SIGTERM)
             faulthandler.register(signal.SIGTERM, file=self._writer.fileno(), all_threads=False, chain=True)
             self._watches_sigterm = True
@@ -101,12 +101,12 @@ class Ending:
             self.write(record.INTERRUPTED if isinstance(error, KeyboardInterrupt) else record.EXCEPTION)
 
 
-def _has_foreign_sigterm_handler() -> bool:
-    """Whether C code other than Python's handles SIGTERM: the job's own faulthandler, say. It would lose its file."""
-    if signal.getsignal(signal.SIGTERM) not in (signal.SIG_DFL, signal.SIG_IGN):
-        return signal.getsignal(signal.SIGTERM) is None
+def has_foreign_handler(number: int) -> bool:
+    """Whether C code other than Python's handles the signal: the job's faulthandler, say. It would lose its file."""
+    if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
+        return signal.getsignal(number) is None
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/self/status").read_text().splitlines()
         caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
-        return bool(caught >> (signal.SIGTERM - 1) & 1)
+        return bool(caught >> (number - 1) & 1)
     return True  # unknown: better without last words than the job without its handler

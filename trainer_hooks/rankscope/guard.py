@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from types import SimpleNamespace
+from typing import Any, ParamSpec, TypeVar
 
 Arguments = ParamSpec("Arguments")
 Result = TypeVar("Result")
@@ -37,6 +38,12 @@ class Guard:
                 return None
 
         return guarded
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A stand-in that is switched off and needs none of us: cloudpickle sends a class of `__main__` by value, with
+        what we have put on it, perhaps to a process without Rankscope.
+        """
+        return SimpleNamespace, (), {"blown": True}
 
     def blow(self, error: Exception) -> None:
         """Switch the probe off because of `error`, which is being handled."""

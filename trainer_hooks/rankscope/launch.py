@@ -1,4 +1,6 @@
-"""The command `rankscope`: `rankscope run -- torchrun … train.py` starts a job watched, without a change to it."""
+"""The command `rankscope`: `rankscope run -- torchrun … train.py` starts a job watched, without a change to it;
+`rankscope stacks` says where the threads of the ranks on this machine are.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import os
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 from rankscope._version import __version__
 
@@ -17,10 +20,25 @@ between the job and its launcher. The same without this command: RANKSCOPE=1 tor
 script: import rankscope; rankscope.instrument()."""
 
 
+STACKS_DESCRIPTION = """\
+Print the Python stacks of every thread of every living rank on this machine: by py-spy where it is installed and
+permitted, else by the hook itself. To be run as the job's user, in the job's container if it has one. Changes nothing
+in the job. Exits with 1 if a rank does not answer, with 2 if there is none."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and become the command. Exits with 2 if it is wrong."""
+    """Parse the command line and do what it says. Exits with 2 if it is wrong."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.action == "stacks":
+        from rankscope.stacks import show
+
+        sys.exit(show(options.run, options.rank, options.run_dir))
+    _run(parser, options)
+
+
+def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Become the command."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         parser.error("run: no command given, as in: rankscope run -- torchrun --nproc-per-node 8 train.py")
@@ -33,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="run")
+    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks")
     run = commands.add_parser(
         "run", help="start a training command with every rank watched", description=RUN_DESCRIPTION
     )
@@ -42,6 +60,12 @@ def _parser() -> argparse.ArgumentParser:
         "--run-dir", metavar="DIR", help="where the ranks' records go (default: /run/rankscope or /dev/shm)"
     )
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the training command")
+    stacks = commands.add_parser("stacks", help="where every thread of every rank is", description=STACKS_DESCRIPTION)
+    stacks.add_argument("--run", metavar="NAME", help="only the ranks of this run")
+    stacks.add_argument("--rank", metavar="N", help="only this rank")
+    stacks.add_argument(
+        "--run-dir", type=Path, metavar="DIR", help="where the ranks' records are (default: /run/rankscope, /dev/shm)"
+    )
     return parser
 
 

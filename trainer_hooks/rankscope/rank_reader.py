@@ -14,93 +14,20 @@ import stat
 import struct
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
 from rankscope import record
+from rankscope.rank_snapshot import LARGEST, RankSnapshot
 from rankscope.record import FIELDS, PLACES
 
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: Linux's struct flock on 64 bits
 _READ_ATTEMPTS = 50
 _BUCKETS = slice(PLACES["step_buckets"], PLACES["step_buckets"] + FIELDS["step_buckets"])
-_LARGEST = 2.0**63  # of all slots together: eight exabytes, or longer than the universe
+_STEPS_OFFSET = record.SLOTS_OFFSET + 8 * PLACES["steps"]
 _SLOTS = struct.Struct(f"{record.SLOTS}d")
 INFOS_REMEMBERED = 256  # of at most 8 kB each
-
-
-@dataclass(frozen=True)
-class RankSnapshot:
-    """One consistent reading of a record. Seconds everywhere; `slots` and `info` as record.py describes them."""
-
-    path: Path
-    alive: bool
-    slots: tuple[float, ...]
-    info: dict[str, Any]
-    last_words_at: float | None  # unix time at which SIGTERM made faulthandler write, if it did
-    read_monotonic: float
-
-    def __getitem__(self, field: str) -> float:
-        return self.slots[PLACES[field]]
-
-    def many(self, field: str) -> tuple[float, ...]:
-        """All places of a field that has several."""
-        return self.slots[PLACES[field] : PLACES[field] + FIELDS[field]]
-
-    def unix(self, monotonic: float) -> float:
-        """A monotonic time of the record as unix time."""
-        return self["started_unix"] + monotonic - self["started_monotonic"]
-
-    @property
-    def last_progress(self) -> float:
-        """Monotonic time of the last event in the training thread: all that has been charged, from the start on."""
-        return self["started_monotonic"] + sum(self.many("phase_seconds"))
-
-    @property
-    def phase(self) -> str:
-        """The phase that is open."""
-        return self._phase_names()[int(self["phase"])]
-
-    @property
-    def phase_seconds(self) -> dict[str, float]:
-        """Seconds by phase, the open one included while the rank lives: they sum to the time since its start."""
-        names = self._phase_names()
-        seconds = dict(zip(names, self.many("phase_seconds"), strict=False))
-        if self.alive:
-            seconds[self.phase] += max(0.0, self.read_monotonic - self.last_progress)
-        return seconds
-
-    @property
-    def groups(self) -> tuple[str, ...]:
-        """The groups of ranks that it synchronises with, in the order of the fields that have one place a group."""
-        return tuple(self.info.get("groups", ()))[: record.MAX_GROUPS]
-
-    @property
-    def device_seconds(self) -> dict[str, float]:
-        """The GPU's seconds by phase, as far as they are known; empty without a GPU."""
-        seconds = self.many("device_seconds")
-        return dict(zip(self._phase_names(), seconds, strict=False)) if any(seconds) else {}
-
-    @property
-    def exit_reason(self) -> str | None:
-        """`finished`, `exception`, `interrupted`, `sigterm` or `killed`, whichever came first; None while it lives."""
-        if self.alive:
-            return None
-        spoke = self["ended"] != record.RUNNING
-        if self.last_words_at is not None and not (spoke and self["ended_unix"] <= self.last_words_at):
-            return "sigterm"
-        if spoke:
-            return record.ENDINGS.get(self["ended"], "exception")
-        return "killed"
-
-    @property
-    def exit_unix(self) -> float | None:
-        """When the rank ended by its own account; None if it lives or was killed."""
-        return {"sigterm": self.last_words_at, "killed": None, None: None}.get(self.exit_reason, self["ended_unix"])
-
-    def _phase_names(self) -> tuple[str, ...]:
-        return (*record.PHASES, *self.info.get("phases", ()))
 
 
 class UnreadableRecordError(Exception):
@@ -120,18 +47,23 @@ def read_rank(path: Path, directory: int | None = None) -> RankSnapshot:
     with _opened(path, directory) as descriptor:
         _check_header(path, os.fstat(descriptor), os.pread(descriptor, record.HEADER.size, 0))
         # The lock before the data: what a dead process left is then final, and no clean end looks like a kill.
-        alive = _is_locked(descriptor)
+        lock_pid = _lock_holder(descriptor)
         data = _consistent(descriptor, path)
+        ring = _read(descriptor, path, 8 * record.RING_SLOTS, record.RING_OFFSET)
+        (steps_after_ring,) = struct.unpack("d", _read(descriptor, path, 8, _STEPS_OFFSET))
         spoke_last_words = os.pread(descriptor, 1, record.LAST_WORDS_OFFSET) != b"\0"
         modified = os.fstat(descriptor).st_mtime
     info = _info(path, data)
     return RankSnapshot(
         path=path,
-        alive=alive,
+        alive=lock_pid is not None,
         slots=_slots(path, data, info),
         info=info,
         last_words_at=modified if spoke_last_words else None,
         read_monotonic=time.monotonic(),
+        lock_pid=lock_pid or 0,
+        ring=ring,
+        steps_after_ring=steps_after_ring,
     )
 
 
@@ -171,13 +103,18 @@ def _check_header(path: Path, status: os.stat_result, header: bytes) -> None:
 def _consistent(descriptor: int, path: Path) -> bytes:
     """The record's bytes before the ring, read while its info was not being changed."""
     for _ in range(_READ_ATTEMPTS):
-        data = os.pread(descriptor, record.RING_OFFSET, 0)
-        if len(data) < record.RING_OFFSET:
-            raise UnreadableRecordError("truncated", path, f"{len(data)} bytes of {record.SIZE}")
+        data = _read(descriptor, path, record.RING_OFFSET, 0)
         sequence = _info_sequence(data)
         if sequence % 2 == 0 and sequence == _info_sequence(os.pread(descriptor, 80, 0)):
             return data
     raise UnreadableRecordError("unreadable", path, "its info changed at every attempt to read it")
+
+
+def _read(descriptor: int, path: Path, size: int, offset: int) -> bytes:
+    data = os.pread(descriptor, size, offset)
+    if len(data) < size:
+        raise UnreadableRecordError("truncated", path, f"{offset + len(data)} bytes of {record.SIZE}")
+    return data
 
 
 def _info_sequence(data: bytes) -> float:
@@ -228,7 +165,7 @@ def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
     slots = _SLOTS.unpack_from(data, record.SLOTS_OFFSET)
     phases = len(record.PHASES) + len(info.get("phases", ()))
     # What is no number makes the sum none, and then it is not below anything.
-    are_values = min(slots) >= 0.0 and sum(slots) <= _LARGEST and slots[PLACES["phase"]] < phases
+    are_values = min(slots) >= 0.0 and sum(slots) <= LARGEST and slots[PLACES["phase"]] < phases
     is_in_order = slots[PLACES["started_monotonic"]] <= slots[PLACES["phase_since"]]
     # OpenMetrics wants whole numbers in a histogram's buckets.
     if not (are_values and is_in_order and all(map(float.is_integer, slots[_BUCKETS]))):
@@ -236,7 +173,8 @@ def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
     return slots
 
 
-def _is_locked(descriptor: int) -> bool:
+def _lock_holder(descriptor: int) -> int | None:
+    """Who holds the record's lock; 0 if it is nobody whom this process's pid namespace shows, None if it is free."""
     question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    answer = fcntl.fcntl(descriptor, fcntl.F_GETLK, question)
-    return bool(_FLOCK.unpack(answer)[0] != fcntl.F_UNLCK)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
+    return None if kind == fcntl.F_UNLCK else max(0, int(pid))  # -1: a lock of an open file, of no process

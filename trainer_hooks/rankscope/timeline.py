@@ -12,8 +12,13 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable
 from threading import get_ident
+from types import SimpleNamespace
+from typing import Any
+from weakref import ReferenceType
 
 from rankscope import record
+from rankscope.checkpoint_counter import CheckpointCounter
+from rankscope.groups import GROUP_WAIT, UNCOUNTED, Group, Groups
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
 
@@ -21,16 +26,26 @@ Depth = int  # what `enter` returns and `leave` takes: how deep the stack was; -
 
 NOBODY = -1
 
+SETTLED_STEPS = 20  # after each of the first ones the looks are taken, later once a second
+LOOK_INTERVAL = 1.0  # seconds
+
 PHASE = PLACES["phase"]
 PHASE_SINCE = PLACES["phase_since"]
 PHASE_SECONDS = PLACES["phase_seconds"]
 STEPS = PLACES["steps"]
+MICRO_STEPS = PLACES["micro_steps"]
+SAMPLES = PLACES["samples"]
+TOKENS = PLACES["tokens"]
 STEP_SECONDS = PLACES["step_seconds"]
 STEP_BUCKETS = PLACES["step_buckets"]
 COPIED = slice(PLACES["samples"], PLACES["samples"] + record.RING_COPIES)
 COLLECTIVES = PLACES["collectives"]
 COLLECTIVE_SECONDS = PLACES["collective_seconds"]
 COLLECTIVE_BYTES = PLACES["collective_bytes"]
+COLLECTIVE_DURATION = PLACES["collective_duration_seconds"]
+COLLECTIVE_BUS_BYTES = PLACES["collective_bus_bytes"]
+OPEN_OP = PLACES["collective_op"]
+OPEN_GROUP = PLACES["collective_group"]
 
 
 class Timeline:
@@ -43,20 +58,35 @@ class Timeline:
 
     def __init__(self, writer: RankWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self.writer = writer
+        self.groups = Groups(writer)
         self.on_event: Callable[[int], None] | None = None
         self.on_step: Callable[[float, int], object] | None = None  # with the step's end and the phase that is open
         self.steps_are_explicit = False  # the script calls rankscope.step(): optimizers no longer mark steps
+        self.looks: list[Callable[[], None]] = []  # called at a step's end, at most once a second: what may cost
+        self.seen: dict[str, ReferenceType[Any]] = {}  # objects of the job's by role, for who wants to ask them
+        self.autocast = ""  # the type that autocast was last entered with
+        self.steps_in_backward = False  # optimizers have stepped in the backward pass that is running
+        self._wake_step: int | None = None
+        self._on_wake: Callable[[int], int | None] = lambda _: None
         self._clock = clock
         self.restart()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A stand-in without anything, as `Guard.__reduce__` explains."""
+        return SimpleNamespace, ()
 
     def restart(self) -> None:
         """Begin again from nothing, in start-up, as the calling process."""
         self._owner: int | None = threading.main_thread().ident
         self.on_boundary: Callable[[int], object] | None = None  # with the phase that begins
-        self._stack = [record.STARTUP]  # the bottom becomes OTHER when start-up ends
+        # The phases that are open, outermost first. The bottom is start-up, and OTHER when that ends.
+        self.open_phases = self._stack = [record.STARTUP]
         self._absorber, self._absorber_depth = record.STARTUP, 0
         self._phase = record.STARTUP
         self._since = self._last_step = self._clock()  # of the last event; of the last step
+        self._next_look = self._since
+        self.fetched_samples = self.fetched_tokens = 0.0  # since the last step: counted when the next one ends
+        self.checkpoints = CheckpointCounter(self, self._clock)
         slots = self.writer.slots
         for place in range(record.SLOTS):
             slots[place] = 0.0
@@ -119,6 +149,7 @@ class Timeline:
     def unwind(self) -> None:
         """Close everything but start-up: what a probe that failed half-way may have left open."""
         self.leave(1)
+        self.close_collective(0.0)
 
     def step(self) -> None:
         """The end of a step, on the thread that trains. The first one ends start-up."""
@@ -137,6 +168,8 @@ class Timeline:
             seconds = now - self._last_step
             slots[STEP_SECONDS] += seconds
             slots[STEP_BUCKETS + bisect_left(record.STEP_BOUNDS, seconds)] += 1
+        if self.fetched_samples or self.fetched_tokens:
+            self._count_fetched()
         number = slots[STEPS] + 1
         ring = self.writer.ring
         place = int(number) % record.RING_STEPS * record.RING_WIDTH
@@ -147,17 +180,65 @@ class Timeline:
         self._last_step = now
         if self.on_step is not None:
             self.on_step(now, self._phase)
+        if number == self._wake_step:
+            self._wake_step = self._on_wake(int(number))
+        if now >= self._next_look:
+            self._look(now)
 
-    def collective(self, op: int, seconds: float, size: float) -> None:
+    def wake_at(self, step: int, on_wake: Callable[[int], int | None]) -> None:
+        """Call `on_wake` with the number of `step` when that has ended; it returns the next step to be called at."""
+        self._wake_step, self._on_wake = step, on_wake
+
+    def step_in_backward(self) -> None:
+        """The end of a backward pass within which the optimizers stepped."""
+        self.steps_in_backward = False
+        if not self.steps_are_explicit:
+            self.step()
+
+    def open_collective(self, op: int, group: Group) -> float:
+        """Say, before it blocks, which collective the training thread is in; pass the result to `close_collective`.
+
+        Where one contains another (a process group written in Python), the record names the outermost.
+        """
+        slots = self.writer.slots
+        outer = slots[OPEN_OP]
+        if not outer:
+            slots[OPEN_GROUP] = group.place
+            slots[OPEN_OP] = op + 1
+        return outer
+
+    def close_collective(self, outer: float) -> None:
+        """The training thread is out of the collective, and in none if there is no `outer` one."""
+        self.writer.slots[OPEN_OP] = outer
+
+    def collective(self, op: int, group: Group, seconds: float, size: float) -> None:
         """Count one collective of `size` bytes that kept the training thread for `seconds`."""
         slots = self.writer.slots
         slots[COLLECTIVES + op] += 1
         slots[COLLECTIVE_SECONDS + op] += seconds
         slots[COLLECTIVE_BYTES + op] += size
+        if group.place != UNCOUNTED:
+            slots[GROUP_WAIT + group.place] += seconds
 
-    def collective_wait(self, op: int, seconds: float) -> None:
-        """Charge a wait of `seconds` to a collective that was counted when it was issued."""
-        self.writer.slots[COLLECTIVE_SECONDS + op] += seconds
+    def collective_completed(self, op: int, group: Group, duration: float, size: float) -> None:
+        """A collective of `size` bytes took `duration` seconds from its issue to its completion.
+
+        Only for those whose duration is known (from the host's clock or from a device's events, read later), so that
+        bus bytes divided by duration is their bandwidth.
+        """
+        slots = self.writer.slots
+        slots[COLLECTIVE_DURATION + op] += duration
+        slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
+
+    @property
+    def last_event(self) -> float:
+        """When the training thread's last event was (the clock's time)."""
+        return self._since
+
+    @property
+    def micro_steps(self) -> int:
+        """Outermost backward passes so far."""
+        return int(self.writer.slots[MICRO_STEPS])
 
     @property
     def steps(self) -> int:
@@ -172,6 +253,18 @@ class Timeline:
     def stop(self) -> None:
         """Ignore every event from now on; ask nothing of the device either, which a forked child may not do."""
         self._owner = self.on_boundary = self.on_step = None
+
+    def _count_fetched(self) -> None:
+        slots = self.writer.slots
+        slots[SAMPLES] += self.fetched_samples
+        slots[TOKENS] += self.fetched_tokens
+        self.fetched_samples = self.fetched_tokens = 0.0
+
+    def _look(self, now: float) -> None:
+        if self.steps >= SETTLED_STEPS:
+            self._next_look = now + LOOK_INTERVAL
+        for look in self.looks:
+            look()
 
     def _end_startup(self, now: float) -> None:
         self._stack[0] = record.OTHER

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rankscope.rank_reader import RankSnapshot
+from rankscope.rank_snapshot import RankSnapshot
 from rankscope_exporter.allocation.holder import Holder
 from rankscope_exporter.allocation.processes import UserNames
 from rankscope_exporter.run_directory import RunDirectory

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from rankscope.rank_reader import RankSnapshot
+from rankscope.rank_snapshot import RankSnapshot
 
 WORKING = "working"
 FREE = "free"

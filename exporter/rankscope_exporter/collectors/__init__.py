@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rankscope_exporter import scrape
 from rankscope_exporter.collectors import (
+    alignment,
     allocation,
     clocks,
     ecc,
@@ -25,11 +26,14 @@ from rankscope_exporter.collectors import (
     power,
     process,
     processes,
+    rank_processes,
     ranks,
     temperature,
     xid,
 )
+from rankscope_exporter.collectors.alignment import AlignedSteps
 from rankscope_exporter.collectors.exporter import ExporterCollector
+from rankscope_exporter.collectors.rank_processes import RankProcesses
 from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.metric import Declaration
@@ -60,7 +64,7 @@ GPU_METRICS: tuple[Declaration, ...] = (
     *(metric for source in GPU_SOURCES for metric in source.metrics),
     *xid.METRICS,
 )
-RANK_METRICS: tuple[Declaration, ...] = ranks.METRICS
+RANK_METRICS: tuple[Declaration, ...] = (*ranks.METRICS, *alignment.METRICS, *rank_processes.METRICS)
 EXPORTER_METRICS: tuple[Declaration, ...] = (*exporter.METRICS, *scrape.METRICS, ranks.SKIPPED)
 
 
@@ -80,6 +84,8 @@ COLLECTORS: tuple[Described, ...] = (
     *GPU_SOURCES,
     XidCollector,
     RanksCollector,
+    AlignedSteps,
+    RankProcesses,
     ExporterCollector,
 )
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterable, Mapping
 from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.lines import Lines, Values, families
+from rankscope_exporter.lines import Lines, Texts, Values, families
 from rankscope_exporter.source import Gpu, GpuMetric, counter, gauge
 from rankscope_exporter.xid_watcher import Xids
 
@@ -83,12 +82,14 @@ class XidCollector:
 
     def __init__(self, events: XidEvents) -> None:
         self._events = events
-        self._lines: dict[Gpu, Lines[Xids]] = {}
-        self._lock = threading.Lock()  # scrapes come from several threads
+        self._written: dict[Gpu, tuple[Xids, Texts]] = {}
 
     def collect(self) -> Iterable[Metric]:
         """Events by code."""
-        with self._lock:
-            heard = self._events.xids()
-            self._lines = {gpu: self._lines.get(gpu) or Lines(METRICS, gpu.values()) for gpu in heard}
-            return families(METRICS, [self._lines[gpu].write(xids) for gpu, xids in heard.items()])
+        self._written = {gpu: self._write(gpu, xids) for gpu, xids in self._events.xids().items()}
+        return families(METRICS, [texts for _, texts in self._written.values()])
+
+    def _write(self, gpu: Gpu, xids: Xids) -> tuple[Xids, Texts]:
+        """Anew only after an event, which is rare."""
+        known = self._written.get(gpu)
+        return known if known and known[0] is xids else (xids, Lines(METRICS, gpu.values()).write(xids))

@@ -51,15 +51,16 @@ METRICS = (
     ),
     counter(
         "collective_duration_seconds",
-        "Time from the issue of collectives to their completion, overlapped or not; absent where it is not known.",
+        "Time from the issue of collectives to their completion, overlapped or not, of those of which it is known: "
+        "whose end the training thread waited for, and the passes that DDP's own logger samples (one in a hundred).",
         _by_op("collective_duration_seconds"),
         "op",
     ),
     counter("collective_bytes", "Payload that the rank handed to collectives.", _by_op("collective_bytes"), "op"),
     counter(
         "collective_bus_bytes",
-        "The payload as each rank's link sees it, by NCCL-tests' factors (2(n-1)/n for an all-reduce over n ranks): "
-        "divided by the duration it is the bus bandwidth.",
+        "The payload of the collectives of known duration as each rank's link sees it, by NCCL-tests' factors "
+        "(2(n-1)/n for an all-reduce over n ranks): divided by the duration it is the bus bandwidth.",
         _by_op("collective_bus_bytes"),
         "op",
     ),

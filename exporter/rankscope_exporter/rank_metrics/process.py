@@ -29,14 +29,22 @@ def _with_cuda(field: str) -> Callable[[Rank], Values]:
 
 
 METRICS = (
-    counter("checkpoints", "Checkpoints that the rank has written.", lambda rank: rank.snapshot["checkpoints"]),
-    counter("checkpoint_bytes", "Bytes of these checkpoints.", _after_checkpoint("checkpoint_bytes")),
+    counter(
+        "checkpoints",
+        "Checkpoints that the rank has written; what it saves between the same two steps is one.",
+        lambda rank: rank.snapshot["checkpoints"],
+    ),
+    counter("checkpoint_bytes", "Bytes of these checkpoints, as far as they are known.", nonzero("checkpoint_bytes")),
     gauge(
         "checkpoint_last_duration_seconds",
         "How long the last one kept the training thread.",
         _after_checkpoint("checkpoint_last_seconds"),
     ),
-    gauge("checkpoint_last_size_bytes", "Size of the last one.", _after_checkpoint("checkpoint_last_bytes")),
+    gauge(
+        "checkpoint_last_size_bytes",
+        "Size of the last one; absent where it is not known.",
+        nonzero("checkpoint_last_bytes"),
+    ),
     gauge(
         "checkpoint_last_timestamp_seconds",
         "When the last one was finished, in unix time.",

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.rank_reader import RankSnapshot
+from rankscope.rank_snapshot import RankSnapshot
 from rankscope_exporter.allocation.claims import Claims, ClaimsWatcher
 from rankscope_exporter.allocation.holder import Holder
 from rankscope_exporter.allocation.processes import UserNames

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.rank_reader import RankSnapshot
+from rankscope.rank_snapshot import RankSnapshot
 from rankscope.record import PHASES, PLACES, SLOTS
 from rankscope_exporter.allocation.idleness import STATES, Facts, are_stuck, classify
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.rank_reader import RankSnapshot
+from rankscope.rank_snapshot import RankSnapshot
 from rankscope.record import PHASES, PLACES, SLOTS
 from rankscope_exporter.allocation.claims import Claims
 from rankscope_exporter.allocation.holder import Holder

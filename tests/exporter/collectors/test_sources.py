@@ -87,7 +87,7 @@ def test_every_metric_is_declared_as_it_is_named():
 
 def test_every_collector_has_a_name_of_its_own_and_one_line_of_help():
     names = [collector.name for collector in COLLECTORS]
-    assert len(names) == len(set(names)) == len(GPU_SOURCES) + 3
+    assert len(names) == len(set(names)) == len(GPU_SOURCES) + 5
     assert all(collector.help and "\n" not in collector.help for collector in COLLECTORS)
 
 

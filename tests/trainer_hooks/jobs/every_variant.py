@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import RankSnapshot, read_rank
+from rankscope.rank_reader import read_rank
+from rankscope.rank_snapshot import RankSnapshot
 
 STEPS = 12
 

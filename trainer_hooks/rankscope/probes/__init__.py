@@ -1,6 +1,6 @@
 """The probes, one file each: what is watched in torch, and which phase it means.
 
-A probe is a module with `install(timeline, guard)`, which returns what takes everything back. This list is the
+A probe is a module with `install(timeline, guard)`, which returns what takes everything back. These lists are the
 registration.
 """
 
@@ -17,13 +17,43 @@ Install = Callable[[Timeline, Guard], Sequence[Callable[[], None]]]
 
 def all_probes() -> dict[str, ModuleType]:
     """Every probe by name. Imports torch."""
-    from rankscope.probes import backward, collectives, data_wait, ddp, device_time, optimizer
+    from rankscope.probes import (
+        amp,
+        autocast,
+        backward,
+        checkpoint,
+        collectives,
+        cuda_memory,
+        data_wait,
+        ddp,
+        device_time,
+        forward,
+        functional,
+        garbage,
+        h2d_copy,
+        optimizer,
+    )
 
     return {
         "data_wait": data_wait,
         "ddp": ddp,
+        "forward": forward,
         "backward": backward,
         "collectives": collectives,
+        "functional": functional,
         "optimizer": optimizer,
         "device_time": device_time,
+        "checkpoint": checkpoint,
+        "garbage": garbage,
+        "h2d_copy": h2d_copy,
+        "cuda_memory": cuda_memory,
+        "autocast": autocast,
+        "amp": amp,
     }
+
+
+def late_probes() -> dict[str, ModuleType]:
+    """Those that are installed when the training begins, because what they watch is imported only after us."""
+    from rankscope.probes import frameworks
+
+    return {"frameworks": frameworks}

@@ -1,6 +1,7 @@
-"""Plain collectives: what the script calls through torch.distributed, by operation, seconds and bytes.
+"""Plain collectives: what the script calls through torch.distributed, by operation and group, seconds and bytes.
 
-DDP's own all-reduce happens in C++ and does not pass here (ddp.py measures its exposed wait).
+DDP's own all-reduce happens in C++ and does not pass here (ddp.py measures its exposed wait), nor do functional
+collectives (functional.py).
 """
 
 from __future__ import annotations
@@ -10,123 +11,264 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.compiler import is_dynamo_compiling
 
 from rankscope import record
+from rankscope.groups import GROUP_WAIT, UNCOUNTED, Group
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.timeline import Depth, Timeline
+from rankscope.timeline import (
+    COLLECTIVE_BUS_BYTES,
+    COLLECTIVE_BYTES,
+    COLLECTIVE_DURATION,
+    COLLECTIVE_SECONDS,
+    COLLECTIVES,
+    OPEN_GROUP,
+    OPEN_OP,
+    Depth,
+    Timeline,
+)
 
-# ProcessGroup's method: the operation, and which argument holds this rank's payload (None: there is none).
+# ProcessGroup's method: the operation, and which argument holds this rank's payload (None: there is none). One method
+# has several names, as torch renamed it; C++ code never calls one through another.
 METHODS: dict[str, tuple[str, int | None]] = {
     "allreduce": ("all_reduce", 0),
     "allreduce_coalesced": ("all_reduce", 0),
     "allgather": ("all_gather", 1),
     "allgather_coalesced": ("all_gather", 1),
     "_allgather_base": ("all_gather", 1),
+    "all_gather_single": ("all_gather", 1),
     "allgather_into_tensor_coalesced": ("all_gather", 1),
+    "all_gather_single_coalesced": ("all_gather", 1),
     "reduce_scatter": ("reduce_scatter", 1),
     "_reduce_scatter_base": ("reduce_scatter", 1),
+    "reduce_scatter_single": ("reduce_scatter", 1),
     "reduce_scatter_tensor_coalesced": ("reduce_scatter", 1),
+    "reduce_scatter_single_coalesced": ("reduce_scatter", 1),
     "broadcast": ("broadcast", 0),
     "reduce": ("reduce", 0),
     "gather": ("gather", 1),
+    "gather_into_tensor": ("gather", 1),
+    "gather_single": ("gather", 1),
     "scatter": ("scatter", 0),
     "alltoall": ("all_to_all", 1),
     "alltoall_base": ("all_to_all", 1),
+    "all_to_all_single": ("all_to_all", 1),
     "barrier": ("barrier", None),
+    "monitored_barrier": ("barrier", None),
     "send": ("send", 0),
     "recv": ("recv", 0),
     "recv_anysource": ("recv", 0),
 }
+# Not everybody of the group does these, or not equally often: gloo's monitored barrier is made of sends.
+POINT_TO_POINT = frozenset({"send", "recv", "recv_anysource"})
+UNEVEN = POINT_TO_POINT | {"monitored_barrier"}
+
 MAX_PENDING = 4096  # works that nobody has waited for yet; past that they are forgotten, not kept alive
 
+# A wait that finds its collective complete cannot know when that was. Where it follows so closely upon the issue (a
+# synchronous call), the answer is this exact all the same.
+TIGHT = 50e-6  # seconds
+BARRIER = record.OPS.index("barrier")  # has no tensors; its wait blocks the host whatever the device
 
-class CollectiveCounter:
-    """Counts collectives when they are issued and charges their waits to them."""
+Function = Callable[..., Any]
+Arguments = tuple[Any, ...]
+
+
+# Plain tuples, as a named one costs five times as much to make, and four a call are made:
+Payload = tuple[float, bool]  # bytes, and whether the host sees the collective's end: its tensors are on the CPU
+# The operation, the group, the payload, when it began to be issued and when it was issued.
+Pending = tuple[int, Group, Payload, float, float]
+Issue = tuple[Depth, Group, float, float]  # the phase, the group, what the record said before, when it began
+Wait = tuple[Depth, Pending | None, float, float, bool]  # likewise; whether the wait's end will be the collective's
+
+NOTHING: Payload = (0.0, False)
+
+
+class Collectives:
+    """Counts collectives when they are issued and charges their waits to them.
+
+    The two calls of a collective and the two of its wait run often: what they do to the groups and the timeline is
+    written out here, as in the timeline itself.
+    """
 
     def __init__(self, timeline: Timeline) -> None:
+        self.groups = timeline.groups
         self._timeline = timeline
-        # By id and without a reference: keeping a work alive would keep its tensors alive.
-        self._pending: dict[int, int] = {}
+        # By a number and without a reference: keeping a work alive would keep its tensors alive.
+        self._pending: dict[int, Pending] = {}
 
-    def begin(self) -> Depth:
-        """The training thread goes into a collective, or into waiting for one."""
-        return self._timeline.enter(record.COLLECTIVE_WAIT)
-
-    def issued(self, depth: Depth, op: int, payload: Any, work: Any) -> None:
-        """The call returned; `work` may still have to be waited for."""
+    def begin(self, process_group: Any, op: int, is_point_to_point: bool = False) -> Issue | None:
+        """The training thread issues a collective."""
+        timeline = self._timeline
+        depth = timeline.enter(record.COLLECTIVE_WAIT)
         if depth < 0:
+            return None
+        groups = self.groups
+        group = groups.of(process_group)
+        if is_point_to_point:
+            groups.catch_up(group, process_group)
+        else:
+            groups.issuing(group, process_group)
+        slots = timeline.writer.slots
+        outer = slots[OPEN_OP]
+        if not outer:
+            slots[OPEN_GROUP] = group.place
+            slots[OPEN_OP] = op + 1
+        return depth, group, outer, timeline.last_event
+
+    def issued(self, call: Issue, op: int, payload: Payload, key: int | None) -> None:
+        """The call returned. `key` is what a later wait will name it by; None if there is nothing to wait for."""
+        depth, group, outer, began = call
+        timeline = self._timeline
+        timeline.leave(depth)
+        slots = timeline.writer.slots
+        slots[OPEN_OP] = outer
+        now = timeline.last_event
+        seconds = 0.0 if outer else now - began
+        size, is_on_host = payload
+        slots[COLLECTIVES + op] += 1
+        slots[COLLECTIVE_SECONDS + op] += seconds
+        slots[COLLECTIVE_BYTES + op] += size
+        if group.place != UNCOUNTED:
+            slots[GROUP_WAIT + group.place] += seconds
+        if key is not None:
+            pending = self._pending
+            if len(pending) >= MAX_PENDING:
+                pending.clear()
+            pending[key] = op, group, payload, began, now
+        elif is_on_host or op == BARRIER:
+            timeline.collective_completed(op, group, seconds, size)
+
+    def begin_wait(self, key: int, is_completed: Callable[[], bool]) -> Wait | None:
+        """The training thread waits for a collective."""
+        timeline = self._timeline
+        depth = timeline.enter(record.COLLECTIVE_WAIT)
+        if depth < 0:
+            return None
+        began = timeline.last_event
+        slots = timeline.writer.slots
+        outer = slots[OPEN_OP]
+        pending = self._pending.pop(key, None)
+        if pending is None:
+            return depth, None, outer, began, False
+        op, group, (_, is_on_host), _, issued = pending
+        if not outer:
+            slots[OPEN_GROUP] = group.place
+            slots[OPEN_OP] = op + 1
+        # A device's work is not asked: that would break a CUDA graph that is being captured.
+        sees_the_end = is_on_host or op == BARRIER if began - issued < TIGHT else is_on_host and not is_completed()
+        return depth, pending, outer, began, sees_the_end
+
+    def waited(self, call: Wait, is_complete: bool) -> None:
+        """The wait returned; `is_complete` unless it raised."""
+        depth, pending, outer, began, sees_the_end = call
+        timeline = self._timeline
+        timeline.leave(depth)
+        slots = timeline.writer.slots
+        slots[OPEN_OP] = outer
+        if pending is None:
             return
-        self._timeline.collective(op, self._timeline.leave(depth), float(payload_bytes(payload)))
-        if work is not None:
-            if len(self._pending) >= MAX_PENDING:
-                self._pending.clear()
-            self._pending[id(work)] = op
-
-    def waited(self, depth: Depth, work: Any) -> None:
-        """A wait for `work` returned."""
-        seconds = self._timeline.leave(depth)
-        op = self._pending.pop(id(work), None)
-        if depth > 0 and op is not None:
-            self._timeline.collective_wait(op, seconds)
+        op, group, (size, _), issue_began, _ = pending
+        now = timeline.last_event
+        if not outer:
+            slots[COLLECTIVE_SECONDS + op] += now - began
+            if group.place != UNCOUNTED:
+                slots[GROUP_WAIT + group.place] += now - began
+        if is_complete and sees_the_end:
+            slots[COLLECTIVE_DURATION + op] += now - issue_began
+            slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 
 
-def payload_bytes(payload: Any) -> int:
-    """Bytes of a tensor or of nested lists of tensors."""
-    if isinstance(payload, torch.Tensor):
-        return payload.nbytes if payload.layout is torch.strided else 0  # a sparse one's size is not asked lightly
-    if isinstance(payload, Iterable):
-        return sum(map(payload_bytes, payload))
-    return 0
+def tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of a payload: one, or nested lists of them."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, Iterable):
+        return [tensor for item in value for tensor in tensors(item)]
+    return []
+
+
+def measure(value: Any) -> Payload:
+    """The payload that an argument of a collective holds. A sparse tensor's size is not asked lightly."""
+    found = tensors(value) if type(value) is not list or len(value) != 1 else value
+    if len(found) == 1 and type(found[0]) is torch.Tensor:  # nearly always
+        tensor = found[0]
+        return (tensor.nbytes if tensor.layout is torch.strided else 0), tensor.is_cpu
+    found = tensors(found)
+    size = float(sum([tensor.nbytes for tensor in found if tensor.layout is torch.strided]))
+    return size, bool(found) and found[0].is_cpu
+
+
+def around(
+    guard: Guard,
+    begin: Callable[[Arguments, dict[str, Any]], Any],
+    end: Callable[[Any, Arguments, Any, bool], None],
+) -> Callable[[Function], Function]:
+    """A wrapper that calls `begin` with a call's arguments and, unless that gave None, `end` after it.
+
+    `end` gets what `begin` gave, the call's positional arguments, its result, and whether it returned at all. Its
+    errors are its own; those of the call pass untouched. While torch.compile traces, the wrapper is transparent.
+    """
+
+    def wrap(original: Function) -> Function:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if guard.blown or is_dynamo_compiling():
+                return original(*args, **kwargs)
+            call, result, returned = None, None, False
+            try:
+                call = begin(args, kwargs)
+            except Exception as error:
+                guard.blow(error)
+            try:
+                result = original(*args, **kwargs)
+                returned = True
+                return result
+            finally:
+                if call is not None:
+                    try:
+                        end(call, args, result, returned)
+                    except Exception as error:
+                        guard.blow(error)
+
+        return watched
+
+    return wrap
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch the process group's methods and the wait of what they return. Nothing to do without distributed."""
     if not dist.is_available():
         return []
-    counter = CollectiveCounter(timeline)
-    methods = {name: where for name, where in METHODS.items() if hasattr(dist.ProcessGroup, name)}
-    watches = [
-        replace(dist.ProcessGroup, name, _issue(counter, guard, record.OPS.index(op), place))
-        for name, (op, place) in methods.items()
-    ]
-    return [*watches, replace(dist.Work, "wait", _wait(counter, guard))]
+    collectives = Collectives(timeline)
+    methods = [name for name in METHODS if hasattr(dist.ProcessGroup, name)]
+    watches = [replace(dist.ProcessGroup, name, _issue(collectives, guard, name)) for name in methods]
+    return [*watches, replace(dist.Work, "wait", _wait(collectives, guard))]
 
 
-def _issue(
-    counter: CollectiveCounter, guard: Guard, op: int, place: int | None
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    begin, issued = guard(counter.begin), guard(counter.issued)
+def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Function], Function]:
+    op, place = record.OPS.index(METHODS[name][0]), METHODS[name][1]
+    is_point_to_point, is_uneven = name in POINT_TO_POINT, name in UNEVEN
+    issued, groups = collectives.issued, collectives.groups
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def issue(group: Any, *args: Any, **kwargs: Any) -> Any:
-            depth = begin()
-            work = None
-            try:
-                work = original(group, *args, **kwargs)
-                return work
-            finally:
-                if depth is not None:
-                    payload = args[place] if place is not None and place < len(args) else None
-                    issued(depth, op, payload, work)
+    def begin(args: Arguments, _kwargs: dict[str, Any]) -> Issue | None:
+        return collectives.begin(args[0], op, is_point_to_point)
 
-        return issue
+    def end(call: Issue, args: Arguments, work: Any, _returned: bool) -> None:
+        payload = NOTHING if place is None or place + 1 >= len(args) else measure(args[place + 1])
+        issued(call, op, payload, None if work is None else id(work))
+        if is_uneven:
+            groups.skip(call[1], args[0])
 
-    return wrap
+    return around(guard, begin, end)
 
 
-def _wait(counter: CollectiveCounter, guard: Guard) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    begin, waited = guard(counter.begin), guard(counter.waited)
+def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
+    def begin(args: Arguments, _kwargs: dict[str, Any]) -> Wait | None:
+        work = args[0]
+        return collectives.begin_wait(id(work), work.is_completed)
 
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def wait(work: Any, *args: Any, **kwargs: Any) -> Any:
-            depth = begin()
-            try:
-                return original(work, *args, **kwargs)
-            finally:
-                if depth is not None:
-                    waited(depth, work)
+    def end(call: Wait, _args: Arguments, _result: Any, returned: bool) -> None:
+        collectives.waited(call, returned)
 
-        return wait
-
-    return wrap
+    return around(guard, begin, end)

@@ -1,20 +1,124 @@
-"""Data wait: the time in which the training thread asks a DataLoader for its next batch."""
+"""Data wait: the time in which the training thread asks for its next batch; and what there is in the batch.
+
+A batch counts when the step ends that it was fetched for. Those of an evaluation do not: the ones fetched within the
+phase `evaluation` or without gradients, and those of an iterator that is used up without a step in between.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Generic, TypeVar
 
+import torch
 from torch.utils.data import dataloader
 
 from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.span import in_phase
+from rankscope.record import PLACES
 from rankscope.timeline import Timeline
+
+Item = TypeVar("Item")
+
+STEPS = PLACES["steps"]
+LOADER = "loader"  # the role, in `Timeline.seen`, of the iterator that the last batch came from
+
+
+class BatchCounter:
+    """Counts the samples and tokens of what is fetched, and takes back what turns out to be an evaluation's."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._timeline = timeline
+        self._current: weakref.ref[Any] | None = None  # the iterator that the last batch came from
+        self._steps = 0.0  # when the first batch of the current iterator was fetched
+        self._samples = self._tokens = 0.0  # of the current iterator, since then
+
+    def fetched(self, call: tuple[Any, ...], batch: Any, _seconds: float) -> None:
+        """`call[0]`, an iterator, gave `batch`; None if it is used up."""
+        timeline, iterator = self._timeline, call[0]
+        phases = timeline.open_phases
+        if len(phases) > 1 and (record.EVALUATION in phases or record.DATA_WAIT in phases):
+            return  # an iterator that asks another one has not handed its own batch out yet
+        if not torch.is_grad_enabled():
+            return
+        if self._current is None or self._current() is not iterator:
+            self._current = timeline.seen[LOADER] = weakref.ref(iterator)
+            self._begin()
+        if batch is None:
+            self._used_up()
+            return
+        samples, tokens = size_of(batch)
+        if not samples:
+            samples = batch_size(iterator)
+        timeline.fetched_samples += samples
+        timeline.fetched_tokens += tokens
+        self._samples += samples
+        self._tokens += tokens
+
+    def _begin(self) -> None:
+        self._steps = self._timeline.writer.slots[STEPS]
+        self._samples = self._tokens = 0.0
+
+    def _used_up(self) -> None:
+        if self._timeline.writer.slots[STEPS] == self._steps:
+            self._timeline.fetched_samples -= self._samples
+            self._timeline.fetched_tokens -= self._tokens
+        self._begin()  # some iterators begin again
+
+
+def size_of(batch: Any) -> tuple[float, float]:
+    """Samples (the leading dimension of the first tensor) and tokens (the elements of `input_ids`); 0 if unknown."""
+    if isinstance(batch, (list, tuple)):  # first, as it is the usual case and torch.Tensor's own check is slower
+        return first_size(batch)
+    if isinstance(batch, torch.Tensor):
+        return (float(batch.shape[0]) if batch.ndim else 0.0), 0.0
+    if isinstance(batch, Mapping):
+        ids = batch.get("input_ids")
+        if isinstance(ids, torch.Tensor) and ids.ndim:
+            return float(ids.shape[0]), float(ids.numel())
+        return first_size(batch.values())
+    return 0.0, 0.0
+
+
+def first_size(items: Iterable[Any]) -> tuple[float, float]:
+    """The first size that is known."""
+    for item in items:
+        size = size_of(item)
+        if size[0]:
+            return size
+    return 0.0, 0.0
+
+
+def batch_size(iterator: Any) -> float:
+    """The batch size of a DataLoader's iterator; 0 if it has none."""
+    size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+    return float(size) if isinstance(size, int) else 0.0
+
+
+class TimedIterator(Generic[Item]):
+    """What `rankscope.timed` gives: somebody else's iterator, watched."""
+
+    def __init__(self, iterator: Iterator[Item], fetch: Callable[[TimedIterator[Item]], Item]) -> None:
+        self.iterator = iterator
+        self._fetch = fetch
+
+    def __iter__(self) -> TimedIterator[Item]:
+        return self
+
+    def __next__(self) -> Item:
+        return self._fetch(self)
+
+
+def timed(timeline: Timeline, guard: Guard, iterator: Iterator[Item]) -> Iterator[Item]:
+    """The same iterator, watched."""
+    watch = in_phase(timeline, guard, record.DATA_WAIT, BatchCounter(timeline).fetched)
+    return TimedIterator(iterator, watch(lambda watched: next(watched.iterator)))
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch the one method that every DataLoader iterator, single- or multi-process, goes through."""
     iterator: Any = dataloader._BaseDataLoaderIter  # noqa: SLF001 - the only place that sees every loader
-    return [replace(iterator, "__next__", in_phase(timeline, guard, record.DATA_WAIT))]
+    watch = in_phase(timeline, guard, record.DATA_WAIT, BatchCounter(timeline).fetched)
+    return [replace(iterator, "__next__", watch)]

@@ -19,13 +19,18 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from rankscope import record
+from rankscope.groups import Group
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
+from rankscope.probes.collectives import Arguments, Collectives, Function, Issue, Payload, around, measure
 from rankscope.probes.span import in_phase
 from rankscope.timeline import Depth, Timeline
 
 DDP_ALL_REDUCE = record.OPS.index("ddp_all_reduce")
 DDP_BROADCAST = record.OPS.index("ddp_broadcast")
+# DDP's logger (kDDPRuntimeLoggingSampleRate in torch's reducer) measures the first ten passes, then each hundredth, and
+# has the result at the next forward.
+FIRST_SAMPLES, SAMPLING_RATE = 10, 100
 MAX_OUTPUTS = 16  # outputs whose nodes get a hook; one would do, but any of them may stay out of the loss
 
 
@@ -37,6 +42,8 @@ class WatchedModule:
         self.armed = False
         self.gradient_bytes = gradient_bytes(module)
         self.handle: RemovableHandle | None = None
+        self.passes = 0  # that synchronised
+        self._sampled_at = logged(module)[1]
         self._on_first_gradient = on_first_gradient
         # DDP may do without some parameters' gradients only if told so; else any one parameter tells of each
         # backward, and its node is as old as the module, so it is hooked once and not at every forward.
@@ -51,6 +58,15 @@ class WatchedModule:
             self.armed = False
             self._on_first_gradient(self)
 
+    def new_sample(self) -> float:
+        """Seconds of an all-reduce that DDP has measured since we last asked; 0 if there was none."""
+        module = self.module()
+        if module is None or module._comm_hooks:  # noqa: SLF001 - no public question
+            return 0.0
+        seconds, at = logged(module)
+        is_new, self._sampled_at = at != self._sampled_at, at
+        return seconds if is_new else 0.0
+
 
 class Sandwich:
     """Times the exposed all-reduce wait of each backward pass that DDP synchronises."""
@@ -60,6 +76,9 @@ class Sandwich:
         self._in_flight = False
         self._depth: Depth = -1
         self._bytes = 0.0
+        self._module: DistributedDataParallel | None = None  # of those in flight the last
+        self._group: Group | None = None  # whom it waits for, while it does
+        self._outer = 0.0
         self._watched: dict[int, WatchedModule] = {}
         self._first, self._second = guard(self._before_reducer), guard(self._after_reducer)
         self._on_first_gradient: Any = guard(self._queue)
@@ -72,12 +91,22 @@ class Sandwich:
         watched = self._watched.get(id(module))
         if watched is None or watched.module() is not module:
             self._watched[id(module)] = watched = WatchedModule(module, self._on_first_gradient)
+            self._timeline.seen["ddp"] = watched.module
         watched.armed = module.require_backward_grad_sync
-        # An exception in the last backward may have left it in flight.
-        self._in_flight, self._bytes = False, 0.0
+        watched.passes += watched.armed
+        if watched.armed and watched.passes % SAMPLING_RATE == FIRST_SAMPLES + 1:
+            self._take_sample(watched, module)
+        if self._in_flight:  # an exception in the last backward left it so
+            self._close()
         if watched.armed and watched.hooks_outputs:
             for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
                 node.register_prehook(watched.notice)
+
+    def _take_sample(self, watched: WatchedModule, module: DistributedDataParallel) -> None:
+        """Only what was sampled gets a duration and bus bytes: their quotient is the bandwidth, nothing is guessed."""
+        if seconds := watched.new_sample():
+            group = self._timeline.groups.of(module.process_group)
+            self._timeline.collective_completed(DDP_ALL_REDUCE, group, seconds, watched.gradient_bytes)
 
     def remove(self) -> None:
         """Take every hook off the modules."""
@@ -87,7 +116,7 @@ class Sandwich:
         self._watched.clear()
 
     def _queue(self, watched: WatchedModule) -> None:
-        module = watched.module()
+        self._module = module = watched.module()
         # A communication hook may compress: what it sends is its own affair, and we do not guess.
         if module is not None and not module._comm_hooks:  # noqa: SLF001 - no public question
             self._bytes += watched.gradient_bytes
@@ -98,11 +127,34 @@ class Sandwich:
     def _before_reducer(self) -> None:
         # The engine may run this on a device's thread; the training thread waits for the engine.
         self._depth = self._timeline.enter(record.COLLECTIVE_WAIT, on_behalf=True)
+        if self._module is not None:
+            # The reducer has issued all its buckets now; the record says so before it waits for the other ranks.
+            groups, process_group = self._timeline.groups, self._module.process_group
+            self._group = group = groups.of(process_group)
+            groups.issued(group, process_group)
+            self._outer = self._timeline.open_collective(DDP_ALL_REDUCE, group)
         queue_callback(self._second)
 
     def _after_reducer(self) -> None:
-        self._timeline.collective(DDP_ALL_REDUCE, self._timeline.leave(self._depth), self._bytes)
-        self._in_flight, self._bytes = False, 0.0
+        seconds = self._timeline.leave(self._depth)
+        if self._group is not None:
+            self._timeline.collective(DDP_ALL_REDUCE, self._group, seconds, self._bytes)
+        self._close()
+
+    def _close(self) -> None:
+        if self._group is not None:
+            self._timeline.close_collective(self._outer)
+        self._module, self._group, self._in_flight, self._bytes = None, None, False, 0.0
+
+
+def logged(module: DistributedDataParallel) -> tuple[float, int]:
+    """What DDP's own logger says of the last all-reduce that it sampled: its seconds, and when it began (0: none yet).
+
+    From the issue of the first bucket to the end of the last, overlapped or not. It costs 15 µs: ask seldom.
+    """
+    logging_data: Any = module._get_ddp_logging_data  # noqa: SLF001 - documented as a prototype; there is no other
+    data = logging_data()
+    return data.get("backward_comm_time", 0) / 1e9, data.get("backward_comm_time_start", 0)
 
 
 def gradient_bytes(module: DistributedDataParallel) -> float:
@@ -115,11 +167,6 @@ def synchronised_parameters(module: DistributedDataParallel) -> list[torch.nn.Pa
     ignored = module.parameters_to_ignore
     named = module.module.named_parameters()
     return [parameter for name, parameter in named if parameter.requires_grad and name not in ignored]
-
-
-def buffer_bytes(module: torch.nn.Module) -> float:
-    """Bytes of the buffers that DDP broadcasts."""
-    return float(sum(buffer.nbytes for buffer in module.buffers()))
 
 
 def gradient_node(parameter: torch.Tensor) -> Node:
@@ -153,19 +200,25 @@ def graph_nodes(value: Any) -> list[Node]:
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch DDP's forward and its buffer broadcast, and arm the sandwich."""
     sandwich = Sandwich(timeline, guard)
-    sizes: weakref.WeakKeyDictionary[torch.nn.Module, float] = weakref.WeakKeyDictionary()
-
-    def count_broadcast(call: tuple[Any, ...], _result: object, seconds: float) -> None:
-        module = call[0]
-        if module not in sizes:  # walking a large model would cost more than all the rest
-            sizes[module] = buffer_bytes(module)
-        timeline.collective(DDP_BROADCAST, seconds, sizes[module])
-
     forward = in_phase(timeline, guard, record.FORWARD, sandwich.arm)
-    # By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it.
-    broadcast = in_phase(timeline, guard, record.COLLECTIVE_WAIT, count_broadcast)
     return [
         sandwich.remove,
         replace(DistributedDataParallel, "forward", forward),
-        replace(DistributedDataParallel, "_sync_buffers", broadcast),
+        replace(DistributedDataParallel, "_sync_buffers", _broadcast(Collectives(timeline), guard)),
     ]
+
+
+def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
+    """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it."""
+    payloads: weakref.WeakKeyDictionary[torch.nn.Module, Payload] = weakref.WeakKeyDictionary()
+
+    def begin(args: Arguments, _kwargs: dict[str, Any]) -> Issue | None:
+        return collectives.begin(args[0].process_group, DDP_BROADCAST)
+
+    def end(call: Issue, args: Arguments, _result: object, _returned: bool) -> None:
+        module = args[0]
+        if module not in payloads:  # walking a large model would cost more than all the rest
+            payloads[module] = measure(module.buffers())
+        collectives.issued(call, DDP_BROADCAST, payloads[module], None)
+
+    return around(guard, begin, end)

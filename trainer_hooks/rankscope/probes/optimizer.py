@@ -1,13 +1,16 @@
-"""The optimizer and the step boundary: a step ends where the first optimizer that was seen ends its step.
+"""The optimizer and the step boundary: a step ends where the optimizer that marks the steps ends its own.
 
-One optimizer marks the steps, so that two that alternate (a GAN's) do not count twice; once the script calls
+One optimizer marks them, the first that was seen, so that two that alternate (a GAN's) do not count twice. Optimizers
+that step within the backward pass, one a parameter, make one step a backward. Once the script calls
 `rankscope.step()`, only that does. An optimizer step that torch.compile compiles is not seen: call it there.
 """
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
+from types import FrameType
 from typing import Any
 
 from torch.compiler import is_dynamo_compiling
@@ -22,6 +25,10 @@ from rankscope.guard import Guard
 from rankscope.patch import Undo
 from rankscope.timeline import Depth, Timeline
 
+# Backward passes after which an optimizer that marked the steps is no longer in use: more than a GAN's critic takes
+# between two steps of its generator, or an accumulation between two of anybody.
+PATIENCE = 256
+
 
 class StepMarker:
     """The pre and post hook of every optimizer in the process."""
@@ -30,15 +37,20 @@ class StepMarker:
         self._timeline = timeline
         self._open: dict[int, Depth] = {}
         self._marking: weakref.ref[Optimizer] | None = None
+        self._last_steps = self._micro_steps_then = 0  # when an optimizer that marks none stepped after a new step
 
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
-        """The optimizer's step begins. A step that raised never ended: it is closed first."""
+        """The optimizer's step begins."""
         if is_dynamo_compiling():
             return  # a compiled optimizer would be compiled anew at each of our changing values
+        if record.BACKWARD in self._timeline.open_phases:
+            # Perhaps on a thread of the autograd engine. Hundreds a step: their time stays the backward's.
+            self._timeline.steps_in_backward = self._marking is None
+            return
         if self._timeline.steps == 0:
             self._timeline.adopt()  # some frameworks train on a thread of their own
-        if id(optimizer) in self._open:
-            self._timeline.leave(self._open[id(optimizer)])
+        if self._open:
+            self._close_raised(optimizer)
         self._open[id(optimizer)] = self._timeline.enter(record.OPTIMIZER)
 
     def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
@@ -47,16 +59,54 @@ class StepMarker:
             return
         depth = self._open.pop(id(optimizer), -1)
         self._timeline.leave(depth)
-        if depth > 0 and self._marks(optimizer):
+        if depth > 0 and self._marks(optimizer) and not was_skipped(optimizer):
             self._timeline.step()
+
+    def _close_raised(self, beginning: Optimizer) -> None:
+        """A step that raised never ended: it is closed when the next begins, unless that one is within it."""
+        running = running_steps(beginning)
+        for key, depth in list(self._open.items()):
+            if key == id(beginning) or key not in running:
+                del self._open[key]
+                self._timeline.leave(depth)
 
     def _marks(self, optimizer: Optimizer) -> bool:
         if self._timeline.steps_are_explicit:
             return False
         marking = self._marking() if self._marking else None
-        if marking is None:
-            self._marking, marking = weakref.ref(optimizer), optimizer
-        return marking is optimizer
+        if marking is not optimizer:
+            if marking is not None and not self._is_out_of_use():
+                return False
+            self._marking = self._timeline.seen["optimizer"] = weakref.ref(optimizer)
+        return True
+
+    def _is_out_of_use(self) -> bool:
+        """Whether the optimizer that marks the steps has marked none for a long time, in which others stepped."""
+        steps, micro_steps = self._timeline.steps, self._timeline.micro_steps
+        if steps != self._last_steps:
+            self._last_steps, self._micro_steps_then = steps, micro_steps
+        return micro_steps - self._micro_steps_then > PATIENCE
+
+
+def was_skipped(optimizer: Optimizer) -> bool:
+    """Whether a fused optimizer's step did nothing because the GradScaler found a gradient that is not finite.
+
+    False where only a GPU knows: asking it would make the host wait. amp.py finds out later.
+    """
+    found = vars(optimizer).get("found_inf")  # a tensor, from the scaler, during the step
+    return found is not None and found.device.type == "cpu" and bool(found.item())
+
+
+def running_steps(beginning: Optimizer) -> set[int]:
+    """The ids of the optimizers whose steps are running in this thread, that of `beginning` among them."""
+    hooked = getattr(type(beginning).step, "__code__", None)  # torch's wrapper, one function for all optimizers
+    ids = set()
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented name
+    while frame is not None:
+        if frame.f_code is hooked:
+            ids.add(id(frame.f_locals.get("self")))
+        frame = frame.f_back
+    return ids
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:

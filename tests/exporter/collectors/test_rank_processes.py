@@ -1,0 +1,192 @@
+"""Ranks' processes from outside: whose processor time, storage and run queue it is, and what stays unknown."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prometheus_client.core import Metric
+
+from rankscope.rank_reader import read_rank
+from rankscope_exporter.collectors.rank_processes import METRICS, RankProcess, RankProcesses
+from rankscope_exporter.lines import Lines
+from rankscope_exporter.process_usage import Usage, read_usage
+from rankscope_exporter.run_directory import LABELS, RunDirectory
+
+RANK = f"""
+import json, os, sys, time
+from pathlib import Path
+from rankscope.rank_writer import RankWriter
+writer = RankWriter()
+info = {{**dict.fromkeys({LABELS!r}, ""), "run": "r", "rank": "3", "pid": "1"}}
+writer.publish(Path(sys.argv[1]), "r.3", info)
+
+def burn(seconds):
+    until = time.process_time() + seconds
+    while time.process_time() < until:
+        pass
+
+def fork(seconds, stay=True):
+    child = os.fork()
+    if child == 0:
+        burn(seconds)
+        if stay:
+            sys.stdin.read()
+        os._exit(0)
+    return child
+
+"""
+CLOCK_TICK = 0.01
+
+
+@contextmanager
+def rank(run_dir: Path, code: str) -> Iterator[subprocess.Popen[str]]:
+    """A rank whose code has printed its first line."""
+    command = [sys.executable, "-c", RANK + code + "\nprint('ready', flush=True)\nsys.stdin.read()\n"]
+    with subprocess.Popen(
+        [*command, str(run_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        while process.stdout.readline() not in ("ready\n", ""):
+            pass
+        yield process
+
+
+class Watching:
+    """Looks at the ranks of a run directory."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self._run_directory = RunDirectory([run_dir])
+        self._source = RankProcesses()
+
+    def collect(self) -> list[Metric]:
+        return self._source.look(self._run_directory.scan().ranks)
+
+
+def values(collector: Watching) -> dict[str, float]:
+    """By name and the label besides run and rank."""
+    found = {}
+    for family in collector.collect():
+        for sample in family.samples:
+            assert (sample.labels["run"], sample.labels["rank"]) == ("r", "3")
+            more = [value for label, value in sample.labels.items() if label not in ("run", "rank")]
+            found[" ".join([sample.name.removeprefix("rankscope_rank_"), *more])] = sample.value
+    return found
+
+
+def test_the_locks_holder_is_the_ranks_process_whatever_pid_it_wrote(run_dir: Path) -> None:
+    with rank(run_dir, "") as process:
+        assert read_rank(run_dir / "r.3.rank").lock_pid == process.pid
+    assert read_rank(run_dir / "r.3.rank").lock_pid == 0
+
+
+def test_processor_time_is_told_apart_by_whose_it_is(run_dir: Path) -> None:
+    with rank(run_dir, "burn(0.2); fork(0.5)"):
+        collector = Watching(run_dir)
+        found = values(collector)
+        while values(collector)["cpu_seconds_total workers"] < 0.5 - CLOCK_TICK:
+            assert values(collector)["child_processes"] == 1
+        assert found["cpu_seconds_total training"] >= 0.2 - CLOCK_TICK
+        assert found["resident_memory_bytes"] > 2**20
+        assert found["run_queue_seconds_total"] > 0
+
+
+def test_the_time_of_workers_that_have_ended_still_counts(run_dir: Path) -> None:
+    with rank(run_dir, "os.waitpid(fork(0.3, stay=False), 0)"):
+        found = values(Watching(run_dir))
+    assert found["child_processes"] == 0
+    assert found["cpu_seconds_total workers"] >= 0.3 - CLOCK_TICK
+
+
+def test_bytes_that_workers_read_are_the_ranks_too(run_dir: Path, tmp_path: Path) -> None:
+    for process, children in (("7", "8 9"), ("8", ""), ("9", "")):
+        fake(tmp_path, process, children, read_bytes=1000)
+    assert read_usage(7, tmp_path).read_bytes == 3000
+
+
+def test_a_rank_that_has_ended_is_absent(run_dir: Path) -> None:
+    with rank(run_dir, ""):
+        pass
+    assert values(Watching(run_dir)) == {}
+
+
+def fake(procfs: Path, pid: str, children: str = "", read_bytes: int = 0, name: str = "python") -> Path:
+    """A process of a procfs of the test's own, with a main thread and another."""
+    directory = procfs / pid
+    for thread in (pid, f"{pid}1"):
+        (directory / "task" / thread).mkdir(parents=True)
+        (directory / "task" / thread / "stat").write_text("")
+        (directory / "task" / thread / "children").write_text(children if thread == pid else "")
+    (directory / "schedstat").write_text("500 2000000000 3\n")
+    after_name = ["S", *["0"] * 10, "150", "50", "30", "20", *["0"] * 6, "256", *["0"] * 20]
+    (directory / "stat").write_text(f"{pid} ({name}) {' '.join(after_name)}\n")
+    (directory / "io").write_text(f"rchar: 5\nwchar: 6\nread_bytes: {read_bytes}\nwrite_bytes: 9\n")
+    return directory
+
+
+def test_a_process_may_be_named_like_its_own_line(tmp_path: Path) -> None:
+    fake(tmp_path, "7", name="a) R 9 9 9 (b")
+    usage = read_usage(7, tmp_path)
+    assert (usage.cpu, usage.children_cpu, usage.resident) == (2.0, 0.5, 256 * 4096)
+    assert usage.run_queue == 2.0
+
+
+@pytest.mark.parametrize("of", ["7", "8"])
+def test_bytes_read_are_unknown_without_permission(tmp_path: Path, of: str) -> None:
+    fake(tmp_path, "7", "8")
+    fake(tmp_path, "8")
+    (tmp_path / of / "io").unlink()
+    (tmp_path / of / "io").mkdir()  # reading it fails for root, too
+    assert read_usage(7, tmp_path).read_bytes is None
+
+
+def test_a_worker_that_ends_meanwhile_makes_nothing_unknown(tmp_path: Path) -> None:
+    fake(tmp_path, "7", "8 9", read_bytes=10)
+    fake(tmp_path, "9", read_bytes=10)
+    usage = read_usage(7, tmp_path)
+    assert usage.read_bytes == 20
+    assert usage.children_cpu == 0.5 + 2.5
+
+
+def test_a_kernel_that_does_not_list_children_leaves_workers_unknown(tmp_path: Path) -> None:
+    for path in (fake(tmp_path, "7") / "task").glob("*/children"):
+        path.unlink()
+    usage = read_usage(7, tmp_path)
+    assert usage.children is None
+    assert usage.children_cpu is None
+
+
+def test_a_kernel_that_does_not_count_waiting_leaves_it_unknown(tmp_path: Path) -> None:
+    (fake(tmp_path, "7") / "schedstat").write_text("0 0 0\n")
+    assert read_usage(7, tmp_path).run_queue is None
+
+
+def test_a_process_that_is_gone_is_an_error(tmp_path: Path) -> None:
+    directory = fake(tmp_path, "7")
+    shutil.rmtree(directory)
+    with pytest.raises(OSError, match="stat"):
+        read_usage(7, tmp_path)
+
+
+def usage(children: float | None = 1.0, read: float | None = 1.0) -> Usage:
+    return Usage(1.0, children, 0.5, read, 0, 1.0)
+
+
+def test_counters_never_go_back() -> None:
+    process = RankProcess(Lines(METRICS, ("r", "0")))
+    process.update(usage(children=5.0, read=100.0))
+    process.update(usage(children=4.0, read=90.0))
+    assert process.cpu == {"training": 1.0, "workers": 5.0}
+    assert process.read_bytes == 100.0
+
+
+def test_unknown_children_add_no_worker_series() -> None:
+    process = RankProcess(Lines(METRICS, ("r", "0")))
+    process.update(usage(children=None, read=None))
+    assert process.cpu == {"training": 1.0}
+    assert process.read_bytes is None

@@ -1,0 +1,67 @@
+"""A job for torchrun: saves a sharded model by torch.distributed.checkpoint in both ways; prints a JSON line a rank.
+
+The line says what the record holds, what the script's own clock measured, and what the rank's files take.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as checkpoint
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import rankscope
+from rankscope import attach, guard
+from rankscope.rank_reader import read_rank
+
+FIELDS = ("checkpoints", "checkpoint_bytes", "checkpoint_last_bytes", "checkpoint_last_seconds")
+
+
+def fields() -> dict[str, float]:
+    attachment = attach.current()
+    assert attachment is not None
+    assert attachment.writer.path is not None
+    snapshot = read_rank(attachment.writer.path)
+    return {name: snapshot[name] for name in FIELDS} | {"phase_seconds": snapshot.phase_seconds["checkpoint"]}
+
+
+def save(directory: Path, model: torch.nn.Module, background: bool) -> dict[str, Any]:
+    """Save once, let a step pass, and tell what was seen."""
+    state = {"model": model.state_dict()}
+    began = time.monotonic()
+    future = (checkpoint.async_save if background else checkpoint.save)(state, checkpoint_id=directory)
+    took = time.monotonic() - began
+    if background:
+        future.result()
+        time.sleep(0.2)  # whoever waits for a future is woken before its callbacks run
+    dist.barrier()
+    rankscope.step()
+    files = directory.glob(f"__{dist.get_rank()}_*.distcp")
+    return {"took": took, "file_bytes": sum(path.stat().st_size for path in files), "record": fields()}
+
+
+def main() -> None:
+    guard.reraise = True
+    rankscope.instrument()
+    dist.init_process_group("gloo")
+    model = torch.nn.Linear(2048, 2048)
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    rankscope.step()
+    directory = Path(sys.argv[1])
+    result = {"rank": dist.get_rank(), "save": save(directory / "save", model, background=False)}
+    result["async_save"] = save(directory / "async_save", model, background=True)
+    for rank in range(dist.get_world_size()):
+        dist.barrier()
+        if rank == dist.get_rank():
+            print(json.dumps(result), flush=True)
+    dist.destroy_process_group()
+
+
+main()

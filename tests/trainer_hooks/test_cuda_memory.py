@@ -1,0 +1,78 @@
+"""The allocator's counters reach the record, and CUDA is never initialised for their sake."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from rankscope.guard import Guard
+from rankscope.probes import cuda_memory
+from rankscope.probes.cuda_memory import AllocatorReader
+from rankscope.rank_writer import RankWriter
+from rankscope.record import PLACES
+from rankscope.timeline import SETTLED_STEPS, Timeline
+
+
+def stats(allocated: int, peak: int, reserved: int, retries: int = 0, failures: int = 0) -> dict[str, Any]:
+    """As `torch.cuda.memory_stats_as_nested_dict` gives it, with what is read of it."""
+    return {
+        "allocated_bytes": {"all": {"current": allocated, "peak": peak, "allocated": 10 * peak, "freed": 0}},
+        "reserved_bytes": {"all": {"current": reserved, "peak": reserved, "allocated": reserved, "freed": 0}},
+        "num_alloc_retries": retries,
+        "num_ooms": failures,
+    }
+
+
+def slots(timeline: Timeline) -> dict[str, float]:
+    return {name: timeline.writer.slots[place] for name, place in PLACES.items() if name.startswith("cuda_")}
+
+
+def test_the_allocators_counters_are_copied() -> None:
+    timeline = Timeline(RankWriter())
+    AllocatorReader(timeline, lambda: stats(100, 300, 512, retries=2, failures=1)).look()
+    assert slots(timeline) == {
+        "cuda_allocated_bytes": 100,
+        "cuda_reserved_bytes": 512,
+        "cuda_peak_allocated_bytes": 300,
+        "cuda_allocation_retries": 2,
+        "cuda_out_of_memory": 1,
+    }
+
+
+def test_the_peak_survives_a_reset_of_torchs_own() -> None:
+    timeline = Timeline(RankWriter())
+    answers = iter([stats(100, 300, 512), stats(100, 100, 512)])
+    reader = AllocatorReader(timeline, lambda: next(answers))
+    reader.look()
+    reader.look()
+    assert slots(timeline)["cuda_peak_allocated_bytes"] == 300
+
+
+def test_without_cuda_nothing_is_known_and_nothing_is_initialised() -> None:
+    timeline = Timeline(RankWriter())
+    undo = cuda_memory.install(timeline, Guard("cuda_memory", lambda _: None))
+    timeline.step()
+    assert set(slots(timeline).values()) == {0.0}
+    assert not torch.cuda.is_initialized()
+    for back in undo:
+        back()
+    assert timeline.looks == []
+
+
+def test_once_the_run_has_settled_it_is_asked_once_a_second() -> None:
+    now, asked = [100.0], []
+    timeline = Timeline(RankWriter(), lambda: now[0])
+
+    def read() -> dict[str, Any]:
+        asked.append(now[0])
+        return {}
+
+    timeline.looks.append(AllocatorReader(timeline, read).look)
+    for _ in range(SETTLED_STEPS):
+        timeline.step()
+    asked.clear()
+    for _ in range(40):
+        now[0] += 0.125
+        timeline.step()
+    assert asked == [101.0, 102.0, 103.0, 104.0, 105.0]

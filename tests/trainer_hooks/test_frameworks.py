@@ -1,0 +1,101 @@
+"""Frameworks: watched if the job has imported them, never imported, exactly restored."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import rankscope
+from rankscope import attach, guard
+from rankscope.rank_reader import read_rank
+
+
+class Trainer:
+    """As that of transformers, as far as we watch it."""
+
+    def __init__(self) -> None:
+        self.weight = torch.nn.Parameter(torch.ones(2))
+        self._optimizer = torch.optim.SGD([self.weight], lr=0.1)
+
+    def train(self) -> None:
+        for _ in range(3):
+            self.weight.sum().backward()
+            self._optimizer.step()
+
+    def evaluate(self) -> float:
+        self.train()
+        return 0.5
+
+    def _save_checkpoint(self) -> None:
+        raise OSError("no space left on device")
+
+
+METHODS = dict(vars(Trainer))
+
+
+@pytest.fixture
+def transformers(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A module of that name, imported after the hook was put in."""
+    monkeypatch.setattr(guard, "reraise", True)
+    rankscope.instrument()
+    module = ModuleType("transformers.trainer")
+    module.Trainer = Trainer  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "transformers.trainer", module)
+    yield module
+    rankscope.uninstrument()
+
+
+def phases() -> dict[str, float]:
+    attachment = attach.current()
+    assert attachment is not None
+    assert attachment.writer.path is not None
+    return read_rank(attachment.writer.path).phase_seconds
+
+
+def test_an_evaluation_absorbs_what_it_contains(transformers: Any) -> None:
+    trainer = transformers.Trainer()
+    trainer.train()
+    before = phases()
+    assert trainer.evaluate() == 0.5
+    after = phases()
+    assert after["evaluation"] > 0
+    assert after["backward"] == before["backward"]
+
+
+def test_a_checkpoint_that_fails_is_the_frameworks_own_error(transformers: Any) -> None:
+    trainer = transformers.Trainer()
+    trainer.train()
+    with pytest.raises(OSError, match="no space left"):
+        trainer._save_checkpoint()
+    assert phases()["checkpoint"] > 0
+
+
+def test_a_framework_that_lacks_a_method_is_watched_without_it(transformers: Any) -> None:
+    trainer = transformers.Trainer()
+    assert not hasattr(trainer, "predict")
+    trainer.train()
+    assert Trainer.evaluate is not METHODS["evaluate"]
+
+
+def test_uninstrument_restores_the_frameworks_methods(transformers: Any) -> None:
+    transformers.Trainer().train()
+    assert vars(Trainer) != METHODS
+    rankscope.uninstrument()
+    assert vars(Trainer) == METHODS
+
+
+def test_no_framework_is_imported(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(guard, "reraise", True)
+    imported = {name for name in sys.modules if name.partition(".")[0] in ("lightning", "transformers", "accelerate")}
+    rankscope.instrument()
+    Trainer().train()
+    rankscope.uninstrument()
+    assert imported == {
+        name for name in sys.modules if name.partition(".")[0] in ("lightning", "transformers", "accelerate")
+    }

@@ -1,0 +1,86 @@
+"""Garbage collection is counted by generation, whatever thread it happens on, and leaves no trace when undone."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rankscope import guard
+from rankscope.guard import Guard
+from rankscope.probes import garbage
+from rankscope.probes.garbage import COLLECTIONS, SECONDS, PauseCounter
+from rankscope.rank_writer import RankWriter
+from rankscope.timeline import Timeline
+
+
+@pytest.fixture
+def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
+    """With the probe in its place, and no collections but those of the test."""
+    monkeypatch.setattr(guard, "reraise", True)
+    gc.disable()
+    timeline = Timeline(RankWriter())
+    undo = garbage.install(timeline, Guard("garbage", lambda _: None))
+    yield timeline
+    for back in undo:
+        back()
+    gc.enable()
+
+
+def collections(timeline: Timeline) -> list[float]:
+    return list(timeline.writer.slots[COLLECTIONS : COLLECTIONS + 3].tolist())
+
+
+def test_collections_are_counted_by_generation_with_their_time(timeline: Timeline) -> None:
+    gc.collect(0)
+    gc.collect(2)
+    gc.collect(2)
+    assert collections(timeline) == [1.0, 0.0, 2.0]
+    seconds = timeline.writer.slots[SECONDS : SECONDS + 3].tolist()
+    assert seconds[1] == 0.0
+    assert 0 < seconds[0] < seconds[2]
+
+
+def test_a_collection_on_another_thread_is_counted_too(timeline: Timeline) -> None:
+    thread = threading.Thread(target=gc.collect)
+    thread.start()
+    thread.join()
+    assert collections(timeline) == [0.0, 0.0, 1.0]
+
+
+def test_the_time_is_that_between_start_and_stop() -> None:
+    times = iter([0.0, 10.0, 12.5])
+    timeline = Timeline(RankWriter())
+    counter = PauseCounter(timeline, Guard("garbage", lambda _: None), lambda: next(times))
+    counter("start", {"generation": 1})
+    counter("stop", {"generation": 1})
+    assert timeline.writer.slots[SECONDS + 1] == 2.5
+
+
+def test_a_collection_that_began_before_the_probe_is_not_counted() -> None:
+    timeline = Timeline(RankWriter())
+    PauseCounter(timeline, Guard("garbage", lambda _: None))("stop", {"generation": 2})
+    assert collections(timeline) == [0.0, 0.0, 0.0]
+
+
+def test_the_callbacks_are_what_they_were_afterwards() -> None:
+    before = list(gc.callbacks)
+    undo = garbage.install(Timeline(RankWriter()), Guard("garbage", lambda _: None))
+    assert len(gc.callbacks) == len(before) + 1
+    for back in undo:
+        back()
+    assert gc.callbacks == before
+
+
+def test_an_error_in_the_probe_switches_it_off() -> None:
+    def broken() -> float:
+        raise RuntimeError("a bug of ours")
+
+    failed: list[str] = []
+    counter = PauseCounter(Timeline(RankWriter()), Guard("garbage", failed.append), lambda: 0.0)
+    counter._clock = broken
+    counter("start", {"generation": 0})
+    counter("start", {"generation": 0})
+    assert failed == ["garbage"]

@@ -1,0 +1,260 @@
+"""What the record says of a run's settings, and when it says it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import rankscope
+from rankscope import attach, guard, record
+from rankscope.rank_reader import read_rank
+from rankscope.rank_writer import RankWriter
+from rankscope.record import PLACES
+from rankscope.settings import INTERVAL, Settings
+from rankscope.timeline import SETTLED_STEPS, Timeline
+
+
+@pytest.fixture
+def instrumented(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(guard, "reraise", True)
+    rankscope.instrument()
+    yield
+    rankscope.uninstrument()
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def train(model: torch.nn.Module, steps: int, autocast: bool = False) -> None:
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = TensorDataset(torch.randn(2 * steps, 8))
+    for (batch,) in DataLoader(data, batch_size=2):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+
+
+def settings() -> dict[str, str]:
+    """As a reader finds them."""
+    attachment = attach.current()
+    assert attachment is not None
+    assert attachment.writer.path is not None
+    found: dict[str, str] = read_rank(attachment.writer.path).info["settings"]
+    return found
+
+
+@pytest.mark.usefixtures("instrumented")
+def test_a_plain_loop_is_described_once_it_has_settled() -> None:
+    train(torch.nn.Linear(8, 2), SETTLED_STEPS - 1)
+    assert settings() == {}
+    train(torch.nn.Linear(8, 2), SETTLED_STEPS)
+    assert list(settings()) == list(record.SETTINGS)
+    assert {name: value for name, value in settings().items() if name not in ("accumulation_steps", "compiled")} == {
+        "parallelism": "single",
+        "precision": "float32",
+        "loader_workers": "0",
+        "pin_memory": "false",
+        "batch_size": "2",
+        "comm_hook": "",
+        "bucket_bytes": "",
+    }
+
+
+@pytest.mark.usefixtures("instrumented", "process_group")
+def test_ddp_is_described_with_its_hook_and_buckets() -> None:
+    model = DistributedDataParallel(torch.nn.Linear(8, 2), bucket_cap_mb=3)
+    model.register_comm_hook(None, fp16_compress_hook)
+    train(model, SETTLED_STEPS + 1)
+    found = settings()
+    assert found["parallelism"] == "ddp"
+    assert found["comm_hook"] == "fp16_compress_hook"
+    assert found["bucket_bytes"] == str(3 * 1024 * 1024)
+
+
+@pytest.mark.usefixtures("instrumented", "process_group")
+def test_ddp_without_a_hook_says_so() -> None:
+    train(DistributedDataParallel(torch.nn.Linear(8, 2)), SETTLED_STEPS + 1)
+    assert settings()["comm_hook"] == "none"
+
+
+@pytest.mark.usefixtures("instrumented")
+def test_autocasts_type_is_the_precision() -> None:
+    train(torch.nn.Linear(8, 2), SETTLED_STEPS + 1, autocast=True)
+    assert settings()["precision"] == "bfloat16 autocast"
+
+
+@pytest.mark.usefixtures("instrumented")
+def test_autocast_that_is_not_enabled_is_none() -> None:
+    train(torch.nn.Linear(8, 2), SETTLED_STEPS + 1)
+    assert settings()["precision"] == "float32"
+
+
+def test_the_watch_of_autocast_ends_once_the_run_has_settled(run_dir: Path) -> None:
+    before = vars(torch.autocast)["__enter__"]
+    rankscope.instrument()
+    assert vars(torch.autocast)["__enter__"] is not before
+    train(torch.nn.Linear(8, 2), SETTLED_STEPS + 1)
+    assert vars(torch.autocast)["__enter__"] is before
+    rankscope.uninstrument()
+    assert vars(torch.autocast)["__enter__"] is before
+
+
+class Module(SimpleNamespace):
+    """Stands for a DDP module; a SimpleNamespace takes no weak references."""
+
+
+class Run:
+    """A timeline whose settings are read by hand."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.changes = 0
+        self.timeline = Timeline(RankWriter(), lambda: self.now)
+        self.settings = Settings(self.timeline, self.changed, lambda: self.now)
+        self.objects: list[Any] = []
+
+    def changed(self) -> None:
+        self.changes += 1
+
+    def sees(self, role: str, thing: Any) -> None:
+        self.objects.append(thing)
+        self.timeline.seen[role] = weakref.ref(thing)
+
+    def steps(self, number: int = SETTLED_STEPS, micro_steps: int = 0) -> None:
+        for _ in range(number):
+            self.timeline.step()
+        self.timeline.writer.slots[PLACES["micro_steps"]] += micro_steps
+        self.settings.look()
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run()
+
+
+def test_they_are_written_again_only_if_they_change_and_looked_at_every_ten_seconds(run: Run) -> None:
+    run.steps()
+    run.steps()
+    assert run.changes == 1
+    run.now += INTERVAL
+    run.steps()
+    assert run.changes == 1
+    run.sees("ddp", Module(_comm_hooks=[], bucket_bytes_cap=1))
+    run.steps()
+    assert run.changes == 1
+    run.now += INTERVAL
+    run.steps()
+    assert run.changes == 2
+    assert run.settings.known["parallelism"] == "ddp"
+
+
+def test_what_the_job_has_dropped_is_not_kept_alive(run: Run) -> None:
+    run.sees("ddp", Module(_comm_hooks=[], bucket_bytes_cap=1))
+    run.objects.clear()
+    run.steps()
+    assert run.settings.known["parallelism"] == "single"
+
+
+def test_accumulation_is_rounded_over_the_steps_since_the_last_look(run: Run) -> None:
+    run.steps(micro_steps=4 * SETTLED_STEPS + 1)
+    assert run.settings.known["accumulation_steps"] == "4"
+    run.now += INTERVAL
+    run.steps(number=2 * SETTLED_STEPS, micro_steps=4 * SETTLED_STEPS)
+    assert run.settings.known["accumulation_steps"] == "2"
+    run.now += INTERVAL
+    run.steps(number=1, micro_steps=9)
+    assert run.settings.known["accumulation_steps"] == "2"
+
+
+def test_accumulation_is_unknown_where_nobody_counts_backward_passes(run: Run) -> None:
+    run.steps()
+    assert run.settings.known["accumulation_steps"] == ""
+
+
+@pytest.mark.usefixtures("process_group")
+def test_gradients_averaged_by_hand_are_told_by_their_collectives(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dist, "get_world_size", lambda: 2)
+    run.steps()
+    assert run.settings.known["parallelism"] == ""
+    run.timeline.writer.slots[PLACES["collectives"] + record.OPS.index("all_reduce")] = SETTLED_STEPS
+    run.now += INTERVAL
+    run.steps()
+    assert run.settings.known["parallelism"] == "hand"
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of a mesh of one process
+@pytest.mark.usefixtures("process_group")
+def test_fsdp2_is_told_by_its_parameters(run: Run) -> None:
+    from torch.distributed.fsdp import fully_shard
+
+    model = torch.nn.Linear(8, 2)
+    fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
+    run.sees("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
+    run.steps()
+    assert run.settings.known["parallelism"] == "fsdp2"
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of FSDP on a host
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("use_orig_params", [True, False])
+def test_fsdp_is_told_by_its_parameters(run: Run, use_orig_params: bool) -> None:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(
+        torch.nn.Linear(8, 2), use_orig_params=use_orig_params, device_id=torch.device("cpu")
+    )
+    run.sees("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
+    run.steps()
+    assert run.settings.known["parallelism"] == "fsdp"
+
+
+@pytest.mark.parametrize(("names", "parallelism"), [(("dp",), "fsdp2"), (("dp", "tp"), "fsdp2+tp"), (("tp",), "tp")])
+def test_a_mesh_says_what_it_is_for(run: Run, names: tuple[str, ...], parallelism: str) -> None:
+    mesh = SimpleNamespace(mesh_dim_names=names)
+    parameter = SimpleNamespace(device_mesh=mesh, dtype=torch.float32)
+    run.sees("optimizer", Module(param_groups=[{"params": [parameter]}]))
+    run.steps()
+    assert run.settings.known["parallelism"] == parallelism
+
+
+def test_parameters_of_several_types_are_all_named(run: Run) -> None:
+    types = [torch.float32, torch.bfloat16]
+    run.sees("optimizer", torch.optim.SGD([torch.nn.Parameter(torch.ones(1, dtype=dtype)) for dtype in types], lr=0.1))
+    run.steps()
+    assert run.settings.known["precision"] == "bfloat16+float32"
+
+
+def test_compilation_is_told_by_dynamos_counters(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters={}))
+    run.steps()
+    assert run.settings.known["compiled"] == "false"
+    sys.modules["torch._dynamo.utils"].counters["frames"] = {"ok": 3}  # type: ignore[attr-defined]
+    run.now += INTERVAL
+    run.steps()
+    assert run.settings.known["compiled"] == "true"
+
+
+def test_long_names_leave_room_in_the_record(run: Run) -> None:
+    def hook() -> None: ...
+
+    hook.__name__ = "h" * 10000
+    run.sees("ddp", Module(_comm_hooks=[(hook, None)], bucket_bytes_cap=1))
+    run.steps()
+    assert len(json.dumps(run.settings.known)) < record.INFO_CAPACITY / 8

@@ -1,0 +1,45 @@
+"""What of Rankscope's is in other people's modules, classes and lists of hooks. No list of what we patch: it looks."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from types import FunctionType, MethodType, ModuleType
+from typing import Any
+
+WATCHED = ("torch", "gc", "pickle", "lightning", "pytorch_lightning", "transformers", "accelerate", "safetensors")
+Place = tuple[str, str]
+
+
+def patches() -> dict[Place, Any]:
+    """Each attribute of a watched module or class, and each hook in a module's list, whose code is Rankscope's."""
+    return {place: value for place, value in _attributes() if _is_ours(value)}
+
+
+def attributes() -> dict[Place, Any]:
+    """Every attribute there is, for comparing those that were patched with what they were."""
+    return dict(_attributes())
+
+
+def _attributes() -> Iterator[tuple[Place, Any]]:
+    for index, callback in enumerate(gc.callbacks):
+        yield ("gc.callbacks", str(index)), callback
+    for name, module in list(sys.modules.items()):
+        if name.partition(".")[0] in WATCHED:
+            yield from _of_module(name, module)
+
+
+def _of_module(name: str, module: ModuleType) -> Iterator[tuple[Place, Any]]:
+    # Asks for the type only: isinstance() asks the object, and torch has some that then import CUDA or warn.
+    for key, value in list(vars(module).items()):
+        yield (name, key), value
+        if issubclass(type(value), type) and value.__module__ == name:
+            yield from (((f"{name}.{key}", attribute), held) for attribute, held in list(vars(value).items()))
+        elif "hook" in key and issubclass(type(value), dict):
+            yield from (((f"{name}.{key}", repr(entry)), held) for entry, held in list(value.items()))
+
+
+def _is_ours(value: Any) -> bool:
+    function = value.__func__ if type(value) in (MethodType, staticmethod, classmethod) else value
+    return type(function) is FunctionType and "/rankscope/" in function.__code__.co_filename

@@ -1,0 +1,93 @@
+"""Counts checkpoints: how many, how large, and how long each kept the training thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rankscope import record
+from rankscope.record import PLACES
+
+if TYPE_CHECKING:
+    from rankscope.timeline import Depth, Timeline
+
+STEPS = PLACES["steps"]
+CHECKPOINTS = PLACES["checkpoints"]
+BYTES = PLACES["checkpoint_bytes"]
+LAST_SECONDS = PLACES["checkpoint_last_seconds"]
+LAST_BYTES = PLACES["checkpoint_last_bytes"]
+LAST_UNIX = PLACES["checkpoint_last_unix"]
+
+NO_STEP = -1.0
+
+
+class CheckpointCounter:
+    """The saves of one timeline's thread.
+
+    A save within a save counts once. So does what is saved one after the other between the same two steps: model,
+    optimizer and scheduler in files of their own are one checkpoint.
+    """
+
+    def __init__(self, timeline: Timeline, clock: Callable[[], float]) -> None:
+        self._timeline = timeline
+        self._clock = clock
+        self._open = 0
+        self._began = 0.0
+        self._bytes = 0.0  # of the saves within the outermost one
+        self._last_step = NO_STEP
+
+    def begin(self) -> Depth:
+        """A save begins; pass what this returns to `end`."""
+        depth = self._timeline.enter(record.CHECKPOINT)
+        if depth > 0:
+            if self._open == 0:
+                self._began, self._bytes = self._clock(), 0.0
+            self._open += 1
+        return depth
+
+    def end(self, depth: Depth, size: float | None) -> None:
+        """A save ended that wrote `size` bytes: 0 if that is not known, None if it was no checkpoint or failed."""
+        self._timeline.leave(depth)
+        if depth <= 0:
+            return
+        self._open -= 1
+        if size is None:
+            return
+        if self._open:
+            self._bytes += size
+        else:
+            self._count(size or self._bytes)
+
+    def later(self) -> Callable[[float, float], None]:
+        """The open save goes on in the background: what to call with its bytes and unix time when it is finished.
+
+        It counts then, unless it lies within another one, which counts by itself.
+        """
+        seconds, is_nested = self._clock() - self._began, self._open > 1
+
+        def count(size: float, unix: float) -> None:
+            slots = self._timeline.writer.slots
+            slots[BYTES] += size
+            slots[LAST_UNIX] = unix
+            if is_nested:
+                slots[LAST_BYTES] += size
+                return
+            slots[CHECKPOINTS] += 1
+            slots[LAST_SECONDS], slots[LAST_BYTES] = seconds, size
+            self._last_step = NO_STEP
+
+        return count
+
+    def _count(self, size: float) -> None:
+        slots = self._timeline.writer.slots
+        seconds = self._clock() - self._began
+        if slots[STEPS] == self._last_step:
+            slots[LAST_SECONDS] += seconds
+            slots[LAST_BYTES] += size
+        else:
+            self._last_step = slots[STEPS]
+            slots[CHECKPOINTS] += 1
+            slots[LAST_SECONDS], slots[LAST_BYTES] = seconds, size
+        slots[BYTES] += size
+        slots[LAST_UNIX] = time.time()

@@ -1,0 +1,149 @@
+"""The groups of ranks that this rank synchronises with: their names, places in the record and sequence numbers.
+
+A group is its ranks. Two process groups of the same ranks (a second one for gloo beside NCCL's) share a place, and
+their sequence numbers are summed: on every rank of the group alike.
+
+Sequence numbers are torch's own where the backend counts (gloo, NCCL, UCC): DDP and compiled code issue collectives
+in C++, past every patch, and torch counts them too. Gloo also counts what only two of a group's ranks do, so these are
+taken out again; else the ranks of a pipeline would never agree.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from rankscope import identity, record
+from rankscope.guard import logger
+from rankscope.rank_writer import RankWriter
+from rankscope.record import PLACES
+
+GROUP_COLLECTIVES = PLACES["group_collectives"]
+GROUP_WAIT = PLACES["group_wait_seconds"]
+NAME_LIMIT = 128  # characters: MAX_GROUPS such names fit into the info
+UNCOUNTED = record.MAX_GROUPS  # the place of a group for which none is left
+
+
+class Group:
+    """One process group: its place in the record, the last sequence number seen, the factors of its bus bytes."""
+
+    __slots__ = ("bus_factors", "last", "place", "reference", "sequence")
+
+    def __init__(self, place: int, ranks: int, sequence: Callable[[Any], int] | None) -> None:
+        self.place = place
+        self.last = 0
+        self.sequence = sequence  # torch's number of a process group; None where the backend does not count
+        self.bus_factors = bus_factors(ranks)
+        self.reference: weakref.ref[Any] | None = None
+
+
+def bus_factors(ranks: int) -> tuple[float, ...]:
+    """By operation: bytes over each rank's link for a byte of payload, in a group of `ranks`.
+
+    After NCCL-tests' PERFORMANCE.md (bus bandwidth; gather, scatter and all-to-all from their .cu files). There the
+    size of an all-gather or gather is that of the whole result, of which a rank's payload is one part in `ranks`; the
+    same with what scatter gives to a rank.
+    """
+    others = ranks - 1.0
+    factors = {
+        "all_reduce": 2 * others / ranks,
+        "all_gather": others,
+        "reduce_scatter": others / ranks,
+        "broadcast": 1.0,
+        "reduce": 1.0,
+        "gather": others,
+        "scatter": others,
+        "all_to_all": others / ranks,
+        "barrier": 0.0,
+        "send": 1.0,
+        "recv": 1.0,
+        "ddp_all_reduce": 2 * others / ranks,
+        "ddp_broadcast": 1.0,
+    }
+    return tuple(factors[op] for op in record.OPS)
+
+
+class Groups:
+    """Every process group that took part in a collective, and their slots. The default group has place 0."""
+
+    def __init__(self, writer: RankWriter) -> None:
+        self.names: list[str] = []
+        self.on_new: Callable[[], None] | None = None  # called when a name was added
+        self._writer = writer
+        # By id and weakly: a process group that the script destroys must go, with its connections and threads.
+        self._known: dict[int, Group] = {}
+        self._is_full = False
+
+    def of(self, process_group: Any) -> Group:
+        """The group of a torch process group. Only the first call for each costs anything."""
+        return self._known.get(id(process_group)) or self._meet(process_group)
+
+    def issuing(self, group: Group, process_group: Any) -> None:
+        """A collective of the whole group is about to be issued: its number is in the record before it blocks."""
+        number = (group.last if group.sequence is None else group.sequence(process_group)) + 1
+        if group.place != UNCOUNTED:
+            self._writer.slots[GROUP_COLLECTIVES + group.place] += number - group.last
+        group.last = number
+
+    def issued(self, group: Group, process_group: Any) -> None:
+        """C++ code has issued collectives of the whole group."""
+        if group.sequence is None:
+            self.issuing(group, process_group)
+        else:
+            self.catch_up(group, process_group)
+
+    def catch_up(self, group: Group, process_group: Any) -> None:
+        """Count what was issued past us, if the backend did."""
+        if group.sequence is not None:
+            number = group.sequence(process_group)
+            if group.place != UNCOUNTED:
+                self._writer.slots[GROUP_COLLECTIVES + group.place] += number - group.last
+            group.last = number
+
+    def skip(self, group: Group, process_group: Any) -> None:
+        """What was issued last was not for the whole group: the backend may have counted it all the same."""
+        if group.sequence is not None:
+            group.last = group.sequence(process_group)
+
+    def _meet(self, process_group: Any) -> Group:
+        if not self.names and identity.is_distributed():
+            self._place(identity.group_name())
+        group = Group(self._place(_name(process_group)), process_group.size(), None)
+        try:
+            process_group._get_sequence_number_for_group()  # noqa: SLF001 - torch has no public one
+            # Of the class: a bound method would keep the process group.
+            group.sequence = type(process_group)._get_sequence_number_for_group  # noqa: SLF001 - likewise
+        except RuntimeError:
+            logger.debug("rankscope: %s counts no collectives; Rankscope does", process_group)
+        key, known = id(process_group), self._known
+        group.reference = weakref.ref(process_group, lambda _: known.pop(key, None))
+        known[key] = group
+        return group
+
+    def _place(self, name: str | None) -> int:
+        if name is None:
+            return UNCOUNTED
+        if name in self.names:
+            return self.names.index(name)
+        if len(self.names) == record.MAX_GROUPS:
+            if not self._is_full:
+                logger.warning("rankscope: group %s and further ones are not counted by group: too many", name)
+            self._is_full = True
+            return UNCOUNTED
+        self.names.append(name)
+        if self.on_new is not None:
+            self.on_new()
+        return len(self.names) - 1
+
+
+def _name(process_group: Any) -> str | None:
+    """The group's ranks, short enough for the info; None if torch.distributed does not know them."""
+    try:
+        name = identity.group_name(process_group) if identity.is_distributed() else None
+    except (KeyError, ValueError):  # made past torch.distributed: its ranks have no global numbers
+        return None
+    if name is None or len(name) <= NAME_LIMIT:
+        return name
+    return f"{name[:NAME_LIMIT]}…{hashlib.sha256(name.encode()).hexdigest()[:8]}"

@@ -1,0 +1,153 @@
+"""Mixed precision with a GradScaler: its scale, and the optimizer steps that it skipped.
+
+A skipped step is found without asking a device. For most optimizers the scaler decides on the host: it does not call
+`optimizer.step` at all. A fused optimizer is always called and decides on the device: what it decided is copied to
+the host asynchronously, as is the scale, at most once a second, and read when the copy has arrived.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler, OptState
+from torch.compiler import is_dynamo_compiling
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
+
+from rankscope import record
+from rankscope.guard import Guard
+from rankscope.patch import Undo, replace
+from rankscope.probes.span import in_phase
+from rankscope.record import PLACES
+from rankscope.timeline import Timeline
+
+SCALE, SKIPPED = PLACES["amp_scale"], PLACES["amp_skipped_steps"]
+READ_SECONDS = 1.0  # between two readings of a device
+MAX_UNREAD = 256  # steps whose decision waits to be read; a scaler that makes more in a second is read earlier
+
+
+class DeviceReading:
+    """Scale and skipped steps that only a CUDA device knows: on the host a second or so later, without waiting."""
+
+    def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
+        self._device = device
+        self._clock = clock
+        self._host = torch.zeros(2, pin_memory=True)
+        self._copied: Any = None  # a CUDA event, which torch does not type
+        self._decisions: list[torch.Tensor] = []
+        self._next = clock()
+
+    def add(self, decisions: Iterable[torch.Tensor]) -> None:
+        """What a fused optimizer decided, one number a device: not 0 if it skipped."""
+        self._decisions += [decision.to(self._device, non_blocking=True) for decision in decisions]
+
+    def take(self) -> tuple[float, float] | None:
+        """The scale, and how many steps were skipped since the last time; None while nothing new has arrived."""
+        if self._copied is None or not self._copied.query():
+            return None
+        self._copied = None
+        scale, skipped = self._host.tolist()
+        return scale, skipped
+
+    def ask(self, scale: torch.Tensor) -> None:
+        """Have the device copy the numbers, in the current stream, if it is time to."""
+        is_due = self._clock() >= self._next or len(self._decisions) >= MAX_UNREAD
+        if self._copied is not None or not is_due:
+            return
+        self._next = self._clock() + READ_SECONDS
+        skipped = torch.stack(self._decisions).count_nonzero() if self._decisions else torch.zeros_like(scale)
+        self._decisions.clear()
+        self._host.copy_(torch.stack([scale.double(), skipped.double()]), non_blocking=True)
+        self._copied = torch.cuda.current_stream(self._device).record_event()
+
+
+class ScalerWatch:
+    """What `GradScaler.step` did, each time that it returns."""
+
+    def __init__(self, timeline: Timeline, clock: Callable[[], float] = time.monotonic) -> None:
+        self._timeline = timeline
+        self._clock = clock
+        self._begun: set[int] = set()  # optimizers whose step was called, by id
+        # Steps that may have been skipped, of optimizers that were not seen to step yet: not all call their hooks.
+        self._unsure: weakref.WeakKeyDictionary[Optimizer, int | None] = weakref.WeakKeyDictionary()
+        self._readings: dict[torch.device, DeviceReading] = {}
+
+    def begin(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
+        """An optimizer's step begins."""
+        if not is_dynamo_compiling():
+            self._begun.add(id(optimizer))
+
+    def stepped(self, call: tuple[Any, ...], _result: object, _seconds: float) -> None:
+        """`scaler.step(optimizer)` returned."""
+        scaler: Any = call[0]
+        optimizer = call[1] if len(call) > 1 else None
+        if optimizer is None or not scaler.is_enabled():
+            return
+        state = scaler._per_optimizer_states.get(id(optimizer), {})  # noqa: SLF001 - no public question
+        if state.get("stage") is not OptState.STEPPED or scaler._scale is None:  # noqa: SLF001 - as above
+            return  # it raised
+        decided = state["found_inf_per_device"].values()
+        if not getattr(optimizer, "_step_supports_amp_scaling", False):
+            self._count(self._skipped(optimizer))
+            decided = ()
+        self._read(scaler._scale, decided)  # noqa: SLF001 - its get_scale() waits for the device
+
+    def _skipped(self, optimizer: Optimizer) -> int:
+        """How many steps turn out now to have been skipped."""
+        unsure = self._unsure.get(optimizer, 0)
+        if id(optimizer) in self._begun:
+            self._begun.discard(id(optimizer))
+            self._unsure[optimizer] = None  # it calls its hooks
+            return unsure or 0
+        if unsure is None:
+            return 1
+        self._unsure[optimizer] = unsure + 1
+        return 0
+
+    def _read(self, scale: torch.Tensor, decided: Iterable[torch.Tensor]) -> None:
+        if scale.device.type == "cpu":
+            self._timeline.writer.slots[SCALE] = scale.item()
+            self._count(any(decision.item() for decision in decided))
+        elif scale.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            self._read_device(scale, decided)
+
+    def _read_device(self, scale: torch.Tensor, decided: Iterable[torch.Tensor]) -> None:
+        reading = self._readings.get(scale.device)
+        if reading is None:
+            self._readings[scale.device] = reading = DeviceReading(scale.device, self._clock)
+        reading.add(decided)
+        if arrived := reading.take():
+            self._timeline.writer.slots[SCALE] = arrived[0]
+            self._count(arrived[1])
+        reading.ask(scale)
+
+    def _count(self, skipped: float) -> None:
+        self._timeline.writer.slots[SKIPPED] += skipped
+
+
+def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
+    """Watch the one method of every GradScaler that steps; the optimizers only once a scaler is in use."""
+    watch = ScalerWatch(timeline)
+    handles: list[RemovableHandle] = []
+    begin: Any = guard(watch.begin)
+
+    def remove_handles() -> None:
+        for handle in handles:
+            handle.remove()
+
+    def make(original: Callable[..., Any]) -> Callable[..., Any]:
+        # Unscaling and the wait for what it found belong to the optimizer's time.
+        watched = in_phase(timeline, guard, record.OPTIMIZER, watch.stepped)(original)
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            if not handles:
+                handles.append(register_optimizer_step_pre_hook(begin))
+            return watched(*args, **kwargs)
+
+        return step
+
+    return [replace(GradScaler, "step", make), remove_handles]

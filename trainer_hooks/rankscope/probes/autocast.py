@@ -1,0 +1,38 @@
+"""The type that autocast computes in, for the run's settings. Watched until the run has settled, then let go."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from rankscope.guard import Guard
+from rankscope.patch import Undo, replace
+from rankscope.timeline import SETTLED_STEPS, Timeline
+
+
+def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
+    """Note the type at each entry: nowhere else is it known once the forward pass is over."""
+
+    @guard
+    def note(context: Any) -> None:
+        if context._enabled:  # noqa: SLF001 - no public question
+            timeline.autocast = str(context.fast_dtype).removeprefix("torch.")
+
+    def watch(original: Callable[..., Any]) -> Callable[..., Any]:
+        def enter(context: Any) -> Any:
+            note(context)
+            return original(context)
+
+        return enter
+
+    undo = replace(torch.autocast, "__enter__", watch)
+
+    @guard
+    def look() -> None:
+        if timeline.steps >= SETTLED_STEPS:
+            undo()
+
+    timeline.looks.append(look)
+    return [undo, lambda: timeline.looks.remove(look)]

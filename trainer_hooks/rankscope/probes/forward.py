@@ -1,0 +1,135 @@
+"""The forward pass of any model: the calls of root modules, those that the training thread calls outermost.
+
+Nobody says which modules these are. So they are looked for: during a few steps `nn.Module.__call__` is watched, and
+afterwards only the `__call__` of the classes whose instances were found at the root; nothing is put on instances, which
+are copied, pickled and compiled. The loss is a module, too, and counts as forward. DDP's own class is ddp.py's.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.compiler import is_dynamo_compiling
+from torch.nn.parallel import DistributedDataParallel
+
+from rankscope import record
+from rankscope.guard import Guard
+from rankscope.patch import Undo, replace
+from rankscope.probes.compiler import skip_frame
+from rankscope.probes.span import Function, in_phase
+from rankscope.timeline import Timeline
+
+# A module called within these is part of them: a submodule, a recomputed activation, a transform of the data.
+NOT_WITHIN = frozenset({record.FORWARD, record.BACKWARD, record.DATA_WAIT})
+
+# Replacing nn.Module.__call__ updates every module class of the process: 0.15 ms with torch's own 400 classes, 0.9 ms
+# with 3,400. So the search is rare: after the first step (which is start-up) and then at powers of ten. It lasts two
+# steps, so that what happens at every second step is not missed for ever.
+SEARCH_FACTOR, SEARCH_STEPS = 10, 2
+
+# A script may call its blocks itself, one by one. Where calls are many and short they are not worth what it costs to
+# watch each (4 µs).
+MANY_CALLS, SHORT_SECONDS = 16, 100e-6
+
+
+class RootModules:
+    """Finds the classes of root modules and watches their calls."""
+
+    def __init__(self, timeline: Timeline, guard: Guard) -> None:
+        self._guard = guard
+        self._watched: dict[type[torch.nn.Module], Undo] = {}
+        self._found: dict[type[torch.nn.Module], list[float]] = {}  # by class, the seconds of each call
+        self._next_search = 1
+        self._end_search: Undo | None = None
+        self._in_search = in_phase(timeline, guard, record.FORWARD, self._note, unless_within=NOT_WITHIN)
+        self._in_forward = in_phase(timeline, guard, record.FORWARD, unless_within=NOT_WITHIN)
+
+    def wake(self, step: int) -> int:
+        """Begin or end a search at the end of `step`; returns the step at whose end to be called again."""
+        self._stop_searching()
+        if step < self._next_search:
+            return self._next_search
+        self._next_search = step * SEARCH_FACTOR
+        self._search()
+        return step + SEARCH_STEPS
+
+    def remove(self) -> None:
+        """Restore every class."""
+        self._pause_search()
+        self._forget_compiler()
+        for undo in reversed(self._watched.values()):
+            undo()
+        self._watched.clear()
+
+    def _search(self) -> None:
+        self._end_search = replace(torch.nn.Module, "__call__", self._in_search)
+        if handler := _compiler_callbacks():
+            handler.register_start_callback(self._pause_search)
+
+    def _note(self, call: tuple[Any, ...], _result: object, seconds: float) -> None:
+        """A root was called."""
+        self._found.setdefault(type(call[0]), []).append(seconds)
+
+    def _pause_search(self, *_: object) -> None:
+        """Before torch.compile traces: what it compiles shall be what it would compile without us."""
+        if self._end_search:
+            self._end_search()
+            self._end_search = None
+
+    def _stop_searching(self) -> None:
+        self._pause_search()
+        self._forget_compiler()
+        for module_class, calls in self._found.items():
+            if is_worth_watching(module_class, calls) and module_class not in self._watched:
+                self._watch(module_class)
+        self._found.clear()
+
+    def _forget_compiler(self) -> None:
+        handler = _compiler_callbacks()
+        if handler and self._pause_search in handler.start_callbacks:  # torch._dynamo.reset() forgets it, too
+            handler.remove_start_callback(self._pause_search)
+
+    def _watch(self, module_class: type[torch.nn.Module]) -> None:
+        inherits = "__call__" not in vars(module_class)
+
+        def make(original: Function) -> Function:
+            return self._in_forward(next_in_line(module_class, original) if inherits else original)
+
+        self._watched[module_class] = replace(module_class, "__call__", make)
+
+
+def is_worth_watching(module_class: type[torch.nn.Module], calls: list[float]) -> bool:
+    """Whether a class whose instances were called at the root, for so many seconds each, gets a watch."""
+    if issubclass(module_class, DistributedDataParallel):
+        return False
+    return len(calls) <= MANY_CALLS or min(calls) >= SHORT_SECONDS
+
+
+def next_in_line(module_class: type[torch.nn.Module], original: Function) -> Function:
+    """What `module_class` inherits as `__call__`, at each call: torch.fx replaces nn.Module's while it traces.
+
+    torch.compile gets the `original`: code that looks it up would be compiled anew at the next search.
+    """
+
+    def inherited(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if is_dynamo_compiling():
+            return original(module, *args, **kwargs)
+        return super(module_class, module).__call__(*args, **kwargs)  # type: ignore[misc]  # torch does not declare it
+
+    return skip_frame(inherited)
+
+
+def _compiler_callbacks() -> Any:
+    """torch.compile's register of who wants to know when it compiles; None as long as nothing has loaded it."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return getattr(dynamo, "callback_handler", None)
+
+
+def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
+    """Look for root modules from the end of the first step on."""
+    roots = RootModules(timeline, guard)
+    timeline.wake_at(1, guard(roots.wake))
+    return [roots.remove]

@@ -1,0 +1,43 @@
+"""Frameworks: where their own loops evaluate and save. All else they do through torch, where the other probes are.
+
+Nothing is imported: a framework that is not in `sys.modules` by the time the training begins is not in use.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rankscope import record
+from rankscope.guard import Guard
+from rankscope.patch import Undo, replace
+from rankscope.probes.span import in_phase
+from rankscope.timeline import Timeline
+
+# A validation loop has no public name in Lightning; `Trainer.validate` is not called within `fit`.
+LIGHTNING: tuple[tuple[str, str, str, int], ...] = (
+    ("loops.evaluation_loop", "_EvaluationLoop", "run", record.EVALUATION),
+    ("loops.prediction_loop", "_PredictionLoop", "run", record.EVALUATION),
+    ("trainer.trainer", "Trainer", "save_checkpoint", record.CHECKPOINT),
+)
+# Module, class, method, phase. Lightning has two names for the same package, of which a job uses one.
+METHODS: tuple[tuple[str, str, str, int], ...] = (
+    *((f"lightning.pytorch.{module}", name, method, phase) for module, name, method, phase in LIGHTNING),
+    *((f"pytorch_lightning.{module}", name, method, phase) for module, name, method, phase in LIGHTNING),
+    ("transformers.trainer", "Trainer", "evaluate", record.EVALUATION),
+    ("transformers.trainer", "Trainer", "predict", record.EVALUATION),
+    ("transformers.trainer", "Trainer", "_save_checkpoint", record.CHECKPOINT),
+    ("accelerate.accelerator", "Accelerator", "save_state", record.CHECKPOINT),
+    ("accelerate.accelerator", "Accelerator", "save_model", record.CHECKPOINT),
+)
+
+
+def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
+    """Watch the methods of those frameworks that are imported. A version that lacks one is watched without it."""
+    undo = []
+    for module, name, method, phase in METHODS:
+        owner: Any = getattr(sys.modules.get(module), name, None)
+        if hasattr(owner, method):
+            undo.append(replace(owner, method, in_phase(timeline, guard, phase)))
+    return undo

@@ -1,0 +1,104 @@
+"""Functional collectives: tensor parallelism, DTensor and gradient clipping under FSDP2 go through them.
+
+They are issued in C++, past the process group's Python methods, and waited for by `wait_tensor` at the first use of
+their result. What torch.compile has compiled calls neither: there only the sequence numbers tell of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from rankscope import record
+from rankscope.guard import Guard
+from rankscope.patch import Undo, replace
+from rankscope.probes.collectives import Arguments, Collectives, Function, Issue, Wait, around, measure
+from rankscope.timeline import Timeline
+
+# The function: the operation, and which argument is the group. Of two names for one, the newer comes first.
+FUNCTIONS: dict[tuple[str, ...], tuple[str, int]] = {
+    ("all_reduce",): ("all_reduce", 2),
+    ("all_reduce_coalesced",): ("all_reduce", 2),
+    ("broadcast",): ("broadcast", 2),
+    ("all_gather_single", "all_gather_tensor"): ("all_gather", 2),
+    ("all_gather_single_coalesced", "all_gather_into_tensor_coalesced"): ("all_gather", 1),
+    ("reduce_scatter_single", "reduce_scatter_tensor"): ("reduce_scatter", 3),
+    ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"): ("reduce_scatter", 3),
+    ("all_to_all_single",): ("all_to_all", 3),
+}
+
+
+def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
+    """Watch the module's functions, which everybody calls through the module. Nothing to do without distributed."""
+    if not dist.is_available():
+        return []
+    module, collectives = _module(), Collectives(timeline)
+    watches = [replace(module, "wait_tensor", _wait(collectives, guard))]
+    for names, (op, place) in FUNCTIONS.items():
+        found = next((name for name in names if hasattr(module, name)), None)
+        if found is not None:
+            watches.append(replace(module, found, _issue(collectives, guard, record.OPS.index(op), place)))
+    return watches
+
+
+def storage_of(tensor: torch.Tensor) -> int:
+    """What torch knows a pending result by: its storage, as views of it are waited for too."""
+    return tensor.untyped_storage().data_ptr()
+
+
+def process_group(named: Any, tag: str = "") -> Any:
+    """The process group that a functional collective's argument means: one, its name, a mesh, or a mesh's dimension."""
+    if isinstance(named, dist.ProcessGroup):
+        return named
+    if isinstance(named, DeviceMesh):
+        return named.get_group()
+    if isinstance(named, tuple):
+        return named[0].get_group(named[1])
+    functional = _module()
+    name = named if isinstance(named, str) else functional._resolve_group_name(named, tag)  # noqa: SLF001 - no public one
+    return functional.c10d._resolve_process_group(name)  # noqa: SLF001 - likewise
+
+
+def _module() -> Any:
+    import torch.distributed._functional_collectives as module
+
+    return module
+
+
+def _cannot_be_asked() -> bool:
+    return True
+
+
+def _issue(collectives: Collectives, guard: Guard, op: int, place: int) -> Callable[[Function], Function]:
+    module = _module()
+
+    def begin(args: Arguments, kwargs: dict[str, Any]) -> Issue | None:
+        if module._are_we_tracing():  # noqa: SLF001 - torch's own question: nothing is issued then
+            return None
+        named = kwargs["group"] if "group" in kwargs else args[place]
+        return collectives.begin(process_group(named), op)
+
+    def end(call: Issue, args: Arguments, result: Any, _returned: bool) -> None:
+        pending = result if isinstance(result, list) else [result]
+        waiting = [tensor for tensor in pending if isinstance(tensor, module.AsyncCollectiveTensor)]
+        key = storage_of(waiting[-1].elem) if waiting else None
+        collectives.issued(call, op, measure(args[0]), key)
+
+    return around(guard, begin, end)
+
+
+def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
+    def begin(args: Arguments, _kwargs: dict[str, Any]) -> Wait | None:
+        tensor = args[0]
+        if type(tensor) is not torch.Tensor:  # a compiler's: it has no storage, and nothing is waited for
+            return None
+        return collectives.begin_wait(storage_of(tensor), _cannot_be_asked)
+
+    def end(call: Wait, _args: Arguments, _result: Any, returned: bool) -> None:
+        collectives.waited(call, returned)
+
+    return around(guard, begin, end)

@@ -1,0 +1,157 @@
+"""The settings of a run that may explain its speed: the labels of rankscope_rank_settings_info.
+
+They are read from objects that the probes have met anyway, once the run has settled and then every ten seconds, and
+written only if they have changed. Reading looks at attributes; it calls nothing of the job's.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice
+from typing import Any
+
+from rankscope import record
+from rankscope.record import PLACES
+from rankscope.timeline import SETTLED_STEPS, Timeline
+
+INTERVAL = 10.0  # seconds
+LONGEST = 80  # characters of a value: a hook may have any name, the info has a fixed size
+SOME = 64  # parameters whose types are looked at
+
+STEPS = PLACES["steps"]
+MICRO_STEPS = PLACES["micro_steps"]
+COLLECTIVES = PLACES["collectives"]
+
+# What a loop averages its gradients with if nobody does it for it.
+AVERAGING = [record.OPS.index(op) for op in ("all_reduce", "all_gather", "reduce_scatter")]
+
+
+class Settings:
+    """What is known of the settings; `on_change` is called when that has changed."""
+
+    def __init__(
+        self, timeline: Timeline, on_change: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.known: dict[str, str] = {}
+        self._timeline = timeline
+        self._on_change = on_change
+        self._clock = clock
+        self._next = 0.0
+        self._counted = (0.0, 0.0)  # steps and micro-steps at the last look
+
+    def look(self) -> None:
+        """Read them again, if it is time to."""
+        now = self._clock()
+        if self._timeline.steps < SETTLED_STEPS or now < self._next:
+            return
+        self._next = now + INTERVAL
+        values = self._read()
+        if values != self.known:
+            self.known = values
+            self._on_change()
+
+    def _read(self) -> dict[str, str]:
+        module, optimizer, loader = (self._object(role) for role in ("ddp", "optimizer", "loader"))
+        found = {
+            "parallelism": self._parallelism(module, optimizer),
+            "precision": self._precision(optimizer),
+            "accumulation_steps": self._accumulation_steps(),
+            "compiled": compiled(),
+            **of_loader(loader),
+            **of_ddp(module),
+        }
+        return {name: found.get(name, "")[:LONGEST] for name in record.SETTINGS}
+
+    def _object(self, role: str) -> Any:
+        reference = self._timeline.seen.get(role)
+        return reference() if reference else None
+
+    def _parallelism(self, module: Any, optimizer: Any) -> str:
+        """By the DDP module, the parameters' kind, and last what collectives there are."""
+        if module is not None:
+            return "ddp"
+        if sharding := next(filter(None, map(sharding_of, parameters(optimizer))), ""):
+            return sharding
+        if world_size() == 1:
+            return "single"
+        slots = self._timeline.writer.slots
+        averages = any(slots[COLLECTIVES + op] >= SETTLED_STEPS for op in AVERAGING)
+        return "hand" if averages and "deepspeed" not in sys.modules else ""  # which averages for the loop too
+
+    def _precision(self, optimizer: Any) -> str:
+        """What autocast computes in, else what the parameters are."""
+        autocast = self._timeline.autocast
+        return f"{autocast} autocast" if autocast else parameter_types(optimizer)
+
+    def _accumulation_steps(self) -> str:
+        """Backward passes a step since the last look, so that a change is seen; rounded, as the last one is open."""
+        slots, (steps, micro_steps) = self._timeline.writer.slots, self._counted
+        new_steps, new_micro_steps = slots[STEPS] - steps, slots[MICRO_STEPS] - micro_steps
+        if new_steps < SETTLED_STEPS or not new_micro_steps:
+            return self.known.get("accumulation_steps", "")
+        self._counted = (slots[STEPS], slots[MICRO_STEPS])
+        return str(round(new_micro_steps / new_steps))
+
+
+def world_size() -> int:
+    """Of the process group; 1 without one."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return 1
+    return int(distributed.get_world_size())
+
+
+def parameters(optimizer: Any) -> Iterator[Any]:
+    """Some of what an optimizer trains."""
+    groups = getattr(optimizer, "param_groups", ())
+    return islice((parameter for group in groups for parameter in group["params"]), SOME)
+
+
+def sharding_of(parameter: Any) -> str:
+    """How a parameter is sharded: `fsdp`, `fsdp2` with its mesh's further dimensions, `tp`; empty if it is whole."""
+    if getattr(parameter, "_fsdp_flattened", False):  # FSDP marks what it manages, original parameters too
+        return "fsdp"
+    mesh = getattr(parameter, "device_mesh", None)
+    if mesh is None:
+        return ""
+    names = mesh.mesh_dim_names or ()
+    return "tp" if names == ("tp",) else "+".join(("fsdp2", *names[1:]))
+
+
+def parameter_types(optimizer: Any) -> str:
+    """The floating-point types of the parameters, without `torch.`."""
+    return "+".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters(optimizer)}))
+
+
+def of_loader(iterator: Any) -> dict[str, str]:
+    """Of a DataLoader's iterator; of any other one nothing is known."""
+    if not hasattr(iterator, "_num_workers"):
+        return {}
+    size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
+    return {
+        "loader_workers": str(iterator._num_workers),  # noqa: SLF001 - the loader itself is not to be had
+        "pin_memory": str(bool(getattr(iterator, "_pin_memory", False))).lower(),
+        "batch_size": "" if size is None else str(size),
+    }
+
+
+def of_ddp(module: Any) -> dict[str, str]:
+    """Of a DDP module."""
+    if module is None:
+        return {}
+    hooks = getattr(module, "_comm_hooks", None)
+    names = [getattr(hook, "__name__", type(hook).__name__) for hook, _state in hooks or ()]
+    size = getattr(module, "bucket_bytes_cap", None)
+    return {
+        "comm_hook": "+".join(names) or ("" if hooks is None else "none"),
+        "bucket_bytes": "" if size is None else str(size),
+    }
+
+
+def compiled() -> str:
+    """Whether torch.compile has compiled anything, by its own counters."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    frames = getattr(dynamo, "counters", {}).get("frames", {})
+    return "true" if frames.get("ok") else "false"
