@@ -366,3 +366,32 @@ def test_a_torch_for_cuda_is_watched_until_it_is_taken_back(
     for take_back in undo:
         take_back()
     assert (timeline.on_step, timeline.on_boundary) == (None, None)
+
+
+def test_on_cuda_the_events_are_torchs_and_nothing_of_torchs_that_waits_is_called(
+    timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def new_event(enable_timing: bool) -> Event:
+        assert enable_timing
+        return gpu.new_event()
+
+    def synchronize() -> None:
+        gpu.synchronisations += 1
+
+    monkeypatch.setattr(device_clock, "SECONDS_PER_MARK", 0.0)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    for name, stand_in in (
+        ("is_initialized", gpu.is_in_use),
+        ("is_current_stream_capturing", gpu.is_capturing),
+        ("current_stream", gpu.current_stream),
+        ("Event", new_event),
+        ("synchronize", synchronize),
+    ):
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    device_time.install(timeline, Guard("device_time", fail))
+    timeline.step()
+    train(timeline, gpu, 2)
+    gpu.synchronize()
+    timeline.step()
+    assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})
+    assert gpu.synchronisations == 0
