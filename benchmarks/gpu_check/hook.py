@@ -23,7 +23,10 @@ from benchmarks.gpu_check.report import Check, Outcome, judge, number, surviving
 from benchmarks.simulated_node import free_port
 
 PART = "hook on the GPU"
-MARKS = 12  # at most, of a step of this training
+MARKS = (
+    10  # of a step of this training: where data wait, forward, backward, collective wait and optimizer begin and end
+)
+HOST = 3e-4  # seconds
 
 # What is trained: how many ranks on the one GPU, and the job's options. gloo copies gradients through the host.
 JOBS: dict[str, tuple[int, Sequence[str]]] = {
@@ -112,8 +115,8 @@ def _timeline(about: str, told: Told) -> Iterator[Check]:
     device, waits = told["device"], told["profiler_waits"]
     waited = device["collective_wait"]
     note = f"seconds of {len(waits)} steps; the profiler's stream before the optimizer"
-    # A tenth of a millisecond a step: what the host needs between the wait and the next kernel.
-    yield judge(PART, f"{about}: exposed wait", [waited], sum(waits), 0.02 * sum(waits) + 1e-4 * len(waits), note)
+    # Where the host waits too (gloo) it needs a moment, under the profiler, from there to the optimizer's first kernel.
+    yield judge(PART, f"{about}: exposed wait", [waited], sum(waits), 0.02 * sum(waits) + HOST * len(waits), note)
     whole = sum(device.values())
     yield judge(PART, f"{about}: all phases", [whole], told["wall"], 0.01 * told["wall"], "seconds; the wall clock")
     for phase, seconds in device.items():
