@@ -1,4 +1,4 @@
-"""What the rows of the dashboard *Run* select, and how they draw many ranks as one.
+"""What the rows of the dashboards select: of *Node* an exporter, of *Run* a run's ranks, and many ranks as one.
 
 Raw metrics are drawn with `max by`: two exporters may see the same record, or one a rank and one its predecessor,
 and a sum would count both.
@@ -6,6 +6,8 @@ and a sum would count both.
 
 from __future__ import annotations
 
+HERE = 'job="$job",instance="$instance"'
+GPU = "GPU {{gpu}}"
 RUN_ONLY = 'run="$run"'
 RANKS = 'run="$run",rank=~"$rank"'
 RANK = "rank {{rank}}"

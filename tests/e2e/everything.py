@@ -63,7 +63,7 @@ def train(options: argparse.Namespace, directory: Path) -> None:
             with torch.autocast("cpu", torch.bfloat16):
                 tokens = batch["input_ids"]
                 loss = nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten())
-            scaler.scale(loss).backward()
+            scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's
         if is_step:
             scaler.step(optimizer)
             scaler.update()
