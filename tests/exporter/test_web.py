@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import pytest
 from fastapi.testclient import TestClient
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.samples import Sample
 
 from rankscope_exporter.sampler import ReleaseError
 from rankscope_exporter.scrape import Scrape
@@ -172,6 +173,24 @@ def test_the_status_page_says_how_long_a_rank_waited_since_its_start_up_and_when
     page = render_status(list(Node().collect()), now=100.0)
     assert ">25%<" in page
     assert ">30 s ago<" in page
+
+
+def test_the_status_page_makes_each_familys_samples_once_and_of_no_other_family() -> None:
+    class Counted(GaugeMetricFamily):
+        made = 0
+
+        @property
+        def samples(self) -> list[Sample]:
+            self.made += 1
+            return [Sample(self.name, {"gpu": str(gpu), "uuid": f"GPU-{gpu}"}, 1.0) for gpu in range(8)]
+
+        @samples.setter
+        def samples(self, _: list[Sample]) -> None:
+            """Metric sets it."""
+
+    shown, other = Counted("rankscope_gpu_up", "Up."), Counted("rankscope_gpu_clock_hertz", "Clock.")
+    assert ">7<" in render_status([shown, other])
+    assert (shown.made, other.made) == (1, 0)
 
 
 def test_the_status_page_counts_the_files_that_it_does_not_show() -> None:

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
 
 from rankscope import __version__
 
@@ -20,7 +21,7 @@ GIBIBYTE = 2**30
 
 STYLE = """
 :root{color-scheme:light dark;--line:#8884;--dim:#888;--bad:#d33;--good:#2a7}
-body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.5 system-ui,sans-serif;max-width:88rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .4rem}
 nav a{margin-right:1.2em}p{margin:.4rem 0;color:var(--dim)}
 table{border-collapse:collapse;width:100%}
@@ -31,18 +32,33 @@ th{font-weight:600;color:var(--dim)}td.n,th.n{text-align:right;padding-right:1.6
 
 
 class Values:
-    """Looks values up in metric families by name and labels."""
+    """Looks values up in metric families by name and labels.
+
+    Only what is asked for is made into samples, and once: a family of written lines parses them at each look.
+    """
 
     def __init__(self, families: Iterable[Metric]) -> None:
-        self._samples = {sample.name: family.samples for family in families for sample in family.samples}
+        self._families = {_name(family): family for family in families}
+        self._samples: dict[str, Sequence[Sample]] = {}
 
     def rows(self, name: str, *labels: str) -> dict[Labels, Mapping[str, str]]:
         """The label sets of a metric by the values of `labels`."""
-        return {tuple(s.labels[label] for label in labels): s.labels for s in self._samples.get(name, ())}
+        return {tuple(s.labels[label] for label in labels): s.labels for s in self._of(name)}
 
     def by(self, name: str, *labels: str) -> dict[Labels, float]:
         """The values of a metric by the values of `labels`."""
-        return {tuple(s.labels[label] for label in labels): s.value for s in self._samples.get(name, ())}
+        return {tuple(s.labels[label] for label in labels): s.value for s in self._of(name)}
+
+    def _of(self, name: str) -> Sequence[Sample]:
+        if name not in self._samples:
+            family = self._families.get(name)
+            self._samples[name] = tuple(family.samples) if family else ()
+        return self._samples[name]
+
+
+def _name(family: Metric) -> str:
+    """As its lines have it."""
+    return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def render_status(families: Sequence[Metric], now: float | None = None) -> str:
