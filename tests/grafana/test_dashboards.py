@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 import generate
-from rankscope_dashboards.queries import DASHBOARDS, PanelQuery, panel_queries
+from rankscope_dashboards.queries import DASHBOARDS, NEEDS_CUDA, PanelQuery, panel_queries
 
 ROOT = Path(__file__).parents[2]
 RATE_INTERVAL = "61s"  # a duration that nobody would write by hand
@@ -120,6 +120,11 @@ def test_every_query_asks_for_metrics_and_labels_that_exist(query: PanelQuery) -
         elif selector.name not in PROMETHEUS_OWN:
             labels = {matcher.name for matcher in selector.matchers.matchers}
             assert labels <= documented[selector.name] | {"job", "instance"}
+
+
+def test_what_needs_cuda_is_asked_for_by_a_panel() -> None:
+    asked = {selector.name for query in QUERIES if query.needs_cuda for selector in selectors(query.expr)}
+    assert asked == set(NEEDS_CUDA)
 
 
 @each_panel
