@@ -123,13 +123,6 @@ PROCESSES = Row(
             "Bps",
             rate("rankscope_rank_host_to_device_copy_bytes_total"),
         ),
-        line_by_rank(
-            "Probes switched off",
-            "Probes that Rankscope switched off in the rank after an error of their own: their figures stand still. "
-            "The rank's standard error says why.",
-            "none",
-            gauge("rankscope_rank_probes_disabled"),
-        ),
     ),
     collapsed=True,
 )

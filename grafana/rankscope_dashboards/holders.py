@@ -83,14 +83,20 @@ RANKS = Row(
             "The ranks whose records lie on this node. The dashboard *Run* has more of each.",
             [
                 Query(f"max by (run, rank) (rankscope_rank_up{{{HERE}}})"),
-                Query(f"max by (run, rank, pid, uuid) (rankscope_rank_info{{{HERE}}})"),
+                Query(f"max by (run, rank, pid) (rankscope_rank_info{{{HERE}}})"),
+                Query(
+                    f"max by (run, rank, gpu) (rankscope_rank_info{{{HERE}}}"
+                    f" * on (uuid) group_left (gpu) rankscope_gpu_info{{{HERE}}})"
+                ),
+                Query(f"max by (run, rank) (rankscope_rank_steps_total{{{HERE}}})"),
             ],
             [
                 Column("run", "Run"),
                 Column("rank", "Rank"),
                 Column("A", "Alive", names={1: ("yes", GOOD), 0: ("no", NEUTRAL)}),
                 Column("pid", "PID"),
-                Column("uuid", "GPU"),
+                Column("gpu", "GPU"),
+                Column("D", "Steps"),
             ],
             none="no rank",
         ),

@@ -18,25 +18,29 @@ NOW = Row(
     (
         table_of(
             "What each rank does now",
-            "The phase that each rank is in and for how long. In a hang, the rank that is in no collective is the one "
-            "that the others wait for.",
+            "The phase and the collective that each rank is in, and for how long. In a hang, the rank that is in no "
+            "collective, or has issued fewer of them, is the one that the others wait for. Probes are off after an "
+            "error of their own: their figures stand still, and the rank's standard error says why.",
             [
                 Query(f"max by (rank) (rankscope_rank_up{{{RANKS}}})"),
                 Query(f"time() - max by (rank, phase) (rankscope_rank_phase_since_timestamp_seconds{{{RANKS}}})"),
                 Query(f"max by (rank) (rank:rankscope_stall:seconds{{{RANKS}}})"),
                 Query(f"max by (rank) (rankscope_rank_steps_total{{{RANKS}}})"),
                 Query(f"max by (rank) (rankscope_rank_probes_disabled{{{RANKS}}})"),
+                Query(f"max by (rank, op) (rankscope_rank_collective_open_info{{{RANKS}}})"),
+                Query(f"sum by (rank) (max by (rank, group) (rankscope_rank_group_collectives_total{{{RANKS}}}))"),
             ],
             [
                 Column("rank", "Rank"),
                 Column("A", "Alive", names={1: ("yes", GOOD), 0: ("no", NEUTRAL)}),
                 Column("phase", "Phase"),
                 Column("B", "For", "s"),
+                Column("op", "In collective"),
+                Column("G", "Collectives"),
                 Column("C", "Last progress", "s"),
                 Column("D", "Steps"),
                 Column("E", "Probes off", steps=((None, NEUTRAL), (1, CAUTION))),
             ],
-            width=14,
         ),
         table_of(
             "How ranks ended",
@@ -55,7 +59,7 @@ NOW = Row(
                 Column("reason", "Ended", names=ENDINGS),
                 Column("A", "When", "dateTimeAsLocal"),
             ],
-            width=10,
+            width=8,
             none="none has ended",
         ),
         table_of(
@@ -74,6 +78,7 @@ NOW = Row(
                 Column("torch_version", "torch"),
                 Column("rankscope_version", "rankscope"),
             ],
+            width=16,
         ),
     ),
 )
