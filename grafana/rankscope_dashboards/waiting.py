@@ -116,7 +116,8 @@ COLLECTIVES = Row(
         lines(
             "Bus bandwidth",
             "What each rank's link carried while a collective of known duration was under way, as NCCL-tests count it: "
-            "comparable with the link's own speed, whatever the number of ranks. The mean over the chosen ranks.",
+            "comparable with the link's own speed, whatever the number of ranks. The mean over the chosen ranks; a gap "
+            "where no duration is known.",
             "Bps",
             Query(f"avg by (op) ({BUS_BYTES} / (max by (rank, op) ({DURATION}) > 0))", "{{op}}"),
             width=8,
