@@ -13,10 +13,21 @@ PHASES = {
     "optimizer": "light-green",
     "collective_wait": "semi-dark-red",
     "data_wait": "semi-dark-orange",
-    "h2d_copy": "light-orange",
+    "h2d_copy": "light-yellow",
     "other": "semi-dark-yellow",
     "checkpoint": "semi-dark-purple",
     "evaluation": "semi-dark-blue",
     "startup": NEUTRAL,
 }
-CAUSES = PHASES | {"none": "semi-dark-green", "straggler": "semi-dark-red", "transfer": "light-red"}
+CAUSES = PHASES | {
+    "none": "semi-dark-green",
+    "throttling": "light-green",
+    "straggler": "semi-dark-red",
+    "transfer": "light-red",
+    "stall": "dark-red",
+    "data": "semi-dark-orange",
+    "data_cpu": "dark-orange",
+    "data_io": "light-orange",
+    "copies": "light-yellow",
+    "idle": "dark-blue",
+}
