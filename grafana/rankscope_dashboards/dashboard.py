@@ -17,14 +17,19 @@ GRID_WIDTH = 24
 TAG = "rankscope"
 # Read by every Grafana from 10.0 on; newer ones migrate it when they load it.
 SCHEMA_VERSION = 38
+NO_RUN = "(none)"  # of which no run has the name, so that its panels are empty
 
 
 @dataclass(frozen=True)
 class Row:
-    """Panels below a heading, side by side until the grid's width is used up."""
+    """Panels below a heading, side by side until the grid's width is used up.
+
+    `collapsed`: detail, which is shown, and asked of Prometheus, once somebody opens it.
+    """
 
     title: str
     panels: Sequence[Panel]
+    collapsed: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,17 +85,47 @@ def label_values(
     )
 
 
+def other_run(name: str, this: str, *, label: str, description: str) -> sdk.VariableModel:
+    """A variable whose choices are the runs other than the variable `this`, and at first `none`."""
+    runs = f'group by (run) (last_over_time(rankscope_rank_info{{run!="${this}"}}[$__range]))'
+    return sdk.VariableModel(
+        type_val=sdk.VariableType.QUERY,
+        name=name,
+        label=label,
+        description=description,
+        datasource=DATASOURCE,
+        # Not label_values: Grafana would choose the first run for whoever chooses none.
+        query={"query": f'query_result(label_replace(vector(1), "run", "{NO_RUN}", "", "") or {runs})', "refId": name},
+        regex='/run="([^"]+)"/',
+        refresh=sdk.VariableRefresh.ON_TIME_RANGE_CHANGED,
+        sort=sdk.VariableSort.NATURAL_DESC,
+        current=sdk.VariableOption(selected=True, text=NO_RUN, value=NO_RUN),
+    )
+
+
 def _placed(rows: Sequence[Row]) -> Iterator[sdk.Panel | sdk.RowPanel]:
     identifiers, y = count(1), 0
     for row in rows:
-        yield sdk.RowPanel(id_val=next(identifiers), title=row.title, grid_pos=sdk.GridPos(x=0, y=y, w=GRID_WIDTH, h=1))
-        x, y, height = 0, y + 1, 0
-        for panel in row.panels:
-            if x + panel.width > GRID_WIDTH:
-                x, y, height = 0, y + height, 0
-            yield panel.placed(next(identifiers), x, y)
-            x, height = x + panel.width, max(height, panel.height)
-        y += height
+        heading = sdk.RowPanel(id_val=next(identifiers), title=row.title, collapsed=row.collapsed)
+        heading.grid_pos = sdk.GridPos(x=0, y=y, w=GRID_WIDTH, h=1)
+        panels, below = _below(y + 1, row.panels, identifiers)
+        yield heading
+        if row.collapsed:
+            heading.panels, y = panels, y + 1
+        else:
+            yield from panels
+            y = below
+
+
+def _below(y: int, panels: Sequence[Panel], identifiers: Iterator[int]) -> tuple[list[sdk.Panel], int]:
+    """The panels of a row that begins at `y`, and where the next row begins."""
+    placed, x, height = [], 0, 0
+    for panel in panels:
+        if x + panel.width > GRID_WIDTH:
+            x, y, height = 0, y + height, 0
+        placed.append(panel.placed(next(identifiers), x, y))
+        x, height = x + panel.width, max(height, panel.height)
+    return placed, y + height
 
 
 def _datasource() -> sdk.VariableModel:

@@ -1,13 +1,14 @@
-"""The dashboard *Node*: one exporter's GPUs (busy or idle, memory, power, throttling, errors), and itself."""
+"""The dashboard *Node*: one exporter's GPUs (whose, busy or idle, memory, power, throttling, errors), and itself."""
 
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Dashboard, Row, label_values
+from rankscope_dashboards.hardware import POWER, TROUBLE
+from rankscope_dashboards.holders import HOLDERS, RANKS
 from rankscope_dashboards.panels import BAD, CAUTION, GOOD, NEUTRAL, Query, lines, value
+from rankscope_dashboards.selectors import GPU, HERE
 from rankscope_dashboards.tables import Column, table_of
 
-HERE = 'job="$job",instance="$instance"'
-GPU = "GPU {{gpu}}"
 # Alerts about a GPU or its rank name the GPU and not always the exporter.
 FIRING = (
     f'ALERTS{{alertstate="firing",{HERE}}}'
@@ -57,6 +58,16 @@ AT_A_GLANCE = Row(
             width=3,
         ),
         value(
+            "Handles",
+            "Whether the exporter has given the GPUs back on request (`POST /-/release`), for a reset or another "
+            "driver. Then all that is said of GPUs is absent.",
+            "none",
+            Query(f"rankscope_exporter_gpus_released{{{HERE}}}"),
+            steps=UNKNOWN,
+            names={0: ("held", GOOD), 1: ("released", CAUTION)},
+            width=3,
+        ),
+        value(
             "Longest idle",
             "The GPU in which no kernel has run for the longest time.",
             "s",
@@ -74,7 +85,7 @@ AT_A_GLANCE = Row(
                 Column("run", "Run"),
                 Column("rank", "Rank"),
             ],
-            width=12,
+            width=9,
             height=5,
             none="nothing fires",
         ),
@@ -142,84 +153,6 @@ GPUS = Row(
     ),
 )
 
-POWER = Row(
-    "Power, heat and clocks",
-    (
-        lines(
-            "Power",
-            "Average power by the energy counter; single readings would miss three quarters of the time on an A100 or "
-            "H100. An idle GPU that draws much, or a busy one that draws little, is worth a look: a hung collective "
-            "keeps a GPU busy at low power.",
-            "watt",
-            Query(f"rate(rankscope_gpu_energy_joules_total{{{HERE}}}[$__rate_interval])", GPU),
-            Query(f"max(rankscope_gpu_power_limit_watts{{{HERE}}})", "limit"),
-            dashed="limit",
-        ),
-        lines(
-            "Power, single readings",
-            "The driver's newest power reading at each scrape: what the average hides.",
-            "watt",
-            Query(f"rankscope_gpu_power_watts{{{HERE}}}", GPU),
-        ),
-        lines(
-            "Temperature",
-            "The GPU's core temperature.",
-            "celsius",
-            Query(f"rankscope_gpu_temperature_celsius{{{HERE}}}", GPU),
-            width=8,
-        ),
-        lines(
-            "SM clock",
-            "Clock of the multiprocessors, and the highest that this GPU can run at.",
-            "hertz",
-            Query(f'rankscope_gpu_clock_hertz{{{HERE},domain="sm"}}', GPU),
-            Query(f'max(rankscope_gpu_clock_max_hertz{{{HERE},domain="sm"}})', "maximum"),
-            dashed="maximum",
-            width=8,
-        ),
-        lines(
-            "Memory clock",
-            "Clock of the memory, and the highest that this GPU can run at.",
-            "hertz",
-            Query(f'rankscope_gpu_clock_hertz{{{HERE},domain="memory"}}', GPU),
-            Query(f'max(rankscope_gpu_clock_max_hertz{{{HERE},domain="memory"}})', "maximum"),
-            dashed="maximum",
-            width=8,
-        ),
-    ),
-)
-
-TROUBLE = Row(
-    "Throttling and errors",
-    (
-        lines(
-            "Throttled",
-            "Share of the time in which something held the clocks down, by reason; several can hold at once.",
-            "percentunit",
-            Query(
-                f"rate(rankscope_gpu_throttled_seconds_total{{{HERE}}}[$__rate_interval]) > 0",
-                f"{GPU} {{{{reason}}}}",
-                needs_fault=True,
-            ),
-        ),
-        lines(
-            "XID errors",
-            "Errors that the driver reported in each step of the graph.",
-            "none",
-            Query(f"sum by (gpu) (increase(rankscope_gpu_xid_errors_total{{{HERE}}}[$__rate_interval]))", GPU),
-            width=6,
-        ),
-        table_of(
-            "XID errors by code",
-            "Errors since the exporter started. NVIDIA's XID catalogue says what each code means.",
-            [Query(f"sum by (gpu, xid) (rankscope_gpu_xid_errors_total{{{HERE}}}) > 0", needs_fault=True)],
-            [Column("gpu", "GPU"), Column("xid", "XID"), Column("A", "Errors", steps=((None, CAUTION),))],
-            width=6,
-            none="none",
-        ),
-    ),
-)
-
 EXPORTER = Row(
     "Exporter",
     (
@@ -238,9 +171,11 @@ EXPORTER = Row(
             width=8,
         ),
         lines(
-            "Skipped files",
-            "Files in the run directories that are no readable rank record, by reason. A rank that is missing from the "
-            "run may be one of them.",
+            "Files not shown as ranks",
+            "Files in the run directories, by the reason that they are not shown: no readable record (`truncated`, "
+            "`foreign`, `version`, `symlink`, `unreadable`), another user's record of the same run and rank is shown "
+            "(`duplicate`), or there are more than the exporter takes (`too_many_files`, `too_many_ranks`). A rank "
+            "that is missing from its run may be one of them.",
             "none",
             Query(f"rankscope_exporter_rank_files_skipped{{{HERE}}}", "{{reason}}"),
             width=8,
@@ -258,8 +193,8 @@ EXPORTER = Row(
 NODE = Dashboard(
     uid="rankscope-node",
     title="Node",
-    description="The GPUs of one node: busy or idle, memory, power, throttling and errors; and the exporter itself.",
+    description="One node's GPUs: whose, busy or idle, memory, power, throttling and errors; and the exporter itself.",
     variables=VARIABLES,
-    rows=(AT_A_GLANCE, GPUS, POWER, TROUBLE, EXPORTER),
+    rows=(AT_A_GLANCE, HOLDERS, GPUS, POWER, TROUBLE, RANKS, EXPORTER),
     alerts=FIRING,
 )

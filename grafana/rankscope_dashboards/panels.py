@@ -89,6 +89,7 @@ def lines(
     max_val: float | None = None,
     limit: float | None = None,
     dashed: str = "",
+    colors: Mapping[str, str] | None = None,
     width: int = 12,
 ) -> Panel:
     """A line for each series. The series called `dashed` and the number `limit` are what the others compare with."""
@@ -97,7 +98,7 @@ def lines(
     if limit is not None:
         fields.thresholds = thresholds(((None, "transparent"), (limit, BAD)))
         style.thresholds_style = common.GraphThresholdsStyleConfig(mode=common.GraphThresholdsStyleMode.DASHED)
-    overrides = [_dashed(dashed)] if dashed else []
+    overrides = [*fixed_colors(colors or {}), *([_dashed(dashed)] if dashed else [])]
     return Panel("timeseries", title, description, queries, _graph_options(), fields, width, overrides=overrides)
 
 

@@ -1,110 +1,46 @@
-"""The rows of the dashboard *Run* that show the ranks themselves: steps, collectives, what each does now, how it ended.
-
-Raw metrics are drawn with `max by`: two exporters may see the same record, or one a rank and one its predecessor,
-and a sum would count both.
-"""
+"""The row of the dashboard *Run* that shows the ranks themselves: what each does now, how it ended, who it is."""
 
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.panels import BAD, CAUTION, GOOD, NEUTRAL, Query, lines
+from rankscope_dashboards.panels import BAD, CAUTION, GOOD, NEUTRAL, Query
+from rankscope_dashboards.selectors import RANKS
 from rankscope_dashboards.tables import Column, table_of
 
-RANKS = 'run="$run",rank=~"$rank"'
-RANK = "rank {{rank}}"
-ENDINGS = {"finished": ("finished", GOOD), "sigterm": ("SIGTERM", NEUTRAL)} | {
+ENDINGS = {"finished": ("finished", GOOD), "sigterm": ("SIGTERM", NEUTRAL), "interrupted": ("Ctrl-C", NEUTRAL)} | {
     reason: (reason, BAD) for reason in ("exception", "killed")
 }
 
 WHO_IT_IS = "rank, node, local_rank, world_size, group, pid, uuid, backend, torch_version, rankscope_version"
-STEP_BUCKETS = f"sum by (le) (rate(rankscope_rank_step_seconds_bucket{{{RANKS}}}[$__rate_interval]))"
-COLLECTIVE_CALLS = f"rate(rankscope_rank_collectives_total{{{RANKS}}}[$__rate_interval])"
-COLLECTIVE_SECONDS = f"rate(rankscope_rank_collective_seconds_total{{{RANKS}}}[$__rate_interval])"
-COLLECTIVE_BYTES = f"rate(rankscope_rank_collective_bytes_total{{{RANKS}}}[$__rate_interval])"
-
-
-def average(rate: str, label: str) -> str:
-    """`rate` by `label`, averaged over all chosen ranks, also those that lack a value of the label."""
-    return f"sum by ({label}) (max by (rank, {label}) ({rate})) / scalar(count(count by (rank) ({rate})))"
-
-
-STEPS = Row(
-    "Steps",
-    (
-        lines(
-            "Step time",
-            "Time from one step's end to the next one's, over the chosen ranks.",
-            "s",
-            Query(f"histogram_quantile(0.5, {STEP_BUCKETS})", "median"),
-            Query(f"histogram_quantile(0.9, {STEP_BUCKETS})", "90 %"),
-            Query(f"histogram_quantile(0.99, {STEP_BUCKETS})", "99 %"),
-            Query(
-                f"sum(rate(rankscope_rank_step_seconds_sum{{{RANKS}}}[$__rate_interval]))"
-                f" / sum(rate(rankscope_rank_step_seconds_count{{{RANKS}}}[$__rate_interval]))",
-                "mean",
-            ),
-        ),
-        lines(
-            "Steps a second",
-            "Steps that each rank finishes. Ranks that synchronise have the same rate.",
-            "suffix: /s",
-            Query(f"max by (rank) (rate(rankscope_rank_steps_total{{{RANKS}}}[$__rate_interval]))", RANK),
-        ),
-    ),
-)
-
-COLLECTIVES = Row(
-    "Collectives",
-    (
-        lines(
-            "Time in collectives",
-            "Share of the training threads' time by operation, averaged over the chosen ranks: what is exposed, not "
-            "what overlaps with computing.",
-            "percentunit",
-            Query(average(COLLECTIVE_SECONDS, "op"), "{{op}}"),
-            width=8,
-        ),
-        lines(
-            "Collectives a second",
-            "Calls of each rank by operation, averaged over the chosen ranks.",
-            "suffix: /s",
-            Query(average(COLLECTIVE_CALLS, "op"), "{{op}}"),
-            width=8,
-        ),
-        lines(
-            "Payload",
-            "Bytes that each rank hands to collectives, averaged over the chosen ranks.",
-            "Bps",
-            Query(average(COLLECTIVE_BYTES, "op"), "{{op}}"),
-            width=8,
-        ),
-    ),
-)
 
 NOW = Row(
-    "Ranks",
+    "What does each rank do now?",
     (
         table_of(
             "What each rank does now",
-            "The phase that each rank is in and for how long. In a hang, the rank that is in no collective is the one "
-            "that the others wait for.",
+            "The phase and the collective that each rank is in, and for how long. In a hang, the rank that is in no "
+            "collective, or has issued fewer of them, is the one that the others wait for. Probes are off after an "
+            "error of their own: their figures stand still, and the rank's standard error says why.",
             [
                 Query(f"max by (rank) (rankscope_rank_up{{{RANKS}}})"),
                 Query(f"time() - max by (rank, phase) (rankscope_rank_phase_since_timestamp_seconds{{{RANKS}}})"),
                 Query(f"max by (rank) (rank:rankscope_stall:seconds{{{RANKS}}})"),
                 Query(f"max by (rank) (rankscope_rank_steps_total{{{RANKS}}})"),
                 Query(f"max by (rank) (rankscope_rank_probes_disabled{{{RANKS}}})"),
+                Query(f"max by (rank, op) (rankscope_rank_collective_open_info{{{RANKS}}})"),
+                Query(f"sum by (rank) (max by (rank, group) (rankscope_rank_group_collectives_total{{{RANKS}}}))"),
             ],
             [
                 Column("rank", "Rank"),
                 Column("A", "Alive", names={1: ("yes", GOOD), 0: ("no", NEUTRAL)}),
                 Column("phase", "Phase"),
                 Column("B", "For", "s"),
+                Column("op", "In collective"),
+                Column("G", "Collectives"),
                 Column("C", "Last progress", "s"),
                 Column("D", "Steps"),
                 Column("E", "Probes off", steps=((None, NEUTRAL), (1, CAUTION))),
             ],
-            width=14,
         ),
         table_of(
             "How ranks ended",
@@ -123,7 +59,7 @@ NOW = Row(
                 Column("reason", "Ended", names=ENDINGS),
                 Column("A", "When", "dateTimeAsLocal"),
             ],
-            width=10,
+            width=8,
             none="none has ended",
         ),
         table_of(
@@ -142,6 +78,7 @@ NOW = Row(
                 Column("torch_version", "torch"),
                 Column("rankscope_version", "rankscope"),
             ],
+            width=16,
         ),
     ),
 )

@@ -1,4 +1,6 @@
-"""The dashboard *Run*: which rank holds the others up and why, where the time goes, and what each rank does now.
+"""The dashboard *Run*: what holds this run back? From what is wrong and how fast it is to where the time goes and why.
+
+What is open fits the question; detail is in collapsed rows below.
 
 Judgements (lag, cause, time lost, alerts) come from the recording rules and never from panels, so that a dashboard
 and a notification cannot disagree.
@@ -6,37 +8,21 @@ and a notification cannot disagree.
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import yaml
 from grafana_foundation_sdk.models.common import BigValueTextMode
 
-from rankscope_dashboards.dashboard import Dashboard, Row, label_values
-from rankscope_dashboards.panels import BAD, GOOD, NEUTRAL, Query, bars, lines, shares, value
-from rankscope_dashboards.ranks import COLLECTIVES, NOW, RANK, RANKS, STEPS, average
+from rankscope_dashboards.beside import CHECKPOINTS, MEMORY, PROCESSES
+from rankscope_dashboards.comparison import COMPARISON
+from rankscope_dashboards.dashboard import Dashboard, Row, label_values, other_run
+from rankscope_dashboards.panels import BAD, GOOD, Query, bars, shares, value
+from rankscope_dashboards.phases import CAUSES, PHASES
+from rankscope_dashboards.ranks import NOW
+from rankscope_dashboards.selectors import RUN_ONLY, average, rate
 from rankscope_dashboards.tables import Column, table_of
+from rankscope_dashboards.throughput import GPUS, HOW_FAST, STEPS
+from rankscope_dashboards.waiting import COLLECTIVES, LAG
 
-THRESHOLDS = Path(__file__).parents[2] / "deploy/prometheus/thresholds.yml"
-LAG_LIMIT = yaml.safe_load(THRESHOLDS.read_text(encoding="utf-8"))["lag_limit"]["production"]
-
-RUN_ONLY = 'run="$run"'
 FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
-
-# Computing is green; waiting for others red; what keeps a rank from computing in the colours between.
-PHASES = {
-    "forward": "semi-dark-green",
-    "backward": "dark-green",
-    "optimizer": "light-green",
-    "collective_wait": "semi-dark-red",
-    "data_wait": "semi-dark-orange",
-    "other": "semi-dark-yellow",
-    "checkpoint": "semi-dark-purple",
-    "evaluation": "semi-dark-blue",
-    "startup": NEUTRAL,
-}
-CAUSES = PHASES | {"none": "semi-dark-green", "straggler": "semi-dark-red", "transfer": "light-red"}
-
-PHASE_RATE = f"rate(rankscope_rank_phase_seconds_total{{{RANKS}}}[$__rate_interval])"
+PHASE_RATE = rate("rankscope_rank_phase_seconds_total")
 
 VARIABLES = (
     # The names that we and Slurm make up end in a time or a count: the newest run comes first.
@@ -47,6 +33,12 @@ VARIABLES = (
         label="Rank",
         description="Narrows the panels that show ranks one by one.",
         everything=True,
+    ),
+    other_run(
+        "compare",
+        "run",
+        label="Compare with",
+        description="Another run, beside which the settings, speed and phases are shown.",
     ),
 )
 
@@ -107,41 +99,8 @@ AT_A_GLANCE = Row(
     ),
 )
 
-LAG = Row(
-    "Who holds the others up",
-    (
-        lines(
-            "Lag by rank",
-            "How much less a rank waits than the others of its group, as a share of the step. In synchronous training "
-            "every rank has the same step time; who waits least is whom the others wait for. Whoever stays above the "
-            "dashed line is notified about.",
-            "percentunit",
-            Query(f"rank:rankscope_lag:ratio{{{RANKS}}}", RANK),
-            min_val=None,
-            limit=LAG_LIMIT,
-            width=8,
-        ),
-        lines(
-            "Waiting by rank",
-            "Share of its time that each rank waits in collectives. The lowest line is the culprit's; what even that "
-            "one waits is the transfer itself.",
-            "percentunit",
-            Query(f"rank:rankscope_wait:ratio{{{RANKS}}}", RANK),
-            width=8,
-        ),
-        lines(
-            "Excess by phase",
-            "How much more of its time a rank spends in a phase than the others of its group; the largest are shown. "
-            "The largest excess of a rank that lags is the cause.",
-            "percentunit",
-            Query(f"topk(8, rank:rankscope_phase_excess:ratio{{{RANKS}}})", f"{RANK} {{{{phase}}}}"),
-            width=8,
-        ),
-    ),
-)
-
 TIME = Row(
-    "Where the time goes",
+    "Where does the time go?",
     (
         shares(
             "Time by phase",
@@ -149,6 +108,7 @@ TIME = Row(
             "stack is full wherever ranks live. Choose one rank above to see its own.",
             Query(average(PHASE_RATE, "phase"), "{{phase}}"),
             colors=PHASES,
+            width=8,
         ),
         bars(
             "Time by phase, rank by rank",
@@ -158,6 +118,7 @@ TIME = Row(
             bar="rank",
             part="phase",
             colors=PHASES,
+            width=8,
         ),
         shares(
             "Time lost by cause",
@@ -165,18 +126,7 @@ TIME = Row(
             "comes late, `transfer` what even the least waiter waits.",
             Query(f"run:rankscope_lost:ratio{{{RUN_ONLY}}}", "{{cause}}"),
             colors=CAUSES,
-        ),
-        lines(
-            "GPU busy by rank",
-            "Share of the time in which a kernel was running on the rank's GPU. A kernel that waits for other ranks "
-            "counts as busy.",
-            "percentunit",
-            Query(
-                "max by (rank) (gpu:rankscope_busy:ratio"
-                f" * on (job, instance, uuid) group_right () rank:rankscope_rank_info:live{{{RANKS}}})",
-                RANK,
-            ),
-            max_val=1,
+            width=8,
         ),
     ),
 )
@@ -184,8 +134,21 @@ TIME = Row(
 RUN = Dashboard(
     uid="rankscope-run",
     title="Run",
-    description="One training run: which rank holds the others up and why, and where the time goes.",
+    description="One training run: what holds it back, which rank and why, and what another choice would bring.",
     variables=VARIABLES,
-    rows=(AT_A_GLANCE, LAG, TIME, STEPS, COLLECTIVES, NOW),
+    rows=(
+        AT_A_GLANCE,
+        HOW_FAST,
+        TIME,
+        LAG,
+        NOW,
+        COMPARISON,
+        STEPS,
+        COLLECTIVES,
+        CHECKPOINTS,
+        PROCESSES,
+        GPUS,
+        MEMORY,
+    ),
     alerts=FIRING,
 )

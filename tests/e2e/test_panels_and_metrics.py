@@ -23,8 +23,10 @@ from rankscope_dashboards.queries import PanelQuery, panel_queries
 from rankscope_exporter.collectors import GPU_SOURCES
 
 RUN = "troubled"
+OTHER_RUN = "compared"
+EVERYTHING = Path(__file__).parent / "everything.py"
 SCENARIO = """
-gpus: 4
+gpus: 5
 follow_ranks: true
 timeline:
   3:
@@ -55,39 +57,59 @@ def pid_of_rank(stack: Stack, rank: int) -> int:
 
 @pytest.fixture(scope="module")
 def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
-    """A run whose rank 0 lags, on a GPU that throttles and reports an XID, until rank 2 is killed."""
+    """A run whose rank 0 lags, on a GPU that throttles and reports an XID, until rank 2 is killed; and another run."""
     directory = tmp_path_factory.mktemp("stack")
     (directory / "scenario.yml").write_text(SCENARIO)
     exporter = servers.exporter(directory, str(directory / "scenario.yml"), directory)
-    job = Job(directory, RUN, directory)
+    job = Job(directory, RUN, directory, script=EVERYTHING)
+    other = Job(directory, OTHER_RUN, directory, ranks=1, first_rank=4)
     with Stack(directory, [exporter]) as stack:
         began = time.time()
         job.start()
+        other.start()
         try:
-            assert wait_for(lambda: len(stack.prometheus.query("rankscope_rank_steps_total > 1")) == 4, 90), job.output
+            assert wait_for(lambda: len(stack.prometheus.query("rankscope_rank_steps_total > 1")) == 5, 90), job.output
             job.begin_extra_work()
             assert stack.notified("RankscopeRankZeroLagging", within=30)
+            settings = f'rankscope_rank_settings_info{{run="{OTHER_RUN}"}}'
+            assert wait_for(lambda: stack.prometheus.query(settings), 30)
             metrics = get(f"{exporter.url}/metrics")
             os.kill(pid_of_rank(stack, 2), signal.SIGKILL)
             assert stack.notified("RankscopeRankCrashed", within=30)
         finally:
             job.kill()
+            other.kill()
         yield Aftermath(stack, began, metrics)
 
 
-def has_data(aftermath: Aftermath, expression: str) -> bool:
+def answer(aftermath: Aftermath, expression: str) -> list[dict[str, Any]]:
+    """The series of a query over the whole life of the run that have a value."""
     span = {"query": expression, "start": aftermath.began, "end": time.time(), "step": 1}
     url = f"{aftermath.stack.prometheus.url}/api/v1/query_range?{urllib.parse.urlencode(span)}"
-    answer: dict[str, Any] = json.loads(get(url))
-    return any(value != "NaN" for series in answer["data"]["result"] for _, value in series["values"])
+    found: list[dict[str, Any]] = json.loads(get(url))["data"]["result"]
+    return [series for series in found if any(value != "NaN" for _, value in series["values"])]
+
+
+def queries(aftermath: Aftermath) -> list[PanelQuery]:
+    instance = aftermath.stack.exporters[0].address
+    return list(panel_queries(run=RUN, compare=OTHER_RUN, instance=instance, interval="4s"))
 
 
 def test_every_panel_of_both_dashboards_has_data(aftermath: Aftermath) -> None:
-    instance = aftermath.stack.exporters[0].address
-    queries: list[PanelQuery] = list(panel_queries(run=RUN, instance=instance, interval="4s"))
-    assert {query.dashboard for query in queries} == {"run", "node"}
-    empty = [(query.dashboard, query.panel, query.expr) for query in queries if not has_data(aftermath, query.expr)]
-    assert empty == []
+    asked = queries(aftermath)
+    assert {query.dashboard for query in asked} == {"run", "node"}
+    empty = [query for query in asked if not answer(aftermath, query.expr)]
+    assert empty == [query for query in asked if query.needs_cuda]
+
+
+def test_the_comparison_shows_both_runs(aftermath: Aftermath) -> None:
+    asked = [query for query in queries(aftermath) if OTHER_RUN in query.expr]
+    runs = {query: {series["metric"]["run"] for series in answer(aftermath, query.expr)} for query in asked}
+    digits_have_no_tokens = [query for query in asked if "rankscope_rank_tokens_total" in query.expr]
+    assert len(asked) > len(digits_have_no_tokens) == 1
+    assert {query: found for query, found in runs.items() if found != {RUN, OTHER_RUN}} == {
+        query: {RUN} for query in digits_have_no_tokens
+    }
 
 
 def test_one_killed_rank_is_one_notification_that_names_it(aftermath: Aftermath) -> None:

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 
 import pytest
 from fastapi.testclient import TestClient
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.samples import Sample
 
 from rankscope_exporter.sampler import ReleaseError
 from rankscope_exporter.scrape import Scrape
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.status_page import render_status
+
+HOLDER = {"source": "slurm", "slurm_job_id": "4242", "slurm_job_name": "", "run": "digits", "rank": "10", "user": "eve"}
 
 
 class Node:
@@ -30,9 +33,21 @@ class Node:
         rank.add_metric(["digits", "9", "76", ""], 1)
         since = GaugeMetricFamily("rankscope_rank_phase_since_timestamp_seconds", "S.", labels=["run", "rank", "phase"])
         since.add_metric(["digits", "10", "data_wait"], 40.0)
+        phases = CounterMetricFamily("rankscope_rank_phase_seconds", "P.", labels=["run", "rank", "phase"])
+        for phase, seconds in {"startup": 30.0, "forward": 6.0, "collective_wait": 2.0}.items():
+            phases.add_metric(["digits", "10", phase], seconds)
+        saved = GaugeMetricFamily("rankscope_rank_checkpoint_last_timestamp_seconds", "C.", labels=["run", "rank"])
+        saved.add_metric(["digits", "10"], 70.0)
+        state = GaugeMetricFamily("rankscope_gpu_state_info", "State.", labels=["gpu", "uuid", "state"])
+        state.add_metric(["0", "GPU-a", "process_no_work"], 1)
+        holder = GaugeMetricFamily("rankscope_gpu_allocation_info", "H.", labels=["gpu", "uuid", *HOLDER])
+        holder.add_metric(["0", "GPU-a", *HOLDER.values()], 1)
+        skipped = GaugeMetricFamily("rankscope_exporter_rank_files_skipped", "F.", labels=["reason"])
+        skipped.add_metric(["truncated"], 0)
+        skipped.add_metric(["too_many_ranks"], 3)
         reason = GaugeMetricFamily("rankscope_rank_exit_info", "Exit.", labels=["run", "rank", "reason"])
         reason.add_metric(["digits", "9", "killed"], 1)
-        return [up, gpu, rank, since, reason]
+        return [up, gpu, state, holder, rank, since, phases, saved, reason, skipped]
 
 
 class Gpus:
@@ -146,6 +161,42 @@ def test_the_status_page_shows_gpus_and_ranks_in_order() -> None:
     assert "data_wait, 60 s ago" in page
     assert "killed" in page
     assert "lost" in page
+
+
+def test_the_status_page_says_who_holds_a_gpu_and_what_it_does() -> None:
+    page = render_status(list(Node().collect()), now=100.0)
+    assert "job 4242, run digits, rank 10, user eve" in page
+    assert "process_no_work" in page
+
+
+def test_the_status_page_says_how_long_a_rank_waited_since_its_start_up_and_when_it_saved() -> None:
+    page = render_status(list(Node().collect()), now=100.0)
+    assert ">25%<" in page
+    assert ">30 s ago<" in page
+
+
+def test_the_status_page_makes_each_familys_samples_once_and_of_no_other_family() -> None:
+    class Counted(GaugeMetricFamily):
+        made = 0
+
+        @property
+        def samples(self) -> list[Sample]:
+            self.made += 1
+            return [Sample(self.name, {"gpu": str(gpu), "uuid": f"GPU-{gpu}"}, 1.0) for gpu in range(8)]
+
+        @samples.setter
+        def samples(self, _: list[Sample]) -> None:
+            """Metric sets it."""
+
+    shown, other = Counted("rankscope_gpu_up", "Up."), Counted("rankscope_gpu_clock_hertz", "Clock.")
+    assert ">7<" in render_status([shown, other])
+    assert (shown.made, other.made) == (1, 0)
+
+
+def test_the_status_page_counts_the_files_that_it_does_not_show() -> None:
+    page = render_status(list(Node().collect()), now=100.0)
+    assert "Files not shown as ranks: 3 too_many_ranks<" in page
+    assert "Files not shown" not in render_status([])
 
 
 def test_the_status_page_escapes_what_it_shows() -> None:

@@ -14,14 +14,23 @@ import pytest
 import yaml
 
 import generate
-from rankscope_dashboards.queries import DASHBOARDS, PanelQuery, panel_queries
+from rankscope_dashboards.queries import DASHBOARDS, NEEDS_CUDA, PanelQuery, panel_queries
 
 ROOT = Path(__file__).parents[2]
 RATE_INTERVAL = "61s"  # a duration that nobody would write by hand
-QUERIES = list(panel_queries(run="a-run", instance="node:10417", interval=RATE_INTERVAL))
+QUERIES = list(panel_queries(run="a-run", compare="another-run", instance="node:10417", interval=RATE_INTERVAL))
+
+
+def all_panels(model: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Every panel and row of a dashboard, also what collapsed rows hide."""
+    for panel in model["panels"]:
+        yield panel
+        yield from panel.get("panels") or ()
+
+
 FILES = sorted((ROOT / "grafana/dashboards").glob("*.json"))
 MODELS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
-PANELS = [(name, panel) for name, model in MODELS.items() for panel in model["panels"] if panel["type"] != "row"]
+PANELS = [(name, panel) for name, model in MODELS.items() for panel in all_panels(model) if panel["type"] != "row"]
 PROMETHEUS_OWN = {"up", "ALERTS"}
 
 each_query = pytest.mark.parametrize("query", QUERIES, ids=lambda query: f"{query.dashboard}-{query.panel}")
@@ -85,10 +94,12 @@ def test_every_expression_parses(query: PanelQuery) -> None:
 
 @each_query
 def test_every_query_asks_for_one_run_or_one_exporter(query: PanelQuery) -> None:
-    wanted = {"run": {("run", "a-run")}, "node": {("job", "rankscope"), ("instance", "node:10417")}}[query.dashboard]
-    scoped = [
-        wanted <= {(label.name, label.value) for label in chosen.matchers.matchers} for chosen in selectors(query.expr)
-    ]
+    one_of = {
+        "run": [{("run", "a-run")}, {("run", "another-run")}],
+        "node": [{("job", "rankscope"), ("instance", "node:10417")}],
+    }[query.dashboard]
+    asked = [{(label.name, label.value) for label in chosen.matchers.matchers} for chosen in selectors(query.expr)]
+    scoped = [any(wanted <= labels for wanted in one_of) for labels in asked]
     joined = " on (" in query.expr  # then what it is joined with need not be asked for by name
     assert all(scoped) or (joined and any(scoped))
 
@@ -109,6 +120,11 @@ def test_every_query_asks_for_metrics_and_labels_that_exist(query: PanelQuery) -
         elif selector.name not in PROMETHEUS_OWN:
             labels = {matcher.name for matcher in selector.matchers.matchers}
             assert labels <= documented[selector.name] | {"job", "instance"}
+
+
+def test_what_needs_cuda_is_asked_for_by_a_panel() -> None:
+    asked = {selector.name for query in QUERIES if query.needs_cuda for selector in selectors(query.expr)}
+    assert asked == set(NEEDS_CUDA)
 
 
 @each_panel
@@ -148,26 +164,35 @@ def test_every_column_of_a_table_is_in_an_answer(panel: dict[str, Any]) -> None:
 
 @each_dashboard
 def test_ids_are_unique(model: dict[str, Any]) -> None:
-    ids = [panel["id"] for panel in model["panels"]]
+    ids = [panel["id"] for panel in all_panels(model)]
     assert len(ids) == len(set(ids))
     assert 0 < len(model["uid"]) <= 40  # Grafana refuses longer ones
 
 
 @each_dashboard
 def test_panels_stay_on_the_grid_and_off_each_other(model: dict[str, Any]) -> None:
-    places = [(panel["title"], panel["gridPos"]) for panel in model["panels"]]
-    for title, place in places:
-        assert place["x"] + place["w"] <= 24, title
-    for (one, a), (other, b) in combinations(places, 2):
-        apart_across = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
-        apart_down = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
-        assert apart_across or apart_down, f"{one} lies over {other}"
+    for together in (model["panels"], *(panel.get("panels") or () for panel in model["panels"])):
+        places = [(panel["title"], panel["gridPos"]) for panel in together]
+        for title, place in places:
+            assert place["x"] + place["w"] <= 24, title
+        for (one, a), (other, b) in combinations(places, 2):
+            apart_across = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+            apart_down = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+            assert apart_across or apart_down, f"{one} lies over {other}"
+
+
+@each_dashboard
+def test_a_collapsed_row_hides_its_own_panels_and_no_other_row_any(model: dict[str, Any]) -> None:
+    for row in (panel for panel in model["panels"] if panel["type"] == "row"):
+        assert bool(row["collapsed"]) == bool(row["panels"]), row["title"]
+        assert all(panel["gridPos"]["y"] > row["gridPos"]["y"] for panel in row["panels"])
 
 
 @each_dashboard
 def test_every_choice_comes_from_prometheus(model: dict[str, Any]) -> None:
     variables = {variable["name"]: variable for variable in model["templating"]["list"]}
     assert variables.pop("datasource")["type"] == "datasource"
+    variables.pop("compare", None)
     for name, variable in variables.items():
         query = variable["query"]["query"]
         metric, label = re.fullmatch(r"label_values\((\w+)(?:\{.*\})?, (\w+)\)", query).groups()  # type: ignore[union-attr]  # a mismatch is a failure
@@ -176,8 +201,18 @@ def test_every_choice_comes_from_prometheus(model: dict[str, Any]) -> None:
         assert variable["datasource"]["uid"] == "${datasource}"
 
 
+def test_no_other_run_is_compared_with_until_one_is_chosen() -> None:
+    (compare,) = (variable for variable in MODELS["run"]["templating"]["list"] if variable["name"] == "compare")
+    query = re.fullmatch(r"query_result\((.*)\)", compare["query"]["query"]).group(1)  # type: ignore[union-attr]  # a mismatch is a failure
+    promql_parser.parse(query.replace("$run", "a-run").replace("$__range", "1h"))
+    assert f'"{compare["current"]["value"]}"' in query
+    pattern = re.compile(compare["regex"].strip("/"))
+    # As Grafana writes the series of a query_result before it applies the pattern.
+    assert pattern.search('{run="a run, with {signs}"} 1 1761000000000').group(1) == "a run, with {signs}"  # type: ignore[union-attr]  # as above
+
+
 @pytest.mark.parametrize(
-    ("name", "wanted"), [("run", {"datasource", "run"}), ("node", {"datasource", "job", "instance"})]
+    ("name", "wanted"), [("run", {"datasource", "run", "compare"}), ("node", {"datasource", "job", "instance"})]
 )
 def test_each_dashboard_offers_what_it_is_about(name: str, wanted: set[str]) -> None:
     assert wanted <= {variable["name"] for variable in MODELS[name]["templating"]["list"]}

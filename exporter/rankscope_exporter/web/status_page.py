@@ -1,4 +1,7 @@
-"""The landing page: GPUs and ranks of this machine at a glance, drawn from the same families as /metrics."""
+"""The landing page: GPUs and ranks of this machine at a glance, drawn from the same families as /metrics.
+
+It has no history: a share is over the rank's whole life after start-up. For a window there are the dashboards.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
 from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
 
 from rankscope import __version__
 
@@ -17,7 +21,7 @@ GIBIBYTE = 2**30
 
 STYLE = """
 :root{color-scheme:light dark;--line:#8884;--dim:#888;--bad:#d33;--good:#2a7}
-body{font:15px/1.5 system-ui,sans-serif;max-width:70rem;margin:2rem auto;padding:0 1rem}
+body{font:15px/1.5 system-ui,sans-serif;max-width:88rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:2rem 0 .4rem}
 nav a{margin-right:1.2em}p{margin:.4rem 0;color:var(--dim)}
 table{border-collapse:collapse;width:100%}
@@ -28,18 +32,33 @@ th{font-weight:600;color:var(--dim)}td.n,th.n{text-align:right;padding-right:1.6
 
 
 class Values:
-    """Looks values up in metric families by name and labels."""
+    """Looks values up in metric families by name and labels.
+
+    Only what is asked for is made into samples, and once: a family of written lines parses them at each look.
+    """
 
     def __init__(self, families: Iterable[Metric]) -> None:
-        self._samples = {sample.name: family.samples for family in families for sample in family.samples}
+        self._families = {_name(family): family for family in families}
+        self._samples: dict[str, Sequence[Sample]] = {}
 
     def rows(self, name: str, *labels: str) -> dict[Labels, Mapping[str, str]]:
         """The label sets of a metric by the values of `labels`."""
-        return {tuple(s.labels[label] for label in labels): s.labels for s in self._samples.get(name, ())}
+        return {tuple(s.labels[label] for label in labels): s.labels for s in self._of(name)}
 
     def by(self, name: str, *labels: str) -> dict[Labels, float]:
         """The values of a metric by the values of `labels`."""
-        return {tuple(s.labels[label] for label in labels): s.value for s in self._samples.get(name, ())}
+        return {tuple(s.labels[label] for label in labels): s.value for s in self._of(name)}
+
+    def _of(self, name: str) -> Sequence[Sample]:
+        if name not in self._samples:
+            family = self._families.get(name)
+            self._samples[name] = tuple(family.samples) if family else ()
+        return self._samples[name]
+
+
+def _name(family: Metric) -> str:
+    """As its lines have it."""
+    return f"{family.name}_total" if family.type == "counter" else family.name
 
 
 def render_status(families: Sequence[Metric], now: float | None = None) -> str:
@@ -51,7 +70,7 @@ def render_status(families: Sequence[Metric], now: float | None = None) -> str:
 <body><h1>Rankscope exporter</h1><p>{escape(_headline(values))}</p>
 <nav><a href="/metrics">/metrics</a><a href="/-/healthy">/-/healthy</a><a href="/-/ready">/-/ready</a></nav>
 <h2>GPUs</h2>{_table(_gpus(values, now), "No GPU answers.")}
-<h2>Ranks</h2>{_table(_ranks(values, now), "No rank has left a record on this machine.")}
+<h2>Ranks</h2>{_table(_ranks(values, now), "No rank has left a record on this machine.")}{_skipped(values)}
 </body></html>"""
 
 
@@ -73,11 +92,15 @@ def _gpus(values: Values, now: float) -> list[Row]:
     last_busy = values.by("rankscope_gpu_last_busy_timestamp_seconds", "gpu")
     processes = values.by("rankscope_gpu_processes", "gpu")
     names = values.rows("rankscope_gpu_info", "gpu")
+    states = {key[:1]: key[1] for key in values.rows("rankscope_gpu_state_info", "gpu", "state")}
+    holders = values.rows("rankscope_gpu_allocation_info", "gpu")
     return [
         {
             "GPU": key[0],
             "": "answers" if up else "lost",
             "name": names.get(key, {}).get("name", ""),
+            "state": states.get(key, ""),
+            "held by": _holder(holders.get(key, {})),
             "memory GiB": f"{used[key] / GIBIBYTE:.1f} / {total[key] / GIBIBYTE:.0f}" if key in used else "",
             "power W": f"{power[key]:.0f}" if key in power else "",
             "°C": f"{temperature[key]:.0f}" if key in temperature else "",
@@ -88,6 +111,13 @@ def _gpus(values: Values, now: float) -> list[Row]:
     ]
 
 
+def _holder(labels: Mapping[str, str]) -> str:
+    """Who holds a GPU, as far as it is known."""
+    return ", ".join(text.format(labels[name]) for name, text in HELD_BY if labels.get(name)) or labels.get(
+        "source", ""
+    )
+
+
 def _ranks(values: Values, now: float) -> list[Row]:
     info = values.rows("rankscope_rank_info", "run", "rank")
     steps = values.by("rankscope_rank_steps_total", "run", "rank")
@@ -95,6 +125,8 @@ def _ranks(values: Values, now: float) -> list[Row]:
     since = values.by("rankscope_rank_phase_since_timestamp_seconds", "run", "rank", "phase")
     phases = {key[:2]: (key[2], now - when) for key, when in since.items()}
     reasons = {key[:2]: key[2] for key in values.by("rankscope_rank_exit_info", "run", "rank", "reason")}
+    waits = _waits(values)
+    saved = values.by("rankscope_rank_checkpoint_last_timestamp_seconds", "run", "rank")
     return [
         {
             "run": key[0],
@@ -104,13 +136,46 @@ def _ranks(values: Values, now: float) -> list[Row]:
             "pid": labels["pid"],
             "steps": f"{steps.get(key, 0):.0f}",
             "phase": f"{phases[key][0]}, {_ago(phases[key][1])}" if key in phases else "",
+            "waited for others": f"{waits[key]:.0%}" if key in waits else "",
+            "last checkpoint": _ago(now - saved[key]) if key in saved else "",
         }
         for key, labels in sorted(info.items(), key=lambda item: (item[0][0], int(item[0][1])))
     ]
 
 
-NUMBERS = frozenset({"memory GiB", "power W", "°C", "processes", "steps", "pid"})
-COLOURS = {"answers": "good", "alive": "good", "finished": "", "sigterm": "", "ended": ""}
+def _waits(values: Values) -> dict[Labels, float]:
+    """Each rank's exposed waiting in collectives as a share of its time after start-up."""
+    spent: dict[Labels, float] = {}
+    waited: dict[Labels, float] = {}
+    for (run, rank, phase), seconds in values.by("rankscope_rank_phase_seconds_total", "run", "rank", "phase").items():
+        if phase != "startup":
+            spent[run, rank] = spent.get((run, rank), 0.0) + seconds
+        if phase == "collective_wait":
+            waited[run, rank] = seconds
+    return {key: seconds / spent[key] for key, seconds in waited.items() if spent[key]}
+
+
+def _skipped(values: Values) -> str:
+    """A line about the files that are not shown, if there are any."""
+    files = values.by("rankscope_exporter_rank_files_skipped", "reason")
+    reasons = ", ".join(f"{count:.0f} {reason}" for (reason,), count in files.items() if count)
+    return f"<p>Files not shown as ranks: {escape(reasons)}</p>" if reasons else ""
+
+
+HELD_BY = (
+    ("slurm_job_id", "job {}"),
+    ("slurm_job_name", "{}"),
+    ("k8s_pod", "pod {}"),
+    ("run", "run {}"),
+    ("rank", "rank {}"),
+    ("user", "user {}"),
+)
+NUMBERS = frozenset({"memory GiB", "power W", "°C", "processes", "steps", "pid", "waited for others"})
+# What is good or bad of the columns whose texts are words of ours.
+WORDS = {
+    "": {"good": {"answers", "alive"}, "bad": {"lost", "exception", "killed"}},
+    "state": {"good": {"working"}, "bad": {"suspected_hang", "memory_held_by_dead"}},
+}
 
 
 def _table(rows: Sequence[Row], empty: str) -> str:
@@ -122,7 +187,8 @@ def _table(rows: Sequence[Row], empty: str) -> str:
 
 
 def _cell(name: str, text: str) -> str:
-    kind = COLOURS.get(text, "bad") if name == "" else "n" if name in NUMBERS else ""
+    kinds = [kind for kind, words in WORDS.get(name, {}).items() if text in words]
+    kind = kinds[0] if kinds else "n" if name in NUMBERS else ""
     return f'<td class="{kind}">{escape(text)}</td>'
 
 

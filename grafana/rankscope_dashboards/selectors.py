@@ -1,0 +1,39 @@
+"""What the rows of the dashboards select: of *Node* an exporter, of *Run* a run's ranks, and many ranks as one.
+
+Raw metrics are drawn with `max by`: two exporters may see the same record, or one a rank and one its predecessor,
+and a sum would count both.
+"""
+
+from __future__ import annotations
+
+HERE = 'job="$job",instance="$instance"'
+GPU = "GPU {{gpu}}"
+RUN_ONLY = 'run="$run"'
+RANKS = 'run="$run",rank=~"$rank"'
+RANK = "rank {{rank}}"
+COMPARED = 'run="$compare"'
+
+
+def rate(metric: str, more: str = "") -> str:
+    """The rate of a rank's counter; `more` are further matchers."""
+    return f"rate({metric}{{{RANKS}{more}}}[$__rate_interval])"
+
+
+def by_rank(vector: str) -> str:
+    """One series a rank."""
+    return f"max by (rank) ({vector})"
+
+
+def average(vector: str, label: str) -> str:
+    """`vector` by `label`, averaged over all chosen ranks, also those that lack a value of the label."""
+    return f"sum by ({label}) (max by (rank, {label}) ({vector})) / scalar(count(count by (rank) ({vector})))"
+
+
+def together(vector: str) -> str:
+    """The sum over the chosen ranks, nothing if there is none."""
+    return f"sum({by_rank(vector)})"
+
+
+def for_both_runs(expr: str) -> str:
+    """`expr`, which asks for the chosen run, for the chosen run and for the one it is compared with."""
+    return f"{expr} or {expr.replace(RUN_ONLY, COMPARED)}"
