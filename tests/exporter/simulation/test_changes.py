@@ -58,7 +58,7 @@ def test_a_file_that_makes_no_sense_is_reported_once_and_changes_nothing(machine
     machine.tell(0, content, at=10)
     machine.changes.poll()
     assert machine.timelines[0].state(10).busy == 0.5
-    assert [record.message[:5] for record in caplog.records] == [str(machine.directory / "0.yml")[:5]]
+    assert len(caplog.records) == 1
     assert "0.yml changes nothing" in caplog.text
 
 
