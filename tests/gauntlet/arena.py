@@ -28,6 +28,9 @@ READY = f"count(rankscope_rank_up == 1) == {RANKS} and count(rate(rankscope_rank
 class Arena:
     """Everything starts when the context is entered, and ends with it. Nothing outside is touched."""
 
+    job: Training
+    """The one that runs now, or the last that did."""
+
     def __init__(self, directory: Path, memory: Path) -> None:
         """`directory` is for logs and databases; `memory`, on tmpfs, for records and what ranks and GPUs are told."""
         self._memory = memory
@@ -37,7 +40,7 @@ class Arena:
             made.mkdir(parents=True)
         scenario = directory / "scenario.yml"
         scenario.write_text(
-            f"gpus: {GPUS}\nfollow_ranks: true\nprocesses_dir: {self._holders}\nchanges_dir: {self._changes}\n"
+            f"gpus: {GPUS}\nmodel: {{nvlinks: 18}}\nfollow_ranks: true\nprocesses_dir: {self._holders}\nchanges_dir: {self._changes}\n"
         )
         flags = [f"--collector.allocation.slurm-dir={self._claims}"]
         self.stack = Stack(directory, [servers.exporter(directory, str(scenario), self._run_dir, flags=flags)])

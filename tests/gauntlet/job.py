@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from tests.gauntlet.control import Behaviour, Control, Progress
 from torch import nn
+from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -54,7 +55,6 @@ class Samples(IterableDataset[torch.Tensor]):
         self._control = control
 
     def __iter__(self) -> Iterator[torch.Tensor]:
-        os.nice(5)  # so that preprocessing which takes all processors does not stop what watches the job
         while True:
             told = self._control.latest()
             sleep(told.fetch)
@@ -173,7 +173,7 @@ class Training:
         self.scaler.update(INITIAL_SCALE if collapsed else None)
         self.optimizer.zero_grad()
 
-    def _transfer(self, _state: None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    def _transfer(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's communication hook: the mean over the ranks, and then what a slow network adds."""
         mean = bucket.buffer().div_(self.ranks)
         arrival: torch.futures.Future[Any] = dist.all_reduce(mean, async_op=True).get_future()

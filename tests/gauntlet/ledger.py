@@ -75,7 +75,7 @@ def pair_figures(lines: Sequence[Line]) -> dict[str, int]:
         "pair_runs": len(lines),
         "both": sum(map(all, fired)),
         "at_least_one_uncontradicted": sum(
-            any(some) and good for some, good in zip(fired, uncontradicted, strict=True)
+            any(some) and not bad for some, bad in zip(fired, contradicted, strict=True)
         ),
     }
 

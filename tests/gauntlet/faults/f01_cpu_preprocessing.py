@@ -7,11 +7,11 @@ from tests.gauntlet.case import Case, Target, alert
 
 
 def inject(arena: Arena, target: Target) -> None:
-    arena.tell(everybody={"fetch_cpu": target.preprocessing_ms})
+    arena.tell(everybody=target.preprocessing)
 
 
 CASE = Case(
     "CPU-heavy preprocessing",
     inject,
-    alert("RankscopeDataBound", "cpu", "data_cpu"),
+    alert("RankscopeDataBound", "cpu"),
 )

@@ -14,5 +14,5 @@ def inject(arena: Arena, target: Target) -> None:
 CASE = Case(
     "slow remote reads",
     inject,
-    alert("RankscopeDataBound", "io", "data_io"),
+    alert("RankscopeDataBound", "io"),
 )

@@ -13,6 +13,6 @@ def inject(arena: Arena, target: Target) -> None:
 CASE = Case(
     "congested network",
     inject,
-    alert("RankscopeTransferBound", "network", "transfer", "congestion"),
+    alert("RankscopeTransferBound", "network"),
     simulated="the delay, in a communication hook",
 )

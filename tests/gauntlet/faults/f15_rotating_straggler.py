@@ -13,5 +13,5 @@ def inject(arena: Arena, target: Target) -> None:
 CASE = Case(
     "uneven work",
     inject,
-    alert("RankscopeRotatingStraggler", "uneven_work", "forward", "compute"),
+    alert("RankscopeRotatingStraggler", "uneven_work"),
 )

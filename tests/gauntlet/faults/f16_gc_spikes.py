@@ -13,6 +13,6 @@ def inject(arena: Arena, target: Target) -> None:
 CASE = Case(
     "garbage-collection spikes",
     inject,
-    alert("RankscopeRotatingStraggler", "gc") | alert("RankscopeStepSpikes", "gc"),
+    alert("RankscopeRotatingStraggler", "gc"),
     simulated="a collection's length is slept",
 )

@@ -13,7 +13,7 @@ def inject(arena: Arena, target: Target) -> None:
 CASE = Case(
     "allocated, never used",
     inject,
-    alert("RankscopeGpuAllocatedIdle") | alert("RankscopeGpuNeverUsed"),
+    alert("RankscopeGpuUnused"),
     the_spare_gpu,
     simulated="the scheduler's file",
     has_doses=False,
