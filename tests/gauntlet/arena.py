@@ -39,9 +39,9 @@ class Arena:
         for made in (self._run_dir, self._claims, self._changes, self._holders):
             made.mkdir(parents=True)
         scenario = directory / "scenario.yml"
-        scenario.write_text(
-            f"gpus: {GPUS}\nmodel: {{nvlinks: 18}}\nfollow_ranks: true\nprocesses_dir: {self._holders}\nchanges_dir: {self._changes}\n"
-        )
+        told_by = {"processes_dir": str(self._holders), "changes_dir": str(self._changes)}
+        machine = {"gpus": GPUS, "model": {"nvlinks": 18}, "follow_ranks": True, **told_by}
+        scenario.write_text(yaml.safe_dump(machine))
         flags = [f"--collector.allocation.slurm-dir={self._claims}"]
         self.stack = Stack(directory, [servers.exporter(directory, str(scenario), self._run_dir, flags=flags)])
         self._jobs = 0
