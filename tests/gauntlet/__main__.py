@@ -69,7 +69,7 @@ def _run_all(runs: Sequence[Run], ledger: Ledger) -> None:
         tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
         Arena(Path(directory), Path(memory)) as arena,
     ):
-        runner = Runner(arena, say)
+        runner = Runner(arena)
         for number, run in enumerate(runs, start=1):
             line = runner.run(run)
             ledger.add(line)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 from examples.demo.stack import wait_for
@@ -20,10 +19,10 @@ RESOLVED_WITHIN = 45.0
 
 
 class Runner:
-    """Runs lines of a schedule in one arena. `say` gets a line for people now and then."""
+    """Runs lines of a schedule in one arena."""
 
-    def __init__(self, arena: Arena, say: Callable[[str], None]) -> None:
-        self._arena, self._say = arena, say
+    def __init__(self, arena: Arena) -> None:
+        self._arena = arena
 
     def run(self, run: Run) -> dict[str, Any]:
         """What the ledger has to say of it. Raises JobError if training itself does not work."""
