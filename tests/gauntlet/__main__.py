@@ -4,7 +4,7 @@
     python -m tests.gauntlet --seeds 1 --only f03 drift
     python -m tests.gauntlet --table                    what the ledger says so far; runs nothing
 
-The ledger has a line of JSON a run; the summary is written beside it whenever something was run.
+The ledger has a line of JSON a run; figures (.json) and a table (.md) are written beside it after each.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from pathlib import Path
 
 from tests.gauntlet.arena import Arena
 from tests.gauntlet.case import LOUD
-from tests.gauntlet.ledger import Ledger, summary, table
+from tests.gauntlet.ledger import Ledger
+from tests.gauntlet.report import HEAD, summary, table
 from tests.gauntlet.runner import Runner
 from tests.gauntlet.schedule import Run, schedule
 from tests.gauntlet.training import JobError
@@ -73,8 +74,14 @@ def _run_all(runs: Sequence[Run], ledger: Ledger) -> None:
         for number, run in enumerate(runs, start=1):
             line = runner.run(run)
             ledger.add(line)
-            ledger.path.with_suffix(".json").write_text(json.dumps(summary(ledger.lines), indent=2) + "\n")
+            write_reports(ledger)
             say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}")
+
+
+def write_reports(ledger: Ledger) -> None:
+    """The figures and the table, beside the ledger."""
+    ledger.path.with_suffix(".json").write_text(json.dumps(summary(ledger.lines), indent=2) + "\n")
+    ledger.path.with_suffix(".md").write_text(HEAD + table(ledger.lines))
 
 
 def _result(line: dict[str, object]) -> str:

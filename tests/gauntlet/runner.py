@@ -41,6 +41,8 @@ class Runner:
         return {
             "id": run.id,
             "case": "+".join(run.names),
+            "title": " and ".join(case.title for case, _ in run.cases),
+            "simulated": "; ".join(case.simulated for case, _ in run.cases if case.simulated),
             "kind": run.kind,
             "seed": run.seed,
             "dose": run.dose,
