@@ -55,6 +55,7 @@ class Arena:
             started.callback(self._end)
             self.start_job()
             self.job.wait_until_training()
+            self.become_quiet()
             self._started = started.pop_all()
         return self
 

@@ -1,4 +1,4 @@
-"""One run after the other: healthy and quiet, then the fault, its notification, healing, its end."""
+"""One run after the other: out of quiet the fault, its notification, healing, and quiet again."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from examples.demo.webhook import Notification
 from tests.gauntlet.arena import Arena
 from tests.gauntlet.schedule import Run
 from tests.gauntlet.score import Verdict, false_alarms, judge
+from tests.gauntlet.training import JobError
 
 TOLD_WITHIN = 60.0  # seconds from the onset: what comes later does not count
 LISTEN_ON = 5.0  # after the last of the expected: for more than was right
@@ -25,8 +26,16 @@ class Runner:
         self._arena = arena
 
     def run(self, run: Run) -> dict[str, Any]:
-        """What the ledger has to say of it. Raises JobError if training itself does not work."""
-        was_quiet = self._arena.become_quiet()
+        """What the ledger has to say of it. If training itself fails, once more in a new job; then raises JobError."""
+        try:
+            return self._run(run)
+        except JobError:
+            self._arena.job.terminate()
+            self._arena.heal()
+            self._arena.become_quiet()
+            return self._run(run)
+
+    def _run(self, run: Run) -> dict[str, Any]:
         first = len(self._arena.stack.webhook.notifications)
         began = time.time()
         time.sleep(run.wait)
@@ -38,21 +47,15 @@ class Runner:
         step = self._arena.step_seconds()
         healed = self._arena.heal()
         resolved = self._resolved(healed, first)
+        is_quiet = self._arena.become_quiet()
         return {
-            "id": run.id,
-            "case": "+".join(run.names),
-            "title": " and ".join(case.title for case, _ in run.cases),
-            "simulated": "; ".join(case.simulated for case, _ in run.cases if case.simulated),
-            "kind": run.kind,
-            "seed": run.seed,
-            "dose": run.dose,
-            "targets": [{"rank": target.rank, "spare_gpu": target.spare_gpu} for target in run.targets],
+            **run.line(),
             "onset": round(onset, 3),
             "verdicts": [verdict.line() for verdict in verdicts],
             "resolved": resolved is not None,
             "resolved_seconds": resolved,
             "false_alarms": false_alarms(run.cases, self._since(first)),
-            "quiet_before": was_quiet,
+            "quiet_afterwards": is_quiet,
             "step_seconds": [healthy_step, step],
             "watched_seconds": round(time.time() - began, 1),
             "load": os.getloadavg()[0],

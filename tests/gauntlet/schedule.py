@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from tests.gauntlet.arena import GPUS
 from tests.gauntlet.case import LOUD, Case, Target, all_cases
@@ -49,6 +50,19 @@ class Run:
         if len(self.names) > 1:
             return "pair"
         return "decoy" if self.cases[0][0].is_decoy else "fault"
+
+    def line(self) -> dict[str, Any]:
+        """What the ledger has to say before anything has happened."""
+        return {
+            "id": self.id,
+            "case": "+".join(self.names),
+            "title": " and ".join(case.title for case, _ in self.cases),
+            "simulated": "; ".join(case.simulated for case, _ in self.cases if case.simulated),
+            "kind": self.kind,
+            "seed": self.seed,
+            "dose": self.dose,
+            "targets": [{"rank": target.rank, "spare_gpu": target.spare_gpu} for target in self.targets],
+        }
 
 
 def draw(names: Sequence[str], seed: int, dose: float = LOUD) -> Run:

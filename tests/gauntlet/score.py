@@ -42,7 +42,17 @@ def judge(case: Case, target: Target, onset: float, notifications: Iterable[Noti
 
 
 def false_alarms(faults: Sequence[tuple[Case, Target]], notifications: Iterable[Notification]) -> list[dict[str, str]]:
-    """The labels of all that was notified and is none of the faults' own alerts, each once."""
-    own = {name for case, _ in faults for name in case.alerts}
-    strange = [n.labels for n in notifications if n.is_firing and n.name not in own]
-    return [labels for index, labels in enumerate(strange) if labels not in strange[:index]]
+    """The labels of all that was notified and tells none of the faults in its place, each once.
+
+    The first of a fault's own alerts is not among them: if its place is wrong, the verdict says so.
+    """
+    told: list[dict[str, str]] = []
+    for notification in notifications:
+        if notification.is_firing and notification.labels not in told:
+            told.append(notification.labels)
+    judged = [next((labels for labels in told if labels["alertname"] in case.alerts), None) for case, _ in faults]
+    return [labels for labels in told if labels not in judged and not any(_tells(labels, *fault) for fault in faults)]
+
+
+def _tells(labels: dict[str, str], case: Case, target: Target) -> bool:
+    return labels["alertname"] in case.alerts and case.place(target).items() <= labels.items()

@@ -51,5 +51,10 @@ def test_what_is_no_alert_of_the_faults_is_a_false_alarm_once_however_often_it_i
     assert false_alarms([(SLOW_LOADER, RANK_2), (HELD, RANK_2)], [lagging(), idle, idle]) == [idle.labels]
 
 
+def test_a_second_rank_that_is_accused_is_a_false_alarm():
+    first, second = lagging(), lagging(14.0, rank="1")
+    assert false_alarms([(SLOW_LOADER, RANK_2)], [first, second]) == [second.labels]
+
+
 def test_everything_is_a_false_alarm_beside_a_decoy():
     assert false_alarms([(all_cases()["drift"], RANK_2)], [lagging()]) == [lagging().labels]
