@@ -25,7 +25,7 @@ class Behaviour:
     forward: float = 30
     forward_cpu: float = 0
     backward: float = 60
-    aggregate: float = 0  # rank 0, between gathering from all and sending to all
+    aggregate: float = 0  # rank 0, between getting from all and sending to all
     post: float = 0  # after the optimizer, outside the model's phases
     rotating: float = 0  # in the forward of whichever rank's turn it is
     transfer: float = 0  # in the collective, after the data has come

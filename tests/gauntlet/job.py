@@ -161,11 +161,19 @@ class Training:
             dist.all_reduce(metric)
             metric.item()
         if told.aggregate:
-            weights = self.model.module.first.weight.detach().clone()
-            gathered = [torch.empty_like(weights) for _ in range(self.ranks)] if self.rank == 0 else None
-            dist.gather(weights, gathered, dst=0)
-            sleep(told.aggregate if self.rank == 0 else 0)
-            dist.broadcast(weights, src=0)
+            self._aggregate(self.model.module.first.weight.detach().clone(), told.aggregate)
+
+    def _aggregate(self, weights: torch.Tensor, milliseconds: float) -> None:
+        """By way of rank 0, as with a parameter server: it gets everybody's, works on them, and sends the result."""
+        if self.rank:
+            dist.send(weights, dst=0)
+            dist.recv(weights, src=0)
+            return
+        for peer in range(1, self.ranks):
+            dist.recv(weights, src=peer)
+        sleep(milliseconds)
+        for peer in range(1, self.ranks):
+            dist.send(weights, dst=peer)
 
     def _update(self, told: Behaviour) -> None:
         self.scaler.step(self.optimizer)

@@ -1,4 +1,4 @@
-"""Rank 0 gathers from all, works on it and sends the result; its GPU is busier and fuller."""
+"""Rank 0 gets everybody's weights, works on them and sends the result; its GPU is busier and fuller."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from tests.gauntlet.case import Case, Target, lagging, rank_zero
 
 
 def inject(arena: Arena, target: Target) -> None:
-    arena.change_gpu(0, busy=0.1, memory_used="15 GiB")
+    arena.change_gpu(0, busy=0.3, memory_used="15 GiB")
     arena.tell(everybody={"aggregate": target.extra_ms})
 
 
