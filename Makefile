@@ -6,7 +6,7 @@ REPORT ?= docs/measurements/gpu_check.json
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo test lint format generate benchmark benchmark-exporter gpu-wheels gpu-check ways stragglers clean
+.PHONY: help venv servers demo test lint format generate benchmark benchmark-exporter gpu-wheels gpu-check ways stragglers gauntlet clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -40,6 +40,9 @@ benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop
 	@$(BIN)/python -m benchmarks.blocking_device --json docs/measurements/blocking_device.json
 	@$(BIN)/python -m benchmarks.gpu_truth --json docs/measurements/gpu_truth.json
 	@$(BIN)/python -m benchmarks.exporter_cost --scrapes 100000 --json docs/measurements/exporter_cost.json
+
+gauntlet: venv servers ## inject 24 faults and the decoys, five times each, and score the notifications (3 hours); to docs/measurements/
+	@$(BIN)/python -m tests.gauntlet $(GAUNTLET)
 
 gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (14 MiB)
 	@$(PYTHON) -m benchmarks.gpu_check.wheels

@@ -7,10 +7,12 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+from rankscope_exporter.simulation.changes import Changes
 from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.holders import HolderDirectory
 from rankscope_exporter.simulation.ranks import RankActivity, RankFollower, RankHistory
 from rankscope_exporter.simulation.scenario import Scenario
+from rankscope_exporter.simulation.timeline import Timeline
 
 
 class SimulatedDriver:
@@ -32,13 +34,14 @@ class SimulatedDriver:
         self._loaded = scenario.driver
         follows = scenario.follow_ranks and activities is not None
         holders = HolderDirectory(processes_dir or scenario.processes_dir)
-        histories = [RankHistory(0.0) if follows else None for _ in scenario.timelines]
+        histories = [_history(timeline) if follows else None for timeline in scenario.timelines]
         self.gpus = tuple(
             SimulatedGpu(index, scenario.model, timeline, self.start_unix, histories[index], holders.on)
             for index, timeline in enumerate(scenario.timelines)
         )
         by_uuid = {gpu.uuid: history for gpu, history in zip(self.gpus, histories, strict=True) if history}
         self.follower = RankFollower(activities, by_uuid, self.now) if follows and activities else None
+        self.changes = Changes(scenario.changes_dir, scenario.timelines, self.now) if scenario.changes_dir else None
 
     def now(self) -> float:
         """Seconds since the scenario began."""
@@ -50,11 +53,19 @@ class SimulatedDriver:
         return place if self._loaded[place][1] else None
 
     def start(self) -> None:
-        """Begin to follow the ranks."""
+        """Begin to follow the ranks, and what is told while all this runs."""
         if self.follower:
             self.follower.start()
+        if self.changes:
+            self.changes.start()
 
     def stop(self) -> None:
         """End what `start` began."""
         if self.follower:
             self.follower.stop()
+        if self.changes:
+            self.changes.stop()
+
+
+def _history(timeline: Timeline) -> RankHistory:
+    return RankHistory(0.0, lambda t: timeline.state(t).ranks_busy)

@@ -27,7 +27,6 @@ WAITING_POWER = 0.2
 IDLE_TEMPERATURE, FULL_LOAD_HEATING = 32.0, 45.0  # °C
 IDLE_SM_CLOCK = 345.0  # MHz
 THROTTLED_CLOCK = 0.6
-RANK_MEMORY = 0.6  # the share that the ranks of a GPU hold together
 PCIE_RATE, NVLINK_RATE = 2e9, 100e9  # bytes a second of computing, each way
 NO_THROTTLING = frozenset({"gpu_idle", "applications_clocks_setting"})
 
@@ -123,10 +122,11 @@ class SimulatedGpu:
 
     def processes(self, t: float) -> list[SimulatedProcess]:
         """Those of the scenario, the ranks, and those that announced themselves."""
-        pids = self._ranks.pids if self._ranks else ()
-        share = int(self.model.memory * RANK_MEMORY) // max(1, len(pids))
+        state = self.state(t)
+        pids = self._ranks.pids if self._ranks and state.ranks_memory else ()
+        share = int(self.model.memory * state.ranks_memory) // max(1, len(pids))
         ranks = [SimulatedProcess(pid, share) for pid in pids]
-        return [*self.state(t).processes, *ranks, *self._holders(self.index)]
+        return [*state.processes, *ranks, *self._holders(self.index)]
 
     @property
     def memory_reserved(self) -> int:

@@ -32,7 +32,9 @@ class RankActivity:
 class RankHistory:
     """How long the ranks of one GPU had computed and waited at each of the last polls, and who they are."""
 
-    def __init__(self, start: float) -> None:
+    def __init__(self, start: float, share: Callable[[float], float] = lambda _: 1.0) -> None:
+        """`share` is that of a rank's time in which a kernel runs, by the time."""
+        self._share = share
         # Replaced as a whole by the polling thread, so that its readers need no lock.
         self._points: tuple[tuple[float, Seconds], ...] = ((start, Seconds()),)
         self.pids: tuple[int, ...] = ()
@@ -44,6 +46,8 @@ class RankHistory:
 
     def add(self, t: float, spent: Seconds, pids: tuple[int, ...]) -> None:
         """What was spent since the poll before."""
+        share = self._share(t)
+        spent = Seconds(spent.computing * share, spent.waiting * share)
         self._points = (*self._points[-REMEMBERED:], (t, self._points[-1][1] + spent))
         self.pids = pids
 

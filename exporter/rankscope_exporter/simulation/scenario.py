@@ -6,6 +6,7 @@ model: {name: NVIDIA H100 80GB HBM3, memory: 80 GiB, power_idle: 70, power_max: 
                                   # or: T4, or: {like: A100, mig: [3g.20gb, 1g.5gb]}; what is not said is an H100's
 follow_ranks: true                # ranks whose record names a simulated GPU keep it busy (off unless said)
 processes_dir: /dev/shm/holders   # processes that announce themselves there hold memory (hold.py)
+changes_dir: /dev/shm/changes     # what GPUs do from now on, told while all this runs (changes.py)
 driver:                           # seconds from the start; a driver is loaded unless this says otherwise
   - {at: 0, loaded: false}
   - {at: 5, loaded: true}
@@ -19,6 +20,7 @@ timeline:                         # by GPU; each value holds until a later entry
     - {at: 30, ecc: {uncorrected_dram: 1}, fields: {144: 1}, nvlinks_down: 2}   # a field's value by its number
     - {at: 40, lost: false, fails: {nvmlDeviceGetPowerUsage: UNKNOWN}}
     - {at: 60, blocks: {nvmlDeviceGetTemperature: 30}}  # that call takes so many seconds
+    - {at: 90, ranks_busy: 0.4, ranks_memory: 0.9}      # of the ranks' time and of the memory; 1 and 0.6 unless said
 """
 
 from __future__ import annotations
@@ -53,7 +55,6 @@ from rankscope_exporter.simulation.values import (
 
 MOST_GPUS = 64
 CONTEXTS = ("compute", "graphics")
-IDLE = Timeline([(0.0, State())])
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Scenario:
     model: GpuModel = H100
     follow_ranks: bool = True
     processes_dir: Path | None = None
+    changes_dir: Path | None = None
     driver: tuple[tuple[float, bool], ...] = ((0.0, True),)
     """Whether the driver is loaded, from given times (seconds) on."""
 
@@ -72,7 +74,7 @@ class Scenario:
 def load_scenario(argument: str) -> Scenario:
     """`--simulate`: so many idle GPUs that follow ranks, or what the file says. Raises ScenarioError."""
     if re.fullmatch(r"\d+", argument):
-        return Scenario((IDLE,) * _gpus("GPUs", int(argument)))
+        return Scenario(_idle(_gpus("GPUs", int(argument))))
     try:
         document = yaml.safe_load(Path(argument).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -87,12 +89,12 @@ def load_scenario(argument: str) -> Scenario:
 
 def parse_scenario(document: object) -> Scenario:
     """The scenario that a YAML document describes. Raises ScenarioError that names the key."""
-    keys = {"gpus", "model", "follow_ranks", "processes_dir", "driver", "timeline"}
+    keys = {"gpus", "model", "follow_ranks", "processes_dir", "changes_dir", "driver", "timeline"}
     values = mapping("the scenario", document, keys)
     if "gpus" not in values:
         raise ScenarioError("gpus: missing: the number of GPUs")
     count = _gpus("gpus", values["gpus"])
-    timelines = [IDLE] * count
+    timelines = list(_idle(count))
     for index, entries in mapping("timeline", values.get("timeline", {})).items():
         if type(index) is not int or not 0 <= index < count:
             raise ScenarioError(f"timeline.{index}: there is no such GPU among {count}")
@@ -101,7 +103,8 @@ def parse_scenario(document: object) -> Scenario:
         timelines=tuple(timelines),
         model=_model(values.get("model", {})),
         follow_ranks=boolean("follow_ranks", values.get("follow_ranks", False)),
-        processes_dir=Path(text("processes_dir", values["processes_dir"])) if "processes_dir" in values else None,
+        processes_dir=_directory("processes_dir", values),
+        changes_dir=_directory("changes_dir", values),
         driver=_driver(values.get("driver", [])),
     )
 
@@ -116,11 +119,30 @@ def parse_process(place: str, value: object) -> SimulatedProcess:
     return SimulatedProcess(pid, size(f"{place}.memory", values.get("memory", 0)), contexts)
 
 
+def parse_change(place: str, value: object) -> tuple[State, int | None]:
+    """What a GPU does, without a time; and the XID that it reports, if any. Raises ScenarioError."""
+    values = mapping(place, value, {*_STATE, "xid"})
+    return _changed(State(), place, values), whole_number(f"{place}.xid", values["xid"]) if "xid" in values else None
+
+
+def _idle(count: int) -> tuple[Timeline, ...]:
+    return tuple(Timeline([(0.0, State())]) for _ in range(count))
+
+
+def _directory(key: str, values: Mapping[Any, Any]) -> Path | None:
+    return Path(text(key, values[key])) if key in values else None
+
+
+def _changed(state: State, place: str, values: Mapping[Any, Any]) -> State:
+    return replace(
+        state, **{key: _STATE[key](f"{place}.{key}", given) for key, given in values.items() if key in _STATE}
+    )
+
+
 def _timeline(place: str, entries: object) -> Timeline:
     state, states, xids = State(), [(0.0, State())], []
     for where, at, values in _entries(place, entries, {*_STATE, "xid"}):
-        changes = {key: _STATE[key](f"{where}.{key}", value) for key, value in values.items() if key in _STATE}
-        state = replace(state, **changes)
+        state = _changed(state, where, values)
         states.append((at, state))
         if "xid" in values:
             xids.append((at, whole_number(f"{where}.xid", values["xid"])))
@@ -206,6 +228,8 @@ _MODEL: dict[str, Callable[[str, object], Any]] = {
 _STATE: dict[str, Callable[[str, object], Any]] = {
     "busy": share,
     "waiting": share,
+    "ranks_busy": share,
+    "ranks_memory": share,
     "memory_used": size,
     "temperature": number,
     "throttle": lambda place, value: choices(place, value, tuple(CLOCK_EVENT_REASONS.values())),

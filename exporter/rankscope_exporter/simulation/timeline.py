@@ -26,6 +26,10 @@ class State:
     """Share of the time spent in a collective's kernel: the GPU is utilised all the same, but draws little."""
     memory_used: int | None = None
     """Bytes; None is what the processes hold."""
+    ranks_busy: float = 1.0
+    """Share of the ranks' computing and waiting in which a kernel runs: below 1 where the host cannot keep up."""
+    ranks_memory: float = 0.6
+    """Share of the memory that the ranks hold together; at 0 they have no process on the GPU."""
     temperature: float | None = None
     """Degrees Celsius; None follows the load."""
     throttle: tuple[str, ...] = ()
@@ -65,31 +69,47 @@ class Timeline:
     """States from given times on (seconds, ascending, the first at 0), and XID errors at given times."""
 
     def __init__(self, states: Sequence[tuple[float, State]], xids: Sequence[tuple[float, int]] = ()) -> None:
-        self._times = [at for at, _ in states]
-        self._states = [state for _, state in states]
-        self._until = [Seconds()]
-        for (start, state), end in zip(states, self._times[1:], strict=False):
-            self._until.append(self._until[-1] + _spent(state, end - start))
-        self.states = tuple(states)
+        # Each with the time spent until it began. Replaced as a whole, so that its readers need no lock.
+        self._points: tuple[tuple[float, State, Seconds], ...] = ()
+        self.xids: tuple[tuple[float, int], ...] = ()
+        for at, state in states:
+            self._append(at, state)
         self.xids = tuple(xids)
+
+    @property
+    def states(self) -> tuple[tuple[float, State], ...]:
+        """All of them, with the time from which each holds."""
+        return tuple((at, state) for at, state, _ in self._points)
+
+    def change(self, at: float, state: State, xid: int | None = None) -> None:
+        """From `at` on this holds, and nothing of what was planned for later."""
+        self._points = self._points[: self._place(at) + 1]
+        self._append(at, state)
+        self.xids = tuple(planned for planned in self.xids if planned[0] <= at)
+        if xid is not None:
+            self.xids = (*self.xids, (at, xid))
 
     def state(self, t: float) -> State:
         """What holds at `t`."""
-        return self._states[self._place(t)]
+        return self._points[self._place(t)][1]
 
     def seconds(self, t: float) -> Seconds:
         """Utilised time from 0 to `t`."""
-        place = self._place(t)
-        return self._until[place] + _spent(self._states[place], max(0.0, t - self._times[place]))
+        at, state, until = self._points[self._place(t)]
+        return until + _spent(state, max(0.0, t - at))
 
     def held(self, t: float, condition: Callable[[State], bool]) -> float:
         """For how many of the seconds from 0 to `t` a condition held."""
-        ends = [*self._times[1:], float("inf")]
-        spans = zip(self._times, ends, self._states, strict=True)
-        return sum(max(0.0, min(end, t) - start) for start, end, state in spans if condition(state))
+        points = self._points
+        ends = [*(at for at, _, _ in points[1:]), float("inf")]
+        spans = zip(points, ends, strict=True)
+        return sum(max(0.0, min(end, t) - start) for (start, state, _), end in spans if condition(state))
+
+    def _append(self, at: float, state: State) -> None:
+        self._points = (*self._points, (at, state, self.seconds(at) if self._points else Seconds()))
 
     def _place(self, t: float) -> int:
-        return max(0, bisect_right(self._times, t) - 1)
+        return max(0, bisect_right(self._points, t, key=lambda point: point[0]) - 1)
 
 
 def _spent(state: State, duration: float) -> Seconds:

@@ -1,0 +1,108 @@
+"""Faults and decoys in a real training job beside simulated GPUs: what is notified, and whether it is right.
+
+    make gauntlet                                       five seeds; goes on where it was interrupted (3 hours)
+    python -m tests.gauntlet --seeds 1 --only f03 drift
+    python -m tests.gauntlet --table                    what the ledger says so far; runs nothing
+
+The ledger has a line of JSON a run; figures (.json) and a table (.md) are written beside it after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.gauntlet.arena import Arena
+from tests.gauntlet.case import LOUD
+from tests.gauntlet.ledger import Ledger
+from tests.gauntlet.report import HEAD, summary, table
+from tests.gauntlet.runner import Runner
+from tests.gauntlet.schedule import Run, schedule
+from tests.gauntlet.training import JobError
+
+MEASUREMENTS = Path(__file__).resolve().parents[2] / "docs/measurements"
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="make gauntlet", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument(
+        "--doses", type=float, nargs="+", default=[LOUD], help="steps so many times as long (%(default)s)"
+    )
+    parser.add_argument("--only", nargs="+", metavar="CASE", default=[], help="cases whose name begins so")
+    parser.add_argument("--no-pairs", dest="pairs", action="store_false", help="no two faults at once")
+    parser.add_argument("--ledger", type=Path, default=MEASUREMENTS / "gauntlet.jsonl")
+    parser.add_argument("--table", action="store_true", help="show the ledger, run nothing")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is not in the ledger yet; 2 if a case is unknown or training does not work."""
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers and the job are stopped then too
+    ledger = Ledger(options.ledger)
+    planned = [run for run in schedule(options.seeds, options.doses, options.pairs) if _is_wanted(run, options.only)]
+    if not planned:
+        sys.stderr.write(f"gauntlet: --only: no case begins with {' or '.join(options.only)}\n")
+        return 2
+    try:
+        if not options.table:
+            _run_all([run for run in planned if not ledger.has(run.id)], ledger)
+    except (JobError, RuntimeError, FileNotFoundError) as error:
+        sys.stderr.write(f"gauntlet: {error}\n")
+        return 2
+    print(table(ledger.lines))
+    return 0
+
+
+def _run_all(runs: Sequence[Run], ledger: Ledger) -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-") as directory,
+        tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
+        Arena(Path(directory), Path(memory)) as arena,
+    ):
+        runner = Runner(arena)
+        for number, run in enumerate(runs, start=1):
+            line = runner.run(run)
+            ledger.add(line)
+            write_reports(ledger)
+            say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}")
+
+
+def write_reports(ledger: Ledger) -> None:
+    """The figures and the table, beside the ledger."""
+    ledger.path.with_suffix(".json").write_text(json.dumps(summary(ledger.lines), indent=2) + "\n")
+    ledger.path.with_suffix(".md").write_text(HEAD + table(ledger.lines))
+
+
+def _result(line: dict[str, object]) -> str:
+    told = [f"{v['labels']['alertname']} {v['seconds']} s" if v["fired"] else "NOT TOLD" for v in line["verdicts"]]  # type: ignore[attr-defined]  # JSON
+    wrong = [word for word in ("place", "cause") for v in line["verdicts"] if v["fired"] and not v[f"{word}_right"]]  # type: ignore[attr-defined]  # JSON
+    strange = [labels["alertname"] for labels in line["false_alarms"]]  # type: ignore[attr-defined]  # JSON
+    parts = [*told, *(f"WRONG {word}" for word in wrong), *(f"FALSE {name}" for name in strange)]
+    return ", ".join(parts) or "silence"
+
+
+def _is_wanted(run: Run, beginnings: Sequence[str]) -> bool:
+    return not beginnings or any("+".join(run.names).startswith(beginning) for beginning in beginnings)
+
+
+def say(text: str) -> None:
+    """A line for whoever watches, at once."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

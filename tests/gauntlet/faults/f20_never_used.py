@@ -1,0 +1,20 @@
+"""A scheduler has given a GPU to somebody who runs nothing on it."""
+
+from __future__ import annotations
+
+from tests.gauntlet.arena import Arena
+from tests.gauntlet.case import Case, Target, alert, the_spare_gpu
+
+
+def inject(arena: Arena, target: Target) -> None:
+    arena.claim(target.spare_gpu)
+
+
+CASE = Case(
+    "allocated, never used",
+    inject,
+    alert("RankscopeGpuUnused"),
+    the_spare_gpu,
+    simulated="the scheduler's file",
+    has_doses=False,
+)

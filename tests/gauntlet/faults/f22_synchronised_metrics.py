@@ -1,0 +1,17 @@
+"""After every batch the ranks agree on many single numbers."""
+
+from __future__ import annotations
+
+from tests.gauntlet.arena import Arena
+from tests.gauntlet.case import Case, Target, alert
+
+
+def inject(arena: Arena, target: Target) -> None:
+    arena.tell(everybody={"small_collectives": round(target.extra_ms / 2)})  # each takes one to two milliseconds
+
+
+CASE = Case(
+    "metrics synchronised on every batch",
+    inject,
+    alert("RankscopeSmallCollectives"),
+)

@@ -1,0 +1,41 @@
+"""Four minutes of the gauntlet: one job, one stack, some faults and decoys; everything that is notified is right.
+
+The figures are `make gauntlet`'s; here it matters that whatever is told is true, and that nothing else is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.gauntlet.arena import Arena
+from tests.gauntlet.case import LOUD
+from tests.gauntlet.runner import Runner
+from tests.gauntlet.schedule import draw
+
+SEED = 0  # of no gauntlet
+
+
+@pytest.fixture(scope="module")
+def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+    with (
+        tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
+        Arena(tmp_path_factory.mktemp("gauntlet"), Path(memory)) as arena,
+    ):
+        yield Runner(arena)
+
+
+@pytest.mark.parametrize("name", ["f07_memory_held", "f09_rank_zero_works", "f03_slow_loader", "f19_killed_rank"])
+def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(runner, name):
+    line = runner.run(draw([name], SEED, LOUD))
+    verdict = line["verdicts"][0]
+    assert (verdict["fired"], verdict["place_right"], verdict["cause_right"]) == (True, True, True), line
+    assert line["false_alarms"] == []
+    assert line["resolved"]
+
+
+@pytest.mark.parametrize("name", ["longer_sequences", "drift"])
+def test_what_is_no_fault_is_not_notified(runner, name):
+    assert runner.run(draw([name], SEED, LOUD))["false_alarms"] == []
