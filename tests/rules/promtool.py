@@ -1,0 +1,164 @@
+"""Jobs as promtool sees them: series of a run of four ranks and their GPUs, healthy first and then with a fault.
+
+A figure is seconds per second for a counter and for a timestamp that follows the time (1.0), else a gauge's value.
+Both speeds get the same figures at their own intervals, so that the thresholds of both are tested.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules"
+RUN = "llm"
+STEPS = 10.0  # a second
+GIB = 2.0**30
+
+Figures = dict[str, float]
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds between scrapes, and how many samples each part of a test has."""
+
+    name: str
+    interval: int
+    quiet: int
+    faulty: int
+
+
+PRODUCTION = Speed("production", 15, 100, 150)
+FAST = Speed("fast", 1, 60, 30)
+
+HEALTHY_RANK: Figures = {
+    'rankscope_rank_phase_seconds_total{phase="forward"}': 0.28,
+    'rankscope_rank_phase_seconds_total{phase="backward"}': 0.48,
+    'rankscope_rank_phase_seconds_total{phase="optimizer"}': 0.1,
+    'rankscope_rank_phase_seconds_total{phase="collective_wait"}': 0.08,
+    'rankscope_rank_phase_seconds_total{phase="data_wait"}': 0.02,
+    'rankscope_rank_phase_seconds_total{phase="h2d_copy"}': 0.01,
+    'rankscope_rank_phase_seconds_total{phase="checkpoint"}': 0.01,
+    'rankscope_rank_phase_seconds_total{phase="other"}': 0.02,
+    'rankscope_rank_phase_seconds_total{phase="startup"}': 0.0,
+    'rankscope_rank_phase_since_timestamp_seconds{phase="forward"}': 1.0,
+    "rankscope_rank_up": 1.0,
+    "rankscope_rank_start_timestamp_seconds": 0.0,
+    "rankscope_rank_last_progress_timestamp_seconds": 1.0,
+    "rankscope_rank_checkpoint_last_timestamp_seconds": 1.0,
+    "rankscope_rank_steps_total": STEPS,
+    'rankscope_rank_cpu_seconds_total{who="workers"}': 0.6,
+    'rankscope_rank_run_queue_seconds_total{thread="main"}': 0.02,
+    "rankscope_rank_child_processes": 2.0,
+    'rankscope_rank_collectives_total{op="ddp_all_reduce"}': STEPS,
+    'rankscope_rank_collective_bytes_total{op="ddp_all_reduce"}': 1e8 * STEPS,
+    'rankscope_rank_collective_seconds_total{op="ddp_all_reduce"}': 0.08,
+}
+HEALTHY_GPU: Figures = {
+    "rankscope_gpu_busy_seconds_total": 0.9,
+    "rankscope_gpu_last_busy_timestamp_seconds": 1.0,
+    "rankscope_gpu_memory_used_bytes": 56 * GIB,
+    "rankscope_gpu_memory_total_bytes": 80 * GIB,
+    "rankscope_gpu_processes": 1.0,
+    "rankscope_gpu_up": 1.0,
+    'rankscope_gpu_throttled_seconds_total{reason="sw_thermal_slowdown"}': 0.0,
+    'rankscope_gpu_clock_hertz{domain="sm"}': 1.98e9,
+    'rankscope_gpu_clock_max_hertz{domain="sm"}': 1.98e9,
+    "rankscope_gpu_pcie_link_width": 16.0,
+    "rankscope_gpu_pcie_link_width_max": 16.0,
+}
+
+
+@dataclass
+class Fault:
+    """What becomes different: by rank, on the rank's figures and on its GPU's. A figure that is None ends."""
+
+    ranks: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
+    gpus: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
+
+
+def phases(**seconds: float) -> dict[str, float]:
+    """Seconds per second by phase."""
+    return {f'rankscope_rank_phase_seconds_total{{phase="{phase}"}}': value for phase, value in seconds.items()}
+
+
+def everywhere(figures: Mapping[str, float | None]) -> dict[int, Mapping[str, float | None]]:
+    """The same for each of the four ranks."""
+    return dict.fromkeys(range(4), figures)
+
+
+def series(fault: Fault, speed: Speed, healthy: Fault | None = None) -> Iterator[dict[str, str]]:
+    """promtool's input: `healthy` says in what a job is other than usual before it has the fault too."""
+    usual = healthy or Fault()
+    for rank in range(4):
+        place = f'instance="a",run="{RUN}",rank="{rank}"'
+        info = f'rankscope_rank_info{{{place},group="0-3",node="node-a",uuid="GPU-{rank}"}}'
+        yield {"series": info, "values": f"1x{speed.quiet + speed.faulty}"}
+        yield from _of(HEALTHY_RANK, usual.ranks.get(rank, {}), fault.ranks.get(rank, {}), place, speed)
+        place = f'instance="a",gpu="{rank}",uuid="GPU-{rank}"'
+        yield {"series": f'rankscope_gpu_info{{{place},node="node-a"}}', "values": f"1x{speed.quiet + speed.faulty}"}
+        yield from _of(HEALTHY_GPU, usual.gpus.get(rank, {}), fault.gpus.get(rank, {}), place, speed)
+
+
+def _of(
+    usual: Figures,
+    other: Mapping[str, float | None],
+    fault: Mapping[str, float | None],
+    place: str,
+    speed: Speed,
+) -> Iterator[dict[str, str]]:
+    before: dict[str, float | None] = {**usual, **other}
+    for name in {**before, **fault}:
+        metric, _, labels = name.rstrip("}").partition("{")
+        values = _values(metric, before.get(name), fault.get(name, before.get(name)), speed)
+        yield {"series": f"{metric}{{{place}{',' if labels else ''}{labels}}}", "values": values}
+
+
+def _values(metric: str, before: float | None, after: float | None, speed: Speed) -> str:
+    ramps = metric.endswith(("_total", "_bucket", "_timestamp_seconds")) and "_start_" not in metric
+    first = f"_x{speed.quiet}" if before is None else _ramp(0.0 if ramps else before, before, ramps, speed, speed.quiet)
+    start = (before or 0.0) * speed.quiet * speed.interval if ramps else (after or 0.0)
+    last = f"_x{speed.faulty}" if after is None else _ramp(start, after, ramps, speed, speed.faulty)
+    return f"{first} {last}"
+
+
+def _ramp(start: float, figure: float, ramps: bool, speed: Speed, samples: int) -> str:
+    return f"{start:.9g}+{figure * speed.interval if ramps else 0:.9g}x{samples - 1}"
+
+
+def check(name: str, speed: Speed, inputs: Iterable[dict[str, str]], expected: Iterable[Labels], path: Path) -> str:
+    """Let promtool judge that nothing fires before the fault, and in the end what is `expected`; its complaint or ''."""
+    firing = 'max by (alertname, severity, run, rank, gpu, cause) (ALERTS{alertstate="firing"})'
+    samples = [{"labels": _braces(labels), "value": 1} for labels in expected]
+    end = (speed.quiet + speed.faulty - 1) * speed.interval
+    test = {
+        "name": name,
+        "interval": f"{speed.interval}s",
+        "input_series": list(inputs),
+        "promql_expr_test": [
+            {"expr": firing, "eval_time": f"{(speed.quiet - 1) * speed.interval}s", "exp_samples": []},
+            {"expr": firing, "eval_time": f"{end}s", "exp_samples": samples},
+        ],
+    }
+    return judge(test, speed, path)
+
+
+def judge(test: Mapping[str, Any], speed: Speed, path: Path) -> str:
+    """promtool's complaint about one test over all rules of this speed, or ''."""
+    document = {
+        "rule_files": [str(file) for file in sorted((RULES / speed.name).glob("*.yml"))],
+        "evaluation_interval": f"{speed.interval}s",
+        "tests": [test],
+    }
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    done = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def _braces(labels: Labels) -> str:
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"
