@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules"
-RUN = "llm"
 STEPS = 10.0  # a second
 GIB = 2.0**30
 
@@ -33,7 +32,7 @@ class Speed:
     faulty: int
 
 
-PRODUCTION = Speed("production", 15, 100, 150)
+PRODUCTION = Speed("production", 15, 62, 90)
 FAST = Speed("fast", 1, 60, 30)
 
 HEALTHY_RANK: Figures = {
@@ -92,15 +91,30 @@ def everywhere(figures: Mapping[str, float | None]) -> dict[int, Mapping[str, fl
     return dict.fromkeys(range(4), figures)
 
 
-def series(fault: Fault, speed: Speed, healthy: Fault | None = None) -> Iterator[dict[str, str]]:
-    """promtool's input: `healthy` says in what a job is other than usual before it has the fault too."""
-    usual = healthy or Fault()
+@dataclass(frozen=True)
+class Case:
+    """One fault in a job that is healthy but for what `usual` says; and all alerts that may fire in the end."""
+
+    name: str
+    fault: Fault
+    alerts: tuple[Labels, ...] = ()
+    usual: Fault = field(default_factory=Fault)
+
+    @property
+    def run(self) -> str:
+        """Its label, which no other case has."""
+        return self.name.replace(" ", "-")
+
+
+def series(case: Case, speed: Speed) -> Iterator[dict[str, str]]:
+    """promtool's input for one case."""
+    fault, usual = case.fault, case.usual
     for rank in range(4):
-        place = f'instance="a",run="{RUN}",rank="{rank}"'
-        info = f'rankscope_rank_info{{{place},group="0-3",node="node-a",uuid="GPU-{rank}"}}'
+        place, uuid = f'instance="{case.run}",run="{case.run}",rank="{rank}"', f"GPU-{case.run}-{rank}"
+        info = f'rankscope_rank_info{{{place},group="0-3",node="node-a",uuid="{uuid}"}}'
         yield {"series": info, "values": f"1x{speed.quiet + speed.faulty}"}
         yield from _of(HEALTHY_RANK, usual.ranks.get(rank, {}), fault.ranks.get(rank, {}), place, speed)
-        place = f'instance="a",gpu="{rank}",uuid="GPU-{rank}"'
+        place = f'instance="{case.run}",gpu="{rank}",uuid="{uuid}"'
         yield {"series": f'rankscope_gpu_info{{{place},node="node-a"}}', "values": f"1x{speed.quiet + speed.faulty}"}
         yield from _of(HEALTHY_GPU, usual.gpus.get(rank, {}), fault.gpus.get(rank, {}), place, speed)
 
@@ -131,25 +145,26 @@ def _ramp(start: float, figure: float, ramps: bool, speed: Speed, samples: int) 
     return f"{start:.9g}+{figure * speed.interval if ramps else 0:.9g}x{samples - 1}"
 
 
-def check(name: str, speed: Speed, inputs: Iterable[dict[str, str]], expected: Iterable[Labels], path: Path) -> str:
-    """Let promtool judge that nothing fires before the fault, and in the end what is `expected`; its complaint or ''."""
-    firing = 'max by (alertname, severity, run, rank, gpu, cause) (ALERTS{alertstate="firing"})'
-    samples = [{"labels": _braces(labels), "value": 1} for labels in expected]
-    end = (speed.quiet + speed.faulty - 1) * speed.interval
-    test = {
-        "name": name,
+def test_of(cases: Iterable[Case], speed: Speed) -> dict[str, Any]:
+    """All cases as runs of one Prometheus: that nothing fires before the fault, and in the end what is expected."""
+    cases = list(cases)
+    return {
         "interval": f"{speed.interval}s",
-        "input_series": list(inputs),
-        "promql_expr_test": [
-            {"expr": firing, "eval_time": f"{(speed.quiet - 1) * speed.interval}s", "exp_samples": []},
-            {"expr": firing, "eval_time": f"{end}s", "exp_samples": samples},
-        ],
+        "input_series": [one for case in cases for one in series(case, speed)],
+        "promql_expr_test": [question for case in cases for question in _questions(case, speed)],
     }
-    return judge(test, speed, path)
 
 
-def judge(test: Mapping[str, Any], speed: Speed, path: Path) -> str:
-    """promtool's complaint about one test over all rules of this speed, or ''."""
+def _questions(case: Case, speed: Speed) -> Iterator[dict[str, Any]]:
+    firing = f'max by (alertname, severity, rank, gpu, cause) (ALERTS{{alertstate="firing",run="{case.run}"}})'
+    samples = [{"labels": _braces(labels), "value": 1} for labels in case.alerts]
+    before, end = speed.quiet - 1, speed.quiet + speed.faulty - 1
+    yield {"expr": firing, "eval_time": f"{before * speed.interval}s", "exp_samples": []}
+    yield {"expr": firing, "eval_time": f"{end * speed.interval}s", "exp_samples": samples}
+
+
+def complaint(test: Mapping[str, Any], speed: Speed, path: Path) -> str:
+    """What promtool has to say against one test over all rules of this speed, or ''. `path` is written."""
     document = {
         "rule_files": [str(file) for file in sorted((RULES / speed.name).glob("*.yml"))],
         "evaluation_interval": f"{speed.interval}s",

@@ -1,19 +1,27 @@
-"""Each fault of the gauntlet as series, at both speeds: one alert, the right place and cause, and decoys are silent."""
+"""Each fault of the gauntlet as series, at both speeds: one alert, the right place and cause; decoys are silent."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 
 from tests.rules import promtool
-from tests.rules.diagnosis_cases import CASES, Case
+from tests.rules.diagnosis_cases import CASES
 
 
-@pytest.mark.parametrize("speed", [promtool.PRODUCTION, promtool.FAST], ids=lambda speed: speed.name)
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name.replace(" ", "-"))
-def test_a_fault_is_named_with_its_place_and_cause_and_nothing_else_is(
-    case: Case, speed: promtool.Speed, tmp_path: Path
-) -> None:
-    inputs = promtool.series(case.fault, speed, case.usual)
-    assert not promtool.check(case.name, speed, inputs, case.alerts, tmp_path / "test.yml")
+@pytest.fixture(scope="module", params=[promtool.PRODUCTION, promtool.FAST], ids=lambda speed: speed.name)
+def complaint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """promtool's about all cases, which are runs beside each other: one evaluation of the rules serves them all."""
+    speed = request.param
+    path = tmp_path_factory.mktemp(speed.name) / "test.yml"
+    return promtool.complaint(promtool.test_of(CASES, speed), speed, path)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.run)
+def test_a_fault_is_named_with_its_place_and_cause_and_nothing_else_is(complaint: str, case: promtool.Case) -> None:
+    about_it = [part for part in complaint.split("expr:") if f'run=\\"{case.run}\\"' in part.partition("\n")[0]]
+    assert not about_it, "\n".join(about_it)
+
+
+def test_promtool_has_no_other_complaint(complaint: str) -> None:
+    assert "promql" not in complaint
+    assert complaint.count("FAILED") == bool(complaint)
