@@ -145,7 +145,7 @@ def _ramp(start: float, figure: float, ramps: bool, speed: Speed, samples: int) 
     return f"{start:.9g}+{figure * speed.interval if ramps else 0:.9g}x{samples - 1}"
 
 
-def test_of(cases: Iterable[Case], speed: Speed) -> dict[str, Any]:
+def all_of(cases: Iterable[Case], speed: Speed) -> dict[str, Any]:
     """All cases as runs of one Prometheus: that nothing fires before the fault, and in the end what is expected."""
     cases = list(cases)
     return {
@@ -161,6 +161,15 @@ def _questions(case: Case, speed: Speed) -> Iterator[dict[str, Any]]:
     before, end = speed.quiet - 1, speed.quiet + speed.faulty - 1
     yield {"expr": firing, "eval_time": f"{before * speed.interval}s", "exp_samples": []}
     yield {"expr": firing, "eval_time": f"{end * speed.interval}s", "exp_samples": samples}
+
+
+def texts_of(cases: Iterable[Case], speed: Speed) -> dict[str, Any]:
+    """The same, expecting no alert: then promtool's complaint has the text of each."""
+    cases = list(cases)
+    end = f"{(speed.quiet + speed.faulty - 1) * speed.interval}s"
+    names = sorted({alert["alertname"] for case in cases for alert in case.alerts})
+    questions = [{"alertname": name, "eval_time": end, "exp_alerts": []} for name in names]
+    return {**all_of(cases, speed), "promql_expr_test": [], "alert_rule_test": questions}
 
 
 def complaint(test: Mapping[str, Any], speed: Speed, path: Path) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from tests.rules import promtool
-from tests.rules.diagnosis_cases import CASES
+from tests.rules.diagnosis_cases import CASES, FAULTS
 
 
 @pytest.fixture(scope="module", params=[promtool.PRODUCTION, promtool.FAST], ids=lambda speed: speed.name)
@@ -13,7 +16,7 @@ def complaint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """promtool's about all cases, which are runs beside each other: one evaluation of the rules serves them all."""
     speed = request.param
     path = tmp_path_factory.mktemp(speed.name) / "test.yml"
-    return promtool.complaint(promtool.test_of(CASES, speed), speed, path)
+    return promtool.complaint(promtool.all_of(CASES, speed), speed, path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.run)
@@ -25,3 +28,12 @@ def test_a_fault_is_named_with_its_place_and_cause_and_nothing_else_is(complaint
 def test_promtool_has_no_other_complaint(complaint: str) -> None:
     assert "promql" not in complaint
     assert complaint.count("FAILED") == bool(complaint)
+
+
+def test_the_text_of_every_alert_says_where_with_numbers(tmp_path: Path) -> None:
+    texts = promtool.complaint(promtool.texts_of(FAULTS, promtool.FAST), promtool.FAST, tmp_path / "test.yml")
+    for alert in (alert for case in FAULTS for alert in case.alerts):
+        assert f'alertname="{alert["alertname"]}"' in texts
+    for annotations in re.findall(r"Annotations:{(.*)}", texts):
+        assert not re.search(r"error expanding|%!|<no value>|NaN|  |\.\.", annotations), annotations
+        assert re.search(r"description=\"[^\"]*\d", annotations), annotations
