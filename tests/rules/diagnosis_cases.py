@@ -49,7 +49,9 @@ RUN_QUEUE = 'rankscope_rank_run_queue_seconds_total{thread="main"}'
 GC = 'rankscope_rank_gc_seconds_total{generation="2"}'
 BYTES = 'rankscope_rank_collective_bytes_total{op="ddp_all_reduce"}'
 USUAL_STEPS = Fault(ranks=everywhere(aligned(0.08, 0.01)))
-SHORT_STEPS = {f'rankscope_rank_step_seconds_bucket{{le="{le}"}}': STEPS for le in ("0.25", "0.5", "1.0", "2.5", "+Inf")}
+SHORT_STEPS = {
+    f'rankscope_rank_step_seconds_bucket{{le="{le}"}}': STEPS for le in ("0.25", "0.5", "1.0", "2.5", "+Inf")
+}
 
 FAULTS = (
     Case(
@@ -126,7 +128,8 @@ FAULTS = (
     Case(
         "a narrow link",
         Fault(
-            everywhere({**spread("collective_wait"), **aligned(0.29, 0.01)}), gpus={3: {"rankscope_gpu_pcie_link_width": 4.0}}
+            everywhere({**spread("collective_wait"), **aligned(0.29, 0.01)}),
+            gpus={3: {"rankscope_gpu_pcie_link_width": 4.0}},
         ),
         (alert("TransferBound", rank="3", cause="link"),),
         USUAL_STEPS,
@@ -160,9 +163,13 @@ FAULTS = (
             {
                 **everywhere({**spread("collective_wait"), **aligned(0.08, 0.21, forward=0.07)}),
                 0: {
-                    **{**spread("collective_wait"), **aligned(0.08, 0.21, forward=0.07)},
+                    **spread("collective_wait"),
+                    **aligned(0.08, 0.21, forward=0.07),
                     **dict.fromkeys(SHORT_STEPS, STEPS / 1.3),
-                    **{f'rankscope_rank_step_seconds_bucket{{le="{le}"}}': STEPS * 0.74 for le in ("0.25", "0.5", "1.0")},
+                    **{
+                        f'rankscope_rank_step_seconds_bucket{{le="{le}"}}': STEPS * 0.74
+                        for le in ("0.25", "0.5", "1.0")
+                    },
                 },
             }
         ),
@@ -217,8 +224,14 @@ FAULTS = (
 DECOYS = (
     Case("an evaluation pass of all ranks", Fault(everywhere(phases(evaluation=0.97, forward=0.01, backward=0.02)))),
     Case("longer sequences for all", Fault(everywhere({"rankscope_rank_steps_total": STEPS / 1.5}))),
-    Case("gradient accumulation", Fault(everywhere({"rankscope_rank_steps_total": STEPS / 4, **phases(collective_wait=0.02)}))),
-    Case("two percent of drift", Fault({1: phases(forward=0.3, collective_wait=0.06), 2: phases(forward=0.27, collective_wait=0.09)})),
+    Case(
+        "gradient accumulation",
+        Fault(everywhere({"rankscope_rank_steps_total": STEPS / 4, **phases(collective_wait=0.02)})),
+    ),
+    Case(
+        "two percent of drift",
+        Fault({1: phases(forward=0.3, collective_wait=0.06), 2: phases(forward=0.27, collective_wait=0.09)}),
+    ),
     Case("a short checkpoint", Fault(everywhere(phases(checkpoint=0.02)))),
 )
 CASES = FAULTS + DECOYS

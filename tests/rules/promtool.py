@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules"
+ORDER = ("ranks", "gpus", "use", "life", "lost", "lagging", "waits", "causes", "checkpoints", "exporter")
 STEPS = 10.0  # a second
 GIB = 2.0**30
 
@@ -177,6 +178,7 @@ def complaint(test: Mapping[str, Any], speed: Speed, path: Path) -> str:
     document = {
         "rule_files": [str(file) for file in sorted((RULES / speed.name).glob("*.yml"))],
         "evaluation_interval": f"{speed.interval}s",
+        "group_eval_order": [f"rankscope_{group}" for group in ORDER],
         "tests": [test],
     }
     path.write_text(yaml.safe_dump(document, sort_keys=False))

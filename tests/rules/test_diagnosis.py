@@ -6,7 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-
 from tests.rules import promtool
 from tests.rules.diagnosis_cases import CASES, FAULTS
 
@@ -34,6 +33,6 @@ def test_the_text_of_every_alert_says_where_with_numbers(tmp_path: Path) -> None
     texts = promtool.complaint(promtool.texts_of(FAULTS, promtool.FAST), promtool.FAST, tmp_path / "test.yml")
     for alert in (alert for case in FAULTS for alert in case.alerts):
         assert f'alertname="{alert["alertname"]}"' in texts
-    for annotations in re.findall(r"Annotations:{(.*)}", texts):
-        assert not re.search(r"error expanding|%!|<no value>|NaN|  |\.\.", annotations), annotations
-        assert re.search(r"description=\"[^\"]*\d", annotations), annotations
+    for words in re.findall(r"Annotations:{(.*)}", texts):
+        assert not re.search(r"error expanding|%!|<no value>|NaN|  |\.\.", words), words
+        assert re.search(r"description=\"[^\"]*\d", words), words

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 from deploy.prometheus import fast
-
 from tests.rules.diagnosis_cases import FAULTS
 
 ROOT = Path(__file__).resolve().parents[2]
