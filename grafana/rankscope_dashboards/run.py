@@ -29,12 +29,24 @@ PHASES = {
     "optimizer": "light-green",
     "collective_wait": "semi-dark-red",
     "data_wait": "semi-dark-orange",
+    "h2d_copy": "light-yellow",
     "other": "semi-dark-yellow",
     "checkpoint": "semi-dark-purple",
     "evaluation": "semi-dark-blue",
     "startup": NEUTRAL,
 }
-CAUSES = PHASES | {"none": "semi-dark-green", "straggler": "semi-dark-red", "transfer": "light-red"}
+CAUSES = PHASES | {
+    "none": "semi-dark-green",
+    "throttling": "light-green",
+    "straggler": "semi-dark-red",
+    "transfer": "light-red",
+    "stall": "dark-red",
+    "data": "semi-dark-orange",
+    "data_cpu": "dark-orange",
+    "data_io": "light-orange",
+    "copies": "light-yellow",
+    "idle": "dark-blue",
+}
 
 PHASE_RATE = f"rate(rankscope_rank_phase_seconds_total{{{RANKS}}}[$__rate_interval])"
 
@@ -98,7 +110,7 @@ AT_A_GLANCE = Row(
         ),
         value(
             "Time lost",
-            "Share of the ranks' time that was not spent in computing.",
+            "Share of the allocated GPU time that was not spent in computing.",
             "percentunit",
             Query(f'sum(run:rankscope_lost:ratio{{{RUN_ONLY},cause!="none"}})'),
             width=3,
@@ -131,10 +143,10 @@ LAG = Row(
         ),
         lines(
             "Excess by phase",
-            "How much more of its time a rank spends in a phase than the others of its group; the largest are shown. "
-            "The largest excess of a rank that lags is the cause.",
+            "How much more of its time a rank that lags spends in a phase than the others of its group; the largest are "
+            "shown. The largest excess of a rank that lags is the cause.",
             "percentunit",
-            Query(f"topk(8, rank:rankscope_phase_excess:ratio{{{RANKS}}})", f"{RANK} {{{{phase}}}}"),
+            Query(f"topk(8, rank:rankscope_phase_excess:ratio{{{RANKS}}})", f"{RANK} {{{{phase}}}}", needs_fault=True),
             width=8,
         ),
     ),
@@ -161,8 +173,9 @@ TIME = Row(
         ),
         shares(
             "Time lost by cause",
-            "The live ranks' time by what it went into; green is computing. `straggler` is waiting for a rank that "
-            "comes late, `transfer` what even the least waiter waits.",
+            "The allocated GPU time by what it went into; green is computing. `straggler` is waiting for a rank that "
+            "comes late, `transfer` what even the least waiter waits; `stall` is all of a run that stands still, `idle` "
+            "the GPUs of ranks that have ended.",
             Query(f"run:rankscope_lost:ratio{{{RUN_ONLY}}}", "{{cause}}"),
             colors=CAUSES,
         ),
