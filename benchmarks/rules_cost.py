@@ -4,8 +4,9 @@
 
 simulated_ranks.py plays the exporters, one for each eight ranks, with the series that a rank and its GPU have; one rank
 lags, so that the rules about causes have something to do. Prometheus runs on one processor (GOMAXPROCS) with the
-production rules at production speed, and scrapes all the while. When the window of the rates is full, `prometheus_rule_group_last_duration_seconds` is read again and again. It is wall time: on a machine that does other
-things too the least value says more than the median.
+production rules at production speed, and scrapes all the while. When the window of the rates is full, it is asked for
+`prometheus_rule_group_last_duration_seconds` again and again. That is wall time: on a machine that does other things
+too the least value says more than the median.
 """
 
 from __future__ import annotations

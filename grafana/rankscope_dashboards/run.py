@@ -143,8 +143,8 @@ LAG = Row(
         ),
         lines(
             "Excess by phase",
-            "How much more of its time a rank that lags spends in a phase than the others of its group; the largest are "
-            "shown. The largest excess of a rank that lags is the cause.",
+            "How much more of its time a rank that lags spends in a phase than the others of its group; the largest "
+            "are shown. The largest excess of a rank that lags is the cause.",
             "percentunit",
             Query(f"topk(8, rank:rankscope_phase_excess:ratio{{{RANKS}}})", f"{RANK} {{{{phase}}}}", needs_fault=True),
             width=8,
@@ -174,8 +174,8 @@ TIME = Row(
         shares(
             "Time lost by cause",
             "The allocated GPU time by what it went into; green is computing. `straggler` is waiting for a rank that "
-            "comes late, `transfer` what even the least waiter waits; `stall` is all of a run that stands still, `idle` "
-            "the GPUs of ranks that have ended.",
+            "comes late, `transfer` what even the least waiter waits; `stall` is all of a run that stands still, "
+            "`idle` the GPUs of ranks that have ended.",
             Query(f"run:rankscope_lost:ratio{{{RUN_ONLY}}}", "{{cause}}"),
             colors=CAUSES,
         ),
