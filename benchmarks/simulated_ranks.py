@@ -43,7 +43,7 @@ BOUNDS = (
 
 
 def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
-    """The lines of /metrics about one rank that is `age` seconds old."""
+    """The lines of /metrics about one rank that is `age` seconds old. Under NCCL no steps are aligned."""
     swing = 1 + 0.02 * (rank * 7919 % 1000) / 1000
     own = f'run="{RUN}",rank="{rank}"'
     group = f'group="0-{ranks - 1}"'
@@ -63,10 +63,6 @@ def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
         "micro_steps_total": STEPS * age,
         "child_processes": 2.0,
         "read_bytes_total": age,
-        "aligned_steps_total": STEPS * age,
-        "aligned_step_seconds_total": age,
-        "transfer_floor_seconds_total": 0.05 * age,
-        "skew_seconds_total": 0.03 * age,
         "amp_scale": 65536.0,
         "amp_skipped_steps_total": 0.0,
     }.items():
@@ -76,8 +72,6 @@ def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
         moved = {"backward": LAG * lags, "collective_wait": LAG * (not lags)}.get(phase, 0.0)
         seconds = (share * swing * (1 - LAG) + moved) * age
         yield f'rankscope_rank_phase_seconds_total{{{own},phase="{phase}"}} {seconds:.6f}'
-        blame = LAG * lags * (phase == "backward") * age
-        yield f'rankscope_rank_blame_seconds_total{{{own},phase="{phase}"}} {blame:.6f}'
     yield f'rankscope_rank_phase_since_timestamp_seconds{{{own},phase="forward"}} {now:.6f}'
     for le in BOUNDS:
         yield f'rankscope_rank_step_seconds_bucket{{{own},le="{le}"}} {STEPS * age * (float(le) > 0.4):.6f}'
