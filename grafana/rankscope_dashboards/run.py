@@ -90,7 +90,7 @@ AT_A_GLANCE = Row(
         ),
         value(
             "Time lost",
-            "Share of the ranks' time that was not spent in computing.",
+            "Share of the allocated GPU time that was not spent in computing.",
             "percentunit",
             Query(f'sum(run:rankscope_lost:ratio{{{RUN_ONLY},cause!="none"}})'),
             width=3,
@@ -122,8 +122,9 @@ TIME = Row(
         ),
         shares(
             "Time lost by cause",
-            "The live ranks' time by what it went into; green is computing. `straggler` is waiting for a rank that "
-            "comes late, `transfer` what even the least waiter waits.",
+            "The allocated GPU time by what it went into; green is computing. `straggler` is waiting for a rank that "
+            "comes late, `transfer` what even the least waiter waits; `stall` is all of a run that stands still, "
+            "`idle` the GPUs of ranks that have ended.",
             Query(f"run:rankscope_lost:ratio{{{RUN_ONLY}}}", "{{cause}}"),
             colors=CAUSES,
             width=8,

@@ -48,10 +48,10 @@ LAG = Row(
         ),
         lines(
             "Excess by phase",
-            "How much more of its time a rank spends in a phase than the others of its group; the largest are shown. "
-            "The largest excess of a rank that lags is the cause.",
+            "How much more of its time a rank that lags spends in a phase than the others of its group; the largest "
+            "are shown. The largest excess of a rank that lags is the cause.",
             "percentunit",
-            Query(f"topk(8, rank:rankscope_phase_excess:ratio{{{RANKS}}})", f"{RANK} {{{{phase}}}}"),
+            Query(f"topk(8, rank:rankscope_phase_excess:ratio{{{RANKS}}})", f"{RANK} {{{{phase}}}}", needs_fault=True),
             width=8,
         ),
         lines(

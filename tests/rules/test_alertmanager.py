@@ -85,8 +85,24 @@ def test_a_run_that_stands_still_is_not_told_of_as_idle_or_lagging_too(alertmana
         alert("RankStuck", "critical", run="llm", rank="1"),
         alert("RankLagging", run="llm", rank="1"),
         alert("GpuAllocatedIdle", run="llm", rank="1", gpu="1"),
+        alert("TransferBound", run="llm", cause="network"),
+        alert("CheckpointOverdue", run="llm", cause="overdue"),
     )
     assert alertmanager.heard() == {"RankscopeRankStuck"}
+
+
+def test_gpus_that_wait_for_something_are_told_of_by_what_they_wait_for(alertmanager: Alertmanager) -> None:
+    alertmanager.fire(
+        alert("DataBound", run="llm", cause="io"),
+        alert("LowUtilisation", run="llm", cause="unknown"),
+        alert("SmallCollectives", run="vision", cause="synchronisation"),
+        alert("TransferBound", run="vision", cause="network"),
+        alert("LowUtilisation", run="another", cause="batch_too_small"),
+        alert("StartupSlow", run="third", cause="startup"),
+        alert("GpuAllocatedIdle", run="third", rank="1", gpu="1"),
+    )
+    heard = ("DataBound", "SmallCollectives", "LowUtilisation", "StartupSlow")
+    assert alertmanager.heard() == {f"Rankscope{name}" for name in heard}
 
 
 def test_a_lost_gpu_has_nothing_more_to_tell_and_others_do(alertmanager: Alertmanager) -> None:
@@ -143,7 +159,7 @@ def test_amtool_finds_no_fault_in_the_configuration(tmp_path: Path, speed: str) 
     path.write_text(CONFIG.read_text() if speed == "production" else fast.alertmanager_config(NOWHERE))
     done = subprocess.run(["amtool", "check-config", path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "5 inhibit rules" in done.stdout
+    assert "8 inhibit rules" in done.stdout
 
 
 def test_the_fast_configuration_differs_in_waiting_times_and_address_only() -> None:

@@ -1,0 +1,237 @@
+"""The faults and decoys of the gauntlet, as figures of four ranks and their GPUs (see promtool.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.rules.promtool import GIB, STEPS, Case, Fault, everywhere, phases
+
+
+def alert(name: str, severity: str = "warning", **labels: str) -> dict[str, str]:
+    """The labels that are looked at."""
+    return {"alertname": f"Rankscope{name}", "severity": severity, **labels}
+
+
+def laggard(rank: int, cause: str) -> dict[str, str]:
+    """The alert about one rank that holds the others up."""
+    return alert("RankZeroLagging" if rank == 0 else "RankLagging", rank=str(rank), cause=cause)
+
+
+def late(rank: int, phase: str, **more: float) -> dict[int, Mapping[str, float | None]]:
+    """Steps 1.3 times as long, because `rank` takes that much longer in `phase` and the others wait for it."""
+    computing = {"forward": 0.215, "backward": 0.37, "optimizer": 0.077, "data_wait": 0.015, "other": 0.015}
+    rest = {"h2d_copy": 0.008, "checkpoint": 0.01}
+    waiting = phases(**computing, **rest, collective_wait=0.29)
+    own = {**computing, **rest, "collective_wait": 0.06}
+    own[phase] = own.get(phase, 0.0) + 0.23
+    steps = {"rankscope_rank_steps_total": STEPS / 1.3}
+    return {**everywhere({**waiting, **steps}), rank: {**phases(**own), **steps, **more}}
+
+
+def spread(phase: str) -> dict[str, float]:
+    """Steps 1.3 times as long, because every rank takes that much longer in `phase`."""
+    figures = {"forward": 0.215, "backward": 0.37, "optimizer": 0.077, "data_wait": 0.015, "other": 0.015}
+    figures |= {"h2d_copy": 0.008, "checkpoint": 0.01, "collective_wait": 0.06}
+    figures[phase] += 0.23
+    return {**phases(**figures), "rankscope_rank_steps_total": STEPS / 1.3}
+
+
+def aligned(floor: float, skew: float, **blame: float) -> dict[str, float]:
+    """What the exporter's alignment of steps says of one rank, in seconds per second."""
+    figures = {"rankscope_rank_transfer_floor_seconds_total": floor, "rankscope_rank_skew_seconds_total": skew}
+    return figures | {f'rankscope_rank_blame_seconds_total{{phase="{p}"}}': share for p, share in blame.items()}
+
+
+WORKERS = 'rankscope_rank_cpu_seconds_total{who="workers"}'
+CLOCK = 'rankscope_gpu_clock_hertz{domain="sm"}'
+THROTTLED = 'rankscope_gpu_throttled_seconds_total{reason="sw_thermal_slowdown"}'
+RUN_QUEUE = 'rankscope_rank_run_queue_seconds_total{thread="main"}'
+GC = 'rankscope_rank_gc_seconds_total{generation="2"}'
+BYTES = 'rankscope_rank_collective_bytes_total{op="ddp_all_reduce"}'
+USUAL_STEPS = Fault(ranks=everywhere(aligned(0.08, 0.01)))
+SHORT_STEPS = {
+    f'rankscope_rank_step_seconds_bucket{{le="{le}"}}': STEPS for le in ("0.25", "0.5", "1.0", "2.5", "+Inf")
+}
+
+FAULTS = (
+    Case(
+        "loader workers compute on every rank",
+        Fault(everywhere({**spread("data_wait"), WORKERS: 1.8})),
+        (alert("DataBound", cause="cpu"),),
+    ),
+    Case(
+        "loader workers idle on every rank",
+        Fault(everywhere({**spread("data_wait"), WORKERS: 0.05})),
+        (alert("DataBound", cause="io"),),
+    ),
+    Case(
+        "data is late and nothing is known of workers",
+        Fault(everywhere({**spread("data_wait"), "rankscope_rank_child_processes": 0.0, WORKERS: 0.0})),
+        (alert("DataBound", cause="unknown"),),
+    ),
+    Case("one slow loader", Fault(late(2, "data_wait")), (laggard(2, "data_wait"),)),
+    Case(
+        "slow copies on every rank",
+        Fault(everywhere(spread("h2d_copy"))),
+        (alert("CopyBound", cause="h2d_copy"),),
+    ),
+    Case("slow copies on one rank", Fault(late(3, "h2d_copy")), (laggard(3, "h2d_copy"),)),
+    Case(
+        "a batch that is too small",
+        Fault(
+            gpus=everywhere({"rankscope_gpu_busy_seconds_total": 0.35, "rankscope_gpu_memory_used_bytes": 24 * GIB}),
+        ),
+        (alert("LowUtilisation", cause="batch_too_small"),),
+    ),
+    Case(
+        "memory is full and the GPU half idle",
+        Fault(gpus=everywhere({"rankscope_gpu_busy_seconds_total": 0.4, "rankscope_gpu_memory_used_bytes": 74 * GIB})),
+        (alert("LowUtilisation", cause="memory_bound"),),
+    ),
+    Case(
+        "a GPU that is half idle for no visible reason",
+        Fault(gpus=everywhere({"rankscope_gpu_busy_seconds_total": 0.4})),
+        (alert("LowUtilisation", cause="unknown"),),
+    ),
+    Case(
+        "synchronous checkpoints",
+        Fault(everywhere(spread("checkpoint"))),
+        (alert("CheckpointSlow", cause="checkpoint"),),
+    ),
+    Case(
+        "rank 0 saves and the others wait",
+        Fault(late(0, "checkpoint")),
+        (alert("CheckpointSlow", cause="checkpoint"),),
+    ),
+    Case("rank 0 works outside the model", Fault(late(0, "other")), (laggard(0, "other"),)),
+    Case(
+        "one GPU is throttled",
+        Fault(late(1, "backward"), gpus={1: {THROTTLED: 0.9, CLOCK: 1.4e9}}),
+        (laggard(1, "throttled"),),
+    ),
+    Case(
+        "every GPU is throttled",
+        Fault(gpus=everywhere({THROTTLED: 1.0, CLOCK: 1.4e9})),
+        (alert("Throttled", cause="throttled"),),
+    ),
+    Case(
+        "one rank waits for a processor",
+        Fault(late(1, "forward", **{RUN_QUEUE: 0.25})),
+        (laggard(1, "cpu_contention"),),
+    ),
+    Case(
+        "a stranger on the GPU of one rank",
+        Fault(late(2, "backward"), gpus={2: {"rankscope_gpu_processes": 2.0}}),
+        (laggard(2, "intruder"),),
+    ),
+    Case("one rank has more to compute", Fault(late(2, "backward")), (laggard(2, "backward"),)),
+    Case(
+        "a narrow link",
+        Fault(
+            everywhere({**spread("collective_wait"), **aligned(0.29, 0.01)}),
+            gpus={3: {"rankscope_gpu_pcie_link_width": 4.0}},
+        ),
+        (alert("TransferBound", rank="3", cause="link"),),
+        USUAL_STEPS,
+    ),
+    Case(
+        "a congested network",
+        Fault(everywhere({**spread("collective_wait"), **aligned(0.29, 0.01)})),
+        (alert("TransferBound", cause="network"),),
+        USUAL_STEPS,
+    ),
+    Case(
+        "all wait and no steps are aligned",
+        Fault(everywhere(spread("collective_wait"))),
+        (alert("TransferBound", cause="unknown"),),
+    ),
+    Case(
+        "uneven work that rotates",
+        Fault(everywhere({**spread("collective_wait"), **aligned(0.08, 0.21, forward=0.02, backward=0.05)})),
+        (alert("RotatingStraggler", cause="uneven_work"),),
+        USUAL_STEPS,
+    ),
+    Case(
+        "garbage collection on a rank at random",
+        Fault(everywhere({**spread("collective_wait"), **aligned(0.08, 0.21, unknown=0.07), GC: 0.06})),
+        (alert("RotatingStraggler", cause="gc"),),
+        USUAL_STEPS,
+    ),
+    Case(
+        "single steps that take very long",
+        Fault(
+            {
+                **everywhere({**spread("collective_wait"), **aligned(0.08, 0.21, forward=0.07)}),
+                0: {
+                    **spread("collective_wait"),
+                    **aligned(0.08, 0.21, forward=0.07),
+                    **dict.fromkeys(SHORT_STEPS, STEPS / 1.3),
+                    **{
+                        f'rankscope_rank_step_seconds_bucket{{le="{le}"}}': STEPS * 0.74
+                        for le in ("0.25", "0.5", "1.0")
+                    },
+                },
+            }
+        ),
+        (alert("RotatingStraggler", cause="spikes"),),
+        Fault({**everywhere(aligned(0.08, 0.01)), 0: {**aligned(0.08, 0.01), **SHORT_STEPS}}),
+    ),
+    Case(
+        "training on the processor",
+        Fault(
+            gpus={
+                2: {
+                    "rankscope_gpu_busy_seconds_total": 0.0,
+                    "rankscope_gpu_last_busy_timestamp_seconds": 0.0,
+                    "rankscope_gpu_memory_used_bytes": 0.5 * GIB,
+                }
+            }
+        ),
+        (alert("CpuFallback", "critical", rank="2", cause="cpu_fallback"),),
+    ),
+    Case(
+        "rank 0 aggregates for the others",
+        Fault(late(0, "other", **{BYTES: 3e9}), gpus={0: {"rankscope_gpu_memory_used_bytes": 76 * GIB}}),
+        (laggard(0, "aggregation"),),
+    ),
+    Case(
+        "metrics are averaged over the ranks in every batch",
+        Fault(
+            everywhere(
+                {
+                    **spread("collective_wait"),
+                    'rankscope_rank_collectives_total{op="all_reduce"}': 20 * STEPS,
+                    'rankscope_rank_collective_bytes_total{op="all_reduce"}': 80 * STEPS,
+                    'rankscope_rank_collective_seconds_total{op="all_reduce"}': 0.22,
+                }
+            )
+        ),
+        (
+            alert("SmallCollectives", cause="synchronisation"),
+            alert("TransferBound", cause="unknown"),  # which Alertmanager does not tell of beside it
+        ),
+    ),
+    Case(
+        "the loss scale collapses",
+        Fault(
+            everywhere({"rankscope_rank_amp_scale": 0.001, "rankscope_rank_amp_skipped_steps_total": STEPS}),
+        ),
+        (alert("LossScaleCollapse", "critical", cause="not_finite"),),
+        Fault(everywhere({"rankscope_rank_amp_scale": 65536.0, "rankscope_rank_amp_skipped_steps_total": 0.0})),
+    ),
+)
+
+DECOYS = (
+    Case("an evaluation pass of all ranks", Fault(everywhere(phases(evaluation=0.97, forward=0.01, backward=0.02)))),
+    Case("longer sequences for all", Fault(everywhere({"rankscope_rank_steps_total": STEPS / 1.5}))),
+    Case(
+        "gradient accumulation",
+        Fault(everywhere({"rankscope_rank_steps_total": STEPS / 4, **phases(collective_wait=0.02)})),
+    ),
+    Case(
+        "two percent of drift",
+        Fault({1: phases(forward=0.3, collective_wait=0.06), 2: phases(forward=0.27, collective_wait=0.09)}),
+    ),
+    Case("a short checkpoint", Fault(everywhere(phases(checkpoint=0.02)))),
+)
+CASES = FAULTS + DECOYS

@@ -1,0 +1,190 @@
+"""Jobs as promtool sees them: series of a run of four ranks and their GPUs, healthy first and then with a fault.
+
+A figure is seconds per second for a counter and for a timestamp that follows the time (1.0), else a gauge's value.
+Both speeds get the same figures at their own intervals, so that the thresholds of both are tested.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules"
+ORDER = ("ranks", "gpus", "use", "life", "lost", "lagging", "waits", "causes", "checkpoints", "exporter")
+STEPS = 10.0  # a second
+GIB = 2.0**30
+
+Figures = dict[str, float]
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds between scrapes, and how many samples each part of a test has."""
+
+    name: str
+    interval: int
+    quiet: int
+    faulty: int
+
+
+PRODUCTION = Speed("production", 15, 62, 90)
+FAST = Speed("fast", 1, 60, 30)
+
+HEALTHY_RANK: Figures = {
+    'rankscope_rank_phase_seconds_total{phase="forward"}': 0.28,
+    'rankscope_rank_phase_seconds_total{phase="backward"}': 0.48,
+    'rankscope_rank_phase_seconds_total{phase="optimizer"}': 0.1,
+    'rankscope_rank_phase_seconds_total{phase="collective_wait"}': 0.08,
+    'rankscope_rank_phase_seconds_total{phase="data_wait"}': 0.02,
+    'rankscope_rank_phase_seconds_total{phase="h2d_copy"}': 0.01,
+    'rankscope_rank_phase_seconds_total{phase="checkpoint"}': 0.01,
+    'rankscope_rank_phase_seconds_total{phase="other"}': 0.02,
+    'rankscope_rank_phase_seconds_total{phase="startup"}': 0.0,
+    'rankscope_rank_phase_since_timestamp_seconds{phase="forward"}': 1.0,
+    "rankscope_rank_up": 1.0,
+    "rankscope_rank_start_timestamp_seconds": 0.0,
+    "rankscope_rank_last_progress_timestamp_seconds": 1.0,
+    "rankscope_rank_checkpoint_last_timestamp_seconds": 1.0,
+    "rankscope_rank_steps_total": STEPS,
+    'rankscope_rank_cpu_seconds_total{who="workers"}': 0.6,
+    'rankscope_rank_run_queue_seconds_total{thread="main"}': 0.02,
+    "rankscope_rank_child_processes": 2.0,
+    'rankscope_rank_collectives_total{op="ddp_all_reduce"}': STEPS,
+    'rankscope_rank_collective_bytes_total{op="ddp_all_reduce"}': 1e8 * STEPS,
+    'rankscope_rank_collective_seconds_total{op="ddp_all_reduce"}': 0.08,
+}
+HEALTHY_GPU: Figures = {
+    "rankscope_gpu_busy_seconds_total": 0.9,
+    "rankscope_gpu_last_busy_timestamp_seconds": 1.0,
+    "rankscope_gpu_memory_used_bytes": 56 * GIB,
+    "rankscope_gpu_memory_total_bytes": 80 * GIB,
+    "rankscope_gpu_processes": 1.0,
+    "rankscope_gpu_up": 1.0,
+    'rankscope_gpu_throttled_seconds_total{reason="sw_thermal_slowdown"}': 0.0,
+    'rankscope_gpu_clock_hertz{domain="sm"}': 1.98e9,
+    'rankscope_gpu_clock_max_hertz{domain="sm"}': 1.98e9,
+    "rankscope_gpu_pcie_link_width": 16.0,
+    "rankscope_gpu_pcie_link_width_max": 16.0,
+}
+
+
+@dataclass
+class Fault:
+    """What becomes different: by rank, on the rank's figures and on its GPU's. A figure that is None ends."""
+
+    ranks: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
+    gpus: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
+
+
+def phases(**seconds: float) -> dict[str, float]:
+    """Seconds per second by phase."""
+    return {f'rankscope_rank_phase_seconds_total{{phase="{phase}"}}': value for phase, value in seconds.items()}
+
+
+def everywhere(figures: Mapping[str, float | None]) -> dict[int, Mapping[str, float | None]]:
+    """The same for each of the four ranks."""
+    return dict.fromkeys(range(4), figures)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault in a job that is healthy but for what `usual` says; and all alerts that may fire in the end."""
+
+    name: str
+    fault: Fault
+    alerts: tuple[Labels, ...] = ()
+    usual: Fault = field(default_factory=Fault)
+
+    @property
+    def run(self) -> str:
+        """Its label, which no other case has."""
+        return self.name.replace(" ", "-")
+
+
+def series(case: Case, speed: Speed) -> Iterator[dict[str, str]]:
+    """promtool's input for one case."""
+    fault, usual = case.fault, case.usual
+    for rank in range(4):
+        place, uuid = f'instance="{case.run}",run="{case.run}",rank="{rank}"', f"GPU-{case.run}-{rank}"
+        info = f'rankscope_rank_info{{{place},group="0-3",node="node-a",uuid="{uuid}"}}'
+        yield {"series": info, "values": f"1x{speed.quiet + speed.faulty}"}
+        yield from _of(HEALTHY_RANK, usual.ranks.get(rank, {}), fault.ranks.get(rank, {}), place, speed)
+        place = f'instance="{case.run}",gpu="{rank}",uuid="{uuid}"'
+        yield {"series": f'rankscope_gpu_info{{{place},node="node-a"}}', "values": f"1x{speed.quiet + speed.faulty}"}
+        yield from _of(HEALTHY_GPU, usual.gpus.get(rank, {}), fault.gpus.get(rank, {}), place, speed)
+
+
+def _of(
+    usual: Figures,
+    other: Mapping[str, float | None],
+    fault: Mapping[str, float | None],
+    place: str,
+    speed: Speed,
+) -> Iterator[dict[str, str]]:
+    before: dict[str, float | None] = {**usual, **other}
+    for name in {**before, **fault}:
+        metric, _, labels = name.rstrip("}").partition("{")
+        values = _values(metric, before.get(name), fault.get(name, before.get(name)), speed)
+        yield {"series": f"{metric}{{{place}{',' if labels else ''}{labels}}}", "values": values}
+
+
+def _values(metric: str, before: float | None, after: float | None, speed: Speed) -> str:
+    ramps = metric.endswith(("_total", "_bucket", "_timestamp_seconds")) and "_start_" not in metric
+    first = f"_x{speed.quiet}" if before is None else _ramp(0.0 if ramps else before, before, ramps, speed, speed.quiet)
+    start = (before or 0.0) * speed.quiet * speed.interval if ramps else (after or 0.0)
+    last = f"_x{speed.faulty}" if after is None else _ramp(start, after, ramps, speed, speed.faulty)
+    return f"{first} {last}"
+
+
+def _ramp(start: float, figure: float, ramps: bool, speed: Speed, samples: int) -> str:
+    return f"{start:.9g}+{figure * speed.interval if ramps else 0:.9g}x{samples - 1}"
+
+
+def all_of(cases: Iterable[Case], speed: Speed) -> dict[str, Any]:
+    """All cases as runs of one Prometheus: that nothing fires before the fault, and in the end what is expected."""
+    cases = list(cases)
+    return {
+        "interval": f"{speed.interval}s",
+        "input_series": [one for case in cases for one in series(case, speed)],
+        "promql_expr_test": [question for case in cases for question in _questions(case, speed)],
+    }
+
+
+def _questions(case: Case, speed: Speed) -> Iterator[dict[str, Any]]:
+    firing = f'max by (alertname, severity, rank, gpu, cause) (ALERTS{{alertstate="firing",run="{case.run}"}})'
+    samples = [{"labels": _braces(labels), "value": 1} for labels in case.alerts]
+    before, end = speed.quiet - 1, speed.quiet + speed.faulty - 1
+    yield {"expr": firing, "eval_time": f"{before * speed.interval}s", "exp_samples": []}
+    yield {"expr": firing, "eval_time": f"{end * speed.interval}s", "exp_samples": samples}
+
+
+def texts_of(cases: Iterable[Case], speed: Speed) -> dict[str, Any]:
+    """The same, expecting no alert: then promtool's complaint has the text of each."""
+    cases = list(cases)
+    end = f"{(speed.quiet + speed.faulty - 1) * speed.interval}s"
+    names = sorted({alert["alertname"] for case in cases for alert in case.alerts})
+    questions = [{"alertname": name, "eval_time": end, "exp_alerts": []} for name in names]
+    return {**all_of(cases, speed), "promql_expr_test": [], "alert_rule_test": questions}
+
+
+def complaint(test: Mapping[str, Any], speed: Speed, path: Path) -> str:
+    """What promtool has to say against one test over all rules of this speed, or ''. `path` is written."""
+    document = {
+        "rule_files": [str(file) for file in sorted((RULES / speed.name).glob("*.yml"))],
+        "evaluation_interval": f"{speed.interval}s",
+        "group_eval_order": [f"rankscope_{group}" for group in ORDER],
+        "tests": [test],
+    }
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    done = subprocess.run(["promtool", "test", "rules", path], capture_output=True, text=True, check=False)
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def _braces(labels: Labels) -> str:
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"

@@ -1,0 +1,38 @@
+"""Each fault of the gauntlet as series, at both speeds: one alert, the right place and cause; decoys are silent."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from tests.rules import promtool
+from tests.rules.diagnosis_cases import CASES, FAULTS
+
+
+@pytest.fixture(scope="module", params=[promtool.PRODUCTION, promtool.FAST], ids=lambda speed: speed.name)
+def complaint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """promtool's about all cases, which are runs beside each other: one evaluation of the rules serves them all."""
+    speed = request.param
+    path = tmp_path_factory.mktemp(speed.name) / "test.yml"
+    return promtool.complaint(promtool.all_of(CASES, speed), speed, path)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.run)
+def test_a_fault_is_named_with_its_place_and_cause_and_nothing_else_is(complaint: str, case: promtool.Case) -> None:
+    about_it = [part for part in complaint.split("expr:") if f'run=\\"{case.run}\\"' in part.partition("\n")[0]]
+    assert not about_it, "\n".join(about_it)
+
+
+def test_promtool_has_no_other_complaint(complaint: str) -> None:
+    assert "promql" not in complaint
+    assert complaint.count("FAILED") == bool(complaint)
+
+
+def test_the_text_of_every_alert_says_where_with_numbers(tmp_path: Path) -> None:
+    texts = promtool.complaint(promtool.texts_of(FAULTS, promtool.FAST), promtool.FAST, tmp_path / "test.yml")
+    for alert in (alert for case in FAULTS for alert in case.alerts):
+        assert f'alertname="{alert["alertname"]}"' in texts
+    for words in re.findall(r"Annotations:{(.*)}", texts):
+        assert not re.search(r"error expanding|%!|<no value>|NaN|  |\.\.", words), words
+        assert re.search(r"description=\"[^\"]*\d", words), words

@@ -1,0 +1,70 @@
+"""Where a run's GPU time goes: the parts, that they sum to one, and what they amount to in GPU-hours and money."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from deploy.prometheus import render
+from tests.rules import promtool
+from tests.rules.diagnosis_cases import CASES, CLOCK, THROTTLED
+from tests.rules.promtool import FAST, HEALTHY_RANK, Case, Fault, everywhere, phases
+
+ENDED = {name: None for name in HEALTHY_RANK if "_up" not in name and "_start_" not in name}
+STANDS_STILL = phases(
+    forward=0, backward=0, optimizer=0, data_wait=0, h2d_copy=0, checkpoint=0, other=0, collective_wait=1
+)
+KINDS = (
+    Case("still", Fault(everywhere({**STANDS_STILL, "rankscope_rank_last_progress_timestamp_seconds": 0.0}))),
+    Case("ended", Fault({3: {**ENDED, "rankscope_rank_up": 0.0}})),
+    Case("throttled", Fault(gpus=everywhere({THROTTLED: 1.0, CLOCK: 0.99e9}))),
+    Case("healthy", Fault()),
+)
+END = f"{(FAST.quiet + FAST.faulty - 1) * FAST.interval}s"
+
+
+def ask(expression: str, **values: float) -> dict[str, Any]:
+    """A question to promtool at the end: by run, what the expression is."""
+    samples = [{"labels": f'{{run="{run}"}}', "value": value} for run, value in values.items()]
+    return {"expr": f"round(sum by (run) ({expression}), 0.001)", "eval_time": END, "exp_samples": samples}
+
+
+def complaint(path: Path, cases: tuple[Case, ...], *questions: dict[str, Any]) -> str:
+    test = {**promtool.all_of(cases, FAST), "promql_expr_test": list(questions)}
+    return promtool.complaint(test, FAST, path / "test.yml")
+
+
+def test_each_part_is_a_share_of_the_allocated_time(tmp_path: Path) -> None:
+    lost = "run:rankscope_lost:ratio"
+    assert not complaint(
+        tmp_path,
+        KINDS,
+        ask(f'{lost}{{cause="stall"}} > 0', still=1),
+        ask(f'{lost}{{cause="idle"}} > 0', ended=0.25),
+        ask(f'{lost}{{cause="throttling"}} > 0', throttled=0.43),
+        ask(f'{lost}{{cause="none"}} > 0', ended=0.645, throttled=0.43, healthy=0.86),
+        ask(f'{lost}{{cause="transfer"}} > 0', ended=0.06, throttled=0.08, healthy=0.08),
+    )
+
+
+def test_the_parts_sum_to_one_whatever_happens(tmp_path: Path) -> None:
+    sums = ask("run:rankscope_lost:ratio", **{case.run: 1.0 for case in (*KINDS, *CASES)})
+    assert not complaint(tmp_path, (*KINDS, *CASES), sums)
+
+
+def test_lost_gpu_hours_add_up_while_the_run_is_there(tmp_path: Path) -> None:
+    last = f"run:rankscope_lost_gpu_hours:total - run:rankscope_lost_gpu_hours:total offset {FAST.faulty // 2}s"
+    # Fifteen seconds of four GPUs are 60 GPU-seconds.
+    assert not complaint(
+        tmp_path,
+        KINDS,
+        ask(f"3600 * ({last})", still=60, ended=21.3, throttled=34.2, healthy=8.4),
+        ask("run:rankscope_lost_money:total"),
+    )
+
+
+def test_money_is_told_when_a_price_is_set() -> None:
+    thresholds = dict(render.load_thresholds(render.HERE / "thresholds.yml"))
+    thresholds["gpu_hour_price"] = {"production": 2.5, "fast": 2.5, "reason": "for the test"}
+    text = render.render((render.HERE / "rules/source/lost.yml").read_text(), thresholds, "fast", "lost.yml")
+    assert "run:rankscope_lost_gpu_hours:total * 2.5 and on () vector(2.5) > 0" in text
