@@ -41,6 +41,9 @@ from rankscope_exporter.web.config_file import WebConfigError, WebConfigFile
 from rankscope_exporter.web.gate import Gate
 
 BACKLOG = 128
+GARBAGE_THRESHOLD = (
+    50_000  # objects: a scrape makes some thousands, none of them in cycles, and the default looks at 700
+)
 GOODBYE = 2  # seconds for requests in flight when the daemon is told to stop
 
 # Phases of a rank in which a simulated GPU computes for it.
@@ -79,6 +82,7 @@ def run(settings: Config) -> None:
         sampler.start()
         # What was imported stays: the collector of cycles need not walk it again and again. It costs a scrape 3 ms.
         gc.freeze()
+        gc.set_threshold(GARBAGE_THRESHOLD)
         try:
             _serve(server_configuration(app, web_config), listener)
         finally:

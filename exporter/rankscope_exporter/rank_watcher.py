@@ -75,7 +75,7 @@ class RankWatcher:
     def _run(self) -> None:
         while True:
             try:
-                ranks = self._run_directory.scan().ranks
+                ranks = self._run_directory.scan(with_steps=True).ranks
             except Exception:  # the last resort: without this thread nobody would look again
                 logger.exception("the run directories cannot be read")
                 ranks = ()

@@ -92,14 +92,14 @@ class RunDirectory:
         self._checked: dict[Path, object] = {}  # the info whose labels were found to be good
         self._lock = threading.Lock()  # scrapes come from several threads
 
-    def scan(self) -> Scan:
-        """Read every record once. A file that cannot be read costs nobody else anything."""
+    def scan(self, *, with_steps: bool = False) -> Scan:
+        """Read every record once, `with_steps` their last steps too. A file that cannot be read costs no other."""
         with self._lock, ExitStack() as directories:
             skipped = _Skipped()
             files = [file for path in self._paths for file in self._list(path, directories, skipped)]
             chosen = fair_share(files, self._files_limit)
             skipped.count["too_many_files"] += len(files) - len(chosen)
-            found = self._newest(chosen, skipped)
+            found = self._newest(chosen, skipped, with_steps)
             ranks = sorted(found.values(), key=lambda rank: not rank.snapshot.alive)[: self._ranks_limit]
             skipped.count["too_many_ranks"] += len(found) - len(ranks)
             self._complain(skipped.errors)
@@ -120,14 +120,14 @@ class RunDirectory:
         skipped.count["too_many_files"] += are_more
         return files
 
-    def _newest(self, files: Iterable[RankFile], skipped: _Skipped) -> dict[Key, Rank]:
+    def _newest(self, files: Iterable[RankFile], skipped: _Skipped, with_steps: bool) -> dict[Key, Rank]:
         """The record that counts of each run and rank.
 
         Of two that live, the one stays that was there in the last scan: nobody pushes another user's rank out.
         """
         found: dict[Key, Rank] = {}
         for file in files:
-            rank = self._read(file, skipped)
+            rank = self._read(file, skipped, with_steps)
             if rank and self._is_shown(rank):
                 other = found.get(rank.key)
                 skipped.count["duplicate"] += other is not None and other.owner != rank.owner
@@ -138,9 +138,9 @@ class RunDirectory:
     def _precedence(self, rank: Rank) -> tuple[bool, bool, float]:
         return rank.snapshot.alive, self._owners.get(rank.key) == rank.owner, rank.snapshot["started_unix"]
 
-    def _read(self, file: RankFile, skipped: _Skipped) -> Rank | None:
+    def _read(self, file: RankFile, skipped: _Skipped, with_steps: bool) -> Rank | None:
         try:
-            snapshot = read_rank(file.path, file.descriptor)
+            snapshot = read_rank(file.path, file.descriptor, with_steps=with_steps)
             if self._checked.get(file.path) is not snapshot.info:
                 _check_labels(snapshot)
                 self._checked[file.path] = snapshot.info

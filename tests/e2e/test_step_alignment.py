@@ -23,10 +23,10 @@ def aligned(run_dir: Path, what: str) -> Sequence[Alignment]:
     alignment, run_directory = StepAlignment(), RunDirectory([run_dir])
     with subprocess.Popen([*launch, str(JOB), what, str(STEPS)], env=environment, stderr=subprocess.DEVNULL) as job:
         while job.poll() is None:
-            alignment.take(run_directory.scan().ranks)
+            alignment.take(run_directory.scan(with_steps=True).ranks)
             time.sleep(0.5)
     assert job.returncode == 0
-    return [found for found in alignment.take(run_directory.scan().ranks) if found.key[0] == what]
+    return [found for found in alignment.take(run_directory.scan(with_steps=True).ranks) if found.key[0] == what]
 
 
 def test_a_rotating_straggler_and_a_slow_network_are_told_apart(run_dir: Path) -> None:

@@ -85,7 +85,7 @@ class Aligning:
         self._latest: list[Alignment] = []
 
     def poll(self) -> None:
-        self._latest = deepcopy(self._alignment.take(self._run_directory.scan().ranks))
+        self._latest = deepcopy(self._alignment.take(self._run_directory.scan(with_steps=True).ranks))
 
     def alignments(self) -> list[Alignment]:
         return self._latest

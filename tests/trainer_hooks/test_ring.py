@@ -59,7 +59,7 @@ class Job:
 
     def steps_after(self, number: int) -> list[Step]:
         assert self.writer.path is not None
-        return read_rank(self.writer.path).steps_after(number)
+        return read_rank(self.writer.path, with_steps=True).steps_after(number)
 
 
 def in_phase(step: Step, phase: str) -> float:
@@ -118,7 +118,7 @@ def test_a_writer_that_steps_as_fast_as_it_can_never_shows_a_torn_step(run_dir: 
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"stepping\n"
             for _ in range(3000):
-                for step in read_rank(run_dir / "fast.rank").steps_after(last):
+                for step in read_rank(run_dir / "fast.rank", with_steps=True).steps_after(last):
                     assert step.number > last
                     assert step.seconds == step.number == in_phase(step, "forward")
                     assert step.end == step.number * (step.number + 1) / 2
@@ -152,5 +152,5 @@ def test_a_record_that_is_cut_within_the_ring_is_truncated(run_dir: Path) -> Non
     data = job.writer.path.read_bytes()
     (run_dir / "cut.rank").write_bytes(data[: record.RING_OFFSET + 100])
     with pytest.raises(UnreadableRecordError, match="bytes of") as caught:
-        read_rank(run_dir / "cut.rank")
+        read_rank(run_dir / "cut.rank", with_steps=True)
     assert caught.value.reason == "truncated"

@@ -39,9 +39,10 @@ class UnreadableRecordError(Exception):
         self.path = path
 
 
-def read_rank(path: Path, directory: int | None = None) -> RankSnapshot:
+def read_rank(path: Path, directory: int | None = None, *, with_steps: bool = False) -> RankSnapshot:
     """Read one record consistently; `directory` is an open descriptor of where it lies, if there is one.
 
+    The ring of the last steps, which is half of the file, is read only `with_steps`.
     Raises FileNotFoundError if it is gone, UnreadableRecordError with the reason otherwise.
     """
     with _opened(path, directory) as descriptor:
@@ -49,8 +50,7 @@ def read_rank(path: Path, directory: int | None = None) -> RankSnapshot:
         # The lock before the data: what a dead process left is then final, and no clean end looks like a kill.
         lock_pid = _lock_holder(descriptor)
         data = _consistent(descriptor, path)
-        ring = _read(descriptor, path, 8 * record.RING_SLOTS, record.RING_OFFSET)
-        (steps_after_ring,) = struct.unpack("d", _read(descriptor, path, 8, _STEPS_OFFSET))
+        ring, steps_after_ring = _ring(descriptor, path) if with_steps else (b"", 0.0)
         spoke_last_words = os.pread(descriptor, 1, record.LAST_WORDS_OFFSET) != b"\0"
         modified = os.fstat(descriptor).st_mtime
     info = _info(path, data)
@@ -65,6 +65,12 @@ def read_rank(path: Path, directory: int | None = None) -> RankSnapshot:
         ring=ring,
         steps_after_ring=steps_after_ring,
     )
+
+
+def _ring(descriptor: int, path: Path) -> tuple[bytes, float]:
+    ring = _read(descriptor, path, 8 * record.RING_SLOTS, record.RING_OFFSET)
+    (steps_after_ring,) = struct.unpack("d", _read(descriptor, path, 8, _STEPS_OFFSET))
+    return ring, steps_after_ring
 
 
 @contextlib.contextmanager
