@@ -6,7 +6,7 @@ REPORT ?= docs/measurements/gpu_check.json
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo test lint format generate benchmark benchmark-exporter gpu-wheels gpu-check ways stragglers gauntlet clean
+.PHONY: help venv servers demo test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers gauntlet clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -26,8 +26,13 @@ format: venv ## let ruff format the code
 generate: venv ## write the rules of both speeds, the dashboards and the metrics' reference from their sources
 	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python docs/generate.py
 
-benchmark: venv ## what the hook costs a step; the figures go to docs/measurements/
-	@$(BIN)/python benchmarks/hook_overhead.py --json docs/measurements/hook_overhead.json
+benchmark: venv ## what the hook costs a step, beside traceml-ai and prometheus_client (20 minutes); to docs/measurements/
+	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
+	@$(BIN)/python -m benchmarks.hook_overhead.in_process --json docs/measurements/hook_overhead_in_process.json
+	@$(BIN)/python -m benchmarks.hook_overhead --json docs/measurements/hook_overhead.json
+
+test-versions: ## the hook's tests with the oldest and the newest torch, each in an environment below .versions
+	@deploy/test_versions.sh $(PYTHON)
 
 ways: venv ## how true the record is in every way to train, over 1,000 steps (15 minutes); to docs/measurements/
 	@$(BIN)/python -m benchmarks.ways --json docs/measurements/ways.json

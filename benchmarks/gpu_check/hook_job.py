@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from benchmarks.gpu_check import trace
 from benchmarks.gpu_check.hook_training import OPTIMIZER, Training
-from benchmarks.hook_overhead import differences, interval, with_hook, without_hook
+from benchmarks.hook_overhead.in_process import differences, interval, with_hook, without_hook
 from torch.profiler import ProfilerActivity, profile
 
 import rankscope

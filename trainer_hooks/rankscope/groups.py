@@ -89,10 +89,10 @@ class Groups:
 
     def issued(self, group: Group, process_group: Any) -> None:
         """C++ code has issued collectives of the whole group."""
-        if group.sequence is None:
-            self.issuing(group, process_group)
-        else:
-            self.catch_up(group, process_group)
+        number = group.last + 1 if group.sequence is None else group.sequence(process_group)
+        if group.place != UNCOUNTED:
+            self._writer.slots[GROUP_COLLECTIVES + group.place] += number - group.last
+        group.last = number
 
     def catch_up(self, group: Group, process_group: Any) -> None:
         """Count what was issued past us, if the backend did."""

@@ -18,7 +18,7 @@ from weakref import ReferenceType
 
 from rankscope import record
 from rankscope.checkpoint_counter import CheckpointCounter
-from rankscope.groups import GROUP_WAIT, UNCOUNTED, Group, Groups
+from rankscope.groups import Group, Groups
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
 
@@ -83,14 +83,14 @@ class Timeline:
         self.open_phases = self._stack = [record.STARTUP]
         self._absorber, self._absorber_depth = record.STARTUP, 0
         self._phase = record.STARTUP
-        self._since = self._last_step = self._clock()  # of the last event; of the last step
-        self._next_look = self._since
+        self.last_event = self._last_step = self._clock()  # when it was, by the clock; and the last step
+        self._next_look = self.last_event
         self.fetched_samples = self.fetched_tokens = 0.0  # since the last step: counted when the next one ends
         self.checkpoints = CheckpointCounter(self, self._clock)
         slots = self.writer.slots
         for place in range(record.SLOTS):
             slots[place] = 0.0
-        slots[PLACES["started_monotonic"]] = slots[PHASE_SINCE] = self._since
+        slots[PLACES["started_monotonic"]] = slots[PHASE_SINCE] = self.last_event
         slots[PLACES["started_unix"]] = time.time()
         slots[PHASE] = record.STARTUP
 
@@ -109,8 +109,8 @@ class Timeline:
             self.on_event(phase)
         now = self._clock()
         slots = self.writer.slots
-        slots[PHASE_SECONDS + self._phase] += now - self._since
-        self._since = now
+        slots[PHASE_SECONDS + self._phase] += now - self.last_event
+        self.last_event = now
         stack = self._stack
         stack.append(phase)
         if self._absorber == NOBODY:
@@ -129,13 +129,13 @@ class Timeline:
         or somebody further out has closed it already.
         """
         stack = self._stack
-        if not 0 < depth < len(stack):
+        if depth <= 0 or depth >= len(stack):
             return 0.0
         now = self._clock()
-        seconds = now - self._since
+        seconds = now - self.last_event
         slots = self.writer.slots
         slots[PHASE_SECONDS + self._phase] += seconds
-        self._since = now
+        self.last_event = now
         del stack[depth:]
         if self._absorber_depth >= depth:
             self._absorber, self._absorber_depth = NOBODY, NOBODY
@@ -157,11 +157,11 @@ class Timeline:
             return
         if self.on_event is not None:
             self.on_event(record.OPTIMIZER)
-        self.adopt()
+        self._owner = get_ident()  # as `adopt`
         now = self._clock()
         slots = self.writer.slots
-        slots[PHASE_SECONDS + self._phase] += now - self._since
-        self._since = now
+        slots[PHASE_SECONDS + self._phase] += now - self.last_event
+        self.last_event = now
         if self._stack[0] == record.STARTUP:
             self._end_startup(now)
         else:
@@ -169,7 +169,9 @@ class Timeline:
             slots[STEP_SECONDS] += seconds
             slots[STEP_BUCKETS + bisect_left(record.STEP_BOUNDS, seconds)] += 1
         if self.fetched_samples or self.fetched_tokens:
-            self._count_fetched()
+            slots[SAMPLES] += self.fetched_samples
+            slots[TOKENS] += self.fetched_tokens
+            self.fetched_samples = self.fetched_tokens = 0.0
         number = slots[STEPS] + 1
         ring = self.writer.ring
         place = int(number) % record.RING_STEPS * record.RING_WIDTH
@@ -195,30 +197,9 @@ class Timeline:
         if not self.steps_are_explicit:
             self.step()
 
-    def open_collective(self, op: int, group: Group) -> float:
-        """Say, before it blocks, which collective the training thread is in; pass the result to `close_collective`.
-
-        Where one contains another (a process group written in Python), the record names the outermost.
-        """
-        slots = self.writer.slots
-        outer = slots[OPEN_OP]
-        if not outer:
-            slots[OPEN_GROUP] = group.place
-            slots[OPEN_OP] = op + 1
-        return outer
-
     def close_collective(self, outer: float) -> None:
-        """The training thread is out of the collective, and in none if there is no `outer` one."""
+        """The training thread is out of a collective, and in none if there is no `outer` one (collectives.py)."""
         self.writer.slots[OPEN_OP] = outer
-
-    def collective(self, op: int, group: Group, seconds: float, size: float) -> None:
-        """Count one collective of `size` bytes that kept the training thread for `seconds`."""
-        slots = self.writer.slots
-        slots[COLLECTIVES + op] += 1
-        slots[COLLECTIVE_SECONDS + op] += seconds
-        slots[COLLECTIVE_BYTES + op] += size
-        if group.place != UNCOUNTED:
-            slots[GROUP_WAIT + group.place] += seconds
 
     def collective_completed(self, op: int, group: Group, duration: float, size: float) -> None:
         """A collective of `size` bytes took `duration` seconds from its issue to its completion.
@@ -229,11 +210,6 @@ class Timeline:
         slots = self.writer.slots
         slots[COLLECTIVE_DURATION + op] += duration
         slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
-
-    @property
-    def last_event(self) -> float:
-        """When the training thread's last event was (the clock's time)."""
-        return self._since
 
     @property
     def micro_steps(self) -> int:
@@ -253,12 +229,6 @@ class Timeline:
     def stop(self) -> None:
         """Ignore every event from now on; ask nothing of the device either, which a forked child may not do."""
         self._owner = self.on_boundary = self.on_step = None
-
-    def _count_fetched(self) -> None:
-        slots = self.writer.slots
-        slots[SAMPLES] += self.fetched_samples
-        slots[TOKENS] += self.fetched_tokens
-        self.fetched_samples = self.fetched_tokens = 0.0
 
     def _look(self, now: float) -> None:
         if self.steps >= SETTLED_STEPS:

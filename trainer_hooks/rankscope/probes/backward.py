@@ -14,6 +14,7 @@ import torch
 from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
+from rankscope.probes.compiler import skip_frame
 from rankscope.probes.span import in_phase
 from rankscope.record import PLACES
 from rankscope.timeline import Timeline
@@ -23,17 +24,27 @@ NOT_WITHIN = frozenset({record.BACKWARD})
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the module attributes that are looked up at each call."""
+    """Watch the one function that all three run (torch ≥ 2.3), which torch looks up in its module at each call.
+
+    Not `grad` itself: torch.compile knows that by its identity and takes it into the graph. Not `backward` either:
+    it would be a second wrapper on every step's way.
+    """
 
     def count(_call: tuple[Any, ...], _result: object, _seconds: float) -> None:
         timeline.writer.slots[MICRO_STEPS] += 1
         if timeline.steps_in_backward:
             timeline.step_in_backward()
 
-    backward = in_phase(timeline, guard, record.BACKWARD, count, unless_within=NOT_WITHIN)
-    undo = [replace(torch.autograd, "backward", backward)]
-    # What `grad` runs, too. Not `grad` itself: torch.compile knows that by its identity and takes it into the graph.
-    if hasattr(torch.autograd, "_engine_run_backward"):
-        engine = in_phase(timeline, guard, record.BACKWARD, unless_within=NOT_WITHIN)
-        undo.append(replace(torch.autograd, "_engine_run_backward", engine))
-    return undo
+    watched = in_phase(timeline, guard, record.BACKWARD, unless_within=NOT_WITHIN)
+    counted = in_phase(timeline, guard, record.BACKWARD, count, unless_within=NOT_WITHIN)
+
+    def watch(original: Any) -> Any:
+        as_gradients, as_micro_step = watched(original), counted(original)
+
+        def run_backward(*args: Any, **kwargs: Any) -> Any:
+            run = as_micro_step if kwargs.get("accumulate_grad") else as_gradients
+            return run(*args, **kwargs)
+
+        return skip_frame(run_backward)
+
+    return [replace(torch.autograd, "_engine_run_backward", watch)]

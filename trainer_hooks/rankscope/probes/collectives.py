@@ -74,6 +74,7 @@ BARRIER = record.OPS.index("barrier")  # has no tensors; its wait blocks the hos
 
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
+Count = Callable[[Group, Any], None]
 
 
 # Plain tuples, as a named one costs five times as much to make, and four a call are made:
@@ -99,18 +100,18 @@ class Collectives:
         # By a number and without a reference: keeping a work alive would keep its tensors alive.
         self._pending: dict[int, Pending] = {}
 
-    def begin(self, process_group: Any, op: int, is_point_to_point: bool = False) -> Issue | None:
-        """The training thread issues a collective."""
+    def begin(self, process_group: Any, op: int, count: Count, on_behalf: bool = False) -> Issue | None:
+        """The training thread issues a collective, or is about to wait for what C++ code has issued.
+
+        `count` is the method of `groups` that counts it. What the record says before the thread blocks: of a
+        collective within another (a process group written in Python), the outer. `on_behalf`: see `Timeline.enter`.
+        """
         timeline = self._timeline
-        depth = timeline.enter(record.COLLECTIVE_WAIT)
+        depth = timeline.enter(record.COLLECTIVE_WAIT, on_behalf)
         if depth < 0:
             return None
-        groups = self.groups
-        group = groups.of(process_group)
-        if is_point_to_point:
-            groups.catch_up(group, process_group)
-        else:
-            groups.issuing(group, process_group)
+        group = self.groups.of(process_group)
+        count(group, process_group)
         slots = timeline.writer.slots
         outer = slots[OPEN_OP]
         if not outer:
@@ -139,7 +140,8 @@ class Collectives:
                 pending.clear()
             pending[key] = op, group, payload, began, now
         elif is_on_host or op == BARRIER:
-            timeline.collective_completed(op, group, seconds, size)
+            slots[COLLECTIVE_DURATION + op] += seconds
+            slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 
     def begin_wait(self, key: int, is_completed: Callable[[], bool]) -> Wait | None:
         """The training thread waits for a collective."""
@@ -214,6 +216,9 @@ def around(
     skip_call(begin)
     skip_call(end)
 
+    skip_call(begin)
+    skip_call(end)
+
     def wrap(original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:
             if guard.blown or is_dynamo_compiling():
@@ -251,11 +256,12 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Function], Function]:
     op, place = record.OPS.index(METHODS[name][0]), METHODS[name][1]
-    is_point_to_point, is_uneven = name in POINT_TO_POINT, name in UNEVEN
+    is_uneven = name in UNEVEN
     issued, groups = collectives.issued, collectives.groups
+    count = groups.catch_up if name in POINT_TO_POINT else groups.issuing
 
     def begin(args: Arguments, _kwargs: dict[str, Any]) -> Issue | None:
-        return collectives.begin(args[0], op, is_point_to_point)
+        return collectives.begin(args[0], op, count)
 
     def end(call: Issue, args: Arguments, work: Any, _returned: bool) -> None:
         payload = NOTHING if place is None or place + 1 >= len(args) else measure(args[place + 1])

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
 
-import torch._C._dynamo.eval_frame as eval_frame
+import torch
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -30,7 +30,7 @@ def skip_call(function: Function) -> Function:
 
 def _skip(code: CodeType, within: str) -> None:
     """What torch._dynamo.eval_frame.skip_code does; nothing where a version of torch has neither way."""
-    api: Any = eval_frame
+    api: Any = torch._C._dynamo.eval_frame  # noqa: SLF001 - no public one, and in torch 2.4 no module to import
     if hasattr(api, "skip_code"):  # torch < 2.7: of the frame alone
         api.skip_code(code)
     elif hasattr(api, "set_code_exec_strategy"):

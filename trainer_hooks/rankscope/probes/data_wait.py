@@ -39,7 +39,7 @@ class BatchCounter:
         """`call[0]`, an iterator, gave `batch`; None if it is used up."""
         timeline, iterator = self._timeline, call[0]
         phases = timeline.open_phases
-        if len(phases) > 1 and (record.EVALUATION in phases or record.DATA_WAIT in phases):
+        if record.EVALUATION in phases or record.DATA_WAIT in phases:
             return  # an iterator that asks another one has not handed its own batch out yet
         if not torch.is_grad_enabled():
             return
@@ -49,7 +49,11 @@ class BatchCounter:
         if batch is None:
             self._used_up()
             return
-        samples, tokens = size_of(batch)
+        first = batch[0] if type(batch) is list and batch else None
+        if type(first) is torch.Tensor and first.ndim:  # nearly always: what the default collation makes of pairs
+            samples, tokens = float(first.shape[0]), 0.0
+        else:
+            samples, tokens = size_of(batch)
         if not samples:
             samples = batch_size(iterator)
         timeline.fetched_samples += samples

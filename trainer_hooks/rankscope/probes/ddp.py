@@ -19,19 +19,20 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from rankscope import record
-from rankscope.groups import Group
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.collectives import Arguments, Collectives, Function, Issue, Payload, around, measure
 from rankscope.probes.compiler import skip_call
 from rankscope.probes.span import in_phase
-from rankscope.timeline import Depth, Timeline
+from rankscope.timeline import Timeline
 
 DDP_ALL_REDUCE = record.OPS.index("ddp_all_reduce")
 DDP_BROADCAST = record.OPS.index("ddp_broadcast")
 # DDP's logger (kDDPRuntimeLoggingSampleRate in torch's reducer) measures the first ten passes, then each hundredth, and
 # has the result at the next forward.
 FIRST_SAMPLES, SAMPLING_RATE = 10, 100
+# Has the autograd engine call something at the end of the backward pass that is running.
+queue_callback = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001 - as DDP's and FSDP's own code
 MAX_OUTPUTS = 16  # outputs whose nodes get a hook; one would do, but any of them may stay out of the loss
 
 
@@ -70,19 +71,19 @@ class WatchedModule:
 
 
 class Sandwich:
-    """Times the exposed all-reduce wait of each backward pass that DDP synchronises."""
+    """Times the exposed all-reduce wait of each backward pass that DDP synchronises. Guarded in place: see `Guard`."""
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
+        self._guard = guard
+        self._collectives = Collectives(timeline)
         self._in_flight = False
-        self._depth: Depth = -1
         self._bytes = 0.0
         self._module: DistributedDataParallel | None = None  # of those in flight the last
-        self._group: Group | None = None  # whom it waits for, while it does
-        self._outer = 0.0
+        self._call: Issue | None = None  # the wait, while it lasts
         self._watched: dict[int, WatchedModule] = {}
-        self._first, self._second = skip_call(guard(self._before_reducer)), skip_call(guard(self._after_reducer))
-        self._on_first_gradient: Any = skip_call(guard(self._queue))
+        # Bound once, as each of them is looked up at every backward.
+        self._on_first_gradient, self._first, self._second = self.queue, self.before_reducer, self.after_reducer
 
     def arm(self, call: tuple[Any, ...], outputs: Any, _seconds: float) -> None:
         """After a forward: the backward that follows will synchronise, or not."""
@@ -116,36 +117,49 @@ class Sandwich:
                 watched.handle.remove()
         self._watched.clear()
 
-    def _queue(self, watched: WatchedModule) -> None:
-        self._module = module = watched.module()
-        # A communication hook may compress: what it sends is its own affair, and we do not guess.
-        if module is not None and not module._comm_hooks:  # noqa: SLF001 - no public question
-            self._bytes += watched.gradient_bytes
-        if not self._in_flight:
-            self._in_flight = True
-            queue_callback(self._first)
+    def queue(self, watched: WatchedModule) -> None:
+        """The first gradient of a backward pass that will synchronise."""
+        try:
+            module = watched.module()
+            if module is None or self._guard.blown:
+                return
+            self._module = module
+            # A communication hook may compress: what it sends is its own affair, and we do not guess.
+            if not module._comm_hooks:  # noqa: SLF001 - no public question
+                self._bytes += watched.gradient_bytes
+            if not self._in_flight:
+                self._in_flight = True
+                queue_callback(self._first)
+        except Exception as error:
+            self._guard.blow(error)
 
-    def _before_reducer(self) -> None:
-        # The engine may run this on a device's thread; the training thread waits for the engine.
-        self._depth = self._timeline.enter(record.COLLECTIVE_WAIT, on_behalf=True)
-        if self._module is not None:
+    def before_reducer(self) -> None:
+        """The backward computation is done."""
+        try:
+            if self._module is None or self._guard.blown:
+                return
             # The reducer has issued all its buckets now; the record says so before it waits for the other ranks.
-            groups, process_group = self._timeline.groups, self._module.process_group
-            self._group = group = groups.of(process_group)
-            groups.issued(group, process_group)
-            self._outer = self._timeline.open_collective(DDP_ALL_REDUCE, group)
-        queue_callback(self._second)
+            # The engine may run this on a device's thread; the training thread waits for the engine.
+            collectives, process_group = self._collectives, self._module.process_group
+            self._call = collectives.begin(process_group, DDP_ALL_REDUCE, collectives.groups.issued, on_behalf=True)
+            queue_callback(self._second)
+        except Exception as error:
+            self._guard.blow(error)
 
-    def _after_reducer(self) -> None:
-        seconds = self._timeline.leave(self._depth)
-        if self._group is not None:
-            self._timeline.collective(DDP_ALL_REDUCE, self._group, seconds, self._bytes)
-        self._close()
+    def after_reducer(self) -> None:
+        """The gradients are averaged."""
+        try:
+            if self._call is not None and not self._guard.blown:
+                self._collectives.issued(self._call, DDP_ALL_REDUCE, (self._bytes, False), None)
+                self._call = None
+            self._close()
+        except Exception as error:
+            self._guard.blow(error)
 
     def _close(self) -> None:
-        if self._group is not None:
-            self._timeline.close_collective(self._outer)
-        self._module, self._group, self._in_flight, self._bytes = None, None, False, 0.0
+        if self._call is not None:
+            self._timeline.close_collective(self._call[2])
+        self._module, self._call, self._in_flight, self._bytes = None, None, False, 0.0
 
 
 def logged(module: DistributedDataParallel) -> tuple[float, int]:
@@ -180,11 +194,6 @@ def gradient_node(parameter: torch.Tensor) -> Node:
     return node
 
 
-def queue_callback(callback: Callable[[], None]) -> None:
-    """Have the autograd engine call `callback` at the end of the backward pass that is running."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)  # noqa: SLF001 - as DDP's and FSDP's own code
-
-
 def graph_nodes(value: Any) -> list[Node]:
     """The autograd nodes that made a module's output, whatever containers hold its tensors."""
     if isinstance(value, torch.Tensor):
@@ -201,6 +210,8 @@ def graph_nodes(value: Any) -> list[Node]:
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch DDP's forward and its buffer broadcast, and arm the sandwich."""
     sandwich = Sandwich(timeline, guard)
+    for called_by_the_engine in (WatchedModule.notice, sandwich.queue, sandwich.before_reducer, sandwich.after_reducer):
+        skip_call(called_by_the_engine)
     forward = in_phase(timeline, guard, record.FORWARD, sandwich.arm)
     return [
         sandwich.remove,
@@ -211,15 +222,16 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
     """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it."""
-    payloads: weakref.WeakKeyDictionary[torch.nn.Module, Payload] = weakref.WeakKeyDictionary()
+    payloads: dict[int, tuple[weakref.ref[torch.nn.Module], Payload]] = {}  # by id: a weak dictionary is slow
 
     def begin(args: Arguments, _kwargs: dict[str, Any]) -> Issue | None:
-        return collectives.begin(args[0].process_group, DDP_BROADCAST)
+        return collectives.begin(args[0].process_group, DDP_BROADCAST, collectives.groups.issuing)
 
     def end(call: Issue, args: Arguments, _result: object, _returned: bool) -> None:
         module = args[0]
-        if module not in payloads:  # walking a large model would cost more than all the rest
-            payloads[module] = measure(module.buffers())
-        collectives.issued(call, DDP_BROADCAST, payloads[module], None)
+        known = payloads.get(id(module))
+        if known is None or known[0]() is not module:  # walking a large model would cost more than all the rest
+            payloads[id(module)] = known = weakref.ref(module), measure(module.buffers())
+        collectives.issued(call, DDP_BROADCAST, known[1], None)
 
     return around(guard, begin, end)

@@ -80,7 +80,7 @@ def _issue(collectives: Collectives, guard: Guard, op: int, place: int) -> Calla
         if module._are_we_tracing():  # noqa: SLF001 - torch's own question: nothing is issued then
             return None
         named = kwargs["group"] if "group" in kwargs else args[place]
-        return collectives.begin(process_group(named), op)
+        return collectives.begin(process_group(named), op, collectives.groups.issuing)
 
     def end(call: Issue, args: Arguments, result: Any, _returned: bool) -> None:
         pending = result if isinstance(result, list) else [result]

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any
 
+import torch
 from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import (
     Optimizer,
@@ -31,36 +32,48 @@ PATIENCE = 256
 
 
 class StepMarker:
-    """The pre and post hook of every optimizer in the process."""
+    """The pre and post hook of every optimizer in the process. Guarded in place: they are on every step's way."""
 
-    def __init__(self, timeline: Timeline) -> None:
+    def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
+        self._guard = guard
         self._open: dict[int, Depth] = {}
         self._marking: weakref.ref[Optimizer] | None = None
         self._last_steps = self._micro_steps_then = 0  # when an optimizer that marks none stepped after a new step
 
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """The optimizer's step begins."""
-        if is_dynamo_compiling():
+        if is_dynamo_compiling() or self._guard.blown:
             return  # a compiled optimizer would be compiled anew at each of our changing values
-        if record.BACKWARD in self._timeline.open_phases:
-            # Perhaps on a thread of the autograd engine. Hundreds a step: their time stays the backward's.
-            self._timeline.steps_in_backward = self._marking is None
-            return
-        if self._timeline.steps == 0:
-            self._timeline.adopt()  # some frameworks train on a thread of their own
-        if self._open:
-            self._close_raised(optimizer)
-        self._open[id(optimizer)] = self._timeline.enter(record.OPTIMIZER)
+        timeline = self._timeline
+        try:
+            phases = timeline.open_phases
+            if record.BACKWARD in phases:
+                # Perhaps on a thread of the autograd engine. Hundreds a step: their time stays the backward's.
+                timeline.steps_in_backward = self._marking is None
+                return
+            if phases[0] == record.STARTUP:
+                timeline.adopt()  # some frameworks train on a thread of their own
+            if self._open:
+                self._close_raised(optimizer)
+            self._open[id(optimizer)] = timeline.enter(record.OPTIMIZER)
+        except Exception as error:
+            self._guard.blow(error)
 
     def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """The optimizer's step ends, and with it, for the optimizer that marks them, the training step."""
-        if is_dynamo_compiling():
+        if is_dynamo_compiling() or self._guard.blown:
             return
-        depth = self._open.pop(id(optimizer), -1)
-        self._timeline.leave(depth)
-        if depth > 0 and self._marks(optimizer) and not was_skipped(optimizer):
-            self._timeline.step()
+        timeline = self._timeline
+        try:
+            depth = self._open.pop(id(optimizer), -1)
+            timeline.leave(depth)
+            if depth > 0 and self._marks(optimizer):
+                found = vars(optimizer).get("found_inf")  # a tensor, from the scaler, during a fused optimizer's step
+                if found is None or not was_skipped(found):
+                    timeline.step()
+        except Exception as error:
+            self._guard.blow(error)
 
     def _close_raised(self, beginning: Optimizer) -> None:
         """A step that raised never ended: it is closed when the next begins, unless that one is within it."""
@@ -88,13 +101,12 @@ class StepMarker:
         return micro_steps - self._micro_steps_then > PATIENCE
 
 
-def was_skipped(optimizer: Optimizer) -> bool:
-    """Whether a fused optimizer's step did nothing because the GradScaler found a gradient that is not finite.
+def was_skipped(found: torch.Tensor) -> bool:
+    """Whether a fused optimizer's step did nothing because the GradScaler `found` a gradient that is not finite.
 
     False where only a GPU knows: asking it would make the host wait. amp.py finds out later.
     """
-    found = vars(optimizer).get("found_inf")  # a tensor, from the scaler, during the step
-    return found is not None and found.device.type == "cpu" and bool(found.item())
+    return found.device.type == "cpu" and bool(found.item())
 
 
 def running_steps(beginning: Optimizer) -> set[int]:
@@ -111,8 +123,8 @@ def running_steps(beginning: Optimizer) -> set[int]:
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Register global optimizer hooks (torch ≥ 2.0), which see every optimizer, made before or after."""
-    marker = StepMarker(timeline)
-    before: Any = guard(marker.before)
-    after: Any = guard(marker.after)
+    marker = StepMarker(timeline, guard)
+    before: Any = marker.before
+    after: Any = marker.after
     handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
     return [handle.remove for handle in handles]

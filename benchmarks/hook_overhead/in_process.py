@@ -1,9 +1,9 @@
-"""What the hook costs a training step: `python benchmarks/hook_overhead.py`.
+"""What the hook costs a step of DDP, in one process: `python -m benchmarks.hook_overhead.in_process`.
 
-One process, one DDP model (gloo, world size 1), so that the step is short and quiet and nothing hides the cost.
-Blocks of steps with and without the hook alternate; within a pair both see the same machine. The result is the
-median difference per step with its 95 % interval (bootstrap), beside an A/A control: pairs of blocks that are
-both without the hook, which says how much of the figure is noise.
+Two processes of the same program differ by tens of microseconds a step, one process from block to block by few. So here
+blocks of steps with and without the hook alternate in the same process: `instrument()` and `uninstrument()` in turn.
+The result is the median difference a step with its 95 % interval (bootstrap), beside an A/A control: pairs of blocks
+that are both without the hook. What it cannot show: processes, memory, start and exit; `benchmarks.hook_overhead` does.
 """
 
 from __future__ import annotations
@@ -18,45 +18,45 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
+from benchmarks.hook_overhead.contenders import Nobody
+from benchmarks.hook_overhead.trainings import Ddp
+from torch._C._distributed_c10d import HashStore
 
 import rankscope
 
 MICROSECONDS = 1e6
 RESAMPLES = 2000
+WARM_UP = 20  # steps: the record is published and start-up is over
 
 
-class Training:
-    """A loop with everything that the probes watch: a loader, DDP with buffers, an optimizer, a plain collective."""
-
-    def __init__(self) -> None:
-        torch.manual_seed(0)
-        layers = [torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 10)]
-        self.model = DistributedDataParallel(torch.nn.Sequential(*layers))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        self.data = TensorDataset(torch.randn(4096, 64), torch.randint(0, 10, (4096,)))
+class Training(Protocol):
+    """A loop that can be run again and again."""
 
     def run(self, steps: int) -> float:
         """Seconds a step over `steps` steps."""
-        batches = iter(DataLoader(self.data, batch_size=16))
-        inputs, targets = next(batches)
+
+
+class Loop:
+    """DDP with a loader and an optimizer."""
+
+    def __init__(self) -> None:
+        self._training = Ddp()
+
+    def run(self, steps: int) -> float:
+        """Seconds a step over `steps` steps."""
         began = time.perf_counter()
-        for _ in range(steps):
-            inputs, targets = next(batches)
-            self.optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(self.model(inputs), targets).backward()
-            self.optimizer.step()
+        Nobody().loop(self._training, steps)
         return (time.perf_counter() - began) / steps
 
 
 def with_hook(training: Training, steps: int) -> float:
     """Seconds a step with every probe that is on by default."""
     rankscope.instrument()
-    training.run(20)  # the record is published and start-up is over
+    training.run(WARM_UP)
     seconds = training.run(steps)
     rankscope.uninstrument()
     return seconds
@@ -64,7 +64,7 @@ def with_hook(training: Training, steps: int) -> float:
 
 def without_hook(training: Training, steps: int) -> float:
     """Seconds a step of the plain loop."""
-    training.run(20)
+    training.run(WARM_UP)
     return training.run(steps)
 
 
@@ -89,7 +89,7 @@ def interval(values: Sequence[float]) -> tuple[float, float, float]:
 
 def report(options: argparse.Namespace) -> dict[str, object]:
     """All figures, in microseconds a step."""
-    training = Training()
+    training = Loop()
     training.run(200)
     step = statistics.median(without_hook(training, options.steps) for _ in range(5))
     hook = interval(differences(training, options.pairs, options.steps, with_hook))
@@ -103,11 +103,12 @@ def report(options: argparse.Namespace) -> dict[str, object]:
         "torch": str(torch.__version__),
         "python": platform.python_version(),
         "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
     }
 
 
 def main() -> None:
-    """Measure and print; `--json FILE` also keeps the figures."""
+    """Measure and print a line of JSON; `--json FILE` also keeps it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=400)
     parser.add_argument("--steps", type=int, default=50, help="steps a block")
@@ -116,15 +117,10 @@ def main() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory(dir="/dev/shm") as run_dir:
         os.environ["RANKSCOPE_RUN_DIR"] = run_dir
-        store = dist.HashStore()
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
         figures = report(options)
         dist.destroy_process_group()
-    print("                      median     95 % interval   (µs a step)")
-    for name, key in (("with the hook", "hook_us"), ("A/A control", "control_us")):
-        median, low, high = figures[key]
-        print(f"{name:20} {median:+8.1f}   [{low:+.1f}, {high:+.1f}]")
-    print(f"{options.pairs} pairs of {options.steps} steps of {figures['step_us']} µs each")
+    print(json.dumps(figures))
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
 

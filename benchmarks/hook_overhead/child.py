@@ -1,0 +1,55 @@
+"""One training process: it does what the driver tells it, block by block, and says what that took."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from multiprocessing.connection import Client
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+ADDRESS = "HOOK_OVERHEAD_ADDRESS"
+
+
+def resident_mib() -> float:
+    """Resident memory of this process (MiB)."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def main(training_name: str, contender_name: str) -> None:
+    """Serve the driver until it says that it is enough."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+    from benchmarks.hook_overhead.contenders import CONTENDERS
+    from benchmarks.hook_overhead.trainings import TRAININGS
+
+    torch.set_num_threads(1)
+    contender = CONTENDERS[contender_name]()
+    began, processor = time.perf_counter(), time.thread_time()
+    contender.begin()
+    start = time.perf_counter() - began, time.thread_time() - processor
+    if training_name != "alone":
+        store = dist.HashStore()  # type: ignore[attr-defined]  # torch's own stubs do not export it
+        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    training = TRAININGS[training_name]()
+    with Client(os.environ[ADDRESS], "AF_UNIX") as driver:
+        driver.send({"pid": os.getpid(), "start": start})
+        while steps := driver.recv():
+            collectives = contender.collectives()
+            began, processor = time.perf_counter(), time.thread_time()
+            contender.loop(training, steps)
+            seconds = (time.perf_counter() - began) / steps, (time.thread_time() - processor) / steps
+            collectives = (contender.collectives() - collectives) / steps
+            threads = threading.active_count() - 1
+            driver.send({"seconds": seconds, "collectives": collectives, "threads": threads, "mib": resident_mib()})
+        contender.end()
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,90 @@
+"""Starting a training process, having it train, and seeing from outside what it brought along."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from benchmarks.hook_overhead.child import ADDRESS
+
+CHILD = Path(__file__).with_name("child.py")
+PATIENCE = 120  # seconds until a process trains
+
+
+class Child:
+    """One contender's training process."""
+
+    def __init__(self, training: str, contender: str, directory: Path) -> None:
+        address = str(directory / "socket")
+        environment = {**os.environ, ADDRESS: address, "RANKSCOPE_RUN_DIR": str(directory), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, str(CHILD), training, contender]
+        if contender == "traceml":
+            traceml = Path(sys.executable).with_name("traceml")
+            command = [str(traceml), "run", str(CHILD), "--args", training, contender]
+        output_path = directory / "output"
+        with socket.socket(socket.AF_UNIX) as listener, output_path.open("wb") as output:
+            listener.bind(address)
+            listener.listen()
+            listener.settimeout(PATIENCE)
+            began = time.perf_counter()
+            streams: Any = {"stdout": output, "stderr": output, "stdin": subprocess.DEVNULL}
+            self._process = subprocess.Popen(command, env=environment, cwd=directory, **streams)
+            try:
+                self._driver = Connection(listener.accept()[0].detach())
+            except TimeoutError:
+                raise RuntimeError(f"{' '.join(command)} did not begin:\n{output_path.read_text()}") from None
+            self.start = self._driver.recv()["start"]
+            self.ready = time.perf_counter() - began
+        self.last: dict[str, Any] = {}
+
+    def run(self, steps: int) -> tuple[float, float]:
+        """Train for so many steps; wall and processor seconds of the training thread a step."""
+        self._driver.send(steps)
+        self.last = self._driver.recv()
+        wall, processor = self.last["seconds"]
+        return wall, processor
+
+    def processes(self) -> list[int]:
+        """The pids of the process that was started and of all below it."""
+        parents = dict(_parents())
+        found = [self._process.pid]
+        for pid in found:
+            found += [child for child, parent in parents.items() if parent == pid]
+        return found
+
+    def end(self) -> float:
+        """Have it end; the seconds until it has."""
+        began = time.perf_counter()
+        self._driver.send(0)
+        self._driver.close()
+        self._process.wait(timeout=60)
+        return time.perf_counter() - began
+
+
+@contextmanager
+def child(training: str, contender: str) -> Iterator[Child]:
+    """A training process in a directory of its own."""
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
+        yield Child(training, contender, Path(directory))
+
+
+def resident_mib(pids: list[int]) -> float:
+    """Resident memory of processes (MiB)."""
+    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
+    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Each process of the machine and its parent."""
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):  # it has just ended
+            yield int(path.parent.name), int(path.read_text().rpartition(")")[2].split()[1])
