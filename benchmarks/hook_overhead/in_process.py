@@ -30,7 +30,7 @@ import rankscope
 
 MICROSECONDS = 1e6
 RESAMPLES = 2000
-WARM_UP = 20  # steps: the record is published and start-up is over
+WARM_UP = 130  # steps: the record is published, start-up is over, and the search for root modules (step 100) too
 
 
 class Training(Protocol):
