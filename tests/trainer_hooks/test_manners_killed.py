@@ -44,7 +44,7 @@ def test_a_new_info_does_not_touch_the_old_one_before_it_is_whole(run_dir: Path)
     for number in range(20):
         before = writer.slots[PLACES["info_place"]]
         content = writer.path.read_bytes()
-        writer.write_info({**INFO, "groups": [str(number), "x" * 200 * number]})
+        writer.write_info({**INFO, "groups": [str(number), "x" * 100 * number]})
         assert read_rank(writer.path).info["groups"][0] == str(number)
         offset, length = map(int, divmod(before, record.INFO_OFFSET_UNIT))
         old = slice(record.INFO_OFFSET + offset, record.INFO_OFFSET + offset + length)

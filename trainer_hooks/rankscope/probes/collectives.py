@@ -218,7 +218,7 @@ def around(
             call, result, returned = None, None, False
             try:
                 call = begin(args, kwargs)
-            except Exception as error:
+            except BaseException as error:
                 guard.blow(error)
             try:
                 result = original(*args, **kwargs)
@@ -228,7 +228,7 @@ def around(
                 if call is not None:
                     try:
                         end(call, args, result, returned)
-                    except Exception as error:
+                    except BaseException as error:
                         guard.blow(error)
 
         return watched

@@ -76,7 +76,9 @@ class Sandwich:
         self._in_flight = False
         self._depth: Depth = -1
         self._bytes = 0.0
-        self._module: DistributedDataParallel | None = None  # of those in flight the last
+        # Of those in flight the last. Weakly: a backward that raised leaves it here, and who drops the model then wants
+        # its memory back, and its hooks gone from the parameters that he wraps anew.
+        self._module: Callable[[], DistributedDataParallel | None] = nothing
         self._group: Group | None = None  # whom it waits for, while it does
         self._outer = 0.0
         self._watched: dict[int, WatchedModule] = {}
@@ -90,7 +92,7 @@ class Sandwich:
         module: DistributedDataParallel = call[0]
         watched = self._watched.get(id(module))
         if watched is None or watched.module() is not module:
-            self._watched[id(module)] = watched = WatchedModule(module, self._on_first_gradient)
+            watched = self._watch(module)
             self._timeline.seen["ddp"] = watched.module
         watched.armed = module.require_backward_grad_sync
         watched.passes += watched.armed
@@ -101,6 +103,12 @@ class Sandwich:
         if watched.armed and watched.hooks_outputs:
             for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
                 node.register_prehook(watched.notice)
+
+    def _watch(self, module: DistributedDataParallel) -> WatchedModule:
+        key, all_watched = id(module), self._watched
+        all_watched[key] = watched = WatchedModule(module, self._on_first_gradient)
+        weakref.finalize(module, all_watched.pop, key, None).atexit = False
+        return watched
 
     def _take_sample(self, watched: WatchedModule, module: DistributedDataParallel) -> None:
         """Only what was sampled gets a duration and bus bytes: their quotient is the bandwidth, nothing is guessed."""
@@ -116,7 +124,7 @@ class Sandwich:
         self._watched.clear()
 
     def _queue(self, watched: WatchedModule) -> None:
-        self._module = module = watched.module()
+        self._module, module = watched.module, watched.module()
         # A communication hook may compress: what it sends is its own affair, and we do not guess.
         if module is not None and not module._comm_hooks:  # noqa: SLF001 - no public question
             self._bytes += watched.gradient_bytes
@@ -127,9 +135,10 @@ class Sandwich:
     def _before_reducer(self) -> None:
         # The engine may run this on a device's thread; the training thread waits for the engine.
         self._depth = self._timeline.enter(record.COLLECTIVE_WAIT, on_behalf=True)
-        if self._module is not None:
+        module = self._module()
+        if module is not None:
             # The reducer has issued all its buckets now; the record says so before it waits for the other ranks.
-            groups, process_group = self._timeline.groups, self._module.process_group
+            groups, process_group = self._timeline.groups, module.process_group
             self._group = group = groups.of(process_group)
             groups.issued(group, process_group)
             self._outer = self._timeline.open_collective(DDP_ALL_REDUCE, group)
@@ -144,7 +153,11 @@ class Sandwich:
     def _close(self) -> None:
         if self._group is not None:
             self._timeline.close_collective(self._outer)
-        self._module, self._group, self._in_flight, self._bytes = None, None, False, 0.0
+        self._module, self._group, self._in_flight, self._bytes = nothing, None, False, 0.0
+
+
+def nothing() -> None:
+    """What a weak reference to nothing gives."""
 
 
 def logged(module: DistributedDataParallel) -> tuple[float, int]:
