@@ -33,6 +33,7 @@ INSTEAD: Mapping[str, Rule] = {
     "rankscope_gpu_state_info": ALWAYS_1,
     "rankscope_exporter_build_info": ALWAYS_1,
     "rankscope_exporter_nvml_up": ALWAYS_1,
+    "rankscope_exporter_gpus_released": ALWAYS_0,
     "rankscope_exporter_collector_success": ALWAYS_1,
     "rankscope_exporter_collector_duration_seconds": BRIEF,
     "rankscope_exporter_rank_files_skipped": ALWAYS_0,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from benchmarks import blocking_device
-from benchmarks.blocking_device import BUSY, GPUS, LAST, UP, Fault, Seen, faults, parse, phases, report, rows, scenario
+from benchmarks.blocking_device import BUSY, GPUS, LAST, UP, Seen, faults, parse, phases, report, rows, scenario
 
 PLANNED = faults(10, 30, 10)
 START = 1_800_000_000.0
@@ -90,9 +90,16 @@ def test_a_body_is_read_for_series_that_should_not_be_there_and_for_nan() -> Non
     assert not parse(body.replace("NaN", "70.0"), 1.0, 0.004, os.getpid()).has_nan
 
 
+def short_run(first_fault: float) -> dict[str, Any]:
+    """The faults' times are set before the exporter starts: on a crowded machine it may need more of it."""
+    try:
+        return report(faults(first_fault, 9, 7), rest=7)
+    except TimeoutError:
+        return short_run(2 * first_fault)
+
+
 def test_a_blocking_gpu_a_lost_one_and_a_driver_that_is_gone_cost_the_rest_nothing() -> None:
-    planned: list[Fault] = faults(12, 9, 7)
-    figures = report(planned, rest=7)
+    figures = short_run(12)
     assert not figures["restarted"]
     assert figures["scrapes_with_nan"] == 0
     for row in figures["faults"].values():

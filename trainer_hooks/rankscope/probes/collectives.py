@@ -17,6 +17,7 @@ from rankscope import record
 from rankscope.groups import GROUP_WAIT, UNCOUNTED, Group
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
+from rankscope.probes.compiler import skip_call, skip_frame
 from rankscope.timeline import (
     COLLECTIVE_BUS_BYTES,
     COLLECTIVE_BYTES,
@@ -210,6 +211,8 @@ def around(
     `end` gets what `begin` gave, the call's positional arguments, its result, and whether it returned at all. Its
     errors are its own; those of the call pass untouched. While torch.compile traces, the wrapper is transparent.
     """
+    skip_call(begin)
+    skip_call(end)
 
     def wrap(original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -231,7 +234,7 @@ def around(
                     except BaseException as error:
                         guard.blow(error)
 
-        return watched
+        return skip_frame(watched)
 
     return wrap
 

@@ -23,6 +23,7 @@ from rankscope.groups import Group
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.collectives import Arguments, Collectives, Function, Issue, Payload, around, measure
+from rankscope.probes.compiler import skip_call
 from rankscope.probes.span import in_phase
 from rankscope.timeline import Depth, Timeline
 
@@ -82,8 +83,8 @@ class Sandwich:
         self._group: Group | None = None  # whom it waits for, while it does
         self._outer = 0.0
         self._watched: dict[int, WatchedModule] = {}
-        self._first, self._second = guard(self._before_reducer), guard(self._after_reducer)
-        self._on_first_gradient: Any = guard(self._queue)
+        self._first, self._second = skip_call(guard(self._before_reducer)), skip_call(guard(self._after_reducer))
+        self._on_first_gradient: Any = skip_call(guard(self._queue))
 
     def arm(self, call: tuple[Any, ...], outputs: Any, _seconds: float) -> None:
         """After a forward: the backward that follows will synchronise, or not."""
