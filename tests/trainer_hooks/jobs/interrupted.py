@@ -1,18 +1,18 @@
 """A job with Ctrl-C at every place within the hook where Python can deliver it; prints what was wrong afterwards.
 
-Signals are handled where a function begins and after a call. At each such place in the hook's code that a training
-step comes through, one KeyboardInterrupt is raised; then training goes on, as it does in a notebook.
+Signals are handled where a function begins and after a call into C. At each such place in the hook's code that a
+training step comes through, one KeyboardInterrupt is raised; then training goes on, as it does in a notebook.
 """
 
 from __future__ import annotations
 
 import dis
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Callable
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -37,7 +37,7 @@ class Job:
         self.model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.batches = DataLoader(TensorDataset(torch.randn(4, 4)), batch_size=4)
-        self.path = os.path.join(directory, "model.pt")
+        self.path = Path(directory) / "model.pt"
 
     def step(self) -> None:
         for (batch,) in rankscope.timed(self.batches):
@@ -51,10 +51,15 @@ class Job:
 
 @cache
 def places(code: CodeType) -> set[int]:
-    """Where in the code a signal may be handled."""
+    """Where in the code a signal may be handled. A call whose result is returned is left out: the exception would come
+    from the call itself, hence within a `try` around it, and not from the return, which is in none.
+    """
     instructions = [it for it in dis.get_instructions(code) if it.opname not in ("CACHE", "EXTENDED_ARG")]
-    pairs = zip(instructions, instructions[1:], strict=False)
-    return {after.offset for before, after in pairs if before.opname.startswith(("CALL", "RESUME"))}
+    return {after.offset for before, after in pairwise(instructions) if is_place(before, after)}
+
+
+def is_place(before: dis.Instruction, after: dis.Instruction) -> bool:
+    return before.opname.startswith(("CALL", "RESUME")) and after.opname != "RETURN_VALUE"
 
 
 class Interrupt:
@@ -64,12 +69,14 @@ class Interrupt:
         self.at = at
         self.seen = 0
         self.where = ""
+        self._came_back = False  # out of a function of the hook's own: that is no place, as only calls into C are
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         if not frame.f_code.co_filename.startswith(HOOK):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        if event == "opcode" and frame.f_lasti in places(frame.f_code):
+        came_back, self._came_back = self._came_back, event == "return"
+        if event == "opcode" and not came_back and frame.f_lasti in places(frame.f_code):
             self.seen += 1
             if self.seen == self.at:
                 self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
@@ -94,9 +101,9 @@ def wrongs(job: Job) -> list[str]:
     """What is wrong after a few steps without an interrupt."""
     attachment = attach.current()
     assert attachment is not None
-    timeline, slots = attachment.timeline, attachment.writer.slots
     names = ("steps", "micro_steps")
-    job.step()  # what the optimizer had open is closed now
+    job.step()  # there is a record now, and what the optimizer had open is closed
+    timeline, slots = attachment.timeline, attachment.writer.slots
     before = [slots[PLACES[name]] for name in names]
     for _ in range(STEPS_AFTERWARDS):
         job.step()
@@ -114,7 +121,7 @@ def wrongs(job: Job) -> list[str]:
 
 
 def main() -> None:
-    """Interrupt the step after `sys.argv[1]` others, at each `sys.argv[2]`th place, each time with a fresh hook and model."""
+    """Interrupt the step after `sys.argv[1]` others, at each `sys.argv[2]`th place; each time with a fresh hook."""
     torch.set_num_threads(1)
     found, at = [], 1
     with tempfile.TemporaryDirectory() as directory:
