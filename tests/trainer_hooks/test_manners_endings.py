@@ -105,14 +105,10 @@ def test_a_loader_worker_that_runs_out_of_memory_ends_its_rank_by_an_exception(r
     assert record_in(run_dir).phase in ("other", "startup", "data_wait")
 
 
-@pytest.mark.parametrize("how", OUT_OF_MEMORY)
-def test_a_loader_worker_that_the_script_survives_ends_nothing(run_dir: Path, how: str) -> None:
-    caught = (
-        LOADER.replace("FAIL", OUT_OF_MEMORY[how])
-        .replace("\nfor", "\ntry:\n  for")
-        .replace("\n    step", "\n      step")
-    )
-    caught += "except (MemoryError, RuntimeError):\n    step()\n"
+# Of a killed worker torch tells the main thread twice, wherever that is by then: no script survives it for sure.
+def test_a_loader_worker_whose_lack_of_memory_is_caught_ends_nothing(run_dir: Path) -> None:
+    caught = LOADER.replace("FAIL", OUT_OF_MEMORY["raised"]).replace("for batch", "try:\n  for batch")
+    caught = caught.replace("\n    step", "\n      step") + "except MemoryError:\n    step()\n"
     assert end_of(run_dir, caught) == ("finished", 0)
 
 
@@ -175,13 +171,12 @@ import rankscope, threading
 thread = threading.Thread(target=rankscope.uninstrument)
 thread.start()
 thread.join()
-held = [open("/dev/null") for _ in range(3)]
-file = open(os.path.join(os.environ["RANKSCOPE_RUN_DIR"], "precious"), "w")  # perhaps with our descriptor's number
 """
+    # One of these gets the number of the descriptor that the watch wrote to.
     files = "held = [open(os.environ['RANKSCOPE_RUN_DIR'] + f'/precious{n}', 'w') for n in range(9)]\n"
     with job(run_dir, code + files + SAY_TRAINED + "sys.stdin.read()") as process:
         assert process.stdout is not None
         process.stdout.readline()
         process.terminate()
         assert process.wait() == -signal.SIGTERM
-    assert [path.read_text() for path in run_dir.glob("precious*")] == [""] * 10
+    assert [path.read_text() for path in run_dir.glob("precious*")] == [""] * 9

@@ -70,7 +70,7 @@ class Ending:
         """
         now = signal.getsignal(signal.SIGTERM)
         is_ours = now is self._sigterm_before or now is None
-        # Only the main thread may set a handler. On another, ours stays where the job's has replaced it: nobody calls it.
+        # Only the main thread may set a handler. On another, ours stays where the job's stands in front of it.
         if is_ours or threading.current_thread() is threading.main_thread():
             faulthandler.unregister(signal.SIGTERM)
             if not is_ours:
