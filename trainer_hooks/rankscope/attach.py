@@ -71,7 +71,7 @@ class Attachment:
         """Restore every patched object, end the record as finished and stop counting."""
         self.timeline.stop()
         for undo in reversed(self._undo):
-            undo()
+            _take_back(undo)
         self._undo.clear()
         self._ending.write(record.FINISHED)
         self._ending.forget()
@@ -196,9 +196,19 @@ def instrument() -> None:
 def uninstrument() -> None:
     """Undo `instrument()` exactly."""
     global _attachment
-    if _attachment is not None:
-        _attachment.remove()
-        _attachment = None
+    attachment, _attachment = _attachment, None
+    if attachment is not None:
+        attachment.remove()
+
+
+def _take_back(undo: Undo) -> None:
+    """One that fails keeps none of the others from being taken back, nor the host from going on."""
+    try:
+        undo()
+    except Exception as error:
+        if guard.reraise:
+            raise
+        logger.warning("rankscope: a patch could not be taken back: %s", error, exc_info=error)
 
 
 def current() -> Attachment | None:
