@@ -86,7 +86,7 @@ def _record(choose: random.Random, info: dict[str, Any]) -> bytearray:
         _store(data, place, float(choose.randrange(1000)))
     _store(data, PLACES["info_sequence"], 2.0)
     _store(data, PLACES["phase_since"], 1e4)  # later than the start
-    _store(data, PLACES["info_length"], float(len(text)))
+    _store(data, PLACES["info_place"], float(len(text)))
     _store(data, PLACES["phase"], float(choose.randrange(10)))
     _store(data, PLACES["ended"], choose.choice((record.RUNNING, record.FINISHED, record.EXCEPTION)))
     _store(data, PLACES["ended_unix"], NOW)
@@ -118,7 +118,7 @@ def _json(choose: random.Random, data: bytearray) -> None:
         at = record.INFO_OFFSET + choose.randrange(400)
         junk = choose.choice((b"[" * 5000, b'{"a":' * 1000, b"\xff", b'"', b"\\ud800", b"9" * 5000, b"NaN", b"\x00"))
         data[at : at + len(junk)] = junk
-        _store(data, PLACES["info_length"], float(choose.choice((100, 500, 6000, record.INFO_CAPACITY))))
+        _store(data, PLACES["info_place"], float(choose.choice((100, 500, 6000, record.INFO_CAPACITY))))
 
 
 def _length(choose: random.Random, data: bytearray) -> None:

@@ -34,7 +34,7 @@ SLOTS = st.dictionaries(st.integers(0, record.SLOTS - 1), st.floats() | st.integ
 def made(info: dict[str, Any], slots: dict[int, float]) -> bytes:
     text = json.dumps({**GOOD, **info}).encode()[: record.INFO_CAPACITY]
     values = [0.0] * record.SLOTS
-    values[PLACES["info_length"]] = float(len(text))
+    values[PLACES["info_place"]] = float(len(text))
     for place, value in slots.items():
         values[place] = value
     data = record.header().ljust(record.SLOTS_OFFSET, b"\0") + struct.pack(f"{record.SLOTS}d", *values)

@@ -167,7 +167,7 @@ def write_record(path: Path, text: bytes, **slots: float) -> None:
     writer.publish(path.parent, path.stem, info())
     for field, value in {"started_unix": NOW, "ended": record.FINISHED, "ended_unix": NOW, **slots}.items():
         writer.slots[PLACES[field]] = value
-    writer.slots[PLACES["info_length"]] = len(text)
+    writer.slots[PLACES["info_place"]] = len(text)
     with path.open("r+b") as file:
         file.seek(record.INFO_OFFSET)
         file.write(text)

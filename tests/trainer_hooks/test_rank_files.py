@@ -104,7 +104,7 @@ def test_a_foreign_file_is_refused(run_dir: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("field", "value"), [("steps", float("nan")), ("phase", 99.0), ("info_length", 1e12), ("info_length", -1.0)]
+    ("field", "value"), [("steps", float("nan")), ("phase", 99.0), ("info_place", 1e12), ("info_place", -1.0)]
 )
 def test_values_that_no_rank_writes_are_refused(run_dir: Path, field: str, value: float) -> None:
     content = bytearray(published(run_dir).read_bytes())

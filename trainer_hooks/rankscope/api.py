@@ -39,13 +39,16 @@ def phase(name: str) -> Iterator[None]:
     if attachment is None:
         yield
         return
-    depth = attachment.enter_phase(name)
-    succeeded = False
+    depth, succeeded = attachment.enter_phase(name), False
     try:
         yield
         succeeded = True
     finally:
-        attachment.leave_phase(name, depth, succeeded)
+        try:
+            attachment.leave_phase(name, depth, succeeded)
+        except BaseException:  # Ctrl-C on the way in, past the guard
+            attachment.timeline.unwind()
+            raise
 
 
 def step(samples: float | None = None, tokens: float | None = None) -> None:

@@ -44,31 +44,34 @@ class Attachment:
         self._disabled: list[str] = []
         self._undo: list[Undo] = []
         self._settings = Settings(self.timeline, self._refresh)
-        phases = Guard("phase", self._on_probe_failure)
+        phases = self._guard("phase")
         self.enter_phase = phases(self._enter_phase)
         self.leave_phase = phases(self._leave_phase)
         self.step = phases(self._explicit_step)
-        self._timed = Guard("timed", self._on_probe_failure)
+        self._timed = self._guard("timed")
         self.timed = self._timed(self._watch_iterator)
 
     def install(self) -> None:
         """Put every probe in its place; a probe that cannot be installed is off, the others work."""
-        self.timeline.on_event = Guard("record", self._on_probe_failure)(self._on_event)
+        self.timeline.on_event = self._guard("record")(self._on_event)
         self.timeline.groups.on_new = self._refresh
         for name, probe in probes.all_probes().items():
             self._install(name, probe)
-        self.timeline.looks.append(Guard("settings", self._on_probe_failure)(self._settings.look))
+        self.timeline.looks.append(self._guard("settings")(self._settings.look))
         self._ending.watch()
 
     def _install(self, name: str, probe: ModuleType) -> None:
-        fuse = Guard(name, self._on_probe_failure)
+        fuse = self._guard(name)
         self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
+
+    def _guard(self, name: str) -> Guard:
+        return Guard(name, self._on_probe_failure, self.timeline.unwind)
 
     def remove(self) -> None:
         """Restore every patched object, end the record as finished and stop counting."""
         self.timeline.stop()
         for undo in reversed(self._undo):
-            undo()
+            _take_back(undo)
         self._undo.clear()
         self._ending.write(record.FINISHED)
         self._ending.forget()
@@ -193,9 +196,19 @@ def instrument() -> None:
 def uninstrument() -> None:
     """Undo `instrument()` exactly."""
     global _attachment
-    if _attachment is not None:
-        _attachment.remove()
-        _attachment = None
+    attachment, _attachment = _attachment, None
+    if attachment is not None:
+        attachment.remove()
+
+
+def _take_back(undo: Undo) -> None:
+    """One that fails keeps none of the others from being taken back, nor the host from going on."""
+    try:
+        undo()
+    except Exception as error:
+        if guard.reraise:
+            raise
+        logger.warning("rankscope: a patch could not be taken back: %s", error, exc_info=error)
 
 
 def current() -> Attachment | None:

@@ -11,6 +11,7 @@ import atexit
 import contextlib
 import faulthandler
 import multiprocessing.util
+import os
 import signal
 import sys
 import threading
@@ -59,8 +60,7 @@ class Ending:
         atexit.unregister(self._on_exit)
         if self._finalizer is not None:
             self._finalizer.cancel()
-        # Handlers are set by the main thread alone; on another the watch stays, and writes to a closed descriptor.
-        if self._watches_sigterm and threading.current_thread() is threading.main_thread():
+        if self._watches_sigterm:
             self._forget_sigterm()
 
     def _forget_sigterm(self) -> None:
@@ -69,9 +69,12 @@ class Ending:
         One that the job has registered with faulthandler itself since does not: there is one a signal.
         """
         now = signal.getsignal(signal.SIGTERM)
-        faulthandler.unregister(signal.SIGTERM)
-        if now is not self._sigterm_before and now is not None:
-            signal.signal(signal.SIGTERM, now)
+        is_ours = now is self._sigterm_before or now is None
+        # Only the main thread may set a handler. On another, ours stays where the job's stands in front of it.
+        if is_ours or threading.current_thread() is threading.main_thread():
+            faulthandler.unregister(signal.SIGTERM)
+            if not is_ours:
+                signal.signal(signal.SIGTERM, now)
         self._watches_sigterm = False
 
     def write(self, how: float) -> None:
@@ -87,11 +90,12 @@ class Ending:
         if isinstance(error, SystemExit):
             self.write(record.FINISHED if error.code in (None, 0) else record.EXCEPTION)
             return
-        last = None if hasattr(sys, "ps1") else getattr(sys, "last_value", None)  # a shell keeps what it survived
+        last = None if is_interactive() else getattr(sys, "last_value", None)
         self._write_error(error or (last if last is not self._error_before else None))
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        self._write_error(error)
+        if not is_interactive():
+            self._write_error(error)
         self._excepthook(kind, error, trace)
 
     def _write_error(self, error: BaseException | None) -> None:
@@ -99,6 +103,11 @@ class Ending:
             self.write(record.FINISHED)
         else:
             self.write(record.INTERRUPTED if isinstance(error, KeyboardInterrupt) else record.EXCEPTION)
+
+
+def is_interactive() -> bool:
+    """Whether this process is a shell or a notebook, or becomes one (`python -i`): those survive an exception."""
+    return hasattr(sys, "ps1") or bool(sys.flags.interactive) or bool(os.environ.get("PYTHONINSPECT"))
 
 
 def has_foreign_handler(number: int) -> bool:

@@ -18,12 +18,18 @@ reraise = False
 
 
 class Guard:
-    """The fuse of one probe. `on_failure` is called once, with the probe's name, after it blew."""
+    """The fuse of one probe. `on_failure` is called once, with the probe's name, after it blew.
 
-    def __init__(self, probe: str, on_failure: Callable[[str], None]) -> None:
+    Ctrl-C within our code is the host's, and passes; `on_interrupt` is called before, as it leaves a probe half-way.
+    """
+
+    def __init__(
+        self, probe: str, on_failure: Callable[[str], None], on_interrupt: Callable[[], None] = lambda: None
+    ) -> None:
         self.probe = probe
         self.blown = False
         self._on_failure = on_failure
+        self._on_interrupt = on_interrupt
 
     def __call__(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result | None]:
         """`function`, but returning None instead of raising, and no longer called once the fuse has blown."""
@@ -33,7 +39,7 @@ class Guard:
                 return None
             try:
                 return function(*args, **kwargs)
-            except Exception as error:  # the whole point: nothing of ours may reach the host
+            except BaseException as error:  # the whole point: nothing of ours may reach the host
                 self.blow(error)
                 return None
 
@@ -45,8 +51,14 @@ class Guard:
         """
         return SimpleNamespace, (), {"blown": True}
 
-    def blow(self, error: Exception) -> None:
-        """Switch the probe off because of `error`, which is being handled."""
+    def blow(self, error: BaseException) -> None:
+        """Switch the probe off because of `error`, which is being handled; unless it is none of ours, as Ctrl-C."""
+        if not isinstance(error, Exception):
+            self._on_interrupt()
+            try:
+                raise error
+            finally:
+                del error  # or the exception, through its traceback, would keep the job's objects until it is collected
         if reraise:
             raise error
         if self.blown:

@@ -49,7 +49,7 @@ def read_rank(path: Path, directory: int | None = None, *, with_steps: bool = Fa
         _check_header(path, os.fstat(descriptor), os.pread(descriptor, record.HEADER.size, 0))
         # The lock before the data: what a dead process left is then final, and no clean end looks like a kill.
         lock_pid = _lock_holder(descriptor)
-        data = _consistent(descriptor, path)
+        data = _consistent(descriptor, path, is_final=lock_pid is None)
         ring, steps_after_ring = _ring(descriptor, path) if with_steps else (b"", 0.0)
         spoke_last_words = os.pread(descriptor, 1, record.LAST_WORDS_OFFSET) != b"\0"
         modified = os.fstat(descriptor).st_mtime
@@ -106,13 +106,15 @@ def _check_header(path: Path, status: os.stat_result, header: bytes) -> None:
         raise UnreadableRecordError("truncated", path, f"{status.st_size} bytes of {record.SIZE}")
 
 
-def _consistent(descriptor: int, path: Path) -> bytes:
-    """The record's bytes before the ring, read while its info was not being changed."""
+def _consistent(descriptor: int, path: Path, is_final: bool) -> bytes:
+    """The record's bytes before the ring, read while its info was not being changed; a dead process changes none."""
     for _ in range(_READ_ATTEMPTS):
         data = _read(descriptor, path, record.RING_OFFSET, 0)
         sequence = _info_sequence(data)
         if sequence % 2 == 0 and sequence == _info_sequence(os.pread(descriptor, 80, 0)):
             return data
+    if is_final:
+        return data
     raise UnreadableRecordError("unreadable", path, "its info changed at every attempt to read it")
 
 
@@ -128,11 +130,13 @@ def _info_sequence(data: bytes) -> float:
 
 
 def _info(path: Path, data: bytes) -> dict[str, Any]:
-    (length,) = struct.unpack_from("d", data, record.SLOTS_OFFSET + 8 * PLACES["info_length"])
-    if not 0 < length <= record.INFO_CAPACITY:
-        raise UnreadableRecordError("foreign", path, f"an info of {length} bytes")
+    (place,) = struct.unpack_from("d", data, record.SLOTS_OFFSET + 8 * PLACES["info_place"])
+    offset, length = divmod(place, record.INFO_OFFSET_UNIT)
+    if not (offset >= 0 and length >= 1 and offset + length <= record.INFO_CAPACITY):  # NaN is none of these
+        raise UnreadableRecordError("foreign", path, f"an info at {place}")
+    begin = record.INFO_OFFSET + int(offset)
     try:
-        return _parsed(data[record.INFO_OFFSET : record.INFO_OFFSET + int(length)])
+        return _parsed(data[begin : begin + int(length)])
     except (ValueError, RecursionError) as error:  # brackets in thousands exhaust the parser's stack
         raise UnreadableRecordError("foreign", path, f"its info is none: {error}") from error
 

@@ -46,6 +46,7 @@ class RankWriter:
     def __init__(self) -> None:
         self.path: Path | None = None
         self._descriptor = -1
+        self._info_sequence = 0
         self._use(bytearray(record.SIZE))
         self._memory[: record.HEADER.size] = record.header()
 
@@ -54,6 +55,7 @@ class RankWriter:
         self.write_info(info)
         path = directory / f"{name}{SUFFIX}"
         temporary = directory / f".{name}{SUFFIX}"
+        temporary.unlink(missing_ok=True)  # of a process with the same number that was killed before the renaming
         descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
         try:
             # Writing every byte reserves the memory: on a full tmpfs this raises, where a store into a
@@ -76,10 +78,24 @@ class RankWriter:
         text = json.dumps(info, separators=(",", ":")).encode()
         if len(text) > record.INFO_CAPACITY:
             raise ValueError(f"the rank's info has {len(text)} bytes; {record.INFO_CAPACITY} fit")
-        self.slots[PLACES["info_sequence"]] += 1
-        self._memory[record.INFO_OFFSET : record.INFO_OFFSET + len(text)] = text
-        self.slots[PLACES["info_length"]] = len(text)
-        self.slots[PLACES["info_sequence"]] += 1
+        at = self._room_beside(len(text))
+        self._info_sequence += 2
+        if at is None:
+            at = 0
+            self.slots[PLACES["info_sequence"]] = self._info_sequence - 1
+        self._memory[record.INFO_OFFSET + at : record.INFO_OFFSET + at + len(text)] = text
+        self.slots[PLACES["info_place"]] = at * record.INFO_OFFSET_UNIT + len(text)
+        self.slots[PLACES["info_sequence"]] = self._info_sequence
+
+    def _room_beside(self, length: int) -> int | None:
+        """Where a new info goes, before or after the present one; None if neither has room, as past half the capacity.
+
+        So a process that is killed in the middle of it, or stopped, leaves one that is whole.
+        """
+        offset, present = divmod(int(self.slots[PLACES["info_place"]]), record.INFO_OFFSET_UNIT)
+        if length <= offset:
+            return 0
+        return offset + present if offset + present + length <= record.INFO_CAPACITY else None
 
     def fileno(self) -> int:
         """The record's descriptor, placed at the last words; -1 while unpublished. Never open the file again:

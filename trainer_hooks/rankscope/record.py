@@ -16,6 +16,9 @@ Each slot makes sense alone, so nothing has to be read together and no sequence 
 the time since the last one is charged to the phase that was open; so the sum of all phases, counted from the start,
 *is* the time of the last event, and what is missing to now belongs to the phase that is open.
 
+A new info is written beside the old one where both fit, then named by one store: whenever the process is killed, the
+slot `info_place` names a whole text.
+
 Step n is in place n % RING_STEPS of the ring, and is written before `steps` becomes n: a reader who takes `steps`
 before and after the ring knows which entries nobody touched in between.
 """
@@ -95,8 +98,8 @@ SETTINGS = (
 )
 
 FIELDS = {
-    "info_sequence": 1,  # odd while the info is being changed
-    "info_length": 1,  # bytes
+    "info_sequence": 1,  # 2 more with each change; odd while a new info overwrites the old one
+    "info_place": 1,  # of the text within the info: its offset * 2**16 + its bytes, so that one store names a new text
     "started_monotonic": 1,
     "started_unix": 1,
     "ended": 1,
@@ -141,6 +144,7 @@ FIELDS = {
 PLACES = dict(zip(FIELDS, accumulate([0, *FIELDS.values()]), strict=False))
 SLOTS = sum(FIELDS.values())
 INFO_CAPACITY = RING_OFFSET - INFO_OFFSET
+INFO_OFFSET_UNIT = 2**16  # a text is shorter
 
 # An entry of the ring: the step's number, its end (monotonic), then a copy of the slots from `samples` on.
 RING_STEPS = 128

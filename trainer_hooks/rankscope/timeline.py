@@ -237,9 +237,11 @@ class Timeline:
             look()
 
     def _end_startup(self, now: float) -> None:
+        absorbing = [depth for depth, phase in enumerate(self._stack) if depth and phase in record.ABSORBING]
+        # From here on without a call, after which Ctrl-C might come in between.
         self._stack[0] = record.OTHER
-        absorbing = ((phase, depth) for depth, phase in enumerate(self._stack) if phase in record.ABSORBING)
-        self._absorber, self._absorber_depth = next(absorbing, (NOBODY, NOBODY))
+        self._absorber_depth = absorbing[0] if absorbing else NOBODY
+        self._absorber = self._stack[self._absorber_depth] if absorbing else NOBODY
         slots = self.writer.slots
         slots[PHASE] = self._phase = self._stack[-1] if self._absorber == NOBODY else self._absorber
         slots[PHASE_SINCE] = now

@@ -226,7 +226,11 @@ def in_checkpoint(
                 written = guard(size)(result)
                 return result
             finally:
-                end(depth, written)
+                try:
+                    end(depth, written)
+                except BaseException:  # Ctrl-C on the way in, past the guard
+                    timeline.unwind()
+                    raise
 
         return save
 

@@ -226,7 +226,7 @@ def around(
             call, result, returned = None, None, False
             try:
                 call = begin(args, kwargs)
-            except Exception as error:
+            except BaseException as error:
                 guard.blow(error)
             try:
                 result = original(*args, **kwargs)
@@ -236,7 +236,7 @@ def around(
                 if call is not None:
                     try:
                         end(call, args, result, returned)
-                    except Exception as error:
+                    except BaseException as error:
                         guard.blow(error)
 
         return skip_frame(watched)

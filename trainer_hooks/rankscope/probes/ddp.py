@@ -79,7 +79,9 @@ class Sandwich:
         self._collectives = Collectives(timeline)
         self._in_flight = False
         self._bytes = 0.0
-        self._module: DistributedDataParallel | None = None  # of those in flight the last
+        # Of those in flight the last. Weakly: a backward that raised leaves it here, and who drops the model then wants
+        # its memory back, and its hooks gone from the parameters that he wraps anew.
+        self._module: Callable[[], DistributedDataParallel | None] = nothing
         self._call: Issue | None = None  # the wait, while it lasts
         self._watched: dict[int, WatchedModule] = {}
         # Bound once, as each of them is looked up at every backward.
@@ -92,7 +94,7 @@ class Sandwich:
         module: DistributedDataParallel = call[0]
         watched = self._watched.get(id(module))
         if watched is None or watched.module() is not module:
-            self._watched[id(module)] = watched = WatchedModule(module, self._on_first_gradient)
+            watched = self._watch(module)
             self._timeline.seen["ddp"] = watched.module
         watched.armed = module.require_backward_grad_sync
         watched.passes += watched.armed
@@ -103,6 +105,12 @@ class Sandwich:
         if watched.armed and watched.hooks_outputs:
             for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
                 node.register_prehook(watched.notice)
+
+    def _watch(self, module: DistributedDataParallel) -> WatchedModule:
+        key, all_watched = id(module), self._watched
+        all_watched[key] = watched = WatchedModule(module, self._on_first_gradient)
+        weakref.finalize(module, all_watched.pop, key, None).atexit = False
+        return watched
 
     def _take_sample(self, watched: WatchedModule, module: DistributedDataParallel) -> None:
         """Only what was sampled gets a duration and bus bytes: their quotient is the bandwidth, nothing is guessed."""
@@ -123,27 +131,28 @@ class Sandwich:
             module = watched.module()
             if module is None or self._guard.blown:
                 return
-            self._module = module
+            self._module = watched.module
             # A communication hook may compress: what it sends is its own affair, and we do not guess.
             if not module._comm_hooks:  # noqa: SLF001 - no public question
                 self._bytes += watched.gradient_bytes
             if not self._in_flight:
                 self._in_flight = True
                 queue_callback(self._first)
-        except Exception as error:
+        except BaseException as error:
             self._guard.blow(error)
 
     def before_reducer(self) -> None:
         """The backward computation is done."""
         try:
-            if self._module is None or self._guard.blown:
+            module = self._module()
+            if module is None or self._guard.blown:
                 return
             # The reducer has issued all its buckets now; the record says so before it waits for the other ranks.
             # The engine may run this on a device's thread; the training thread waits for the engine.
-            collectives, process_group = self._collectives, self._module.process_group
+            collectives, process_group = self._collectives, module.process_group
             self._call = collectives.begin(process_group, DDP_ALL_REDUCE, collectives.groups.issued, on_behalf=True)
             queue_callback(self._second)
-        except Exception as error:
+        except BaseException as error:
             self._guard.blow(error)
 
     def after_reducer(self) -> None:
@@ -153,13 +162,17 @@ class Sandwich:
                 self._collectives.issued(self._call, DDP_ALL_REDUCE, (self._bytes, False), None)
                 self._call = None
             self._close()
-        except Exception as error:
+        except BaseException as error:
             self._guard.blow(error)
 
     def _close(self) -> None:
         if self._call is not None:
             self._timeline.close_collective(self._call[2])
-        self._module, self._call, self._in_flight, self._bytes = None, None, False, 0.0
+        self._module, self._call, self._in_flight, self._bytes = nothing, None, False, 0.0
+
+
+def nothing() -> None:
+    """What a weak reference to nothing gives."""
 
 
 def logged(module: DistributedDataParallel) -> tuple[float, int]:

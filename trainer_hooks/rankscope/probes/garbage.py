@@ -44,7 +44,7 @@ class PauseCounter:
                 if generation < GC_GENERATIONS:
                     slots[COLLECTIONS + generation] += 1
                     slots[SECONDS + generation] += now - self._began
-        except Exception as error:
+        except BaseException as error:
             self._guard.blow(error)
 
 

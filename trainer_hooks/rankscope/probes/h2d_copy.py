@@ -81,7 +81,7 @@ class Copies:
     def _begin(self) -> int:
         try:
             return self._timeline.enter(record.H2D_COPY)
-        except Exception as error:
+        except BaseException as error:
             self._guard.blow(error)
             return -1
 
@@ -92,7 +92,7 @@ class Copies:
                 slots = self._timeline.writer.slots
                 slots[COPIES] += 1
                 slots[COPY_BYTES] += size
-        except Exception as error:
+        except BaseException as error:
             self._guard.blow(error)
 
 
@@ -120,7 +120,7 @@ class WatchedMethod:
         source = None
         try:
             source = self._source(tensor, args, kwargs)
-        except Exception as error:
+        except BaseException as error:
             self._guard.blow(error)
         if source is None:
             return self._original(tensor, *args, **kwargs)

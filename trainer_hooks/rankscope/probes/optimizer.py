@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Sequence
+from threading import get_ident
 from types import FrameType
 from typing import Any
 
@@ -39,6 +40,8 @@ class StepMarker:
         self._guard = guard
         self._open: dict[int, Depth] = {}
         self._marking: weakref.ref[Optimizer] | None = None
+        # The thread that stepped last of those that we do not follow, and our last event then.
+        self._elsewhere = (0, 0.0)
         self._last_steps = self._micro_steps_then = 0  # when an optimizer that marks none stepped after a new step
 
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
@@ -56,8 +59,9 @@ class StepMarker:
                 timeline.adopt()  # some frameworks train on a thread of their own
             if self._open:
                 self._close_raised(optimizer)
-            self._open[id(optimizer)] = timeline.enter(record.OPTIMIZER)
-        except Exception as error:
+            depth = timeline.enter(record.OPTIMIZER)
+            self._open[id(optimizer)] = self._enter_elsewhere() if depth < 0 else depth
+        except BaseException as error:
             self._guard.blow(error)
 
     def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
@@ -72,8 +76,21 @@ class StepMarker:
                 found = vars(optimizer).get("found_inf")  # a tensor, from the scaler, during a fused optimizer's step
                 if found is None or not was_skipped(found):
                     timeline.step()
-        except Exception as error:
+        except BaseException as error:
             self._guard.blow(error)
+
+    def _enter_elsewhere(self) -> Depth:
+        """Follow the training to another thread, if the one that we follow did nothing between two steps of this one.
+
+        A notebook trains in one thread and then in another; two threads that both train do not take turns.
+        """
+        timeline = self._timeline
+        seen = get_ident(), timeline.last_event
+        if seen != self._elsewhere or len(timeline.open_phases) > 1:
+            self._elsewhere = seen
+            return -1
+        timeline.adopt()
+        return timeline.enter(record.OPTIMIZER)
 
     def _close_raised(self, beginning: Optimizer) -> None:
         """A step that raised never ended: it is closed when the next begins, unless that one is within it."""

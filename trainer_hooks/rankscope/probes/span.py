@@ -41,7 +41,7 @@ def in_phase(
             depth, result = -1, None
             try:
                 depth = timeline.enter(phase)
-            except Exception as error:
+            except BaseException as error:
                 guard.blow(error)
             try:
                 result = original(*args, **kwargs)
@@ -51,7 +51,7 @@ def in_phase(
                     seconds = timeline.leave(depth)
                     if done is not None and depth > 0:
                         done(args, result, seconds)
-                except Exception as error:
+                except BaseException as error:
                     guard.blow(error)
 
         return skip_frame(watched)

@@ -1,0 +1,25 @@
+"""A job for torchrun: rank 1 fails in the first attempt, the second attempt trains to its end."""
+
+from __future__ import annotations
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+torch.set_num_threads(1)
+attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+# A store of its own: else gloo at times finds the addresses of the first attempt in it (torch 2.13, hook or no hook).
+agents = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
+rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+dist.init_process_group("gloo", store=dist.PrefixStore(f"attempt {attempt}", agents), rank=rank, world_size=size)
+model = DistributedDataParallel(torch.nn.Linear(2, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(3 + attempt):
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    if attempt == 0 and step == 1 and dist.get_rank() == 1:
+        raise RuntimeError("once")
+dist.barrier()
+dist.destroy_process_group()
