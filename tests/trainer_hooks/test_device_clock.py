@@ -341,7 +341,8 @@ def test_ddps_exposed_wait_lies_between_two_events(timeline: Timeline, gpu: Gpu,
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     undo = [undo for probe in (ddp, backward) for undo in probe.install(timeline, Guard("ddp", fail))]
     gpu.issue(1)  # the device does not come to what follows
-    DistributedDataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()
+    model = DistributedDataParallel(torch.nn.Linear(2, 2))  # which the probe holds weakly
+    model(torch.ones(1, 2)).sum().backward()
     for take_back in undo:
         take_back()
     dist.destroy_process_group()
