@@ -87,8 +87,8 @@ class StepAlignment:
             info = rank.snapshot.info
             identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
             record = self._records[identity] = known.get(identity) or _Record(rank.key)
-            record.read(rank)
-            if _waits_on_the_host(rank):
+            if _waits_on_the_host(rank):  # else its steps would only pile up
+                record.read(rank)
                 groups[rank.owner, info["run"], info["group"]].append(record)
         for records in groups.values():
             _align(records)

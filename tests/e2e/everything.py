@@ -68,6 +68,7 @@ def train(options: argparse.Namespace, directory: Path) -> None:
             scaler.step(optimizer)
             scaler.update()
             optimizer.zero_grad()
+            dist.all_reduce(loss.detach())  # for the log
             after_step(micro_step // MICRO_STEPS, model, options.extra_work, directory)
 
 

@@ -13,7 +13,7 @@ from rankscope import record
 from rankscope.rank_writer import RankWriter
 from rankscope.timeline import Timeline
 from rankscope_exporter.run_directory import LABELS, RunDirectory
-from rankscope_exporter.step_alignment import UNKNOWN, Alignment, StepAlignment
+from rankscope_exporter.step_alignment import REMEMBERED, UNKNOWN, Alignment, StepAlignment
 
 COMPUTE, TRANSFER, DELAY = 0.04, 0.005, 0.03
 
@@ -283,3 +283,12 @@ def test_the_published_values_are_those_of_the_poll_and_do_not_change_under_a_re
     alignment.poll()
     assert before[2].steps == 10
     assert before[2].blame["forward"] == pytest.approx(10 * DELAY)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+def test_no_more_steps_are_remembered_than_are_compared(run_dir: Path, alignment: Aligning, backend: str) -> None:
+    job = Job(run_dir, backend=backend)
+    for _ in range(3):
+        job.run(100, even)
+        alignment.poll()
+    assert all(len(record.steps) <= REMEMBERED for record in alignment._alignment._records.values())
