@@ -151,7 +151,13 @@ def report(options: argparse.Namespace) -> dict[str, Any]:
         ours = exporters[0]
         sampling = {"alone": watch(ours, options.crowd_seconds), "crowd": crowd(ours, 64, options.crowd_seconds)}
         growth = memory(ours, options.scrapes)
-    return {**conditions(), "seconds": options.seconds, **figures, "sampling": sampling, "memory": growth}
+    return {
+        **conditions("nvitop-exporter"),
+        "seconds": options.seconds,
+        **figures,
+        "sampling": sampling,
+        "memory": growth,
+    }
 
 
 def table(figures: dict[str, Any]) -> str:

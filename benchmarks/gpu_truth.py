@@ -116,7 +116,7 @@ def report(seconds: int) -> dict[str, Any]:
             for exporter, recording, ratio in zip(exporters, recordings, (rate, mean), strict=True):
                 found = errors(recording, gpus, interval, ratio, truth)
                 rows.append(row(pattern, interval, exporter.name, found))
-    return {**conditions(), "recorded_seconds": seconds, "window_seconds": WINDOW, "rows": rows}
+    return {**conditions("nvitop-exporter"), "recorded_seconds": seconds, "window_seconds": WINDOW, "rows": rows}
 
 
 def row(pattern: str, interval: int, exporter: str, found: Sequence[float]) -> dict[str, Any]:

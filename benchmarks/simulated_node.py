@@ -168,9 +168,9 @@ def _info(rank: int) -> dict[str, object]:
     return {**info, "backend": "nccl", "torch_version": "2.13.0", "rankscope_version": "0", "phases": []}
 
 
-def conditions() -> dict[str, object]:
-    """Where and on what this was measured."""
-    versions = {name: metadata.version(name) for name in ("nvitop-exporter", "prometheus-client", "uvicorn")}
+def conditions(*peers: str) -> dict[str, object]:
+    """Where and on what this was measured. `peers` are the distributions that were measured beside the exporter."""
+    versions = {name: metadata.version(name) for name in (*peers, "prometheus-client", "uvicorn")}
     machine = {"python": platform.python_version(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
     return {**machine, "versions": versions}
 
@@ -186,8 +186,9 @@ def keep(path: Path, figures: dict[str, object], about: str | None, text: str) -
     path.write_text(json.dumps(figures, indent=2) + "\n")
     where = f"On {figures['cores']} cores that others used too (load {figures['load']:.1f} at the end), Python "
     versions_of: Any = figures["versions"]
-    peer = versions_of["nvitop-exporter"]
-    versions = f"{figures['python']}, nvitop-exporter {peer}. Made by `make benchmark-exporter` "
+    versions = (
+        f"{figures['python']}, {', '.join(map(' '.join, versions_of.items()))}. Made by `make benchmark-exporter` "
+    )
     page = f"# {path.stem}\n\n{about}\n{where}{versions}(`{command}`).\n\n{text}\n"
     path.with_suffix(".md").write_text(page)
 

@@ -41,9 +41,8 @@ from rankscope_exporter.web.config_file import WebConfigError, WebConfigFile
 from rankscope_exporter.web.gate import Gate
 
 BACKLOG = 128
-GARBAGE_THRESHOLD = (
-    50_000  # objects: a scrape makes some thousands, none of them in cycles, and the default looks at 700
-)
+# Objects. A scrape makes some thousands, none of them in cycles, and the default looks at them after each 700.
+GARBAGE_THRESHOLD = 50_000
 GOODBYE = 2  # seconds for requests in flight when the daemon is told to stop
 
 # Phases of a rank in which a simulated GPU computes for it.

@@ -86,7 +86,8 @@ def test_the_locks_holder_is_the_ranks_process_whatever_pid_it_wrote(run_dir: Pa
 
 
 def test_processor_time_is_told_apart_by_whose_it_is(run_dir: Path) -> None:
-    with rank(run_dir, "burn(0.2); fork(0.5)"):
+    # On one processor the two keep each other waiting.
+    with rank(run_dir, "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); fork(0.5); burn(0.2)"):
         collector = Watching(run_dir)
         found = values(collector)
         while values(collector)["cpu_seconds_total workers"] < 0.5 - CLOCK_TICK:
