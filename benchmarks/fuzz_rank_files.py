@@ -34,7 +34,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from rankscope import record
 from rankscope.record import PLACES
-from rankscope_exporter.collectors.ranks import RanksCollector
+from rankscope_exporter.collectors.ranks import Ranks
 from rankscope_exporter.exposition import Collected
 from rankscope_exporter.run_directory import LABEL_LIMIT, LABELS, RunDirectory
 
@@ -157,9 +157,9 @@ def check(families: Iterable[Metric]) -> None:
                     raise FuzzError(f"{series} has the label {value!r}")
 
 
-def scrape(collector: RanksCollector, parse: bool) -> tuple[int, Counter[str]]:
+def scrape(run_directory: RunDirectory, parse: bool, ranks: Ranks | None = None) -> tuple[int, Counter[str]]:
     """One scrape, checked: how many ranks it shows, and how many files it skipped for which reason."""
-    families = list(collector.collect())
+    families = (ranks or Ranks()).look(run_directory.scan())
     check(families)
     text = generate_latest(Collected(families)).decode()
     if parse:
@@ -183,7 +183,7 @@ def run(directory: Path, seed: int, first: int, files: int, parsed_every: int = 
     places = [directory / f"{place}.rank" for place in range(BATCH)]
     for path in places:
         path.touch()
-    collector = RanksCollector(RunDirectory([directory], clock=lambda: NOW))
+    run_directory, ranks = RunDirectory([directory], clock=lambda: NOW), Ranks()
     outcome: Counter[str] = Counter()
     with living(places[::2]):
         for batch, start in enumerate(range(first, first + files, BATCH)):
@@ -191,7 +191,7 @@ def run(directory: Path, seed: int, first: int, files: int, parsed_every: int = 
             for path, number in zip_longest(places, numbers):
                 path.write_bytes(b"" if number is None else damaged(seed, number))
             try:
-                shown, skipped = scrape(collector, parse=batch % parsed_every == 0)
+                shown, skipped = scrape(run_directory, batch % parsed_every == 0, ranks)
             except Exception as error:
                 raise FuzzError(f"seed {seed}, {_culprit(places, seed, numbers)}: {error!r}") from error
             skipped["truncated"] -= BATCH - len(numbers)
@@ -206,7 +206,7 @@ def _culprit(places: Sequence[Path], seed: int, numbers: range) -> str:
     for path, number in zip(places, numbers, strict=False):
         path.write_bytes(damaged(seed, number))
         try:
-            scrape(RanksCollector(RunDirectory([path.parent], clock=lambda: NOW)), parse=True)
+            scrape(RunDirectory([path.parent], clock=lambda: NOW), parse=True)
         except Exception:
             return f"file {number}"
         path.write_bytes(b"")

@@ -40,7 +40,7 @@ class Config:
     enable_lifecycle: bool
     """Whether POST /-/release and /-/resume do what they say."""
     run_dirs: tuple[Path, ...]
-    """Directories with rank records, each looked at in every scrape."""
+    """Directories with rank records, each read once a second."""
     collectors: tuple[str, ...]
     """Names of the collectors that are on, in their order."""
     dcgm: bool

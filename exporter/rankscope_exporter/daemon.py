@@ -21,7 +21,7 @@ from rankscope_exporter.collectors import GPU_SOURCES, allocation
 from rankscope_exporter.collectors.alignment import AlignedSteps
 from rankscope_exporter.collectors.exporter import ExporterCollector
 from rankscope_exporter.collectors.rank_processes import RankProcesses
-from rankscope_exporter.collectors.ranks import RanksCollector
+from rankscope_exporter.collectors.ranks import Ranks
 from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
@@ -71,7 +71,6 @@ def run(settings: Config) -> None:
         collectors: list[Collector] = [
             *(SourceCollector(source, sampler) for source in sources),
             XidCollector(sampler),
-            RanksCollector(run_directory),
             *watched,
             ExporterCollector(sampler),
         ]
@@ -160,8 +159,8 @@ def _sources(settings: Config, run_directory: RunDirectory) -> Iterator[list[Gpu
 
 @contextmanager
 def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[list[WatchedCollector]]:
-    """What is looked at once a second, of that what is on."""
-    sources: list[RankSource] = [AlignedSteps(), RankProcesses(settings.procfs)]
+    """What the thread that reads the ranks has found, for each collector of ranks that is on."""
+    sources: list[RankSource] = [Ranks(), AlignedSteps(), RankProcesses(settings.procfs)]
     watcher = RankWatcher(run_directory, [source for source in sources if source.name in settings.collectors])
     watcher.start()
     try:

@@ -1,7 +1,7 @@
 """A metric's lines on /metrics, written when its values change and kept until they do: what makes a scrape cheap.
 
-The lines of GPUs are written by the threads that read them, once a second, so that a scrape only puts texts together:
-filling and rendering families of 800 series took 3 ms, on a machine whose jobs keep the caches busy.
+The lines of GPUs and ranks are written by the threads that read them, once a second, so that a scrape only puts texts
+together: filling and rendering families of 800 series took 3 ms, on a machine whose jobs keep the caches busy.
 """
 
 from __future__ import annotations

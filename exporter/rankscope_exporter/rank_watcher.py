@@ -1,23 +1,30 @@
-"""The thread that looks at all ranks once a second, for what a scrape is too seldom or too short for.
+"""The thread that reads all ranks once a second and has them written, so that a scrape only takes what is there.
 
-A scrape takes what it has found last: to compare the steps of eight ranks, or to read procfs for them and their loader
-workers, would cost it milliseconds.
+To read eight ranks' records, compare their steps and look at their processes and loader workers would cost a scrape
+milliseconds, and a file system that hangs would hold it up.
 """
 
 from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.run_directory import Rank, RunDirectory
+from rankscope_exporter.run_directory import RunDirectory, Scan
 
 INTERVAL = 1.0  # seconds: a ring holds 128 steps, and only jobs with more than that in a second lose some
+LONGEST_AGE = 5.0  # seconds, as of GPUs' readings: what was read before that is none
+FIRST_LOOK = 1.0  # seconds that the start waits for it
 
 logger = logging.getLogger(__name__)
+
+
+class OutdatedError(Exception):
+    """The ranks have not been read for too long: a run directory that hangs, or more work than a second has."""
 
 
 class RankSource(Protocol):
@@ -26,28 +33,32 @@ class RankSource(Protocol):
     name: str
     help: str
 
-    def look(self, ranks: Sequence[Rank]) -> list[Metric]:
+    def look(self, scan: Scan) -> Sequence[Metric]:
         """Its metrics now."""
 
 
 class WatchedCollector:
-    """A source as a collector."""
+    """A source as a collector. `age` is that of the last look, in seconds."""
 
-    def __init__(self, source: RankSource) -> None:
+    def __init__(self, source: RankSource, age: Callable[[], float]) -> None:
         self.name = source.name
         self.help = source.help
         self._source = source
-        self._latest: list[Metric] | Exception = []
+        self._age = age
+        self._latest: Sequence[Metric] | Exception = ()
 
-    def look(self, ranks: Sequence[Rank]) -> None:
+    def look(self, scan: Scan) -> None:
         """Have the source look. A mistake in it costs the others nothing: the next scrape raises it."""
         try:
-            self._latest = self._source.look(ranks)
+            self._latest = self._source.look(scan)
         except Exception as error:
             self._latest = error
 
     def collect(self) -> Iterable[Metric]:
-        """What was found last."""
+        """What was found last. Raises OutdatedError if that was too long ago."""
+        age = self._age()
+        if age > LONGEST_AGE:
+            raise OutdatedError(f"the run directories were last read {age:.0f} s ago")
         if isinstance(self._latest, Exception):
             raise self._latest
         return self._latest
@@ -56,30 +67,50 @@ class WatchedCollector:
 class RankWatcher:
     """Shows the ranks to every source, again and again."""
 
-    def __init__(self, run_directory: RunDirectory, sources: Iterable[RankSource], interval: float = INTERVAL) -> None:
-        self.collectors = [WatchedCollector(source) for source in sources]
+    def __init__(
+        self,
+        run_directory: RunDirectory,
+        sources: Iterable[RankSource],
+        interval: float = INTERVAL,
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.collectors = [WatchedCollector(source, self._age) for source in sources]
         self._run_directory = run_directory
         self._interval = interval
+        self._monotonic = monotonic
+        self._looked_at = monotonic()
+        self._has_looked = threading.Event()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
 
     def start(self) -> None:
-        """Begin to look."""
+        """Begin to look; returns after the first time, or soon after where a directory does not answer."""
         self._thread.start()
+        self._has_looked.wait(FIRST_LOOK)
 
     def stop(self) -> None:
-        """End the thread."""
+        """End the thread, unless a directory does not answer: then it ends with the process."""
         self._stop.set()
         self._thread.join(1.0)
 
+    def look(self) -> None:
+        """Read the ranks once, and have every source look at them."""
+        began = self._monotonic()
+        scan = self._run_directory.scan(with_steps=True)
+        for collector in self.collectors:
+            collector.look(scan)
+        self._looked_at = began
+
+    def _age(self) -> float:
+        return self._monotonic() - self._looked_at
+
     def _run(self) -> None:
         while True:
+            began = self._monotonic()
             try:
-                ranks = self._run_directory.scan(with_steps=True).ranks
+                self.look()
             except Exception:  # the last resort: without this thread nobody would look again
                 logger.exception("the run directories cannot be read")
-                ranks = ()
-            for collector in self.collectors:
-                collector.look(ranks)
-            if self._stop.wait(self._interval):
+            self._has_looked.set()
+            if self._stop.wait(max(0.0, began + self._interval - self._monotonic())):
                 return

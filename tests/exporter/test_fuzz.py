@@ -17,7 +17,6 @@ from prometheus_client.core import GaugeMetricFamily
 from rankscope import rank_reader, record
 from rankscope.record import PLACES
 from rankscope_exporter import run_directory
-from rankscope_exporter.collectors.ranks import RanksCollector
 from rankscope_exporter.run_directory import LABELS, RunDirectory
 
 TEXTS = st.text(max_size=220)
@@ -55,7 +54,7 @@ def test_no_record_made_of_anything_gets_out_but_as_prometheus_takes_it(
     run_dir: Path, info: dict[str, Any], slots: dict[int, float]
 ) -> None:
     (run_dir / "made.rank").write_bytes(made(info, slots))
-    shown, skipped = scrape(RanksCollector(RunDirectory([run_dir], clock=lambda: 0.0)), parse=True)
+    shown, skipped = scrape(RunDirectory([run_dir], clock=lambda: 0.0), parse=True)
     assert shown + skipped.total() <= 1
 
 
@@ -63,7 +62,7 @@ def test_no_record_made_of_anything_gets_out_but_as_prometheus_takes_it(
 @given(data=st.binary(max_size=300).map(lambda junk: record.header() + junk) | st.binary(max_size=300))
 def test_no_bytes_are_taken_for_a_record(run_dir: Path, data: bytes) -> None:
     (run_dir / "made.rank").write_bytes(data)
-    shown, skipped = scrape(RanksCollector(RunDirectory([run_dir])), parse=False)
+    shown, skipped = scrape(RunDirectory([run_dir]), parse=False)
     assert (shown, skipped.total()) == (0, 1)
 
 

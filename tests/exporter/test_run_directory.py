@@ -18,7 +18,7 @@ from rankscope import record
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
 from rankscope_exporter import run_directory
-from rankscope_exporter.collectors.ranks import RanksCollector
+from rankscope_exporter.collectors.ranks import Ranks
 from rankscope_exporter.rank_files import RankFile, list_files
 from rankscope_exporter.run_directory import LABELS, SERIES_LIMIT, RunDirectory
 
@@ -263,7 +263,7 @@ def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path)
         for place in range(PLACES["steps"], record.SLOTS):
             file.seek(record.SLOTS_OFFSET + 8 * place)
             file.write(struct.pack("d", 1.0))
-    families = RanksCollector(RunDirectory([run_dir], Clock())).collect()
+    families = Ranks().look(RunDirectory([run_dir], Clock()).scan())
     assert sum(len(family.samples) for family in families if family.name.startswith("rankscope_rank_")) == SERIES_LIMIT
 
 

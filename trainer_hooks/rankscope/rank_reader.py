@@ -143,7 +143,7 @@ def _info(path: Path, data: bytes) -> dict[str, Any]:
 
 @lru_cache(maxsize=INFOS_REMEMBERED)
 def _parsed(text: bytes) -> dict[str, Any]:
-    """The same dictionary for the same text: it changes a few times in a rank's life, and is read at every scrape."""
+    """The same dictionary for the same text: it changes a few times in a rank's life, and is read once a second."""
     info = json.loads(text)
     if (
         not isinstance(info, dict)

@@ -34,7 +34,7 @@ from rankscope_exporter.collectors import (
 from rankscope_exporter.collectors.alignment import AlignedSteps
 from rankscope_exporter.collectors.exporter import ExporterCollector
 from rankscope_exporter.collectors.rank_processes import RankProcesses
-from rankscope_exporter.collectors.ranks import RanksCollector
+from rankscope_exporter.collectors.ranks import Ranks
 from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.metric import Declaration
 from rankscope_exporter.source import GpuSource
@@ -83,7 +83,7 @@ class Described(Protocol):
 COLLECTORS: tuple[Described, ...] = (
     *GPU_SOURCES,
     XidCollector,
-    RanksCollector,
+    Ranks,
     AlignedSteps,
     RankProcesses,
     ExporterCollector,

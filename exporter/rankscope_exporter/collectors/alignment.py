@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from prometheus_client.core import Metric
 
 from rankscope_exporter.lines import Lines, Values, families
 from rankscope_exporter.rank_metric import RANK_LABELS, RankMetric
-from rankscope_exporter.run_directory import Key, Rank
+from rankscope_exporter.run_directory import Key, Scan
 from rankscope_exporter.step_alignment import Alignment, StepAlignment
 
 
@@ -57,8 +57,8 @@ class AlignedSteps:
         self._alignment = StepAlignment()
         self._lines: dict[Key, Lines[Alignment]] = {}
 
-    def look(self, ranks: Sequence[Rank]) -> list[Metric]:
+    def look(self, scan: Scan) -> list[Metric]:
         """Align what is new."""
-        found = self._alignment.take(ranks)
+        found = self._alignment.take(scan.ranks)
         self._lines = {one.key: self._lines.get(one.key) or Lines(METRICS, one.key) for one in found}
         return families(METRICS, [self._lines[one.key].write(one) for one in found])

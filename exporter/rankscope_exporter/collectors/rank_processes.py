@@ -6,7 +6,7 @@ namespace and without a chance that it is another's by now. Where the rank's is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 from rankscope_exporter.lines import Lines, Values, families
 from rankscope_exporter.process_usage import PROCFS, Usage, read_usage
 from rankscope_exporter.rank_metric import RANK_LABELS, RankMetric
-from rankscope_exporter.run_directory import Rank
+from rankscope_exporter.run_directory import Scan
 
 
 @dataclass
@@ -91,10 +91,10 @@ class RankProcesses:
         self._procfs = procfs
         self._processes: dict[tuple[Path, float], RankProcess] = {}
 
-    def look(self, ranks: Sequence[Rank]) -> list[Metric]:
+    def look(self, scan: Scan) -> list[Metric]:
         """Of every living rank whose process can be seen."""
         known, self._processes = self._processes, {}
-        for rank in ranks:
+        for rank in scan.ranks:
             if rank.snapshot.lock_pid:
                 identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
                 process = self._processes[identity] = known.get(identity) or RankProcess(Lines(METRICS, rank.key))

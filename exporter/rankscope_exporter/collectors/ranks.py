@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterable
-
 from prometheus_client.core import Metric
 
 from rankscope_exporter.lines import Lines, families
 from rankscope_exporter.metric import Declaration
 from rankscope_exporter.rank_metrics import collectives, life, process, steps
-from rankscope_exporter.run_directory import Key, Rank, RunDirectory
+from rankscope_exporter.run_directory import Key, Rank, Scan
 
 SKIP_REASONS = (
     "truncated",
@@ -35,23 +32,18 @@ SKIPPED = Declaration(
 )
 
 
-class RanksCollector:
-    """Reads the records at each scrape: no thread of its own, nothing to go stale."""
+class Ranks:
+    """Writes what the records say."""
 
     name = "ranks"
     help = "training ranks: phases, steps, collectives, life and death"
 
-    def __init__(self, run_directory: RunDirectory) -> None:
-        self._run_directory = run_directory
+    def __init__(self) -> None:
         self._lines: dict[Key, Lines[Rank]] = {}
-        self._lock = threading.Lock()  # scrapes come from several threads
 
-    def collect(self) -> Iterable[Metric]:
+    def look(self, scan: Scan) -> list[Metric]:
         """Every rank's metrics, and how many files were no records."""
-        scan = self._run_directory.scan()
-        with self._lock:
-            written = {rank.key: self._lines.get(rank.key) or Lines(METRICS, rank.key) for rank in scan.ranks}
-            self._lines = written
-            texts = [written[rank.key].write(rank) for rank in scan.ranks]
+        self._lines = {rank.key: self._lines.get(rank.key) or Lines(METRICS, rank.key) for rank in scan.ranks}
+        texts = [self._lines[rank.key].write(rank) for rank in scan.ranks]
         skipped = SKIPPED.family({reason: scan.skipped[reason] for reason in SKIP_REASONS})
         return [*families(METRICS, texts), skipped]

@@ -19,7 +19,7 @@ from rankscope_exporter.nvml.device import UtilizationSample
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.source import Gpu, Tick
 
-ALIVE = os.getpid()
+ALIVE = "SELF"  # this process: its number in a test's name would make that another in each worker of pytest
 DEAD = 4_194_305  # above the largest pid that Linux gives (2**22)
 UUID = simulated_uuid(0)
 JOB = Holder("slurm", slurm_job_id="7", user="alice")
@@ -31,7 +31,7 @@ class Watched:
     """A simulated GPU, read once a second by a meter whose view of the world the test sets."""
 
     def __init__(self, machine, timeline: str, sees_all: bool = True) -> None:
-        self.machine = machine(f"{{gpus: 1, timeline: {{0: [{timeline}]}}}}")
+        self.machine = machine(f"{{gpus: 1, timeline: {{0: [{timeline.replace(ALIVE, str(os.getpid()))}]}}}}")
         self.device = self.machine.device()
         self.claims = NOBODY
         self.meter = AllocationMeter(lambda: self.claims, ProcessTable(sees_all=sees_all), UserNames())
@@ -196,5 +196,5 @@ def test_after_the_clock_was_set_back_the_ring_is_read_from_its_beginning():
 
 
 def test_the_source_without_a_watcher_knows_the_processes(machine):
-    m = machine(f"{{gpus: 1, timeline: {{0: [{{at: 0, processes: [{{pid: {ALIVE}}}]}}]}}}}")
+    m = machine(f"{{gpus: 1, timeline: {{0: [{{at: 0, processes: [{{pid: {os.getpid()}}}]}}]}}}}")
     assert SOURCE.reader()(m.device(), Tick(m.clock(), 0)).state == "process_no_work"

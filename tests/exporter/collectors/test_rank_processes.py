@@ -65,7 +65,7 @@ class Watching:
         self._source = RankProcesses()
 
     def collect(self) -> list[Metric]:
-        return self._source.look(self._run_directory.scan().ranks)
+        return self._source.look(self._run_directory.scan())
 
 
 def values(collector: Watching) -> dict[str, float]:

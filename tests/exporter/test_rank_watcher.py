@@ -1,0 +1,91 @@
+"""Who reads the ranks once a second: a directory that hangs, a source that fails, and what a scrape then says."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from threading import Event
+
+import pytest
+
+from rankscope_exporter.metric import Declaration
+from rankscope_exporter.rank_watcher import OutdatedError, RankWatcher
+from rankscope_exporter.run_directory import Scan
+
+COUNT = Declaration("gauge", "looks", "How often it has looked.")
+
+
+class Counting:
+    name = "counting"
+    help = "counts"
+
+    def __init__(self) -> None:
+        self.looks = 0
+
+    def look(self, _: Scan):
+        self.looks += 1
+        return [COUNT.family(self.looks)]
+
+
+class Failing(Counting):
+    def look(self, _: Scan):
+        raise ValueError("a mistake")
+
+
+class Directory:
+    """A run directory that answers until the test lets it hang."""
+
+    def __init__(self) -> None:
+        self.answers = Event()
+        self.answers.set()
+
+    def scan(self, **_: object) -> Scan:
+        assert self.answers.wait(60)
+        return Scan((), Counter())
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_source_that_fails_costs_the_others_nothing():
+    watcher = RankWatcher(Directory(), [Failing(), Counting()])
+    watcher.look()
+    failing, counting = watcher.collectors
+    with pytest.raises(ValueError, match="a mistake"):
+        failing.collect()
+    assert [family.text for family in counting.collect()] == ["looks 1.0\n"]
+
+
+def test_the_start_waits_for_the_first_look_so_that_the_first_scrape_has_the_ranks():
+    watcher = RankWatcher(Directory(), [Counting()], interval=60)
+    watcher.start()
+    assert [family.text for family in watcher.collectors[0].collect()] == ["looks 1.0\n"]
+    watcher.stop()
+
+
+def test_what_a_directory_that_hangs_said_last_is_absent_after_a_while_and_back_when_it_answers():
+    clock, directory = Clock(), Directory()
+    watcher = RankWatcher(directory, [Counting()], interval=0.01, monotonic=clock)
+    (collector,) = watcher.collectors
+    watcher.start()
+    directory.answers.clear()
+    clock.now += 4
+    assert list(collector.collect())
+    clock.now += 2
+    with pytest.raises(OutdatedError, match="last read 6 s ago"):
+        collector.collect()
+    directory.answers.set()
+    while not _is_there(collector):
+        time.sleep(0.01)
+    watcher.stop()
+
+
+def _is_there(collector) -> bool:
+    try:
+        return bool(collector.collect())
+    except OutdatedError:
+        return False
