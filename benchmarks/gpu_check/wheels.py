@@ -25,6 +25,7 @@ IMPORTS = {
     "prometheus_client": "prometheus-client",
     "fastapi": "fastapi",
     "uvicorn": "uvicorn",
+    "httptools": "httptools",
     "yaml": "PyYAML",
     "bcrypt": "bcrypt",
 }

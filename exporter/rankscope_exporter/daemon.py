@@ -98,7 +98,7 @@ def server_configuration(app: FastAPI, web_config: WebConfigFile | None) -> uvic
     """How `app` is served: behind the gate and with TLS where the web configuration says so."""
     gated = Gate(app, web_config.current) if web_config else app
     configuration = uvicorn.Config(
-        gated, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=GOODBYE
+        gated, http="httptools", log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=GOODBYE
     )
     configuration.load()
     if web_config:  # uvicorn's own settings can neither set versions nor renew a certificate

@@ -8,9 +8,10 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from rankscope_exporter.lines import WrittenFamily
+from rankscope_exporter.lines import Declared, WrittenFamily
 
 EOF = b"# EOF\n"
+TOTAL = "_total"
 
 
 class Exposition:
@@ -18,35 +19,36 @@ class Exposition:
 
     def __init__(self, *, openmetrics: bool) -> None:
         self._openmetrics = openmetrics
-        self._heads: dict[str, str] = {}  # by name: there are as many as metrics are declared
+        self._heads: dict[str, bytes] = {}  # by name: there are as many as metrics are declared
 
     def render(self, families: Iterable[Metric]) -> bytes:
         """The whole body. A family of prometheus_client's own is left to prometheus_client."""
-        parts: list[str] = []
+        parts: list[bytes] = []
         for family in families:
             if isinstance(family, WrittenFamily):
-                parts += (self._heads.get(family.full_name) or self._head(family), family.text)
+                parts += (self._heads.get(family.declared.name) or self._head(family.declared), family.text)
             else:
                 parts.append(self._foreign(family))
-        body = "".join(parts).encode()
-        return body + EOF if self._openmetrics else body
-
-    def _head(self, family: WrittenFamily) -> str:
-        text = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
-        name, kind = family.full_name, family.type
         if self._openmetrics:
-            # It has no counter without `_total`: dcgm-exporter's are of no known type there.
-            kind = "unknown" if kind == "counter" and name == family.name else kind
-            name, text = family.name, text.replace('"', r"\"")
-        head = self._heads[family.full_name] = f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+            parts.append(EOF)
+        return b"".join(parts)
+
+    def _head(self, declared: Declared) -> bytes:
+        text = declared.help.replace("\\", r"\\").replace("\n", r"\n")
+        name, kind = declared.name, declared.kind
+        if self._openmetrics:
+            text = text.replace('"', r"\"")
+            if kind == "counter":  # it has none without `_total`: dcgm-exporter's are of no known type there
+                name, kind = (name.removesuffix(TOTAL), kind) if name.endswith(TOTAL) else (name, "unknown")
+        head = self._heads[declared.name] = f"# HELP {name} {text}\n# TYPE {name} {kind}\n".encode()
         return head
 
-    def _foreign(self, family: Metric) -> str:
+    def _foreign(self, family: Metric) -> bytes:
         registry = Collected([family])
         if not self._openmetrics:
-            return generate_latest(registry).decode()
+            return generate_latest(registry)
         body: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]  # prometheus_client has no type
-        return body.removesuffix(EOF).decode()
+        return body.removesuffix(EOF)
 
 
 class Collected:

@@ -41,13 +41,18 @@ class GpuState:
         self.gpu = gpu
         self.lines = {source: source.lines(gpu) for source in self.readers}
 
+    def since(self, oldest: float) -> Reading | None:
+        """The last reading, unless it is older."""
+        latest = self.latest
+        return latest if latest is not None and latest.taken >= oldest else None
+
 
 class GpuStates:
-    """All GPUs ever seen. `is_recent` says of a monotonic time whether a reading of that time still counts."""
+    """All GPUs ever seen. `oldest` is the monotonic time from which on readings count now."""
 
-    def __init__(self, sources: Sequence[GpuSource[Any]], is_recent: Callable[[float], bool]) -> None:
+    def __init__(self, sources: Sequence[GpuSource[Any]], oldest: Callable[[], float]) -> None:
         self._sources = sources
-        self._is_recent = is_recent
+        self._oldest = oldest
         self._states: dict[str, GpuState] = {}
         self._by_index: tuple[GpuState, ...] = ()
         self._lock = threading.Lock()
@@ -65,7 +70,8 @@ class GpuStates:
     @property
     def seen(self) -> int:
         """GPUs that answer now."""
-        return sum(self._current(state) is not None for state in self._by_index)
+        oldest = self._oldest()
+        return sum(state.since(oldest) is not None for state in self._by_index)
 
     def readings(self, source: GpuSource[R]) -> dict[Gpu, R | None]:
         """The source's last reading of every GPU; None where it is down or does not have this.
@@ -93,8 +99,9 @@ class GpuStates:
             state.latest = None
 
     def _latest(self, source: GpuSource[Any]) -> Iterator[tuple[Gpu, object, Texts]]:
+        oldest = self._oldest()
         for state in self._by_index:
-            latest = self._current(state)
+            latest = state.since(oldest)
             if latest is None:
                 yield state.gpu, None, source.lines(state.gpu).write(None)
                 continue
@@ -102,7 +109,3 @@ class GpuStates:
             if isinstance(value, Exception):
                 raise value
             yield state.gpu, value, latest.texts[source]
-
-    def _current(self, state: GpuState) -> Reading | None:
-        latest = state.latest
-        return latest if latest is not None and self._is_recent(latest.taken) else None

@@ -21,8 +21,8 @@ Reading = TypeVar("Reading", contravariant=True)
 Values = float | Mapping[Any, float | None] | None
 """One number, or one by the value (str) or values (tuple of str) of the labels that tell them apart; None is absent."""
 
-Texts = Sequence[str]
-"""What there is to say of one GPU or rank, a text a metric."""
+Texts = Sequence[bytes]
+"""What there is to say of one GPU or rank, a text a metric, as it is sent: to encode it costs a scrape 0.3 ms."""
 
 
 class Declared(Protocol):
@@ -60,7 +60,7 @@ class Lines(Generic[R]):
         self._values_of = [metric.values for metric in metrics]
         self._values: list[Values] = [None] * len(metrics)
         self._prefixes: list[dict[Any, str]] = [{} for _ in metrics]
-        self._texts = [""] * len(metrics)
+        self._texts = [b""] * len(metrics)
 
     def write(self, reading: R) -> Texts:
         """The texts of all metrics, in their order."""
@@ -76,14 +76,14 @@ class Lines(Generic[R]):
                     self._texts[place] = self._text(place, several)
         return tuple(self._texts)
 
-    def _text(self, place: int, values: Mapping[Any, float | None]) -> str:
+    def _text(self, place: int, values: Mapping[Any, float | None]) -> bytes:
         before, now, text = self._prefixes[place], dict[Any, str](), []
         for labels, number in values.items():
             if number is not None:
                 now[labels] = prefix = before.get(labels) or self._prefix(place, labels)
                 text.append(f"{prefix}{number_text(number)}\n")
         self._prefixes[place] = now  # a series that is gone takes no memory
-        return "".join(text)
+        return "".join(text).encode()
 
     def _prefix(self, place: int, labels: str | tuple[str, ...]) -> str:
         more = (labels,) if isinstance(labels, str) else labels
@@ -93,19 +93,34 @@ class Lines(Generic[R]):
 class WrittenFamily(Metric):
     """A family whose lines exist already. Samples are made of them for who asks: the status page, and tests."""
 
-    def __init__(self, declared: Declared, texts: Iterable[str]) -> None:
+    # What is an attribute of Metric's is made for who asks: a scrape has a hundred families, and asks for none of it.
+    unit = ""
+
+    def __init__(self, declared: Declared, texts: Iterable[bytes]) -> None:
         # Not Metric's own: it checks the name against a pattern, and sets `samples`.
-        self.full_name = declared.name
-        self.name = declared.name.removesuffix("_total") if declared.kind == "counter" else declared.name
-        self.documentation = declared.help
-        self.type = declared.kind
-        self.unit = ""
-        self.text = "".join(texts)
+        self.declared = declared
+        self.text = b"".join(texts)
 
     @property
-    def samples(self) -> list[Sample]:  # type: ignore[override]  # an attribute of Metric's, which nobody sets here
+    def name(self) -> str:  # type: ignore[override]
+        """As prometheus_client has it: a counter's without `_total`."""
+        name = self.declared.name
+        return name.removesuffix("_total") if self.declared.kind == "counter" else name
+
+    @property
+    def documentation(self) -> str:  # type: ignore[override]
+        """The HELP line."""
+        return self.declared.help
+
+    @property
+    def type(self) -> str:  # type: ignore[override]
+        """Gauge, counter or histogram."""
+        return self.declared.kind
+
+    @property
+    def samples(self) -> list[Sample]:  # type: ignore[override]
         """The lines as prometheus_client has them."""
-        lines = f"# TYPE {self.full_name} {self.type}\n{self.text}"
+        lines = f"# TYPE {self.declared.name} {self.declared.kind}\n{self.text.decode()}"
         return [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
 
 

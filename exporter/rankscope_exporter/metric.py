@@ -42,7 +42,7 @@ class Declaration:
         """These values, as a family that is written anew each time: for the few that are not worth remembering."""
         several: Mapping[Any, float | None] = values if isinstance(values, Mapping) else {(): values}
         lines = (
-            f"{self.prefix((labels,) if isinstance(labels, str) else labels)}{number_text(number)}\n"
+            f"{self.prefix((labels,) if isinstance(labels, str) else labels)}{number_text(number)}\n".encode()
             for labels, number in several.items()
             if number is not None
         )

@@ -42,7 +42,7 @@ class Sampler:
         timing: Timing | None = None,
     ) -> None:
         self._driver = driver
-        self._gpus = GpuStates(sources, self._is_recent)
+        self._gpus = GpuStates(sources, self._oldest)
         self._watches_xids = watches_xids
         self._timing = timing or Timing()
         self._devices: dict[int, DeviceSampler] = {}
@@ -91,7 +91,7 @@ class Sampler:
     @property
     def nvml_up(self) -> bool:
         """Whether the driver answers."""
-        return self._answered_at is not None and self._is_recent(self._answered_at)
+        return self._answered_at is not None and self._answered_at >= self._oldest()
 
     @property
     def gpus_seen(self) -> int:
@@ -106,7 +106,7 @@ class Sampler:
     @property
     def _has_asked_all(self) -> bool:
         """Whether every device has been asked once since the start, or since the handles were taken again."""
-        if not self._is_recent(self._started_at):
+        if self._started_at < self._oldest():
             return True
         return self._has_looked and all(device.has_finished_a_round for device in [*self._devices.values()])
 
@@ -225,5 +225,5 @@ class Sampler:
     def _hear_xid(self, uuid: str, code: int | None) -> None:
         self._gpus.hear(uuid, code, self._timing.unix())
 
-    def _is_recent(self, moment: float) -> bool:
-        return self._timing.monotonic() - moment <= self._timing.longest_age
+    def _oldest(self) -> float:
+        return self._timing.monotonic() - self._timing.longest_age

@@ -78,7 +78,7 @@ def test_lines_follow_their_values() -> None:
     lines = Lines((BY_LABEL, DOWN), Gpu(0, "GPU-0").values())
 
     def text(reading: Reading | None) -> str:
-        return "".join(lines.write(reading))
+        return b"".join(lines.write(reading)).decode()
 
     one = 'rankscope_gpu_by_label{gpu="0",label="a",uuid="GPU-0"} 1.0\n'
     two = 'rankscope_gpu_by_label{gpu="0",label="b",uuid="GPU-0"} 2.0\n'

@@ -57,13 +57,13 @@ def test_a_source_that_fails_costs_the_others_nothing():
     failing, counting = watcher.collectors
     with pytest.raises(ValueError, match="a mistake"):
         failing.collect()
-    assert [family.text for family in counting.collect()] == ["looks 1.0\n"]
+    assert [family.text for family in counting.collect()] == [b"looks 1.0\n"]
 
 
 def test_the_start_waits_for_the_first_look_so_that_the_first_scrape_has_the_ranks():
     watcher = RankWatcher(Directory(), [Counting()], interval=60)
     watcher.start()
-    assert [family.text for family in watcher.collectors[0].collect()] == ["looks 1.0\n"]
+    assert [family.text for family in watcher.collectors[0].collect()] == [b"looks 1.0\n"]
     watcher.stop()
 
 

@@ -361,7 +361,7 @@ def test_a_reading_is_good_for_three_intervals_at_least():
 
 def test_what_was_counted_of_a_gpu_follows_it_to_another_index(machine):
     m = machine("gpus: 2")
-    gpus = GpuStates(GPU_SOURCES, lambda _: True)
+    gpus = GpuStates(GPU_SOURCES, lambda: 0.0)
     device = m.device(1)
     state = gpus.of(device)
     device.index = 0
