@@ -26,7 +26,8 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 # Imports come first: the machine's Python may lie where nobody else may enter.
 AS_NOBODY = """
 import os, sys
-import anyio._backends._asyncio, encodings.idna, uvicorn.lifespan.on, uvicorn.loops.auto, uvicorn.protocols.http.httptools_impl
+import anyio._backends._asyncio, encodings.idna, uvicorn.lifespan.on
+import uvicorn.loops.auto, uvicorn.protocols.http.httptools_impl
 import rankscope_exporter.daemon, rankscope_exporter.logs
 from rankscope_exporter.__main__ import main
 os.setgroups([])
