@@ -53,7 +53,7 @@ def another_server() -> Iterator[Server]:
 
 
 def _served(server: Server) -> Iterator[Server]:
-    thread = threading.Thread(target=server.http.serve_forever)
+    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))  # looks that often whether to end
     thread.start()
     yield server
     server.http.shutdown()

@@ -55,7 +55,9 @@ class Alert:
 
     @property
     def cause(self) -> str | None:
-        """As its label says; of those that have none the reason of the end, or the phase a rank is stuck in."""
+        """As its label says; else the reason of a rank's end, the phase that it is stuck in, or the XID."""
+        if "xid" in self.labels:
+            return f"xid {self.labels['xid']}"
         return next((self.labels[key] for key in ("cause", "reason", "phase") if self.labels.get(key)), None)
 
     def share(self, lost: Mapping[str, float]) -> float | None:

@@ -29,7 +29,7 @@ MEANINGS = {
     "idle": "the rank has ended",
     "other": "outside the model",
 }
-BLAME = "rank:rankscope_blame:ratio"
+BLAME = re.compile(r'rank:rankscope_blame:ratio\{rank="(.+)",phase="(.+)"\}')
 COMPARED = ("rank:rankscope_wait:ratio", "group:rankscope_wait:reference", "rank:rankscope_lag:ratio")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
@@ -46,7 +46,7 @@ def show(url: str, run: str | None, at: str | None, as_json: bool) -> int:
     if as_json:
         sys.stdout.write(json.dumps(as_object(found, when)) + "\n")
     else:
-        width = min(shutil.get_terminal_size((100, 24)).columns, 120)
+        width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
         sys.stdout.writelines(f"{_printable(line)}\n" for line in as_lines(found, when, width))
     return 0
 
@@ -74,6 +74,7 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
         "at": round(when, 3),
         "alert": verdict and verdict.name,
         "firing": verdict and verdict.is_firing,
+        "since": verdict and (verdict.since or None),
         "severity": verdict and verdict.labels.get("severity"),
         "rank": verdict and verdict.labels.get("rank"),
         "host": found.host,
@@ -98,7 +99,7 @@ def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
     yield f"{found.run}: {_size(found)}{useful}, {moment}"
     yield from _table(found)
     if found.verdict is None:
-        yield from textwrap.wrap(_no_verdict(found), width)
+        yield from _wrapped(_no_verdict(found), width)
         return
     yield from _verdict(found, found.verdict, width)
     yield from _others(found, width)
@@ -134,25 +135,29 @@ def _row(name: str, share: float, hours: float | None) -> str:
 def _no_verdict(found: Explanation) -> str:
     if "none" not in found.lost:
         return "No alert, and no figures: its ranks have only begun, or have ended."
-    useful = f"{found.lost['none']:.0%} of the GPU time is useful compute"
-    return f"No alert: no loss is large and lasting enough for the rules to name it. {useful}.{_blamed(found)}"
+    return f"No alert: no loss is large and lasting enough for the rules to name it.{_blamed(found)}"
 
 
 def _blamed(found: Explanation) -> str:
     """Who is late most, while that is the largest loss."""
-    name, share = next(((k, v) for k, v in found.compared.items() if k.startswith(BLAME)), ("", 0.0))
-    if not name or next((cause for cause in found.lost if cause != "none"), None) != "straggler":
+    if next((cause for cause in found.lost if cause != "none"), None) != "straggler":
         return ""
-    return f" Most waited for: {name.removeprefix(BLAME)}, {share:.1%} of the others' time."
+    for series, share in found.compared.items():
+        if blamed := BLAME.fullmatch(series):
+            return f" Most waited for: rank {blamed[1]}, in {blamed[2]}, {share:.1%} of the others' time."
+    return ""
 
 
 def _verdict(found: Explanation, verdict: Alert, width: int) -> Iterator[str]:
-    state = verdict.labels.get("severity", "firing") if verdict.is_firing else "not notified yet"
-    words = verdict.annotations.get("summary") or _in_short(found, verdict)
-    yield from textwrap.wrap(f"{state.upper()}{_since(verdict)}: {words}", width)
-    yield from textwrap.wrap(_numbers(found, verdict), width, initial_indent="  ", subsequent_indent="  ")
+    words = verdict.annotations.get("summary") or _in_short(verdict, found)
+    yield from _wrapped(f"{_state(verdict)}{_since(verdict)}: {words}", width)
+    yield from (f"  {line}" for line in _wrapped(_numbers(found, verdict), width - 2))
     if "runbook_url" in verdict.annotations:
         yield f"  {verdict.annotations['runbook_url']}"
+
+
+def _state(alert: Alert) -> str:
+    return alert.labels.get("severity", "firing").upper() if alert.is_firing else "PENDING, no notification yet"
 
 
 def _since(verdict: Alert) -> str:
@@ -160,15 +165,16 @@ def _since(verdict: Alert) -> str:
         since = datetime.fromisoformat(_utc(re.sub(r"\.\d+", "", verdict.since)))
     except ValueError:
         return ""
-    return f" since {since.astimezone().strftime('%H:%M:%S')}"
+    return f" since {since.astimezone().strftime('%Y-%m-%d %H:%M:%S')}"
 
 
-def _in_short(found: Explanation, verdict: Alert) -> str:
+def _in_short(alert: Alert, found: Explanation) -> str:
     """Of a moment in the past, of which Prometheus keeps the labels and not the words."""
-    named = {"rank": verdict.labels.get("rank"), "host": found.host, "GPU": found.gpu, "cause": verdict.cause}
-    share = verdict.share(found.lost)
+    host, gpu = (found.host, found.gpu) if alert is found.verdict else map(alert.labels.get, ("node", "gpu"))
+    named = {"rank": alert.labels.get("rank"), "host": host, "GPU": gpu, "cause": alert.cause}
+    share = alert.share(found.lost)
     words = [f"{name} {value}" for name, value in named.items() if value is not None]
-    return ", ".join([verdict.name, *words] + ([] if share is None else [f"{share:.1%} of the GPU time"]))
+    return ", ".join([alert.name, *words] + ([] if share is None else [f"{share:.1%} of the GPU time"]))
 
 
 def _numbers(found: Explanation, verdict: Alert) -> str:
@@ -184,10 +190,14 @@ def _numbers(found: Explanation, verdict: Alert) -> str:
 def _others(found: Explanation, width: int) -> Iterator[str]:
     others = found.alerts[1:]
     for alert in others[:ALERTS_SHOWN]:
-        summary = alert.annotations.get("summary") or f"{alert.name} {alert.labels.get('rank', '')}"
+        summary = alert.annotations.get("summary") or _in_short(alert, found)
         yield textwrap.shorten(f"Also: {summary}", width, placeholder=" ...")
     if len(others) > ALERTS_SHOWN:
         yield f"And {_count(len(others) - ALERTS_SHOWN, 'alert')} more."
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)  # names stay whole
 
 
 def _printable(text: str) -> str:

@@ -20,6 +20,7 @@ class Explanation:
 
     run: str
     ranks: int
+    """Alive."""
     nodes: int
     lost: dict[str, float]
     """By cause; `none` is useful compute."""
@@ -52,11 +53,11 @@ def explain(prometheus: Prometheus, run: str | None, is_now: bool) -> Explanatio
         )
     alerts.sort(key=lambda alert: _order(alert, lost))
     labels = alerts[0].labels if alerts else {}
-    live = prometheus.query(f"rank:rankscope_rank_info:live{{{where}}}")
+    nodes = prometheus.query(f"count by (node) (rank:rankscope_rank_info:live{{{where}}})")
     return Explanation(
         run=run,
-        ranks=len(live),
-        nodes=len({rank.labels.get("node") for rank in live}),
+        ranks=round(sum(node.value for node in nodes)),
+        nodes=len(nodes),
         lost=lost,
         gpu_hours=_by_cause(prometheus.query(f"run:rankscope_lost_gpu_hours:total{{{where}}}")),
         alerts=alerts,

@@ -42,7 +42,8 @@ class Prometheus:
 
     def query(self, expression: str) -> list[Sample]:
         """The instant vector of a PromQL expression. What is not a number is left out, as it says nothing."""
-        found = self._get("query", list, "result", query=expression, **({"time": f"{self._at}"} if self._at else {}))
+        moment = {} if self._at is None else {"time": f"{self._at:.3f}"}
+        found = self._get("query", list, "result", query=expression, **moment)
         samples = (_sample(series["metric"], float(series["value"][1])) for series in found)
         return [sample for sample in samples if math.isfinite(sample.value)]
 
