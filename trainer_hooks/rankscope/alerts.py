@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -64,28 +64,34 @@ class Alert:
         """The part of the run's GPU time that it is about, with what is lost by cause; None if it is about none."""
         return self.value if SHARES.fullmatch(self.name) else lost.get(LOST_BY.get(self.name, ""))
 
-    def silences(self, other: Alert) -> bool:
-        """Whether Alertmanager keeps the other one back beside this one. It hears of those alone that fire."""
-        return self.is_firing and any(
-            source.match(self._key) and target.match(other._key) and label in self._same_labels(other)
-            for source, target, label in SILENCES
-        )
-
     @property
-    def _key(self) -> str:
+    def key(self) -> str:
+        """As SILENCES has it."""
         return f"{self.name}/{self.labels.get('severity', '')}"
-
-    def _same_labels(self, other: Alert) -> set[str]:
-        return {label for label, value in self.labels.items() if value and value == other.labels.get(label)}
 
 
 def alerts_of(prometheus: Prometheus, is_now: bool, places: Mapping[str, set[str]]) -> list[Alert]:
     """Those whose run, GPU or exporter is among `places`. Raises PrometheusError."""
     found = prometheus.query('ALERTS{alertname=~"Rankscope.+"}')
     ours = [alert for sample in found if _concerns(alert := _alert(sample), places)]
-    heard = [alert for alert in ours if not any(other.silences(alert) for other in ours)]
-    rules = prometheus.alert_rules() if heard else []
-    return [_with_words(alert, rules) if is_now else _with_value(prometheus, alert, rules) for alert in heard]
+    told = heard(ours)
+    rules = prometheus.alert_rules() if told else []
+    return _with_words(told, rules) if is_now else _with_values(prometheus, told, rules)
+
+
+def heard(alerts: Sequence[Alert]) -> list[Alert]:
+    """Those that Alertmanager does not keep back beside the others. It hears of those alone that fire."""
+    silenced = {
+        (target, label, alert.labels[label])
+        for alert in alerts
+        for source, target, label in SILENCES
+        if alert.is_firing and alert.labels.get(label) and source.match(alert.key)
+    }
+
+    def is_silenced(alert: Alert) -> bool:
+        return any(t.match(alert.key) and alert.labels.get(label) == value for t, label, value in silenced)
+
+    return [alert for alert in alerts if not is_silenced(alert)]
 
 
 def _alert(sample: Sample) -> Alert:
@@ -99,20 +105,30 @@ def _concerns(alert: Alert, places: Mapping[str, set[str]]) -> bool:
     return alert.labels.get(by) in places[by]
 
 
-def _with_words(alert: Alert, rules: Iterable[dict[str, Any]]) -> Alert:
-    for told in (told for rule in rules for told in rule.get("alerts", ())):
-        if told["labels"] == alert.labels:
-            return replace(
-                alert, value=float(told["value"]), annotations=told["annotations"], since=told.get("activeAt", "")
-            )
-    return alert
+def _with_words(alerts: Iterable[Alert], rules: Iterable[dict[str, Any]]) -> list[Alert]:
+    active = {_identity(told["labels"]): told for rule in rules for told in rule.get("alerts", ())}
+    return [_told(alert, active.get(_identity(alert.labels))) for alert in alerts]
 
 
-def _with_value(prometheus: Prometheus, alert: Alert, rules: Iterable[dict[str, Any]]) -> Alert:
-    """Of a moment in the past nobody has kept the value and the words; the rule's own expression gives the value."""
-    rule = next((rule for rule in rules if rule["name"] == alert.name), None)
-    if rule is None:
+def _identity(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
+    return frozenset(labels.items())
+
+
+def _told(alert: Alert, told: dict[str, Any] | None) -> Alert:
+    if told is None:
         return alert
-    found = (sample for sample in prometheus.query(rule["query"]) if sample.labels.items() <= alert.labels.items())
+    return replace(alert, value=float(told["value"]), annotations=told["annotations"], since=told.get("activeAt", ""))
+
+
+def _with_values(prometheus: Prometheus, alerts: Iterable[Alert], rules: Iterable[dict[str, Any]]) -> list[Alert]:
+    """Of a moment in the past nobody has kept the values and the words; the rules' expressions give the values."""
+    by_name = {rule["name"]: rule for rule in rules}
+    wanted = {alert.name for alert in alerts} & by_name.keys()
+    values = {name: prometheus.query(by_name[name]["query"]) for name in wanted}
+    return [_valued(alert, values.get(alert.name, ()), by_name.get(alert.name, {})) for alert in alerts]
+
+
+def _valued(alert: Alert, values: Iterable[Sample], rule: Mapping[str, Any]) -> Alert:
+    found = (sample.value for sample in values if sample.labels.items() <= alert.labels.items())
     link = {name: text for name, text in rule.get("annotations", {}).items() if name == "runbook_url"}
-    return replace(alert, value=next((sample.value for sample in found), None), annotations=link)
+    return replace(alert, value=next(found, None), annotations=link)
