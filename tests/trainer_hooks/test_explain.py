@@ -31,6 +31,7 @@ HEALTHY, LAGGING, HANGING = (
 RAW = "\n".join(line for line in HEALTHY.splitlines() if line.startswith(("rankscope_rank_info", "up")))
 OF_RANK_2 = "GPU-51300000-0000-4000-8000-000000000002"
 XID = 'ALERTS{alertname="RankscopeGpuXid",alertstate="firing",severity="critical",gpu="%s",uuid="%s",xid="79"} 1\n'
+FALLBACK = 'ALERTS{alertname="RankscopeCpuFallback",alertstate="firing",severity="critical",run="train",rank="%d"} 1\n'
 MOMENTS = {
     "healthy": HEALTHY,
     "lagging": LAGGING,
@@ -39,6 +40,7 @@ MOMENTS = {
     "too short for an alert": "\n".join(line for line in LAGGING.splitlines() if not line.startswith("ALERTS")),
     "two runs": HEALTHY + LAGGING.replace('run="train"', 'run="other \\"run\\"\x1b[2J"'),
     "xid": LAGGING + XID % ("2", OF_RANK_2) + XID % ("7", "GPU-of-somebody-else"),
+    "many alerts": LAGGING + "".join(FALLBACK % rank for rank in range(5)),
     "without rules": RAW,
     "without ranks": "".join(f"{line}\n" for line in RAW.splitlines() if line.startswith("up")),
     "ended": RAW + "\ngpu:rankscope_busy:ratio 0",
@@ -193,6 +195,16 @@ def test_an_alert_about_a_gpu_is_the_runs_if_one_of_its_ranks_is_on_it(explain_a
     told = json.loads(explain_at("xid", "--json")[1])
     assert [told[name] for name in ("alert", "gpu", "host", "cause")] == ["RankscopeGpuXid", "2", "vm", "xid 79"]
     assert [other["alertname"] for other in told["others"]] == ["RankscopeRankZeroLagging"]
+
+
+def test_other_alerts_are_a_line_each_and_then_a_number(explain_at: Explain) -> None:
+    lines = explain_at("many alerts")[1].splitlines()
+    assert any(line.startswith("CRITICAL: RankscopeCpuFallback, rank 0") for line in lines)
+    assert lines[-4:] == [
+        *(f"Also: RankscopeCpuFallback, rank {n}" for n in (1, 2, 3)),
+        "And 2 alerts more: --json has them.",
+    ]
+    assert len(json.loads(explain_at("many alerts", "--json")[1])["others"]) == 5
 
 
 def test_several_runs_are_listed_and_one_can_be_chosen(explain_at: Explain) -> None:

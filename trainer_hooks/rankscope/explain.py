@@ -193,7 +193,7 @@ def _others(found: Explanation, width: int) -> Iterator[str]:
         summary = alert.annotations.get("summary") or _in_short(alert, found)
         yield textwrap.shorten(f"Also: {summary}", width, placeholder=" ...")
     if len(others) > ALERTS_SHOWN:
-        yield f"And {_count(len(others) - ALERTS_SHOWN, 'alert')} more."
+        yield f"And {_count(len(others) - ALERTS_SHOWN, 'alert')} more: --json has them."
 
 
 def _wrapped(text: str, width: int) -> list[str]:
