@@ -104,5 +104,5 @@ class Progress:
         os.close(descriptor)
 
     def read(self) -> int:
-        """0 before the first step."""
-        return int(self._path.read_text()) if self._path.exists() else 0
+        """0 before the first step, also between the file's being made and written."""
+        return int(self._path.read_text() or 0) if self._path.exists() else 0

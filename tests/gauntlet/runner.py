@@ -8,10 +8,14 @@ from typing import Any
 
 from examples.demo.stack import wait_for
 from examples.demo.webhook import Notification
-from tests.gauntlet.arena import Arena
+from tests.gauntlet.arena import RUN, Arena
 from tests.gauntlet.schedule import Run
 from tests.gauntlet.score import Verdict, false_alarms, judge
 from tests.gauntlet.training import JobError
+
+from rankscope.explain import as_object
+from rankscope.explanation import explain
+from rankscope.prometheus import Prometheus, PrometheusError
 
 TOLD_WITHIN = 60.0  # seconds from the onset: what comes later does not count
 LISTEN_ON = 5.0  # after the last of the expected: for more than was right
@@ -44,6 +48,7 @@ class Runner:
             case.inject(self._arena, target)
         onset = self._arena.onset
         verdicts = self._listen(run, onset, first)
+        explained = self._explained()
         step = self._arena.step_seconds()
         healed = self._arena.heal()
         resolved = self._resolved(healed, first)
@@ -52,6 +57,7 @@ class Runner:
             **run.line(),
             "onset": round(onset, 3),
             "verdicts": [verdict.line() for verdict in verdicts],
+            "explained": explained,
             "resolved": resolved is not None,
             "resolved_seconds": resolved,
             "false_alarms": false_alarms(run.cases, self._since(first)),
@@ -60,6 +66,15 @@ class Runner:
             "watched_seconds": round(time.time() - began, 1),
             "load": os.getloadavg()[0],
         }
+
+    def _explained(self) -> dict[str, Any]:
+        """What `rankscope explain` says now, which should be what was notified."""
+        try:
+            found = explain(Prometheus(self._arena.stack.prometheus.url), RUN, is_now=True)
+        except PrometheusError as error:
+            return {"error": str(error)}
+        told = as_object(found, time.time())
+        return {name: told[name] for name in ("alert", "rank", "host", "gpu", "cause", "share")}
 
     def _listen(self, run: Run, onset: float, first: int) -> list[Verdict]:
         """Until all has been told that should be, and a little longer; for a decoy as long as it takes."""

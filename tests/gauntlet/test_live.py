@@ -8,6 +8,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.gauntlet.arena import Arena
@@ -27,6 +28,18 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
         yield Runner(arena)
 
 
+def said_by_explain(line: dict[str, Any]) -> tuple[str, ...]:
+    explained = line["explained"]
+    return tuple(explained[name] for name in ("alert", "rank", "host", "cause"))
+
+
+def said_by_the_notification(line: dict[str, Any]) -> tuple[str | None, ...]:
+    labels = line["verdicts"][0]["labels"]
+    if "run" not in labels:  # of a GPU that no rank of the run is on
+        return (None,) * 4
+    return labels["alertname"], labels["rank"], labels["node"], labels.get("cause", labels.get("reason"))
+
+
 @pytest.mark.parametrize("name", ["f07_memory_held", "f09_rank_zero_works", "f03_slow_loader", "f19_killed_rank"])
 def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(runner, name):
     line = runner.run(draw([name], SEED, LOUD))
@@ -34,6 +47,7 @@ def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(runner
     assert (verdict["fired"], verdict["place_right"], verdict["cause_right"]) == (True, True, True), line
     assert line["false_alarms"] == []
     assert line["resolved"]
+    assert said_by_explain(line) == said_by_the_notification(line)
 
 
 @pytest.mark.parametrize("name", ["longer_sequences", "drift"])

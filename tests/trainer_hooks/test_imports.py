@@ -30,3 +30,7 @@ def test_the_autoload_entry_point_brings_in_nothing_but_the_standard_library() -
 
 def test_the_exporter_imports_no_torch() -> None:
     assert "torch" not in modules_brought_in_by("rankscope_exporter.__main__")
+
+
+def test_explaining_a_run_brings_in_nothing_but_the_standard_library() -> None:
+    assert modules_brought_in_by("rankscope.explain") - {"rankscope"} <= set(sys.stdlib_module_names)

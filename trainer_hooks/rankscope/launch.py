@@ -1,5 +1,5 @@
 """The command `rankscope`: `rankscope run -- torchrun … train.py` starts a job watched, without a change to it;
-`rankscope stacks` says where the threads of the ranks on this machine are.
+`rankscope stacks` says where the threads of the ranks on this machine are; `rankscope explain` what holds a run back.
 """
 
 from __future__ import annotations
@@ -24,6 +24,10 @@ STACKS_DESCRIPTION = """\
 Print the Python stacks of every thread of every living rank on this machine: by py-spy where it is installed and
 permitted, else by the hook itself. To be run as the job's user, in the job's container if it has one. Changes nothing
 in the job. Exits with 1 if a rank does not answer, with 2 if there is none."""
+EXPLAIN_DESCRIPTION = """\
+Say what holds a run back: its GPU time by what it is lost to, the alert that the rules have come to, the numbers
+compared, and where to read on. Asks a Prometheus that has Rankscope's rules. To be run anywhere. Exits with 2 if
+there is nothing to explain."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -34,6 +38,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from rankscope.stacks import show
 
         sys.exit(show(options.run, options.rank, options.run_dir))
+    if options.action == "explain":
+        from rankscope import explain
+
+        sys.exit(explain.show(options.url, options.run, options.at, options.json))
     _run(parser, options)
 
 
@@ -51,7 +59,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
-    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks")
+    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain")
     run = commands.add_parser(
         "run", help="start a training command with every rank watched", description=RUN_DESCRIPTION
     )
@@ -66,7 +74,20 @@ def _parser() -> argparse.ArgumentParser:
     stacks.add_argument(
         "--run-dir", type=Path, metavar="DIR", help="where the ranks' records are (default: /run/rankscope, /dev/shm)"
     )
+    _add_explain(commands.add_parser("explain", help="what holds a run back", description=EXPLAIN_DESCRIPTION))
     return parser
+
+
+def _add_explain(explain: argparse.ArgumentParser) -> None:
+    url = os.environ.get("PROMETHEUS_URL") or "http://localhost:9090"
+    explain.add_argument(
+        "--url",
+        default=url,
+        help="of the Prometheus, with USER:PASSWORD@ if it asks (default: PROMETHEUS_URL, else http://localhost:9090)",
+    )
+    explain.add_argument("--run", metavar="NAME", help="which run (default: the only one)")
+    explain.add_argument("--at", metavar="TIME", help="30m (ago), 2026-11-21T02:40 or unix seconds (default: now)")
+    explain.add_argument("--json", action="store_true", help="one line of JSON")
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:

@@ -1,0 +1,128 @@
+"""What `rankscope explain` says when Prometheus does not answer, or what answers is no Prometheus."""
+
+from __future__ import annotations
+
+import base64
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from rankscope import launch
+
+NOTHING = b'{"status":"success","data":{"resultType":"vector","result":[]}}'
+
+
+class Server:
+    """Answers everything alike, and remembers who asked with which credentials."""
+
+    def __init__(self) -> None:
+        self.status, self.body, self.location = 200, NOTHING, ""
+        self.asked: list[tuple[str, str | None]] = []
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self.address = f"127.0.0.1:{self.http.server_port}"
+
+    def _handler(self) -> type[BaseHTTPRequestHandler]:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                server.asked.append((self.path.partition("?")[0], self.headers["Authorization"]))
+                self.send_response(server.status)
+                if server.location:
+                    self.send_header("Location", server.location)
+                self.end_headers()
+                self.wfile.write(server.body)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        return Handler
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    yield from _served(Server())
+
+
+@pytest.fixture
+def another_server() -> Iterator[Server]:
+    yield from _served(Server())
+
+
+def _served(server: Server) -> Iterator[Server]:
+    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))  # looks that often whether to end
+    thread.start()
+    yield server
+    server.http.shutdown()
+    server.http.server_close()
+    thread.join()
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["explain", *flags])
+    out, err = capsys.readouterr()
+    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
+    return err.removeprefix("rankscope explain: ").rstrip()
+
+
+def test_a_server_that_is_not_there_cannot_be_reached(capsys: pytest.CaptureFixture[str], free_port: int) -> None:
+    url = f"http://127.0.0.1:{free_port}"
+    assert complaint(capsys, "--url", url).startswith(f"cannot reach {url}: ")
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "why"),
+    [
+        (200, b"<html>Log in, please</html>", "is no Prometheus: it does not answer as one"),
+        (200, b'{"status":"success","data":{"result":3}}', "is no Prometheus: it does not answer as one"),
+        (200, b"[]", "is no Prometheus: it does not answer as one"),
+        (404, b"404 page not found", "is no Prometheus: it has no /api/v1"),
+        (401, b"", "wants a user and a password: --url http://USER:PASSWORD@HOST:PORT"),
+        (503, b'{"status":"error","error":"not ready yet"}', "answers 503: not ready yet"),
+        (502, b"<html>", "answers 502: Bad Gateway"),
+    ],
+)
+def test_what_is_wrong_with_the_answer_is_said_in_a_line(
+    capsys: pytest.CaptureFixture[str], server: Server, status: int, body: bytes, why: str
+) -> None:
+    server.status, server.body = status, body
+    assert complaint(capsys, "--url", f"http://{server.address}") == f"http://{server.address} {why}"
+
+
+@pytest.mark.parametrize("url", ["localhost:9090", "file:///etc/passwd", "http://", "http://[::1", "http://host:port"])
+def test_a_url_that_is_none_is_named(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert complaint(capsys, "--url", url) == f"{url} is no URL such as http://localhost:9090"
+
+
+def test_a_time_that_is_none_is_named(capsys: pytest.CaptureFixture[str], server: Server) -> None:
+    said = complaint(capsys, "--url", f"http://{server.address}", "--at", "teatime")
+    assert said == "--at teatime is no time such as 30m (ago), 2026-11-21T02:40 or 1795228800"
+    assert server.asked == []
+
+
+def test_the_user_and_password_of_the_url_are_sent_and_not_shown(
+    capsys: pytest.CaptureFixture[str], server: Server
+) -> None:
+    said = complaint(capsys, "--url", f"http://alice:p%40ss@{server.address}/prometheus/")
+    assert said.startswith(f"http://{server.address}/prometheus has no run")
+    assert {path for path, _ in server.asked} == {"/prometheus/api/v1/query"}
+    assert {credentials for _, credentials in server.asked} == {f"Basic {base64.b64encode(b'alice:p@ss').decode()}"}
+
+
+def test_the_password_does_not_follow_a_redirection(
+    capsys: pytest.CaptureFixture[str], server: Server, another_server: Server
+) -> None:
+    server.status, server.location = 302, f"http://{another_server.address}/api/v1/query"
+    complaint(capsys, "--url", f"http://alice:secret@{server.address}")
+    assert {credentials for _, credentials in another_server.asked} == {None}
+
+
+def test_the_server_may_be_named_by_the_environment(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: Server
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_URL", f"http://{server.address}")
+    assert complaint(capsys).startswith(f"http://{server.address} has no run")

@@ -1,0 +1,205 @@
+"""The command `rankscope explain`: what holds a run back, in some ten lines for people or one of JSON for programs."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from datetime import datetime
+
+from rankscope.alerts import Alert
+from rankscope.explanation import Explanation, explain
+from rankscope.prometheus import Prometheus, PrometheusError
+
+CAUSES_SHOWN = 3  # with the sum of the others: more than that nobody acts upon
+SHOWN_FROM = 0.0005  # what is less is 0.0%
+ALERTS_SHOWN = 3  # beside the verdict
+# docs/lost-time.md has the whole of it.
+MEANINGS = {
+    "data_cpu": "loader workers compute",
+    "data_io": "loader workers idle",
+    "copies": "host to GPU",
+    "transfer": "every rank waits",
+    "straggler": "one is late, the others wait",
+    "stall": "no rank moves",
+    "idle": "the rank has ended",
+    "other": "outside the model",
+}
+BLAME = re.compile(r'rank:rankscope_blame:ratio\{rank="(.+)",phase="(.+)"\}')
+COMPARED = ("rank:rankscope_wait:ratio", "group:rankscope_wait:reference", "rank:rankscope_lag:ratio")
+SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+def show(url: str, run: str | None, at: str | None, as_json: bool) -> int:
+    """Print it. The exit status: 2 if there is nothing to explain, with the reason on stderr."""
+    try:
+        moment = None if at is None else parse_moment(at)
+        found = explain(Prometheus(url, moment), run, is_now=moment is None)
+    except (PrometheusError, ValueError) as error:
+        print(f"rankscope explain: {_printable(str(error))}", file=sys.stderr)  # noqa: T201 - a command
+        return 2
+    when = time.time() if moment is None else moment
+    if as_json:
+        sys.stdout.write(json.dumps(as_object(found, when)) + "\n")
+    else:
+        width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
+        sys.stdout.writelines(f"{_printable(line)}\n" for line in as_lines(found, when, width))
+    return 0
+
+
+def parse_moment(text: str) -> float:
+    """Unix seconds of such a number, of `30m` (that long ago) or of an ISO 8601 time. Raises ValueError."""
+    if ago := re.fullmatch(r"(\d+)([smhd])", text):
+        return time.time() - int(ago[1]) * SECONDS[ago[2]]
+    try:
+        # Python 3.10 does not know the Z.
+        return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else datetime.fromisoformat(_utc(text)).timestamp()
+    except (ValueError, OverflowError):
+        raise ValueError(f"--at {text} is no time such as 30m (ago), 2026-11-21T02:40 or 1795228800") from None
+
+
+def _utc(text: str) -> str:
+    return re.sub("[zZ]$", "+00:00", text)
+
+
+def as_object(found: Explanation, when: float) -> dict[str, object]:
+    """What `--json` prints. What is not known, or not so, is null."""
+    verdict = found.verdict
+    return {
+        "run": found.run,
+        "at": round(when, 3),
+        "alert": verdict and verdict.name,
+        "firing": verdict and verdict.is_firing,
+        "since": verdict and (verdict.since or None),
+        "severity": verdict and verdict.labels.get("severity"),
+        "rank": verdict and verdict.labels.get("rank"),
+        "host": found.host,
+        "gpu": found.gpu,
+        "cause": verdict and verdict.cause,
+        "share": verdict and verdict.share(found.lost),
+        "evidence": {
+            "value": verdict and verdict.value,
+            **(verdict.annotations if verdict else {}),
+            "lost": found.lost,
+            "lost_gpu_hours": found.gpu_hours,
+            "compared": found.compared,
+        },
+        "others": [alert.labels for alert in found.alerts[1:]],
+    }
+
+
+def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
+    """For people."""
+    moment = datetime.fromtimestamp(when).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    useful = f", {found.lost['none']:.1%} of the GPU time is useful compute" if "none" in found.lost else ""
+    yield f"{found.run}: {_size(found)}{useful}, {moment}"
+    yield from _table(found)
+    if found.verdict is None:
+        yield from _wrapped(_no_verdict(found), width)
+        return
+    yield from _verdict(found, found.verdict, width)
+    yield from _others(found, width)
+
+
+def _size(found: Explanation) -> str:
+    if not found.ranks:
+        return "no live rank"
+    return f"{_count(found.ranks, 'rank')} on {_count(found.nodes, 'node')}"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _table(found: Explanation) -> Iterator[str]:
+    causes = [cause for cause, share in found.lost.items() if cause != "none" and share >= SHOWN_FROM]
+    if causes:
+        yield f"  {'lost to':42} share   GPU-hours so far"
+    for cause in causes[:CAUSES_SHOWN]:
+        name = f"{cause} ({MEANINGS[cause]})" if cause in MEANINGS else cause
+        yield _row(name, found.lost[cause], found.gpu_hours.get(cause))
+    if rest := causes[CAUSES_SHOWN:]:
+        hours = [found.gpu_hours[cause] for cause in rest if cause in found.gpu_hours]
+        yield _row(", ".join(rest), sum(found.lost[cause] for cause in rest), sum(hours) if hours else None)
+
+
+def _row(name: str, share: float, hours: float | None) -> str:
+    so_far = "" if hours is None else f"   {hours:16.2f}" if hours >= 0.01 else f"   {'under 0.01':>16}"
+    return f"  {textwrap.shorten(name, 40, placeholder=' ...'):41}{share:6.1%}{so_far}"
+
+
+def _no_verdict(found: Explanation) -> str:
+    if "none" not in found.lost:
+        return "No alert, and no figures: its ranks have only begun, or have ended."
+    return f"No alert: no loss is large and lasting enough for the rules to name it.{_blamed(found)}"
+
+
+def _blamed(found: Explanation) -> str:
+    """Who is late most, while that is the largest loss."""
+    if next((cause for cause in found.lost if cause != "none"), None) != "straggler":
+        return ""
+    for series, share in found.compared.items():
+        if blamed := BLAME.fullmatch(series):
+            return f" Most waited for: rank {blamed[1]}, in {blamed[2]}, {share:.1%} of the others' time."
+    return ""
+
+
+def _verdict(found: Explanation, verdict: Alert, width: int) -> Iterator[str]:
+    words = verdict.annotations.get("summary") or _in_short(verdict, found)
+    yield from _wrapped(f"{_state(verdict)}{_since(verdict)}: {words}", width)
+    yield from (f"  {line}" for line in _wrapped(_numbers(found, verdict), width - 2))
+    if "runbook_url" in verdict.annotations:
+        yield f"  {verdict.annotations['runbook_url']}"
+
+
+def _state(alert: Alert) -> str:
+    return alert.labels.get("severity", "firing").upper() if alert.is_firing else "PENDING, no notification yet"
+
+
+def _since(verdict: Alert) -> str:
+    try:
+        since = datetime.fromisoformat(_utc(re.sub(r"\.\d+", "", verdict.since)))
+    except ValueError:
+        return ""
+    return f" since {since.astimezone().strftime('%Y-%m-%d %H:%M:%S')}"
+
+
+def _in_short(alert: Alert, found: Explanation) -> str:
+    """Of a moment in the past, of which Prometheus keeps the labels and not the words."""
+    host, gpu = (found.host, found.gpu) if alert is found.verdict else map(alert.labels.get, ("node", "gpu"))
+    named = {"rank": alert.labels.get("rank"), "host": host, "GPU": gpu, "cause": alert.cause}
+    share = alert.share(found.lost)
+    words = [f"{name} {value}" for name, value in named.items() if value is not None]
+    return ", ".join([alert.name, *words] + ([] if share is None else [f"{share:.1%} of the GPU time"]))
+
+
+def _numbers(found: Explanation, verdict: Alert) -> str:
+    """What was compared: in the words of the notification where there are any."""
+    if "description" in verdict.annotations:
+        return verdict.annotations["description"]
+    values = [found.compared[name] for name in COMPARED if name in found.compared]
+    if not verdict.name.endswith("Lagging") or len(values) < len(COMPARED):
+        return "" if verdict.value is None else f"The alert's value: {verdict.value:.4g}."
+    return "It waits {:.1%} of its time in collectives, the ranks of its group {:.1%}: a lag of {:.1%}.".format(*values)
+
+
+def _others(found: Explanation, width: int) -> Iterator[str]:
+    others = found.alerts[1:]
+    for alert in others[:ALERTS_SHOWN]:
+        summary = alert.annotations.get("summary") or _in_short(alert, found)
+        yield textwrap.shorten(f"Also: {summary}", width, placeholder=" ...")
+    if len(others) > ALERTS_SHOWN:
+        yield f"And {_count(len(others) - ALERTS_SHOWN, 'alert')} more: --json has them."
+
+
+def _wrapped(text: str, width: int) -> list[str]:
+    return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)  # names stay whole
+
+
+def _printable(text: str) -> str:
+    """Names of runs are anybody's, and a terminal obeys what is not printable."""
+    return "".join(character if character.isprintable() else "?" for character in text)

@@ -1,0 +1,141 @@
+"""What holds a run back, by what Rankscope's rules have recorded in a Prometheus.
+
+Nothing is judged here. The verdict is the alert of the run that Alertmanager would send; the shares and the numbers
+compared are recorded series. So the terminal, the notification and the dashboards cannot disagree.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from rankscope.alerts import Alert, alerts_of
+from rankscope.prometheus import Prometheus, PrometheusError, Sample, quoted
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """All that is to be said of a run. Shares are parts of its GPU time, over the rules' window."""
+
+    run: str
+    ranks: int
+    """Alive."""
+    nodes: int
+    lost: dict[str, float]
+    """By cause; `none` is useful compute."""
+    gpu_hours: dict[str, float]
+    """Lost by cause since the rules first saw the run."""
+    alerts: list[Alert]
+    """That Alertmanager would send, the verdict first."""
+    host: str | None = None
+    gpu: str | None = None
+    """Both the verdict's."""
+    compared: dict[str, float] = field(default_factory=dict)
+    """Recorded series of the run, and of the verdict's rank."""
+
+    @property
+    def verdict(self) -> Alert | None:
+        """What holds the run back; None if nothing does that the rules would tell."""
+        return self.alerts[0] if self.alerts else None
+
+
+def explain(prometheus: Prometheus, run: str | None, is_now: bool) -> Explanation:
+    """What the rules say of the run, or of the only one there is. Raises PrometheusError."""
+    run = run if run in (runs := _runs(prometheus)) else _only(prometheus, run, runs)
+    where = f"run={quoted(run)}"
+    lost = _by_cause(prometheus.query(f"run:rankscope_lost:ratio{{{where}}}"))
+    ranks = prometheus.query(f"last_over_time(rankscope_rank_info{{{where}}}[1h])")
+    alerts = alerts_of(prometheus, is_now, {"run": {run}} | _places(ranks))
+    if not lost and not alerts and not _has_rules(prometheus):
+        raise PrometheusError(
+            f"{prometheus.url} has run {run}, but Rankscope's rules are not loaded there (rule_files)"
+        )
+    alerts.sort(key=lambda alert: _order(alert, lost))
+    labels = alerts[0].labels if alerts else {}
+    nodes = prometheus.query(f"count by (node) (rank:rankscope_rank_info:live{{{where}}})")
+    return Explanation(
+        run=run,
+        ranks=round(sum(node.value for node in nodes)),
+        nodes=len(nodes),
+        lost=lost,
+        gpu_hours=_by_cause(prometheus.query(f"run:rankscope_lost_gpu_hours:total{{{where}}}")),
+        alerts=alerts,
+        host=labels.get("node") or _host(labels.get("uuid"), ranks),
+        gpu=labels.get("gpu") or _gpu(prometheus, labels.get("uuid")),
+        compared=_compared(prometheus, where, labels),
+    )
+
+
+def _runs(prometheus: Prometheus) -> list[str]:
+    known = 'rankscope_rank_info or run:rankscope_allocated:ratio or ALERTS{alertname=~"Rankscope.+",run!=""}'
+    return sorted(sample.labels["run"] for sample in prometheus.query(f"group by (run) ({known})"))
+
+
+def _only(prometheus: Prometheus, asked: str | None, runs: Sequence[str]) -> str:
+    known = ", ".join(runs[:20]) + (", ..." if len(runs) > 20 else "")
+    if asked is not None and runs:
+        raise PrometheusError(f"{prometheus.url} has no run {asked}; it has: {known}")
+    if not runs:
+        raise PrometheusError(f"{prometheus.url} has no run{_why_none(prometheus)}")
+    if len(runs) > 1:
+        raise PrometheusError(f"{prometheus.url} has {len(runs)} runs; choose one with --run: {known}")
+    return runs[0]
+
+
+def _why_none(prometheus: Prometheus) -> str:
+    targets = prometheus.query('up{job="rankscope"}')
+    if not targets:
+        return ", and scrapes no exporter of Rankscope (the job named rankscope)"
+    answering = sum(target.value for target in targets)
+    return f": of {len(targets)} exporters {answering:.0f} answer, and none shows a rank"
+
+
+def _has_rules(prometheus: Prometheus) -> bool:
+    """Every rank and every GPU makes them record something."""
+    return bool(prometheus.query('count({__name__=~"(run|rank|gpu):rankscope_.+"})'))
+
+
+def _by_cause(samples: Iterable[Sample]) -> dict[str, float]:
+    """The largest first."""
+    return {s.labels["cause"]: s.value for s in sorted(samples, key=lambda s: -s.value)}
+
+
+def _places(ranks: Iterable[Sample]) -> dict[str, set[str]]:
+    labels = [rank.labels for rank in ranks]
+    return {key: {each[key] for each in labels if each.get(key)} for key in ("uuid", "instance")}
+
+
+def _order(alert: Alert, lost: Mapping[str, float]) -> tuple[bool, bool, float, str]:
+    return (
+        not alert.is_firing,
+        alert.labels.get("severity") != "critical",
+        -(alert.share(lost) or 0.0),
+        json.dumps(alert.labels, sort_keys=True),
+    )
+
+
+def _host(uuid: str | None, ranks: Iterable[Sample]) -> str | None:
+    return next((rank.labels.get("node") for rank in ranks if uuid and rank.labels.get("uuid") == uuid), None)
+
+
+def _gpu(prometheus: Prometheus, uuid: str | None) -> str | None:
+    found = prometheus.query(f"last_over_time(rankscope_gpu_info{{uuid={quoted(uuid)}}}[1h])") if uuid else []
+    return next((gpu.labels.get("gpu") for gpu in found), None)
+
+
+def _compared(prometheus: Prometheus, where: str, verdict: Mapping[str, str]) -> dict[str, float]:
+    """Of the run; and of the verdict's rank and group, or if it names none of the rank to blame most."""
+    wanted = [f'{{__name__=~"run:rankscope_.+:(ratio|rate|seconds)",__name__!~".+_(lost|moving|phase):.+",{where}}}']
+    if "rank" in verdict:
+        wanted.append(f'{{__name__=~"rank:rankscope_.+:(ratio|seconds)",{where},rank={quoted(verdict["rank"])}}}')
+        wanted.append(f"group:rankscope_wait:reference{{{where},group={quoted(verdict.get('group', ''))}}}")
+    else:
+        wanted.append(f"topk(1, rank:rankscope_blame:ratio{{{where}}})")
+    return {_series(sample, verdict): sample.value for series in wanted for sample in prometheus.query(series)}
+
+
+def _series(sample: Sample, verdict: Mapping[str, str]) -> str:
+    """Its name and what tells it from its like: the phase, and the rank if the verdict names none."""
+    told = [name for name in ("rank", "phase") if name in sample.labels and (name == "phase" or name not in verdict)]
+    return sample.name + (f"{{{','.join(f'{name}={quoted(sample.labels[name])}' for name in told)}}}" if told else "")
