@@ -22,7 +22,7 @@ from deploy.prometheus.fast import prometheus_config
 from examples.demo import servers
 
 from rankscope import launch
-from rankscope.explain import parse_moment
+from rankscope.explaining.command import parse_moment
 
 RECORDED = Path(__file__).parent / "explained"
 HEALTHY, LAGGING, HANGING = (

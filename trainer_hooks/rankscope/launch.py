@@ -39,9 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         sys.exit(show(options.run, options.rank, options.run_dir))
     if options.action == "explain":
-        from rankscope import explain
+        from rankscope.explaining.command import show as explain
 
-        sys.exit(explain.show(options.url, options.run, options.at, options.json))
+        sys.exit(explain(options.url, options.run, options.at, options.json))
     _run(parser, options)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rankscope.prometheus import Prometheus, Sample
+from rankscope.explaining.prometheus import Prometheus, Sample
 
 # Whose value is a part of the run's GPU time; of those in LOST_BY the share is that of a cause; others have none.
 SHARES = re.compile(

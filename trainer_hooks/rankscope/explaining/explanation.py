@@ -10,8 +10,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from rankscope.alerts import Alert, alerts_of
-from rankscope.prometheus import Prometheus, PrometheusError, Sample, quoted
+from rankscope.explaining.alerts import Alert, alerts_of
+from rankscope.explaining.prometheus import Prometheus, PrometheusError, Sample, quoted
 
 
 @dataclass(frozen=True)

@@ -11,9 +11,9 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 
-from rankscope.alerts import Alert
-from rankscope.explanation import Explanation, explain
-from rankscope.prometheus import Prometheus, PrometheusError
+from rankscope.explaining.alerts import Alert
+from rankscope.explaining.explanation import Explanation, explain
+from rankscope.explaining.prometheus import Prometheus, PrometheusError
 
 CAUSES_SHOWN = 3  # with the sum of the others: more than that nobody acts upon
 SHOWN_FROM = 0.0005  # what is less is 0.0%
