@@ -4,6 +4,7 @@ PYTHON ?= python3
 # Of gpu-check, where the working tree cannot be written or is not kept.
 REPORT ?= docs/measurements/gpu_check.json
 BIN := .venv/bin
+PYTESTS = $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
 .PHONY: help venv servers demo test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers gauntlet clean
@@ -14,8 +15,8 @@ help: ## what can be made
 demo: venv servers ## a real training job, two faults, two notifications (ONCE=1: exit by itself)
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
 
-test: venv servers lint ## lint, types, and every test, with a real end-to-end run
-	@$(BIN)/python -m pytest $(PYTEST)
+test: venv servers lint ## lint, types, and every test, with real end-to-end runs (PYTEST="…": pytest with these arguments)
+	@$(if $(PYTEST),$(PYTESTS) $(PYTEST),$(PYTESTS) -n 2 --dist loadfile -m 'not alone' && $(PYTESTS) -m alone)
 
 lint: venv ## ruff and mypy --strict
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 from examples.demo.story import Demo
+
+pytestmark = pytest.mark.alone
 
 
 def test_both_faults_of_the_demo_are_notified_and_nothing_else_is(tmp_path: Path, run_dir: Path) -> None:

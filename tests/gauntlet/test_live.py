@@ -18,6 +18,8 @@ from tests.gauntlet.schedule import draw
 
 SEED = 0  # of no gauntlet
 
+pytestmark = pytest.mark.alone
+
 
 @pytest.fixture(scope="module")
 def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
