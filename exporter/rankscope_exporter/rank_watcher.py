@@ -6,7 +6,6 @@ milliseconds, and a file system that hangs would hold it up.
 
 from __future__ import annotations
 
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,13 +13,12 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
+from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.run_directory import RunDirectory, Scan
 
 INTERVAL = 1.0  # seconds: a ring holds 128 steps, and only jobs with more than that in a second lose some
 LONGEST_AGE = 5.0  # seconds, as of GPUs' readings: what was read before that is none
 FIRST_LOOK = 1.0  # seconds that the start waits for it
-
-logger = logging.getLogger(__name__)
 
 
 class OutdatedError(Exception):
@@ -76,12 +74,10 @@ class RankWatcher:
     ) -> None:
         self.collectors = [WatchedCollector(source, self._age) for source in sources]
         self._run_directory = run_directory
-        self._interval = interval
         self._monotonic = monotonic
         self._looked_at = monotonic()
         self._has_looked = threading.Event()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ranks", daemon=True)
+        self._thread = Periodic("ranks", interval, self._try_to_look, "the run directories cannot be read")
 
     def start(self) -> None:
         """Begin to look; returns after the first time, or soon after where a directory does not answer."""
@@ -90,8 +86,7 @@ class RankWatcher:
 
     def stop(self) -> None:
         """End the thread, unless a directory does not answer: then it ends with the process."""
-        self._stop.set()
-        self._thread.join(1.0)
+        self._thread.stop()
 
     def look(self) -> None:
         """Read the ranks once, and have every source look at them."""
@@ -104,13 +99,8 @@ class RankWatcher:
     def _age(self) -> float:
         return self._monotonic() - self._looked_at
 
-    def _run(self) -> None:
-        while True:
-            began = self._monotonic()
-            try:
-                self.look()
-            except Exception:  # the last resort: without this thread nobody would look again
-                logger.exception("the run directories cannot be read")
+    def _try_to_look(self) -> None:
+        try:
+            self.look()
+        finally:
             self._has_looked.set()
-            if self._stop.wait(max(0.0, began + self._interval - self._monotonic())):
-                return

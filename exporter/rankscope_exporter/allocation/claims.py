@@ -5,7 +5,6 @@ that does not answer must hold up neither a scrape nor the sampling of a device.
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Protocol
 from rankscope.rank_snapshot import RankSnapshot
 from rankscope_exporter.allocation.holder import Holder
 from rankscope_exporter.allocation.processes import UserNames
+from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.run_directory import RunDirectory
 
 INTERVAL = 5.0  # seconds: a third of the usual scrape interval; the kubelet lists all its pods each time
@@ -71,8 +71,7 @@ class ClaimsWatcher:
         self._monotonic = monotonic
         self._latest: tuple[float, Claims] | None = None
         self._complaints: dict[str, str] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="claims", daemon=True)
+        self._thread = Periodic("claims", interval, self.poll, "the claims to GPUs cannot be collected")
 
     def start(self) -> None:
         """Begin to ask."""
@@ -80,8 +79,7 @@ class ClaimsWatcher:
 
     def stop(self) -> None:
         """End the thread, unless somebody does not answer: then it ends with the process."""
-        self._stop.set()
-        self._thread.join(1.0)
+        self._thread.stop()
 
     def claims(self) -> Claims:
         """The last ones; none, and not complete, if they are too old."""
@@ -103,15 +101,6 @@ class ClaimsWatcher:
                 ranks[rank.snapshot.info["uuid"]].append(rank.snapshot)
         self._latest = began, Claims(dict(holders), None not in answers, dict(ranks))
         self._users.resolve()
-
-    def _run(self) -> None:
-        while True:
-            try:
-                self.poll()
-            except Exception:  # a mistake of ours: the claims grow old, and are none then
-                logger.exception("the claims to GPUs cannot be collected")
-            if self._stop.wait(self._interval):
-                return
 
     def _ask(self, scheduler: Scheduler) -> Mapping[str, Sequence[Holder]] | None:
         """None if it does not answer, which is logged when it begins."""

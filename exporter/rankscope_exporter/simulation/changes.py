@@ -10,12 +10,12 @@ Write under another name and rename, so that no half is read.
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import yaml
 
+from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.simulation.scenario import parse_change
 from rankscope_exporter.simulation.timeline import State, Timeline
 
@@ -32,8 +32,7 @@ class Changes:
         self._timelines = timelines
         self._now = now
         self._seen: dict[Path, int | None] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="simulated-changes", daemon=True)
+        self._thread = Periodic("simulated-changes", POLLED_EVERY, self.poll, "the simulated GPUs cannot be changed")
 
     def start(self) -> None:
         """Begin to look."""
@@ -41,8 +40,7 @@ class Changes:
 
     def stop(self) -> None:
         """End the thread."""
-        self._stop.set()
-        self._thread.join()
+        self._thread.stop()
 
     def poll(self) -> None:
         """One look at all files. A bad one is reported once, and changes nothing."""
@@ -57,10 +55,6 @@ class Changes:
                 logger.warning("%s changes nothing: %s", path, error)
             else:
                 timeline.change(self._now(), state, xid)
-
-    def _run(self) -> None:
-        while not self._stop.wait(POLLED_EVERY):
-            self.poll()
 
 
 def _written(path: Path) -> int | None:

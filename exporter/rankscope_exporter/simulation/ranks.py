@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import logging
-import threading
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.simulation.timeline import Seconds
 
 POLLED_EVERY = 1 / 6  # seconds: once for each sample of the ring
 REMEMBERED = 180  # polls: 30 s, more than the ring and the temperature look back
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,8 +72,9 @@ class RankFollower:
         self._histories = histories
         self._now = now
         self._last: dict[tuple[str, int], RankActivity] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="simulated-ranks", daemon=True)
+        self._thread = Periodic(
+            "simulated-ranks", POLLED_EVERY, self.poll, "the simulated GPUs cannot follow the ranks"
+        )
 
     def start(self) -> None:
         """Begin to poll."""
@@ -84,8 +82,7 @@ class RankFollower:
 
     def stop(self) -> None:
         """End the thread."""
-        self._stop.set()
-        self._thread.join()
+        self._thread.stop()
 
     def poll(self) -> None:
         """One look at all ranks. A rank that is new counts from now on."""
@@ -96,16 +93,6 @@ class RankFollower:
             spent = sum((_since(self._last.get(key, activity), activity) for key, activity in ranks), Seconds())
             history.add(now, spent, tuple(activity.pid for _, activity in ranks))
         self._last = seen
-
-    def _run(self) -> None:
-        while not self._stop.wait(POLLED_EVERY):
-            self._try_to_poll()
-
-    def _try_to_poll(self) -> None:
-        try:
-            self.poll()
-        except Exception:  # the ring stands still until it works again, which is what one sees then
-            logger.exception("the simulated GPUs cannot follow the ranks")
 
 
 def _since(before: RankActivity, now: RankActivity) -> Seconds:
