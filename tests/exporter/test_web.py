@@ -169,6 +169,18 @@ def test_the_status_page_says_who_holds_a_gpu_and_what_it_does() -> None:
     assert "process_no_work" in page
 
 
+@pytest.mark.parametrize(("busy_seconds", "text"), [(7.5, "30 s ago"), (0.0, "not since 30 s ago")])
+def test_the_status_page_does_not_say_that_a_gpu_was_busy_that_never_was(busy_seconds: float, text: str) -> None:
+    up, busy, last = (
+        GaugeMetricFamily("rankscope_gpu_up", "Up.", labels=["gpu", "uuid"]),
+        CounterMetricFamily("rankscope_gpu_busy_seconds", "Busy.", labels=["gpu", "uuid"]),
+        GaugeMetricFamily("rankscope_gpu_last_busy_timestamp_seconds", "Last.", labels=["gpu", "uuid"]),
+    )
+    for family, value in ((up, 1.0), (busy, busy_seconds), (last, 70.0)):
+        family.add_metric(["0", "GPU-a"], value)
+    assert f">{text}<" in render_status([up, busy, last], now=100.0)
+
+
 def test_the_status_page_says_how_long_a_rank_waited_since_its_start_up_and_when_it_saved() -> None:
     page = render_status(list(Node().collect()), now=100.0)
     assert ">25%<" in page

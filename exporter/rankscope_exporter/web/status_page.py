@@ -90,6 +90,7 @@ def _gpus(values: Values, now: float) -> list[Row]:
     power = values.by("rankscope_gpu_power_watts", "gpu")
     temperature = values.by("rankscope_gpu_temperature_celsius", "gpu")
     last_busy = values.by("rankscope_gpu_last_busy_timestamp_seconds", "gpu")
+    busy_seconds = values.by("rankscope_gpu_busy_seconds_total", "gpu")
     processes = values.by("rankscope_gpu_processes", "gpu")
     names = values.rows("rankscope_gpu_info", "gpu")
     states = {key[:1]: key[1] for key in values.rows("rankscope_gpu_state_info", "gpu", "state")}
@@ -105,10 +106,15 @@ def _gpus(values: Values, now: float) -> list[Row]:
             "power W": f"{power[key]:.0f}" if key in power else "",
             "°C": f"{temperature[key]:.0f}" if key in temperature else "",
             "processes": f"{processes[key]:.0f}" if key in processes else "",
-            "last busy": _ago(now - last_busy[key]) if key in last_busy else "",
+            "last busy": _last_busy(now - last_busy[key], busy_seconds.get(key)) if key in last_busy else "",
         }
         for key, up in sorted(values.by("rankscope_gpu_up", "gpu").items(), key=lambda item: int(item[0][0]))
     ]
+
+
+def _last_busy(age: float, busy_seconds: float | None) -> str:
+    """Of a GPU that was never seen busy the age is that of the first look at it."""
+    return _ago(age) if busy_seconds else f"not since {_ago(age)}"
 
 
 def _holder(labels: Mapping[str, str]) -> str:
