@@ -1,4 +1,4 @@
-"""Asks Prometheus what a run has left there: the series that the rules ask for, in the form that the rules' tests read."""
+"""Asks Prometheus what a run has left there: the series that the rules ask for, for their tests at production speed."""
 
 from __future__ import annotations
 
@@ -11,20 +11,36 @@ from typing import Any
 
 import yaml
 from examples.demo.servers import Prometheus
+from tests.gauntlet.ledger import Line
 from tests.rules.recording import Recording, Series, is_timestamp
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules/production"
 SELECTOR = re.compile(r"(?<![\w:])rankscope_\w+(?![\w:])(?:\{[^}]*\})?")
 SCRAPES = 'up{job="rankscope"}'
+OLD_NEWS = "rankscope_gpu_xid_last_timestamp_seconds"  # of an earlier run: at production speed it is still told
+HEALTHY = 14.0  # seconds before the fault; the runner waits so long without any alert
 
 
-def record(prometheus: Prometheus, run: str, told: dict[str, str], since: float, onset: float, now: float) -> Recording:
-    """What the run left between `since` and `now`, in unix time; at `onset` it began to go wrong."""
-    span = f"[{int(now - since)}s]"
-    scrapes = [when for when, _ in prometheus.query(SCRAPES + span)[0]["values"]]
-    found = [series for selector in selectors() for series in prometheus.query(selector + span)]
-    healthy = sum(when < onset for when in scrapes)
-    return Recording(run, told, healthy, len(scrapes), series_of(found, scrapes))
+def record(prometheus: Prometheus, line: Line) -> Recording:
+    """What the run that a line of the ledger is about left there, once it is known what was told of it."""
+    since, until = line["injected"] - HEALTHY, line["ended"]
+    moment = f"[{round(until - since)}s] @ {until}"
+    scrapes = [when for when, _ in prometheus.query(SCRAPES + moment)[0]["values"]]
+    found = [series for selector in selectors() for series in prometheus.query(selector + moment)]
+    healthy = sum(when < line["injected"] for when in scrapes)
+    return Recording(line["id"], right_labels(line), healthy, len(scrapes), series_of(found, scrapes))
+
+
+def is_right(line: Line) -> bool:
+    """Whether all was told with its place and cause, and nothing else."""
+    verdicts = line["verdicts"]
+    return not line["false_alarms"] and all(v["fired"] and v["place_right"] and v["cause_right"] for v in verdicts)
+
+
+def right_labels(line: Line) -> dict[str, str]:
+    """Of what was told the labels that were judged: name, place and cause."""
+    labels = line["verdicts"][0]["labels"] if line["verdicts"] else {}
+    return {name: labels[name] for name in ("alertname", "rank", "gpu", "cause") if name in labels}
 
 
 @cache
@@ -35,10 +51,9 @@ def selectors() -> list[str]:
 
 
 @cache
-def labels_that_count() -> frozenset[str]:
-    """The labels that any rule mentions; the rest (versions, process ids) would only make the files longer."""
-    words = set(re.findall(r"\w+", " ".join(path.read_text() for path in RULES.glob("*.yml"))))
-    return frozenset(words - {"__name__", "job", "instance", "run", "node", "name"})
+def words() -> frozenset[str]:
+    """All that occur in the rules."""
+    return frozenset(re.findall(r"\w+", " ".join(path.read_text() for path in RULES.glob("*.yml"))))
 
 
 def series_of(found: Iterable[Mapping[str, Any]], scrapes: Sequence[float]) -> Series:
@@ -47,6 +62,8 @@ def series_of(found: Iterable[Mapping[str, Any]], scrapes: Sequence[float]) -> S
     series: Series = defaultdict(lambda: defaultdict(lambda: [None] * len(scrapes)))
     for one in found:
         name, place = _name_and_place(one["metric"])
+        if name.startswith(OLD_NEWS) and float(one["values"][-1][1]) < scrapes[0]:
+            continue
         for when, value in one["values"]:
             if when in number:
                 series[name][place][number[when]] = float(value) - (scrapes[0] if is_timestamp(name) else 0.0)
@@ -54,11 +71,11 @@ def series_of(found: Iterable[Mapping[str, Any]], scrapes: Sequence[float]) -> S
 
 
 def _name_and_place(metric: Mapping[str, str]) -> tuple[str, str]:
-    """A GPU's uuid follows from its index."""
+    """Without what follows from the run, the place (a GPU's uuid from its index) or the versions of things."""
     name = metric["__name__"]
     place = next((label for label in ("gpu", "rank") if name.startswith(f"rankscope_{label}_")), "")
-    labels = {label: value for label, value in metric.items() if label in labels_that_count() - {place}}
-    if place == "gpu":
-        labels.pop("uuid", None)
-    text = ",".join(f'{label}="{value}"' for label, value in sorted(labels.items()))
+    dropped = {"__name__", "job", "instance", "run", "node", place, *(["uuid"] if place == "gpu" else [])}
+    if name.endswith("_info"):
+        dropped |= metric.keys() - words() | {"name"}
+    text = ",".join(f'{label}="{metric[label]}"' for label in sorted(metric.keys() - dropped))
     return f"{name}{{{text}}}", metric.get(place, "")

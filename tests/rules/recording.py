@@ -85,7 +85,7 @@ def _encoded(name: str, values: Values) -> str:
 
 
 def _decimals(name: str, values: Values) -> int:
-    """Of a counter two digits of what it grows by in a scrape, at most hundredths; of a time tenths; of a gauge four digits."""
+    """Two digits of what a counter grows by in a scrape, or hundredths; tenths of a time; four digits of a gauge."""
     known = [value for value in values if value is not None]
     if is_timestamp(name):
         return 1

@@ -1,4 +1,4 @@
-"""Recordings of the gauntlet as promtool sees them, at production speed: fifteen seconds for each one that was recorded.
+"""Recordings of the gauntlet as promtool sees them at production speed: fifteen seconds for each that was recorded.
 
 Counters grow as fast as they did, what was ten seconds ago is 150 ago, gauges stay as they were, and what was absent
 stays absent. The healthy part is repeated until the rules know what the run is used to, and the last of the recording
@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from itertools import chain, cycle, islice
 from typing import Any
 
 from tests.rules.promtool import PRODUCTION
@@ -59,11 +60,10 @@ def series(recording: Recording, faulty: int) -> Iterator[dict[str, str]]:
 
 def _order(recording: Recording, faulty: int) -> list[int]:
     """Which recorded scrape each of the replayed ones is like."""
-    healthy = list(range(1, recording.healthy))
-    rest = list(range(recording.healthy, recording.scrapes))
-    before = (healthy * (QUIET // len(healthy) + 1))[-QUIET:]
-    after = rest + rest[-REPEATED:] * (faulty // REPEATED + 1)
-    return before + after[:faulty]
+    healthy, rest = range(1, recording.healthy), range(recording.healthy, recording.scrapes)
+    before = islice(cycle(reversed(healthy)), QUIET)
+    after = islice(chain(rest, cycle(rest[-REPEATED:])), faulty)
+    return [*reversed(list(before)), *after]
 
 
 def _replayed(name: str, values: Values, order: list[int]) -> Iterator[float | None]:
@@ -100,7 +100,7 @@ def _known(values: Values) -> Values:
 
 
 def _placed(name: str, place: str, case: str) -> str:
-    """The series with the labels that were left out, so that it belongs to a run and a node that have the case's name."""
+    """The series with the labels that were left out; it belongs to a run and a node that are named for the case."""
     metric, _, labels = name.rstrip("}").partition("{")
     belongs = {"job": "rankscope", "instance": case}
     if metric.startswith("rankscope_rank_"):

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -16,6 +12,7 @@ from deploy.prometheus import fast
 from tests.rules.alertmanager import NOWHERE, Alert, Alertmanager, running
 
 CONFIG = Path(__file__).resolve().parents[2] / "deploy/alertmanager/alertmanager.yml"
+
 
 @pytest.fixture
 def alertmanager(tmp_path: Path) -> Iterator[Alertmanager]:

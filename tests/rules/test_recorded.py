@@ -1,4 +1,4 @@
-"""What real runs of the gauntlet left in Prometheus, at production speed: told as at the fast speed, and nothing else is.
+"""What real runs of the gauntlet left in Prometheus: told at production speed as at the fast one, and nothing else is.
 
 `make gauntlet GAUNTLET=--record` makes the recordings.
 """
@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from tests.rules import promtool, replay
