@@ -98,7 +98,7 @@ def _record_all(runs: Sequence[Run]) -> None:
         for number, run in enumerate(runs, start=1):
             line = runner.run(run)
             if is_right(line):
-                record(arena.stack.prometheus, line).write()
+                record(arena.stack.prometheus, run, line).write()
             say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}{'' if is_right(line) else '; NOT RECORDED'}")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import yaml
 from examples.demo.servers import Prometheus
 from tests.gauntlet.ledger import Line
+from tests.gauntlet.schedule import Run
 from tests.rules.recording import Recording, Series, is_timestamp
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules/production"
@@ -21,14 +22,14 @@ OLD_NEWS = "rankscope_gpu_xid_last_timestamp_seconds"  # of an earlier run: at p
 HEALTHY = 14.0  # seconds before the fault; the runner waits so long without any alert
 
 
-def record(prometheus: Prometheus, line: Line) -> Recording:
-    """What the run that a line of the ledger is about left there, once it is known what was told of it."""
+def record(prometheus: Prometheus, run: Run, line: Line) -> Recording:
+    """What a run left there, once the ledger's line says what was told of it."""
     since, until = line["injected"] - HEALTHY, line["ended"]
     moment = f"[{round(until - since)}s] @ {until}"
     scrapes = [when for when, _ in prometheus.query(SCRAPES + moment)[0]["values"]]
     found = [series for selector in selectors() for series in prometheus.query(selector + moment)]
     healthy = sum(when < line["injected"] for when in scrapes)
-    return Recording(line["id"], right_labels(line), healthy, len(scrapes), series_of(found, scrapes))
+    return Recording(run.id, right_labels(run, line), healthy, len(scrapes), series_of(found, scrapes))
 
 
 def is_right(line: Line) -> bool:
@@ -37,10 +38,13 @@ def is_right(line: Line) -> bool:
     return not line["false_alarms"] and all(v["fired"] and v["place_right"] and v["cause_right"] for v in verdicts)
 
 
-def right_labels(line: Line) -> dict[str, str]:
-    """Of what was told the labels that were judged: name, place and cause."""
-    labels = line["verdicts"][0]["labels"] if line["verdicts"] else {}
-    return {name: labels[name] for name in ("alertname", "rank", "gpu", "cause") if name in labels}
+def right_labels(run: Run, line: Line) -> dict[str, str]:
+    """Of what was told the labels that were judged: the name, and place and cause where the case has them."""
+    if not line["verdicts"]:
+        return {}
+    (case, target), told = run.cases[0], line["verdicts"][0]["labels"]
+    judged = ["alertname", *case.place(target), *(["cause"] if case.alerts[told["alertname"]] else [])]
+    return {name: told[name] for name in judged}
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.gauntlet.recorder import is_right, right_labels, selectors, series_of
+from tests.gauntlet.schedule import draw
 
 SCRAPES = [100.0, 101.0, 102.0]
 PLACE = {"job": "rankscope", "instance": "127.0.0.1:9", "run": "train"}
@@ -62,6 +63,12 @@ def test_only_a_run_of_which_all_was_told_rightly_and_nothing_else_is_right() ->
 
 
 def test_a_decoy_has_no_right_labels_and_a_fault_those_that_were_judged() -> None:
-    assert right_labels({"verdicts": []}) == {}
-    told = verdict(alertname="RankscopeRankLagging", rank="1", cause="forward", severity="warning", node="vm")
-    assert right_labels({"verdicts": [told]}) == {"alertname": "RankscopeRankLagging", "rank": "1", "cause": "forward"}
+    assert right_labels(draw(["drift"], 1), {"verdicts": []}) == {}
+    told = verdict(alertname="RankscopeRankLagging", rank="1", cause="data_wait", severity="warning", node="vm")
+    right = {"alertname": "RankscopeRankLagging", "rank": "1", "cause": "data_wait"}
+    assert right_labels(draw(["f03_slow_loader"], 1), {"verdicts": [told]}) == right
+
+
+def test_where_any_rank_may_be_named_the_rank_is_no_right_label() -> None:
+    told = verdict(alertname="RankscopeRankStuck", rank="1", severity="critical")
+    assert right_labels(draw(["f18_hang_inside"], 1), {"verdicts": [told]}) == {"alertname": "RankscopeRankStuck"}
