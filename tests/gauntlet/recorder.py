@@ -33,9 +33,13 @@ def record(prometheus: Prometheus, run: Run, line: Line) -> Recording:
 
 
 def is_right(line: Line) -> bool:
-    """Whether all was told with its place and cause, and nothing else."""
-    verdicts = line["verdicts"]
-    return not line["false_alarms"] and all(v["fired"] and v["place_right"] and v["cause_right"] for v in verdicts)
+    """Whether the job trained before, and all was told with its place and cause, and nothing else."""
+    verdicts, trained = line["verdicts"], line["step_seconds"][0] is not None
+    return (
+        trained
+        and not line["false_alarms"]
+        and all(v["fired"] and v["place_right"] and v["cause_right"] for v in verdicts)
+    )
 
 
 def right_labels(run: Run, line: Line) -> dict[str, str]:

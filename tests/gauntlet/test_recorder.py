@@ -55,11 +55,13 @@ def test_an_xid_of_an_earlier_run_is_left_out() -> None:
 
 
 def test_only_a_run_of_which_all_was_told_rightly_and_nothing_else_is_right() -> None:
-    good = verdict(alertname="RankscopeRankLagging", rank="1", cause="forward", severity="warning")
-    assert is_right({"verdicts": [good], "false_alarms": []})
-    assert is_right({"verdicts": [], "false_alarms": []})
-    assert not is_right({"verdicts": [good], "false_alarms": [{"alertname": "RankscopeGpuLost"}]})
-    assert not is_right({"verdicts": [{**good, "cause_right": False}], "false_alarms": []})
+    told = verdict(alertname="RankscopeRankLagging", rank="1", cause="forward")
+    good = {"step_seconds": [0.1, 0.14], "verdicts": [told], "false_alarms": []}
+    assert is_right(good)
+    assert is_right({**good, "verdicts": []})
+    assert not is_right({**good, "false_alarms": [{"alertname": "RankscopeGpuLost"}]})
+    assert not is_right({**good, "verdicts": [{**told, "cause_right": False}]})
+    assert not is_right({**good, "step_seconds": [None, None]})
 
 
 def test_a_decoy_has_no_right_labels_and_a_fault_those_that_were_judged() -> None:
