@@ -3,8 +3,10 @@
     make gauntlet                                       five seeds; goes on where it was interrupted (3 hours)
     python -m tests.gauntlet --seeds 1 --only f03 drift
     python -m tests.gauntlet --table                    what the ledger says so far; runs nothing
+    python -m tests.gauntlet --record --only f03        the series of a run for the rules' tests; not in the ledger
 
-The ledger has a line of JSON a run; figures (.json) and a table (.md) are written beside it after each.
+The ledger has a line of JSON a run; figures (.json) and a table (.md) are written beside it after each. A recording
+replaces that of its case in tests/rules/recorded, if what was told was right.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from tests.gauntlet.arena import Arena
 from tests.gauntlet.case import LOUD
 from tests.gauntlet.ledger import Ledger
+from tests.gauntlet.recorder import is_right, record
 from tests.gauntlet.report import HEAD, summary, table
 from tests.gauntlet.runner import Runner
 from tests.gauntlet.schedule import Run, schedule
@@ -41,6 +45,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--only", nargs="+", metavar="CASE", default=[], help="cases whose name begins so")
     parser.add_argument("--no-pairs", dest="pairs", action="store_false", help="no two faults at once")
     parser.add_argument("--ledger", type=Path, default=MEASUREMENTS / "gauntlet.jsonl")
+    parser.add_argument("--record", action="store_true", help="each case once, with its series for tests/rules")
     parser.add_argument("--table", action="store_true", help="show the ledger, run nothing")
     return parser.parse_args(arguments)
 
@@ -55,6 +60,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"gauntlet: --only: no case begins with {' or '.join(options.only)}\n")
         return 2
     try:
+        if options.record:
+            _record_all([run for run in planned if run.kind != "pair" and run.seed == options.seeds[0]])
+            return 0
         if not options.table:
             _run_all([run for run in planned if not ledger.has(run.id)], ledger)
     except (JobError, RuntimeError, FileNotFoundError) as error:
@@ -64,18 +72,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _run_all(runs: Sequence[Run], ledger: Ledger) -> None:
+@contextmanager
+def _arena() -> Iterator[Arena]:
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-") as directory,
         tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
         Arena(Path(directory), Path(memory)) as arena,
     ):
+        yield arena
+
+
+def _run_all(runs: Sequence[Run], ledger: Ledger) -> None:
+    with _arena() as arena:
         runner = Runner(arena)
         for number, run in enumerate(runs, start=1):
             line = runner.run(run)
             ledger.add(line)
             write_reports(ledger)
             say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}")
+
+
+def _record_all(runs: Sequence[Run]) -> None:
+    with _arena() as arena:
+        runner = Runner(arena, longer=8.0)
+        for number, run in enumerate(runs, start=1):
+            line = runner.run(run)
+            if is_right(line):
+                record(arena.stack.prometheus, run, line).write()
+            say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}{'' if is_right(line) else '; NOT RECORDED'}")
 
 
 def write_reports(ledger: Ledger) -> None:

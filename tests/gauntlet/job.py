@@ -32,6 +32,7 @@ import rankscope
 
 WIDTH, BATCH = 64, 32
 INITIAL_SCALE = 65536.0
+SMALLEST_SCALE = 2.0**-100  # the inverse of one below 2**-128 is infinite, and makes NaN of the first healthy gradients
 WARM_UP = 20  # steps
 
 
@@ -177,8 +178,9 @@ class Training:
 
     def _update(self, told: Behaviour) -> None:
         self.scaler.step(self.optimizer)
-        collapsed = not told.overflows and self.scaler.get_scale() < INITIAL_SCALE
-        self.scaler.update(INITIAL_SCALE if collapsed else None)
+        scale = self.scaler.get_scale()
+        collapsed = not told.overflows and scale < INITIAL_SCALE
+        self.scaler.update(INITIAL_SCALE if collapsed else scale if scale < SMALLEST_SCALE else None)
         self.optimizer.zero_grad()
 
     def _transfer(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -24,10 +24,10 @@ RESOLVED_WITHIN = 45.0
 
 
 class Runner:
-    """Runs lines of a schedule in one arena."""
+    """Runs lines of a schedule in one arena; each takes so many seconds `longer` before the onset, and once told."""
 
-    def __init__(self, arena: Arena) -> None:
-        self._arena = arena
+    def __init__(self, arena: Arena, longer: float = 0.0) -> None:
+        self._arena, self._longer = arena, longer
 
     def run(self, run: Run) -> dict[str, Any]:
         """What the ledger has to say of it. If training itself fails, once more in a new job; then raises JobError."""
@@ -42,20 +42,24 @@ class Runner:
     def _run(self, run: Run) -> dict[str, Any]:
         first = len(self._arena.stack.webhook.notifications)
         began = time.time()
-        time.sleep(run.wait)
+        time.sleep(run.wait + self._longer)
         healthy_step = self._arena.step_seconds()
+        injected = time.time()
         for case, target in run.cases:
             case.inject(self._arena, target)
         onset = self._arena.onset
         verdicts = self._listen(run, onset, first)
         explained = self._explained()
         step = self._arena.step_seconds()
+        ended = time.time()
         healed = self._arena.heal()
         resolved = self._resolved(healed, first)
         is_quiet = self._arena.become_quiet()
         return {
             **run.line(),
+            "injected": round(injected, 3),
             "onset": round(onset, 3),
+            "ended": round(ended, 3),
             "verdicts": [verdict.line() for verdict in verdicts],
             "explained": explained,
             "resolved": resolved is not None,
@@ -86,7 +90,7 @@ class Runner:
         if run.kind == "decoy":
             time.sleep(DECOY_FOR)
         elif wait_for(lambda: all(verdict.fired for verdict in verdicts()), onset + TOLD_WITHIN - time.time()):
-            time.sleep(LISTEN_ON)
+            time.sleep(LISTEN_ON + self._longer)
         return verdicts()
 
     def _resolved(self, healed: float, first: int) -> float | None:

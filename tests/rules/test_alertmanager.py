@@ -2,66 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import time
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from deploy.prometheus import fast
-from examples.demo import servers
+from tests.rules.alertmanager import NOWHERE, Alert, Alertmanager, running
 
 CONFIG = Path(__file__).resolve().parents[2] / "deploy/alertmanager/alertmanager.yml"
-NOWHERE = "http://127.0.0.1:9/"  # the discard port: routing and inhibition are asked for, not delivered
-PATIENCE = 30.0  # seconds
-
-Alert = dict[str, str]
-
-
-class Alertmanager:
-    """The part of Alertmanager's API v2 that the tests need."""
-
-    def __init__(self, url: str) -> None:
-        self._url = url
-
-    def fire(self, *alerts: Alert) -> None:
-        body = json.dumps([{"labels": alert} for alert in alerts]).encode()
-        headers = {"Content-Type": "application/json"}
-        urllib.request.urlopen(urllib.request.Request(f"{self._url}/api/v2/alerts", body, headers), timeout=5).close()
-        wait_until(lambda: len(self._get("/api/v2/alerts")) == len(alerts))
-
-    def heard(self) -> set[str]:
-        """The names of the alerts that nothing inhibits."""
-        active = [alert for alert in self._get("/api/v2/alerts") if not alert["status"]["inhibitedBy"]]
-        return {alert["labels"]["alertname"] for alert in active}
-
-    def notifications(self) -> list[tuple[str, int]]:
-        """Name and number of the alerts in each notification."""
-        groups = self._get("/api/v2/alerts/groups")
-        return sorted((group["labels"]["alertname"], len(group["alerts"])) for group in groups)
-
-    def _get(self, path: str) -> Any:
-        with urllib.request.urlopen(self._url + path, timeout=5) as answer:
-            return json.load(answer)
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "Alertmanager did not get that far"
-        time.sleep(0.05)
 
 
 @pytest.fixture
 def alertmanager(tmp_path: Path) -> Iterator[Alertmanager]:
-    server = servers.alertmanager(tmp_path, fast.alertmanager_config(NOWHERE))
-    server.start()
-    yield Alertmanager(server.url)
-    server.stop()
+    with running(tmp_path) as alertmanager:
+        yield alertmanager
 
 
 def alert(name: str, severity: str = "warning", **labels: str) -> Alert:

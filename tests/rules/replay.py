@@ -1,0 +1,114 @@
+"""Recordings of the gauntlet as promtool sees them at production speed: fifteen seconds for each that was recorded.
+
+Counters grow as fast as they did, what was ten seconds ago is 150 ago, gauges stay as they were, and what was absent
+stays absent. The healthy part is repeated until the rules know what the run is used to, and the last of the recording
+until the slowest of them has had its time.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import chain, cycle, islice
+from typing import Any
+
+from tests.rules.promtool import PRODUCTION
+from tests.rules.recording import Recording, Values, is_counter, is_timestamp
+
+from rankscope_exporter.simulation import simulated_uuid
+
+INTERVAL = PRODUCTION.interval
+STRETCH = INTERVAL / 1  # recorded at one scrape a second
+REPEATED = 12  # scrapes: the last of a recording, when the fault shows in every window
+QUIET = 40  # scrapes before the onset: twice the window
+FAULTY = 92  # scrapes from then on: a low utilisation has to last for 15 minutes, in each of which the window shows it
+SLOW = {"RankscopeGpuMemoryHeldIdle": 130, "RankscopeCheckpointOverdue": 990}  # 10 and 20 minutes; 4 hours
+
+
+def tests_of(recordings: Iterable[Recording]) -> list[dict[str, Any]]:
+    """Runs beside each other where they are equally long; promtool complains about each alert that any of them has."""
+    by_length: dict[int, list[Recording]] = defaultdict(list)
+    for recording in recordings:
+        by_length[SLOW.get(recording.told.get("alertname", ""), FAULTY)].append(recording)
+    return [_test(alike, faulty) for faulty, alike in by_length.items()]
+
+
+def _test(recordings: list[Recording], faulty: int) -> dict[str, Any]:
+    return {
+        "interval": f"{INTERVAL}s",
+        "input_series": [one for recording in recordings for one in series(recording, faulty)],
+        "promql_expr_test": [_question("before", 0, QUIET - 1), _question("after", QUIET, QUIET + faulty - 1)],
+    }
+
+
+def _question(when: str, first: int, last: int) -> dict[str, Any]:
+    """Whatever fires from one scrape to another, with a label that says when that was."""
+    fired = f'max_over_time(ALERTS{{alertstate="firing"}}[{(last - first) * INTERVAL + 1}s])'
+    expression = f'label_replace({fired}, "when", "{when}", "", "")'
+    return {"expr": expression, "eval_time": f"{last * INTERVAL}s", "exp_samples": []}
+
+
+def series(recording: Recording, faulty: int) -> Iterator[dict[str, str]]:
+    """promtool's input for one recording, which nothing else in the test shares a label with."""
+    order = _order(recording, faulty)
+    for name, places in recording.series.items():
+        for place, values in places.items():
+            samples = _notation(_replayed(name, values, order))
+            yield {"series": _placed(name, place, recording.case), "values": " ".join(samples)}
+
+
+def _order(recording: Recording, faulty: int) -> list[int]:
+    """Which recorded scrape each of the replayed ones is like."""
+    healthy, rest = range(1, recording.healthy), range(recording.healthy, recording.scrapes)
+    before = islice(cycle(reversed(healthy)), QUIET)
+    after = islice(chain(rest, cycle(rest[-REPEATED:])), faulty)
+    return [*reversed(list(before)), *after]
+
+
+def _replayed(name: str, values: Values, order: list[int]) -> Iterator[float | None]:
+    known, last = _known(values), None
+    for scrape, like in enumerate(order):
+        value, before = values[like], known[like - 1]
+        if value is None:
+            yield None
+            continue
+        if is_counter(name):
+            goes_on = last is not None and before is not None and value >= before
+            last = last + STRETCH * (value - before) if goes_on else STRETCH * value  # else a new process
+        elif not is_timestamp(name):
+            last = value
+        elif last is None or value != before:
+            last = INTERVAL * scrape - STRETCH * (like - value)
+        yield last
+
+
+def _notation(values: Iterable[float | None]) -> Iterator[str]:
+    """promtool's. A series that ends is marked as stale at once, as Prometheus does when a scrape is without it."""
+    before = None
+    for value in values:
+        yield f"{value:.10g}" if value is not None else "_" if before is None else "stale"
+        before = value
+
+
+def _known(values: Values) -> Values:
+    """Where the series is absent, the last that it was."""
+    known: Values = []
+    for value in values:
+        known.append(known[-1] if value is None and known else value)
+    return known
+
+
+def _placed(name: str, place: str, case: str) -> str:
+    """The series with the labels that were left out; it belongs to a run and a node that are named for the case."""
+    metric, _, labels = name.rstrip("}").partition("{")
+    belongs = {"job": "rankscope", "instance": case}
+    if metric.startswith("rankscope_rank_"):
+        belongs |= {"run": case, "rank": place}
+    if metric.startswith("rankscope_gpu_"):
+        belongs |= {"gpu": place, "uuid": f"{simulated_uuid(int(place))}/{case}"}
+    if metric in ("rankscope_rank_info", "rankscope_gpu_info"):
+        belongs |= {"node": case}
+    pairs = [f'{label}="{value}"' for label, value in belongs.items()]
+    pairs += [re.sub(r'(uuid="[^"]+)', rf"\1/{case}", labels)] if labels else []
+    return f"{metric}{{{','.join(pairs)}}}"

@@ -1,0 +1,57 @@
+"""What real runs of the gauntlet left in Prometheus: told at production speed as at the fast one, and nothing else is.
+
+`make gauntlet GAUNTLET=--record` makes the recordings.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from tests.rules import promtool, replay
+from tests.rules.alertmanager import Alert, running
+from tests.rules.recording import RECORDED, Recording
+
+RECORDINGS = [Recording.read(path) for path in sorted(RECORDED.glob("*.json"))]
+
+
+@pytest.fixture(scope="module")
+def complaint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """promtool's, which has every alert that fires in any of the replayed runs."""
+    path = tmp_path_factory.mktemp("promtool") / "test.yml"
+    tests = replay.tests_of(RECORDINGS)
+    return "\n".join(promtool.complaint(test, promtool.PRODUCTION, path) for test in tests)
+
+
+@pytest.fixture(scope="module")
+def fired(complaint: str) -> list[Alert]:
+    """Their labels."""
+    texts = re.findall(r"{(alertname=[^}]*)} 1E\+00", complaint)
+    return [dict(re.findall(r'(\w+)="([^"]*)"', text)) for text in texts]
+
+
+@pytest.fixture(scope="module")
+def told(fired: list[Alert], tmp_path_factory: pytest.TempPathFactory) -> list[Alert]:
+    """Those of them that nothing inhibits."""
+    with running(tmp_path_factory.mktemp("alertmanager")) as alertmanager:
+        alertmanager.fire(*fired)
+        return alertmanager.told()
+
+
+def test_no_recorded_run_is_told_of_before_anything_goes_wrong(fired: list[Alert]) -> None:
+    assert [alert for alert in fired if alert["when"] == "before"] == []
+
+
+@pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.case)
+def test_a_recorded_fault_is_told_with_its_place_and_cause_and_nothing_else_is(
+    told: list[Alert], recording: Recording
+) -> None:
+    of_it = [alert for alert in told if recording.case in (alert.get("run"), alert.get("node"), alert.get("instance"))]
+    right = [alert for alert in of_it if recording.told and recording.told.items() <= alert.items()]
+    assert of_it == right
+    assert bool(right) == bool(recording.told)
+
+
+def test_every_alert_is_of_one_of_the_recorded_runs(fired: list[Alert]) -> None:
+    cases = {recording.case for recording in RECORDINGS}
+    assert [alert for alert in fired if not cases & set(alert.values())] == []
