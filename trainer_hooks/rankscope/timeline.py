@@ -39,13 +39,9 @@ TOKENS = PLACES["tokens"]
 STEP_SECONDS = PLACES["step_seconds"]
 STEP_BUCKETS = PLACES["step_buckets"]
 COPIED = slice(PLACES["samples"], PLACES["samples"] + record.RING_COPIES)
-COLLECTIVES = PLACES["collectives"]
-COLLECTIVE_SECONDS = PLACES["collective_seconds"]
-COLLECTIVE_BYTES = PLACES["collective_bytes"]
 COLLECTIVE_DURATION = PLACES["collective_duration_seconds"]
 COLLECTIVE_BUS_BYTES = PLACES["collective_bus_bytes"]
 OPEN_OP = PLACES["collective_op"]
-OPEN_GROUP = PLACES["collective_group"]
 
 
 class Timeline:
@@ -59,7 +55,7 @@ class Timeline:
     def __init__(self, writer: RankWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self.writer = writer
         self.groups = Groups(writer)
-        self.on_event: Callable[[int], None] | None = None
+        self.on_event: Callable[[int], object] | None = None
         self.on_step: Callable[[float, int], object] | None = None  # with the step's end and the phase that is open
         self.steps_are_explicit = False  # the script calls rankscope.step(): optimizers no longer mark steps
         self.looks: list[Callable[[], None]] = []  # called at a step's end, at most once a second: what may cost
@@ -131,18 +127,14 @@ class Timeline:
         or somebody further out has closed it already.
         """
         stack = self._stack
-        inner = len(stack) - depth
-        if depth <= 0 or inner <= 0:
+        if depth <= 0 or depth >= len(stack):
             return 0.0
         now = self._clock()
         seconds = now - self.last_event
         slots = self.writer.slots
         slots[self._open_slot] += seconds
         self.last_event = now
-        if inner == 1:
-            stack.pop()
-        else:
-            del stack[depth:]
+        del stack[depth:]  # from here on without a call, after which Ctrl-C might come in between
         if self._absorber_depth >= depth:
             self._absorber, self._absorber_depth = NOBODY, NOBODY
         if self._absorber == NOBODY:
@@ -172,20 +164,17 @@ class Timeline:
 
     def step_ended(self) -> None:
         """The end of a step was the last event, one of the training thread's."""
-        now = self.last_event
-        slots = self.writer.slots
+        now, slots = self.last_event, self.writer.slots
         if self._stack[0] == record.STARTUP:
             self._end_startup(now)
         else:
             seconds = now - self._last_step
             slots[STEP_SECONDS] += seconds
             slots[STEP_BUCKETS + bisect_left(STEP_BOUNDS, seconds)] += 1
-        if self.fetched_samples:
+        if self.fetched_samples or self.fetched_tokens:
             slots[SAMPLES] += self.fetched_samples
-            self.fetched_samples = 0.0
-        if self.fetched_tokens:
             slots[TOKENS] += self.fetched_tokens
-            self.fetched_tokens = 0.0
+            self.fetched_samples = self.fetched_tokens = 0.0
         number = slots[STEPS] + 1
         ring = self.writer.ring
         place = int(number) % RING_STEPS * RING_WIDTH

@@ -18,17 +18,13 @@ from rankscope.groups import GROUP_WAIT, UNCOUNTED, Group
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
-from rankscope.timeline import (
-    COLLECTIVE_BUS_BYTES,
-    COLLECTIVE_BYTES,
-    COLLECTIVE_DURATION,
-    COLLECTIVE_SECONDS,
-    COLLECTIVES,
-    OPEN_GROUP,
-    OPEN_OP,
-    Depth,
-    Timeline,
-)
+from rankscope.record import PLACES
+from rankscope.timeline import COLLECTIVE_BUS_BYTES, COLLECTIVE_DURATION, OPEN_OP, Depth, Timeline
+
+COLLECTIVES = PLACES["collectives"]
+COLLECTIVE_SECONDS = PLACES["collective_seconds"]
+COLLECTIVE_BYTES = PLACES["collective_bytes"]
+OPEN_GROUP = PLACES["collective_group"]
 
 # ProcessGroup's method: the operation, and which argument holds this rank's payload (None: there is none). One method
 # has several names, as torch renamed it; C++ code never calls one through another.
@@ -103,8 +99,9 @@ class Collectives:
     def begin(self, process_group: Any, op: int, count: Count, on_behalf: bool = False) -> Issue | None:
         """The training thread issues a collective, or is about to wait for what C++ code has issued.
 
-        `count` is the method of `groups` that counts it and gives its group. What the record says before the thread blocks: of a
-        collective within another (a process group written in Python), the outer. `on_behalf`: see `Timeline.enter`.
+        `count` is the method of `groups` that counts it and gives its group. What the record says before the thread
+        blocks: of a collective within another (a process group written in Python), the outer. `on_behalf`: see
+        `Timeline.enter`.
         """
         timeline = self._timeline
         depth = timeline.enter(record.COLLECTIVE_WAIT, on_behalf)

@@ -23,7 +23,7 @@ from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.collectives import Arguments, Collectives, Function, Issue, Payload, around, measure
-from rankscope.probes.compiler import skip_call
+from rankscope.probes.compiler import skip_call, uncompiled
 from rankscope.probes.span import in_phase
 from rankscope.timeline import Timeline
 
@@ -228,6 +228,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
     """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it."""
+    measure_buffers = uncompiled(measure)
     payloads: dict[int, tuple[weakref.ref[torch.nn.Module], Payload]] = {}  # by id: a weak dictionary is slow
 
     def begin(args: Arguments, _kwargs: dict[str, Any]) -> Issue | None:
@@ -237,7 +238,7 @@ def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], F
         module = args[0]
         known = payloads.get(id(module))
         if known is None or known[0]() is not module:  # walking a large model would cost more than all the rest
-            payloads[id(module)] = known = weakref.ref(module), measure(module.buffers())
+            payloads[id(module)] = known = weakref.ref(module), measure_buffers(module.buffers())
         collectives.issued(call, DDP_BROADCAST, known[1], None)
 
     return around(guard, begin, end)
