@@ -149,7 +149,7 @@ of {figures["steps_per_block"]} steps each. Made by `make benchmark`.
 def main() -> None:
     """Measure and print; `--json FILE` also keeps the figures, and the table beside them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=7, help="pairs of processes of each line")
+    parser.add_argument("--rounds", type=int, default=5, help="pairs of processes of each line")
     parser.add_argument("--blocks", type=int, default=60, help="pairs of blocks of each pair of processes")
     parser.add_argument("--steps", type=int, default=25, help="steps a block")
     parser.add_argument("--only", help="lines whose training/contender contains this")

@@ -21,6 +21,14 @@ def resident_mib() -> float:
     return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
+def join(ranks: int) -> None:
+    """Be rank 0 of so many; the others are torch's stand-in, for which nothing is exchanged."""
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes the backend known
+
+    store = dist.HashStore()  # type: ignore[attr-defined]  # torch's own stubs do not export it
+    dist.init_process_group("gloo" if ranks == 1 else "fake", store=store, rank=0, world_size=ranks)
+
+
 def main(training_name: str, contender_name: str) -> None:
     """Serve the driver until it says that it is enough."""
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -32,10 +40,10 @@ def main(training_name: str, contender_name: str) -> None:
     began, processor = time.perf_counter(), time.thread_time()
     contender.begin()
     start = time.perf_counter() - began, time.thread_time() - processor
-    if training_name != "alone":
-        store = dist.HashStore()  # type: ignore[attr-defined]  # torch's own stubs do not export it
-        dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    training = TRAININGS[training_name]()
+    make = TRAININGS[training_name]
+    if make.ranks:
+        join(make.ranks)
+    training = make()
     with Client(os.environ[ADDRESS], "AF_UNIX") as driver:
         driver.send({"pid": os.getpid(), "start": start})
         while steps := driver.recv():

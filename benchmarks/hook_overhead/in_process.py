@@ -2,8 +2,10 @@
 
 Two processes of the same program differ by tens of microseconds a step, one process from block to block by few. So here
 blocks of steps with and without the hook alternate in the same process: `instrument()` and `uninstrument()` in turn.
-The result is the median difference a step with its 95 % interval (bootstrap), beside an A/A control: pairs of blocks
-that are both without the hook. What it cannot show: processes, memory, start and exit; `benchmarks.hook_overhead` does.
+A block's figure is its median step, which other people's load lengthens least. The result is the median difference
+over all pairs of blocks with its 95 % interval (bootstrap), beside an A/A control: pairs of blocks that are both
+without the hook. What it cannot show: what happens seldom (the looks once a second, garbage collections), processes,
+memory, start and exit; `benchmarks.hook_overhead` does, by the mean of all steps.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
@@ -47,10 +50,12 @@ class Loop:
         self._training = Ddp()
 
     def run(self, steps: int) -> float:
-        """Seconds a step over `steps` steps."""
-        began = time.perf_counter()
-        Nobody().loop(self._training, steps)
-        return (time.perf_counter() - began) / steps
+        """Seconds of the median step of `steps`."""
+        loop, ends = Nobody().loop, [time.perf_counter()]
+        for _ in range(steps):
+            loop(self._training, 1)
+            ends.append(time.perf_counter())
+        return statistics.median(end - begin for begin, end in pairwise(ends))
 
 
 def with_hook(training: Training, steps: int) -> float:
@@ -110,7 +115,7 @@ def report(options: argparse.Namespace) -> dict[str, object]:
 def main() -> None:
     """Measure and print a line of JSON; `--json FILE` also keeps it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=400)
+    parser.add_argument("--pairs", type=int, default=300)
     parser.add_argument("--steps", type=int, default=50, help="steps a block")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()

@@ -19,6 +19,8 @@ LONG_STEP = 0.1  # seconds
 class Alone:
     """A plain model, a DataLoader and an optimizer; the phases of a step, for each contender's own loop."""
 
+    ranks = 0  # of the process group; 0 without one
+
     def __init__(self) -> None:
         torch.manual_seed(0)
         layers = [torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 10)]
@@ -57,6 +59,8 @@ class Alone:
 class Ddp(Alone):
     """With everything that the probes watch: DDP, whose buffers are broadcast in forward."""
 
+    ranks = 1
+
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model as it is trained."""
         return DistributedDataParallel(model)
@@ -72,7 +76,9 @@ class LongDdp(Ddp):
 
 
 class Fsdp2(Alone):
-    """`fully_shard`: each of its collectives, and each wait for one, is a call of its own."""
+    """`fully_shard`: each of its collectives, and each wait for one, is a call of its own. One rank makes none."""
+
+    ranks = 2
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model as it is trained."""
@@ -82,6 +88,8 @@ class Fsdp2(Alone):
 
 class ByHand(Alone):
     """The script averages each gradient itself."""
+
+    ranks = 1
 
     def backward(self, loss: torch.Tensor) -> None:
         """The gradients, averaged."""

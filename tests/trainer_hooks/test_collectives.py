@@ -102,9 +102,9 @@ def test_what_two_ranks_send_each_other_is_counted(ranks: list[dict[str, Any]]) 
     assert calls == [{"send": 1}, {"recv": 1}, {}, {}]
 
 
-def test_sharded_training_and_its_clipping_are_seen(ranks: list[dict[str, Any]]) -> None:
+def test_fsdp2_and_its_clipping_are_seen(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
-        found = rank["kinds"]["fsdp"]["collectives"]
+        found = rank["kinds"]["fsdp2"]["collectives"]
         assert found["all_gather"] >= 1
         assert found["reduce_scatter"] >= 1
         assert found["all_reduce"] >= 1

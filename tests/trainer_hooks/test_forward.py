@@ -102,7 +102,7 @@ def test_parts_of_a_model_that_is_never_called_itself_are_each_a_root() -> None:
     assert forward_seconds() >= 12 * SECONDS
 
 
-def test_the_forward_of_a_fully_sharded_model_is_forward() -> None:
+def test_the_forward_of_an_fsdp2_model_is_forward() -> None:
     with process_group():
         model = torch.nn.Sequential(Slow(), torch.nn.ReLU())
         mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
@@ -164,6 +164,7 @@ def test_what_a_user_calls_a_phase_within_a_model_stays_his() -> None:
 
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.filterwarnings("ignore:.*autocast:FutureWarning")  # torch 2.4 warns of its own call
 def test_a_forward_that_is_recomputed_in_the_backward_pass_is_backward(reentrant: bool) -> None:
     block = torch.nn.Sequential(Slow())
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), block)

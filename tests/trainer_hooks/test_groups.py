@@ -123,18 +123,17 @@ def numbers(groups: Groups) -> list[float]:
 
 def test_a_backend_that_does_not_count_is_counted_here(groups: Groups) -> None:
     process_group = UncountedProcessGroup()
-    group = groups.of(process_group)
-    groups.issuing(group, process_group)
-    groups.catch_up(group, process_group)
+    group = groups.issuing(process_group)
+    assert groups.catch_up(process_group) is group
     groups.skip(group, process_group)
-    groups.issued(group, process_group)
+    assert groups.issued(process_group) is group
     assert numbers(groups)[0] == 2
 
 
 def test_what_was_issued_past_every_patch_is_counted_by_torch(groups: Groups) -> None:
     process_group = CountedProcessGroup()
     process_group.number = 5
-    groups.issued(groups.of(process_group), process_group)
+    groups.issued(process_group)
     assert numbers(groups)[0] == 5
 
 
@@ -142,7 +141,7 @@ def test_a_second_process_group_of_the_same_ranks_adds_to_their_number(groups: G
     for _ in range(2):
         process_group = CountedProcessGroup()
         process_group.number = 3
-        groups.issued(groups.of(process_group), process_group)
+        groups.issued(process_group)
     assert groups.names == ["0-3"]
     assert numbers(groups)[0] == 6
 
@@ -163,7 +162,7 @@ def test_groups_past_the_last_place_are_not_counted_and_said_once(
         process_group = CountedProcessGroup()
         process_group.called = str(place)  # type: ignore[attr-defined]  # read by the fixture's names
         process_group.number = 1
-        groups.issued(groups.of(process_group), process_group)
+        groups.issued(process_group)
         alive.append(process_group)
     assert len(groups.names) == record.MAX_GROUPS
     assert groups.of(alive[-1]).place == UNCOUNTED

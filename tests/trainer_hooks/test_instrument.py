@@ -177,7 +177,7 @@ def test_a_run_directory_that_cannot_be_used_costs_one_warning_and_nothing_else(
 
 
 @pytest.mark.usefixtures("run_dir")
-@pytest.mark.parametrize("method", ["enter", "leave", "step"])
+@pytest.mark.parametrize("method", ["enter", "leave", "step_ended"])
 def test_an_error_in_a_probe_is_logged_once_and_changes_no_result(
     method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

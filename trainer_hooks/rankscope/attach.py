@@ -53,10 +53,13 @@ class Attachment:
 
     def install(self) -> None:
         """Put every probe in its place; a probe that cannot be installed is off, the others work."""
-        self.timeline.on_event = self._guard("record")(self._on_event)
-        self.timeline.groups.on_new = self._refresh
+        from rankscope.probes.compiler import skip_package, uncompiled  # as the probes, with torch
+
+        self.timeline.on_event = uncompiled(self._guard("record")(self._on_event))
+        self.timeline.groups.on_new = uncompiled(self._refresh)
         for name, probe in probes.all_probes().items():
             self._install(name, probe)
+        skip_package()
         self.timeline.looks.append(self._guard("settings")(self._settings.look))
         self._ending.watch()
 

@@ -80,27 +80,28 @@ class Groups:
         """The group of a torch process group. Only the first call for each costs anything."""
         return self._known.get(id(process_group)) or self._meet(process_group)
 
-    def issuing(self, group: Group, process_group: Any) -> None:
+    def issuing(self, process_group: Any) -> Group:
         """A collective of the whole group is about to be issued: its number is in the record before it blocks."""
+        group = self._known.get(id(process_group)) or self._meet(process_group)
         number = (group.last if group.sequence is None else group.sequence(process_group)) + 1
         if group.place != UNCOUNTED:
             self._writer.slots[GROUP_COLLECTIVES + group.place] += number - group.last
         group.last = number
+        return group
 
-    def issued(self, group: Group, process_group: Any) -> None:
+    def issued(self, process_group: Any) -> Group:
         """C++ code has issued collectives of the whole group."""
+        group = self._known.get(id(process_group)) or self._meet(process_group)
         number = group.last + 1 if group.sequence is None else group.sequence(process_group)
         if group.place != UNCOUNTED:
             self._writer.slots[GROUP_COLLECTIVES + group.place] += number - group.last
         group.last = number
+        return group
 
-    def catch_up(self, group: Group, process_group: Any) -> None:
+    def catch_up(self, process_group: Any) -> Group:
         """Count what was issued past us, if the backend did."""
-        if group.sequence is not None:
-            number = group.sequence(process_group)
-            if group.place != UNCOUNTED:
-                self._writer.slots[GROUP_COLLECTIVES + group.place] += number - group.last
-            group.last = number
+        group = self.of(process_group)
+        return group if group.sequence is None else self.issued(process_group)
 
     def skip(self, group: Group, process_group: Any) -> None:
         """What was issued last was not for the whole group: the backend may have counted it all the same."""

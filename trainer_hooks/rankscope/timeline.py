@@ -20,7 +20,7 @@ from rankscope import record
 from rankscope.checkpoint_counter import CheckpointCounter
 from rankscope.groups import Group, Groups
 from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
+from rankscope.record import ABSORBING, PLACES, RING_STEPS, RING_WIDTH, STEP_BOUNDS
 
 Depth = int  # what `enter` returns and `leave` takes: how deep the stack was; -1 for "not entered"
 
@@ -39,13 +39,9 @@ TOKENS = PLACES["tokens"]
 STEP_SECONDS = PLACES["step_seconds"]
 STEP_BUCKETS = PLACES["step_buckets"]
 COPIED = slice(PLACES["samples"], PLACES["samples"] + record.RING_COPIES)
-COLLECTIVES = PLACES["collectives"]
-COLLECTIVE_SECONDS = PLACES["collective_seconds"]
-COLLECTIVE_BYTES = PLACES["collective_bytes"]
 COLLECTIVE_DURATION = PLACES["collective_duration_seconds"]
 COLLECTIVE_BUS_BYTES = PLACES["collective_bus_bytes"]
 OPEN_OP = PLACES["collective_op"]
-OPEN_GROUP = PLACES["collective_group"]
 
 
 class Timeline:
@@ -59,7 +55,7 @@ class Timeline:
     def __init__(self, writer: RankWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self.writer = writer
         self.groups = Groups(writer)
-        self.on_event: Callable[[int], None] | None = None
+        self.on_event: Callable[[int], object] | None = None
         self.on_step: Callable[[float, int], object] | None = None  # with the step's end and the phase that is open
         self.steps_are_explicit = False  # the script calls rankscope.step(): optimizers no longer mark steps
         self.looks: list[Callable[[], None]] = []  # called at a step's end, at most once a second: what may cost
@@ -82,7 +78,7 @@ class Timeline:
         # The phases that are open, outermost first. The bottom is start-up, and OTHER when that ends.
         self.open_phases = self._stack = [record.STARTUP]
         self._absorber, self._absorber_depth = record.STARTUP, 0
-        self._phase = record.STARTUP
+        self._open_slot = PHASE_SECONDS + record.STARTUP  # where the seconds of the open phase are summed
         self.last_event = self._last_step = self._clock()  # when it was, by the clock; and the last step
         self._next_look = self.last_event
         self.fetched_samples = self.fetched_tokens = 0.0  # since the last step: counted when the next one ends
@@ -109,18 +105,20 @@ class Timeline:
             self.on_event(phase)
         now = self._clock()
         slots = self.writer.slots
-        slots[PHASE_SECONDS + self._phase] += now - self.last_event
+        slots[self._open_slot] += now - self.last_event
         self.last_event = now
         stack = self._stack
+        depth = len(stack)
         stack.append(phase)
         if self._absorber == NOBODY:
-            if phase in record.ABSORBING:
-                self._absorber, self._absorber_depth = phase, len(stack) - 1
-            slots[PHASE] = self._phase = phase
+            if phase in ABSORBING:
+                self._absorber, self._absorber_depth = phase, depth
+            slots[PHASE] = phase
             slots[PHASE_SINCE] = now
+            self._open_slot = PHASE_SECONDS + phase
             if self.on_boundary is not None:
                 self.on_boundary(phase)
-        return len(stack) - 1
+        return depth
 
     def leave(self, depth: Depth) -> float:
         """Close the phase that was opened at `depth`, and whatever was left open within it.
@@ -134,16 +132,17 @@ class Timeline:
         now = self._clock()
         seconds = now - self.last_event
         slots = self.writer.slots
-        slots[PHASE_SECONDS + self._phase] += seconds
+        slots[self._open_slot] += seconds
         self.last_event = now
-        del stack[depth:]
+        del stack[depth:]  # from here on without a call, after which Ctrl-C might come in between
         if self._absorber_depth >= depth:
             self._absorber, self._absorber_depth = NOBODY, NOBODY
         if self._absorber == NOBODY:
-            slots[PHASE] = self._phase = stack[-1]
+            slots[PHASE] = phase = stack[-1]
             slots[PHASE_SINCE] = now
+            self._open_slot = PHASE_SECONDS + phase
             if self.on_boundary is not None:
-                self.on_boundary(self._phase)
+                self.on_boundary(phase)
         return seconds
 
     def unwind(self) -> None:
@@ -159,29 +158,33 @@ class Timeline:
             self.on_event(record.OPTIMIZER)
         self._owner = get_ident()  # as `adopt`
         now = self._clock()
-        slots = self.writer.slots
-        slots[PHASE_SECONDS + self._phase] += now - self.last_event
+        self.writer.slots[self._open_slot] += now - self.last_event
         self.last_event = now
+        self.step_ended()
+
+    def step_ended(self) -> None:
+        """The end of a step was the last event, one of the training thread's."""
+        now, slots = self.last_event, self.writer.slots
         if self._stack[0] == record.STARTUP:
             self._end_startup(now)
         else:
             seconds = now - self._last_step
             slots[STEP_SECONDS] += seconds
-            slots[STEP_BUCKETS + bisect_left(record.STEP_BOUNDS, seconds)] += 1
+            slots[STEP_BUCKETS + bisect_left(STEP_BOUNDS, seconds)] += 1
         if self.fetched_samples or self.fetched_tokens:
             slots[SAMPLES] += self.fetched_samples
             slots[TOKENS] += self.fetched_tokens
             self.fetched_samples = self.fetched_tokens = 0.0
         number = slots[STEPS] + 1
         ring = self.writer.ring
-        place = int(number) % record.RING_STEPS * record.RING_WIDTH
+        place = int(number) % RING_STEPS * RING_WIDTH
         ring[place] = number
         ring[place + 1] = now
-        ring[place + 2 : place + record.RING_WIDTH] = slots[COPIED]
+        ring[place + 2 : place + RING_WIDTH] = slots[COPIED]
         slots[STEPS] = number  # last: now the entry counts
         self._last_step = now
         if self.on_step is not None:
-            self.on_step(now, self._phase)
+            self.on_step(now, self._open_slot - PHASE_SECONDS)
         if number == self._wake_step:
             self._wake_step = self._on_wake(int(number))
         if now >= self._next_look:
@@ -237,11 +240,12 @@ class Timeline:
             look()
 
     def _end_startup(self, now: float) -> None:
-        absorbing = [depth for depth, phase in enumerate(self._stack) if depth and phase in record.ABSORBING]
+        absorbing = [depth for depth, phase in enumerate(self._stack) if depth and phase in ABSORBING]
         # From here on without a call, after which Ctrl-C might come in between.
         self._stack[0] = record.OTHER
         self._absorber_depth = absorbing[0] if absorbing else NOBODY
         self._absorber = self._stack[self._absorber_depth] if absorbing else NOBODY
         slots = self.writer.slots
-        slots[PHASE] = self._phase = self._stack[-1] if self._absorber == NOBODY else self._absorber
+        slots[PHASE] = phase = self._stack[-1] if self._absorber == NOBODY else self._absorber
         slots[PHASE_SINCE] = now
+        self._open_slot = PHASE_SECONDS + phase

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,8 +24,8 @@ from rankscope.record import OPS
 
 try:
     from torch.distributed.fsdp import fully_shard
-except ImportError:  # before torch 2.6
-    from torch.distributed._composable.fsdp import fully_shard
+except ImportError:  # before torch 2.6, where FSDP2 does not train on a CPU
+    fully_shard = None
 
 FIELDS = (
     "collectives",
@@ -102,6 +103,12 @@ def objects() -> None:
     dist.all_gather_object([None] * 4, "something")
 
 
+def sharded_model() -> torch.nn.Module:
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
+    fully_shard(model, mesh=dist.init_device_mesh("cpu", (4,)))
+    return model
+
+
 def sharded(model: torch.nn.Module) -> None:
     model(torch.ones(2, 8)).sum().backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -120,8 +127,6 @@ def kinds() -> dict[str, Callable[[], object]]:
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     again = dist.new_group([0, 1, 2, 3])
     interleaved = [dist.new_group([0, 2]), dist.new_group([1, 3])]
-    model = torch.nn.Sequential(torch.nn.Linear(8, 8, bias=False), torch.nn.Linear(8, 8, bias=False))
-    fully_shard(model, mesh=dist.init_device_mesh("cpu", (4,)))
     replicated = DistributedDataParallel(torch.nn.Linear(8, 8, bias=False))
     return {
         "all_reduce": synchronous,
@@ -145,7 +150,7 @@ def kinds() -> dict[str, Callable[[], object]]:
         "interleaved": lambda: dist.all_reduce(ones, group=interleaved[rank % 2]),
         "again": lambda: dist.all_reduce(ones, group=again),
         "functional": lambda: functional.all_reduce(ones, "sum", dist.group.WORLD) + 1,
-        "fsdp": lambda: sharded(model),
+        **({"fsdp2": partial(sharded, sharded_model())} if fully_shard else {}),
         "ddp": lambda: averaged(replicated),
     }
 

@@ -14,7 +14,6 @@ import torch
 from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.compiler import skip_frame
 from rankscope.probes.span import in_phase
 from rankscope.record import PLACES
 from rankscope.timeline import Timeline
@@ -30,21 +29,12 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     it would be a second wrapper on every step's way.
     """
 
-    def count(_call: tuple[Any, ...], _result: object, _seconds: float) -> None:
+    def count(_call: tuple[Any, ...], gradients: object, _seconds: float) -> None:
+        if gradients:
+            return  # only `grad` is given some
         timeline.writer.slots[MICRO_STEPS] += 1
         if timeline.steps_in_backward:
             timeline.step_in_backward()
 
-    watched = in_phase(timeline, guard, record.BACKWARD, unless_within=NOT_WITHIN)
-    counted = in_phase(timeline, guard, record.BACKWARD, count, unless_within=NOT_WITHIN)
-
-    def watch(original: Any) -> Any:
-        as_gradients, as_micro_step = watched(original), counted(original)
-
-        def run_backward(*args: Any, **kwargs: Any) -> Any:
-            run = as_micro_step if kwargs.get("accumulate_grad") else as_gradients
-            return run(*args, **kwargs)
-
-        return skip_frame(run_backward)
-
+    watch = in_phase(timeline, guard, record.BACKWARD, count, unless_within=NOT_WITHIN)
     return [replace(torch.autograd, "_engine_run_backward", watch)]

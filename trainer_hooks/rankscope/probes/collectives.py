@@ -18,17 +18,13 @@ from rankscope.groups import GROUP_WAIT, UNCOUNTED, Group
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
-from rankscope.timeline import (
-    COLLECTIVE_BUS_BYTES,
-    COLLECTIVE_BYTES,
-    COLLECTIVE_DURATION,
-    COLLECTIVE_SECONDS,
-    COLLECTIVES,
-    OPEN_GROUP,
-    OPEN_OP,
-    Depth,
-    Timeline,
-)
+from rankscope.record import PLACES
+from rankscope.timeline import COLLECTIVE_BUS_BYTES, COLLECTIVE_DURATION, OPEN_OP, Depth, Timeline
+
+COLLECTIVES = PLACES["collectives"]
+COLLECTIVE_SECONDS = PLACES["collective_seconds"]
+COLLECTIVE_BYTES = PLACES["collective_bytes"]
+OPEN_GROUP = PLACES["collective_group"]
 
 # ProcessGroup's method: the operation, and which argument holds this rank's payload (None: there is none). One method
 # has several names, as torch renamed it; C++ code never calls one through another.
@@ -74,7 +70,7 @@ BARRIER = record.OPS.index("barrier")  # has no tensors; its wait blocks the hos
 
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
-Count = Callable[[Group, Any], None]
+Count = Callable[[Any], Group]
 
 
 # Plain tuples, as a named one costs five times as much to make, and four a call are made:
@@ -103,15 +99,15 @@ class Collectives:
     def begin(self, process_group: Any, op: int, count: Count, on_behalf: bool = False) -> Issue | None:
         """The training thread issues a collective, or is about to wait for what C++ code has issued.
 
-        `count` is the method of `groups` that counts it. What the record says before the thread blocks: of a
-        collective within another (a process group written in Python), the outer. `on_behalf`: see `Timeline.enter`.
+        `count` is the method of `groups` that counts it and gives its group. What the record says before the thread
+        blocks: of a collective within another (a process group written in Python), the outer. `on_behalf`: see
+        `Timeline.enter`.
         """
         timeline = self._timeline
         depth = timeline.enter(record.COLLECTIVE_WAIT, on_behalf)
         if depth < 0:
             return None
-        group = self.groups.of(process_group)
-        count(group, process_group)
+        group = count(process_group)
         slots = timeline.writer.slots
         outer = slots[OPEN_OP]
         if not outer:
@@ -122,13 +118,13 @@ class Collectives:
     def issued(self, call: Issue, op: int, payload: Payload, key: int | None) -> None:
         """The call returned. `key` is what a later wait will name it by; None if there is nothing to wait for."""
         depth, group, outer, began = call
+        size, is_on_host = payload
         timeline = self._timeline
         timeline.leave(depth)
         slots = timeline.writer.slots
         slots[OPEN_OP] = outer
         now = timeline.last_event
         seconds = 0.0 if outer else now - began
-        size, is_on_host = payload
         slots[COLLECTIVES + op] += 1
         slots[COLLECTIVE_SECONDS + op] += seconds
         slots[COLLECTIVE_BYTES + op] += size
@@ -213,9 +209,6 @@ def around(
     `end` gets what `begin` gave, the call's positional arguments, its result, and whether it returned at all. Its
     errors are its own; those of the call pass untouched. While torch.compile traces, the wrapper is transparent.
     """
-    skip_call(begin)
-    skip_call(end)
-
     skip_call(begin)
     skip_call(end)
 

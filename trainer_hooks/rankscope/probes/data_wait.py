@@ -50,16 +50,17 @@ class BatchCounter:
             self._used_up()
             return
         first = batch[0] if type(batch) is list and batch else None
-        if type(first) is torch.Tensor and first.ndim:  # nearly always: what the default collation makes of pairs
-            samples, tokens = float(first.shape[0]), 0.0
+        if type(first) is torch.Tensor and (shape := first.shape):  # nearly always: the default collation of pairs
+            samples, tokens = float(shape[0]), 0.0
         else:
             samples, tokens = size_of(batch)
         if not samples:
             samples = batch_size(iterator)
         timeline.fetched_samples += samples
-        timeline.fetched_tokens += tokens
         self._samples += samples
-        self._tokens += tokens
+        if tokens:
+            timeline.fetched_tokens += tokens
+            self._tokens += tokens
 
     def _begin(self) -> None:
         self._steps = self._timeline.writer.slots[STEPS]

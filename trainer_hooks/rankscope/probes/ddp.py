@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.collectives import Arguments, Collectives, Function, Issue, Payload, around, measure
-from rankscope.probes.compiler import skip_call
+from rankscope.probes.compiler import skip_call, uncompiled
 from rankscope.probes.span import in_phase
 from rankscope.timeline import Timeline
 
@@ -39,26 +40,24 @@ MAX_OUTPUTS = 16  # outputs whose nodes get a hook; one would do, but any of the
 class WatchedModule:
     """One DDP module: whether its next backward will synchronise, and the hook that notices its first gradient."""
 
-    def __init__(self, module: DistributedDataParallel, on_first_gradient: Callable[[WatchedModule], None]) -> None:
+    def __init__(self, module: DistributedDataParallel, on_gradient: Callable[[WatchedModule, object], None]) -> None:
         self.module = weakref.ref(module)
         self.armed = False
         self.gradient_bytes = gradient_bytes(module)
         self.handle: RemovableHandle | None = None
         self.passes = 0  # that synchronised
         self._sampled_at = logged(module)[1]
-        self._on_first_gradient = on_first_gradient
         # DDP may do without some parameters' gradients only if told so; else any one parameter tells of each
         # backward, and its node is as old as the module, so it is hooked once and not at every forward.
         may_lack_gradients = module.find_unused_parameters or module.static_graph
         self.hooks_outputs = may_lack_gradients or module.mixed_precision is not None
         if not self.hooks_outputs:
-            self.handle = gradient_node(synchronised_parameters(module)[0]).register_prehook(self.notice)
+            self.handle = gradient_node(synchronised_parameters(module)[0]).register_prehook(partial(on_gradient, self))
 
-    def notice(self, _gradients: object) -> None:
-        """A gradient arrived. The first of a backward counts."""
-        if self.armed:
-            self.armed = False
-            self._on_first_gradient(self)
+    def bytes_sent(self) -> float:
+        """Bytes of a backward's all-reduce. A communication hook's are its own affair (it may compress): 0."""
+        module = self.module()
+        return 0.0 if module is None or module._comm_hooks else self.gradient_bytes  # noqa: SLF001 - no public question
 
     def new_sample(self) -> float:
         """Seconds of an all-reduce that DDP has measured since we last asked; 0 if there was none."""
@@ -77,15 +76,11 @@ class Sandwich:
         self._timeline = timeline
         self._guard = guard
         self._collectives = Collectives(timeline)
-        self._in_flight = False
-        self._bytes = 0.0
-        # Of those in flight the last. Weakly: a backward that raised leaves it here, and who drops the model then wants
-        # its memory back, and its hooks gone from the parameters that he wraps anew.
-        self._module: Callable[[], DistributedDataParallel | None] = nothing
+        self._in_flight: list[WatchedModule] = []  # those that the backward which is running will synchronise
         self._call: Issue | None = None  # the wait, while it lasts
         self._watched: dict[int, WatchedModule] = {}
         # Bound once, as each of them is looked up at every backward.
-        self._on_first_gradient, self._first, self._second = self.queue, self.before_reducer, self.after_reducer
+        self._first, self._second = self.before_reducer, self.after_reducer
 
     def arm(self, call: tuple[Any, ...], outputs: Any, _seconds: float) -> None:
         """After a forward: the backward that follows will synchronise, or not."""
@@ -104,11 +99,11 @@ class Sandwich:
             self._close()
         if watched.armed and watched.hooks_outputs:
             for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
-                node.register_prehook(watched.notice)
+                node.register_prehook(partial(self.queue, watched))
 
     def _watch(self, module: DistributedDataParallel) -> WatchedModule:
         key, all_watched = id(module), self._watched
-        all_watched[key] = watched = WatchedModule(module, self._on_first_gradient)
+        all_watched[key] = watched = WatchedModule(module, self.queue)
         weakref.finalize(module, all_watched.pop, key, None).atexit = False
         return watched
 
@@ -125,18 +120,14 @@ class Sandwich:
                 watched.handle.remove()
         self._watched.clear()
 
-    def queue(self, watched: WatchedModule) -> None:
-        """The first gradient of a backward pass that will synchronise."""
+    def queue(self, watched: WatchedModule, _gradients: object) -> None:
+        """A gradient arrived. The first of a backward pass that will synchronise counts."""
         try:
-            module = watched.module()
-            if module is None or self._guard.blown:
+            if not watched.armed or self._guard.blown:
                 return
-            self._module = watched.module
-            # A communication hook may compress: what it sends is its own affair, and we do not guess.
-            if not module._comm_hooks:  # noqa: SLF001 - no public question
-                self._bytes += watched.gradient_bytes
-            if not self._in_flight:
-                self._in_flight = True
+            watched.armed = False
+            self._in_flight.append(watched)
+            if len(self._in_flight) == 1:
                 queue_callback(self._first)
         except BaseException as error:
             self._guard.blow(error)
@@ -144,13 +135,15 @@ class Sandwich:
     def before_reducer(self) -> None:
         """The backward computation is done."""
         try:
-            module = self._module()
-            if module is None or self._guard.blown:
+            if self._guard.blown or not self._in_flight:
+                return
+            module = self._in_flight[-1].module()
+            if module is None:
                 return
             # The reducer has issued all its buckets now; the record says so before it waits for the other ranks.
             # The engine may run this on a device's thread; the training thread waits for the engine.
-            collectives, process_group = self._collectives, module.process_group
-            self._call = collectives.begin(process_group, DDP_ALL_REDUCE, collectives.groups.issued, on_behalf=True)
+            collectives = self._collectives
+            self._call = collectives.begin(module.process_group, DDP_ALL_REDUCE, collectives.groups.issued, True)
             queue_callback(self._second)
         except BaseException as error:
             self._guard.blow(error)
@@ -159,20 +152,20 @@ class Sandwich:
         """The gradients are averaged."""
         try:
             if self._call is not None and not self._guard.blown:
-                self._collectives.issued(self._call, DDP_ALL_REDUCE, (self._bytes, False), None)
+                size = 0.0
+                for watched in self._in_flight:
+                    size += watched.bytes_sent()
+                self._collectives.issued(self._call, DDP_ALL_REDUCE, (size, False), None)
                 self._call = None
-            self._close()
+            self._in_flight.clear()
         except BaseException as error:
             self._guard.blow(error)
 
     def _close(self) -> None:
         if self._call is not None:
             self._timeline.close_collective(self._call[2])
-        self._module, self._call, self._in_flight, self._bytes = nothing, None, False, 0.0
-
-
-def nothing() -> None:
-    """What a weak reference to nothing gives."""
+        self._call = None
+        self._in_flight.clear()
 
 
 def logged(module: DistributedDataParallel) -> tuple[float, int]:
@@ -223,7 +216,7 @@ def graph_nodes(value: Any) -> list[Node]:
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch DDP's forward and its buffer broadcast, and arm the sandwich."""
     sandwich = Sandwich(timeline, guard)
-    for called_by_the_engine in (WatchedModule.notice, sandwich.queue, sandwich.before_reducer, sandwich.after_reducer):
+    for called_by_the_engine in (sandwich.queue, sandwich.before_reducer, sandwich.after_reducer):
         skip_call(called_by_the_engine)
     forward = in_phase(timeline, guard, record.FORWARD, sandwich.arm)
     return [
@@ -235,6 +228,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
     """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it."""
+    measure_buffers = uncompiled(measure)
     payloads: dict[int, tuple[weakref.ref[torch.nn.Module], Payload]] = {}  # by id: a weak dictionary is slow
 
     def begin(args: Arguments, _kwargs: dict[str, Any]) -> Issue | None:
@@ -244,7 +238,7 @@ def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], F
         module = args[0]
         known = payloads.get(id(module))
         if known is None or known[0]() is not module:  # walking a large model would cost more than all the rest
-            payloads[id(module)] = known = weakref.ref(module), measure(module.buffers())
+            payloads[id(module)] = known = weakref.ref(module), measure_buffers(module.buffers())
         collectives.issued(call, DDP_BROADCAST, known[1], None)
 
     return around(guard, begin, end)

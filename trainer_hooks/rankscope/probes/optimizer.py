@@ -75,7 +75,7 @@ class StepMarker:
             if depth > 0 and self._marks(optimizer):
                 found = vars(optimizer).get("found_inf")  # a tensor, from the scaler, during a fused optimizer's step
                 if found is None or not was_skipped(found):
-                    timeline.step()
+                    timeline.step_ended()
         except BaseException as error:
             self._guard.blow(error)
 
