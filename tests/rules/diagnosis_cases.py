@@ -45,7 +45,8 @@ def aligned(floor: float, skew: float, **blame: float) -> dict[str, float]:
 WORKERS = 'rankscope_rank_cpu_seconds_total{who="workers"}'
 CLOCK = 'rankscope_gpu_clock_hertz{domain="sm"}'
 THROTTLED = 'rankscope_gpu_throttled_seconds_total{reason="sw_thermal_slowdown"}'
-RUN_QUEUE = 'rankscope_rank_run_queue_seconds_total{thread="main"}'
+RUN_QUEUE = "rankscope_rank_run_queue_seconds_total"
+WORKERS_QUEUE = "rankscope_rank_workers_run_queue_seconds_total"
 GC = 'rankscope_rank_gc_seconds_total{generation="2"}'
 BYTES = 'rankscope_rank_collective_bytes_total{op="ddp_all_reduce"}'
 USUAL_STEPS = Fault(ranks=everywhere(aligned(0.08, 0.01)))
@@ -69,7 +70,23 @@ FAULTS = (
         Fault(everywhere({**spread("data_wait"), "rankscope_rank_child_processes": 0.0, WORKERS: 0.0})),
         (alert("DataBound", cause="unknown"),),
     ),
-    Case("one slow loader", Fault(late(2, "data_wait")), (laggard(2, "data_wait"),)),
+    Case(
+        "loader workers that would compute get little of the processors",
+        Fault(everywhere({**spread("data_wait"), WORKERS: 0.3, WORKERS_QUEUE: 1.2})),
+        (alert("DataBound", cause="cpu"),),
+    ),
+    Case(
+        "every loader computes all the time and one rank is the last",
+        Fault({**everywhere({**late(2, "data_wait")[0], WORKERS: 1.8}), 2: {**late(2, "data_wait")[2], WORKERS: 1.8}}),
+        (alert("DataBound", cause="cpu"),),
+    ),
+    Case(
+        "data is late on one rank after the other",
+        Fault(everywhere({**spread("collective_wait"), **aligned(0.08, 0.21, data_wait=0.07), WORKERS: 0.05})),
+        (alert("DataBound", cause="io"),),
+        USUAL_STEPS,
+    ),
+    Case("one slow loader", Fault(late(2, "data_wait", **{WORKERS: 0.1})), (laggard(2, "data_wait"),)),
     Case(
         "slow copies on every rank",
         Fault(everywhere(spread("h2d_copy"))),
@@ -206,10 +223,7 @@ FAULTS = (
                 }
             )
         ),
-        (
-            alert("SmallCollectives", cause="synchronisation"),
-            alert("TransferBound", cause="unknown"),  # which Alertmanager does not tell of beside it
-        ),
+        (alert("SmallCollectives", cause="synchronisation"),),
     ),
     Case(
         "the loss scale collapses",
