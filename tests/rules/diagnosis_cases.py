@@ -83,7 +83,7 @@ FAULTS = (
     Case(
         "data is late on one rank after the other",
         Fault(everywhere({**spread("collective_wait"), **aligned(0.08, 0.21, data_wait=0.07), WORKERS: 0.05})),
-        (alert("DataBound", cause="io"),),
+        (alert("RotatingStraggler", cause="data_wait"),),
         USUAL_STEPS,
     ),
     Case("one slow loader", Fault(late(2, "data_wait", **{WORKERS: 0.1})), (laggard(2, "data_wait"),)),

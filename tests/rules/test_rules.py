@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from benchmarks.simulated_ranks import gpu_series, rank_series
 from deploy.prometheus import fast
 from tests.rules.diagnosis_cases import CASES, FAULTS
 from tests.rules.promtool import HEALTHY_GPU, HEALTHY_RANK
@@ -131,6 +132,7 @@ def test_the_series_of_the_tests_are_those_that_the_exporter_has() -> None:
         for name in one
     }
     assert not strangers("\n".join(figures))
+    assert not strangers("\n".join((*rank_series(0, 1, age=1.0), *gpu_series(0, age=1.0))))
 
 
 def test_prometheus_accepts_the_shipped_configuration() -> None:
