@@ -50,6 +50,13 @@ WORKERS_QUEUE = "rankscope_rank_workers_run_queue_seconds_total"
 GC = 'rankscope_rank_gc_seconds_total{generation="2"}'
 BYTES = 'rankscope_rank_collective_bytes_total{op="ddp_all_reduce"}'
 USUAL_STEPS = Fault(ranks=everywhere(aligned(0.08, 0.01)))
+STANDS_STILL: dict[str, float | None] = {
+    **phases(forward=0, backward=0, optimizer=0, data_wait=0, h2d_copy=0, checkpoint=0, other=0, collective_wait=1),
+    "rankscope_rank_steps_total": 0.0,
+    "rankscope_rank_last_progress_timestamp_seconds": 0.0,
+}
+IN_FORWARD = 'rankscope_rank_phase_since_timestamp_seconds{phase="forward"}'
+IN_COLLECTIVE = 'rankscope_rank_phase_since_timestamp_seconds{phase="collective_wait"}'
 SHORT_STEPS = {
     f'rankscope_rank_step_seconds_bucket{{le="{le}"}}': STEPS for le in ("0.25", "0.5", "1.0", "2.5", "+Inf")
 }
@@ -79,6 +86,17 @@ FAULTS = (
         "every loader computes all the time and one rank is the last",
         Fault({**everywhere({**late(2, "data_wait")[0], WORKERS: 1.8}), 2: {**late(2, "data_wait")[2], WORKERS: 1.8}}),
         (alert("DataBound", cause="cpu"),),
+    ),
+    Case(
+        "every loader waits for storage and one rank is the last",
+        Fault(
+            {
+                **everywhere(phases(forward=0.17, backward=0.35, data_wait=0.13, collective_wait=0.24)),
+                2: phases(forward=0.17, backward=0.35, data_wait=0.31, collective_wait=0.06),
+            },
+        ),
+        (alert("DataBound", cause="io"),),
+        Fault(everywhere({WORKERS: 0.05})),
     ),
     Case(
         "data is late on one rank after the other",
@@ -192,6 +210,17 @@ FAULTS = (
         ),
         (alert("RotatingStraggler", cause="spikes"),),
         Fault({**everywhere(aligned(0.08, 0.01)), 0: {**aligned(0.08, 0.01), **SHORT_STEPS}}),
+    ),
+    Case(
+        "one rank stands still and the others wait for it on idle GPUs",
+        Fault(
+            {
+                **everywhere({**STANDS_STILL, IN_FORWARD: None, IN_COLLECTIVE: 0.0}),
+                1: {**STANDS_STILL, **phases(collective_wait=0, forward=1), IN_FORWARD: 0.0},
+            },
+            everywhere({"rankscope_gpu_busy_seconds_total": 0.0, "rankscope_gpu_last_busy_timestamp_seconds": 0.0}),
+        ),
+        (alert("RankStuck", "critical", rank="1"),),
     ),
     Case(
         "training on the processor",
