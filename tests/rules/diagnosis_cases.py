@@ -255,6 +255,30 @@ FAULTS = (
         (alert("SmallCollectives", cause="synchronisation"),),
     ),
     Case(
+        "every step is skipped while ranks wait for each other",
+        Fault(
+            everywhere(
+                {
+                    **spread("collective_wait"),
+                    **aligned(0.08, 0.21, forward=0.07),
+                    "rankscope_rank_steps_total": 0.0,
+                    "rankscope_rank_amp_scale": 0.001,
+                    "rankscope_rank_amp_skipped_steps_total": STEPS,
+                }
+            ),
+        ),
+        (alert("LossScaleCollapse", "critical", cause="not_finite"),),
+        Fault(
+            everywhere(
+                {
+                    **aligned(0.08, 0.01),
+                    "rankscope_rank_amp_scale": 65536.0,
+                    "rankscope_rank_amp_skipped_steps_total": 0.0,
+                }
+            )
+        ),
+    ),
+    Case(
         "the loss scale collapses",
         Fault(
             everywhere({"rankscope_rank_amp_scale": 0.001, "rankscope_rank_amp_skipped_steps_total": STEPS}),
