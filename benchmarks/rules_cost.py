@@ -1,12 +1,12 @@
 """What the rules cost: every group's evaluation time, over one run of 1,024 ranks, in a real Prometheus on one core.
 
-    python -m benchmarks.rules_cost [--ranks 1024] [--json FILE]
+    python -m benchmarks.rules_cost [--ranks 1024] [--json docs/measurements/rules_cost.json]
 
 simulated_ranks.py plays the exporters, one for each eight ranks, with the series that a rank and its GPU have; one rank
 lags, so that the rules about causes have something to do. Prometheus runs on one processor (GOMAXPROCS) with the
 production rules at production speed, and scrapes all the while. When the window of the rates is full, it is asked for
-`prometheus_rule_group_last_duration_seconds` again and again. That is wall time: on a machine that does other things
-too the least value says more than the median.
+`prometheus_rule_group_last_duration_seconds` again and again, and for the series that the rules have recorded. That is
+wall time: on a machine that does other things too the least value says more than the median.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from benchmarks.simulated_node import markdown
 from benchmarks.simulated_ranks import RANKS_PER_NODE, serve
 from deploy.prometheus.fast import HERE
 from examples.demo import servers
@@ -61,14 +62,37 @@ def measure(prometheus: servers.Prometheus, readings: int) -> tuple[dict[str, li
     return found, int(float(series))
 
 
-def report(durations: dict[str, list[float]], ranks: int, series: int) -> dict[str, Any]:
-    """What is kept: by group the median and the least, and their sums. Seconds."""
+def recorded(prometheus: servers.Prometheus) -> int:
+    """Series that rules have recorded. A record's name has colons, which no exporter's may have."""
+    return int(prometheus.query('count({__name__=~".+:.+:.+"})')[0]["value"][1])
+
+
+def report(durations: dict[str, list[float]], ranks: int, series: int, records: int) -> dict[str, Any]:
+    """What is kept: by group the median and the least, and their sums, in seconds; and where it was measured."""
     groups = {
         group: {"median": round(statistics.median(values), 4), "least": round(min(values), 4)}
         for group, values in sorted(durations.items())
     }
     sums = {name: round(sum(group[name] for group in groups.values()), 4) for name in ("median", "least")}
-    return {"ranks": ranks, "series": series, "groups": groups, "together": sums}
+    size = {"ranks": ranks, "series": series, "recorded_a_rank": round(records / ranks, 1)}
+    machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
+    return {**size, "groups": groups, "together": sums, **machine}
+
+
+def page(result: dict[str, Any]) -> str:
+    """The report for people."""
+    groups = {**result["groups"], "together": result["together"]}
+    rows = [[name, *(f"{1000 * seconds:.0f}" for seconds in group.values())] for name, group in groups.items()]
+    size = f"one run of {result['ranks']} ranks ({result['series']} series, of which the rules record "
+    load = f"{result['cores']} cores that others used too (load {result['load']} at the end)"
+    return (
+        f"# rules_cost\n\nAll rules over {size}{result['recorded_a_rank']} a rank), at\nproduction speed, in a real "
+        "Prometheus with one processor (GOMAXPROCS=1) that scrapes simulated exporters meanwhile.\n"
+        f"Wall time of one evaluation, of which one is due every {INTERVAL:g} s, on {load}:\n"
+        "what they took is in these figures too, and least of all in the least. Made by\n"
+        "`python -m benchmarks.rules_cost --json docs/measurements/rules_cost.json`.\n\n"
+        f"{markdown(['group of rules', 'median, ms', 'least, ms'], rows)}\n"
+    )
 
 
 def main() -> int:
@@ -89,13 +113,15 @@ def main() -> int:
         try:
             time.sleep(WARM_UP)
             durations, series = measure(prometheus, options.readings)
+            records = recorded(prometheus)
         finally:
             prometheus.stop()
             exporters.shutdown()
-    result = report(durations, options.ranks, series)
+    result = report(durations, options.ranks, series, records)
     print(json.dumps(result, indent=2))
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")
+        options.json.with_suffix(".md").write_text(page(result))
     return 0
 
 

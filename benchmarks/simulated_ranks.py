@@ -82,8 +82,8 @@ def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
         yield f'rankscope_rank_gc_seconds_total{{{own},generation="{generation}"}} {0.001 * age:.6f}'
     for who in ("training", "workers"):
         yield f'rankscope_rank_cpu_seconds_total{{{own},who="{who}"}} {0.5 * age:.6f}'
-    for thread in ("main", "others"):
-        yield f'rankscope_rank_run_queue_seconds_total{{{own},thread="{thread}"}} {0.01 * age:.6f}'
+    for name in ("run_queue", "workers_run_queue"):
+        yield f"rankscope_rank_{name}_seconds_total{{{own}}} {0.01 * age:.6f}"
 
 
 def gpu_series(rank: int, age: float) -> Iterator[str]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,6 +27,8 @@ class Usage:
     """Of its children, those that have ended and were waited for included."""
     run_queue: float | None
     """Time that its main thread could have run and had no processor."""
+    children_run_queue: Mapping[int, float]
+    """The same of each living child, by pid. The kernel keeps none of those that have ended."""
     read_bytes: float | None
     """From storage, by it and its children. The kernel adds those of children that were waited for."""
     children: int | None
@@ -45,6 +47,7 @@ def read_usage(pid: int, procfs: Path = PROCFS) -> Usage:
         cpu=own,
         children_cpu=None if children is None else waited_for + sum(map(_cpu, living)),
         run_queue=_run_queue(process),
+        children_run_queue=dict(_run_queues(children or [], procfs)),
         read_bytes=_together([read_bytes, *map(_read_bytes_of_living, living)]),
         children=None if children is None else len(children),
         resident=resident,
@@ -84,6 +87,13 @@ def _cpu(process: str) -> float:
     except OSError:  # it has ended: its parent's figure has it the next time
         return 0.0
     return own + waited_for
+
+
+def _run_queues(pids: Iterable[int], procfs: Path) -> Iterator[tuple[int, float]]:
+    for pid in pids:
+        waited = _run_queue(f"{procfs}/{pid}")
+        if waited is not None:
+            yield pid, waited
 
 
 def _run_queue(process: str) -> float | None:

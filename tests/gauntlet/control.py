@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-STEP_MS = 100.0  # of a healthy step: forward, backward and some CPU time
+STEP_MS = 112.0  # of a healthy step as measured: the sleep in forward and backward, and CPU time; doses refer to it
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,6 @@ import rankscope
 
 WIDTH, BATCH = 64, 32
 INITIAL_SCALE = 65536.0
-SMALLEST_SCALE = 2.0**-100  # the inverse of one below 2**-128 is infinite, and makes NaN of the first healthy gradients
 WARM_UP = 20  # steps
 
 
@@ -126,6 +125,7 @@ class Training:
             if self.told != before and self.told.evaluation:
                 with rankscope.phase("evaluation"):
                     sleep(self.told.evaluation)
+            self._restore_scale(self.told)
             self._step(step, self.told)
 
     def _step(self, step: int, told: Behaviour) -> None:
@@ -139,7 +139,7 @@ class Training:
                 self._forward_and_backward(batch, step, told)
         self._wait_while(lambda latest: latest.stays_in_startup)
         self._talk(told)
-        self._update(told)
+        self._update()
         sleep(told.post)
         self._wait_while(lambda latest: latest.hangs)
         if step % told.collect_every == 0 and told.collect and self._is_my_turn(step):
@@ -176,12 +176,16 @@ class Training:
         for peer in range(1, self.ranks):
             dist.send(weights, dst=peer)
 
-    def _update(self, told: Behaviour) -> None:
+    def _update(self) -> None:
         self.scaler.step(self.optimizer)
-        scale = self.scaler.get_scale()
-        collapsed = not told.overflows and scale < INITIAL_SCALE
-        self.scaler.update(INITIAL_SCALE if collapsed else scale if scale < SMALLEST_SCALE else None)
+        self.scaler.update()
         self.optimizer.zero_grad()
+
+    def _restore_scale(self, told: Behaviour) -> None:
+        # Before a healed step and not after it: gradients that were scaled to nothing are finite, and NaN when they are
+        # unscaled, which the optimizer would put into the weights for good.
+        if not told.overflows and self.scaler.get_scale() < INITIAL_SCALE:
+            self.scaler.update(INITIAL_SCALE)
 
     def _transfer(self, _state: None, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
         """DDP's communication hook: the mean over the ranks, and then what a slow network adds."""

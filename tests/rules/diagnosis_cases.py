@@ -45,10 +45,18 @@ def aligned(floor: float, skew: float, **blame: float) -> dict[str, float]:
 WORKERS = 'rankscope_rank_cpu_seconds_total{who="workers"}'
 CLOCK = 'rankscope_gpu_clock_hertz{domain="sm"}'
 THROTTLED = 'rankscope_gpu_throttled_seconds_total{reason="sw_thermal_slowdown"}'
-RUN_QUEUE = 'rankscope_rank_run_queue_seconds_total{thread="main"}'
+RUN_QUEUE = "rankscope_rank_run_queue_seconds_total"
+WORKERS_QUEUE = "rankscope_rank_workers_run_queue_seconds_total"
 GC = 'rankscope_rank_gc_seconds_total{generation="2"}'
 BYTES = 'rankscope_rank_collective_bytes_total{op="ddp_all_reduce"}'
 USUAL_STEPS = Fault(ranks=everywhere(aligned(0.08, 0.01)))
+STANDS_STILL: dict[str, float | None] = {
+    **phases(forward=0, backward=0, optimizer=0, data_wait=0, h2d_copy=0, checkpoint=0, other=0, collective_wait=1),
+    "rankscope_rank_steps_total": 0.0,
+    "rankscope_rank_last_progress_timestamp_seconds": 0.0,
+}
+IN_FORWARD = 'rankscope_rank_phase_since_timestamp_seconds{phase="forward"}'
+IN_COLLECTIVE = 'rankscope_rank_phase_since_timestamp_seconds{phase="collective_wait"}'
 SHORT_STEPS = {
     f'rankscope_rank_step_seconds_bucket{{le="{le}"}}': STEPS for le in ("0.25", "0.5", "1.0", "2.5", "+Inf")
 }
@@ -69,7 +77,34 @@ FAULTS = (
         Fault(everywhere({**spread("data_wait"), "rankscope_rank_child_processes": 0.0, WORKERS: 0.0})),
         (alert("DataBound", cause="unknown"),),
     ),
-    Case("one slow loader", Fault(late(2, "data_wait")), (laggard(2, "data_wait"),)),
+    Case(
+        "loader workers that would compute get little of the processors",
+        Fault(everywhere({**spread("data_wait"), WORKERS: 0.3, WORKERS_QUEUE: 1.2})),
+        (alert("DataBound", cause="cpu"),),
+    ),
+    Case(
+        "every loader computes all the time and one rank is the last",
+        Fault({**everywhere({**late(2, "data_wait")[0], WORKERS: 1.8}), 2: {**late(2, "data_wait")[2], WORKERS: 1.8}}),
+        (alert("DataBound", cause="cpu"),),
+    ),
+    Case(
+        "every loader waits for storage and one rank is the last",
+        Fault(
+            {
+                **everywhere(phases(forward=0.17, backward=0.35, data_wait=0.13, collective_wait=0.24)),
+                2: phases(forward=0.17, backward=0.35, data_wait=0.31, collective_wait=0.06),
+            },
+        ),
+        (alert("DataBound", cause="io"),),
+        Fault(everywhere({WORKERS: 0.05})),
+    ),
+    Case(
+        "data is late on one rank after the other",
+        Fault(everywhere({**spread("collective_wait"), **aligned(0.08, 0.21, data_wait=0.07), WORKERS: 0.05})),
+        (alert("RotatingStraggler", cause="data_wait"),),
+        USUAL_STEPS,
+    ),
+    Case("one slow loader", Fault(late(2, "data_wait", **{WORKERS: 0.1})), (laggard(2, "data_wait"),)),
     Case(
         "slow copies on every rank",
         Fault(everywhere(spread("h2d_copy"))),
@@ -177,6 +212,17 @@ FAULTS = (
         Fault({**everywhere(aligned(0.08, 0.01)), 0: {**aligned(0.08, 0.01), **SHORT_STEPS}}),
     ),
     Case(
+        "one rank stands still and the others wait for it on idle GPUs",
+        Fault(
+            {
+                **everywhere({**STANDS_STILL, IN_FORWARD: None, IN_COLLECTIVE: 0.0}),
+                1: {**STANDS_STILL, **phases(collective_wait=0, forward=1), IN_FORWARD: 0.0},
+            },
+            everywhere({"rankscope_gpu_busy_seconds_total": 0.0, "rankscope_gpu_last_busy_timestamp_seconds": 0.0}),
+        ),
+        (alert("RankStuck", "critical", rank="1"),),
+    ),
+    Case(
         "training on the processor",
         Fault(
             gpus={
@@ -206,9 +252,30 @@ FAULTS = (
                 }
             )
         ),
-        (
-            alert("SmallCollectives", cause="synchronisation"),
-            alert("TransferBound", cause="unknown"),  # which Alertmanager does not tell of beside it
+        (alert("SmallCollectives", cause="synchronisation"),),
+    ),
+    Case(
+        "every step is skipped while ranks wait for each other",
+        Fault(
+            everywhere(
+                {
+                    **spread("collective_wait"),
+                    **aligned(0.08, 0.21, forward=0.07),
+                    "rankscope_rank_steps_total": 0.0,
+                    "rankscope_rank_amp_scale": 0.001,
+                    "rankscope_rank_amp_skipped_steps_total": STEPS,
+                }
+            ),
+        ),
+        (alert("LossScaleCollapse", "critical", cause="not_finite"),),
+        Fault(
+            everywhere(
+                {
+                    **aligned(0.08, 0.01),
+                    "rankscope_rank_amp_scale": 65536.0,
+                    "rankscope_rank_amp_skipped_steps_total": 0.0,
+                }
+            )
         ),
     ),
     Case(

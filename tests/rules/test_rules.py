@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 import yaml
+from benchmarks.simulated_ranks import gpu_series, rank_series
 from deploy.prometheus import fast
-from tests.rules.diagnosis_cases import FAULTS
+from tests.rules.diagnosis_cases import CASES, FAULTS
+from tests.rules.promtool import HEALTHY_GPU, HEALTHY_RANK
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy/prometheus/rules"
@@ -89,6 +91,48 @@ def test_every_query_in_a_runbook_names_only_series_that_exist() -> None:
         assert blocks, f"{page.name} has no query"
         named = set(re.findall(r"(?:\w+:)?rankscope_\w+(?::\w+)?", blocks))
         assert named <= known, f"{page.name}: {named - known}"
+
+
+BASE_LABELS = {"rank": {"run", "rank"}, "gpu": {"gpu", "uuid"}, "exporter": set()}
+EVERYWHERE = {"job", "instance", "le"}
+
+
+def exported() -> dict[str, set[str]]:
+    """The labels of every metric in the reference, which is made from what the collectors declare."""
+    rows = re.findall(
+        r"^\| `(rankscope_([a-z]+)_\w+)` \|[^|]*\|[^|]*\|([^|]*)\|", (ROOT / "docs/metrics.md").read_text(), re.M
+    )
+    return {name: {*re.findall(r"\w+", more), *BASE_LABELS[kind], *EVERYWHERE} for name, kind, more in rows}
+
+
+def strangers(text: str) -> list[str]:
+    """What in this text is selected from the exporter by a name or a label that it does not have."""
+    labels = exported()
+    found = []
+    for name, matchers in re.findall(r"(?<![\w:])(rankscope_\w+)(?![\w:])(?:\{([^}]*)\})?", text):
+        known = labels.get(name) or labels.get(name.removesuffix("_bucket"))
+        asked = set(re.findall(r"(\w+)\s*[=!]", matchers))
+        if known is None or not asked <= known:
+            found.append(f"{name}{{{matchers}}}")
+    return found
+
+
+def test_the_rules_ask_for_series_and_labels_that_the_exporter_has() -> None:
+    assert not [stranger for rule in rules("production") for stranger in strangers(rule["expr"])]
+
+
+def test_the_series_of_the_tests_are_those_that_the_exporter_has() -> None:
+    figures = {*HEALTHY_RANK, *HEALTHY_GPU}
+    figures |= {
+        name
+        for case in CASES
+        for fault in (case.fault, case.usual)
+        for made in (fault.ranks, fault.gpus)
+        for one in made.values()
+        for name in one
+    }
+    assert not strangers("\n".join(figures))
+    assert not strangers("\n".join((*rank_series(0, 1, age=1.0), *gpu_series(0, age=1.0))))
 
 
 def test_prometheus_accepts_the_shipped_configuration() -> None:

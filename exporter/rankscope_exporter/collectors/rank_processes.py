@@ -6,7 +6,7 @@ namespace and without a chance that it is another's by now. Where the rank's is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -27,17 +27,25 @@ class RankProcess:
     usage: Usage | None = None
     cpu: dict[str, float] = field(default_factory=dict)
     read_bytes: float | None = None
+    workers_run_queue: float | None = None
 
     def update(self, usage: Usage | None) -> None:
         """Take a newer usage. Figures of children can go back for a moment: when one has just ended."""
-        self.usage = usage
+        before, self.usage = self.usage, usage
         if usage is None:
             return
+        self._add_waits(before.children_run_queue if before else {}, usage.children_run_queue)
         self._raise("training", usage.cpu)
         if usage.children_cpu is not None:
             self._raise("workers", usage.children_cpu)
         if usage.read_bytes is not None:
             self.read_bytes = max(usage.read_bytes, self.read_bytes or 0.0)
+
+    def _add_waits(self, before: Mapping[int, float], now: Mapping[int, float]) -> None:
+        # A new worker's first reading counts from 0. One that goes back is another process with the same pid.
+        added = [waited - before.get(pid, 0.0) for pid, waited in now.items()]
+        if now or self.workers_run_queue is not None:
+            self.workers_run_queue = (self.workers_run_queue or 0.0) + sum(max(wait, 0.0) for wait in added)
 
     def _raise(self, name: str, value: float) -> None:
         self.cpu[name] = max(value, self.cpu.get(name, 0.0))
@@ -65,6 +73,12 @@ METRICS = (
         "run_queue_seconds_total",
         "Time that the main thread of the rank could have run and had no processor.",
         lambda _, usage: usage.run_queue,
+    ),
+    _metric(
+        "workers_run_queue_seconds_total",
+        "Time that the main threads of its child processes could have run and had no processor: with their processor "
+        "time, what they would have computed on a machine of their own.",
+        lambda process, _: process.workers_run_queue,
     ),
     _metric(
         "read_bytes_total",

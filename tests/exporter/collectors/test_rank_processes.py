@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -174,8 +174,8 @@ def test_a_process_that_is_gone_is_an_error(tmp_path: Path) -> None:
         read_usage(7, tmp_path)
 
 
-def usage(children: float | None = 1.0, read: float | None = 1.0) -> Usage:
-    return Usage(1.0, children, 0.5, read, 0, 1.0)
+def usage(children: float | None = 1.0, read: float | None = 1.0, waits: Mapping[int, float] | None = None) -> Usage:
+    return Usage(1.0, children, 0.5, waits or {}, read, 0, 1.0)
 
 
 def test_counters_never_go_back() -> None:
@@ -184,6 +184,22 @@ def test_counters_never_go_back() -> None:
     process.update(usage(children=4.0, read=90.0))
     assert process.cpu == {"training": 1.0, "workers": 5.0}
     assert process.read_bytes == 100.0
+
+
+def test_the_waits_of_workers_add_up_over_those_that_end() -> None:
+    process = RankProcess(Lines(METRICS, ("r", "0")))
+    process.update(usage())
+    assert process.workers_run_queue is None
+    for waits in ({8: 1.0}, {8: 1.5, 9: 0.25}, {9: 0.5}, {}, {8: 0.125}):
+        process.update(usage(waits=waits))
+    assert process.workers_run_queue == 1.0 + 0.75 + 0.25 + 0.125
+
+
+def test_a_workers_wait_for_a_processor_is_its_own(tmp_path: Path) -> None:
+    fake(tmp_path, "7", "8 9")
+    fake(tmp_path, "8")
+    (fake(tmp_path, "9") / "schedstat").write_text("0 0 0\n")
+    assert read_usage(7, tmp_path).children_run_queue == {8: 2.0}
 
 
 def test_unknown_children_add_no_worker_series() -> None:
