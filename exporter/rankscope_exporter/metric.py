@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar
 
 from rankscope_exporter.lines import Values, WrittenFamily, line_prefix, number_text
+
+R = TypeVar("R")
 
 UNITS = ("seconds", "bytes", "watts", "joules", "hertz", "celsius")
 
@@ -47,3 +49,10 @@ class Declaration:
             if number is not None
         )
         return WrittenFamily(self, lines)
+
+
+@dataclass(frozen=True)
+class ReadMetric(Declaration, Generic[R]):
+    """A metric, and how its values come out of a reading."""
+
+    values: Callable[[R], Values] = field(kw_only=True)

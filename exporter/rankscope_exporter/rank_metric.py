@@ -3,28 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from dataclasses import dataclass
 
 from rankscope_exporter.lines import Values, line_prefix
-from rankscope_exporter.metric import Declaration
+from rankscope_exporter.metric import ReadMetric
 from rankscope_exporter.run_directory import Rank
 
 RANK_LABELS = ("run", "rank")
 
-R = TypeVar("R")
-"""A rank as its record shows it, or what else is known of it."""
-
 
 @dataclass(frozen=True)
-class RankMetric(Declaration, Generic[R]):
-    """A metric with RANK_LABELS first."""
-
-    values: Callable[[R], Values] = field(kw_only=True)
-
-
-@dataclass(frozen=True)
-class RankHistogram(RankMetric[Rank]):
+class RankHistogram(ReadMetric[Rank]):
     """A distribution a rank. Its values are by the suffix of the name (`_bucket`, `_count`, `_sum`) and the bound."""
 
     def prefix(self, labels: Sequence[str]) -> str:
@@ -34,14 +23,14 @@ class RankHistogram(RankMetric[Rank]):
         return line_prefix(self.name + suffix, (*zip(self.labels, common, strict=True), *bounds))
 
 
-def gauge(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> RankMetric[Rank]:
+def gauge(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> ReadMetric[Rank]:
     """Declare `rankscope_rank_…`; `labels` are those besides RANK_LABELS."""
-    return RankMetric("gauge", f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), values=values)
+    return ReadMetric("gauge", f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), values=values)
 
 
-def counter(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> RankMetric[Rank]:
+def counter(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> ReadMetric[Rank]:
     """As `gauge`; the name ends in `_total`."""
-    return RankMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), values=values)
+    return ReadMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), values=values)
 
 
 def nonzero(field_name: str) -> Callable[[Rank], float | None]:

@@ -4,32 +4,42 @@ from __future__ import annotations
 
 import gzip
 import logging
+import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
 from rankscope_exporter.exposition import Exposition
-from rankscope_exporter.metric import Declaration
+from rankscope_exporter.lines import Lines, Values, families
+from rankscope_exporter.metric import ReadMetric
 
 GZIP_LEVEL = 1  # 0.2 ms instead of level 9's 3.7 for a thousand series, at 1.3 times the size
 OPENMETRICS = "application/openmetrics-text"
 
-SUCCESS = Declaration(
-    "gauge",
-    "rankscope_exporter_collector_success",
-    "1 if the collector delivered in this scrape, 0 if it failed.",
-    ("collector",),
+Outcome = Mapping[str, tuple[bool, float]]
+"""By collector: whether it delivered, and how many seconds it took."""
+
+
+def _gauge(name: str, text: str, values: Callable[[Outcome], Values]) -> ReadMetric[Outcome]:
+    return ReadMetric("gauge", f"rankscope_exporter_collector_{name}", text, ("collector",), values=values)
+
+
+METRICS = (
+    _gauge(
+        "success",
+        "1 if the collector delivered in this scrape, 0 if it failed.",
+        lambda outcome: {name: has_delivered for name, (has_delivered, _) in outcome.items()},
+    ),
+    _gauge(
+        "duration_seconds",
+        "How long the collector took in this scrape.",
+        lambda outcome: {name: seconds for name, (_, seconds) in outcome.items()},
+    ),
 )
-DURATION = Declaration(
-    "gauge",
-    "rankscope_exporter_collector_duration_seconds",
-    "How long the collector took in this scrape.",
-    ("collector",),
-)
-METRICS = (SUCCESS, DURATION)
 
 logger = logging.getLogger(__name__)
 
@@ -50,34 +60,36 @@ class Scrape:
     def __init__(self, collectors: Sequence[Collector], clock: Callable[[], float] = time.perf_counter) -> None:
         self._collectors = collectors
         self._clock = clock
+        self._lines = Lines(METRICS)
         self._failing: set[str] = set()
+        self._lock = threading.Lock()  # the status page is made on another thread
         self._expositions = {openmetrics: Exposition(openmetrics=openmetrics) for openmetrics in (False, True)}
 
     def collect(self) -> list[Metric]:
         """Every collector's metrics, then how long each took and whether it succeeded."""
-        families: list[Metric] = []
-        success, duration = {}, {}
-        for collector in self._collectors:
-            began = self._clock()
-            delivered = self._run(collector)
-            duration[collector.name] = self._clock() - began
-            success[collector.name] = delivered is not None
-            families += delivered or []
-        return [*families, SUCCESS.family(success), DURATION.family(duration)]
+        collected: list[Metric] = []
+        outcome: dict[str, tuple[bool, float]] = {}
+        with self._lock:
+            for collector in self._collectors:
+                began = self._clock()
+                delivered = self._run(collector)
+                outcome[collector.name] = delivered is not None, self._clock() - began
+                collected += delivered or []
+            return [*collected, *families(METRICS, [self._lines.write(outcome)])]
 
     def render(self, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
         """Body and headers of an answer to these request headers."""
-        _, content_type = choose_encoder(accept)
+        content_type, is_compressed = _negotiated(accept, accept_encoding)
         headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
         body = self._expositions[content_type.startswith(OPENMETRICS)].render(self.collect())
-        if _accepts_gzip(accept_encoding):
+        if is_compressed:
             return gzip.compress(body, GZIP_LEVEL), {**headers, "Content-Encoding": "gzip"}
         return body, headers
 
     def _run(self, collector: Collector) -> list[Metric] | None:
         """The collector's metrics, all or none; None if it raised. That is logged when it begins, not each time."""
         try:
-            families = list(collector.collect())
+            collected = list(collector.collect())
         except Exception as error:
             if collector.name not in self._failing:
                 logger.exception("collector %s failed: %s", collector.name, error)
@@ -86,7 +98,14 @@ class Scrape:
         if collector.name in self._failing:
             logger.info("collector %s works again", collector.name)
             self._failing.discard(collector.name)
-        return families
+        return collected
+
+
+@lru_cache(maxsize=16)  # whoever scrapes asks for the same each time
+def _negotiated(accept: str, accept_encoding: str) -> tuple[str, bool]:
+    """The content type, and whether to compress."""
+    _, content_type = choose_encoder(accept)
+    return content_type, _accepts_gzip(accept_encoding)
 
 
 def _accepts_gzip(accept_encoding: str) -> bool:

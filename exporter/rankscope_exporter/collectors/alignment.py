@@ -7,13 +7,14 @@ from collections.abc import Callable
 from prometheus_client.core import Metric
 
 from rankscope_exporter.lines import Lines, Values, families
-from rankscope_exporter.rank_metric import RANK_LABELS, RankMetric
+from rankscope_exporter.metric import ReadMetric
+from rankscope_exporter.rank_metric import RANK_LABELS
 from rankscope_exporter.run_directory import Key, Scan
 from rankscope_exporter.step_alignment import Alignment, StepAlignment
 
 
-def _counter(name: str, text: str, values: Callable[[Alignment], Values], *labels: str) -> RankMetric[Alignment]:
-    return RankMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), values=values)
+def _counter(name: str, text: str, values: Callable[[Alignment], Values], *labels: str) -> ReadMetric[Alignment]:
+    return ReadMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), values=values)
 
 
 METRICS = (

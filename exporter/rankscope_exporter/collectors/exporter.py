@@ -3,29 +3,14 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 from prometheus_client.core import Metric
 
 from rankscope import __version__
-from rankscope_exporter.metric import Declaration
-
-
-def _gauge(name: str, text: str, *labels: str) -> Declaration:
-    return Declaration("gauge", f"rankscope_exporter_{name}", text, labels)
-
-
-BUILD = _gauge("build_info", "Version of the exporter and its Python.", "version", "python_version")
-NVML_UP = _gauge("nvml_up", "1 while the NVIDIA driver answers.")
-SEEN = _gauge("gpus_seen", "GPUs that answer now.")
-EXPECTED = _gauge("gpus_expected", "The most GPUs that the driver has reported since the exporter started.")
-RELEASED = _gauge(
-    "gpus_released",
-    "1 while the GPUs' handles are given back on request (`POST /-/release`), for a reset or another driver: then all "
-    "that `/metrics` says of GPUs is absent, but for their XID errors.",
-)
-METRICS = (BUILD, NVML_UP, SEEN, EXPECTED, RELEASED)
+from rankscope_exporter.lines import Lines, Values, families
+from rankscope_exporter.metric import ReadMetric
 
 
 class DriverState(Protocol):
@@ -48,6 +33,34 @@ class DriverState(Protocol):
         """Whether the handles are given back on request."""
 
 
+def _gauge(name: str, text: str, values: Callable[[DriverState], Values], *labels: str) -> ReadMetric[DriverState]:
+    return ReadMetric("gauge", f"rankscope_exporter_{name}", text, labels, values=values)
+
+
+METRICS = (
+    _gauge(
+        "build_info",
+        "Version of the exporter and its Python.",
+        lambda _: {(__version__, platform.python_version()): 1},
+        "version",
+        "python_version",
+    ),
+    _gauge("nvml_up", "1 while the NVIDIA driver answers.", lambda driver: driver.nvml_up),
+    _gauge("gpus_seen", "GPUs that answer now.", lambda driver: driver.gpus_seen),
+    _gauge(
+        "gpus_expected",
+        "The most GPUs that the driver has reported since the exporter started.",
+        lambda driver: driver.gpus_expected,
+    ),
+    _gauge(
+        "gpus_released",
+        "1 while the GPUs' handles are given back on request (`POST /-/release`), for a reset or another driver: then "
+        "all that `/metrics` says of GPUs is absent, but for their XID errors.",
+        lambda driver: driver.is_released,
+    ),
+)
+
+
 class ExporterCollector:
     """Answers even when nothing else does."""
 
@@ -56,11 +69,8 @@ class ExporterCollector:
 
     def __init__(self, driver: DriverState) -> None:
         self._driver = driver
+        self._lines = Lines(METRICS)
 
     def collect(self) -> Iterable[Metric]:
         """Build info and the driver's state."""
-        yield BUILD.family({(__version__, platform.python_version()): 1})
-        yield NVML_UP.family(self._driver.nvml_up)
-        yield SEEN.family(self._driver.gpus_seen)
-        yield EXPECTED.family(self._driver.gpus_expected)
-        yield RELEASED.family(self._driver.is_released)
+        return families(METRICS, [self._lines.write(self._driver)])

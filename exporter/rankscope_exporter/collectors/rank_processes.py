@@ -14,8 +14,9 @@ from typing import Literal
 from prometheus_client.core import Metric
 
 from rankscope_exporter.lines import Lines, Values, families
+from rankscope_exporter.metric import ReadMetric
 from rankscope_exporter.process_usage import PROCFS, Usage, read_usage
-from rankscope_exporter.rank_metric import RANK_LABELS, RankMetric
+from rankscope_exporter.rank_metric import RANK_LABELS
 from rankscope_exporter.run_directory import Scan
 
 
@@ -53,12 +54,12 @@ class RankProcess:
 
 def _metric(
     name: str, text: str, value: Callable[[RankProcess, Usage], Values], *labels: str
-) -> RankMetric[RankProcess]:
+) -> ReadMetric[RankProcess]:
     def of_usage(process: RankProcess) -> Values:
         return value(process, process.usage) if process.usage else None
 
     kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
-    return RankMetric(kind, f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), values=of_usage)
+    return ReadMetric(kind, f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), values=of_usage)
 
 
 METRICS = (
