@@ -27,7 +27,7 @@ Series = tuple[str, frozenset[tuple[str, str]]]
 AS_NOBODY = """
 import os, sys
 import anyio._backends._asyncio, encodings.idna, uvicorn.lifespan.on
-import uvicorn.loops.auto, uvicorn.protocols.http.httptools_impl
+import uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl
 import rankscope_exporter.daemon, rankscope_exporter.logs
 from rankscope_exporter.__main__ import main
 os.setgroups([])

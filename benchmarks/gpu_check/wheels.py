@@ -26,6 +26,7 @@ IMPORTS = {
     "fastapi": "fastapi",
     "uvicorn": "uvicorn",
     "httptools": "httptools",
+    "uvloop": "uvloop",
     "yaml": "PyYAML",
     "bcrypt": "bcrypt",
 }

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 # The import names of what `rankscope[exporter]` brings and `rankscope` alone does not.
-REQUIRED = ("pynvml", "prometheus_client", "fastapi", "uvicorn", "httptools", "yaml", "bcrypt")
+REQUIRED = ("pynvml", "prometheus_client", "fastapi", "uvicorn", "httptools", "uvloop", "yaml", "bcrypt")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

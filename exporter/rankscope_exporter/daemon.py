@@ -5,12 +5,12 @@ from __future__ import annotations
 import gc
 import logging
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.types import ASGIApp
 
 from rankscope import __version__
 from rankscope_exporter.allocation.claims import ClaimsWatcher, Scheduler
@@ -30,21 +30,16 @@ from rankscope_exporter.rank_watcher import RankSource, RankWatcher, WatchedColl
 from rankscope_exporter.run_directory import RunDirectory
 from rankscope_exporter.sampler import Sampler
 from rankscope_exporter.scrape import Collector, Scrape
-from rankscope_exporter.simulation.driver import SimulatedDriver
-from rankscope_exporter.simulation.library import installed
-from rankscope_exporter.simulation.ranks import RankActivity
-from rankscope_exporter.simulation.scenario import load_scenario
-from rankscope_exporter.simulation.values import ScenarioError
 from rankscope_exporter.source import GpuSource, SourceCollector
 from rankscope_exporter.web.app import create_app
-from rankscope_exporter.web.config_file import WebConfigError, WebConfigFile
-from rankscope_exporter.web.gate import Gate
+
+# What only some ask for is imported where it is used: with YAML and bcrypt it takes 2 MiB.
+if TYPE_CHECKING:
+    from rankscope_exporter.web.config_file import WebConfigFile
+    from rankscope_exporter.web.gate import Gate
 
 BACKLOG = 128
 GOODBYE = 2  # seconds for requests in flight when the daemon is told to stop
-
-# Phases of a rank in which a simulated GPU computes for it.
-COMPUTING = ("forward", "backward", "optimizer", "evaluation")
 
 logger = logging.getLogger("rankscope_exporter")
 
@@ -84,22 +79,37 @@ def run(settings: Config) -> None:
 
 
 def _web_config(settings: Config) -> WebConfigFile | None:
+    if settings.web_config_file is None:
+        return None
+    from rankscope_exporter.web.config_file import WebConfigError, WebConfigFile
+
     try:
-        return WebConfigFile(settings.web_config_file) if settings.web_config_file else None
+        return WebConfigFile(settings.web_config_file)
     except WebConfigError as error:
         raise StartError(f"--web.config.file: {error}") from error
 
 
-def server_configuration(app: FastAPI, web_config: WebConfigFile | None) -> uvicorn.Config:
+def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvicorn.Config:
     """How `app` is served: behind the gate and with TLS where the web configuration says so."""
-    gated = Gate(app, web_config.current) if web_config else app
     configuration = uvicorn.Config(
-        gated, http="httptools", log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=GOODBYE
+        _gated(app, web_config) if web_config else app,
+        loop="uvloop",
+        http="httptools",
+        log_config=None,
+        access_log=False,
+        ws="none",
+        timeout_graceful_shutdown=GOODBYE,
     )
     configuration.load()
     if web_config:  # uvicorn's own settings can neither set versions nor renew a certificate
         configuration.ssl = web_config.current().context
     return configuration
+
+
+def _gated(app: ASGIApp, web_config: WebConfigFile) -> Gate:
+    from rankscope_exporter.web.gate import Gate
+
+    return Gate(app, web_config.current)
 
 
 def _serve(configuration: uvicorn.Config, listener: socket.socket) -> None:
@@ -181,22 +191,12 @@ def _simulation(settings: Config, run_directory: RunDirectory) -> Iterator[None]
     if settings.simulate is None:
         yield
         return
+    from rankscope_exporter.simulation.machine import simulated
+    from rankscope_exporter.simulation.values import ScenarioError
+
     try:
-        scenario = load_scenario(settings.simulate)
+        machine = simulated(settings.simulate, run_directory)
     except ScenarioError as error:
         raise StartError(f"--simulate: {error}") from error
-    driver = SimulatedDriver(scenario, activities=lambda: _activities(run_directory))
-    logger.warning("the GPUs are simulated: %d of them", len(driver.gpus))
-    with installed(driver):
+    with machine:
         yield
-
-
-def _activities(run_directory: RunDirectory) -> Iterable[RankActivity]:
-    """What keeps the simulated GPUs busy: the living ranks whose record names one."""
-    for rank in run_directory.scan().ranks:
-        snapshot = rank.snapshot
-        if snapshot.alive and snapshot.info["uuid"]:
-            seconds = snapshot.phase_seconds
-            computing = sum(seconds[phase] for phase in COMPUTING)
-            pid = int(snapshot.info["pid"])
-            yield RankActivity(snapshot.info["uuid"], pid, computing, seconds["collective_wait"])

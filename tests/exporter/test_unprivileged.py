@@ -25,7 +25,7 @@ RankWriter().publish(Path(sys.argv[1]), "r.0", json.loads(sys.argv[2]))
 EXPORTER_AS_NOBODY = """
 import os, resource, sys
 import anyio._backends._asyncio, encodings.idna, uvicorn.lifespan.on
-import uvicorn.loops.auto, uvicorn.protocols.http.httptools_impl
+import uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl
 import rankscope_exporter.daemon, rankscope_exporter.logs
 from rankscope_exporter.__main__ import main
 if os.geteuid() == 0:

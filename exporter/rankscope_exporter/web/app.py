@@ -56,7 +56,7 @@ class MetricsFirst:
         await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
 
 
-def create_app(scrape: Scrape, gpus: Gpus, *, has_lifecycle: bool = False) -> FastAPI:
+def create_app(scrape: Scrape, gpus: Gpus, *, has_lifecycle: bool = False) -> ASGIApp:
     """The application. `gpus` says whether a scrape would tell the truth already; `has_lifecycle` allows a release."""
     app = FastAPI(lifespan=few_threads, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
@@ -70,5 +70,4 @@ def create_app(scrape: Scrape, gpus: Gpus, *, has_lifecycle: bool = False) -> Fa
         return HTMLResponse(render_status(scrape.collect()))
 
     add_lifecycle(app, gpus, is_allowed=has_lifecycle)
-    app.add_middleware(MetricsFirst, scrape=scrape)
-    return app
+    return MetricsFirst(app, scrape)
