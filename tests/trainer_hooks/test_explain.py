@@ -58,6 +58,12 @@ def moments() -> dict[str, int]:
     return {name: first + n * APART for n, name in enumerate(MOMENTS)}
 
 
+@pytest.fixture(autouse=True)
+def width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the terminal: what runs the tests may have one of its own, by which lines are wrapped."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
 @pytest.fixture(scope="module")
 def prometheus(tmp_path_factory: pytest.TempPathFactory, moments: dict[str, int]) -> Iterator[str]:
     directory = tmp_path_factory.mktemp("prometheus")
