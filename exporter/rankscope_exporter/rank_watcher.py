@@ -43,7 +43,7 @@ class WatchedCollector:
         self.help = source.help
         self._source = source
         self._age = age
-        self._latest: Sequence[Metric] | Exception = ()
+        self._latest: Sequence[Metric] | Exception = OutdatedError("the run directories have not been read yet")
 
     def look(self, scan: Scan) -> None:
         """Have the source look. A mistake in it costs the others nothing: the next scrape raises it."""

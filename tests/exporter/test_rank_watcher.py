@@ -67,6 +67,12 @@ def test_the_start_waits_for_the_first_look_so_that_the_first_scrape_has_the_ran
     watcher.stop()
 
 
+def test_ranks_that_were_not_read_yet_are_no_success():
+    (collector,) = RankWatcher(Directory(), [Counting()]).collectors
+    with pytest.raises(OutdatedError, match="not been read yet"):
+        collector.collect()
+
+
 def test_what_a_directory_that_hangs_said_last_is_absent_after_a_while_and_back_when_it_answers():
     clock, directory = Clock(), Directory()
     watcher = RankWatcher(directory, [Counting()], interval=0.01, monotonic=clock)

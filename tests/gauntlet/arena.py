@@ -155,7 +155,9 @@ class Arena:
         self.onset = self.onset or when
 
     def _spawn(self, *arguments: str) -> None:
-        self._children.append(subprocess.Popen([sys.executable, *arguments]))
+        # In a session of its own, as torchrun's ranks are: where the kernel shares processors out among sessions
+        # (sched_autogroup_enabled) all of ours together would take no more than one rank.
+        self._children.append(subprocess.Popen([sys.executable, *arguments], start_new_session=True))
         self._began(time.time())
 
     def _stop_children(self) -> None:
