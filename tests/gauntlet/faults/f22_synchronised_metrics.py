@@ -7,7 +7,8 @@ from tests.gauntlet.case import Case, Target, alert
 
 
 def inject(arena: Arena, target: Target) -> None:
-    arena.tell(everybody={"small_collectives": round(target.extra_ms)})  # each takes a millisecond, or two on a busy machine
+    # Each takes a millisecond, or two on a busy machine.
+    arena.tell(everybody={"small_collectives": round(target.extra_ms)})
 
 
 CASE = Case(
