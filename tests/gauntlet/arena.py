@@ -80,7 +80,7 @@ class Arena:
         command = ["-m", "rankscope_exporter.simulation.hold", f"--dir={self._holders}"]
         self._spawn(*command, f"--gpu={gpu}", f"--memory={memory}")
 
-    def crowd(self, rank: int, hogs: int = 2) -> None:
+    def crowd(self, rank: int, hogs: int) -> None:
         """A rank has to share one processor with so many busy processes."""
         processor = {max(os.sched_getaffinity(0))}
         self.job.pin(rank, processor)
