@@ -6,7 +6,6 @@ from tests.gauntlet.arena import Arena
 from tests.gauntlet.case import Case, Target, lagging, the_rank
 from tests.gauntlet.control import Behaviour
 
-
 HOGS = 3
 AT_ONCE_MS = 10  # that a thread which has slept computes before it has to share (measured here, with Linux 6.18)
 
