@@ -2,6 +2,9 @@
 
     python -m benchmarks.rules_cost [--ranks 1024] [--json docs/measurements/rules_cost.json]
 
+The Prometheus is the first on the PATH. To measure another than Debian 12's (2.42), such as the one that docker-compose.yml
+has, put its directory first: `PATH=…/prometheus-3.5:$PATH`.
+
 simulated_ranks.py plays the exporters, one for each eight ranks, with the series that a rank and its GPU have; one rank
 lags, so that the rules about causes have something to do. Prometheus runs on one processor (GOMAXPROCS) with the
 production rules at production speed, and scrapes all the while. When the window of the rates is full, it is asked for
@@ -16,6 +19,7 @@ import json
 import os
 import re
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -67,6 +71,12 @@ def recorded(prometheus: servers.Prometheus) -> int:
     return int(prometheus.query('count({__name__=~".+:.+:.+"})')[0]["value"][1])
 
 
+def version() -> str:
+    """Of the Prometheus that is measured."""
+    done = subprocess.run([servers.program("prometheus"), "--version"], capture_output=True, text=True, check=True)  # noqa: S603 - ours
+    return re.findall(r"version (\S+)", done.stdout + done.stderr)[0]
+
+
 def report(durations: dict[str, list[float]], ranks: int, series: int, records: int) -> dict[str, Any]:
     """What is kept: by group the median and the least, and their sums, in seconds; and where it was measured."""
     groups = {
@@ -75,7 +85,7 @@ def report(durations: dict[str, list[float]], ranks: int, series: int, records: 
     }
     sums = {name: round(sum(group[name] for group in groups.values()), 4) for name in ("median", "least")}
     size = {"ranks": ranks, "series": series, "recorded_a_rank": round(records / ranks, 1)}
-    machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
+    machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1), "prometheus": version()}
     return {**size, "groups": groups, "together": sums, **machine}
 
 

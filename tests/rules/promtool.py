@@ -150,36 +150,38 @@ def _ramp(start: float, figure: float, ramps: bool, speed: Speed, samples: int) 
 
 
 def all_of(cases: Iterable[Case], speed: Speed) -> dict[str, Any]:
-    """All cases as runs of one Prometheus: that nothing fires before the fault, and in the end what is expected."""
+    """All cases as runs of one Prometheus: that nothing fires before the fault, and in the end what is expected.
+
+    And that no alert does, of which promtool's complaint has the text.
+    """
     cases = list(cases)
+    names = sorted({alert["alertname"] for case in cases for alert in case.alerts})
     return {
         "interval": f"{speed.interval}s",
         "input_series": [one for case in cases for one in series(case, speed)],
         "promql_expr_test": [question for case in cases for question in _questions(case, speed)],
+        "alert_rule_test": [{"alertname": name, "eval_time": _end(speed), "exp_alerts": []} for name in names],
     }
 
 
+def _end(speed: Speed) -> str:
+    return f"{(speed.quiet + speed.faulty - 1) * speed.interval}s"
+
+
 def _questions(case: Case, speed: Speed) -> Iterator[dict[str, Any]]:
-    """What fires before the fault, in the end, and at any time: nothing else may on the way."""
+    """What fires before the fault, in the end, and at any time: nothing else may on the way. And the time adds up."""
     alerts = f'ALERTS{{alertstate="firing",run="{case.run}"}}'
     firing = f"max by (alertname, severity, rank, gpu, cause) ({alerts})"
     fired = f"max by (alertname, rank, gpu, cause) (max_over_time({alerts}[{speed.faulty * speed.interval}s]))"
     names = [{name: value for name, value in labels.items() if name != "severity"} for labels in case.alerts]
     samples = [{"labels": _braces(labels), "value": 1} for labels in case.alerts]
-    before, end = speed.quiet - 1, speed.quiet + speed.faulty - 1
-    yield {"expr": firing, "eval_time": f"{before * speed.interval}s", "exp_samples": []}
-    yield {"expr": firing, "eval_time": f"{end * speed.interval}s", "exp_samples": samples}
+    yield {"expr": firing, "eval_time": f"{(speed.quiet - 1) * speed.interval}s", "exp_samples": []}
+    yield {"expr": firing, "eval_time": _end(speed), "exp_samples": samples}
     ever = [{"labels": _braces(labels), "value": 1} for labels in names]
-    yield {"expr": fired, "eval_time": f"{end * speed.interval}s", "exp_samples": ever}
-
-
-def texts_of(cases: Iterable[Case], speed: Speed) -> dict[str, Any]:
-    """The same, expecting no alert: then promtool's complaint has the text of each."""
-    cases = list(cases)
-    end = f"{(speed.quiet + speed.faulty - 1) * speed.interval}s"
-    names = sorted({alert["alertname"] for case in cases for alert in case.alerts})
-    questions = [{"alertname": name, "eval_time": end, "exp_alerts": []} for name in names]
-    return {**all_of(cases, speed), "promql_expr_test": [], "alert_rule_test": questions}
+    yield {"expr": fired, "eval_time": _end(speed), "exp_samples": ever}
+    parts = f'round(sum by (run) (run:rankscope_lost:ratio{{run="{case.run}"}}), 0.001)'
+    one = [{"labels": _braces({"run": case.run}), "value": 1}]
+    yield {"expr": parts, "eval_time": _end(speed), "exp_samples": one}
 
 
 def complaint(test: Mapping[str, Any], speed: Speed, path: Path) -> str:

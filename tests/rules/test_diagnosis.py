@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 from tests.rules import promtool
@@ -26,13 +25,14 @@ def test_a_fault_is_named_with_its_place_and_cause_and_nothing_else_is(complaint
 
 def test_promtool_has_no_other_complaint(complaint: str) -> None:
     assert "promql" not in complaint
-    assert complaint.count("FAILED") == bool(complaint)
+    assert complaint.count("FAILED") == 1
 
 
-def test_the_text_of_every_alert_says_where_with_numbers(tmp_path: Path) -> None:
-    texts = promtool.complaint(promtool.texts_of(FAULTS, promtool.FAST), promtool.FAST, tmp_path / "test.yml")
+def test_the_text_of_every_alert_says_where_with_numbers(complaint: str) -> None:
     for alert in (alert for case in FAULTS for alert in case.alerts):
-        assert f'alertname="{alert["alertname"]}"' in texts
-    for words in re.findall(r"Annotations:{(.*)}", texts):
+        assert f'alertname="{alert["alertname"]}"' in complaint
+    texts = re.findall(r"Annotations:{(.*)}", complaint)
+    assert texts
+    for words in texts:
         assert not re.search(r"error expanding|%!|<no value>|NaN|  |\.\.", words), words
         assert re.search(r"description=\"[^\"]*\d", words), words
