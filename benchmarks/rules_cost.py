@@ -2,8 +2,8 @@
 
     python -m benchmarks.rules_cost [--ranks 1024] [--json docs/measurements/rules_cost.json]
 
-The Prometheus is the first on the PATH. To measure another than Debian 12's (2.42), such as the one that docker-compose.yml
-has, put its directory first: `PATH=…/prometheus-3.5:$PATH`.
+The Prometheus is the first on the PATH. To measure another than Debian 12's (2.42), such as that of docker-compose.yml,
+put its directory first: `PATH=…/prometheus-3.5:$PATH`.
 
 simulated_ranks.py plays the exporters, one for each eight ranks, with the series that a rank and its GPU have; one rank
 lags, so that the rules about causes have something to do. Prometheus runs on one processor (GOMAXPROCS) with the
