@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+# A shell without job control starts what it puts into the background with SIGINT ignored, and so would be the jobs that
+# the tests start: Ctrl-C would not interrupt them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture

@@ -42,7 +42,8 @@ def said_by_the_notification(line: dict[str, Any]) -> tuple[str | None, ...]:
     return labels["alertname"], labels["rank"], labels["node"], labels.get("cause", labels.get("reason"))
 
 
-@pytest.mark.parametrize("name", ["f07_memory_held", "f09_rank_zero_works", "f03_slow_loader", "f19_killed_rank"])
+# Rank 0 that does extra work is in the demo (tests/e2e/test_demo.py).
+@pytest.mark.parametrize("name", ["f07_memory_held", "f03_slow_loader", "f19_killed_rank"])
 def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(runner, name):
     line = runner.run(draw([name], SEED, LOUD))
     verdict = line["verdicts"][0]
