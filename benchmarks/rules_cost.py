@@ -97,7 +97,8 @@ def page(result: dict[str, Any]) -> str:
     load = f"{result['cores']} cores that others used too (load {result['load']} at the end)"
     return (
         f"# rules_cost\n\nAll rules over {size}{result['recorded_a_rank']} a rank), at\nproduction speed, in a real "
-        f"Prometheus {result['prometheus']} with one processor (GOMAXPROCS=1) that scrapes simulated exporters meanwhile.\n"
+        f"Prometheus {result['prometheus']} with one processor (GOMAXPROCS=1) that scrapes simulated exporters "
+        "meanwhile.\n"
         f"Wall time of one evaluation, of which one is due every {INTERVAL:g} s, on {load}:\n"
         "what they took is in these figures too, and least of all in the least. Made by\n"
         "`python -m benchmarks.rules_cost --json docs/measurements/rules_cost.json`.\n\n"
