@@ -62,6 +62,8 @@ def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
         "tokens_total": STEPS * age,
         "micro_steps_total": STEPS * age,
         "child_processes": 2.0,
+        "loader_workers": 2.0,
+        "loader_worker_seconds_total": 0.5 * age,
         "read_bytes_total": age,
         "amp_scale": 65536.0,
         "amp_skipped_steps_total": 0.0,

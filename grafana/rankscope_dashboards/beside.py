@@ -76,6 +76,13 @@ PROCESSES = Row(
             cpu("workers"),
         ),
         line_by_rank(
+            "Loader workers at work",
+            "Share of the time in which a loader worker makes batches, waiting for storage included. Near one the "
+            "loader is the limit; at a half it could feed twice the speed. Absent unless the workers are forked.",
+            "percentunit",
+            f"{rate('rankscope_rank_loader_worker_seconds_total')} / {gauge('rankscope_rank_loader_workers')}",
+        ),
+        line_by_rank(
             "Child processes",
             "Loader workers mostly. Workers that begin anew each epoch show as gaps: persistent_workers keeps them.",
             "none",

@@ -46,6 +46,7 @@ WORKERS = 'rankscope_rank_cpu_seconds_total{who="workers"}'
 CLOCK = 'rankscope_gpu_clock_hertz{domain="sm"}'
 THROTTLED = 'rankscope_gpu_throttled_seconds_total{reason="sw_thermal_slowdown"}'
 RUN_QUEUE = "rankscope_rank_run_queue_seconds_total"
+LOADERS = "rankscope_rank_loader_worker_seconds_total"  # of two workers
 WORKERS_QUEUE = "rankscope_rank_workers_run_queue_seconds_total"
 GC = 'rankscope_rank_gc_seconds_total{generation="2"}'
 BYTES = 'rankscope_rank_collective_bytes_total{op="ddp_all_reduce"}'
@@ -83,8 +84,8 @@ FAULTS = (
         (alert("DataBound", cause="cpu"),),
     ),
     Case(
-        "every loader computes all the time and one rank is the last",
-        Fault({**everywhere({**late(2, "data_wait")[0], WORKERS: 1.8}), 2: {**late(2, "data_wait")[2], WORKERS: 1.8}}),
+        "every loader computes all the time and one rank is the last, and the workers' clocks are not known",
+        Fault({rank: {**late(2, "data_wait")[rank], WORKERS: 1.8, LOADERS: None} for rank in range(4)}),
         (alert("DataBound", cause="cpu"),),
     ),
     Case(
@@ -99,12 +100,22 @@ FAULTS = (
         Fault(everywhere({WORKERS: 0.05})),
     ),
     Case(
+        "every loader waits for storage all the time and one rank is the last",
+        Fault({rank: {**late(2, "data_wait")[rank], WORKERS: 0.05, LOADERS: 1.9} for rank in range(4)}),
+        (alert("DataBound", cause="io"),),
+    ),
+    Case(
         "data is late on one rank after the other",
         Fault(everywhere({**spread("collective_wait"), **aligned(0.08, 0.21, data_wait=0.07), WORKERS: 0.05})),
         (alert("RotatingStraggler", cause="data_wait"),),
         USUAL_STEPS,
     ),
-    Case("one slow loader", Fault(late(2, "data_wait", **{WORKERS: 0.1})), (laggard(2, "data_wait"),)),
+    Case("one slow loader", Fault(late(2, "data_wait", **{WORKERS: 0.1, LOADERS: 2})), (laggard(2, "data_wait"),)),
+    Case(
+        "one loader is much slower than the others, which are slow",
+        Fault({rank: {**figures, LOADERS: 1.5} for rank, figures in late(2, "data_wait", **{LOADERS: 2}).items()}),
+        (laggard(2, "data_wait"),),
+    ),
     Case(
         "slow copies on every rank",
         Fault(everywhere(spread("h2d_copy"))),

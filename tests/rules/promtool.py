@@ -58,6 +58,8 @@ HEALTHY_RANK: Figures = {
     "rankscope_rank_workers_run_queue_seconds_total": 0.02,
     "rankscope_rank_run_queue_seconds_total": 0.02,
     "rankscope_rank_child_processes": 2.0,
+    "rankscope_rank_loader_workers": 2.0,
+    "rankscope_rank_loader_worker_seconds_total": 0.8,
     'rankscope_rank_collectives_total{op="ddp_all_reduce"}': STEPS,
     'rankscope_rank_collective_bytes_total{op="ddp_all_reduce"}': 1e8 * STEPS,
     'rankscope_rank_collective_seconds_total{op="ddp_all_reduce"}': 0.08,

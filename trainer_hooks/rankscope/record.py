@@ -133,6 +133,8 @@ FIELDS = {
     "gc_seconds": GC_GENERATIONS,
     "copies": 1,  # from the host to a device, that the training thread waited for
     "copy_bytes": 1,
+    "loader_workers": 1,  # of the loader that the last batch came from
+    "loader_worker_seconds": 1,  # that these, and those of other loaders, took to make batches
     "amp_scale": 1,  # 0 without a gradient scaler
     "amp_skipped_steps": 1,
     "cuda_allocated_bytes": 1,

@@ -1,4 +1,4 @@
-"""What goes on beside the steps: checkpoints, garbage collection, copies, mixed precision, CUDA's allocator."""
+"""What goes on beside the steps: checkpoints, collections, copies, loader workers, mixed precision, CUDA memory."""
 
 from __future__ import annotations
 
@@ -68,6 +68,18 @@ METRICS = (
         nonzero("copies"),
     ),
     counter("host_to_device_copy_bytes", "Bytes of these copies.", nonzero("copy_bytes")),
+    gauge(
+        "loader_workers",
+        "Worker processes of the DataLoader that the last batch came from; absent without.",
+        nonzero("loader_workers"),
+    ),
+    counter(
+        "loader_worker_seconds",
+        "Time that the workers of the rank's DataLoaders took to make batches, by their own clocks and waiting for "
+        "storage included: by the number of workers, for how much of the time they are at work. Absent unless they "
+        "are forked.",
+        nonzero("loader_worker_seconds"),
+    ),
     gauge("amp_scale", "Loss scale of the gradient scaler (AMP).", _with_scaler("amp_scale")),
     counter(
         "amp_skipped_steps",

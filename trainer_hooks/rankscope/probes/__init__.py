@@ -31,11 +31,13 @@ def all_probes() -> dict[str, ModuleType]:
         functional,
         garbage,
         h2d_copy,
+        loader_workers,
         optimizer,
     )
 
     return {
         "data_wait": data_wait,
+        "loader_workers": loader_workers,
         "ddp": ddp,
         "forward": forward,
         "backward": backward,

@@ -1,6 +1,7 @@
-"""Frameworks: where their own loops evaluate and save. All else they do through torch, where the other probes are.
+"""Frameworks: where their own loops evaluate, save, and work on a batch that they have fetched.
 
-Nothing is imported: a framework that is not in `sys.modules` by the time the training begins is not in use.
+All else they do through torch, where the other probes are. Nothing is imported: a framework that is not in
+`sys.modules` by the time the training begins is not in use.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ LIGHTNING: tuple[tuple[str, str, str, int], ...] = (
     ("loops.prediction_loop", "_PredictionLoop", "run", record.EVALUATION),
     ("trainer.trainer", "Trainer", "save_checkpoint", record.CHECKPOINT),
 )
-# Module, class, method, phase. Lightning has two names for the same package, of which a job uses one.
+# Module, class (none: a function of the module), method, phase. Lightning has two names for the same package, of which
+# a job uses one.
 METHODS: tuple[tuple[str, str, str, int], ...] = (
     *((f"lightning.pytorch.{module}", name, method, phase) for module, name, method, phase in LIGHTNING),
     *((f"pytorch_lightning.{module}", name, method, phase) for module, name, method, phase in LIGHTNING),
@@ -30,6 +32,8 @@ METHODS: tuple[tuple[str, str, str, int], ...] = (
     ("transformers.trainer", "Trainer", "_save_checkpoint", record.CHECKPOINT),
     ("accelerate.accelerator", "Accelerator", "save_state", record.CHECKPOINT),
     ("accelerate.accelerator", "Accelerator", "save_model", record.CHECKPOINT),
+    # Its loader is a generator, which may run already; this is the most that it does after fetching.
+    ("accelerate.data_loader", "", "send_to_device", record.DATA_WAIT),
 )
 
 
@@ -37,7 +41,8 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch the methods of those frameworks that are imported. A version that lacks one is watched without it."""
     undo = []
     for module, name, method, phase in METHODS:
-        owner: Any = getattr(sys.modules.get(module), name, None)
+        imported = sys.modules.get(module)
+        owner: Any = getattr(imported, name, None) if name else imported
         if hasattr(owner, method):
             undo.append(replace(owner, method, in_phase(timeline, guard, phase)))
     return undo

@@ -1,0 +1,178 @@
+"""For how much of the time a loader's workers make batches: what is published, and of whom."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, _utils, dataloader
+
+import rankscope
+from rankscope import attach, guard
+from rankscope.probes.loader_workers import PLACES_OF_WORKERS, Board
+from rankscope.record import PLACES
+from rankscope.timeline import Timeline
+
+PER_SAMPLE = 0.02  # seconds
+WORKERS = 2
+
+
+@pytest.fixture
+def timeline(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
+    monkeypatch.setattr(guard, "reraise", True)
+    rankscope.instrument()
+    attachment = attach.current()
+    assert attachment is not None
+    yield attachment.timeline
+    rankscope.uninstrument()
+
+
+class Samples(Dataset[torch.Tensor]):
+    """Ten, each of which takes PER_SAMPLE, and says which process made it."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, _index: int) -> torch.Tensor:
+        time.sleep(PER_SAMPLE)
+        return torch.full((4,), float(os.getpid()))
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """The same without an index."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return (Samples()[index] for index in range(5))
+
+
+class Nested(Stream):
+    """A loader within a loader."""
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        return iter(DataLoader(Samples(), batch_size=None))
+
+
+class Failing(Samples):
+    """Has one sample that cannot be read."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        time.sleep(PER_SAMPLE)
+        raise ValueError(f"sample {index}")
+
+
+def fork(dataset: Any, workers: int = WORKERS, **options: Any) -> DataLoader[torch.Tensor]:
+    return DataLoader(dataset, num_workers=workers, multiprocessing_context="fork", **options)
+
+
+def train(loader: DataLoader[torch.Tensor]) -> list[torch.Tensor]:
+    """Two steps and the looks after them."""
+    batches = list(loader)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+    return batches
+
+
+def published(timeline: Timeline, field: str = "loader_worker_seconds") -> float:
+    return float(timeline.writer.slots[PLACES[field]])
+
+
+@pytest.mark.parametrize("dataset", [Samples(), Stream()], ids=["indexed", "iterable"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_seconds_of_every_worker_count(timeline: Timeline, dataset: Any, persistent: bool) -> None:
+    batches = train(fork(dataset, persistent_workers=persistent))
+    assert len({float(batch[0, 0]) for batch in batches}) == WORKERS
+    assert published(timeline) >= len(batches) * PER_SAMPLE
+
+
+def test_they_add_up_over_epochs_and_never_go_back(timeline: Timeline) -> None:
+    loader, seen = fork(Samples()), []
+    for _ in range(3):
+        train(loader)
+        seen.append(published(timeline))
+    assert all(later - before >= 10 * PER_SAMPLE for before, later in zip([0.0, *seen], seen, strict=False))
+
+
+def test_the_number_of_workers_is_that_of_the_loader_in_use(timeline: Timeline) -> None:
+    loader = fork(Samples(), persistent_workers=True)  # keeps its iterator after the epoch
+    train(loader)
+    assert published(timeline, "loader_workers") == WORKERS
+    train(DataLoader(Samples()))
+    assert published(timeline, "loader_workers") == 0
+
+
+def test_without_workers_there_is_nothing(timeline: Timeline) -> None:
+    train(DataLoader(Samples()))
+    assert published(timeline) == 0
+
+
+def test_a_loader_within_a_loader_counts_once(timeline: Timeline) -> None:
+    began = time.monotonic()
+    train(fork(Nested(), workers=1))
+    assert 10 * PER_SAMPLE <= published(timeline) <= time.monotonic() - began
+
+
+def test_spawned_workers_are_not_seen_and_work(timeline: Timeline) -> None:
+    batches = train(DataLoader(Samples(), num_workers=1, multiprocessing_context="spawn"))
+    assert len(batches) == 10
+    assert published(timeline) == 0
+
+
+def test_a_sample_that_cannot_be_read_counts_and_raises_as_ever(timeline: Timeline) -> None:
+    with pytest.raises(ValueError, match="sample 0"):
+        train(fork(Failing(), workers=1))
+    train(DataLoader(Samples()))
+    assert published(timeline) >= PER_SAMPLE
+
+
+def test_the_rank_itself_keeps_torchs_own_fetchers(timeline: Timeline) -> None:
+    before = _utils.fetch._MapDatasetFetcher.fetch
+    train(fork(Samples()))
+    assert _utils.fetch._MapDatasetFetcher.fetch is before
+
+
+def test_places_are_used_again_after_many_epochs(timeline: Timeline) -> None:
+    board = Board()
+    board.reserve(PLACES_OF_WORKERS - 1)
+    board.reserve(2)
+    assert board.total() == 0
+    train(fork(Samples(), workers=1))
+    assert published(timeline) >= 10 * PER_SAMPLE
+
+
+def as_a_rank_of_its_own(timeline: Timeline, pipe: Any) -> None:
+    for loader in (DataLoader(Samples()), fork(Samples(), workers=1)):
+        train(loader)
+        pipe.send(published(timeline))
+
+
+def test_a_rank_that_was_forked_counts_its_own_workers_only(
+    timeline: Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher has used a loader, but has not trained: so those that it forks may be ranks."""
+    monkeypatch.setattr(timeline, "on_event", lambda _phase: None)
+    train(fork(Samples(), workers=1))
+    before = published(timeline)
+    mine, theirs = multiprocessing.Pipe()
+    rank = multiprocessing.get_context("fork").Process(target=as_a_rank_of_its_own, args=(timeline, theirs))
+    rank.start()
+    assert mine.recv() == 0
+    assert mine.recv() >= 10 * PER_SAMPLE
+    rank.join()
+    train(DataLoader(Samples()))
+    assert published(timeline) == before > 0
+
+
+def test_everything_is_taken_back() -> None:
+    before = dataloader._MultiProcessingDataLoaderIter.__init__, _utils.worker._worker_loop
+    rankscope.instrument()
+    assert _utils.worker._worker_loop is not before[1]
+    rankscope.uninstrument()
+    assert (dataloader._MultiProcessingDataLoaderIter.__init__, _utils.worker._worker_loop) == before

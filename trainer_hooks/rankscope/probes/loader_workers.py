@@ -1,0 +1,120 @@
+"""Loader workers: for how much of the time they make batches, by their own clocks.
+
+Data wait tells that a batch came late, not which loader is slow: batches that are loaded ahead let ranks whose loaders
+are nearly as slow never wait. The share of time that a loader's workers are at work is how near it is to that.
+
+A worker that is forked writes into memory that it shares with the rank; one that is spawned has none and is not seen.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from torch.utils.data import _utils, dataloader
+
+from rankscope.guard import Guard
+from rankscope.patch import Undo, replace
+from rankscope.probes.data_wait import LOADER
+from rankscope.record import PLACES
+from rankscope.timeline import Timeline
+
+WORKERS = PLACES["loader_workers"]
+SECONDS = PLACES["loader_worker_seconds"]
+
+PLACES_OF_WORKERS = 512  # a place is used again when so many workers have been started since
+
+Function = Callable[..., Any]
+
+
+class Board:
+    """What the workers write: seconds, in one place each. A process has its own, as ranks may be forked from it."""
+
+    def __init__(self) -> None:
+        self._owner = 0  # the process whose workers write here
+        self._first = 0  # the place of worker 0 of the loader that is being started, or was last
+        self._next = 0
+        self._places: Any = ()
+
+    def reserve(self, workers: int) -> None:
+        """Places for the workers of a loader that this process is about to start."""
+        if self._owner != os.getpid():
+            memory = mmap.mmap(-1, 8 * PLACES_OF_WORKERS)
+            self._owner, self._next, self._places = os.getpid(), 0, memoryview(memory).cast("d")
+        self._first, self._next = self._next, (self._next + workers) % PLACES_OF_WORKERS
+
+    def time_this_worker(self) -> None:
+        """In a worker: have it write down what each batch takes. Not if it was not forked from the board's owner."""
+        if self._owner == os.getppid():
+            stopwatch = Stopwatch(self._add)
+            for fetcher in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):  # noqa: SLF001
+                replace(fetcher, "fetch", stopwatch.time)
+
+    def total(self) -> float:
+        """Seconds of all workers that this process has started, of the batches that are finished."""
+        return sum(self._places) if self._owner == os.getpid() else 0.0
+
+    def _add(self, seconds: float) -> None:
+        """In a worker, whose number is known only by the time of its first batch."""
+        worker = _utils.worker.get_worker_info()
+        if worker is not None:
+            self._places[(self._first + worker.id) % PLACES_OF_WORKERS] += seconds
+
+
+class Stopwatch:
+    """Hands the seconds of each batch to `add`. A dataset that has a loader of its own inside counts once."""
+
+    def __init__(self, add: Callable[[float], None]) -> None:
+        self._add = add
+        self._runs = False
+
+    def time(self, original: Function) -> Function:
+        """`original`, timed."""
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            if self._runs:
+                return original(*args, **kwargs)
+            self._runs, began = True, time.monotonic()
+            try:
+                return original(*args, **kwargs)
+            finally:
+                self._runs = False
+                self._add(time.monotonic() - began)
+
+        return timed
+
+
+def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
+    """Watch where workers are made, and where they begin; take their sum at each look."""
+    board = Board()
+    reserve, time_this_worker = guard(board.reserve), guard(board.time_this_worker)
+
+    @guard
+    def look() -> None:
+        iterator = timeline.seen[LOADER]() if LOADER in timeline.seen else None
+        timeline.writer.slots[WORKERS] = getattr(iterator, "_num_workers", 0)
+        timeline.writer.slots[SECONDS] = board.total()
+
+    def making(original: Function) -> Function:
+        def watched(iterator: Any, loader: Any) -> None:
+            reserve(loader.num_workers)
+            original(iterator, loader)
+
+        return watched
+
+    def working(original: Function) -> Function:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            time_this_worker()
+            return original(*args, **kwargs)
+
+        return watched
+
+    timeline.looks.append(look)
+    return [
+        lambda: timeline.looks.remove(look),
+        replace(dataloader._MultiProcessingDataLoaderIter, "__init__", making),  # noqa: SLF001 - makes the workers
+        replace(_utils.worker, "_worker_loop", working),  # pickled by name: in a spawned worker it is torch's own
+    ]
