@@ -72,7 +72,9 @@ class StepMarker:
         try:
             depth = self._open.pop(id(optimizer), -1)
             timeline.leave(depth)
-            if depth > 0 and self._marks(optimizer):
+            # The usual case first, without a call: it is the optimizer that marks the steps.
+            is_marking = self._marking is not None and self._marking() is optimizer
+            if depth > 0 and not timeline.steps_are_explicit and (is_marking or self._may_mark(optimizer)):
                 found = vars(optimizer).get("found_inf")  # a tensor, from the scaler, during a fused optimizer's step
                 if found is None or not was_skipped(found):
                     timeline.step_ended()
@@ -100,14 +102,12 @@ class StepMarker:
                 del self._open[key]
                 self._timeline.leave(depth)
 
-    def _marks(self, optimizer: Optimizer) -> bool:
-        if self._timeline.steps_are_explicit:
-            return False
+    def _may_mark(self, optimizer: Optimizer) -> bool:
+        """Whether another optimizer than the last one marks the steps from now on: that is gone, or out of use."""
         marking = self._marking() if self._marking else None
-        if marking is not optimizer:
-            if marking is not None and not self._is_out_of_use():
-                return False
-            self._marking = self._timeline.seen["optimizer"] = weakref.ref(optimizer)
+        if marking is not None and not self._is_out_of_use():
+            return False
+        self._marking = self._timeline.seen["optimizer"] = weakref.ref(optimizer)
         return True
 
     def _is_out_of_use(self) -> bool:
