@@ -9,10 +9,11 @@ from fastapi.testclient import TestClient
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
 
+from rankscope_exporter.collectors.ranks import SKIP_REASONS, SKIPPED
 from rankscope_exporter.sampler import ReleaseError
 from rankscope_exporter.scrape import Scrape
 from rankscope_exporter.web.app import create_app
-from rankscope_exporter.web.status_page import render_status
+from rankscope_exporter.web.status_page import LEFT_OUT, render_status
 
 HOLDER = {"source": "slurm", "slurm_job_id": "4242", "slurm_job_name": "", "run": "digits", "rank": "10", "user": "eve"}
 
@@ -207,8 +208,21 @@ def test_the_status_page_makes_each_familys_samples_once_and_of_no_other_family(
 
 def test_the_status_page_counts_the_files_that_it_does_not_show() -> None:
     page = render_status(list(Node().collect()), now=100.0)
-    assert "Files not shown as ranks: 3 too_many_ranks<" in page
-    assert "Files not shown" not in render_status([])
+    assert "Files left out: 3 past the limit of ranks.<" in page
+    assert "Files left out" not in render_status([])
+
+
+def test_the_status_page_has_words_for_every_reason_to_leave_a_file_out() -> None:
+    assert tuple(LEFT_OUT) == SKIP_REASONS
+
+
+def test_the_status_page_says_whether_there_is_no_record_or_none_that_it_can_show() -> None:
+    nothing = SKIPPED.family(dict.fromkeys(SKIP_REASONS, 0))
+    old = SKIPPED.family({**dict.fromkeys(SKIP_REASONS, 0), "version": 4})
+    assert "No rank has left a record on this machine." in render_status([nothing])
+    page = render_status([old])
+    assert "No rank is shown." in page
+    assert "Files left out: 4 of another version of Rankscope." in page
 
 
 def test_the_status_page_escapes_what_it_shows() -> None:

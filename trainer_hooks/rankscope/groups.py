@@ -89,6 +89,14 @@ class Groups:
         group.last = number
         return group
 
+    def expected(self, process_group: Any) -> Group:
+        """C++ code is about to issue one: taken for one more, without asking, until `issued` asks after all of them."""
+        group = self._known.get(id(process_group)) or self._meet(process_group)
+        if group.place != UNCOUNTED:
+            self._writer.slots[GROUP_COLLECTIVES + group.place] += 1
+        group.last += 1
+        return group
+
     def issued(self, process_group: Any) -> Group:
         """C++ code has issued collectives of the whole group."""
         group = self._known.get(id(process_group)) or self._meet(process_group)

@@ -65,12 +65,14 @@ def render_status(families: Sequence[Metric], now: float | None = None) -> str:
     """The page as HTML. `now` is unix time."""
     values = Values(families)
     now = time.time() if now is None else now
+    left_out = _left_out(values)
+    no_rank = "No rank is shown." if left_out else "No rank has left a record on this machine."
     return f"""<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Rankscope exporter</title>
 <meta name="viewport" content="width=device-width"><meta http-equiv="refresh" content="5"><style>{STYLE}</style></head>
 <body><h1>Rankscope exporter</h1><p>{escape(_headline(values))}</p>
 <nav><a href="/metrics">/metrics</a><a href="/-/healthy">/-/healthy</a><a href="/-/ready">/-/ready</a></nav>
 <h2>GPUs</h2>{_table(_gpus(values, now), "No GPU answers.")}
-<h2>Ranks</h2>{_table(_ranks(values, now), "No rank has left a record on this machine.")}{_skipped(values)}
+<h2>Ranks</h2>{_table(_ranks(values, now), no_rank)}{left_out}
 </body></html>"""
 
 
@@ -161,13 +163,23 @@ def _waits(values: Values) -> dict[Labels, float]:
     return {key: seconds / spent[key] for key, seconds in waited.items() if spent[key]}
 
 
-def _skipped(values: Values) -> str:
+def _left_out(values: Values) -> str:
     """A line about the files that are not shown, if there are any."""
     files = values.by("rankscope_exporter_rank_files_skipped", "reason")
-    reasons = ", ".join(f"{count:.0f} {reason}" for (reason,), count in files.items() if count)
-    return f"<p>Files not shown as ranks: {escape(reasons)}</p>" if reasons else ""
+    reasons = ", ".join(f"{count:.0f} {LEFT_OUT.get(reason, reason)}" for (reason,), count in files.items() if count)
+    return f"<p>Files left out: {escape(reasons)}.</p>" if reasons else ""
 
 
+LEFT_OUT = {
+    "truncated": "cut short",
+    "foreign": "no rank records",
+    "version": "of another version of Rankscope",
+    "symlink": "symbolic links",
+    "unreadable": "unreadable",
+    "duplicate": "by another user about a rank that is shown",
+    "too_many_files": "past the limit of files",
+    "too_many_ranks": "past the limit of ranks",
+}
 HELD_BY = (
     ("slurm_job_id", "job {}"),
     ("slurm_job_name", "{}"),

@@ -16,14 +16,15 @@ from typing import Any
 
 import torch
 from torch.autograd.graph import Node
+from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.collectives import Arguments, Collectives, Function, Issue, Payload, around, measure
-from rankscope.probes.compiler import skip_call, uncompiled
+from rankscope.probes.collectives import Collectives, Function, Issue, Payload, measure
+from rankscope.probes.compiler import skip_call, skip_frame, uncompiled
 from rankscope.probes.span import in_phase
 from rankscope.timeline import Timeline
 
@@ -53,11 +54,6 @@ class WatchedModule:
         self.hooks_outputs = may_lack_gradients or module.mixed_precision is not None
         if not self.hooks_outputs:
             self.handle = gradient_node(synchronised_parameters(module)[0]).register_prehook(partial(on_gradient, self))
-
-    def bytes_sent(self) -> float:
-        """Bytes of a backward's all-reduce. A communication hook's are its own affair (it may compress): 0."""
-        module = self.module()
-        return 0.0 if module is None or module._comm_hooks else self.gradient_bytes  # noqa: SLF001 - no public question
 
     def new_sample(self) -> float:
         """Seconds of an all-reduce that DDP has measured since we last asked; 0 if there was none."""
@@ -91,15 +87,16 @@ class Sandwich:
         if watched is None or watched.module() is not module:
             watched = self._watch(module)
             self._timeline.seen["ddp"] = watched.module
-        watched.armed = module.require_backward_grad_sync
-        watched.passes += watched.armed
-        if watched.armed and watched.passes % SAMPLING_RATE == FIRST_SAMPLES + 1:
-            self._take_sample(watched, module)
         if self._in_flight:  # an exception in the last backward left it so
             self._close()
-        if watched.armed and watched.hooks_outputs:
-            for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
-                node.register_prehook(partial(self.queue, watched))
+        watched.armed = module.require_backward_grad_sync
+        if watched.armed:
+            watched.passes += 1
+            if watched.passes % SAMPLING_RATE == FIRST_SAMPLES + 1:
+                self._take_sample(watched, module)
+            if watched.hooks_outputs:
+                for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
+                    node.register_prehook(partial(self.queue, watched))
 
     def _watch(self, module: DistributedDataParallel) -> WatchedModule:
         key, all_watched = id(module), self._watched
@@ -154,7 +151,10 @@ class Sandwich:
             if self._call is not None and not self._guard.blown:
                 size = 0.0
                 for watched in self._in_flight:
-                    size += watched.bytes_sent()
+                    module = watched.module()
+                    # A communication hook's bytes are its own affair (it may compress).
+                    if module is not None and not module._comm_hooks:  # noqa: SLF001 - no public question
+                        size += watched.gradient_bytes
                 self._collectives.issued(self._call, DDP_ALL_REDUCE, (size, False), None)
                 self._call = None
             self._in_flight.clear()
@@ -227,18 +227,36 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 
 def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
-    """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it."""
+    """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it.
+
+    Guarded in place, as it is on every step's way.
+    """
     measure_buffers = uncompiled(measure)
     payloads: dict[int, tuple[weakref.ref[torch.nn.Module], Payload]] = {}  # by id: a weak dictionary is slow
+    begin, expected, issued = collectives.begin, collectives.groups.expected, collectives.issued
 
-    def begin(args: Arguments, _kwargs: dict[str, Any]) -> Issue | None:
-        return collectives.begin(args[0].process_group, DDP_BROADCAST, collectives.groups.issuing)
+    def wrap(original: Function) -> Function:
+        def watched(module: DistributedDataParallel) -> None:
+            if guard.blown or is_dynamo_compiling():
+                original(module)
+                return
+            call = None
+            try:
+                call = begin(module.process_group, DDP_BROADCAST, expected)
+            except BaseException as error:
+                guard.blow(error)
+            try:
+                original(module)
+            finally:
+                if call is not None:
+                    try:
+                        known = payloads.get(id(module))
+                        if known is None or known[0]() is not module:  # walking a large model would cost more than all
+                            payloads[id(module)] = known = weakref.ref(module), measure_buffers(module.buffers())
+                        issued(call, DDP_BROADCAST, known[1], None)
+                    except BaseException as error:
+                        guard.blow(error)
 
-    def end(call: Issue, args: Arguments, _result: object, _returned: bool) -> None:
-        module = args[0]
-        known = payloads.get(id(module))
-        if known is None or known[0]() is not module:  # walking a large model would cost more than all the rest
-            payloads[id(module)] = known = weakref.ref(module), measure_buffers(module.buffers())
-        collectives.issued(call, DDP_BROADCAST, known[1], None)
+        return skip_frame(watched)
 
-    return around(guard, begin, end)
+    return wrap
