@@ -68,6 +68,8 @@ def bus_factors(ranks: int) -> tuple[float, ...]:
 class Groups:
     """Every process group that took part in a collective, and their slots. The default group has place 0."""
 
+    __slots__ = ("_is_full", "_known", "_writer", "names", "on_new")
+
     def __init__(self, writer: RankWriter) -> None:
         self.names: list[str] = []
         self.on_new: Callable[[], None] | None = None  # called when a name was added

@@ -104,12 +104,13 @@ FIELDS = {
     "started_unix": 1,
     "ended": 1,
     "ended_unix": 1,
-    "phase": 1,  # the phase that is open, as an index
-    "phase_since": 1,  # monotonic
+    "step_buckets": len(STEP_BOUNDS) + 1,  # the histogram's counts, not cumulated; the last is +Inf
+    # What changes at every event stands together, as it is touched when nothing of ours is in the caches.
+    "step_seconds": 1,  # the histogram's sum
     "steps": 1,  # optimizer steps
     "micro_steps": 1,  # backward passes
-    "step_seconds": 1,  # the histogram's sum
-    "step_buckets": len(STEP_BOUNDS) + 1,  # counts, not cumulated; the last is +Inf
+    "phase": 1,  # the phase that is open, as an index
+    "phase_since": 1,  # monotonic
     # From here to the last of PHASES the slots are what an entry of the ring copies.
     "samples": 1,
     "tokens": 1,

@@ -90,6 +90,8 @@ class Collectives:
     written out here, as in the timeline itself.
     """
 
+    __slots__ = ("_pending", "_timeline", "groups")
+
     def __init__(self, timeline: Timeline) -> None:
         self.groups = timeline.groups
         self._timeline = timeline

@@ -41,6 +41,8 @@ MAX_OUTPUTS = 16  # outputs whose nodes get a hook; one would do, but any of the
 class WatchedModule:
     """One DDP module: whether its next backward will synchronise, and the hook that notices its first gradient."""
 
+    __slots__ = ("_sampled_at", "armed", "gradient_bytes", "handle", "hooks_outputs", "module", "passes")
+
     def __init__(self, module: DistributedDataParallel, on_gradient: Callable[[WatchedModule, object], None]) -> None:
         self.module = weakref.ref(module)
         self.armed = False
@@ -67,6 +69,8 @@ class WatchedModule:
 
 class Sandwich:
     """Times the exposed all-reduce wait of each backward pass that DDP synchronises. Guarded in place: see `Guard`."""
+
+    __slots__ = ("_call", "_collectives", "_first", "_guard", "_in_flight", "_second", "_timeline", "_watched")
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
