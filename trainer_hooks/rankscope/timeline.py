@@ -55,18 +55,15 @@ class Timeline:
     # Between two events the model's own work has emptied the caches: each line of memory that an event touches costs
     # more than what it does there. Slots, here and in all that is on a step's way, save one an object.
     __slots__ = (
-        "_absorber",
-        "_absorber_depth",
-        "_clock",
         "_last_step",
         "_next_look",
         "_on_wake",
-        "_open_slot",
-        "_owner",
-        "_stack",
         "_wake_step",
+        "absorber",
+        "absorber_depth",
         "autocast",
         "checkpoints",
+        "clock",
         "fetched_samples",
         "fetched_tokens",
         "groups",
@@ -76,6 +73,8 @@ class Timeline:
         "on_event",
         "on_step",
         "open_phases",
+        "open_slot",
+        "owner",
         "seen",
         "steps_are_explicit",
         "steps_in_backward",
@@ -94,7 +93,7 @@ class Timeline:
         self.steps_in_backward = False  # optimizers have stepped in the backward pass that is running
         self._wake_step: int | None = None
         self._on_wake: Callable[[int], int | None] = lambda _: None
-        self._clock = clock
+        self.clock = clock
         self.restart()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -103,16 +102,16 @@ class Timeline:
 
     def restart(self) -> None:
         """Begin again from nothing, in start-up, as the calling process."""
-        self._owner: int | None = threading.main_thread().ident
+        self.owner: int | None = threading.main_thread().ident
         self.on_boundary: Callable[[int], object] | None = None  # with the phase that begins
         # The phases that are open, outermost first. The bottom is start-up, and OTHER when that ends.
-        self.open_phases = self._stack = [record.STARTUP]
-        self._absorber, self._absorber_depth = record.STARTUP, 0
-        self._open_slot = PHASE_SECONDS + record.STARTUP  # where the seconds of the open phase are summed
-        self.last_event = self._last_step = self._clock()  # when it was, by the clock; and the last step
+        self.open_phases = [record.STARTUP]
+        self.absorber, self.absorber_depth = record.STARTUP, 0
+        self.open_slot = PHASE_SECONDS + record.STARTUP  # where the seconds of the open phase are summed
+        self.last_event = self._last_step = self.clock()  # when it was, by the clock; and the last step
         self._next_look = self.last_event
         self.fetched_samples = self.fetched_tokens = 0.0  # since the last step: counted when the next one ends
-        self.checkpoints = CheckpointCounter(self, self._clock)
+        self.checkpoints = CheckpointCounter(self, self.clock)
         slots = self.writer.slots
         for place in range(record.SLOTS):
             slots[place] = 0.0
@@ -122,30 +121,30 @@ class Timeline:
 
     # The hot path. `enter` and `leave` run a dozen times a step, each time after the model's own work has emptied
     # the caches: there a call, an attribute or a store costs three times what it costs in a loop of its own. So
-    # both are written out, without a common function.
+    # both are written out, without a common function; and once more in probes/span.py, for most of the calls.
 
     def enter(self, phase: int, on_behalf: bool = False) -> Depth:
         """Open `phase` in the training thread; pass what this returns to `leave`.
 
         `on_behalf` is for code that runs on another thread while the training thread waits for it.
         """
-        if get_ident() != self._owner and not on_behalf:
+        if get_ident() != self.owner and not on_behalf:
             return -1
         if self.on_event is not None:
             self.on_event(phase)
-        now = self._clock()
+        now = self.clock()
         slots = self.writer.slots
-        slots[self._open_slot] += now - self.last_event
+        slots[self.open_slot] += now - self.last_event
         self.last_event = now
-        stack = self._stack
+        stack = self.open_phases
         depth = len(stack)
         stack.append(phase)
-        if self._absorber == NOBODY:
+        if self.absorber == NOBODY:
             if phase in ABSORBING:
-                self._absorber, self._absorber_depth = phase, depth
+                self.absorber, self.absorber_depth = phase, depth
             slots[PHASE] = phase
             slots[PHASE_SINCE] = now
-            self._open_slot = PHASE_SECONDS + phase
+            self.open_slot = PHASE_SECONDS + phase
             if self.on_boundary is not None:
                 self.on_boundary(phase)
         return depth
@@ -156,21 +155,21 @@ class Timeline:
         Returns the seconds since the last event: of an innermost phase, its whole length. 0 if it was not entered,
         or somebody further out has closed it already.
         """
-        stack = self._stack
+        stack = self.open_phases
         if depth <= 0 or depth >= len(stack):
             return 0.0
-        now = self._clock()
+        now = self.clock()
         seconds = now - self.last_event
         slots = self.writer.slots
-        slots[self._open_slot] += seconds
+        slots[self.open_slot] += seconds
         self.last_event = now
         del stack[depth:]  # from here on without a call, after which Ctrl-C might come in between
-        if self._absorber_depth >= depth:
-            self._absorber, self._absorber_depth = NOBODY, NOBODY
-        if self._absorber == NOBODY:
+        if self.absorber_depth >= depth:
+            self.absorber, self.absorber_depth = NOBODY, NOBODY
+        if self.absorber == NOBODY:
             slots[PHASE] = phase = stack[-1]
             slots[PHASE_SINCE] = now
-            self._open_slot = PHASE_SECONDS + phase
+            self.open_slot = PHASE_SECONDS + phase
             if self.on_boundary is not None:
                 self.on_boundary(phase)
         return seconds
@@ -182,20 +181,20 @@ class Timeline:
 
     def step(self) -> None:
         """The end of a step, on the thread that trains. The first one ends start-up."""
-        if self._owner is None:
+        if self.owner is None:
             return
         if self.on_event is not None:
             self.on_event(record.OPTIMIZER)
-        self._owner = get_ident()  # as `adopt`
-        now = self._clock()
-        self.writer.slots[self._open_slot] += now - self.last_event
+        self.owner = get_ident()  # as `adopt`
+        now = self.clock()
+        self.writer.slots[self.open_slot] += now - self.last_event
         self.last_event = now
         self.step_ended()
 
     def step_ended(self) -> None:
         """The end of a step was the last event, one of the training thread's."""
         now, slots = self.last_event, self.writer.slots
-        if self._stack[0] == record.STARTUP:
+        if self.open_phases[0] == record.STARTUP:
             self._end_startup(now)
         else:
             seconds = now - self._last_step
@@ -216,7 +215,7 @@ class Timeline:
         slots[STEPS] = number  # last: now the entry counts
         self._last_step = now
         if self.on_step is not None:
-            self.on_step(now, self._open_slot - PHASE_SECONDS)
+            self.on_step(now, self.open_slot - PHASE_SECONDS)
         if number == self._wake_step:
             self._wake_step = self._on_wake(int(number))
         if now >= self._next_look:
@@ -258,12 +257,12 @@ class Timeline:
 
     def adopt(self) -> None:
         """Record the calling thread's time from now on, as it is the one that trains."""
-        if self._owner is not None:
-            self._owner = get_ident()
+        if self.owner is not None:
+            self.owner = get_ident()
 
     def stop(self) -> None:
         """Ignore every event from now on; ask nothing of the device either, which a forked child may not do."""
-        self._owner = self.on_boundary = self.on_step = None
+        self.owner = self.on_boundary = self.on_step = None
 
     def _look(self, now: float) -> None:
         if self.steps >= SETTLED_STEPS:
@@ -272,12 +271,12 @@ class Timeline:
             look()
 
     def _end_startup(self, now: float) -> None:
-        absorbing = [depth for depth, phase in enumerate(self._stack) if depth and phase in ABSORBING]
+        absorbing = [depth for depth, phase in enumerate(self.open_phases) if depth and phase in ABSORBING]
         # From here on without a call, after which Ctrl-C might come in between.
-        self._stack[0] = record.OTHER
-        self._absorber_depth = absorbing[0] if absorbing else NOBODY
-        self._absorber = self._stack[self._absorber_depth] if absorbing else NOBODY
+        self.open_phases[0] = record.OTHER
+        self.absorber_depth = absorbing[0] if absorbing else NOBODY
+        self.absorber = self.open_phases[self.absorber_depth] if absorbing else NOBODY
         slots = self.writer.slots
-        slots[PHASE] = phase = self._stack[-1] if self._absorber == NOBODY else self._absorber
+        slots[PHASE] = phase = self.open_phases[-1] if self.absorber == NOBODY else self.absorber
         slots[PHASE_SINCE] = now
-        self._open_slot = PHASE_SECONDS + phase
+        self.open_slot = PHASE_SECONDS + phase

@@ -51,14 +51,14 @@ def _skip_with_nested(code: CodeType) -> None:
 
 
 def uncompiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """`function`, with torch.compile off while it runs, where `skip_call` cannot keep it from what that calls.
+    """`function`, with torch.compile off while it runs, also where `skip_call` cannot keep it from what that calls.
 
     For what is rare and calls others' code: before torch 2.7 the publication of the record, at an event within code
     that is compiled, was compiled itself, a hundred frames of json and pathlib.
     """
     api: Any = torch._C._dynamo.eval_frame  # noqa: SLF001 - as below
     if not hasattr(api, "skip_code"):
-        return function
+        return skip_call(function)
 
     def paused(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result:
         callback = api.set_eval_frame(None)

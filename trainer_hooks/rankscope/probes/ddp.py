@@ -239,6 +239,15 @@ def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], F
     payloads: dict[int, tuple[weakref.ref[torch.nn.Module], Payload]] = {}  # by id: a weak dictionary is slow
     begin, expected, issued = collectives.begin, collectives.groups.expected, collectives.issued
 
+    def meet(module: DistributedDataParallel) -> tuple[weakref.ref[torch.nn.Module], Payload]:
+        """Once a module, as walking a large one would cost more than all the rest."""
+        known: tuple[weakref.ref[torch.nn.Module], Payload] = weakref.ref(module), measure_buffers(module.buffers())
+        payloads[id(module)] = known
+        return known
+
+    for called in (begin, issued, meet):
+        skip_call(called)
+
     def wrap(original: Function) -> Function:
         def watched(module: DistributedDataParallel) -> None:
             if guard.blown or is_dynamo_compiling():
@@ -255,8 +264,8 @@ def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], F
                 if call is not None:
                     try:
                         known = payloads.get(id(module))
-                        if known is None or known[0]() is not module:  # walking a large model would cost more than all
-                            payloads[id(module)] = known = weakref.ref(module), measure_buffers(module.buffers())
+                        if known is None or known[0]() is not module:
+                            known = meet(module)
                         issued(call, DDP_BROADCAST, known[1], None)
                     except BaseException as error:
                         guard.blow(error)
