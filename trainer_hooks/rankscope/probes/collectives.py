@@ -7,6 +7,7 @@ collectives (functional.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -18,13 +19,24 @@ from rankscope.groups import GROUP_WAIT, UNCOUNTED, Group
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
-from rankscope.record import PLACES
-from rankscope.timeline import COLLECTIVE_BUS_BYTES, COLLECTIVE_DURATION, OPEN_OP, Depth, Timeline
+from rankscope.record import COLLECTIVE_WAIT, PLACES
+from rankscope.timeline import (
+    COLLECTIVE_BUS_BYTES,
+    COLLECTIVE_DURATION,
+    NOBODY,
+    OPEN_OP,
+    PHASE,
+    PHASE_SECONDS,
+    PHASE_SINCE,
+    Depth,
+    Timeline,
+)
 
 COLLECTIVES = PLACES["collectives"]
 COLLECTIVE_SECONDS = PLACES["collective_seconds"]
 COLLECTIVE_BYTES = PLACES["collective_bytes"]
 OPEN_GROUP = PLACES["collective_group"]
+WAITING = PHASE_SECONDS + COLLECTIVE_WAIT
 
 # ProcessGroup's method: the operation, and which argument holds this rank's payload (None: there is none). One method
 # has several names, as torch renamed it; C++ code never calls one through another.
@@ -69,7 +81,6 @@ TIGHT = 50e-6  # seconds
 BARRIER = record.OPS.index("barrier")  # has no tensors; its wait blocks the host whatever the device
 
 Function = Callable[..., Any]
-Arguments = tuple[Any, ...]
 Count = Callable[[Any], Group]
 
 
@@ -86,8 +97,8 @@ NOTHING: Payload = (0.0, False)
 class Collectives:
     """Counts collectives when they are issued and charges their waits to them.
 
-    The two calls of a collective and the two of its wait run often: what they do to the groups and the timeline is
-    written out here, as in the timeline itself.
+    The two calls of a collective and the two of its wait run often: what they do to the groups and the timeline
+    (`Timeline.enter` and `leave`) is written out here, as in probes/span.py.
     """
 
     __slots__ = ("_pending", "_timeline", "groups")
@@ -106,26 +117,52 @@ class Collectives:
         `Timeline.enter`.
         """
         timeline = self._timeline
-        depth = timeline.enter(record.COLLECTIVE_WAIT, on_behalf)
-        if depth < 0:
+        if get_ident() != timeline.owner and not on_behalf:
             return None
-        group = count(process_group)
+        if timeline.on_event is not None:
+            timeline.on_event(COLLECTIVE_WAIT)
+        now = timeline.clock()
         slots = timeline.writer.slots
+        slots[timeline.open_slot] += now - timeline.last_event
+        timeline.last_event = now
+        stack = timeline.open_phases
+        depth = len(stack)
+        stack.append(COLLECTIVE_WAIT)
+        if timeline.absorber == NOBODY:
+            slots[PHASE] = COLLECTIVE_WAIT
+            slots[PHASE_SINCE] = now
+            timeline.open_slot = WAITING
+            if timeline.on_boundary is not None:
+                timeline.on_boundary(COLLECTIVE_WAIT)
+        group = count(process_group)
         outer = slots[OPEN_OP]
         if not outer:
             slots[OPEN_GROUP] = group.place
             slots[OPEN_OP] = op + 1
-        return depth, group, outer, timeline.last_event
+        return depth, group, outer, now
 
     def issued(self, call: Issue, op: int, payload: Payload, key: int | None) -> None:
         """The call returned. `key` is what a later wait will name it by; None if there is nothing to wait for."""
         depth, group, outer, began = call
         size, is_on_host = payload
         timeline = self._timeline
-        timeline.leave(depth)
         slots = timeline.writer.slots
-        slots[OPEN_OP] = outer
+        stack = timeline.open_phases
         now = timeline.last_event
+        if 0 < depth < len(stack):
+            now = timeline.clock()
+            slots[timeline.open_slot] += now - timeline.last_event
+            timeline.last_event = now
+            del stack[depth:]
+            if timeline.absorber_depth >= depth:
+                timeline.absorber = timeline.absorber_depth = NOBODY
+            if timeline.absorber == NOBODY:
+                slots[PHASE] = phase = stack[-1]
+                slots[PHASE_SINCE] = now
+                timeline.open_slot = PHASE_SECONDS + phase
+                if timeline.on_boundary is not None:
+                    timeline.on_boundary(phase)
+        slots[OPEN_OP] = outer
         seconds = 0.0 if outer else now - began
         slots[COLLECTIVES + op] += 1
         slots[COLLECTIVE_SECONDS + op] += seconds
@@ -144,11 +181,23 @@ class Collectives:
     def begin_wait(self, key: int, is_completed: Callable[[], bool]) -> Wait | None:
         """The training thread waits for a collective."""
         timeline = self._timeline
-        depth = timeline.enter(record.COLLECTIVE_WAIT)
-        if depth < 0:
+        if get_ident() != timeline.owner:
             return None
-        began = timeline.last_event
+        if timeline.on_event is not None:
+            timeline.on_event(COLLECTIVE_WAIT)
+        began = timeline.clock()
         slots = timeline.writer.slots
+        slots[timeline.open_slot] += began - timeline.last_event
+        timeline.last_event = began
+        stack = timeline.open_phases
+        depth = len(stack)
+        stack.append(COLLECTIVE_WAIT)
+        if timeline.absorber == NOBODY:
+            slots[PHASE] = COLLECTIVE_WAIT
+            slots[PHASE_SINCE] = began
+            timeline.open_slot = WAITING
+            if timeline.on_boundary is not None:
+                timeline.on_boundary(COLLECTIVE_WAIT)
         outer = slots[OPEN_OP]
         pending = self._pending.pop(key, None)
         if pending is None:
@@ -165,13 +214,26 @@ class Collectives:
         """The wait returned; `is_complete` unless it raised."""
         depth, pending, outer, began, sees_the_end = call
         timeline = self._timeline
-        timeline.leave(depth)
         slots = timeline.writer.slots
+        stack = timeline.open_phases
+        now = timeline.last_event
+        if 0 < depth < len(stack):
+            now = timeline.clock()
+            slots[timeline.open_slot] += now - timeline.last_event
+            timeline.last_event = now
+            del stack[depth:]
+            if timeline.absorber_depth >= depth:
+                timeline.absorber = timeline.absorber_depth = NOBODY
+            if timeline.absorber == NOBODY:
+                slots[PHASE] = phase = stack[-1]
+                slots[PHASE_SINCE] = now
+                timeline.open_slot = PHASE_SECONDS + phase
+                if timeline.on_boundary is not None:
+                    timeline.on_boundary(phase)
         slots[OPEN_OP] = outer
         if pending is None:
             return
         op, group, (size, _), issue_began, _ = pending
-        now = timeline.last_event
         if not outer:
             slots[COLLECTIVE_SECONDS + op] += now - began
             if group.place != UNCOUNTED:
@@ -201,44 +263,6 @@ def measure(value: Any) -> Payload:
     return size, bool(found) and found[0].is_cpu
 
 
-def around(
-    guard: Guard,
-    begin: Callable[[Arguments, dict[str, Any]], Any],
-    end: Callable[[Any, Arguments, Any, bool], None],
-) -> Callable[[Function], Function]:
-    """A wrapper that calls `begin` with a call's arguments and, unless that gave None, `end` after it.
-
-    `end` gets what `begin` gave, the call's positional arguments, its result, and whether it returned at all. Its
-    errors are its own; those of the call pass untouched. While torch.compile traces, the wrapper is transparent.
-    """
-    skip_call(begin)
-    skip_call(end)
-
-    def wrap(original: Function) -> Function:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if guard.blown or is_dynamo_compiling():
-                return original(*args, **kwargs)
-            call, result, returned = None, None, False
-            try:
-                call = begin(args, kwargs)
-            except BaseException as error:
-                guard.blow(error)
-            try:
-                result = original(*args, **kwargs)
-                returned = True
-                return result
-            finally:
-                if call is not None:
-                    try:
-                        end(call, args, result, returned)
-                    except BaseException as error:
-                        guard.blow(error)
-
-        return skip_frame(watched)
-
-    return wrap
-
-
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch the process group's methods and the wait of what they return. Nothing to do without distributed."""
     if not dist.is_available():
@@ -250,29 +274,67 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 
 def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Function], Function]:
+    """Around a process group's method. Guarded in place, as is the wait: they run several times a step."""
     op, place = record.OPS.index(METHODS[name][0]), METHODS[name][1]
     is_uneven = name in UNEVEN
-    issued, groups = collectives.issued, collectives.groups
+    begin, issued, groups = collectives.begin, collectives.issued, collectives.groups
     count = groups.catch_up if name in POINT_TO_POINT else groups.issuing
+    for called in (begin, issued, measure, groups.skip):
+        skip_call(called)
 
-    def begin(args: Arguments, _kwargs: dict[str, Any]) -> Issue | None:
-        return collectives.begin(args[0], op, count)
+    def wrap(original: Function) -> Function:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            if guard.blown or is_dynamo_compiling():
+                return original(*args, **kwargs)
+            call = work = None
+            try:
+                call = begin(args[0], op, count)
+            except BaseException as error:
+                guard.blow(error)
+            try:
+                work = original(*args, **kwargs)
+                return work
+            finally:
+                if call is not None:
+                    try:
+                        payload = NOTHING if place is None or place + 1 >= len(args) else measure(args[place + 1])
+                        issued(call, op, payload, None if work is None else id(work))
+                        if is_uneven:
+                            groups.skip(call[1], args[0])
+                    except BaseException as error:
+                        guard.blow(error)
 
-    def end(call: Issue, args: Arguments, work: Any, _returned: bool) -> None:
-        payload = NOTHING if place is None or place + 1 >= len(args) else measure(args[place + 1])
-        issued(call, op, payload, None if work is None else id(work))
-        if is_uneven:
-            groups.skip(call[1], args[0])
+        return skip_frame(watched)
 
-    return around(guard, begin, end)
+    return wrap
 
 
 def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
-    def begin(args: Arguments, _kwargs: dict[str, Any]) -> Wait | None:
-        work = args[0]
-        return collectives.begin_wait(id(work), work.is_completed)
+    """Around what the methods return."""
+    begin_wait, waited = collectives.begin_wait, collectives.waited
+    skip_call(begin_wait)
+    skip_call(waited)
 
-    def end(call: Wait, _args: Arguments, _result: Any, returned: bool) -> None:
-        collectives.waited(call, returned)
+    def wrap(original: Function) -> Function:
+        def watched(work: Any, *args: Any, **kwargs: Any) -> Any:
+            if guard.blown or is_dynamo_compiling():
+                return original(work, *args, **kwargs)
+            call, returned = None, False
+            try:
+                call = begin_wait(id(work), work.is_completed)
+            except BaseException as error:
+                guard.blow(error)
+            try:
+                result = original(work, *args, **kwargs)
+                returned = True
+                return result
+            finally:
+                if call is not None:
+                    try:
+                        waited(call, returned)
+                    except BaseException as error:
+                        guard.blow(error)
 
-    return around(guard, begin, end)
+        return skip_frame(watched)
+
+    return wrap
