@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from examples.demo.stack import wait_for
 from tests.gauntlet.arena import Arena
 from tests.gauntlet.case import Case, Target, alert
 
+FIRST_WITHIN = 30.0  # seconds
+
 
 def inject(arena: Arena, _target: Target) -> None:
+    # A job that is new has saved nothing yet: that would be another limit, of ten minutes.
+    wait_for(lambda: arena.stack.prometheus.query("run:rankscope_since_checkpoint:seconds"), FIRST_WITHIN)
     arena.tell(everybody={"checkpoint_every": 0})
 
 
