@@ -16,7 +16,7 @@ demo: venv servers ## a real training job, two faults, two notifications (ONCE=1
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
 
 test: venv servers lint ## lint, types, and every test, with real end-to-end runs (PYTEST="…": pytest with these arguments)
-	@$(if $(PYTEST),$(PYTESTS) $(PYTEST),$(PYTESTS) -n 2 --dist loadfile -m 'not alone' && $(PYTESTS) -m alone)
+	@$(if $(PYTEST),$(PYTESTS) $(PYTEST),$(PYTESTS) -n 2 --dist loadfile -m 'not alone' && $(PYTESTS) -n 2 --dist loadfile -m alone)
 
 lint: venv ## ruff and mypy --strict
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy
