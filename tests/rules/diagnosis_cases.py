@@ -170,6 +170,20 @@ FAULTS = (
         Fault(late(2, "backward"), gpus={2: {"rankscope_gpu_processes": 2.0}}),
         (laggard(2, "intruder"),),
     ),
+    Case(
+        "a stranger makes the GPU of rank 0 busier and fuller than the others",
+        Fault(
+            late(0, "backward"),
+            gpus={
+                0: {
+                    "rankscope_gpu_processes": 2.0,
+                    "rankscope_gpu_busy_seconds_total": 1.0,
+                    "rankscope_gpu_memory_used_bytes": 64 * GIB,
+                }
+            },
+        ),
+        (laggard(0, "intruder"),),
+    ),
     Case("one rank has more to compute", Fault(late(2, "backward")), (laggard(2, "backward"),)),
     Case(
         "a narrow link",
