@@ -62,8 +62,6 @@ def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
         "tokens_total": STEPS * age,
         "micro_steps_total": STEPS * age,
         "child_processes": 2.0,
-        "loader_workers": 2.0,
-        "loader_worker_seconds_total": 0.5 * age,
         "read_bytes_total": age,
         "amp_scale": 65536.0,
         "amp_skipped_steps_total": 0.0,
@@ -84,6 +82,8 @@ def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
         yield f'rankscope_rank_gc_seconds_total{{{own},generation="{generation}"}} {0.001 * age:.6f}'
     for who in ("training", "workers"):
         yield f'rankscope_rank_cpu_seconds_total{{{own},who="{who}"}} {0.5 * age:.6f}'
+    for state in ("working", "idle"):
+        yield f'rankscope_rank_loader_worker_seconds_total{{{own},state="{state}"}} {age:.6f}'
     for name in ("run_queue", "workers_run_queue"):
         yield f"rankscope_rank_{name}_seconds_total{{{own}}} {0.01 * age:.6f}"
 

@@ -23,6 +23,11 @@ def cpu(who: str) -> str:
     return rate("rankscope_rank_cpu_seconds_total", f',who="{who}"')
 
 
+def loader_workers(states: str) -> str:
+    """Workers' seconds a second."""
+    return rate("rankscope_rank_loader_worker_seconds_total", f',state=~"{states}"')
+
+
 CHECKPOINTS = Row(
     "Checkpoints",
     (
@@ -80,7 +85,7 @@ PROCESSES = Row(
             "Share of the time in which a loader worker makes batches, waiting for storage included. Near one the "
             "loader is the limit; at a half it could feed twice the speed. Absent unless the workers are forked.",
             "percentunit",
-            f"{rate('rankscope_rank_loader_worker_seconds_total')} / {gauge('rankscope_rank_loader_workers')}",
+            f"{loader_workers('working')} / ignoring (state) sum without (state) ({loader_workers('working|idle')})",
         ),
         line_by_rank(
             "Child processes",

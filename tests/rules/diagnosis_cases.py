@@ -36,6 +36,12 @@ def spread(phase: str) -> dict[str, float]:
     return {**phases(**figures), "rankscope_rank_steps_total": STEPS / 1.3}
 
 
+def loaders(working: float | None) -> dict[str, float | None]:
+    """For how much of the time a rank's two loader workers make batches; None if that is not known."""
+    idle = None if working is None else 1.0 - working
+    return {LOADERS % "working": working and 2 * working, LOADERS % "idle": idle and 2 * idle}
+
+
 def aligned(floor: float, skew: float, **blame: float) -> dict[str, float]:
     """What the exporter's alignment of steps says of one rank, in seconds per second."""
     figures = {"rankscope_rank_transfer_floor_seconds_total": floor, "rankscope_rank_skew_seconds_total": skew}
@@ -46,7 +52,7 @@ WORKERS = 'rankscope_rank_cpu_seconds_total{who="workers"}'
 CLOCK = 'rankscope_gpu_clock_hertz{domain="sm"}'
 THROTTLED = 'rankscope_gpu_throttled_seconds_total{reason="sw_thermal_slowdown"}'
 RUN_QUEUE = "rankscope_rank_run_queue_seconds_total"
-LOADERS = "rankscope_rank_loader_worker_seconds_total"  # of two workers
+LOADERS = 'rankscope_rank_loader_worker_seconds_total{state="%s"}'
 WORKERS_QUEUE = "rankscope_rank_workers_run_queue_seconds_total"
 GC = 'rankscope_rank_gc_seconds_total{generation="2"}'
 BYTES = 'rankscope_rank_collective_bytes_total{op="ddp_all_reduce"}'
@@ -85,7 +91,7 @@ FAULTS = (
     ),
     Case(
         "every loader computes all the time and one rank is the last, and the workers' clocks are not known",
-        Fault({rank: {**late(2, "data_wait")[rank], WORKERS: 1.8, LOADERS: None} for rank in range(4)}),
+        Fault({rank: {**late(2, "data_wait")[rank], WORKERS: 1.8, **loaders(None)} for rank in range(4)}),
         (alert("DataBound", cause="cpu"),),
     ),
     Case(
@@ -101,7 +107,7 @@ FAULTS = (
     ),
     Case(
         "every loader waits for storage all the time and one rank is the last",
-        Fault({rank: {**late(2, "data_wait")[rank], WORKERS: 0.05, LOADERS: 1.9} for rank in range(4)}),
+        Fault({rank: {**late(2, "data_wait")[rank], WORKERS: 0.05, **loaders(0.95)} for rank in range(4)}),
         (alert("DataBound", cause="io"),),
     ),
     Case(
@@ -110,10 +116,12 @@ FAULTS = (
         (alert("RotatingStraggler", cause="data_wait"),),
         USUAL_STEPS,
     ),
-    Case("one slow loader", Fault(late(2, "data_wait", **{WORKERS: 0.1, LOADERS: 2})), (laggard(2, "data_wait"),)),
+    Case("one slow loader", Fault(late(2, "data_wait", **{WORKERS: 0.1})), (laggard(2, "data_wait"),)),
     Case(
         "one loader is much slower than the others, which are slow",
-        Fault({rank: {**figures, LOADERS: 1.5} for rank, figures in late(2, "data_wait", **{LOADERS: 2}).items()}),
+        Fault(
+            {rank: {**figures, **loaders(1.0 if rank == 2 else 0.75)} for rank, figures in late(2, "data_wait").items()}
+        ),
         (laggard(2, "data_wait"),),
     ),
     Case(

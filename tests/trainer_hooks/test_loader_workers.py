@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, _utils, datal
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.probes.loader_workers import PLACES_OF_WORKERS, Board
-from rankscope.record import PLACES
+from rankscope.probes.loader_workers import PLACES_OF_WORKERS, Accounts, Board
+from rankscope.record import LOADER_WORKER_STATES, PLACES
 from rankscope.timeline import Timeline
 
 PER_SAMPLE = 0.02  # seconds
@@ -80,8 +80,9 @@ def train(loader: DataLoader[torch.Tensor]) -> list[torch.Tensor]:
     return batches
 
 
-def published(timeline: Timeline, field: str = "loader_worker_seconds") -> float:
-    return float(timeline.writer.slots[PLACES[field]])
+def published(timeline: Timeline, state: str = "working") -> float:
+    """Seconds of worker time."""
+    return float(timeline.writer.slots[PLACES["loader_worker_seconds"] + LOADER_WORKER_STATES.index(state)])
 
 
 @pytest.mark.parametrize("dataset", [Samples(), Stream()], ids=["indexed", "iterable"])
@@ -100,12 +101,29 @@ def test_they_add_up_over_epochs_and_never_go_back(timeline: Timeline) -> None:
     assert all(later - before >= 10 * PER_SAMPLE for before, later in zip([0.0, *seen], seen, strict=False))
 
 
-def test_the_number_of_workers_is_that_of_the_loader_in_use(timeline: Timeline) -> None:
+def test_working_and_idle_are_all_of_the_workers_time(timeline: Timeline) -> None:
     loader = fork(Samples(), persistent_workers=True)  # keeps its iterator after the epoch
     train(loader)
-    assert published(timeline, "loader_workers") == WORKERS
-    train(DataLoader(Samples()))
-    assert published(timeline, "loader_workers") == 0
+    before, began = sum(published(timeline, state) for state in LOADER_WORKER_STATES), timeline.last_event
+    for _ in range(3):
+        train(loader)
+    after = sum(published(timeline, state) for state in LOADER_WORKER_STATES)
+    assert after - before == pytest.approx(WORKERS * (timeline.last_event - began))
+    assert published(timeline, "idle") > 0
+
+
+def test_idle_time_never_goes_back(timeline: Timeline) -> None:
+    board = Board()
+    accounts, seen = Accounts(timeline, board), []
+    loader = fork(Samples(), persistent_workers=True)
+    train(loader)
+    board.reserve(1)
+    for worked in (0.0, 50.0, 0.0):  # one batch took longer than all that has passed since the last look
+        board._places[0] += worked
+        accounts.look()
+        seen.append(published(timeline, "idle"))
+    assert seen == sorted(seen)
+    assert published(timeline) == 50
 
 
 def test_without_workers_there_is_nothing(timeline: Timeline) -> None:

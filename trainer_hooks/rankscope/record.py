@@ -84,6 +84,8 @@ ENDINGS = {FINISHED: "finished", EXCEPTION: "exception", INTERRUPTED: "interrupt
 MAX_GROUPS = 16  # groups of ranks that this rank synchronises with, named in the info
 GC_GENERATIONS = 3
 
+LOADER_WORKER_STATES = ("working", "idle")  # making a batch, waiting for storage included; having none to make
+
 # What was chosen for the run and may explain its speed: the labels of rankscope_rank_settings_info, named in the info.
 SETTINGS = (
     "parallelism",
@@ -134,8 +136,7 @@ FIELDS = {
     "gc_seconds": GC_GENERATIONS,
     "copies": 1,  # from the host to a device, that the training thread waited for
     "copy_bytes": 1,
-    "loader_workers": 1,  # of the loader that the last batch came from
-    "loader_worker_seconds": 1,  # that these, and those of other loaders, took to make batches
+    "loader_worker_seconds": len(LOADER_WORKER_STATES),
     "amp_scale": 1,  # 0 without a gradient scaler
     "amp_skipped_steps": 1,
     "cuda_allocated_bytes": 1,

@@ -16,6 +16,11 @@ def _by_generation(field: str) -> Callable[[Rank], Values]:
     return lambda rank: dict(zip(GENERATIONS, rank.snapshot.many(field), strict=True))
 
 
+def _by_loader_worker_state(rank: Rank) -> Values:
+    seconds = rank.snapshot.many("loader_worker_seconds")
+    return dict(zip(record.LOADER_WORKER_STATES, seconds, strict=True)) if any(seconds) else None
+
+
 def _after_checkpoint(field: str) -> Callable[[Rank], Values]:
     return lambda rank: rank.snapshot[field] if rank.snapshot["checkpoints"] else None
 
@@ -68,17 +73,12 @@ METRICS = (
         nonzero("copies"),
     ),
     counter("host_to_device_copy_bytes", "Bytes of these copies.", nonzero("copy_bytes")),
-    gauge(
-        "loader_workers",
-        "Worker processes of the DataLoader that the last batch came from; absent without.",
-        nonzero("loader_workers"),
-    ),
     counter(
         "loader_worker_seconds",
-        "Time that the workers of the rank's DataLoaders took to make batches, by their own clocks and waiting for "
-        "storage included: by the number of workers, for how much of the time they are at work. Absent unless they "
-        "are forked.",
-        nonzero("loader_worker_seconds"),
+        "Time of the DataLoader's worker processes, by their own clocks: `working`, while they make batches, waiting "
+        "for storage included, and `idle`, while they have none to make. Absent unless they are forked.",
+        _by_loader_worker_state,
+        "state",
     ),
     gauge("amp_scale", "Loss scale of the gradient scaler (AMP).", _with_scaler("amp_scale")),
     counter(

@@ -16,14 +16,15 @@ from typing import Any
 
 from torch.utils.data import _utils, dataloader
 
+from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.data_wait import LOADER
 from rankscope.record import PLACES
 from rankscope.timeline import Timeline
 
-WORKERS = PLACES["loader_workers"]
-SECONDS = PLACES["loader_worker_seconds"]
+WORKING = PLACES["loader_worker_seconds"]
+IDLE = WORKING + record.LOADER_WORKER_STATES.index("idle")
 
 PLACES_OF_WORKERS = 512  # a place is used again when so many workers have been started since
 
@@ -53,9 +54,14 @@ class Board:
             for fetcher in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):  # noqa: SLF001
                 replace(fetcher, "fetch", stopwatch.time)
 
+    @property
+    def is_mine(self) -> bool:
+        """Whether this process has started workers."""
+        return self._owner == os.getpid()
+
     def total(self) -> float:
         """Seconds of all workers that this process has started, of the batches that are finished."""
-        return sum(self._places) if self._owner == os.getpid() else 0.0
+        return float(sum(self._places))
 
     def _add(self, seconds: float) -> None:
         """In a worker, whose number is known only by the time of its first batch."""
@@ -87,16 +93,35 @@ class Stopwatch:
         return timed
 
 
+class Accounts:
+    """The workers' time in the record, divided into working and idle. Both are of the same moment: so their ratio is
+    exact, however seldom that is.
+    """
+
+    def __init__(self, timeline: Timeline, board: Board) -> None:
+        self._timeline = timeline
+        self._board = board
+        self._until = timeline.last_event  # monotonic: what is in the record
+
+    def look(self) -> None:
+        """Take what has passed since the last look, by the workers of the loader that the last batch came from."""
+        timeline = self._timeline
+        seconds, self._until = timeline.last_event - self._until, timeline.last_event
+        if not self._board.is_mine:
+            return
+        iterator = timeline.seen[LOADER]() if LOADER in timeline.seen else None
+        workers = getattr(iterator, "_num_workers", 0)
+        slots = timeline.writer.slots
+        added = self._board.total() - slots[WORKING]
+        slots[WORKING] += added
+        slots[IDLE] += max(0.0, workers * seconds - added)
+
+
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch where workers are made, and where they begin; take their sum at each look."""
     board = Board()
     reserve, time_this_worker = guard(board.reserve), guard(board.time_this_worker)
-
-    @guard
-    def look() -> None:
-        iterator = timeline.seen[LOADER]() if LOADER in timeline.seen else None
-        timeline.writer.slots[WORKERS] = getattr(iterator, "_num_workers", 0)
-        timeline.writer.slots[SECONDS] = board.total()
+    look = guard(Accounts(timeline, board).look)
 
     def making(original: Function) -> Function:
         def watched(iterator: Any, loader: Any) -> None:
