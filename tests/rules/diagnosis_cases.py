@@ -75,7 +75,7 @@ FAULTS = (
         (alert("DataBound", cause="cpu"),),
     ),
     Case(
-        "loader workers idle on every rank",
+        "loader workers wait for storage on every rank",
         Fault(everywhere({**spread("data_wait"), WORKERS: 0.05})),
         (alert("DataBound", cause="io"),),
     ),

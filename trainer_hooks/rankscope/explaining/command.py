@@ -21,7 +21,7 @@ ALERTS_SHOWN = 3  # beside the verdict
 # docs/lost-time.md has the whole of it.
 MEANINGS = {
     "data_cpu": "loader workers compute",
-    "data_io": "loader workers idle",
+    "data_io": "loader workers wait",
     "copies": "host to GPU",
     "transfer": "every rank waits",
     "straggler": "one is late, the others wait",
