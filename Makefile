@@ -27,7 +27,7 @@ format: venv ## let ruff format the code
 generate: venv ## write the rules of both speeds, the dashboards and the metrics' reference from their sources
 	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python docs/generate.py
 
-benchmark: venv ## what the hook costs a step, beside traceml-ai and prometheus_client (20 minutes); to docs/measurements/
+benchmark: venv ## what the hook costs a step, beside traceml-ai and prometheus_client (an hour); to docs/measurements/
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
 	@$(BIN)/python -m benchmarks.hook_overhead.in_process --json docs/measurements/hook_overhead_in_process.json
 	@$(BIN)/python -m benchmarks.hook_overhead --json docs/measurements/hook_overhead.json

@@ -6,6 +6,7 @@ import time
 from typing import Any
 
 import torch
+from benchmarks.hook_overhead.in_process import WARM_UP
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset
@@ -40,6 +41,10 @@ class Training:
         stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
         # A lambda, for torch compares a hook's annotations, and here these are strings.
         self.model.register_comm_hook(stream, lambda state, bucket: _spin(state, bucket))
+
+    def warm_up(self) -> None:
+        """Train until a step costs what it will cost."""
+        self.run(WARM_UP)
 
     def run(self, steps: int) -> float:
         """Seconds a step over `steps` steps and until the device is done."""

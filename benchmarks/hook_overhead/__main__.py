@@ -3,8 +3,9 @@
 One training process without anything and one with a contender take turns, block by block of steps, so that both see
 the same machine; the pair is started anew several times, because two processes of the same program differ, too. The
 result is the median difference a step with its 95 % interval (a bootstrap over the pairs of processes and, within
-them, of blocks), beside an A/A control: both without anything. Wall time, and the training thread's processor time,
-which other people's load disturbs less.
+them, of blocks), beside an A/A control: both without anything. Wall time without what a step sleeps, as the system ends
+a sleep later by more than is looked for, and the training thread's processor time, which other people's load disturbs
+less.
 """
 
 from __future__ import annotations
@@ -149,8 +150,8 @@ of {figures["steps_per_block"]} steps each. Made by `make benchmark`.
 def main() -> None:
     """Measure and print; `--json FILE` also keeps the figures, and the table beside them."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5, help="pairs of processes of each line")
-    parser.add_argument("--blocks", type=int, default=60, help="pairs of blocks of each pair of processes")
+    parser.add_argument("--rounds", type=int, default=10, help="pairs of processes of each line")
+    parser.add_argument("--blocks", type=int, default=30, help="pairs of blocks of each pair of processes")
     parser.add_argument("--steps", type=int, default=25, help="steps a block")
     parser.add_argument("--only", help="lines whose training/contender contains this")
     parser.add_argument("--json", type=Path)

@@ -47,10 +47,11 @@ def main(training_name: str, contender_name: str) -> None:
     with Client(os.environ[ADDRESS], "AF_UNIX") as driver:
         driver.send({"pid": os.getpid(), "start": start})
         while steps := driver.recv():
-            collectives = contender.collectives()
+            collectives, slept = contender.collectives(), training.slept
             began, processor = time.perf_counter(), time.thread_time()
             contender.loop(training, steps)
-            seconds = (time.perf_counter() - began) / steps, (time.thread_time() - processor) / steps
+            wall, processor = time.perf_counter() - began, time.thread_time() - processor
+            seconds = (wall - (training.slept - slept)) / steps, processor / steps
             collectives = (contender.collectives() - collectives) / steps
             threads = threading.active_count() - 1
             driver.send({"seconds": seconds, "collectives": collectives, "threads": threads, "mib": resident_mib()})

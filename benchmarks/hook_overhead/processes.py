@@ -47,7 +47,7 @@ class Child:
         self.last: dict[str, Any] = {}
 
     def run(self, steps: int) -> tuple[float, float]:
-        """Train for so many steps; wall and processor seconds of the training thread a step."""
+        """Train for so many steps; wall (less what they sleep) and processor seconds of the training thread a step."""
         self._driver.send(steps)
         self.last = self._driver.recv()
         wall, processor = self.last["seconds"]

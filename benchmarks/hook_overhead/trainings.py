@@ -13,15 +13,15 @@ from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-LONG_STEP = 0.1  # seconds
-
 
 class Alone:
     """A plain model, a DataLoader and an optimizer; the phases of a step, for each contender's own loop."""
 
     ranks = 0  # of the process group; 0 without one
+    sleep = 0.0  # seconds in each step
 
     def __init__(self) -> None:
+        self.slept = 0.0  # seconds so far
         torch.manual_seed(0)
         layers = [torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 10)]
         self.model = self.distribute(torch.nn.Sequential(*layers))
@@ -52,8 +52,12 @@ class Alone:
         loss.backward()  # type: ignore[no-untyped-call]  # torch does not type it
 
     def update(self) -> None:
-        """The optimizer's step."""
+        """The optimizer's step, and the time that a larger model would take."""
         self.optimizer.step()
+        if self.sleep:
+            began = time.perf_counter()
+            time.sleep(self.sleep)
+            self.slept += time.perf_counter() - began
 
 
 class Ddp(Alone):
@@ -69,10 +73,7 @@ class Ddp(Alone):
 class LongDdp(Ddp):
     """The same in steps of 100 ms, after which nothing of ours is in the caches."""
 
-    def update(self) -> None:
-        """The optimizer's step, and the time that a larger model would take."""
-        super().update()
-        time.sleep(LONG_STEP)
+    sleep = 0.1
 
 
 class Fsdp2(Alone):

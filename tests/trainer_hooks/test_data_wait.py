@@ -11,22 +11,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import rankscope
-from rankscope import attach, guard, record
+from rankscope import record
 from rankscope.probes.data_wait import size_of
 from rankscope.record import PLACES
 from rankscope.timeline import Timeline
 
 IDS = torch.zeros(4, 16, dtype=torch.long)
-
-
-@pytest.fixture
-def timeline(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
-    monkeypatch.setattr(guard, "reraise", True)
-    rankscope.instrument()
-    attachment = attach.current()
-    assert attachment is not None
-    yield attachment.timeline
-    rankscope.uninstrument()
 
 
 @pytest.fixture

@@ -79,7 +79,7 @@ def test_phases_sum_to_the_time_since_the_record_began(ranks: list[dict[str, Any
     for rank in ranks:
         for variant in VARIANTS:
             result = rank["variants"][variant]
-            assert abs(result["partition_error"]) < 0.01 * sum(result["phases"].values()), variant
+            assert abs(result["partition_error"]) < 1e-6, variant  # what summing floats makes
 
 
 def test_ranks_agree_on_who_they_are(ranks: list[dict[str, Any]]) -> None:

@@ -137,6 +137,41 @@ def test_what_was_issued_past_every_patch_is_counted_by_torch(groups: Groups) ->
     assert numbers(groups)[0] == 5
 
 
+def test_what_was_issued_past_every_patch_between_two_of_ours_is_counted_at_the_step(groups: Groups) -> None:
+    process_group = CountedProcessGroup()
+    for _ in range(2):
+        groups.issuing(process_group)
+    assert numbers(groups)[0] == 2
+    process_group.number = 5
+    assert groups.has_unasked
+    groups.ask()
+    assert numbers(groups)[0] == 5
+    assert not groups.has_unasked
+
+
+def test_a_number_never_falls_where_the_backend_counts_less_than_we_do(groups: Groups) -> None:
+    process_group = CountedProcessGroup()
+    for _ in range(3):
+        groups.issuing(process_group)
+    process_group.number = 1  # as if it took three for one
+    groups.ask()
+    assert numbers(groups)[0] == 3
+    process_group.number = 2
+    groups.issued(process_group)
+    assert numbers(groups)[0] == 4
+
+
+def test_groups_in_which_nothing_was_issued_are_not_asked(groups: Groups) -> None:
+    quiet, busy = CountedProcessGroup(), CountedProcessGroup()
+    for process_group in (quiet, busy):
+        groups.of(process_group)
+    groups.issuing(busy)
+    quiet.number = busy.number = 7
+    groups.ask()
+    assert groups.of(quiet).last == 0
+    assert groups.of(busy).last == 7
+
+
 def test_a_second_process_group_of_the_same_ranks_adds_to_their_number(groups: Groups) -> None:
     for _ in range(2):
         process_group = CountedProcessGroup()

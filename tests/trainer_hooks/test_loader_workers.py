@@ -13,23 +13,12 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, _utils, dataloader
 
 import rankscope
-from rankscope import attach, guard
 from rankscope.probes.loader_workers import PLACES_OF_WORKERS, Accounts, Board
 from rankscope.record import LOADER_WORKER_STATES, PLACES
 from rankscope.timeline import Timeline
 
 PER_SAMPLE = 0.02  # seconds
 WORKERS = 2
-
-
-@pytest.fixture
-def timeline(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
-    monkeypatch.setattr(guard, "reraise", True)
-    rankscope.instrument()
-    attachment = attach.current()
-    assert attachment is not None
-    yield attachment.timeline
-    rankscope.uninstrument()
 
 
 class Samples(Dataset[torch.Tensor]):

@@ -27,13 +27,13 @@ UNCOUNTED = record.MAX_GROUPS  # the place of a group for which none is left
 
 
 class Group:
-    """One process group: its place in the record, the last sequence number seen, the factors of its bus bytes."""
+    """One process group: its place in the record, its last sequence number, the factors of its bus bytes."""
 
-    __slots__ = ("bus_factors", "last", "place", "reference", "sequence")
+    __slots__ = ("asked", "bus_factors", "last", "place", "reference", "sequence")
 
     def __init__(self, place: int, ranks: int, sequence: Callable[[Any], int] | None) -> None:
         self.place = place
-        self.last = 0
+        self.last = self.asked = 0  # with what was issued since torch was asked; and when it was
         self.sequence = sequence  # torch's number of a process group; None where the backend does not count
         self.bus_factors = bus_factors(ranks)
         self.reference: weakref.ref[Any] | None = None
@@ -68,8 +68,6 @@ def bus_factors(ranks: int) -> tuple[float, ...]:
 class Groups:
     """Every process group that took part in a collective, and their slots. The default group has place 0."""
 
-    __slots__ = ("_is_full", "_known", "_writer", "names", "on_new")
-
     def __init__(self, writer: RankWriter) -> None:
         self.names: list[str] = []
         self.on_new: Callable[[], None] | None = None  # called when a name was added
@@ -77,36 +75,41 @@ class Groups:
         # By id and weakly: a process group that the script destroys must go, with its connections and threads.
         self._known: dict[int, Group] = {}
         self._is_full = False
+        self.has_unasked = False  # collectives were issued since torch was asked for its numbers
 
     def of(self, process_group: Any) -> Group:
         """The group of a torch process group. Only the first call for each costs anything."""
         return self._known.get(id(process_group)) or self._meet(process_group)
 
     def issuing(self, process_group: Any) -> Group:
-        """A collective of the whole group is about to be issued: its number is in the record before it blocks."""
-        group = self._known.get(id(process_group)) or self._meet(process_group)
-        number = (group.last if group.sequence is None else group.sequence(process_group)) + 1
-        if group.place != UNCOUNTED:
-            self._writer.slots[GROUP_COLLECTIVES + group.place] += number - group.last
-        group.last = number
-        return group
+        """A collective of the whole group is about to be issued: its number is in the record before it blocks.
 
-    def expected(self, process_group: Any) -> Group:
-        """C++ code is about to issue one: taken for one more, without asking, until `issued` asks after all of them."""
+        It is taken for the next one without asking torch, which costs as much as all the rest: `ask` does so for all
+        of a step, so that what C++ code issued in between counts by then. On every rank alike.
+        """
         group = self._known.get(id(process_group)) or self._meet(process_group)
         if group.place != UNCOUNTED:
             self._writer.slots[GROUP_COLLECTIVES + group.place] += 1
         group.last += 1
+        self.has_unasked = True
         return group
 
     def issued(self, process_group: Any) -> Group:
         """C++ code has issued collectives of the whole group."""
         group = self._known.get(id(process_group)) or self._meet(process_group)
         number = group.last + 1 if group.sequence is None else group.sequence(process_group)
-        if group.place != UNCOUNTED:
+        if group.place != UNCOUNTED and number > group.last:  # less, if one of ours is none to the backend
             self._writer.slots[GROUP_COLLECTIVES + group.place] += number - group.last
-        group.last = number
+        group.last = group.asked = number
         return group
+
+    def ask(self) -> None:
+        """At a step's end: torch's own numbers of the groups of which collectives were issued since."""
+        self.has_unasked = False
+        for group in list(self._known.values()):  # a list: collecting a process group takes it out of them
+            process_group = group.reference() if group.reference and group.last != group.asked else None
+            if process_group is not None and group.sequence is not None:
+                self.issued(process_group)
 
     def catch_up(self, process_group: Any) -> Group:
         """Count what was issued past us, if the backend did."""

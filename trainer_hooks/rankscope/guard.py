@@ -23,8 +23,6 @@ class Guard:
     Ctrl-C within our code is the host's, and passes; `on_interrupt` is called before, as it leaves a probe half-way.
     """
 
-    __slots__ = ("_on_failure", "_on_interrupt", "blown", "probe")
-
     def __init__(
         self, probe: str, on_failure: Callable[[str], None], on_interrupt: Callable[[], None] = lambda: None
     ) -> None:

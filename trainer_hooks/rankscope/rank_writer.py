@@ -43,8 +43,6 @@ class RankWriter:
     read. A writer that could not be published goes on counting in private memory: nothing above needs to know.
     """
 
-    __slots__ = ("_descriptor", "_info_sequence", "_memory", "path", "ring", "slots")
-
     def __init__(self) -> None:
         self.path: Path | None = None
         self._descriptor = -1

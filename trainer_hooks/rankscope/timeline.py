@@ -52,35 +52,6 @@ class Timeline:
     this process trains.
     """
 
-    # Between two events the model's own work has emptied the caches: each line of memory that an event touches costs
-    # more than what it does there. Slots, here and in all that is on a step's way, save one an object.
-    __slots__ = (
-        "_last_step",
-        "_next_look",
-        "_on_wake",
-        "_wake_step",
-        "absorber",
-        "absorber_depth",
-        "autocast",
-        "checkpoints",
-        "clock",
-        "fetched_samples",
-        "fetched_tokens",
-        "groups",
-        "last_event",
-        "looks",
-        "on_boundary",
-        "on_event",
-        "on_step",
-        "open_phases",
-        "open_slot",
-        "owner",
-        "seen",
-        "steps_are_explicit",
-        "steps_in_backward",
-        "writer",
-    )
-
     def __init__(self, writer: RankWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self.writer = writer
         self.groups = Groups(writer)
@@ -214,6 +185,8 @@ class Timeline:
         ring[place + 2 : place + RING_WIDTH] = slots[COPIED]
         slots[STEPS] = number  # last: now the entry counts
         self._last_step = now
+        if self.groups.has_unasked:
+            self.groups.ask()
         if self.on_step is not None:
             self.on_step(now, self.open_slot - PHASE_SECONDS)
         if number == self._wake_step:
@@ -234,6 +207,8 @@ class Timeline:
     def close_collective(self, outer: float) -> None:
         """The training thread is out of a collective, and in none if there is no `outer` one (collectives.py)."""
         self.writer.slots[OPEN_OP] = outer
+        if not outer and self.absorber == NOBODY:
+            self._open(self.open_phases[-1], self.last_event)
 
     def collective_completed(self, op: int, group: Group, duration: float, size: float) -> None:
         """A collective of `size` bytes took `duration` seconds from its issue to its completion.
@@ -276,7 +251,10 @@ class Timeline:
         self.open_phases[0] = record.OTHER
         self.absorber_depth = absorbing[0] if absorbing else NOBODY
         self.absorber = self.open_phases[self.absorber_depth] if absorbing else NOBODY
+        self._open(self.open_phases[-1] if self.absorber == NOBODY else self.absorber, now)
+
+    def _open(self, phase: int, now: float) -> None:
         slots = self.writer.slots
-        slots[PHASE] = phase = self.open_phases[-1] if self.absorber == NOBODY else self.absorber
+        slots[PHASE] = phase
         slots[PHASE_SINCE] = now
         self.open_slot = PHASE_SECONDS + phase

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from threading import get_ident
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from torch import Tensor, strided
 from torch.compiler import is_dynamo_compiling
 
 from rankscope import record
@@ -28,7 +28,6 @@ from rankscope.timeline import (
     PHASE,
     PHASE_SECONDS,
     PHASE_SINCE,
-    Depth,
     Timeline,
 )
 
@@ -88,8 +87,9 @@ Count = Callable[[Any], Group]
 Payload = tuple[float, bool]  # bytes, and whether the host sees the collective's end: its tensors are on the CPU
 # The operation, the group, the payload, when it began to be issued and when it was issued.
 Pending = tuple[int, Group, Payload, float, float]
-Issue = tuple[Depth, Group, float, float]  # the phase, the group, what the record said before, when it began
-Wait = tuple[Depth, Pending | None, float, float, bool]  # likewise; whether the wait's end will be the collective's
+# The slot whose phase was open before, the group, what the record said before, when it began.
+Issue = tuple[int, Group, float, float]
+Wait = tuple[int, Pending | None, float, float, bool]  # likewise; whether the wait's end will be the collective's
 
 NOTHING: Payload = (0.0, False)
 
@@ -97,11 +97,11 @@ NOTHING: Payload = (0.0, False)
 class Collectives:
     """Counts collectives when they are issued and charges their waits to them.
 
-    The two calls of a collective and the two of its wait run often: what they do to the groups and the timeline
-    (`Timeline.enter` and `leave`) is written out here, as in probes/span.py.
+    The two calls of a collective and the two of its wait run often, each after torch's own work and a system call have
+    emptied caches and branch predictors: what counts there is how many instructions of the interpreter run. So they
+    open and close their phase themselves, and without the stack of phases (`Timeline.enter` and `leave`), for nothing
+    nests in a collective but another: they put back the phase that was open before, unless another was opened since.
     """
-
-    __slots__ = ("_pending", "_timeline", "groups")
 
     def __init__(self, timeline: Timeline) -> None:
         self.groups = timeline.groups
@@ -121,115 +121,98 @@ class Collectives:
             return None
         if timeline.on_event is not None:
             timeline.on_event(COLLECTIVE_WAIT)
-        now = timeline.clock()
+        group = count(process_group)
         slots = timeline.writer.slots
-        slots[timeline.open_slot] += now - timeline.last_event
+        before = timeline.open_slot
+        outer = slots[OPEN_OP]
+        now = timeline.clock()
+        slots[before] += now - timeline.last_event
         timeline.last_event = now
-        stack = timeline.open_phases
-        depth = len(stack)
-        stack.append(COLLECTIVE_WAIT)
         if timeline.absorber == NOBODY:
             slots[PHASE] = COLLECTIVE_WAIT
             slots[PHASE_SINCE] = now
             timeline.open_slot = WAITING
             if timeline.on_boundary is not None:
                 timeline.on_boundary(COLLECTIVE_WAIT)
-        group = count(process_group)
-        outer = slots[OPEN_OP]
         if not outer:
             slots[OPEN_GROUP] = group.place
             slots[OPEN_OP] = op + 1
-        return depth, group, outer, now
+        return before, group, outer, now
 
     def issued(self, call: Issue, op: int, payload: Payload, key: int | None) -> None:
         """The call returned. `key` is what a later wait will name it by; None if there is nothing to wait for."""
-        depth, group, outer, began = call
-        size, is_on_host = payload
+        before, group, outer, began = call
         timeline = self._timeline
         slots = timeline.writer.slots
-        stack = timeline.open_phases
-        now = timeline.last_event
-        if 0 < depth < len(stack):
-            now = timeline.clock()
-            slots[timeline.open_slot] += now - timeline.last_event
-            timeline.last_event = now
-            del stack[depth:]
-            if timeline.absorber_depth >= depth:
-                timeline.absorber = timeline.absorber_depth = NOBODY
-            if timeline.absorber == NOBODY:
-                slots[PHASE] = phase = stack[-1]
-                slots[PHASE_SINCE] = now
-                timeline.open_slot = PHASE_SECONDS + phase
-                if timeline.on_boundary is not None:
-                    timeline.on_boundary(phase)
+        now = timeline.clock()
+        slots[timeline.open_slot] += now - timeline.last_event
+        timeline.last_event = now
+        if timeline.open_slot == WAITING:
+            slots[PHASE] = phase = before - PHASE_SECONDS
+            slots[PHASE_SINCE] = now
+            timeline.open_slot = before
+            if timeline.on_boundary is not None:
+                timeline.on_boundary(phase)
         slots[OPEN_OP] = outer
         seconds = 0.0 if outer else now - began
         slots[COLLECTIVES + op] += 1
         slots[COLLECTIVE_SECONDS + op] += seconds
-        slots[COLLECTIVE_BYTES + op] += size
+        slots[COLLECTIVE_BYTES + op] += payload[0]
         if group.place != UNCOUNTED:
             slots[GROUP_WAIT + group.place] += seconds
         if key is not None:
-            pending = self._pending
-            if len(pending) >= MAX_PENDING:
-                pending.clear()
-            pending[key] = op, group, payload, began, now
-        elif is_on_host or op == BARRIER:
+            if len(self._pending) >= MAX_PENDING:
+                self._pending.clear()
+            self._pending[key] = op, group, payload, began, now
+        elif payload[1] or op == BARRIER:
             slots[COLLECTIVE_DURATION + op] += seconds
-            slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
+            slots[COLLECTIVE_BUS_BYTES + op] += payload[0] * group.bus_factors[op]
 
-    def begin_wait(self, key: int, is_completed: Callable[[], bool]) -> Wait | None:
-        """The training thread waits for a collective."""
+    def begin_wait(self, key: int, work: Any = None) -> Wait | None:
+        """The training thread waits for a collective. `work` is what can be asked whether it is complete, if any."""
         timeline = self._timeline
         if get_ident() != timeline.owner:
             return None
         if timeline.on_event is not None:
             timeline.on_event(COLLECTIVE_WAIT)
-        began = timeline.clock()
         slots = timeline.writer.slots
-        slots[timeline.open_slot] += began - timeline.last_event
+        before = timeline.open_slot
+        outer = slots[OPEN_OP]
+        began = timeline.clock()
+        slots[before] += began - timeline.last_event
         timeline.last_event = began
-        stack = timeline.open_phases
-        depth = len(stack)
-        stack.append(COLLECTIVE_WAIT)
         if timeline.absorber == NOBODY:
             slots[PHASE] = COLLECTIVE_WAIT
             slots[PHASE_SINCE] = began
             timeline.open_slot = WAITING
             if timeline.on_boundary is not None:
                 timeline.on_boundary(COLLECTIVE_WAIT)
-        outer = slots[OPEN_OP]
         pending = self._pending.pop(key, None)
         if pending is None:
-            return depth, None, outer, began, False
+            return before, None, outer, began, False
         op, group, (_, is_on_host), _, issued = pending
         if not outer:
             slots[OPEN_GROUP] = group.place
             slots[OPEN_OP] = op + 1
-        # A device's work is not asked: that would break a CUDA graph that is being captured.
-        sees_the_end = is_on_host or op == BARRIER if began - issued < TIGHT else is_on_host and not is_completed()
-        return depth, pending, outer, began, sees_the_end
+        sees_the_end = is_on_host or op == BARRIER
+        if began - issued >= TIGHT:  # a device's work is not asked: that would break a CUDA graph being captured
+            sees_the_end = is_on_host and work is not None and not work.is_completed()
+        return before, pending, outer, began, sees_the_end
 
     def waited(self, call: Wait, is_complete: bool) -> None:
         """The wait returned; `is_complete` unless it raised."""
-        depth, pending, outer, began, sees_the_end = call
+        before, pending, outer, began, sees_the_end = call
         timeline = self._timeline
         slots = timeline.writer.slots
-        stack = timeline.open_phases
-        now = timeline.last_event
-        if 0 < depth < len(stack):
-            now = timeline.clock()
-            slots[timeline.open_slot] += now - timeline.last_event
-            timeline.last_event = now
-            del stack[depth:]
-            if timeline.absorber_depth >= depth:
-                timeline.absorber = timeline.absorber_depth = NOBODY
-            if timeline.absorber == NOBODY:
-                slots[PHASE] = phase = stack[-1]
-                slots[PHASE_SINCE] = now
-                timeline.open_slot = PHASE_SECONDS + phase
-                if timeline.on_boundary is not None:
-                    timeline.on_boundary(phase)
+        now = timeline.clock()
+        slots[timeline.open_slot] += now - timeline.last_event
+        timeline.last_event = now
+        if timeline.open_slot == WAITING:
+            slots[PHASE] = phase = before - PHASE_SECONDS
+            slots[PHASE_SINCE] = now
+            timeline.open_slot = before
+            if timeline.on_boundary is not None:
+                timeline.on_boundary(phase)
         slots[OPEN_OP] = outer
         if pending is None:
             return
@@ -243,9 +226,9 @@ class Collectives:
             slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 
 
-def tensors(value: Any) -> list[torch.Tensor]:
+def tensors(value: Any) -> list[Tensor]:
     """The tensors of a payload: one, or nested lists of them."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Iterable):
         return [tensor for item in value for tensor in tensors(item)]
@@ -254,12 +237,11 @@ def tensors(value: Any) -> list[torch.Tensor]:
 
 def measure(value: Any) -> Payload:
     """The payload that an argument of a collective holds. A sparse tensor's size is not asked lightly."""
-    found = tensors(value) if type(value) is not list or len(value) != 1 else value
-    if len(found) == 1 and type(found[0]) is torch.Tensor:  # nearly always
-        tensor = found[0]
-        return (tensor.nbytes if tensor.layout is torch.strided else 0), tensor.is_cpu
-    found = tensors(found)
-    size = float(sum([tensor.nbytes for tensor in found if tensor.layout is torch.strided]))
+    first = value[0] if type(value) is list and len(value) == 1 else value
+    if type(first) is Tensor and first.layout is strided:  # nearly always
+        return first.nbytes, first.is_cpu
+    found = tensors(value)
+    size = float(sum([tensor.nbytes for tensor in found if tensor.layout is strided]))
     return size, bool(found) and found[0].is_cpu
 
 
@@ -276,6 +258,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Function], Function]:
     """Around a process group's method. Guarded in place, as is the wait: they run several times a step."""
     op, place = record.OPS.index(METHODS[name][0]), METHODS[name][1]
+    at = 0 if place is None else place + 1  # among the method's arguments, of which the first is the process group
     is_uneven = name in UNEVEN
     begin, issued, groups = collectives.begin, collectives.issued, collectives.groups
     count = groups.catch_up if name in POINT_TO_POINT else groups.issuing
@@ -297,7 +280,7 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
             finally:
                 if call is not None:
                     try:
-                        payload = NOTHING if place is None or place + 1 >= len(args) else measure(args[place + 1])
+                        payload = measure(args[at]) if 0 < at < len(args) else NOTHING
                         issued(call, op, payload, None if work is None else id(work))
                         if is_uneven:
                             groups.skip(call[1], args[0])
@@ -321,7 +304,7 @@ def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Functi
                 return original(work, *args, **kwargs)
             call, returned = None, False
             try:
-                call = begin_wait(id(work), work.is_completed)
+                call = begin_wait(id(work), work)
             except BaseException as error:
                 guard.blow(error)
             try:

@@ -29,8 +29,6 @@ LOADER = "loader"  # the role, in `Timeline.seen`, of the iterator that the last
 class BatchCounter:
     """Counts the samples and tokens of what is fetched, and takes back what turns out to be an evaluation's."""
 
-    __slots__ = ("_current", "_samples", "_steps", "_timeline", "_tokens")
-
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._current: weakref.ref[Any] | None = None  # the iterator that the last batch came from

@@ -41,8 +41,6 @@ MAX_OUTPUTS = 16  # outputs whose nodes get a hook; one would do, but any of the
 class WatchedModule:
     """One DDP module: whether its next backward will synchronise, and the hook that notices its first gradient."""
 
-    __slots__ = ("_sampled_at", "armed", "gradient_bytes", "handle", "hooks_outputs", "module", "passes")
-
     def __init__(self, module: DistributedDataParallel, on_gradient: Callable[[WatchedModule, object], None]) -> None:
         self.module = weakref.ref(module)
         self.armed = False
@@ -69,8 +67,6 @@ class WatchedModule:
 
 class Sandwich:
     """Times the exposed all-reduce wait of each backward pass that DDP synchronises. Guarded in place: see `Guard`."""
-
-    __slots__ = ("_call", "_collectives", "_first", "_guard", "_in_flight", "_second", "_timeline", "_watched")
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
@@ -237,7 +233,7 @@ def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], F
     """
     measure_buffers = uncompiled(measure)
     payloads: dict[int, tuple[weakref.ref[torch.nn.Module], Payload]] = {}  # by id: a weak dictionary is slow
-    begin, expected, issued = collectives.begin, collectives.groups.expected, collectives.issued
+    begin, issuing, issued = collectives.begin, collectives.groups.issuing, collectives.issued
 
     def meet(module: DistributedDataParallel) -> tuple[weakref.ref[torch.nn.Module], Payload]:
         """Once a module, as walking a large one would cost more than all the rest."""
@@ -255,7 +251,7 @@ def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], F
                 return
             call = None
             try:
-                call = begin(module.process_group, DDP_BROADCAST, expected)
+                call = begin(module.process_group, DDP_BROADCAST, issuing)
             except BaseException as error:
                 guard.blow(error)
             try:

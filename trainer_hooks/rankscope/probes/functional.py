@@ -73,10 +73,6 @@ def _module() -> Any:
     return module
 
 
-def _cannot_be_asked() -> bool:
-    return True
-
-
 def around(
     guard: Guard,
     begin: Callable[[Arguments, dict[str, Any]], Any],
@@ -138,7 +134,7 @@ def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Functi
         tensor = args[0]
         if type(tensor) is not torch.Tensor:  # a compiler's: it has no storage, and nothing is waited for
             return None
-        return collectives.begin_wait(storage_of(tensor), _cannot_be_asked)
+        return collectives.begin_wait(storage_of(tensor))
 
     def end(call: Wait, _args: Arguments, _result: Any, returned: bool) -> None:
         collectives.waited(call, returned)

@@ -35,8 +35,6 @@ PATIENCE = 256
 class StepMarker:
     """The pre and post hook of every optimizer in the process. Guarded in place: they are on every step's way."""
 
-    __slots__ = ("_elsewhere", "_guard", "_last_steps", "_marking", "_micro_steps_then", "_open", "_timeline")
-
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
         self._guard = guard

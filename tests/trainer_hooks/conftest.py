@@ -1,0 +1,22 @@
+"""What the hook's tests share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import rankscope
+from rankscope import attach, guard
+from rankscope.timeline import Timeline
+
+
+@pytest.fixture
+def timeline(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
+    """Of this process, instrumented with every probe."""
+    monkeypatch.setattr(guard, "reraise", True)
+    rankscope.instrument()
+    attachment = attach.current()
+    assert attachment is not None
+    yield attachment.timeline
+    rankscope.uninstrument()
