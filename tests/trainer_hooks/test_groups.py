@@ -100,11 +100,14 @@ class UncountedProcessGroup:
 class CountedProcessGroup:
     def __init__(self) -> None:
         self.number = 0
+        self.is_shut_down = False
 
     def size(self) -> int:
         return 2
 
     def _get_sequence_number_for_group(self) -> int:
+        if self.is_shut_down:
+            raise RuntimeError("ProcessGroup was shut down")
         return self.number
 
 
@@ -170,6 +173,16 @@ def test_groups_in_which_nothing_was_issued_are_not_asked(groups: Groups) -> Non
     groups.ask()
     assert groups.of(quiet).last == 0
     assert groups.of(busy).last == 7
+
+
+def test_a_process_group_that_was_shut_down_is_counted_here_from_then_on(groups: Groups) -> None:
+    process_group = CountedProcessGroup()
+    groups.issuing(process_group)
+    process_group.is_shut_down = True
+    groups.ask()
+    groups.issuing(process_group)
+    groups.ask()
+    assert numbers(groups)[0] == 2
 
 
 def test_a_second_process_group_of_the_same_ranks_adds_to_their_number(groups: Groups) -> None:

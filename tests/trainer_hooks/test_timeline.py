@@ -7,6 +7,7 @@ import threading
 import pytest
 
 from rankscope import record
+from rankscope.probes.collectives import NOTHING, Collectives
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
 from rankscope.timeline import Timeline
@@ -92,6 +93,69 @@ def test_leaving_an_outer_phase_closes_what_was_left_open_within_it(timeline: Ti
     clock.now += 7
     timeline.leave(timeline.enter(record.FORWARD))
     assert seconds(timeline) == {"other": 7.0}
+
+
+class ProcessGroup:
+    """Torch counts none of its collectives."""
+
+    def size(self) -> int:
+        return 2
+
+    def _get_sequence_number_for_group(self) -> int:
+        raise RuntimeError("this process group does not yet support sequence numbers")
+
+
+def test_within_a_collective_another_one_or_a_phase_may_open_and_close(timeline: Timeline, clock: Clock) -> None:
+    collectives, process_group = Collectives(timeline), ProcessGroup()
+    forward = timeline.enter(record.FORWARD)
+    outer = collectives.begin(process_group, 0, timeline.groups.issuing)
+    inner = collectives.begin(process_group, 1, timeline.groups.issuing)
+    clock.now += 1
+    assert inner is not None
+    collectives.issued(inner, 1, NOTHING, None)
+    clock.now += 1
+    copy = timeline.enter(record.H2D_COPY)
+    clock.now += 4
+    timeline.leave(copy)
+    assert outer is not None
+    collectives.issued(outer, 0, NOTHING, None)
+    clock.now += 8
+    timeline.leave(forward)
+    assert seconds(timeline) == {"collective_wait": 2.0, "h2d_copy": 4.0, "forward": 8.0}
+    assert timeline.writer.slots[PLACES["phase"]] == record.OTHER
+
+
+def test_a_collective_that_ends_after_the_phase_around_it_opens_nothing(timeline: Timeline, clock: Clock) -> None:
+    collectives = Collectives(timeline)
+    backward = timeline.enter(record.BACKWARD)
+    call = collectives.begin(ProcessGroup(), 0, timeline.groups.issuing)
+    timeline.leave(backward)  # an exception in backward
+    assert call is not None
+    collectives.issued(call, 0, NOTHING, None)
+    clock.now += 2
+    timeline.leave(timeline.enter(record.OPTIMIZER))
+    assert seconds(timeline) == {"other": 2.0}
+
+
+def test_a_collective_within_an_evaluation_is_the_evaluation_s(timeline: Timeline, clock: Clock) -> None:
+    collectives = Collectives(timeline)
+    evaluation = timeline.enter(record.EVALUATION)
+    call = collectives.begin(ProcessGroup(), 0, timeline.groups.issuing)
+    clock.now += 2
+    assert call is not None
+    collectives.issued(call, 0, NOTHING, None)
+    clock.now += 1
+    timeline.leave(evaluation)
+    assert seconds(timeline) == {"evaluation": 3.0}
+
+
+def test_unwinding_in_the_middle_of_a_collective_leaves_no_collective_open(timeline: Timeline, clock: Clock) -> None:
+    Collectives(timeline).begin(ProcessGroup(), 0, timeline.groups.issuing)
+    timeline.unwind()
+    clock.now += 2
+    timeline.leave(timeline.enter(record.OPTIMIZER))
+    assert seconds(timeline) == {"other": 2.0}
+    assert timeline.writer.slots[PLACES["collective_op"]] == 0
 
 
 def test_the_first_step_has_no_duration_and_later_ones_go_into_the_histogram(clock: Clock) -> None:

@@ -5,7 +5,7 @@ their sequence numbers are summed: on every rank of the group alike.
 
 Sequence numbers are torch's own where the backend counts (gloo, NCCL, UCC): DDP and compiled code issue collectives
 in C++, past every patch, and torch counts them too. Gloo also counts what only two of a group's ranks do, so these are
-taken out again; else the ranks of a pipeline would never agree.
+taken out again; else the ranks of a pipeline would never agree. Torch is asked once a step (`Groups.ask`).
 """
 
 from __future__ import annotations
@@ -109,7 +109,11 @@ class Groups:
         for group in list(self._known.values()):  # a list: collecting a process group takes it out of them
             process_group = group.reference() if group.reference and group.last != group.asked else None
             if process_group is not None and group.sequence is not None:
-                self.issued(process_group)
+                try:
+                    self.issued(process_group)
+                except RuntimeError:
+                    group.sequence = None
+                    logger.debug("rankscope: %s no longer counts collectives; Rankscope does", process_group)
 
     def catch_up(self, process_group: Any) -> Group:
         """Count what was issued past us, if the backend did."""
