@@ -220,6 +220,14 @@ FAULTS = (
         USUAL_STEPS,
     ),
     Case(
+        "all ranks want for processors",
+        Fault(
+            everywhere({**spread("collective_wait"), **aligned(0.08, 0.21, unknown=0.07), RUN_QUEUE: 0.15}),
+        ),
+        (alert("RotatingStraggler", cause="unknown"),),
+        USUAL_STEPS,
+    ),
+    Case(
         "garbage collection on a rank at random",
         Fault(everywhere({**spread("collective_wait"), **aligned(0.08, 0.21, unknown=0.07), GC: 0.06})),
         (alert("RotatingStraggler", cause="gc"),),

@@ -36,3 +36,10 @@ def test_the_text_of_every_alert_says_where_with_numbers(complaint: str) -> None
     for words in texts:
         assert not re.search(r"error expanding|%!|<no value>|NaN|  |\.\.", words), words
         assert re.search(r"description=\"[^\"]*\d", words), words
+
+
+def test_ranks_that_want_for_processors_are_told_so(complaint: str) -> None:
+    told = [words for words in re.findall(r"Annotations:{(.*)}", complaint) if "wait for a processor for" in words]
+    assert [re.findall(r"In ([^,]*) the ranks hold each other up in turn", words) for words in told] == [
+        ["all-ranks-want-for-processors"]
+    ]
