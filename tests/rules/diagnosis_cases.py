@@ -67,6 +67,9 @@ IN_COLLECTIVE = 'rankscope_rank_phase_since_timestamp_seconds{phase="collective_
 SHORT_STEPS = {
     f'rankscope_rank_step_seconds_bucket{{le="{le}"}}': STEPS for le in ("0.25", "0.5", "1.0", "2.5", "+Inf")
 }
+ALL_LOADERS_SLOW = Fault(
+    {rank: {**figures, WORKERS: 0.05, **loaders(0.95)} for rank, figures in late(2, "data_wait").items()}
+)
 
 FAULTS = (
     Case(
@@ -107,7 +110,7 @@ FAULTS = (
     ),
     Case(
         "every loader waits for storage all the time and one rank is the last",
-        Fault({rank: {**late(2, "data_wait")[rank], WORKERS: 0.05, **loaders(0.95)} for rank in range(4)}),
+        ALL_LOADERS_SLOW,
         (alert("DataBound", cause="io"),),
     ),
     Case(

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 from tests.rules import promtool
-from tests.rules.diagnosis_cases import CASES, FAULTS
+from tests.rules.diagnosis_cases import ALL_LOADERS_SLOW, CASES, FAULTS
 
 
 @pytest.fixture(scope="module", params=[promtool.PRODUCTION, promtool.FAST], ids=lambda speed: speed.name)
@@ -43,3 +44,23 @@ def test_ranks_that_want_for_processors_are_told_so(complaint: str) -> None:
     assert [re.findall(r"In ([^,]*) the ranks hold each other up in turn", words) for words in told] == [
         ["all-ranks-want-for-processors"]
     ]
+
+
+@pytest.mark.parametrize("speed", [promtool.PRODUCTION, promtool.FAST], ids=lambda speed: speed.name)
+def test_what_is_left_of_a_lag_while_all_loaders_recover_is_no_rank_s(speed: promtool.Speed, tmp_path: Path) -> None:
+    healthy = promtool.everywhere({name: promtool.HEALTHY_RANK[name] for name in ALL_LOADERS_SLOW.ranks[0]})
+    case = promtool.Case("all loaders recover", promtool.Fault(healthy), usual=ALL_LOADERS_SLOW)
+    span = f"{(speed.quiet + speed.faulty - 1) * speed.interval}s"
+    told = 'ALERTS{alertstate="firing",alertname=~".*Lagging|.*DataBound"}'
+    fired = f"count by (alertname) (max_over_time({told}[{span}]))"
+    test = {
+        **promtool.all_of([case], speed),
+        "promql_expr_test": [
+            {
+                "expr": fired,
+                "eval_time": span,
+                "exp_samples": [{"labels": '{alertname="RankscopeDataBound"}', "value": 1}],
+            }
+        ],
+    }
+    assert promtool.complaint(test, speed, tmp_path / "test.yml") == ""
