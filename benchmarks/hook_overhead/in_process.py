@@ -7,6 +7,8 @@ from which the system wakes it later by more than the hook costs. The result is 
 blocks with its 95 % interval (bootstrap), beside an A/A control: pairs of blocks that are both without the hook. What
 it cannot show: what happens seldom (the looks once a second, garbage collections), processes, memory, start and exit;
 `benchmarks.hook_overhead` does, by the mean of all steps.
+
+Beside the time stands what no other load changes: how many instructions of the interpreter the hook runs in a step.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -30,9 +33,11 @@ import torch.distributed as dist
 from benchmarks.hook_overhead.child import join
 from benchmarks.hook_overhead.contenders import Nobody, Rankscope
 from benchmarks.hook_overhead.trainings import TRAININGS, Alone
+from torch.compiler import is_dynamo_compiling
 
 import rankscope
 
+HOOK = str(Path(rankscope.__file__).parent)
 MICROSECONDS = 1e6
 RESAMPLES = 2000
 WARM_UP = 130  # steps: the record is published, start-up is over, and the search for root modules (step 100) too
@@ -112,15 +117,38 @@ def interval(values: Sequence[float]) -> Interval:
     return statistics.median(values), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
 
 
-def collectives(training: Training, steps: int) -> float:
-    """Collectives a step, as the hook counts them."""
+def counts(training: Training, steps: int) -> tuple[float, float]:
+    """Collectives a step, as the hook counts them; and the interpreter's instructions a step in its functions."""
     rankscope.instrument()
     training.warm_up()
-    counted = Rankscope().collectives()
+    collectives = Rankscope().collectives()
     training.run(steps)
-    counted = Rankscope().collectives() - counted
+    collectives = Rankscope().collectives() - collectives
+    instructions = instructions_of(lambda: training.run(1))
     rankscope.uninstrument()
-    return counted / steps
+    return collectives / steps, instructions
+
+
+def instructions_of(run: Callable[[], object]) -> int:
+    """The interpreter's instructions that the hook's functions execute within `run`, without those of C code."""
+    found = 0
+
+    def trace(frame: FrameType, event: str, _argument: object) -> Any:
+        nonlocal found
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        found += event == "opcode"
+        return trace
+
+    def on_call(frame: FrameType, event: str, argument: object) -> Any:
+        is_ours = frame.f_code.co_filename.startswith(HOOK) or frame.f_code is is_dynamo_compiling.__code__
+        return trace(frame, event, argument) if is_ours else None
+
+    sys.settrace(on_call)
+    try:
+        run()
+    finally:
+        sys.settrace(None)
+    return found
 
 
 def compare(name: str, pairs: int) -> dict[str, Any]:
@@ -137,22 +165,25 @@ def compare(name: str, pairs: int) -> dict[str, Any]:
         [round(value * MICROSECONDS, 1) for value in interval(differences(training, pairs, steps, treated))]
         for treated in (with_hook, without_hook)
     )
-    counted = collectives(training, steps)
+    collectives, instructions = counts(training, steps)
     if make.ranks:
         dist.destroy_process_group()
     figures = {"step_us": round(step * MICROSECONDS, 1), "hook_us": hook, "control_us": control}
-    figures["bound_us"] = BOUNDS.get(name, BOUND + COLLECTIVE_BOUND * counted)
-    return {"training": name, **figures, "collectives": counted, "pairs": pairs, "steps_per_block": steps}
+    figures["bound_us"] = BOUNDS.get(name, BOUND + COLLECTIVE_BOUND * collectives)
+    figures |= {"collectives": collectives, "instructions": instructions}
+    return {"training": name, **figures, "pairs": pairs, "steps_per_block": steps}
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     """The figures as Markdown."""
-    head = ("training", "step (µs)", "hook (µs a step)", "bound", "control (µs a step)", "collectives a step", "pairs")
+    head: tuple[str, ...] = ("training", "step (µs)", "hook (µs a step)", "bound", "control (µs a step)")
+    head += ("instructions a step", "collectives a step", "pairs")
     rows = [
         (
             *(line["training"], f"{line['step_us']:.0f}"),
             *(_span(line["hook_us"]), f"{line['bound_us']:.0f}", _span(line["control_us"])),
-            *(f"{line['collectives']:.0f}", f"{line['pairs']} of {line['steps_per_block']} steps"),
+            *(str(line["instructions"]), f"{line['collectives']:.0f}"),
+            f"{line['pairs']} of {line['steps_per_block']} steps",
         )
         for line in found
     ]
