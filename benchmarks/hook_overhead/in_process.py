@@ -117,7 +117,7 @@ def interval(values: Sequence[float]) -> Interval:
     return statistics.median(values), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
 
 
-def counts(training: Training, steps: int) -> tuple[float, float]:
+def counts(training: Training, steps: int) -> tuple[float, int]:
     """Collectives a step, as the hook counts them; and the interpreter's instructions a step in its functions."""
     rankscope.instrument()
     training.warm_up()

@@ -8,15 +8,22 @@ import pytest
 
 import rankscope
 from rankscope import attach, guard
+from rankscope.attach import Attachment
 from rankscope.timeline import Timeline
 
 
 @pytest.fixture
-def timeline(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
-    """Of this process, instrumented with every probe."""
+def attached(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attachment]:
+    """This process, instrumented with every probe."""
     monkeypatch.setattr(guard, "reraise", True)
     rankscope.instrument()
     attachment = attach.current()
     assert attachment is not None
-    yield attachment.timeline
+    yield attachment
     rankscope.uninstrument()
+
+
+@pytest.fixture
+def timeline(attached: Attachment) -> Timeline:
+    """Its timeline."""
+    return attached.timeline

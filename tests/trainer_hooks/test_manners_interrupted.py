@@ -16,8 +16,6 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-import rankscope
-from rankscope import attach, guard
 from rankscope.attach import Attachment
 
 JOB = Path(__file__).parent / "jobs" / "interrupted.py"
@@ -33,16 +31,6 @@ def test_after_ctrl_c_anywhere_in_the_hook_phases_and_steps_are_right(
     result = json.loads(done.stdout)
     assert result["wrong"] == []
     assert result["places"] > 200
-
-
-@pytest.fixture
-def attached(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attachment]:
-    monkeypatch.setattr(guard, "reraise", True)
-    rankscope.instrument()
-    attachment = attach.current()
-    assert attachment is not None
-    yield attachment
-    rankscope.uninstrument()
 
 
 @pytest.fixture

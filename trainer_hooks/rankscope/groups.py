@@ -84,8 +84,8 @@ class Groups:
     def issuing(self, process_group: Any) -> Group:
         """A collective of the whole group is about to be issued: its number is in the record before it blocks.
 
-        It is taken for the next one without asking torch, which costs as much as all the rest: `ask` does so for all
-        of a step, so that what C++ code issued in between counts by then. On every rank alike.
+        It is taken for the next one without a call into torch: `ask` makes one for all of a step, so that what C++ code
+        issued in between counts by then. On every rank alike.
         """
         group = self._known.get(id(process_group)) or self._meet(process_group)
         if group.place != UNCOUNTED:

@@ -92,14 +92,12 @@ class Timeline:
 
     # The hot path. `enter` and `leave` run a dozen times a step, each time after the model's own work has emptied
     # the caches: there a call, an attribute or a store costs three times what it costs in a loop of its own. So
-    # both are written out, without a common function; and once more in probes/span.py, for most of the calls.
+    # both are written out, without a common function; and once more in probes/span.py, for most of the calls, and
+    # without the stack in probes/collectives.py.
 
-    def enter(self, phase: int, on_behalf: bool = False) -> Depth:
-        """Open `phase` in the training thread; pass what this returns to `leave`.
-
-        `on_behalf` is for code that runs on another thread while the training thread waits for it.
-        """
-        if get_ident() != self.owner and not on_behalf:
+    def enter(self, phase: int) -> Depth:
+        """Open `phase` in the training thread; pass what this returns to `leave`."""
+        if get_ident() != self.owner:
             return -1
         if self.on_event is not None:
             self.on_event(phase)

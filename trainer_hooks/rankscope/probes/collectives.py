@@ -97,10 +97,9 @@ NOTHING: Payload = (0.0, False)
 class Collectives:
     """Counts collectives when they are issued and charges their waits to them.
 
-    The two calls of a collective and the two of its wait run often, each after torch's own work and a system call have
-    emptied caches and branch predictors: what counts there is how many instructions of the interpreter run. So they
-    open and close their phase themselves, and without the stack of phases (`Timeline.enter` and `leave`), for nothing
-    nests in a collective but another: they put back the phase that was open before, unless another was opened since.
+    The two calls of a collective and the two of its wait run often. So they open and close their phase themselves, and
+    without the stack of phases (`Timeline.enter` and `leave`), as nothing nests in a collective but another: they put
+    back the phase that was open before, unless another was opened since.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -113,8 +112,8 @@ class Collectives:
         """The training thread issues a collective, or is about to wait for what C++ code has issued.
 
         `count` is the method of `groups` that counts it and gives its group. What the record says before the thread
-        blocks: of a collective within another (a process group written in Python), the outer. `on_behalf`: see
-        `Timeline.enter`.
+        blocks: of a collective within another (a process group written in Python), the outer. `on_behalf` is for code
+        that runs on another thread while the training thread waits for it.
         """
         timeline = self._timeline
         if get_ident() != timeline.owner and not on_behalf:
