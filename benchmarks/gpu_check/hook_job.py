@@ -12,6 +12,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 import torch.distributed as dist
 from benchmarks.gpu_check import trace
 from benchmarks.gpu_check.hook_training import OPTIMIZER, Training
-from benchmarks.hook_overhead.in_process import differences, interval, with_hook, without_hook
+from benchmarks.hook_overhead.in_process import alternating, interval
 from torch.profiler import ProfilerActivity, profile
 
 import rankscope
@@ -117,19 +118,27 @@ class Job:
         """Microseconds a step, median and its 95 % interval: as it is, with every step measured, and the control."""
         usual, training = device_clock.SECONDS_PER_MARK, self._training(width=64, batch=16)
         found: dict[str, Any] = {"step": 1e6 * statistics.median(training.run(self._options.block) for _ in range(5))}
+        plain, hooked = partial(self._block, training), partial(self._hooked_block, training)
         for name, treated, seconds in (
-            ("hook", with_hook, usual),
-            ("hook, every step measured", with_hook, 0.0),
-            ("control", without_hook, usual),
+            ("hook", hooked, usual),
+            ("hook, every step measured", hooked, 0.0),
+            ("control", plain, usual),
         ):
             device_clock.SECONDS_PER_MARK = seconds
-            found[name] = [1e6 * value for value in interval(self._differences(training, treated))]
+            pairs = alternating(self._options.pairs, plain, treated)
+            found[name] = [1e6 * value for value in interval([second - first for first, second in pairs])]
         device_clock.SECONDS_PER_MARK = usual
         return found
 
-    def _differences(self, training: Training, treated: Callable[[Any, int], float]) -> list[float]:
-        trained: Any = training  # with the one method that is asked for
-        return differences(trained, self._options.pairs, self._options.block, treated)
+    def _block(self, training: Training) -> float:
+        training.warm_up()
+        return training.run(self._options.block)
+
+    def _hooked_block(self, training: Training) -> float:
+        rankscope.instrument()
+        seconds = self._block(training)
+        rankscope.uninstrument()
+        return seconds
 
     def _training(self, width: int = 0, batch: int = 0) -> Training:
         options = self._options

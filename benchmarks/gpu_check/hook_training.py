@@ -6,7 +6,6 @@ import time
 from typing import Any
 
 import torch
-from benchmarks.hook_overhead.in_process import WARM_UP
 from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import record_function
 from torch.utils.data import DataLoader, Dataset
@@ -15,6 +14,7 @@ OPTIMIZER = "optimizer"  # what its steps are called in the profiler's timeline
 SPIN = 10_000_000  # cycles: about 5 ms, the length of the communication that world size 1 has not
 CLASSES = 10
 BATCHES = 8  # again and again
+WARM_UP = 130  # steps: the record is published, start-up is over, and the search for root modules (step 100) too
 
 Batch = tuple[torch.Tensor, ...]
 

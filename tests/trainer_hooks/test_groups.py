@@ -146,10 +146,10 @@ def test_what_was_issued_past_every_patch_between_two_of_ours_is_counted_at_the_
         groups.issuing(process_group)
     assert numbers(groups)[0] == 2
     process_group.number = 5
-    assert groups.has_unasked
+    assert groups.unasked
     groups.ask()
     assert numbers(groups)[0] == 5
-    assert not groups.has_unasked
+    assert not groups.unasked
 
 
 def test_a_number_never_falls_where_the_backend_counts_less_than_we_do(groups: Groups) -> None:

@@ -158,6 +158,82 @@ def test_unwinding_in_the_middle_of_a_collective_leaves_no_collective_open(timel
     assert timeline.writer.slots[PLACES["collective_op"]] == 0
 
 
+KEY, OTHER_KEY = 7, 8  # of works
+ON_HOST = (400.0, True)  # a payload
+
+
+def issue_synchronously(timeline: Timeline, collectives: Collectives, clock: Clock) -> None:
+    """A second of a call whose wait is to come next."""
+    call = collectives.begin(ProcessGroup(), 2, timeline.groups.issuing)
+    clock.now += 1
+    assert call is not None
+    collectives.issued(call, 2, ON_HOST, KEY, is_awaited=True)
+
+
+def test_a_synchronous_collective_is_one_event(timeline: Timeline, clock: Clock) -> None:
+    collectives, slots = Collectives(timeline), timeline.writer.slots
+    forward = timeline.enter(record.FORWARD)
+    issue_synchronously(timeline, collectives, clock)
+    assert (slots[PLACES["phase"]], slots[PLACES["collective_op"]]) == (record.COLLECTIVE_WAIT, 3)
+    began = slots[PLACES["phase_since"]]
+    wait = collectives.begin_wait(KEY)
+    clock.now += 2
+    assert (slots[PLACES["phase_since"]], slots[PLACES["collective_op"]]) == (began, 3)
+    assert wait is not None
+    collectives.waited(wait, is_complete=True)
+    assert (slots[PLACES["phase"]], slots[PLACES["collective_op"]]) == (record.FORWARD, 0)
+    clock.now += 4
+    timeline.leave(forward)
+    assert seconds(timeline) == {"collective_wait": 3.0, "forward": 4.0}
+    fields = ("collectives", "collective_bytes", "collective_seconds", "collective_duration_seconds")
+    assert [slots[PLACES[field] + 2] for field in fields] == [1, 400, 3, 3]
+
+
+def test_a_synchronous_collective_that_nobody_waits_for_ends_with_the_next_phase(
+    timeline: Timeline, clock: Clock
+) -> None:
+    collectives, slots = Collectives(timeline), timeline.writer.slots
+    issue_synchronously(timeline, collectives, clock)
+    timeline.leave(timeline.enter(record.FORWARD))
+    clock.now += 2
+    call = collectives.begin(ProcessGroup(), 5, timeline.groups.issuing)
+    assert slots[PLACES["collective_op"]] == 6
+    assert call is not None
+    collectives.issued(call, 5, NOTHING, None)
+    assert seconds(timeline) == {"collective_wait": 1.0, "other": 2.0}
+    assert slots[PLACES["collective_op"]] == 0
+
+
+def test_a_wait_for_another_collective_than_the_synchronous_one_is_its_own(timeline: Timeline, clock: Clock) -> None:
+    collectives, slots = Collectives(timeline), timeline.writer.slots
+    call = collectives.begin(ProcessGroup(), 5, timeline.groups.issuing)
+    assert call is not None
+    collectives.issued(call, 5, ON_HOST, OTHER_KEY)
+    issue_synchronously(timeline, collectives, clock)
+    wait = collectives.begin_wait(OTHER_KEY)
+    assert slots[PLACES["collective_op"]] == 6
+    clock.now += 2
+    assert wait is not None
+    collectives.waited(wait, is_complete=True)
+    clock.now += 4
+    timeline.leave(timeline.enter(record.FORWARD))
+    assert seconds(timeline) == {"collective_wait": 3.0, "other": 4.0}
+    assert [slots[PLACES["collective_seconds"] + op] for op in (2, 5)] == [0, 2]
+    assert slots[PLACES["collective_op"]] == 0
+
+
+def test_unwinding_between_a_synchronous_collective_and_its_wait_leaves_none_open(
+    timeline: Timeline, clock: Clock
+) -> None:
+    collectives = Collectives(timeline)
+    issue_synchronously(timeline, collectives, clock)
+    timeline.unwind()
+    clock.now += 2
+    timeline.leave(timeline.enter(record.OPTIMIZER))
+    assert seconds(timeline) == {"collective_wait": 1.0, "other": 2.0}
+    assert timeline.writer.slots[PLACES["collective_op"]] == 0
+
+
 def test_the_first_step_has_no_duration_and_later_ones_go_into_the_histogram(clock: Clock) -> None:
     timeline = Timeline(RankWriter(), clock)
     for duration in (50.0, 0.04, 0.04, 1000.0):

@@ -29,11 +29,11 @@ UNCOUNTED = record.MAX_GROUPS  # the place of a group for which none is left
 class Group:
     """One process group: its place in the record, its last sequence number, the factors of its bus bytes."""
 
-    __slots__ = ("asked", "bus_factors", "last", "place", "reference", "sequence")
+    __slots__ = ("bus_factors", "last", "place", "reference", "sequence")
 
     def __init__(self, place: int, ranks: int, sequence: Callable[[Any], int] | None) -> None:
         self.place = place
-        self.last = self.asked = 0  # with what was issued since torch was asked; and when it was
+        self.last = 0  # with what was issued since torch was asked
         self.sequence = sequence  # torch's number of a process group; None where the backend does not count
         self.bus_factors = bus_factors(ranks)
         self.reference: weakref.ref[Any] | None = None
@@ -75,7 +75,7 @@ class Groups:
         # By id and weakly: a process group that the script destroys must go, with its connections and threads.
         self._known: dict[int, Group] = {}
         self._is_full = False
-        self.has_unasked = False  # collectives were issued since torch was asked for its numbers
+        self.unasked: set[Group] = set()  # those of which collectives were issued since torch was asked for its numbers
 
     def of(self, process_group: Any) -> Group:
         """The group of a torch process group. Only the first call for each costs anything."""
@@ -91,7 +91,7 @@ class Groups:
         if group.place != UNCOUNTED:
             self._writer.slots[GROUP_COLLECTIVES + group.place] += 1
         group.last += 1
-        self.has_unasked = True
+        self.unasked.add(group)
         return group
 
     def issued(self, process_group: Any) -> Group:
@@ -100,14 +100,15 @@ class Groups:
         number = group.last + 1 if group.sequence is None else group.sequence(process_group)
         if group.place != UNCOUNTED and number > group.last:  # less, if one of ours is none to the backend
             self._writer.slots[GROUP_COLLECTIVES + group.place] += number - group.last
-        group.last = group.asked = number
+        group.last = number
+        self.unasked.discard(group)
         return group
 
     def ask(self) -> None:
         """At a step's end: torch's own numbers of the groups of which collectives were issued since."""
-        self.has_unasked = False
-        for group in list(self._known.values()):  # a list: collecting a process group takes it out of them
-            process_group = group.reference() if group.reference and group.last != group.asked else None
+        unasked, self.unasked = self.unasked, set()
+        for group in unasked:
+            process_group = group.reference() if group.reference else None
             if process_group is not None and group.sequence is not None:
                 try:
                     self.issued(process_group)

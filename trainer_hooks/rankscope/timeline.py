@@ -47,15 +47,14 @@ OPEN_OP = PLACES["collective_op"]
 class Timeline:
     """Phases, steps and collectives of one thread: the main thread, until a step happens on another.
 
-    Events of other threads are ignored, so that the record keeps its single writer. While `on_event` is set it
-    is called with each phase that is entered: how the record gets published at the first event that tells that
-    this process trains.
+    Events of other threads are ignored, so that the record keeps its single writer. While `on_event` is set the
+    record is not published yet: it is at the first event that tells that this process trains.
     """
 
     def __init__(self, writer: RankWriter, clock: Callable[[], float] = time.monotonic) -> None:
         self.writer = writer
         self.groups = Groups(writer)
-        self.on_event: Callable[[int], object] | None = None
+        self._on_event: Callable[[int], object] | None = None
         self.on_step: Callable[[float, int], object] | None = None  # with the step's end and the phase that is open
         self.steps_are_explicit = False  # the script calls rankscope.step(): optimizers no longer mark steps
         self.looks: list[Callable[[], None]] = []  # called at a step's end, at most once a second: what may cost
@@ -73,14 +72,16 @@ class Timeline:
 
     def restart(self) -> None:
         """Begin again from nothing, in start-up, as the calling process."""
-        self.owner: int | None = threading.main_thread().ident
-        self.on_boundary: Callable[[int], object] | None = None  # with the phase that begins
+        self._owner: int | None = threading.main_thread().ident
+        self._on_boundary: Callable[[int], object] | None = None
         # The phases that are open, outermost first. The bottom is start-up, and OTHER when that ends.
         self.open_phases = [record.STARTUP]
-        self.absorber, self.absorber_depth = record.STARTUP, 0
-        self.open_slot = PHASE_SECONDS + record.STARTUP  # where the seconds of the open phase are summed
+        self._absorber, self._absorber_depth = record.STARTUP, 0
+        self._open_slot = PHASE_SECONDS + record.STARTUP  # where the seconds of the open phase are summed
+        self._settle()
         self.last_event = self._last_step = self.clock()  # when it was, by the clock; and the last step
         self._next_look = self.last_event
+        self.awaited: Any = None  # a synchronous collective that was issued and whose wait comes next (collectives.py)
         self.fetched_samples = self.fetched_tokens = 0.0  # since the last step: counted when the next one ends
         self.checkpoints = CheckpointCounter(self, self.clock)
         slots = self.writer.slots
@@ -90,33 +91,51 @@ class Timeline:
         slots[PLACES["started_unix"]] = time.time()
         slots[PHASE] = record.STARTUP
 
-    # The hot path. `enter` and `leave` run a dozen times a step, each time after the model's own work has emptied
-    # the caches: there a call, an attribute or a store costs three times what it costs in a loop of its own. So
-    # both are written out, without a common function; and once more in probes/span.py, for most of the calls, and
-    # without the stack in probes/collectives.py.
+    @property
+    def on_event(self) -> Callable[[int], object] | None:
+        """Called with each phase that is entered."""
+        return self._on_event
 
-    def enter(self, phase: int) -> Depth:
-        """Open `phase` in the training thread; pass what this returns to `leave`."""
-        if get_ident() != self.owner:
-            return -1
-        if self.on_event is not None:
-            self.on_event(phase)
+    @on_event.setter
+    def on_event(self, listener: Callable[[int], object] | None) -> None:
+        self._on_event = listener
+        self._settle()
+
+    @property
+    def on_boundary(self) -> Callable[[int], object] | None:
+        """Called with each phase that begins, also where one goes on that was interrupted."""
+        return self._on_boundary
+
+    @on_boundary.setter
+    def on_boundary(self, listener: Callable[[int], object] | None) -> None:
+        self._on_boundary = listener
+        self._settle()
+
+    def _settle(self) -> None:
+        """After a change of what makes an event unusual: a listener, an absorbing phase, another thread."""
+        is_usual = self._on_event is None and self._on_boundary is None and self._absorber == NOBODY
+        self._usual_owner = self._owner if is_usual else None
+
+    # The hot path: every probe calls these two, a dozen times a step, each time after the model's own work has emptied
+    # the caches (docs/decisions/0016). In them the usual case comes first, told by one comparison.
+
+    def enter(self, phase: int, on_behalf: bool = False) -> Depth:
+        """Open `phase` in the training thread; pass what this returns to `leave`.
+
+        `on_behalf` is for code that runs on another thread while the training thread waits for it.
+        """
+        if get_ident() != self._usual_owner or phase in ABSORBING:
+            return self._enter_unusually(phase, on_behalf)
         now = self.clock()
         slots = self.writer.slots
-        slots[self.open_slot] += now - self.last_event
+        slots[self._open_slot] += now - self.last_event
         self.last_event = now
         stack = self.open_phases
-        depth = len(stack)
         stack.append(phase)
-        if self.absorber == NOBODY:
-            if phase in ABSORBING:
-                self.absorber, self.absorber_depth = phase, depth
-            slots[PHASE] = phase
-            slots[PHASE_SINCE] = now
-            self.open_slot = PHASE_SECONDS + phase
-            if self.on_boundary is not None:
-                self.on_boundary(phase)
-        return depth
+        slots[PHASE] = phase
+        slots[PHASE_SINCE] = now
+        self._open_slot = PHASE_SECONDS + phase
+        return len(stack) - 1
 
     def leave(self, depth: Depth) -> float:
         """Close the phase that was opened at `depth`, and whatever was left open within it.
@@ -125,39 +144,77 @@ class Timeline:
         or somebody further out has closed it already.
         """
         stack = self.open_phases
-        if depth <= 0 or depth >= len(stack):
-            return 0.0
+        if len(stack) != depth + 1 or self._usual_owner is None:
+            return self._leave_unusually(depth)
         now = self.clock()
         seconds = now - self.last_event
         slots = self.writer.slots
-        slots[self.open_slot] += seconds
+        slots[self._open_slot] += seconds
         self.last_event = now
-        del stack[depth:]  # from here on without a call, after which Ctrl-C might come in between
-        if self.absorber_depth >= depth:
-            self.absorber, self.absorber_depth = NOBODY, NOBODY
-        if self.absorber == NOBODY:
-            slots[PHASE] = phase = stack[-1]
-            slots[PHASE_SINCE] = now
-            self.open_slot = PHASE_SECONDS + phase
-            if self.on_boundary is not None:
-                self.on_boundary(phase)
+        del stack[depth]  # from here on without a call, after which Ctrl-C might come in between
+        slots[PHASE] = phase = stack[-1]
+        slots[PHASE_SINCE] = now
+        self._open_slot = PHASE_SECONDS + phase
         return seconds
+
+    def _enter_unusually(self, phase: int, on_behalf: bool) -> Depth:
+        if self._owner is None or (get_ident() != self._owner and not on_behalf):
+            return -1
+        if self._on_event is not None:
+            self._on_event(phase)
+        now = self._pass()
+        stack = self.open_phases
+        depth = len(stack)
+        stack.append(phase)
+        if self._absorber == NOBODY:
+            if phase in ABSORBING:
+                self._usual_owner = None
+                self._absorber, self._absorber_depth = phase, depth
+            self._open(phase, now)
+            if self._on_boundary is not None:
+                self._on_boundary(phase)
+        return depth
+
+    def _leave_unusually(self, depth: Depth) -> float:
+        stack = self.open_phases
+        if depth <= 0 or depth >= len(stack):
+            return 0.0
+        before = self.last_event
+        now = self._pass()
+        del stack[depth:]  # from here on without a call, after which Ctrl-C might come in between
+        if self._absorber_depth >= depth:
+            self._absorber, self._absorber_depth = NOBODY, NOBODY
+        if self._absorber == NOBODY:
+            self._open(stack[-1], now)
+            self._settle()
+            if self._on_boundary is not None:
+                self._on_boundary(stack[-1])
+        return now - before
+
+    def _pass(self) -> float:
+        """Charge the time until now to the phase that is open; returns now."""
+        now = self.clock()
+        self.writer.slots[self._open_slot] += now - self.last_event
+        self.last_event = now
+        return now
 
     def unwind(self) -> None:
         """Close everything but start-up: what a probe that failed half-way may have left open."""
         self.leave(1)
-        self.close_collective(0.0)
+        self._pass()
+        self.awaited = None
+        self.writer.slots[OPEN_OP] = 0.0
+        if self._absorber == NOBODY:
+            self._open(self.open_phases[-1], self.last_event)
 
     def step(self) -> None:
         """The end of a step, on the thread that trains. The first one ends start-up."""
-        if self.owner is None:
+        if self._owner is None:
             return
-        if self.on_event is not None:
-            self.on_event(record.OPTIMIZER)
-        self.owner = get_ident()  # as `adopt`
-        now = self.clock()
-        self.writer.slots[self.open_slot] += now - self.last_event
-        self.last_event = now
+        if self._on_event is not None:
+            self._on_event(record.OPTIMIZER)
+        self.adopt()
+        self._pass()
         self.step_ended()
 
     def step_ended(self) -> None:
@@ -183,10 +240,10 @@ class Timeline:
         ring[place + 2 : place + RING_WIDTH] = slots[COPIED]
         slots[STEPS] = number  # last: now the entry counts
         self._last_step = now
-        if self.groups.has_unasked:
+        if self.groups.unasked:
             self.groups.ask()
         if self.on_step is not None:
-            self.on_step(now, self.open_slot - PHASE_SECONDS)
+            self.on_step(now, self._open_slot - PHASE_SECONDS)
         if number == self._wake_step:
             self._wake_step = self._on_wake(int(number))
         if now >= self._next_look:
@@ -201,12 +258,6 @@ class Timeline:
         self.steps_in_backward = False
         if not self.steps_are_explicit:
             self.step()
-
-    def close_collective(self, outer: float) -> None:
-        """The training thread is out of a collective, and in none if there is no `outer` one (collectives.py)."""
-        self.writer.slots[OPEN_OP] = outer
-        if not outer and self.absorber == NOBODY:
-            self._open(self.open_phases[-1], self.last_event)
 
     def collective_completed(self, op: int, group: Group, duration: float, size: float) -> None:
         """A collective of `size` bytes took `duration` seconds from its issue to its completion.
@@ -230,12 +281,13 @@ class Timeline:
 
     def adopt(self) -> None:
         """Record the calling thread's time from now on, as it is the one that trains."""
-        if self.owner is not None:
-            self.owner = get_ident()
+        if self._owner is not None:
+            self._owner = get_ident()
+            self._settle()
 
     def stop(self) -> None:
         """Ignore every event from now on; ask nothing of the device either, which a forked child may not do."""
-        self.owner = self.on_boundary = self.on_step = None
+        self._owner = self.on_boundary = self.on_step = None
 
     def _look(self, now: float) -> None:
         if self.steps >= SETTLED_STEPS:
@@ -247,12 +299,13 @@ class Timeline:
         absorbing = [depth for depth, phase in enumerate(self.open_phases) if depth and phase in ABSORBING]
         # From here on without a call, after which Ctrl-C might come in between.
         self.open_phases[0] = record.OTHER
-        self.absorber_depth = absorbing[0] if absorbing else NOBODY
-        self.absorber = self.open_phases[self.absorber_depth] if absorbing else NOBODY
-        self._open(self.open_phases[-1] if self.absorber == NOBODY else self.absorber, now)
+        self._absorber_depth = absorbing[0] if absorbing else NOBODY
+        self._absorber = self.open_phases[self._absorber_depth] if absorbing else NOBODY
+        self._open(self.open_phases[-1] if self._absorber == NOBODY else self._absorber, now)
+        self._settle()
 
     def _open(self, phase: int, now: float) -> None:
         slots = self.writer.slots
         slots[PHASE] = phase
         slots[PHASE_SINCE] = now
-        self.open_slot = PHASE_SECONDS + phase
+        self._open_slot = PHASE_SECONDS + phase

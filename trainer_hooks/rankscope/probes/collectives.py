@@ -7,7 +7,6 @@ collectives (functional.py).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from threading import get_ident
 from typing import Any
 
 import torch.distributed as dist
@@ -20,22 +19,12 @@ from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
 from rankscope.record import COLLECTIVE_WAIT, PLACES
-from rankscope.timeline import (
-    COLLECTIVE_BUS_BYTES,
-    COLLECTIVE_DURATION,
-    NOBODY,
-    OPEN_OP,
-    PHASE,
-    PHASE_SECONDS,
-    PHASE_SINCE,
-    Timeline,
-)
+from rankscope.timeline import COLLECTIVE_BUS_BYTES, COLLECTIVE_DURATION, OPEN_OP, Depth, Timeline
 
 COLLECTIVES = PLACES["collectives"]
 COLLECTIVE_SECONDS = PLACES["collective_seconds"]
 COLLECTIVE_BYTES = PLACES["collective_bytes"]
 OPEN_GROUP = PLACES["collective_group"]
-WAITING = PHASE_SECONDS + COLLECTIVE_WAIT
 
 # ProcessGroup's method: the operation, and which argument holds this rank's payload (None: there is none). One method
 # has several names, as torch renamed it; C++ code never calls one through another.
@@ -87,9 +76,9 @@ Count = Callable[[Any], Group]
 Payload = tuple[float, bool]  # bytes, and whether the host sees the collective's end: its tensors are on the CPU
 # The operation, the group, the payload, when it began to be issued and when it was issued.
 Pending = tuple[int, Group, Payload, float, float]
-# The slot whose phase was open before, the group, what the record said before, when it began.
-Issue = tuple[int, Group, float, float]
-Wait = tuple[int, Pending | None, float, float, bool]  # likewise; whether the wait's end will be the collective's
+# Of the phase, the group, what the record said before, when it began.
+Issue = tuple[Depth, Group, float, float]
+Wait = tuple[Depth, Pending | None, float, float, bool]  # likewise; whether the wait's end will be the collective's
 
 NOTHING: Payload = (0.0, False)
 
@@ -97,9 +86,8 @@ NOTHING: Payload = (0.0, False)
 class Collectives:
     """Counts collectives when they are issued and charges their waits to them.
 
-    The two calls of a collective and the two of its wait run often. So they open and close their phase themselves, and
-    without the stack of phases (`Timeline.enter` and `leave`), as nothing nests in a collective but another: they put
-    back the phase that was open before, unless another was opened since.
+    What the record says of the collective that the thread is in: of one within another (a process group written in
+    Python), the outer.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -111,52 +99,42 @@ class Collectives:
     def begin(self, process_group: Any, op: int, count: Count, on_behalf: bool = False) -> Issue | None:
         """The training thread issues a collective, or is about to wait for what C++ code has issued.
 
-        `count` is the method of `groups` that counts it and gives its group. What the record says before the thread
-        blocks: of a collective within another (a process group written in Python), the outer. `on_behalf` is for code
-        that runs on another thread while the training thread waits for it.
+        `count` is the method of `groups` that counts it and gives its group; so the record says it all before the
+        thread blocks. `on_behalf` as in `Timeline.enter`.
         """
         timeline = self._timeline
-        if get_ident() != timeline.owner and not on_behalf:
+        depth = timeline.enter(COLLECTIVE_WAIT, on_behalf)
+        if depth < 0:
             return None
-        if timeline.on_event is not None:
-            timeline.on_event(COLLECTIVE_WAIT)
         group = count(process_group)
         slots = timeline.writer.slots
-        before = timeline.open_slot
+        if timeline.awaited is not None:
+            self._give_up()
         outer = slots[OPEN_OP]
-        now = timeline.clock()
-        slots[before] += now - timeline.last_event
-        timeline.last_event = now
-        if timeline.absorber == NOBODY:
-            slots[PHASE] = COLLECTIVE_WAIT
-            slots[PHASE_SINCE] = now
-            timeline.open_slot = WAITING
-            if timeline.on_boundary is not None:
-                timeline.on_boundary(COLLECTIVE_WAIT)
         if not outer:
             slots[OPEN_GROUP] = group.place
             slots[OPEN_OP] = op + 1
-        return before, group, outer, now
+        return depth, group, outer, timeline.last_event
 
-    def issued(self, call: Issue, op: int, payload: Payload, key: int | None) -> None:
-        """The call returned. `key` is what a later wait will name it by; None if there is nothing to wait for."""
-        before, group, outer, began = call
+    def issued(self, call: Issue, op: int, payload: Payload, key: int | None, is_awaited: bool = False) -> None:
+        """The call returned. `key` is what a later wait will name it by; None if there is nothing to wait for.
+
+        If it `is_awaited`, its wait comes next, and goes on with the phase that is open: a synchronous call is one.
+        """
+        depth, group, outer, began = call
         timeline = self._timeline
         slots = timeline.writer.slots
-        now = timeline.clock()
-        slots[timeline.open_slot] += now - timeline.last_event
-        timeline.last_event = now
-        if timeline.open_slot == WAITING:
-            slots[PHASE] = phase = before - PHASE_SECONDS
-            slots[PHASE_SINCE] = now
-            timeline.open_slot = before
-            if timeline.on_boundary is not None:
-                timeline.on_boundary(phase)
+        slots[COLLECTIVES + op] += 1
+        slots[COLLECTIVE_BYTES + op] += payload[0]
+        if is_awaited and not outer:
+            del timeline.open_phases[depth:]  # so that, should nobody wait for it, whatever comes next ends it
+            timeline.awaited = key, (op, group, payload, began, began)
+            return
+        timeline.leave(depth)
+        now = timeline.last_event
         slots[OPEN_OP] = outer
         seconds = 0.0 if outer else now - began
-        slots[COLLECTIVES + op] += 1
         slots[COLLECTIVE_SECONDS + op] += seconds
-        slots[COLLECTIVE_BYTES + op] += payload[0]
         if group.place != UNCOUNTED:
             slots[GROUP_WAIT + group.place] += seconds
         if key is not None:
@@ -167,28 +145,31 @@ class Collectives:
             slots[COLLECTIVE_DURATION + op] += seconds
             slots[COLLECTIVE_BUS_BYTES + op] += payload[0] * group.bus_factors[op]
 
+    def abandon(self, call: Issue) -> None:
+        """The call ended nobody knows how: an exception came up past us."""
+        self._timeline.leave(call[0])
+        self._timeline.writer.slots[OPEN_OP] = call[2]
+
     def begin_wait(self, key: int, work: Any = None) -> Wait | None:
         """The training thread waits for a collective. `work` is what can be asked whether it is complete, if any."""
         timeline = self._timeline
-        if get_ident() != timeline.owner:
+        awaited = timeline.awaited
+        if awaited is not None and awaited[0] == key:
+            timeline.awaited = None
+            pending = awaited[1]
+            stack = timeline.open_phases
+            stack.append(COLLECTIVE_WAIT)
+            return len(stack) - 1, pending, 0.0, pending[3], pending[2][1] or pending[0] == BARRIER
+        depth = timeline.enter(COLLECTIVE_WAIT)
+        if depth < 0:
             return None
-        if timeline.on_event is not None:
-            timeline.on_event(COLLECTIVE_WAIT)
         slots = timeline.writer.slots
-        before = timeline.open_slot
-        outer = slots[OPEN_OP]
-        began = timeline.clock()
-        slots[before] += began - timeline.last_event
-        timeline.last_event = began
-        if timeline.absorber == NOBODY:
-            slots[PHASE] = COLLECTIVE_WAIT
-            slots[PHASE_SINCE] = began
-            timeline.open_slot = WAITING
-            if timeline.on_boundary is not None:
-                timeline.on_boundary(COLLECTIVE_WAIT)
+        if awaited is not None:
+            self._give_up()
+        outer, began = slots[OPEN_OP], timeline.last_event
         pending = self._pending.pop(key, None)
         if pending is None:
-            return before, None, outer, began, False
+            return depth, None, outer, began, False
         op, group, (_, is_on_host), _, issued = pending
         if not outer:
             slots[OPEN_GROUP] = group.place
@@ -196,22 +177,20 @@ class Collectives:
         sees_the_end = is_on_host or op == BARRIER
         if began - issued >= TIGHT:  # a device's work is not asked: that would break a CUDA graph being captured
             sees_the_end = is_on_host and work is not None and not work.is_completed()
-        return before, pending, outer, began, sees_the_end
+        return depth, pending, outer, began, sees_the_end
+
+    def _give_up(self) -> None:
+        """Nobody waits for the synchronous call that was issued last."""
+        self._timeline.awaited = None
+        self._timeline.writer.slots[OPEN_OP] = 0.0
 
     def waited(self, call: Wait, is_complete: bool) -> None:
         """The wait returned; `is_complete` unless it raised."""
-        before, pending, outer, began, sees_the_end = call
+        depth, pending, outer, began, sees_the_end = call
         timeline = self._timeline
+        timeline.leave(depth)
+        now = timeline.last_event
         slots = timeline.writer.slots
-        now = timeline.clock()
-        slots[timeline.open_slot] += now - timeline.last_event
-        timeline.last_event = now
-        if timeline.open_slot == WAITING:
-            slots[PHASE] = phase = before - PHASE_SECONDS
-            slots[PHASE_SINCE] = now
-            timeline.open_slot = before
-            if timeline.on_boundary is not None:
-                timeline.on_boundary(phase)
         slots[OPEN_OP] = outer
         if pending is None:
             return
@@ -258,7 +237,7 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
     """Around a process group's method. Guarded in place, as is the wait: they run several times a step."""
     op, place = record.OPS.index(METHODS[name][0]), METHODS[name][1]
     at = 0 if place is None else place + 1  # among the method's arguments, of which the first is the process group
-    is_uneven = name in UNEVEN
+    is_uneven, work_class = name in UNEVEN, dist.Work  # a subclass in Python has a wait of its own
     begin, issued, groups = collectives.begin, collectives.issued, collectives.groups
     count = groups.catch_up if name in POINT_TO_POINT else groups.issuing
     for called in (begin, issued, measure, groups.skip):
@@ -280,7 +259,12 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
                 if call is not None:
                     try:
                         payload = measure(args[at]) if 0 < at < len(args) else NOTHING
-                        issued(call, op, payload, None if work is None else id(work))
+                        if type(work) is work_class:
+                            # Of torch's own functions only; from torch 2.8 on they say so.
+                            is_awaited = getattr(args[-1], "asyncOp", True) is False
+                            issued(call, op, payload, id(work), is_awaited)
+                        else:
+                            issued(call, op, payload, None if work is None else id(work))
                         if is_uneven:
                             groups.skip(call[1], args[0])
                     except BaseException as error:

@@ -163,7 +163,7 @@ class Sandwich:
 
     def _close(self) -> None:
         if self._call is not None:
-            self._timeline.close_collective(self._call[2])
+            self._collectives.abandon(self._call)
         self._call = None
         self._in_flight.clear()
 

@@ -22,9 +22,9 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
-from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo
+from rankscope.record import BACKWARD, OPTIMIZER, STARTUP
 from rankscope.timeline import Depth, Timeline
 
 # Backward passes after which an optimizer that marked the steps is no longer in use: more than a GAN's critic takes
@@ -51,15 +51,15 @@ class StepMarker:
         timeline = self._timeline
         try:
             phases = timeline.open_phases
-            if record.BACKWARD in phases:
+            if BACKWARD in phases:
                 # Perhaps on a thread of the autograd engine. Hundreds a step: their time stays the backward's.
                 timeline.steps_in_backward = self._marking is None
                 return
-            if phases[0] == record.STARTUP:
+            if phases[0] == STARTUP:
                 timeline.adopt()  # some frameworks train on a thread of their own
             if self._open:
                 self._close_raised(optimizer)
-            depth = timeline.enter(record.OPTIMIZER)
+            depth = timeline.enter(OPTIMIZER)
             self._open[id(optimizer)] = self._enter_elsewhere() if depth < 0 else depth
         except BaseException as error:
             self._guard.blow(error)
@@ -75,7 +75,8 @@ class StepMarker:
             # The usual case first, without a call: it is the optimizer that marks the steps.
             is_marking = self._marking is not None and self._marking() is optimizer
             if depth > 0 and not timeline.steps_are_explicit and (is_marking or self._may_mark(optimizer)):
-                found = vars(optimizer).get("found_inf")  # a tensor, from the scaler, during a fused optimizer's step
+                # A tensor, from the scaler, during a fused optimizer's step.
+                found = getattr(optimizer, "found_inf", None)
                 if found is None or not was_skipped(found):
                     timeline.step_ended()
         except BaseException as error:
@@ -92,7 +93,7 @@ class StepMarker:
             self._elsewhere = seen
             return -1
         timeline.adopt()
-        return timeline.enter(record.OPTIMIZER)
+        return timeline.enter(OPTIMIZER)
 
     def _close_raised(self, beginning: Optimizer) -> None:
         """A step that raised never ended: it is closed when the next begins, unless that one is within it."""
