@@ -2,10 +2,13 @@
 
 Two processes of the same program differ by tens of microseconds a step, one process from block to block by few. So here
 blocks of steps with and without the hook alternate in the same process: `instrument()` and `uninstrument()` in turn.
-A block's figure is its median step, which other people's load lengthens least; where a step sleeps, without the sleep,
-from which the system wakes it later by more than the hook costs. The result is the median difference over all pairs of
-blocks with its 95 % interval (bootstrap), beside an A/A control: pairs of blocks that are both without the hook. What
-it cannot show: what happens seldom (the looks once a second, garbage collections), processes, memory, start and exit;
+
+Whoever else uses the physical core makes every step up to twice as long, for tens of milliseconds or for minutes. So a
+loop that is always the same runs between the steps; a step counts where both loops beside it ran at the CPU's full
+speed. A block's figure is the median of these steps, without their sleep, from which the system wakes them later by
+more than the hook costs. The result is the median difference over all pairs of blocks with its 95 % interval
+(bootstrap), beside an A/A control: pairs of blocks that are both without the hook; and the same of all steps. What it
+cannot show: what happens seldom (the looks once a second, garbage collections), processes, memory, start and exit;
 `benchmarks.hook_overhead` does, by the mean of all steps.
 
 Beside the time stands what no other load changes: how many instructions of the interpreter the hook runs in a step.
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import platform
 import random
@@ -23,10 +27,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 from pathlib import Path
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -40,30 +43,74 @@ import rankscope
 HOOK = str(Path(rankscope.__file__).parent)
 MICROSECONDS = 1e6
 RESAMPLES = 2000
-WARM_UP = 130  # steps: the record is published, start-up is over, and the search for root modules (step 100) too
+# Steps before a block is measured: the record is published, start-up and the looks at every step are over. And of the
+# block, which ends before step 100, when the hook looks for root modules once more.
+WARM_UP, STEPS = 25, 65
 SHORTER = {"ddp_100_ms": (5, 5)}  # steps a block, and how many times fewer pairs, where a step takes that long
+REFERENCE_ROUNDS = 1500  # of the loop between two steps: 50 µs
+# Full speed: at most so many times as long as the fastest loops but for a few outliers. Sharing the core costs 1.4.
+FULL_SPEED, FASTEST = 1.15, 0.005
+FEWEST, FEWEST_PAIRS = 3, 20  # steps at full speed that make a figure of a block; pairs with figures that make a result
 # Microseconds that the hook may cost: DDP with everything on, a thousandth of a long step; elsewhere also of each
 # collective that the script calls.
 BOUNDS, BOUND, COLLECTIVE_BOUND = {"ddp": 50.0, "ddp_100_ms": 100.0}, 50.0, 8.0
 
+Found = TypeVar("Found")
 Interval = tuple[float, float, float]  # the median and the ends of its 95 % interval
 
 
-class Training(Protocol):
-    """A loop that can be run again and again."""
+class Step(NamedTuple):
+    """One step of a block; seconds."""
 
-    def warm_up(self) -> None:
-        """Train until a step costs what it will cost: for `WARM_UP` steps."""
+    seconds: float
+    reference: float  # the slower one of the reference loops before and after it
 
-    def run(self, steps: int) -> float:
-        """Seconds a step over `steps` steps."""
+
+Block = list[Step]
 
 
 class Loop:
-    """One of the trainings of this benchmark."""
+    """One of the trainings, which can be run again and again."""
 
-    def __init__(self, training: Alone) -> None:
+    def __init__(self, training: Alone, steps: int) -> None:
         self._training = training
+        self._steps = steps
+
+    def without_hook(self) -> Block:
+        """A block of the plain loop."""
+        self.warm_up()
+        return self.run(self._steps)
+
+    def with_hook(self) -> Block:
+        """A block with every probe that is on by default."""
+        rankscope.instrument()
+        self.warm_up()
+        found = self.run(self._steps)
+        rankscope.uninstrument()
+        return found
+
+    def counts(self) -> tuple[float, int]:
+        """Collectives a step, as the hook counts them; and the interpreter's instructions a step in its functions."""
+        rankscope.instrument()
+        self.warm_up()
+        collectives = Rankscope().collectives()
+        self.run(self._steps)
+        collectives = Rankscope().collectives() - collectives
+        instructions = instructions_of(lambda: self.run(1))
+        rankscope.uninstrument()
+        return collectives / self._steps, instructions
+
+    def run(self, steps: int) -> Block:
+        """Train, with a reference loop around each step."""
+        found, before = [], reference()
+        for _ in range(steps):
+            began = self._clock()
+            Nobody().loop(self._training, 1)
+            seconds = self._clock() - began
+            after = reference()
+            found.append(Step(seconds, max(before, after)))
+            before = after
+        return found
 
     def warm_up(self) -> None:
         """Train for `WARM_UP` steps that do not sleep."""
@@ -71,43 +118,48 @@ class Loop:
         Nobody().loop(self._training, WARM_UP)
         self._training.sleep = sleep
 
-    def run(self, steps: int) -> float:
-        """Seconds of the median step of `steps`, without its sleep."""
-        loop, clock = Nobody().loop, [self._clock()]
-        for _ in range(steps):
-            loop(self._training, 1)
-            clock.append(self._clock())
-        return statistics.median(end - begin for begin, end in pairwise(clock))
-
     def _clock(self) -> float:
         return time.perf_counter() - self._training.slept
 
 
-def with_hook(training: Training, steps: int) -> float:
-    """Seconds a step with every probe that is on by default."""
-    rankscope.instrument()
-    training.warm_up()
-    seconds = training.run(steps)
-    rankscope.uninstrument()
-    return seconds
+def reference() -> float:
+    """Seconds of a loop that is always the same: the CPU's speed at this moment."""
+    began = time.perf_counter()
+    total = 0
+    for number in range(REFERENCE_ROUNDS):
+        total += number
+    return time.perf_counter() - began
 
 
-def without_hook(training: Training, steps: int) -> float:
-    """Seconds a step of the plain loop."""
-    training.warm_up()
-    return training.run(steps)
-
-
-def differences(training: Training, pairs: int, steps: int, treated: Callable[[Training, int], float]) -> list[float]:
-    """Seconds a step that `treated` takes longer than the plain loop, one value a pair, in alternating order."""
+def alternating(pairs: int, plain: Callable[[], Found], other: Callable[[], Found]) -> list[tuple[Found, Found]]:
+    """What the two give in turn, the one first and then the other."""
     found = []
     for number in range(pairs):
         if number % 2:
-            plain, seconds = without_hook(training, steps), treated(training, steps)
+            first = plain()
+            found.append((first, other()))
         else:
-            seconds, plain = treated(training, steps), without_hook(training, steps)
-        found.append(seconds - plain)
+            second = other()
+            found.append((plain(), second))
     return found
+
+
+def full_speed(steps: Block) -> float:
+    """Seconds that a reference loop takes at most while the CPU has its full speed."""
+    references = sorted(step.reference for step in steps)
+    return FULL_SPEED * references[int(FASTEST * len(references))]
+
+
+def figure(block: Block, limit: float) -> float | None:
+    """The median step of those beside which the reference loop took `limit` seconds at most; None of too few."""
+    seconds = [step.seconds for step in block if step.reference <= limit]
+    return statistics.median(seconds) if len(seconds) >= FEWEST else None
+
+
+def differences(pairs: Sequence[tuple[Block, Block]], limit: float) -> list[float]:
+    """Seconds a step that the second block of a pair takes longer, of the pairs that have both figures."""
+    figures = [(figure(plain, limit), figure(other, limit)) for plain, other in pairs]
+    return [other - plain for plain, other in figures if plain is not None and other is not None]
 
 
 def interval(values: Sequence[float]) -> Interval:
@@ -115,18 +167,6 @@ def interval(values: Sequence[float]) -> Interval:
     resample = random.Random(0).choices  # noqa: S311 - a bootstrap, not a secret
     medians = sorted(statistics.median(resample(values, k=len(values))) for _ in range(RESAMPLES))
     return statistics.median(values), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
-
-
-def counts(training: Training, steps: int) -> tuple[float, int]:
-    """Collectives a step, as the hook counts them; and the interpreter's instructions a step in its functions."""
-    rankscope.instrument()
-    training.warm_up()
-    collectives = Rankscope().collectives()
-    training.run(steps)
-    collectives = Rankscope().collectives() - collectives
-    instructions = instructions_of(lambda: training.run(1))
-    rankscope.uninstrument()
-    return collectives / steps, instructions
 
 
 def instructions_of(run: Callable[[], object]) -> int:
@@ -154,34 +194,54 @@ def instructions_of(run: Callable[[], object]) -> int:
 def compare(name: str, pairs: int) -> dict[str, Any]:
     """All figures of one training; seconds as microseconds a step."""
     make = TRAININGS[name]
-    steps, fewer = SHORTER.get(name, (50, 1))
+    steps, fewer = SHORTER.get(name, (STEPS, 1))
     pairs = max(1, pairs // fewer)
     if make.ranks:
         join(make.ranks)
-    training = Loop(make())
-    training.warm_up()
-    step = statistics.median(without_hook(training, steps) for _ in range(5))
-    hook, control = (
-        [round(value * MICROSECONDS, 1) for value in interval(differences(training, pairs, steps, treated))]
-        for treated in (with_hook, without_hook)
-    )
-    collectives, instructions = counts(training, steps)
+    training = Loop(make(), steps)
+    training.without_hook()
+    hooked = alternating(pairs, training.without_hook, training.with_hook)
+    control = alternating(pairs, training.without_hook, training.without_hook)
+    collectives, instructions = training.counts()
     if make.ranks:
         dist.destroy_process_group()
-    figures = {"step_us": round(step * MICROSECONDS, 1), "hook_us": hook, "control_us": control}
-    figures["bound_us"] = BOUNDS.get(name, BOUND + COLLECTIVE_BOUND * collectives)
+    plain = [step for pair in control for block in pair for step in block]
+    limit = full_speed(plain)
+    figures: dict[str, Any] = {
+        "step_us": microseconds(statistics.median(step.seconds for step in plain if step.reference <= limit)),
+        "hook_us": span(differences(hooked, limit)),
+        "control_us": span(differences(control, limit)),
+        "bound_us": BOUNDS.get(name, BOUND + COLLECTIVE_BOUND * collectives),
+        "full_speed": round(sum(step.reference <= limit for step in plain) / len(plain), 2),
+        "all_steps_us": microseconds(statistics.median(step.seconds for step in plain)),
+        "all_hook_us": span(differences(hooked, math.inf)),
+        "all_control_us": span(differences(control, math.inf)),
+    }
     figures |= {"collectives": collectives, "instructions": instructions}
     return {"training": name, **figures, "pairs": pairs, "steps_per_block": steps}
+
+
+def span(values: Sequence[float]) -> list[float] | None:
+    """The median of so many seconds and its interval, as microseconds; None of too few to tell."""
+    return [microseconds(value) for value in interval(values)] if len(values) >= FEWEST_PAIRS else None
+
+
+def microseconds(seconds: float) -> float:
+    """Rounded to a tenth."""
+    return round(seconds * MICROSECONDS, 1)
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
     """The figures as Markdown."""
     head: tuple[str, ...] = ("training", "step (µs)", "hook (µs a step)", "bound", "control (µs a step)")
+    head += ("steps at full speed", "all steps (µs)", "hook, all", "control, all")
     head += ("instructions a step", "collectives a step", "pairs")
     rows = [
         (
             *(line["training"], f"{line['step_us']:.0f}"),
             *(_span(line["hook_us"]), f"{line['bound_us']:.0f}", _span(line["control_us"])),
+            *(f"{line['full_speed']:.0%}", f"{line['all_steps_us']:.0f}"),
+            *(_span(line["all_hook_us"]), _span(line["all_control_us"])),
             *(str(line["instructions"]), f"{line['collectives']:.0f}"),
             f"{line['pairs']} of {line['steps_per_block']} steps",
         )
@@ -190,8 +250,8 @@ def table(found: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
 
 
-def _span(values: Sequence[float]) -> str:
-    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*values)
+def _span(values: Sequence[float] | None) -> str:
+    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*values) if values else "too few"
 
 
 def page(figures: dict[str, Any]) -> str:
