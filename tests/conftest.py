@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import os
 import shutil
 import signal
 import socket
@@ -15,6 +17,10 @@ import pytest
 # the tests start: Ctrl-C would not interrupt them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What earlier tests left as garbage, process groups among it, has threads that a forked child does not have: collected
+# there, its destructors wait for them for ever.
+os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 
 
 @pytest.fixture

@@ -88,7 +88,7 @@ def test_every_work_runs_on_the_cpu_too() -> None:
 
 def test_the_load_tells_when_each_phase_began_and_what_it_did() -> None:
     small = ["--device=cpu", "--matrix=8", "--chunk=1024", "--held=1024", "--scale=0.002"]
-    ran = subprocess.run([sys.executable, str(LOAD), *small], check=True, capture_output=True, text=True)
+    ran = subprocess.run([sys.executable, str(LOAD), *small], check=True, stdout=subprocess.PIPE, text=True)
     told = [json.loads(line) for line in ran.stdout.splitlines()]
     assert told[0]["uuid"] == ""
     assert [line["phase"] for line in told[1:]] == [phase.name for phase in PHASES for _ in range(2)]

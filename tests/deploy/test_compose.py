@@ -28,7 +28,7 @@ def compose(*arguments: str, **environment: str) -> str:
     program = Path(sys.executable).with_name("docker-compose")
     command = [str(program), "--file", str(ROOT / "deploy/docker-compose.yml"), *arguments]
     given = {"PATH": os.environ["PATH"], **environment}
-    return subprocess.run(command, env=given, check=True, capture_output=True, text=True).stdout
+    return subprocess.run(command, env=given, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def rendered(profile: str, **environment: str) -> dict[str, Any]:

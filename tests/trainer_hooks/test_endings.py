@@ -206,19 +206,19 @@ def test_a_rank_does_not_remove_the_records_of_a_run_with_a_similar_name(run_dir
     for run, rank in (("v1.0", "3"), ("v1", "0")):
         environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN": run, "RANK": rank}
         environment["RANKSCOPE_RUN_DIR"] = str(run_dir)
-        subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True, capture_output=True)
+        subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True)
     assert len(list(run_dir.glob("*.rank"))) == 2
 
 
 def test_a_warm_up_before_the_process_group_does_not_publish_a_rank_on_its_own(run_dir: Path) -> None:
     environment = {**os.environ, "RANKSCOPE": "1", "WORLD_SIZE": "2", "RANKSCOPE_RUN_DIR": str(run_dir)}
-    subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True)
     assert list(run_dir.iterdir()) == []
 
 
 def test_nothing_happens_without_being_asked_for(run_dir: Path) -> None:
     environment = {**os.environ, "RANKSCOPE_RUN_DIR": str(run_dir)}
-    subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True, capture_output=True)
+    subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True)
     assert list(run_dir.iterdir()) == []
 
 

@@ -70,9 +70,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory, moments: dict[str, int]
     lines = [f"{line} {moments[name]}\n" for name, text in MOMENTS.items() for line in text.splitlines() if line]
     (directory / "series.txt").write_text("".join(lines) + "# EOF\n")
     backfill = [servers.program("promtool"), "tsdb", "create-blocks-from", "openmetrics"]
-    subprocess.run(
-        [*backfill, directory / "series.txt", directory / "prometheus-data"], check=True, capture_output=True
-    )
+    subprocess.run([*backfill, directory / "series.txt", directory / "prometheus-data"], check=True)
     server = servers.prometheus(directory, prometheus_config([]))
     server.start()
     yield server.url

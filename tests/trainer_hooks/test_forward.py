@@ -246,8 +246,8 @@ print(pickle.load(sys.stdin.buffer)(torch.ones(1, 4)).item())
 
 
 def test_a_model_of_the_script_itself_can_be_sent_to_a_process_without_the_hook() -> None:
-    sent = subprocess.run([sys.executable, "-c", SENDER], capture_output=True, check=True).stdout
-    received = subprocess.run([sys.executable, "-c", RECEIVER], input=sent, capture_output=True, check=True).stdout
+    sent = subprocess.run([sys.executable, "-c", SENDER], stdout=subprocess.PIPE, check=True).stdout
+    received = subprocess.run([sys.executable, "-c", RECEIVER], input=sent, stdout=subprocess.PIPE, check=True).stdout
     assert float(received) == 7
 
 

@@ -16,7 +16,7 @@ print(json.dumps(sorted({{name.partition('.')[0] for name in set(sys.modules) - 
 
 def modules_brought_in_by(module: str) -> set[str]:
     code = PRINT_NEW_MODULES.format(module=module)
-    answer = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    answer = subprocess.run([sys.executable, "-I", "-c", code], stdout=subprocess.PIPE, text=True, check=True)
     return set(json.loads(answer.stdout))
 
 

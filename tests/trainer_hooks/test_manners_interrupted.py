@@ -27,7 +27,7 @@ def test_after_ctrl_c_anywhere_in_the_hook_phases_and_steps_are_right(
 ) -> None:
     environment = {**os.environ, "RANKSCOPE_RUN": "job"}
     command = [sys.executable, str(JOB), steps_before, stride]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     result = json.loads(done.stdout)
     assert result["wrong"] == []
     assert result["places"] > 200

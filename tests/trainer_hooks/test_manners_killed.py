@@ -23,12 +23,12 @@ INFO = {"run": "r", "rank": "0"}
 def test_a_rank_that_is_killed_at_any_point_leaves_a_record_that_is_whole_and_true(run_dir: Path, place: str) -> None:
     environment = {**os.environ, "RANKSCOPE_RUN": "job"}
     command = [sys.executable, str(JOB), place, "100"]
-    done = subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
     assert result["lies"] == []
     assert result["endings"]["killed"] > 50  # the others were killed before they had a record
     assert result["files"] == 1
-    assert done.stderr == ""
 
 
 def test_what_a_killed_process_left_half_made_does_not_keep_the_next_of_its_number_from_a_record(run_dir: Path) -> None:

@@ -139,6 +139,7 @@ def test_a_launcher_learns_a_uuid_without_importing_anything_heavy():
         assert simulated_uuid(3) == "GPU-51300000-0000-4000-8000-000000000003"
         print({"pynvml", "yaml", "prometheus_client"} & set(sys.modules))
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script)], capture_output=True, text=True, check=True)
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "set()\n"
     assert len({simulated_uuid(index) for index in range(64)}) == 64
