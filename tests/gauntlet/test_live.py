@@ -50,7 +50,7 @@ def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(runner
     assert (verdict["fired"], verdict["place_right"], verdict["cause_right"]) == (True, True, True), line
     assert line["false_alarms"] == []
     assert line["resolved"]
-    assert said_by_explain(line) == said_by_the_notification(line)
+    assert said_by_explain(line) == said_by_the_notification(line), line
 
 
 @pytest.mark.parametrize("name", ["longer_sequences", "drift"])

@@ -2,7 +2,7 @@
 
 Counters grow as fast as they did, what was ten seconds ago is 150 ago, gauges stay as they were, and what was absent
 stays absent. The healthy part is repeated until the rules know what the run is used to, and the last of the recording
-until the slowest of them has had its time.
+until the slowest of them has had its time. Before the onset and shortly before the end some scrapes fail.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ STRETCH = INTERVAL / 1  # recorded at one scrape a second
 REPEATED = 12  # scrapes: the last of a recording, when the fault shows in every window
 QUIET = 40  # scrapes before the onset: twice the window
 FAULTY = 92  # scrapes from then on: a low utilisation has to last for 15 minutes, in each of which the window shows it
+FAILED = 3  # scrapes in a row: as long as an exporter may take to be restarted (known_for)
+AFTERWARDS = 3  # scrapes after those of the end
 SLOW = {"RankscopeGpuMemoryHeldIdle": 130, "RankscopeCheckpointOverdue": 990}  # 10 and 20 minutes; 4 hours
 
 
@@ -35,11 +37,28 @@ def tests_of(recordings: Iterable[Recording]) -> list[dict[str, Any]]:
 
 
 def _test(recordings: list[Recording], faulty: int) -> dict[str, Any]:
+    last = QUIET + faulty - 1
+    first_failed = last + 1 - AFTERWARDS - FAILED
+    failed = {first + later for first in (QUIET // 2, first_failed) for later in range(FAILED)}
+    answers = " ".join("0" if scrape in failed else "1" for scrape in range(last + 1))
     return {
         "interval": f"{INTERVAL}s",
-        "input_series": [one for recording in recordings for one in series(recording, faulty)],
-        "promql_expr_test": [_question("before", 0, QUIET - 1), _question("after", QUIET, QUIET + faulty - 1)],
+        "input_series": [
+            *({"series": f'up{{job="rankscope",instance="{one.case}"}}', "values": answers} for one in recordings),
+            *(_interrupted(line, failed) for one in recordings for line in series(one, faulty)),
+        ],
+        "promql_expr_test": [
+            _question("before", 0, QUIET - 1),
+            _question("after", QUIET, last),
+            *(_question(str(scrape - first_failed), scrape, scrape) for scrape in range(first_failed - 1, last + 1)),
+        ],
     }
+
+
+def _interrupted(line: dict[str, str], failed: set[int]) -> dict[str, str]:
+    """Prometheus marks everything as stale when a scrape fails."""
+    values = enumerate(line["values"].split(" "))
+    return {**line, "values": " ".join("stale" if scrape in failed else value for scrape, value in values)}
 
 
 def _question(when: str, first: int, last: int) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from tests.rules import promtool, replay
 from tests.rules.alertmanager import Alert, running
 from tests.rules.recording import RECORDED, Recording
+from tests.rules.replay import AFTERWARDS, FAILED
 
 RECORDINGS = [Recording.read(path) for path in sorted(RECORDED.glob("*.json"))]
 
@@ -50,6 +51,16 @@ def test_a_recorded_fault_is_told_with_its_place_and_cause_and_nothing_else_is(
     right = [alert for alert in of_it if recording.told and recording.told.items() <= alert.items()]
     assert of_it == right
     assert bool(right) == bool(recording.told)
+
+
+@pytest.mark.parametrize("later", range(FAILED + AFTERWARDS))
+def test_scrapes_that_fail_end_no_alert_and_change_no_cause(fired: list[Alert], later: int) -> None:
+    assert at(fired, str(later)) == at(fired, "-1")
+
+
+def at(fired: list[Alert], when: str) -> list[list[tuple[str, str]]]:
+    """What fired then, without the label that says so."""
+    return sorted(sorted({**alert, "when": ""}.items()) for alert in fired if alert["when"] == when)
 
 
 def test_every_alert_is_of_one_of_the_recorded_runs(fired: list[Alert]) -> None:
