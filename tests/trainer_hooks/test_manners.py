@@ -146,7 +146,7 @@ def test_training_that_moves_to_another_thread_and_back_is_followed() -> None:
         else:
             train(10)
         assert attached().timeline.steps == expected
-        assert attached().timeline.open_phases == [record.OTHER]
+        assert attached().timeline.open_phases == (record.OTHER, None)
 
 
 def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:
@@ -170,7 +170,7 @@ def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:
     timeline, slots = attached().timeline, attached().writer.slots
     place = record.PLACES["phase_seconds"]
     total = sum(slots[place : place + record.MAX_PHASES])
-    assert timeline.open_phases == [record.OTHER]
+    assert timeline.open_phases == (record.OTHER, None)
     assert total == pytest.approx(timeline.last_event - slots[record.PLACES["started_monotonic"]], abs=1e-6)
 
 

@@ -16,6 +16,7 @@ from rankscope import record
 from rankscope.rank_reader import UnreadableRecordError, read_rank
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
+from rankscope.timeline import Timeline
 
 INFO = {"run": "r", "rank": "0", "phases": ["tokenize"]}
 
@@ -189,3 +190,25 @@ def test_a_store_is_never_seen_half_done(run_dir: Path) -> None:
             os.close(descriptor)
             writer.kill()
     assert {struct.pack("d", value) for value in seen} <= {bytes(8), b"\x11" * 8, b"\xee" * 8}
+
+
+def test_a_phase_is_open_since_the_last_event_and_one_that_absorbs_since_it_began(run_dir: Path) -> None:
+    now = 100.0
+    writer = RankWriter()
+    timeline = Timeline(writer, lambda: now)
+    timeline.step()  # ends start-up
+    writer.publish(run_dir, "r.0", INFO)
+    assert writer.path is not None
+    found = []
+    for phase in (record.FORWARD, record.EVALUATION):
+        now += 1
+        opened = timeline.enter(phase)
+        now += 2
+        timeline.leave(timeline.enter(record.DATA_WAIT))
+        now += 4
+        snapshot = read_rank(writer.path)
+        found.append((snapshot.phase, now - snapshot.phase_since))
+        timeline.leave(opened)
+    snapshot = read_rank(writer.path)
+    found.append((snapshot.phase, now - snapshot.phase_since))
+    assert found == [("forward", 4.0), ("evaluation", 6.0), ("other", 0.0)]

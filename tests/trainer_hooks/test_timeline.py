@@ -95,6 +95,17 @@ def test_leaving_an_outer_phase_closes_what_was_left_open_within_it(timeline: Ti
     assert seconds(timeline) == {"other": 7.0}
 
 
+def test_of_two_phases_that_overlap_the_outer_closes_the_inner(timeline: Timeline, clock: Clock) -> None:
+    outer = timeline.enter(record.FORWARD)
+    inner = timeline.enter(record.H2D_COPY)
+    clock.now += 1
+    timeline.leave(outer)
+    timeline.leave(inner)
+    clock.now += 2
+    timeline.leave(timeline.enter(record.BACKWARD))
+    assert seconds(timeline) == {"h2d_copy": 1.0, "other": 2.0}
+
+
 class ProcessGroup:
     """Torch counts none of its collectives."""
 

@@ -39,13 +39,13 @@ def phase(name: str) -> Iterator[None]:
     if attachment is None:
         yield
         return
-    depth, succeeded = attachment.enter_phase(name), False
+    opened, succeeded = attachment.enter_phase(name), False
     try:
         yield
         succeeded = True
     finally:
         try:
-            attachment.leave_phase(name, depth, succeeded)
+            attachment.leave_phase(name, opened, succeeded)
         except BaseException:  # Ctrl-C on the way in, past the guard
             attachment.timeline.unwind()
             raise

@@ -19,7 +19,7 @@ from rankscope.rank_reader import UnreadableRecordError, read_rank
 from rankscope.rank_writer import SUFFIX, RankWriter, run_directory
 from rankscope.settings import Settings
 from rankscope.stack_dump import StackDump
-from rankscope.timeline import Timeline
+from rankscope.timeline import Phases, Timeline
 
 RECORD_OUTLIVES_ITS_PROCESS = 600.0  # seconds: as long as the exporter shows it
 
@@ -103,17 +103,17 @@ class Attachment:
         self._refresh()
         return len(names)
 
-    def _enter_phase(self, name: str) -> int:
+    def _enter_phase(self, name: str) -> Phases | None:
         index = self._phase_index(name)
         return self.timeline.checkpoints.begin() if index == record.CHECKPOINT else self.timeline.enter(index)
 
-    def _leave_phase(self, name: str, depth: int | None, succeeded: bool) -> None:
-        if depth is None:
+    def _leave_phase(self, name: str, opened: Phases | None, succeeded: bool) -> None:
+        if opened is None:
             return
         if str(name) == record.PHASES[record.CHECKPOINT]:
-            self.timeline.checkpoints.end(depth, 0.0 if succeeded else None)
+            self.timeline.checkpoints.end(opened, 0.0 if succeeded else None)
         else:
-            self.timeline.leave(depth)
+            self.timeline.leave(opened)
 
     def _explicit_step(self, samples: float | None, tokens: float | None) -> None:
         timeline = self.timeline

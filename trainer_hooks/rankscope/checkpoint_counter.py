@@ -10,7 +10,7 @@ from rankscope import record
 from rankscope.record import PLACES
 
 if TYPE_CHECKING:
-    from rankscope.timeline import Depth, Timeline
+    from rankscope.timeline import Phases, Timeline
 
 STEPS = PLACES["steps"]
 CHECKPOINTS = PLACES["checkpoints"]
@@ -37,19 +37,19 @@ class CheckpointCounter:
         self._bytes = 0.0  # of the saves within the outermost one
         self._last_step = NO_STEP
 
-    def begin(self) -> Depth:
+    def begin(self) -> Phases | None:
         """A save begins; pass what this returns to `end`."""
-        depth = self._timeline.enter(record.CHECKPOINT)
-        if depth > 0:
+        opened = self._timeline.enter(record.CHECKPOINT)
+        if opened:
             if self._open == 0:
                 self._began, self._bytes = self._clock(), 0.0
             self._open += 1
-        return depth
+        return opened
 
-    def end(self, depth: Depth, size: float | None) -> None:
+    def end(self, opened: Phases | None, size: float | None) -> None:
         """A save ended that wrote `size` bytes: 0 if that is not known, None if it was no checkpoint or failed."""
-        self._timeline.leave(depth)
-        if depth <= 0:
+        self._timeline.leave(opened)
+        if not opened:
             return
         self._open -= 1
         if size is None:

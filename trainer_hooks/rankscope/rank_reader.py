@@ -176,7 +176,8 @@ def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
     phases = len(record.PHASES) + len(info.get("phases", ()))
     # What is no number makes the sum none, and then it is not below anything.
     are_values = min(slots) >= 0.0 and sum(slots) <= LARGEST and slots[PLACES["phase"]] < phases
-    is_in_order = slots[PLACES["started_monotonic"]] <= slots[PLACES["phase_since"]]
+    since = slots[PLACES["phase_since"]]
+    is_in_order = since == 0.0 or slots[PLACES["started_monotonic"]] <= since
     # OpenMetrics wants whole numbers in a histogram's buckets.
     if not (are_values and is_in_order and all(map(float.is_integer, slots[_BUCKETS]))):
         raise UnreadableRecordError("foreign", path, "values that no rank writes")

@@ -61,6 +61,11 @@ class RankSnapshot:
         return self._phase_names()[int(self["phase"])]
 
     @property
+    def phase_since(self) -> float:
+        """Monotonic time since when that phase is open; one that was interrupted, since it goes on."""
+        return self["phase_since"] or self.last_progress
+
+    @property
     def phase_seconds(self) -> dict[str, float]:
         """Seconds by phase, the open one included while the rank lives: they sum to the time since its start."""
         names = self._phase_names()

@@ -114,4 +114,8 @@ class RankWriter:
         self._memory = memory
         view = memoryview(memory)
         self.slots = view[record.SLOTS_OFFSET : record.SLOTS_OFFSET + 8 * record.SLOTS].cast("d")
-        self.ring = view[record.RING_OFFSET : record.RING_OFFSET + 8 * record.RING_SLOTS].cast("d")
+        self.phase_seconds = self.slots[PLACES["phase_seconds"] : PLACES["phase"] + 1]  # and at its end, the open phase
+        self.copied = self.slots[record.COPIED]
+        ring = view[record.RING_OFFSET : record.RING_OFFSET + 8 * record.RING_SLOTS].cast("d")
+        places = range(0, record.RING_SLOTS, record.RING_WIDTH)
+        self.ring = [ring[place : place + record.RING_WIDTH] for place in places]

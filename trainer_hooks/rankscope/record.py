@@ -111,12 +111,12 @@ FIELDS = {
     "step_seconds": 1,  # the histogram's sum
     "steps": 1,  # optimizer steps
     "micro_steps": 1,  # backward passes
-    "phase": 1,  # the phase that is open, as an index
-    "phase_since": 1,  # monotonic
     # From here to the last of PHASES the slots are what an entry of the ring copies.
     "samples": 1,
     "tokens": 1,
     "phase_seconds": MAX_PHASES,  # up to the last event: the reader adds the open phase
+    "phase": 1,  # the phase that is open, as an index
+    "phase_since": 1,  # monotonic, of a phase that absorbs what it contains; 0: it is open since the last event
     "device_seconds": MAX_PHASES,  # the same phases in the GPU's time
     "collectives": len(OPS),
     "collective_seconds": len(OPS),  # exposed: what the training thread waited
@@ -154,6 +154,7 @@ INFO_OFFSET_UNIT = 2**16  # a text is shorter
 RING_STEPS = 128
 RING_COPIES = PLACES["phase_seconds"] + len(PHASES) - PLACES["samples"]
 RING_WIDTH = 2 + RING_COPIES
+COPIED = slice(PLACES["samples"], PLACES["samples"] + RING_COPIES)
 RING_SLOTS = RING_STEPS * RING_WIDTH
 
 LAYOUT = hashlib.sha256(repr((FIELDS, PHASES, OPS, STEP_BOUNDS, RING_STEPS)).encode()).digest()[:8]

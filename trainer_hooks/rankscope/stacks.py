@@ -56,7 +56,7 @@ def show(run: str | None, rank: str | None, directory: Path | None, out: TextIO 
 def heading(snapshot: RankSnapshot) -> str:
     """Who it is, and what it has been doing for how long."""
     info = snapshot.info
-    since = snapshot.read_monotonic - snapshot["phase_since"]
+    since = snapshot.read_monotonic - snapshot.phase_since
     pid = snapshot.lock_pid or info.get("pid")
     return (
         f"=== run {info.get('run')}, rank {info.get('rank')}, pid {pid}: {snapshot.phase} for {since:.1f} s, "

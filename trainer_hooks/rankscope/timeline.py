@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
@@ -20,25 +20,26 @@ from rankscope import record
 from rankscope.checkpoint_counter import CheckpointCounter
 from rankscope.groups import Group, Groups
 from rankscope.rank_writer import RankWriter
-from rankscope.record import ABSORBING, PLACES, RING_STEPS, RING_WIDTH, STEP_BOUNDS
+from rankscope.record import ABSORBING, PLACES, RING_STEPS, STEP_BOUNDS
 
-Depth = int  # what `enter` returns and `leave` takes: how deep the stack was; -1 for "not entered"
+# The phases that are open: the innermost, and likewise those around it (None: there is none). It never changes, so that
+# identity tells whether what `enter` opened is still what is open.
+Phases = tuple[int, Any]
 
 NOBODY = -1
 
 SETTLED_STEPS = 20  # after each of the first ones the looks are taken, later once a second
 LOOK_INTERVAL = 1.0  # seconds
 
-PHASE = PLACES["phase"]
+OPEN = PLACES["phase"] - PLACES["phase_seconds"]  # in `RankWriter.phase_seconds`
 PHASE_SINCE = PLACES["phase_since"]
-PHASE_SECONDS = PLACES["phase_seconds"]
 STEPS = PLACES["steps"]
 MICRO_STEPS = PLACES["micro_steps"]
 SAMPLES = PLACES["samples"]
 TOKENS = PLACES["tokens"]
 STEP_SECONDS = PLACES["step_seconds"]
 STEP_BUCKETS = PLACES["step_buckets"]
-COPIED = slice(PLACES["samples"], PLACES["samples"] + record.RING_COPIES)
+COPIES = slice(2, None)  # of an entry of the ring
 COLLECTIVE_DURATION = PLACES["collective_duration_seconds"]
 COLLECTIVE_BUS_BYTES = PLACES["collective_bus_bytes"]
 OPEN_OP = PLACES["collective_op"]
@@ -74,14 +75,17 @@ class Timeline:
         """Begin again from nothing, in start-up, as the calling process."""
         self._owner: int | None = threading.main_thread().ident
         self._on_boundary: Callable[[int], object] | None = None
-        # The phases that are open, outermost first. The bottom is start-up, and OTHER when that ends.
-        self.open_phases = [record.STARTUP]
+        # The last one is start-up, and OTHER when that ends.
+        self.open_phases: Phases = (record.STARTUP, None)
         self._absorber, self._absorber_depth = record.STARTUP, 0
-        self._open_slot = PHASE_SECONDS + record.STARTUP  # where the seconds of the open phase are summed
+        self.has_started = False
+        self.awaited: Any = None  # a synchronous collective that was issued and whose wait comes next (collectives.py)
+        self.nested_backwards = 0  # backward passes that run within the one that is a phase
+        # Called once when that ends, with the seconds since the last event.
+        self.on_backward_end: Callable[[float], object] | None = None
         self._settle()
         self.last_event = self._last_step = self.clock()  # when it was, by the clock; and the last step
         self._next_look = self.last_event
-        self.awaited: Any = None  # a synchronous collective that was issued and whose wait comes next (collectives.py)
         self.fetched_samples = self.fetched_tokens = 0.0  # since the last step: counted when the next one ends
         self.checkpoints = CheckpointCounter(self, self.clock)
         slots = self.writer.slots
@@ -89,7 +93,7 @@ class Timeline:
             slots[place] = 0.0
         slots[PLACES["started_monotonic"]] = slots[PHASE_SINCE] = self.last_event
         slots[PLACES["started_unix"]] = time.time()
-        slots[PHASE] = record.STARTUP
+        self.writer.phase_seconds[OPEN] = record.STARTUP
 
     @property
     def on_event(self) -> Callable[[int], object] | None:
@@ -114,98 +118,127 @@ class Timeline:
     def _settle(self) -> None:
         """After a change of what makes an event unusual: a listener, an absorbing phase, another thread."""
         is_usual = self._on_event is None and self._on_boundary is None and self._absorber == NOBODY
-        self._usual_owner = self._owner if is_usual else None
+        usual_owner = self._owner if is_usual else None
+        if self.awaited is None:
+            self.usual_owner = usual_owner
+        else:
+            self.usual_owner, self.owner_after_wait = None, usual_owner
 
     # The hot path: every probe calls these two, a dozen times a step, each time after the model's own work has emptied
-    # the caches (docs/decisions/0016). In them the usual case comes first, told by one comparison.
+    # the caches (docs/decisions/0016). In them the usual case comes first: the thread that trains, nobody who listens,
+    # nothing that absorbs, no wait to come.
 
-    def enter(self, phase: int, on_behalf: bool = False) -> Depth:
-        """Open `phase` in the training thread; pass what this returns to `leave`.
+    def enter(self, phase: int, on_behalf: bool = False) -> Phases | None:
+        """Open `phase` in the training thread; pass what this returns to `leave`: None if that is not done.
 
         `on_behalf` is for code that runs on another thread while the training thread waits for it.
         """
-        if get_ident() != self._usual_owner or phase in ABSORBING:
+        if get_ident() != self.usual_owner or phase in ABSORBING:
             return self._enter_unusually(phase, on_behalf)
-        now = self.clock()
-        slots = self.writer.slots
-        slots[self._open_slot] += now - self.last_event
+        clock = self.clock  # by itself, as the interpreter knows `self.clock()` for a slow kind of method call
+        now = clock()  # from here on without a call, after which Ctrl-C might come in between
+        outer = self.open_phases
+        seconds = self.writer.phase_seconds
+        seconds[outer[0]] += now - self.last_event
         self.last_event = now
-        stack = self.open_phases
-        stack.append(phase)
-        slots[PHASE] = phase
-        slots[PHASE_SINCE] = now
-        self._open_slot = PHASE_SECONDS + phase
-        return len(stack) - 1
+        self.open_phases = opened = (phase, outer)
+        seconds[OPEN] = phase
+        return opened
 
-    def leave(self, depth: Depth) -> float:
-        """Close the phase that was opened at `depth`, and whatever was left open within it.
+    def leave(self, opened: Phases | None) -> float:
+        """Close the phase that `enter` opened, and whatever was left open within it.
 
         Returns the seconds since the last event: of an innermost phase, its whole length. 0 if it was not entered,
         or somebody further out has closed it already.
         """
-        stack = self.open_phases
-        if len(stack) != depth + 1 or self._usual_owner is None:
-            return self._leave_unusually(depth)
-        now = self.clock()
-        seconds = now - self.last_event
-        slots = self.writer.slots
-        slots[self._open_slot] += seconds
+        inner = self.open_phases
+        # One phase within it, as DDP's exposed wait in backward, ends in the same event.
+        if opened is None or self.usual_owner is None or (inner is not opened and inner[1] is not opened):
+            return self._leave_unusually(opened)
+        clock = self.clock
+        now = clock()  # from here on without a call, as above
+        elapsed = now - self.last_event
+        seconds = self.writer.phase_seconds
+        seconds[inner[0]] += elapsed
         self.last_event = now
-        del stack[depth]  # from here on without a call, after which Ctrl-C might come in between
-        slots[PHASE] = phase = stack[-1]
-        slots[PHASE_SINCE] = now
-        self._open_slot = PHASE_SECONDS + phase
-        return seconds
+        self.open_phases = outer = opened[1]
+        seconds[OPEN] = outer[0]
+        return elapsed
 
-    def _enter_unusually(self, phase: int, on_behalf: bool) -> Depth:
+    def _enter_unusually(self, phase: int, on_behalf: bool = False) -> Phases | None:
+        """`enter` in every case."""
         if self._owner is None or (get_ident() != self._owner and not on_behalf):
-            return -1
+            return None
         if self._on_event is not None:
             self._on_event(phase)
         now = self._pass()
-        stack = self.open_phases
-        depth = len(stack)
-        stack.append(phase)
+        if self.awaited is not None:
+            self._give_up()
+        outer = self.open_phases
+        self.open_phases = opened = (phase, outer)
         if self._absorber == NOBODY:
             if phase in ABSORBING:
-                self._usual_owner = None
-                self._absorber, self._absorber_depth = phase, depth
+                self._absorber, self._absorber_depth = phase, len(flat(outer))
             self._open(phase, now)
+            self._settle()
             if self._on_boundary is not None:
                 self._on_boundary(phase)
-        return depth
+        return opened
 
-    def _leave_unusually(self, depth: Depth) -> float:
-        stack = self.open_phases
-        if depth <= 0 or depth >= len(stack):
+    def _leave_unusually(self, opened: Phases | None) -> float:
+        """`leave` in every case."""
+        phases, left = flat(self.open_phases), flat(opened)
+        depth = len(left) - 1  # how many stay open
+        # The outermost is another by now, if start-up ended in between.
+        if depth <= 0 or phases[-depth - 1 : -1] != left[:-1]:
             return 0.0
+        return self._close(depth)
+
+    def _close(self, depth: int) -> float:
+        """Leave only the `depth` outermost phases open. Returns the seconds since the last event."""
+        outer = self.open_phases
+        for _ in flat(outer)[depth:]:
+            outer = outer[1]
         before = self.last_event
         now = self._pass()
-        del stack[depth:]  # from here on without a call, after which Ctrl-C might come in between
+        self._forget_awaited()
+        self.open_phases = outer  # from here on without a call, after which Ctrl-C might come in between
         if self._absorber_depth >= depth:
             self._absorber, self._absorber_depth = NOBODY, NOBODY
         if self._absorber == NOBODY:
-            self._open(stack[-1], now)
+            self._open(outer[0], now)
             self._settle()
             if self._on_boundary is not None:
-                self._on_boundary(stack[-1])
+                self._on_boundary(outer[0])
         return now - before
 
     def _pass(self) -> float:
         """Charge the time until now to the phase that is open; returns now."""
         now = self.clock()
-        self.writer.slots[self._open_slot] += now - self.last_event
+        self.writer.phase_seconds[self.charged_phase] += now - self.last_event
         self.last_event = now
         return now
 
+    @property
+    def charged_phase(self) -> int:
+        """The phase that the time is charged to."""
+        return self.open_phases[0] if self._absorber == NOBODY else self._absorber
+
+    def _give_up(self) -> None:
+        """Nobody waits for the synchronous collective that was issued last: it ended with the last event."""
+        self._forget_awaited()
+        self.open_phases = self.open_phases[1]
+        self._settle()
+
+    def _forget_awaited(self) -> None:
+        if self.awaited is not None:
+            self.awaited = None
+            self.writer.slots[OPEN_OP] = 0.0
+
     def unwind(self) -> None:
         """Close everything but start-up: what a probe that failed half-way may have left open."""
-        self.leave(1)
-        self._pass()
-        self.awaited = None
+        self._close(1)
         self.writer.slots[OPEN_OP] = 0.0
-        if self._absorber == NOBODY:
-            self._open(self.open_phases[-1], self.last_event)
 
     def step(self) -> None:
         """The end of a step, on the thread that trains. The first one ends start-up."""
@@ -220,7 +253,7 @@ class Timeline:
     def step_ended(self) -> None:
         """The end of a step was the last event, one of the training thread's."""
         now, slots = self.last_event, self.writer.slots
-        if self.open_phases[0] == record.STARTUP:
+        if not self.has_started:
             self._end_startup(now)
         else:
             seconds = now - self._last_step
@@ -233,21 +266,25 @@ class Timeline:
             slots[TOKENS] += self.fetched_tokens
             self.fetched_tokens = 0.0
         number = slots[STEPS] + 1
-        ring = self.writer.ring
-        place = int(number) % RING_STEPS * RING_WIDTH
-        ring[place] = number
-        ring[place + 1] = now
-        ring[place + 2 : place + RING_WIDTH] = slots[COPIED]
+        writer = self.writer
+        entry = writer.ring[int(number) % RING_STEPS]
+        entry[0] = number
+        entry[1] = now
+        entry[COPIES] = writer.copied
         slots[STEPS] = number  # last: now the entry counts
         self._last_step = now
         if self.groups.unasked:
             self.groups.ask()
         if self.on_step is not None:
-            self.on_step(now, self._open_slot - PHASE_SECONDS)
+            self.on_step(now, self.charged_phase)
         if number == self._wake_step:
             self._wake_step = self._on_wake(int(number))
         if now >= self._next_look:
             self._look(now)
+
+    def is_within(self, phases: Collection[int]) -> bool:
+        """Whether one of these phases is open. Usually `open_phases` has but one, which tells without this call."""
+        return not set(flat(self.open_phases)).isdisjoint(phases)
 
     def wake_at(self, step: int, on_wake: Callable[[int], int | None]) -> None:
         """Call `on_wake` with the number of `step` when that has ended; it returns the next step to be called at."""
@@ -296,16 +333,28 @@ class Timeline:
             look()
 
     def _end_startup(self, now: float) -> None:
-        absorbing = [depth for depth, phase in enumerate(self.open_phases) if depth and phase in ABSORBING]
+        *within, _ = flat(self.open_phases)
+        depths = {len(within) - place: phase for place, phase in enumerate(within) if phase in ABSORBING}
+        depth = min(depths, default=NOBODY)
+        absorber = depths.get(depth, NOBODY)
+        phases: Phases = (record.OTHER, None)
+        for phase in reversed(within):
+            phases = phase, phases
         # From here on without a call, after which Ctrl-C might come in between.
-        self.open_phases[0] = record.OTHER
-        self._absorber_depth = absorbing[0] if absorbing else NOBODY
-        self._absorber = self.open_phases[self._absorber_depth] if absorbing else NOBODY
-        self._open(self.open_phases[-1] if self._absorber == NOBODY else self._absorber, now)
+        self.has_started, self.open_phases = True, phases
+        self._absorber_depth, self._absorber = depth, absorber
+        self._open(self.charged_phase, now)
         self._settle()
 
     def _open(self, phase: int, now: float) -> None:
-        slots = self.writer.slots
-        slots[PHASE] = phase
-        slots[PHASE_SINCE] = now
-        self._open_slot = PHASE_SECONDS + phase
+        self.writer.phase_seconds[OPEN] = phase
+        self.writer.slots[PHASE_SINCE] = now if phase in ABSORBING else 0.0
+
+
+def flat(phases: Phases | None) -> list[int]:
+    """Each phase, the innermost first."""
+    found = []
+    while phases is not None:
+        phase, phases = phases
+        found.append(phase)
+    return found

@@ -19,7 +19,7 @@ def _step_seconds(rank: Rank) -> Values:
 
 def _phase_since(rank: Rank) -> Values:
     snapshot = rank.snapshot
-    return {snapshot.phase: snapshot.unix(snapshot["phase_since"])} if snapshot.alive else None
+    return {snapshot.phase: snapshot.unix(snapshot.phase_since)} if snapshot.alive else None
 
 
 METRICS = (

@@ -110,7 +110,7 @@ def wrongs(job: Job) -> list[str]:
     counted = [slots[PLACES[name]] - count for name, count in zip(names, before, strict=True)]
     sums = sum(slots[PLACES["phase_seconds"] : PLACES["phase_seconds"] + record.MAX_PHASES])
     truths = {
-        f"open {timeline.open_phases}": timeline.open_phases == [record.OTHER],
+        f"open {timeline.open_phases}": timeline.open_phases == (record.OTHER, None),
         f"in {slots[PLACES['phase']]}": slots[PLACES["phase"]] == record.OTHER,
         f"in collective {slots[PLACES['collective_op']]}": slots[PLACES["collective_op"]] == 0,
         f"counted {counted}": counted == [STEPS_AFTERWARDS] * len(names),

@@ -14,7 +14,8 @@ import torch
 from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.span import in_phase
+from rankscope.probes.compiler import skip_frame
+from rankscope.probes.span import Function, in_phase
 from rankscope.record import PLACES
 from rankscope.timeline import Timeline
 
@@ -29,12 +30,24 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     it would be a second wrapper on every step's way.
     """
 
-    def count(_call: tuple[Any, ...], gradients: object, _seconds: float) -> None:
+    def count(_call: tuple[Any, ...], gradients: object, seconds: float) -> None:
+        if timeline.on_backward_end is not None:
+            timeline.on_backward_end(seconds)
         if gradients:
             return  # only `grad` is given some
         timeline.writer.slots[MICRO_STEPS] += 1
         if timeline.steps_in_backward:
             timeline.step_in_backward()
 
-    watch = in_phase(timeline, guard, record.BACKWARD, count, unless_within=NOT_WITHIN)
+    def nested(original: Function) -> Function:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            timeline.nested_backwards += 1
+            try:
+                return original(*args, **kwargs)
+            finally:
+                timeline.nested_backwards -= 1
+
+        return skip_frame(watched)
+
+    watch = in_phase(timeline, guard, record.BACKWARD, count, unless_within=NOT_WITHIN, left_alone=nested)
     return [replace(torch.autograd, "_engine_run_backward", watch)]

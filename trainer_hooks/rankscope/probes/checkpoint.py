@@ -19,7 +19,7 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.timeline import Depth, Timeline
+from rankscope.timeline import Phases, Timeline
 
 # Smaller files are checkpoints only if they hold a model's or an optimizer's state: metrics are saved too.
 SMALLEST = 64 * 1024
@@ -205,20 +205,20 @@ def in_checkpoint(
     """A wrapper that counts a call as a checkpoint, if `measure` says that it is one."""
 
     @guard
-    def begin() -> Depth:
+    def begin() -> Phases | None:
         return timeline.checkpoints.begin()  # looked up each time: the counter is another one after a fork
 
     @guard
-    def end(depth: Depth, size: float | None) -> None:
-        timeline.checkpoints.end(depth, size)
+    def end(opened: Phases | None, size: float | None) -> None:
+        timeline.checkpoints.end(opened, size)
 
     measure = guard(measure)
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def save(*args: Any, **kwargs: Any) -> Any:
             size = measure(args, kwargs)
-            depth = None if size is None else begin()
-            if size is None or depth is None or depth < 0:
+            opened = None if size is None else begin()
+            if size is None or not opened:
                 return original(*args, **kwargs)
             written = None
             try:
@@ -227,7 +227,7 @@ def in_checkpoint(
                 return result
             finally:
                 try:
-                    end(depth, written)
+                    end(opened, written)
                 except BaseException:  # Ctrl-C on the way in, past the guard
                     timeline.unwind()
                     raise

@@ -19,7 +19,7 @@ from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
 from rankscope.record import COLLECTIVE_WAIT, PLACES
-from rankscope.timeline import COLLECTIVE_BUS_BYTES, COLLECTIVE_DURATION, OPEN_OP, Depth, Timeline
+from rankscope.timeline import COLLECTIVE_BUS_BYTES, COLLECTIVE_DURATION, OPEN_OP, Phases, Timeline
 
 COLLECTIVES = PLACES["collectives"]
 COLLECTIVE_SECONDS = PLACES["collective_seconds"]
@@ -76,9 +76,9 @@ Count = Callable[[Any], Group]
 Payload = tuple[float, bool]  # bytes, and whether the host sees the collective's end: its tensors are on the CPU
 # The operation, the group, the payload, when it began to be issued and when it was issued.
 Pending = tuple[int, Group, Payload, float, float]
-# Of the phase, the group, what the record said before, when it began.
-Issue = tuple[Depth, Group, float, float]
-Wait = tuple[Depth, Pending | None, float, float, bool]  # likewise; whether the wait's end will be the collective's
+# Of the phase (None: it has ended already), the group, what the record said before, when it began.
+Issue = tuple[Phases | None, Group, float, float]
+Wait = tuple[Phases, Pending | None, float, float, bool]  # likewise; whether the wait's end will be the collective's
 
 NOTHING: Payload = (0.0, False)
 
@@ -103,34 +103,34 @@ class Collectives:
         thread blocks. `on_behalf` as in `Timeline.enter`.
         """
         timeline = self._timeline
-        depth = timeline.enter(COLLECTIVE_WAIT, on_behalf)
-        if depth < 0:
+        opened = timeline.enter(COLLECTIVE_WAIT, on_behalf)
+        if not opened:
             return None
         group = count(process_group)
         slots = timeline.writer.slots
-        if timeline.awaited is not None:
-            self._give_up()
         outer = slots[OPEN_OP]
         if not outer:
             slots[OPEN_GROUP] = group.place
             slots[OPEN_OP] = op + 1
-        return depth, group, outer, timeline.last_event
+        return opened, group, outer, timeline.last_event
 
     def issued(self, call: Issue, op: int, payload: Payload, key: int | None, is_awaited: bool = False) -> None:
         """The call returned. `key` is what a later wait will name it by; None if there is nothing to wait for.
 
         If it `is_awaited`, its wait comes next, and goes on with the phase that is open: a synchronous call is one.
         """
-        depth, group, outer, began = call
+        opened, group, outer, began = call
         timeline = self._timeline
         slots = timeline.writer.slots
         slots[COLLECTIVES + op] += 1
         slots[COLLECTIVE_BYTES + op] += payload[0]
-        if is_awaited and not outer:
-            del timeline.open_phases[depth:]  # so that, should nobody wait for it, whatever comes next ends it
-            timeline.awaited = key, (op, group, payload, began, began)
+        if is_awaited and not outer and timeline.usual_owner is not None:
+            # The phase stays open. Should nobody wait for it, whatever comes next ends it: see `Timeline._give_up`.
+            timeline.awaited = key, opened, (op, group, payload, began, began)
+            timeline.owner_after_wait, timeline.usual_owner = timeline.usual_owner, None
             return
-        timeline.leave(depth)
+        if opened is not None:
+            timeline.leave(opened)
         now = timeline.last_event
         slots[OPEN_OP] = outer
         seconds = 0.0 if outer else now - began
@@ -156,20 +156,17 @@ class Collectives:
         awaited = timeline.awaited
         if awaited is not None and awaited[0] == key:
             timeline.awaited = None
-            pending = awaited[1]
-            stack = timeline.open_phases
-            stack.append(COLLECTIVE_WAIT)
-            return len(stack) - 1, pending, 0.0, pending[3], pending[2][1] or pending[0] == BARRIER
-        depth = timeline.enter(COLLECTIVE_WAIT)
-        if depth < 0:
+            timeline.usual_owner = timeline.owner_after_wait
+            _, opened, pending = awaited
+            return opened, pending, 0.0, pending[3], pending[2][1] or pending[0] == BARRIER
+        opened = timeline.enter(COLLECTIVE_WAIT)
+        if not opened:
             return None
         slots = timeline.writer.slots
-        if awaited is not None:
-            self._give_up()
         outer, began = slots[OPEN_OP], timeline.last_event
         pending = self._pending.pop(key, None)
         if pending is None:
-            return depth, None, outer, began, False
+            return opened, None, outer, began, False
         op, group, (_, is_on_host), _, issued = pending
         if not outer:
             slots[OPEN_GROUP] = group.place
@@ -177,18 +174,13 @@ class Collectives:
         sees_the_end = is_on_host or op == BARRIER
         if began - issued >= TIGHT:  # a device's work is not asked: that would break a CUDA graph being captured
             sees_the_end = is_on_host and work is not None and not work.is_completed()
-        return depth, pending, outer, began, sees_the_end
-
-    def _give_up(self) -> None:
-        """Nobody waits for the synchronous call that was issued last."""
-        self._timeline.awaited = None
-        self._timeline.writer.slots[OPEN_OP] = 0.0
+        return opened, pending, outer, began, sees_the_end
 
     def waited(self, call: Wait, is_complete: bool) -> None:
         """The wait returned; `is_complete` unless it raised."""
-        depth, pending, outer, began, sees_the_end = call
+        opened, pending, outer, began, sees_the_end = call
         timeline = self._timeline
-        timeline.leave(depth)
+        timeline.leave(opened)
         now = timeline.last_event
         slots = timeline.writer.slots
         slots[OPEN_OP] = outer
@@ -258,7 +250,7 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
             finally:
                 if call is not None:
                     try:
-                        payload = measure(args[at]) if 0 < at < len(args) else NOTHING
+                        payload = measure(args[at]) if at and at < len(args) else NOTHING
                         if type(work) is work_class:
                             # Of torch's own functions only; from torch 2.8 on they say so.
                             is_awaited = getattr(args[-1], "asyncOp", True) is False

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
-import torch
+from torch import Tensor, is_grad_enabled
 from torch.utils.data import dataloader
 
 from rankscope import record
@@ -23,6 +23,7 @@ from rankscope.timeline import Timeline
 Item = TypeVar("Item")
 
 STEPS = PLACES["steps"]
+NOT_WITHIN = frozenset({record.EVALUATION, record.DATA_WAIT})
 LOADER = "loader"  # the role, in `Timeline.seen`, of the iterator that the last batch came from
 
 
@@ -32,17 +33,17 @@ class BatchCounter:
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._current: weakref.ref[Any] | None = None  # the iterator that the last batch came from
-        self._steps = 0.0  # when the first batch of the current iterator was fetched
-        self._samples = self._tokens = 0.0  # of the current iterator, since then
+        # When the first batch of the current iterator was fetched: the steps, and what had been fetched for the next.
+        self._steps = self._samples = self._tokens = 0.0
 
     def fetched(self, call: tuple[Any, ...], batch: Any, _seconds: float) -> None:
         """`call[0]`, an iterator, gave `batch`; None if it is used up."""
-        timeline, iterator = self._timeline, call[0]
-        phases = timeline.open_phases
-        if record.EVALUATION in phases or record.DATA_WAIT in phases:
+        timeline = self._timeline
+        if timeline.open_phases[1] is not None and timeline.is_within(NOT_WITHIN):
             return  # an iterator that asks another one has not handed its own batch out yet
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             return
+        iterator = call[0]
         if self._current is None or self._current() is not iterator:
             self._current = timeline.seen[LOADER] = weakref.ref(iterator)
             self._begin()
@@ -50,38 +51,34 @@ class BatchCounter:
             self._used_up()
             return
         first = batch[0] if type(batch) is list and batch else None
-        if type(first) is torch.Tensor and (shape := first.shape):  # nearly always: the default collation of pairs
-            samples, tokens = float(shape[0]), 0.0
-        else:
-            samples, tokens = size_of(batch)
-        if not samples:
-            samples = batch_size(iterator)
-        timeline.fetched_samples += samples
-        self._samples += samples
-        if tokens:
-            timeline.fetched_tokens += tokens
-            self._tokens += tokens
+        if type(first) is Tensor and (shape := first.shape):  # nearly always: the default collation of pairs
+            timeline.fetched_samples += shape[0]
+            return
+        samples, tokens = size_of(batch)
+        timeline.fetched_samples += samples or batch_size(iterator)
+        timeline.fetched_tokens += tokens
 
     def _begin(self) -> None:
-        self._steps = self._timeline.writer.slots[STEPS]
-        self._samples = self._tokens = 0.0
+        timeline = self._timeline
+        self._steps = timeline.writer.slots[STEPS]
+        self._samples, self._tokens = timeline.fetched_samples, timeline.fetched_tokens
 
     def _used_up(self) -> None:
-        if self._timeline.writer.slots[STEPS] == self._steps:
-            self._timeline.fetched_samples -= self._samples
-            self._timeline.fetched_tokens -= self._tokens
+        timeline = self._timeline
+        if timeline.writer.slots[STEPS] == self._steps:
+            timeline.fetched_samples, timeline.fetched_tokens = self._samples, self._tokens
         self._begin()  # some iterators begin again
 
 
 def size_of(batch: Any) -> tuple[float, float]:
     """Samples (the leading dimension of the first tensor) and tokens (the elements of `input_ids`); 0 if unknown."""
-    if isinstance(batch, (list, tuple)):  # first, as it is the usual case and torch.Tensor's own check is slower
+    if isinstance(batch, (list, tuple)):  # first, as it is the usual case and Tensor's own check is slower
         return first_size(batch)
-    if isinstance(batch, torch.Tensor):
+    if isinstance(batch, Tensor):
         return (float(batch.shape[0]) if batch.ndim else 0.0), 0.0
     if isinstance(batch, Mapping):
         ids = batch.get("input_ids")
-        if isinstance(ids, torch.Tensor) and ids.ndim:
+        if isinstance(ids, Tensor) and ids.ndim:
             return float(ids.shape[0]), float(ids.numel())
         return first_size(batch.values())
     return 0.0, 0.0

@@ -2,9 +2,9 @@
 
 The exposed wait is measured by the sandwich: an early gradient of the backward pass queues a callback in the autograd
 engine. It runs when the backward computation is done and before the reducer's own callback, which waits for the
-all-reduce; it queues a second, which runs after the reducer's. What lies between the two is the wait that the overlap
-with the backward computation did not hide. No communication hook is used: a user may have one, and results stay
-bit-identical.
+all-reduce. What lies between it and the end of the backward pass is the wait that the overlap with the backward
+computation did not hide; where that end is not seen, a second callback after the reducer's ends it. No communication
+hook is used: a user may have one, and results stay bit-identical.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 from torch.autograd.graph import Node
 from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
@@ -23,9 +24,10 @@ from torch.utils.hooks import RemovableHandle
 from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.collectives import Collectives, Function, Issue, Payload, measure
+from rankscope.probes.collectives import Collectives, Function, Issue, measure
 from rankscope.probes.compiler import skip_call, skip_frame, uncompiled
 from rankscope.probes.span import in_phase
+from rankscope.record import BACKWARD
 from rankscope.timeline import Timeline
 
 DDP_ALL_REDUCE = record.OPS.index("ddp_all_reduce")
@@ -45,8 +47,9 @@ class WatchedModule:
         self.module = weakref.ref(module)
         self.armed = False
         self.gradient_bytes = gradient_bytes(module)
+        self.buffers = uncompiled(measure)(module.buffers())  # once, as walking a large module costs more than the rest
         self.handle: RemovableHandle | None = None
-        self.passes = 0  # that synchronised
+        self.passes_to_sample = FIRST_SAMPLES + 1  # until DDP has a new sample
         self._sampled_at = logged(module)[1]
         # DDP may do without some parameters' gradients only if told so; else any one parameter tells of each
         # backward, and its node is as old as the module, so it is hooked once and not at every forward.
@@ -74,48 +77,48 @@ class Sandwich:
         self._collectives = Collectives(timeline)
         self._in_flight: list[WatchedModule] = []  # those that the backward which is running will synchronise
         self._call: Issue | None = None  # the wait, while it lasts
-        self._watched: dict[int, WatchedModule] = {}
+        self.modules: dict[int, WatchedModule] = {}  # by id: a weak dictionary is slow
         # Bound once, as each of them is looked up at every backward.
-        self._first, self._second = self.before_reducer, self.after_reducer
+        self._first, self._second, self._end = self.before_reducer, self.after_reducer, self.backward_ended
 
     def arm(self, call: tuple[Any, ...], outputs: Any, _seconds: float) -> None:
         """After a forward: the backward that follows will synchronise, or not."""
-        if not torch.is_grad_enabled():
+        if not is_grad_enabled():
             return  # no backward follows, and the one of the forward before may still be to come
         module: DistributedDataParallel = call[0]
-        watched = self._watched.get(id(module))
-        if watched is None or watched.module() is not module:
-            watched = self._watch(module)
-            self._timeline.seen["ddp"] = watched.module
+        watched = self.modules.get(id(module)) or self.watch(module)
         if self._in_flight:  # an exception in the last backward left it so
             self._close()
-        watched.armed = module.require_backward_grad_sync
-        if watched.armed:
-            watched.passes += 1
-            if watched.passes % SAMPLING_RATE == FIRST_SAMPLES + 1:
+        watched.armed = armed = module.require_backward_grad_sync
+        if armed:
+            watched.passes_to_sample -= 1
+            if not watched.passes_to_sample:
                 self._take_sample(watched, module)
             if watched.hooks_outputs:
                 for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
                     node.register_prehook(partial(self.queue, watched))
 
-    def _watch(self, module: DistributedDataParallel) -> WatchedModule:
-        key, all_watched = id(module), self._watched
-        all_watched[key] = watched = WatchedModule(module, self.queue)
-        weakref.finalize(module, all_watched.pop, key, None).atexit = False
+    def watch(self, module: DistributedDataParallel) -> WatchedModule:
+        """What is kept of a module, made when it is first seen."""
+        key, modules = id(module), self.modules
+        modules[key] = watched = WatchedModule(module, self.queue)
+        weakref.finalize(module, modules.pop, key, None).atexit = False  # before its id is another's
+        self._timeline.seen["ddp"] = watched.module
         return watched
 
     def _take_sample(self, watched: WatchedModule, module: DistributedDataParallel) -> None:
         """Only what was sampled gets a duration and bus bytes: their quotient is the bandwidth, nothing is guessed."""
+        watched.passes_to_sample = SAMPLING_RATE
         if seconds := watched.new_sample():
             group = self._timeline.groups.of(module.process_group)
             self._timeline.collective_completed(DDP_ALL_REDUCE, group, seconds, watched.gradient_bytes)
 
     def remove(self) -> None:
         """Take every hook off the modules."""
-        for watched in self._watched.values():
+        for watched in self.modules.values():
             if watched.handle is not None:
                 watched.handle.remove()
-        self._watched.clear()
+        self.modules.clear()
 
     def queue(self, watched: WatchedModule, _gradients: object) -> None:
         """A gradient arrived. The first of a backward pass that will synchronise counts."""
@@ -140,10 +143,24 @@ class Sandwich:
             # The reducer has issued all its buckets now; the record says so before it waits for the other ranks.
             # The engine may run this on a device's thread; the training thread waits for the engine.
             collectives = self._collectives
-            self._call = collectives.begin(module.process_group, DDP_ALL_REDUCE, collectives.groups.issued, True)
-            queue_callback(self._second)
+            call = collectives.begin(module.process_group, DDP_ALL_REDUCE, collectives.groups.issued, True)
+            self._call = call
+            if call is None or call[0] is None:
+                return
+            (around, _) = call[0][1]
+            if around == BACKWARD and not self._timeline.nested_backwards:
+                self._timeline.on_backward_end = self._end
+            else:  # a backward that is not seen, or one that ends before that which is
+                queue_callback(self._second)
         except BaseException as error:
             self._guard.blow(error)
+
+    def backward_ended(self, _seconds: float) -> None:
+        """The gradients are averaged, and the phase has ended with the backward pass around it."""
+        self._timeline.on_backward_end = None
+        if self._call is not None:
+            self._call = (None, *self._call[1:])
+            self.after_reducer()
 
     def after_reducer(self) -> None:
         """The gradients are averaged."""
@@ -162,6 +179,7 @@ class Sandwich:
             self._guard.blow(error)
 
     def _close(self) -> None:
+        self._timeline.on_backward_end = None
         if self._call is not None:
             self._collectives.abandon(self._call)
         self._call = None
@@ -222,26 +240,18 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     return [
         sandwich.remove,
         replace(DistributedDataParallel, "forward", forward),
-        replace(DistributedDataParallel, "_sync_buffers", _broadcast(Collectives(timeline), guard)),
+        replace(DistributedDataParallel, "_sync_buffers", _broadcast(sandwich, Collectives(timeline), guard)),
     ]
 
 
-def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
+def _broadcast(sandwich: Sandwich, collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
     """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it.
 
     Guarded in place, as it is on every step's way.
     """
-    measure_buffers = uncompiled(measure)
-    payloads: dict[int, tuple[weakref.ref[torch.nn.Module], Payload]] = {}  # by id: a weak dictionary is slow
     begin, issuing, issued = collectives.begin, collectives.groups.issuing, collectives.issued
-
-    def meet(module: DistributedDataParallel) -> tuple[weakref.ref[torch.nn.Module], Payload]:
-        """Once a module, as walking a large one would cost more than all the rest."""
-        known: tuple[weakref.ref[torch.nn.Module], Payload] = weakref.ref(module), measure_buffers(module.buffers())
-        payloads[id(module)] = known
-        return known
-
-    for called in (begin, issued, meet):
+    modules, watch = sandwich.modules, sandwich.watch
+    for called in (begin, issued, watch):
         skip_call(called)
 
     def wrap(original: Function) -> Function:
@@ -259,10 +269,8 @@ def _broadcast(collectives: Collectives, guard: Guard) -> Callable[[Function], F
             finally:
                 if call is not None:
                     try:
-                        known = payloads.get(id(module))
-                        if known is None or known[0]() is not module:
-                            known = meet(module)
-                        issued(call, DDP_BROADCAST, known[1], None)
+                        watched_module = modules.get(id(module)) or watch(module)
+                        issued(call, DDP_BROADCAST, watched_module.buffers, None)
                     except BaseException as error:
                         guard.blow(error)
 

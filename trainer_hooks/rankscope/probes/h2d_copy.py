@@ -21,7 +21,7 @@ from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo
 from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.timeline import Phases, Timeline
 
 COPIES = PLACES["copies"]
 COPY_BYTES = PLACES["copy_bytes"]
@@ -65,30 +65,30 @@ class Copies:
 
     def run(self, source: torch.Tensor, call: Callable[[], Any]) -> Any:
         """Do the host's call, and charge it to the copy."""
-        depth, size = self._begin(), 0.0
+        opened, size = self._begin(), 0.0
         try:
             result = call()
             size = float(source.nbytes)
             return result
         finally:
-            self._end(depth, size)
+            self._end(opened, size)
 
     def _source(self, source: torch.Tensor, target: Any, is_non_blocking: bool) -> torch.Tensor | None:
         if not source.is_cpu or device_type(target) not in self._devices:
             return None
         return None if is_non_blocking and source.is_pinned() else source
 
-    def _begin(self) -> int:
+    def _begin(self) -> Phases | None:
         try:
             return self._timeline.enter(record.H2D_COPY)
         except BaseException as error:
             self._guard.blow(error)
-            return -1
+            return None
 
-    def _end(self, depth: int, size: float) -> None:
+    def _end(self, opened: Phases | None, size: float) -> None:
         try:
-            self._timeline.leave(depth)
-            if depth > 0 and size:
+            self._timeline.leave(opened)
+            if opened and size:
                 slots = self._timeline.writer.slots
                 slots[COPIES] += 1
                 slots[COPY_BYTES] += size

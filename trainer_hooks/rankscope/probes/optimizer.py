@@ -24,8 +24,8 @@ from torch.optim.optimizer import (
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
-from rankscope.record import BACKWARD, OPTIMIZER, STARTUP
-from rankscope.timeline import Depth, Timeline
+from rankscope.record import BACKWARD, OPTIMIZER
+from rankscope.timeline import Phases, Timeline
 
 # Backward passes after which an optimizer that marked the steps is no longer in use: more than a GAN's critic takes
 # between two steps of its generator, or an accumulation between two of anybody.
@@ -38,7 +38,7 @@ class StepMarker:
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
         self._guard = guard
-        self._open: dict[int, Depth] = {}
+        self._open: dict[int, Phases | None] = {}
         self._marking: weakref.ref[Optimizer] | None = None
         # The thread that stepped last of those that we do not follow, and our last event then.
         self._elsewhere = (0, 0.0)
@@ -50,17 +50,15 @@ class StepMarker:
             return  # a compiled optimizer would be compiled anew at each of our changing values
         timeline = self._timeline
         try:
-            phases = timeline.open_phases
-            if BACKWARD in phases:
+            if timeline.open_phases[1] is not None and timeline.is_within((BACKWARD,)):
                 # Perhaps on a thread of the autograd engine. Hundreds a step: their time stays the backward's.
                 timeline.steps_in_backward = self._marking is None
                 return
-            if phases[0] == STARTUP:
+            if not timeline.has_started:
                 timeline.adopt()  # some frameworks train on a thread of their own
             if self._open:
                 self._close_raised(optimizer)
-            depth = timeline.enter(OPTIMIZER)
-            self._open[id(optimizer)] = self._enter_elsewhere() if depth < 0 else depth
+            self._open[id(optimizer)] = timeline.enter(OPTIMIZER) or self._enter_elsewhere()
         except BaseException as error:
             self._guard.blow(error)
 
@@ -70,11 +68,11 @@ class StepMarker:
             return
         timeline = self._timeline
         try:
-            depth = self._open.pop(id(optimizer), -1)
-            timeline.leave(depth)
+            opened = self._open.pop(id(optimizer), None)
+            timeline.leave(opened)
             # The usual case first, without a call: it is the optimizer that marks the steps.
             is_marking = self._marking is not None and self._marking() is optimizer
-            if depth > 0 and not timeline.steps_are_explicit and (is_marking or self._may_mark(optimizer)):
+            if opened and not timeline.steps_are_explicit and (is_marking or self._may_mark(optimizer)):
                 # A tensor, from the scaler, during a fused optimizer's step.
                 found = getattr(optimizer, "found_inf", None)
                 if found is None or not was_skipped(found):
@@ -82,26 +80,26 @@ class StepMarker:
         except BaseException as error:
             self._guard.blow(error)
 
-    def _enter_elsewhere(self) -> Depth:
+    def _enter_elsewhere(self) -> Phases | None:
         """Follow the training to another thread, if the one that we follow did nothing between two steps of this one.
 
         A notebook trains in one thread and then in another; two threads that both train do not take turns.
         """
         timeline = self._timeline
         seen = get_ident(), timeline.last_event
-        if seen != self._elsewhere or len(timeline.open_phases) > 1:
+        if seen != self._elsewhere or timeline.open_phases[1] is not None:
             self._elsewhere = seen
-            return -1
+            return None
         timeline.adopt()
         return timeline.enter(OPTIMIZER)
 
     def _close_raised(self, beginning: Optimizer) -> None:
         """A step that raised never ended: it is closed when the next begins, unless that one is within it."""
         running = running_steps(beginning)
-        for key, depth in list(self._open.items()):
+        for key, opened in list(self._open.items()):
             if key == id(beginning) or key not in running:
                 del self._open[key]
-                self._timeline.leave(depth)
+                self._timeline.leave(opened)
 
     def _may_mark(self, optimizer: Optimizer) -> bool:
         """Whether another optimizer than the last one marks the steps from now on: that is gone, or out of use."""
