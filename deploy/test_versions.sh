@@ -4,7 +4,7 @@
 set -euo pipefail
 
 tests=(timeline ring rank_files identity groups instrument settings garbage manners manners_interrupted)
-tests+=(data_wait forward ddp collectives optimizer amp checkpoint h2d_copy device_clock cuda_memory)
+tests+=(data_wait forward ddp exposed_wait collectives optimizer amp checkpoint h2d_copy device_clock cuda_memory)
 
 # torch 2.4 has no FSDP2 that trains on a CPU, and may hang as it destroys a gloo group: the destructor holds the GIL and
 # joins a thread that waits for it.

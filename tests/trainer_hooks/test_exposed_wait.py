@@ -103,3 +103,16 @@ def test_of_a_backward_pass_within_another_it_ends_with_the_inner(timeline: Time
     TrainsWithin.apply(torch.ones(2, requires_grad=True), model, timeline).sum().backward()
     assert timeline.open_phases == (record.OTHER, None)
     assert found(timeline) == (1, 0, True)
+
+
+def test_a_model_that_is_evaluated_before_it_is_trained(timeline: Timeline, probes: tuple[ModuleType, ...]) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    undo = [undo for probe in probes for undo in probe.install(timeline, Guard(probe.__name__, fail))]
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+    with torch.inference_mode():  # as Lightning's check before the training: the buffers are broadcast here, too
+        model(torch.ones(2, 2))
+    model(torch.ones(2, 2)).sum().backward()
+    for take_back in undo:
+        take_back()
+    dist.destroy_process_group()
+    assert found(timeline)[:2] == (1, 0)

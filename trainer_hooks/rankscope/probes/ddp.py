@@ -210,7 +210,7 @@ def synchronised_parameters(module: DistributedDataParallel) -> list[torch.nn.Pa
 
 def gradient_node(parameter: torch.Tensor) -> Node:
     """The node that accumulates the parameter's gradient: one and the same as long as DDP's reducer holds it."""
-    with torch.enable_grad():
+    with torch.inference_mode(False), torch.enable_grad():
         view = parameter.expand_as(parameter)
     assert view.grad_fn is not None
     node = view.grad_fn.next_functions[0][0]
