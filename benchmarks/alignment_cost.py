@@ -44,9 +44,9 @@ def live(directory: Path, rank: int, orders: Connection) -> None:
     while orders.recv():
         for _ in range(STEPS):
             for phase, seconds in STEP.items():
-                depth = timeline.enter(phase)
+                opened = timeline.enter(phase)
                 now += seconds * (1 + rank / 100)
-                timeline.leave(depth)
+                timeline.leave(opened)
             now += sum(STEP.values()) * (RANKS - rank) / 100  # all end at the same time
             timeline.step()
         orders.send(True)

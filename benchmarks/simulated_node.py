@@ -156,9 +156,9 @@ def _live(directory: Path, rank: int) -> None:
     writer.publish(directory, f"benchmark.{rank}", _info(rank))
     while True:
         for phase, share in ((record.DATA_WAIT, 0.1), (record.FORWARD, 0.3), (record.BACKWARD, 0.6)):
-            depth = timeline.enter(phase)
+            opened = timeline.enter(phase)
             time.sleep(STEP * share)
-            timeline.leave(depth)
+            timeline.leave(opened)
         timeline.step()
 
 

@@ -128,10 +128,10 @@ def started(timeline: Timeline, gpu: Gpu) -> DeviceClock:
 
 def phase(timeline: Timeline, gpu: Gpu, phase: int, seconds: float) -> None:
     """The host issues the work of a phase, which takes it a millisecond."""
-    depth = timeline.enter(phase)
+    opened = timeline.enter(phase)
     gpu.issue(seconds)
     gpu.host.now += 0.001
-    timeline.leave(depth)
+    timeline.leave(opened)
 
 
 def train(timeline: Timeline, gpu: Gpu, steps: int = 1) -> None:

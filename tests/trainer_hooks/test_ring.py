@@ -34,9 +34,9 @@ print("stepping", flush=True)
 number = 0
 while True:
     number += 1
-    depth = timeline.enter(record.FORWARD)
+    opened = timeline.enter(record.FORWARD)
     now += number
-    timeline.leave(depth)
+    timeline.leave(opened)
     timeline.step()
 """
 
@@ -52,9 +52,9 @@ class Job:
 
     def step(self, **phases: float) -> None:
         for phase, seconds in phases.items():
-            depth = self.timeline.enter(record.PHASES.index(phase))
+            opened = self.timeline.enter(record.PHASES.index(phase))
             self.now += seconds
-            self.timeline.leave(depth)
+            self.timeline.leave(opened)
         self.timeline.step()
 
     def steps_after(self, number: int) -> list[Step]:

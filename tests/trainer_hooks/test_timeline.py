@@ -262,9 +262,9 @@ def test_the_first_step_has_no_duration_and_later_ones_go_into_the_histogram(clo
 
 def test_events_of_other_threads_are_ignored(timeline: Timeline, clock: Clock) -> None:
     def other() -> None:
-        depth = timeline.enter(record.DATA_WAIT)
+        opened = timeline.enter(record.DATA_WAIT)
         clock.now += 5
-        timeline.leave(depth)
+        timeline.leave(opened)
 
     thread = threading.Thread(target=other)
     thread.start()

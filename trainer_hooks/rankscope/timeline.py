@@ -75,14 +75,14 @@ class Timeline:
         """Begin again from nothing, in start-up, as the calling process."""
         self._owner: int | None = threading.main_thread().ident
         self._on_boundary: Callable[[int], object] | None = None
-        # The last one is start-up, and OTHER when that ends.
+        # The outermost is start-up, and OTHER when that ends.
         self.open_phases: Phases = (record.STARTUP, None)
         self._absorber, self._absorber_depth = record.STARTUP, 0
         self.has_started = False
         self.awaited: Any = None  # a synchronous collective that was issued and whose wait comes next (collectives.py)
+        self.owner_after_wait: int | None = None  # what `usual_owner` will be again
         self.nested_backwards = 0  # backward passes that run within the one that is a phase
-        # Called once when that ends, with the seconds since the last event.
-        self.on_backward_end: Callable[[float], object] | None = None
+        self.on_backward_end: Callable[[], object] | None = None  # called once when that has ended
         self._settle()
         self.last_event = self._last_step = self.clock()  # when it was, by the clock; and the last step
         self._next_look = self.last_event
@@ -135,8 +135,7 @@ class Timeline:
         """
         if get_ident() != self.usual_owner or phase in ABSORBING:
             return self._enter_unusually(phase, on_behalf)
-        clock = self.clock  # by itself, as the interpreter knows `self.clock()` for a slow kind of method call
-        now = clock()  # from here on without a call, after which Ctrl-C might come in between
+        now = self.clock()  # from here on without a call, after which Ctrl-C might come in between
         outer = self.open_phases
         seconds = self.writer.phase_seconds
         seconds[outer[0]] += now - self.last_event
@@ -155,8 +154,7 @@ class Timeline:
         # One phase within it, as DDP's exposed wait in backward, ends in the same event.
         if opened is None or self.usual_owner is None or (inner is not opened and inner[1] is not opened):
             return self._leave_unusually(opened)
-        clock = self.clock
-        now = clock()  # from here on without a call, as above
+        now = self.clock()  # from here on without a call, as above
         elapsed = now - self.last_event
         seconds = self.writer.phase_seconds
         seconds[inner[0]] += elapsed
@@ -165,7 +163,7 @@ class Timeline:
         seconds[OPEN] = outer[0]
         return elapsed
 
-    def _enter_unusually(self, phase: int, on_behalf: bool = False) -> Phases | None:
+    def _enter_unusually(self, phase: int, on_behalf: bool) -> Phases | None:
         """`enter` in every case."""
         if self._owner is None or (get_ident() != self._owner and not on_behalf):
             return None

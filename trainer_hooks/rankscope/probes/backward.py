@@ -30,9 +30,9 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     it would be a second wrapper on every step's way.
     """
 
-    def count(_call: tuple[Any, ...], gradients: object, seconds: float) -> None:
+    def count(_call: tuple[Any, ...], gradients: object, _seconds: float) -> None:
         if timeline.on_backward_end is not None:
-            timeline.on_backward_end(seconds)
+            timeline.on_backward_end()
         if gradients:
             return  # only `grad` is given some
         timeline.writer.slots[MICRO_STEPS] += 1

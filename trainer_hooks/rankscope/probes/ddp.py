@@ -155,7 +155,7 @@ class Sandwich:
         except BaseException as error:
             self._guard.blow(error)
 
-    def backward_ended(self, _seconds: float) -> None:
+    def backward_ended(self) -> None:
         """The gradients are averaged, and the phase has ended with the backward pass around it."""
         self._timeline.on_backward_end = None
         if self._call is not None:
