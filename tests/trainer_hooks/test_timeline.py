@@ -247,17 +247,18 @@ def test_unwinding_between_a_synchronous_collective_and_its_wait_leaves_none_ope
 
 def test_the_first_step_has_no_duration_and_later_ones_go_into_the_histogram(clock: Clock) -> None:
     timeline = Timeline(RankWriter(), clock)
-    for duration in (50.0, 0.04, 0.04, 1000.0):
+    for duration in (50.0, 0.25, 0.25, 1000.0, 0.04):
         clock.now += duration
         timeline.step()
     slots = timeline.writer.slots
     buckets = slots[PLACES["step_buckets"] : PLACES["step_buckets"] + len(record.STEP_BOUNDS) + 1].tolist()
-    assert slots[PLACES["steps"]] == 4
+    assert slots[PLACES["steps"]] == 5
     assert {place: count for place, count in enumerate(buckets) if count} == {
-        record.STEP_BOUNDS.index(0.05): 2,
+        record.STEP_BOUNDS.index(0.05): 1,
+        record.STEP_BOUNDS.index(0.25): 2,
         len(record.STEP_BOUNDS): 1,
     }
-    assert slots[PLACES["step_seconds"]] == pytest.approx(1000.08)
+    assert slots[PLACES["step_seconds"]] == pytest.approx(1000.54)
 
 
 def test_events_of_other_threads_are_ignored(timeline: Timeline, clock: Clock) -> None:

@@ -56,6 +56,7 @@ MAX_PHASES = 32
 
 # These absorb what they contain: a data wait within an evaluation is evaluation.
 ABSORBING = frozenset({STARTUP, CHECKPOINT, EVALUATION})
+ABSORBS = tuple(phase in ABSORBING for phase in range(MAX_PHASES))  # the same by phase, which is asked faster
 
 OPS = (
     "all_reduce",

@@ -11,6 +11,7 @@ import threading
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection
+from math import inf
 from threading import get_ident
 from types import SimpleNamespace
 from typing import Any
@@ -20,13 +21,15 @@ from rankscope import record
 from rankscope.checkpoint_counter import CheckpointCounter
 from rankscope.groups import Group, Groups
 from rankscope.rank_writer import RankWriter
-from rankscope.record import ABSORBING, PLACES, RING_STEPS, STEP_BOUNDS
+from rankscope.record import ABSORBING, ABSORBS, PLACES, RING_STEPS, STEP_BOUNDS
 
 # The phases that are open: the innermost, and likewise those around it (None: there is none). It never changes, so that
 # identity tells whether what `enter` opened is still what is open.
 Phases = tuple[int, Any]
 
-NOBODY = -1
+# The open phase that absorbs what it contains, and how many are open around it.
+Absorber = tuple[int, int]
+NOBODY: Absorber = (-1, -1)
 
 SETTLED_STEPS = 20  # after each of the first ones the looks are taken, later once a second
 LOOK_INTERVAL = 1.0  # seconds
@@ -50,6 +53,8 @@ class Timeline:
 
     Events of other threads are ignored, so that the record keeps its single writer. While `on_event` is set the
     record is not published yet: it is at the first event that tells that this process trains.
+
+    It has 29 attributes: CPython 3.11 keeps 30 or more in a slower dictionary.
     """
 
     def __init__(self, writer: RankWriter, clock: Callable[[], float] = time.monotonic) -> None:
@@ -77,7 +82,7 @@ class Timeline:
         self._on_boundary: Callable[[int], object] | None = None
         # The outermost is start-up, and OTHER when that ends.
         self.open_phases: Phases = (record.STARTUP, None)
-        self._absorber, self._absorber_depth = record.STARTUP, 0
+        self._absorber: Absorber = (record.STARTUP, 0)
         self.has_started = False
         self.awaited: Any = None  # a synchronous collective that was issued and whose wait comes next (collectives.py)
         self.owner_after_wait: int | None = None  # what `usual_owner` will be again
@@ -86,6 +91,7 @@ class Timeline:
         self._settle()
         self.last_event = self._last_step = self.clock()  # when it was, by the clock; and the last step
         self._next_look = self.last_event
+        self._bucket = (inf, inf, STEP_BUCKETS)  # of the histogram: its bounds (none is known yet) and its place
         self.fetched_samples = self.fetched_tokens = 0.0  # since the last step: counted when the next one ends
         self.checkpoints = CheckpointCounter(self, self.clock)
         slots = self.writer.slots
@@ -117,7 +123,7 @@ class Timeline:
 
     def _settle(self) -> None:
         """After a change of what makes an event unusual: a listener, an absorbing phase, another thread."""
-        is_usual = self._on_event is None and self._on_boundary is None and self._absorber == NOBODY
+        is_usual = self._on_event is None and self._on_boundary is None and self._absorber is NOBODY
         usual_owner = self._owner if is_usual else None
         if self.awaited is None:
             self.usual_owner = usual_owner
@@ -133,7 +139,7 @@ class Timeline:
 
         `on_behalf` is for code that runs on another thread while the training thread waits for it.
         """
-        if get_ident() != self.usual_owner or phase in ABSORBING:
+        if get_ident() != self.usual_owner or ABSORBS[phase]:
             return self._enter_unusually(phase, on_behalf)
         now = self.clock()  # from here on without a call, after which Ctrl-C might come in between
         outer = self.open_phases
@@ -174,9 +180,9 @@ class Timeline:
             self._give_up()
         outer = self.open_phases
         self.open_phases = opened = (phase, outer)
-        if self._absorber == NOBODY:
+        if self._absorber is NOBODY:
             if phase in ABSORBING:
-                self._absorber, self._absorber_depth = phase, len(flat(outer))
+                self._absorber = phase, len(flat(outer))
             self._open(phase, now)
             self._settle()
             if self._on_boundary is not None:
@@ -201,9 +207,9 @@ class Timeline:
         now = self._pass()
         self._forget_awaited()
         self.open_phases = outer  # from here on without a call, after which Ctrl-C might come in between
-        if self._absorber_depth >= depth:
-            self._absorber, self._absorber_depth = NOBODY, NOBODY
-        if self._absorber == NOBODY:
+        if self._absorber[1] >= depth:
+            self._absorber = NOBODY
+        if self._absorber is NOBODY:
             self._open(outer[0], now)
             self._settle()
             if self._on_boundary is not None:
@@ -219,7 +225,7 @@ class Timeline:
 
     def _charged_phase(self) -> int:
         """The phase that the time is charged to. No property: compiler.skip_package finds methods only."""
-        return self.open_phases[0] if self._absorber == NOBODY else self._absorber
+        return self.open_phases[0] if self._absorber is NOBODY else self._absorber[0]
 
     def _give_up(self) -> None:
         """Nobody waits for the synchronous collective that was issued last: it ended with the last event."""
@@ -255,7 +261,10 @@ class Timeline:
         else:
             seconds = now - self._last_step
             slots[STEP_SECONDS] += seconds
-            slots[STEP_BUCKETS + bisect_left(STEP_BOUNDS, seconds)] += 1
+            lowest, highest, place = self._bucket  # the last step's, and nearly always this one's, too
+            if not lowest < seconds <= highest:
+                place = self._find_bucket(seconds)
+            slots[place] += 1
         if self.fetched_samples:
             slots[SAMPLES] += self.fetched_samples
             self.fetched_samples = 0.0
@@ -278,6 +287,12 @@ class Timeline:
             self._wake_step = self._on_wake(int(number))
         if now >= self._next_look:
             self._look(now)
+
+    def _find_bucket(self, seconds: float) -> int:
+        number = bisect_left(STEP_BOUNDS, seconds)
+        lowest, highest = (0.0, *STEP_BOUNDS, inf)[number : number + 2]
+        self._bucket = lowest, highest, STEP_BUCKETS + number
+        return STEP_BUCKETS + number
 
     def is_within(self, phases: Collection[int]) -> bool:
         """Whether one of these phases is open. Usually `open_phases` has but one, which tells without this call."""
@@ -331,15 +346,13 @@ class Timeline:
 
     def _end_startup(self, now: float) -> None:
         *within, _ = flat(self.open_phases)
-        depths = {len(within) - place: phase for place, phase in enumerate(within) if phase in ABSORBING}
-        depth = min(depths, default=NOBODY)
-        absorber = depths.get(depth, NOBODY)
+        absorbing = [(phase, len(within) - place) for place, phase in enumerate(within) if phase in ABSORBING]
+        absorber = absorbing[-1] if absorbing else NOBODY  # the outermost
         phases: Phases = (record.OTHER, None)
         for phase in reversed(within):
             phases = phase, phases
         # From here on without a call, after which Ctrl-C might come in between.
-        self.has_started, self.open_phases = True, phases
-        self._absorber_depth, self._absorber = depth, absorber
+        self.has_started, self.open_phases, self._absorber = True, phases, absorber
         self._open(self._charged_phase(), now)
         self._settle()
 

@@ -79,7 +79,7 @@ class Sandwich:
         self._call: Issue | None = None  # the wait, while it lasts
         self.modules: dict[int, WatchedModule] = {}  # by id: a weak dictionary is slow
         # Bound once, as each of them is looked up at every backward.
-        self._first, self._second, self._end = self.before_reducer, self.after_reducer, self.backward_ended
+        self._first, self._second = self.before_reducer, self.after_reducer
 
     def arm(self, call: tuple[Any, ...], outputs: Any, _seconds: float) -> None:
         """After a forward: the backward that follows will synchronise, or not."""
@@ -144,27 +144,22 @@ class Sandwich:
             # The engine may run this on a device's thread; the training thread waits for the engine.
             collectives = self._collectives
             call = collectives.begin(module.process_group, DDP_ALL_REDUCE, collectives.groups.issued, True)
-            self._call = call
             if call is None or call[0] is None:
                 return
             (around, _) = call[0][1]
             if around == BACKWARD and not self._timeline.nested_backwards:
-                self._timeline.on_backward_end = self._end
+                self._call = (None, *call[1:])  # the phase will have ended with the backward pass around it
+                self._timeline.on_backward_end = self._second
             else:  # a backward that is not seen, or one that ends before that which is
+                self._call = call
                 queue_callback(self._second)
         except BaseException as error:
             self._guard.blow(error)
 
-    def backward_ended(self) -> None:
-        """The gradients are averaged, and the phase has ended with the backward pass around it."""
-        self._timeline.on_backward_end = None
-        if self._call is not None:
-            self._call = (None, *self._call[1:])
-            self.after_reducer()
-
     def after_reducer(self) -> None:
         """The gradients are averaged."""
         try:
+            self._timeline.on_backward_end = None
             if self._call is not None and not self._guard.blown:
                 size = 0.0
                 for watched in self._in_flight:
