@@ -6,6 +6,7 @@ The first argument is `rotating` or `network`; the second how many steps.
 # No future annotations: DDP checks those of a communication hook as objects.
 import random
 import sys
+import threading
 import time
 
 import torch
@@ -19,15 +20,22 @@ DELAY = 0.03  # seconds
 
 
 def delayed_all_reduce(_state: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    """An all-reduce that takes longer for everybody: the backward pass goes on meanwhile."""
+    """An all-reduce that takes longer for everybody: the backward pass goes on meanwhile.
+
+    A thread of Python's delays it, which is joined at the end: one of gloo's that is in a callback of Python's while
+    the interpreter ends aborts the process.
+    """
     averaged = bucket.buffer().div_(dist.get_world_size())
-    future = dist.all_reduce(averaged, async_op=True).get_future()
+    arrival = dist.all_reduce(averaged, async_op=True).get_future()
+    late: torch.futures.Future[torch.Tensor] = torch.futures.Future()
 
-    def late(done: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+    def deliver() -> None:
+        arrival.wait()
         time.sleep(DELAY)
-        return done.value()[0]
+        late.set_result(averaged)
 
-    return future.then(late)
+    threading.Thread(target=deliver).start()
+    return late
 
 
 def main() -> None:
