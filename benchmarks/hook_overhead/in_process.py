@@ -96,7 +96,7 @@ class Loop:
         collectives = Rankscope().collectives()
         self.run(self._steps)
         collectives = Rankscope().collectives() - collectives
-        instructions = instructions_of(lambda: self.run(1))
+        instructions = min(instructions_of(lambda: self.run(1)) for _ in range(2))  # one may have the look of a second
         rankscope.uninstrument()
         return collectives / self._steps, instructions
 

@@ -21,7 +21,7 @@ from rankscope import record
 from rankscope.checkpoint_counter import CheckpointCounter
 from rankscope.groups import Group, Groups
 from rankscope.rank_writer import RankWriter
-from rankscope.record import ABSORBING, ABSORBS, PLACES, RING_STEPS, STEP_BOUNDS
+from rankscope.record import ABSORBS, PLACES, RING_STEPS, STEP_BOUNDS
 
 # The phases that are open: the innermost, and likewise those around it (None: there is none). It never changes, so that
 # identity tells whether what `enter` opened is still what is open.
@@ -181,7 +181,7 @@ class Timeline:
         outer = self.open_phases
         self.open_phases = opened = (phase, outer)
         if self._absorber is NOBODY:
-            if phase in ABSORBING:
+            if ABSORBS[phase]:
                 self._absorber = phase, len(flat(outer))
             self._open(phase, now)
             self._settle()
@@ -346,7 +346,7 @@ class Timeline:
 
     def _end_startup(self, now: float) -> None:
         *within, _ = flat(self.open_phases)
-        absorbing = [(phase, len(within) - place) for place, phase in enumerate(within) if phase in ABSORBING]
+        absorbing = [(phase, len(within) - place) for place, phase in enumerate(within) if ABSORBS[phase]]
         absorber = absorbing[-1] if absorbing else NOBODY  # the outermost
         phases: Phases = (record.OTHER, None)
         for phase in reversed(within):
@@ -358,7 +358,7 @@ class Timeline:
 
     def _open(self, phase: int, now: float) -> None:
         self.writer.phase_seconds[OPEN] = phase
-        self.writer.slots[PHASE_SINCE] = now if phase in ABSORBING else 0.0
+        self.writer.slots[PHASE_SINCE] = now if ABSORBS[phase] else 0.0
 
 
 def flat(phases: Phases | None) -> list[int]:
