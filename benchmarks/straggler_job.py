@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.trainer_hooks.jobs.leaving import leave
 from torch.distributed.fsdp import fully_shard
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -154,7 +155,7 @@ def main() -> None:
         observed = observe(case, int(sys.argv[1]))
         if dist.get_rank() == 0:
             print(json.dumps(observed), flush=True)
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
+from leaving import leave
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -61,7 +62,7 @@ def main() -> None:
         dist.barrier()
         if rank == dist.get_rank():
             print(json.dumps(result), flush=True)
-    dist.destroy_process_group()
+    leave()
 
 
 main()

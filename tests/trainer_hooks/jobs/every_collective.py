@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 
 import rankscope
@@ -175,7 +176,7 @@ def main() -> None:
         dist.barrier()
         if rank == dist.get_rank():
             print(json.dumps(line), flush=True)
-    dist.destroy_process_group()
+    leave()
 
 
 main()

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from leaving import leave
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -111,7 +112,7 @@ def main() -> None:
         dist.barrier()
         if rank == dist.get_rank():
             print(line, flush=True)
-    dist.destroy_process_group()
+    leave()
 
 
 main()

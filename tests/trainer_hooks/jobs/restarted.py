@@ -6,6 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
+from leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)
@@ -22,4 +23,4 @@ for step in range(3 + attempt):
     if attempt == 0 and step == 1 and dist.get_rank() == 1:
         raise RuntimeError("once")
 dist.barrier()
-dist.destroy_process_group()
+leave()

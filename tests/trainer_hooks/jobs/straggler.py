@@ -11,6 +11,7 @@ import time
 
 import torch
 import torch.distributed as dist
+from leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 
 import rankscope
@@ -56,7 +57,7 @@ def main() -> None:
         model(torch.ones(8, 16)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
-    dist.destroy_process_group()
+    leave()
 
 
 main()

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from tests.trainer_hooks.jobs.leaving import leave
 from tests.trainer_hooks.ways import leftovers
 from tests.trainer_hooks.ways.run import Parameters, Run
 
@@ -124,7 +125,7 @@ def main() -> None:
         messages.texts.clear()
         gc.collect()
     if dist.is_initialized():
-        dist.destroy_process_group()
+        leave()
 
 
 if __name__ == "__main__":
