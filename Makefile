@@ -27,9 +27,10 @@ format: venv ## let ruff format the code
 generate: venv ## write the rules of both speeds, the dashboards and the metrics' reference from their sources
 	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python docs/generate.py
 
-benchmark: venv ## what the hook costs a step, beside traceml-ai and prometheus_client (an hour); to docs/measurements/
+benchmark: venv ## what the hook costs a step, beside traceml-ai and prometheus_client (80 minutes); to docs/measurements/
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
-	@$(BIN)/python -m benchmarks.hook_overhead.in_process --json docs/measurements/hook_overhead_in_process.json
+	@$(BIN)/python -m benchmarks.hook_overhead.in_process --training ddp alone fsdp2 by_hand --pairs 250 --json docs/measurements/hook_overhead_in_process.json
+	@$(BIN)/python -m benchmarks.hook_overhead.in_process --training ddp_100_ms --pairs 1300 --json docs/measurements/hook_overhead_100_ms.json
 	@$(BIN)/python -m benchmarks.hook_overhead --json docs/measurements/hook_overhead.json
 
 test-versions: ## the hook's tests with the oldest and the newest torch, each in an environment below .versions

@@ -22,6 +22,7 @@ import math
 import os
 import platform
 import random
+import shlex
 import statistics
 import sys
 import tempfile
@@ -264,7 +265,7 @@ def page(figures: dict[str, Any]) -> str:
 
 {__doc__}
 On {figures["cores"]} cores (load {figures["load"]} at the end), Python {figures["python"]}, torch {figures["torch"]}.
-Made by `make benchmark`. `fsdp2` is one of two ranks, whose other exchanges nothing.
+Made by `{figures["command"]}`. `fsdp2` is one of two ranks, whose other exchanges nothing.
 
 {table(figures["found"])}
 """
@@ -285,7 +286,8 @@ def main() -> None:
             found.append(compare(name, options.pairs))
             print(json.dumps(found[-1]), file=sys.stderr, flush=True)
     machine = {"python": platform.python_version(), "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
-    figures = {"torch": str(torch.__version__), **machine, "found": found}
+    command = shlex.join(["python", "-m", "benchmarks.hook_overhead.in_process", *sys.argv[1:]])
+    figures = {"command": command, "torch": str(torch.__version__), **machine, "found": found}
     print(table(found))
     if options.json:
         options.json.write_text(json.dumps(figures, indent=2) + "\n")
