@@ -23,6 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from tests.gauntlet.control import Behaviour, Control, Progress
+from tests.trainer_hooks.jobs.leaving import leave
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel
@@ -226,7 +227,7 @@ def main() -> None:
         Training(Path(sys.argv[1])).run()
         dist.barrier()
     finally:
-        dist.destroy_process_group()
+        leave()
 
 
 if __name__ == "__main__":

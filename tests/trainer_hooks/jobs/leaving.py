@@ -15,9 +15,10 @@ def leave() -> None:
     hook or no hook, the process aborts: "terminate called without an active exception" (torch 2.13, gloo; also
     github.com/pytorch/pytorch/pull/179291).
     """
-    time.sleep(0.01)  # without Python's lock: a thread that waits for it goes on
-    while any(map(is_running, Path("/proc/self/task").iterdir())):
-        time.sleep(0.01)
+    for _ in range(100):  # a second, if a thread of the job's own never rests
+        time.sleep(0.01)  # without Python's lock: a thread that waits for it goes on
+        if not any(map(is_running, Path("/proc/self/task").iterdir())):
+            break
     dist.destroy_process_group()
 
 
