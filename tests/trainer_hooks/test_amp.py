@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from tests.trainer_hooks.jobs.leaving import leave
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
@@ -104,7 +105,7 @@ def test_the_sharded_scaler_of_fsdp_is_seen_too() -> None:
         assert snapshot()["amp_skipped_steps"] == len(OVERFLOWS)
         assert snapshot()["steps"] == STEPS - len(OVERFLOWS)
     finally:
-        torch.distributed.destroy_process_group()
+        leave()
 
 
 def test_a_scaler_that_is_not_enabled_has_no_scale() -> None:

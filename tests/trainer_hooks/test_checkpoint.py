@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as distributed_checkpoint
+from tests.trainer_hooks.jobs.leaving import leave
 
 import rankscope
 from rankscope import attach, guard, record
@@ -183,7 +184,7 @@ def test_a_distributed_save_counts_once_with_what_this_rank_wrote(timeline: Time
 def process_group(tmp_path: Path) -> Iterator[None]:
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     yield
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its own deprecated functions

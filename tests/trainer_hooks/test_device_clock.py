@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import pytest
 import torch
 import torch.distributed as dist
+from tests.trainer_hooks.jobs.leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import device_clock, record
@@ -345,7 +346,7 @@ def test_ddps_exposed_wait_lies_between_two_events(timeline: Timeline, gpu: Gpu,
     model(torch.ones(1, 2)).sum().backward()
     for take_back in undo:
         take_back()
-    dist.destroy_process_group()
+    leave()
     phases = [record.OTHER, record.FORWARD, record.OTHER, record.BACKWARD, record.COLLECTIVE_WAIT]
     assert [mark.phase for mark in clock._marks] == [*phases, record.OTHER]
 

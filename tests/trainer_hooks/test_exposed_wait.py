@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.trainer_hooks.jobs.leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope import record
@@ -44,7 +45,7 @@ def model(timeline: Timeline, probes: tuple[ModuleType, ...]) -> Iterator[torch.
     yield DistributedDataParallel(torch.nn.Linear(2, 2))
     for take_back in undo:
         take_back()
-    dist.destroy_process_group()
+    leave()
 
 
 def found(timeline: Timeline) -> tuple[float, float, bool]:
@@ -114,5 +115,5 @@ def test_a_model_that_is_evaluated_before_it_is_trained(timeline: Timeline, prob
     model(torch.ones(2, 2)).sum().backward()
     for take_back in undo:
         take_back()
-    dist.destroy_process_group()
+    leave()
     assert found(timeline)[:2] == (1, 0)

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.trainer_hooks.jobs.leaving import leave
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -316,7 +317,7 @@ def process_group() -> Iterator[None]:
     try:
         yield
     finally:
-        dist.destroy_process_group()
+        leave()
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.trainer_hooks.jobs.leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -43,7 +44,7 @@ def leave_nothing_behind(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 def process_group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    dist.destroy_process_group()
+    leave()
 
 
 def attached() -> Attachment:
@@ -216,7 +217,7 @@ def test_process_groups_that_come_and_go_keep_their_name_and_their_number_grows(
             dist.destroy_process_group(group)
             del group
         train(2)
-        dist.destroy_process_group()
+        leave()
         numbers.append(attached().writer.slots[record.PLACES["group_collectives"]])
     gc.collect()
     assert attached().timeline.groups.names == ["0"]

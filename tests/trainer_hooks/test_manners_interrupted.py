@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from tests.trainer_hooks.jobs.leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.attach import Attachment
@@ -37,7 +38,7 @@ def test_after_ctrl_c_anywhere_in_the_hook_phases_and_steps_are_right(
 def process_group() -> Iterator[None]:
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
-    dist.destroy_process_group()
+    leave()
 
 
 @pytest.mark.usefixtures("attached", "process_group")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.trainer_hooks.jobs.leaving import leave
 
 import rankscope
 from rankscope import attach, guard
@@ -278,7 +279,7 @@ def test_an_optimizer_within_another_keeps_both_open() -> None:
         assert snapshot().phase_seconds["optimizer"] >= 2 * SECONDS
         assert snapshot().phase == "other"
     finally:
-        torch.distributed.destroy_process_group()
+        leave()
 
 
 def test_optimizers_that_step_on_a_thread_of_the_autograd_engine_do_not_take_over() -> None:

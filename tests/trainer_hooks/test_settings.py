@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from tests.trainer_hooks.jobs.leaving import leave
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -38,7 +39,7 @@ def instrumented(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
 def process_group(tmp_path: Path) -> Iterator[None]:
     dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
     yield
-    dist.destroy_process_group()
+    leave()
 
 
 def train(model: torch.nn.Module, steps: int, autocast: bool = False) -> None:

@@ -62,6 +62,9 @@ def lightning(run: Run) -> Parameters:
         def configure_optimizers(self) -> torch.optim.Optimizer:
             return sgd(self)
 
+        def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+            checkpoint["ballast"] = Ballast().state_dict()
+
     class Clock(Callback):
         def on_train_batch_end(self, trainer: Trainer, *_: Any) -> None:
             run.end_step()
