@@ -13,7 +13,7 @@ def leave() -> None:
     What is issued in a backward pass holds Python's context of it (torch.autograd.graph._engine_run_backward), and the
     thread that did it gives that back some time after the wait for it has ended. Where the interpreter ends meanwhile,
     hook or no hook, the process aborts: "terminate called without an active exception" (torch 2.13, gloo; also
-    github.com/pytorch/pytorch/pull/179291). And torch 2.4 hangs: the group's destructor waits for that thread, and keeps
+    github.com/pytorch/pytorch/pull/179291). Torch 2.4 may hang: the group's destructor waits for that thread, and keeps
     Python's lock, which the thread waits for.
     """
     for _ in range(100):  # a second, if a thread of the job's own never rests
