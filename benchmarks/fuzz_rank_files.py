@@ -87,7 +87,7 @@ def _record(choose: random.Random, info: dict[str, Any]) -> bytearray:
     _store(data, PLACES["info_sequence"], 2.0)
     _store(data, PLACES["phase_since"], 1e4)  # later than the start
     _store(data, PLACES["info_place"], float(len(text)))
-    _store(data, PLACES["phase"], float(choose.randrange(10)))
+    _store(data, PLACES["phase"], float(choose.randrange(len(record.PHASES))))
     _store(data, PLACES["ended"], choose.choice((record.RUNNING, record.FINISHED, record.EXCEPTION)))
     _store(data, PLACES["ended_unix"], NOW)
     return data

@@ -33,7 +33,7 @@ def phase(name: str) -> Iterator[None]:
 
     `evaluation` and `checkpoint` absorb what they contain (an evaluation's data wait is evaluation), and a
     `checkpoint` that does not raise counts as one; a name of your own counts like `forward`: the innermost phase
-    gets the time. At most 22 names of your own a run.
+    gets the time. At most 21 names of your own a run.
     """
     attachment = _attachment()
     if attachment is None:

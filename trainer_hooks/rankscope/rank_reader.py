@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rankscope import record
-from rankscope.rank_snapshot import LARGEST, RankSnapshot
+from rankscope.rank_snapshot import LARGEST, RankSnapshot, Rings
 from rankscope.record import FIELDS, PLACES
 
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: Linux's struct flock on 64 bits
 _READ_ATTEMPTS = 50
 _BUCKETS = slice(PLACES["step_buckets"], PLACES["step_buckets"] + FIELDS["step_buckets"])
-_STEPS_OFFSET = record.SLOTS_OFFSET + 8 * PLACES["steps"]
 _SLOTS = struct.Struct(f"{record.SLOTS}d")
 INFOS_REMEMBERED = 256  # of at most 8 kB each
 
@@ -42,7 +41,7 @@ class UnreadableRecordError(Exception):
 def read_rank(path: Path, directory: int | None = None, *, with_steps: bool = False) -> RankSnapshot:
     """Read one record consistently; `directory` is an open descriptor of where it lies, if there is one.
 
-    The ring of the last steps, which is half of the file, is read only `with_steps`.
+    The rings of the last steps, which are half of the file, are read only `with_steps`.
     Raises FileNotFoundError if it is gone, UnreadableRecordError with the reason otherwise.
     """
     with _opened(path, directory) as descriptor:
@@ -50,7 +49,7 @@ def read_rank(path: Path, directory: int | None = None, *, with_steps: bool = Fa
         # The lock before the data: what a dead process left is then final, and no clean end looks like a kill.
         lock_pid = _lock_holder(descriptor)
         data = _consistent(descriptor, path, is_final=lock_pid is None)
-        ring, steps_after_ring = _ring(descriptor, path) if with_steps else (b"", 0.0)
+        rings = _rings(descriptor, path) if with_steps else Rings()
         spoke_last_words = os.pread(descriptor, 1, record.LAST_WORDS_OFFSET) != b"\0"
         modified = os.fstat(descriptor).st_mtime
     info = _info(path, data)
@@ -62,15 +61,20 @@ def read_rank(path: Path, directory: int | None = None, *, with_steps: bool = Fa
         last_words_at=modified if spoke_last_words else None,
         read_monotonic=time.monotonic(),
         lock_pid=lock_pid or 0,
-        ring=ring,
-        steps_after_ring=steps_after_ring,
+        rings=rings,
     )
 
 
-def _ring(descriptor: int, path: Path) -> tuple[bytes, float]:
-    ring = _read(descriptor, path, 8 * record.RING_SLOTS, record.RING_OFFSET)
-    (steps_after_ring,) = struct.unpack("d", _read(descriptor, path, 8, _STEPS_OFFSET))
-    return ring, steps_after_ring
+def _rings(descriptor: int, path: Path) -> Rings:
+    steps = _ring(descriptor, path, record.RING_OFFSET, record.RING_SLOTS, "steps")
+    return Rings(*steps, *_ring(descriptor, path, record.DEVICE_RING_OFFSET, record.DEVICE_RING_SLOTS, "device_steps"))
+
+
+def _ring(descriptor: int, path: Path, offset: int, slots: int, counter: str) -> tuple[bytes, float]:
+    """A ring, and then the counter of its entries: the sooner, the fewer are thought to be overwritten meanwhile."""
+    ring = _read(descriptor, path, 8 * slots, offset)
+    (after,) = struct.unpack("d", _read(descriptor, path, 8, record.SLOTS_OFFSET + 8 * PLACES[counter]))
+    return ring, after
 
 
 @contextlib.contextmanager

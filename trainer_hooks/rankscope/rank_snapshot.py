@@ -25,6 +25,33 @@ class Step(NamedTuple):
     phases: tuple[float, ...]  # seconds of this step in each of record.PHASES; the user's own phases are the rest
 
 
+class DeviceStep(NamedTuple):
+    """One step as the device had it, from what was issued at its begin to what was issued at its end."""
+
+    nth: int  # which of the record's measured steps it is, from 1 on
+    number: int  # the step's, as in `Step`
+    end: float  # monotonic: when the host ended it, which may be long before the device did
+    sequence: int  # of the last collective that the default group had issued by then; 0 if none is known
+    phases: tuple[float, ...]  # seconds of the device in each of record.PHASES; the user's own phases are missing
+
+    @property
+    def seconds(self) -> float:
+        """The step's length on the device, without the user's own phases."""
+        return sum(self.phases)
+
+
+class Rings(NamedTuple):
+    """The rings of a record, each with the counter of its entries, read after it."""
+
+    steps: bytes = b""
+    steps_after: float = 0.0
+    device: bytes = b""
+    device_after: float = 0.0
+
+
+NO_RINGS = Rings()
+
+
 @dataclass(frozen=True)
 class RankSnapshot:
     """One consistent reading of a record. Seconds everywhere; `slots` and `info` as record.py describes them."""
@@ -36,8 +63,7 @@ class RankSnapshot:
     last_words_at: float | None  # unix time at which SIGTERM made faulthandler write, if it did
     read_monotonic: float
     lock_pid: int = 0  # the rank's process in the pid namespace of the reader; 0 if it cannot be seen there, or is dead
-    ring: bytes = b""
-    steps_after_ring: float = 0.0  # the field `steps`, read again after the ring
+    rings: Rings = NO_RINGS
 
     def __getitem__(self, field: str) -> float:
         return self.slots[PLACES[field]]
@@ -68,8 +94,7 @@ class RankSnapshot:
     @property
     def phase_seconds(self) -> dict[str, float]:
         """Seconds by phase, the open one included while the rank lives: they sum to the time since its start."""
-        names = self._phase_names()
-        seconds = dict(zip(names, self.many("phase_seconds"), strict=False))
+        seconds = self._by_phase("phase_seconds")
         if self.alive:
             seconds[self.phase] += max(0.0, self.read_monotonic - self.last_progress)
         return seconds
@@ -79,14 +104,24 @@ class RankSnapshot:
 
         An entry counts if it was complete before the reading began, and was not about to be overwritten when it ended.
         """
-        newest = max(self["steps"], self.steps_after_ring)
+        newest = max(self["steps"], self.rings.steps_after)
         if not newest <= LARGEST:
             return []
         # What the writer may have been at is the entry after the newest, in the place of the one RING_STEPS before it.
         oldest = max(number, int(newest) + 2 - record.RING_STEPS, 1)
-        ring = memoryview(self.ring).cast("d")
-        entries = [_entry(ring, at) for at in range(oldest, int(self["steps"]) + 1)]
+        ring = memoryview(self.rings.steps).cast("d")
+        entries = [_entry(ring, at, record.RING_STEPS) for at in range(oldest, int(self["steps"]) + 1)]
         return [step for before, after in pairwise(entries) if before and after and (step := _step(before, after))]
+
+    def device_steps_after(self, nth: int) -> list[DeviceStep]:
+        """The measured steps after the `nth` that the device ring holds, in their order; as in `steps_after`."""
+        newest = max(self["device_steps"], self.rings.device_after)
+        if not newest <= LARGEST:
+            return []
+        oldest = max(nth + 1, int(newest) + 2 - record.DEVICE_RING_STEPS, 1)
+        ring = memoryview(self.rings.device).cast("d")
+        entries = [_entry(ring, at, record.DEVICE_RING_STEPS) for at in range(oldest, int(self["device_steps"]) + 1)]
+        return [step for entry in entries if entry and (step := _device_step(entry))]
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -95,9 +130,13 @@ class RankSnapshot:
 
     @property
     def device_seconds(self) -> dict[str, float]:
-        """The GPU's seconds by phase, as far as they are known; empty without a GPU."""
-        seconds = self.many("device_seconds")
-        return dict(zip(self._phase_names(), seconds, strict=False)) if any(seconds) else {}
+        """The device's seconds by phase, of the measured steps; empty without a device."""
+        return self._by_phase("device_seconds") if self["device_steps"] else {}
+
+    @property
+    def device_dry_seconds(self) -> dict[str, float]:
+        """Of these the seconds in which the device had done all that was issued; empty without a device."""
+        return self._by_phase("device_dry_seconds") if self["device_steps"] else {}
 
     @property
     def exit_reason(self) -> str | None:
@@ -116,17 +155,22 @@ class RankSnapshot:
         """When the rank ended by its own account; None if it lives or was killed."""
         return {"sigterm": self.last_words_at, "killed": None, None: None}.get(self.exit_reason, self["ended_unix"])
 
+    def _by_phase(self, field: str) -> dict[str, float]:
+        return dict(zip(self._phase_names(), self.many(field), strict=False))
+
     def _phase_names(self) -> tuple[str, ...]:
         return (*record.PHASES, *self.info.get("phases", ()))
 
 
-Entry = tuple[float, ...]  # of the ring: number, end, and the copies
+Entry = tuple[float, ...]  # of a ring: its number first
 
 
-def _entry(ring: memoryview[float], number: int) -> Entry | None:
-    place = number % record.RING_STEPS * record.RING_WIDTH
-    entry = tuple(ring[place : place + record.RING_WIDTH])
-    return entry if len(entry) == record.RING_WIDTH and entry[0] == number else None
+def _entry(ring: memoryview[float], number: int, steps: int) -> Entry | None:
+    """Of a ring of so many steps; None where another entry is in its place, or the ring is cut off."""
+    width = len(ring) // steps
+    place = number % steps * width
+    entry = tuple(ring[place : place + width])
+    return entry if entry and entry[0] == number else None
 
 
 def _step(before: Entry, after: Entry) -> Step | None:
@@ -137,3 +181,10 @@ def _step(before: Entry, after: Entry) -> Step | None:
     is_later = 0.0 <= before[1] < after[1] <= LARGEST
     is_a_step = is_later and min(phases) >= 0.0 and sum(phases) <= seconds + _ROUNDING
     return Step(int(after[0]), after[1], seconds, phases) if is_a_step else None
+
+
+def _device_step(entry: Entry) -> DeviceStep | None:
+    """A measured step; None for values that no rank writes."""
+    nth, number, end, sequence, *phases = entry
+    is_one = min(entry) >= 0.0 and sum(entry) <= LARGEST and sum(phases) > 0.0  # NaN fails, as above
+    return DeviceStep(int(nth), int(number), end, int(sequence), tuple(phases)) if is_one else None

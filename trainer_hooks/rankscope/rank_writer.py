@@ -116,6 +116,10 @@ class RankWriter:
         self.slots = view[record.SLOTS_OFFSET : record.SLOTS_OFFSET + 8 * record.SLOTS].cast("d")
         self.phase_seconds = self.slots[PLACES["phase_seconds"] : PLACES["phase"] + 1]  # and at its end, the open phase
         self.copied = self.slots[record.COPIED]
-        ring = view[record.RING_OFFSET : record.RING_OFFSET + 8 * record.RING_SLOTS].cast("d")
-        places = range(0, record.RING_SLOTS, record.RING_WIDTH)
-        self.ring = [ring[place : place + record.RING_WIDTH] for place in places]
+        self.ring = _entries(view, record.RING_OFFSET, record.RING_STEPS, record.RING_WIDTH)
+        self.device_ring = _entries(view, record.DEVICE_RING_OFFSET, record.DEVICE_RING_STEPS, record.DEVICE_RING_WIDTH)
+
+
+def _entries(view: memoryview, offset: int, steps: int, width: int) -> list[memoryview[float]]:
+    ring = view[offset : offset + 8 * steps * width].cast("d")
+    return [ring[place : place + width] for place in range(0, steps * width, width)]

@@ -6,7 +6,8 @@ A record is one file of `SIZE` bytes a rank:
     64     slots         float64 each, 8-byte aligned: a store is one machine word, so no reader sees half of it
     4096   info          JSON (identity, names of phases and groups), guarded by the slot `info_sequence`
     12288  ring          the last steps, float64 too: what the slots were when each ended
-    28672  last words    empty, or what faulthandler wrote when SIGTERM came: at the end, because it may be long
+    28672  device ring   the last steps that were measured on the device, by its own clock
+    32768  last words    empty, or what faulthandler wrote when SIGTERM came: at the end, because it may be long
 
 Counters are float64 too: exact for whole numbers up to 2**53. Times are seconds of CLOCK_MONOTONIC, which all
 processes of a machine share; `started_unix` ties them to the calendar. Fields are only ever changed together
@@ -20,7 +21,8 @@ A new info is written beside the old one where both fit, then named by one store
 slot `info_place` names a whole text.
 
 Step n is in place n % RING_STEPS of the ring, and is written before `steps` becomes n: a reader who takes `steps`
-before and after the ring knows which entries nobody touched in between.
+before and after the ring knows which entries nobody touched in between. The device ring is written likewise, with the
+counter `device_steps`.
 """
 
 from __future__ import annotations
@@ -29,33 +31,37 @@ import hashlib
 import struct
 from itertools import accumulate
 
+from rankscope import phases
+
 MAGIC = b"RANKSCOP"
-VERSION = 2
-SIZE = 32768
+VERSION = 3
+SIZE = 36864
 HEADER = struct.Struct("<8sII8s")
 SLOTS_OFFSET = 64
 INFO_OFFSET = 4096
 RING_OFFSET = 12288
-LAST_WORDS_OFFSET = 28672
+DEVICE_RING_OFFSET = 28672
+LAST_WORDS_OFFSET = 32768
 
 # The first phases of every record; the user's own follow, up to MAX_PHASES, named in the info.
-PHASES = (
-    "other",
-    "startup",
-    "data_wait",
-    "h2d_copy",
-    "forward",
-    "backward",
-    "collective_wait",
-    "optimizer",
-    "checkpoint",
-    "evaluation",
-)
-OTHER, STARTUP, DATA_WAIT, H2D_COPY, FORWARD, BACKWARD, COLLECTIVE_WAIT, OPTIMIZER, CHECKPOINT, EVALUATION = range(10)
+PHASES = phases.NAMES
+(
+    OTHER,
+    STARTUP,
+    DATA_WAIT,
+    H2D_COPY,
+    FORWARD,
+    BACKWARD,
+    COLLECTIVE_WAIT,
+    DEVICE_WAIT,
+    OPTIMIZER,
+    CHECKPOINT,
+    EVALUATION,
+) = range(len(PHASES))
 MAX_PHASES = 32
 
 # These absorb what they contain: a data wait within an evaluation is evaluation.
-ABSORBS = tuple(phase in (STARTUP, CHECKPOINT, EVALUATION) for phase in range(MAX_PHASES))
+ABSORBS = tuple(phase < len(PHASES) and phases.PHASES[phase].planned for phase in range(MAX_PHASES))
 
 OPS = (
     "all_reduce",
@@ -117,7 +123,10 @@ FIELDS = {
     "phase_seconds": MAX_PHASES,  # up to the last event: the reader adds the open phase
     "phase": 1,  # the phase that is open, as an index
     "phase_since": 1,  # monotonic, of a phase that absorbs what it contains; 0: it is open since the last event
-    "device_seconds": MAX_PHASES,  # the same phases in the GPU's time
+    "device_steps": 1,  # measured by the device's clock from begin to end
+    "device_seconds": MAX_PHASES,  # the same phases in the device's time, of these steps
+    "device_dry_seconds": MAX_PHASES,  # of that, while the device had done all that was issued
+    "device_waits": 1,  # of the host for the device
     "collectives": len(OPS),
     "collective_seconds": len(OPS),  # exposed: what the training thread waited
     "collective_duration_seconds": len(OPS),  # from issue to completion, overlapped or not; 0 where it is not known
@@ -157,10 +166,17 @@ RING_WIDTH = 2 + RING_COPIES
 COPIED = slice(PLACES["samples"], PLACES["samples"] + RING_COPIES)
 RING_SLOTS = RING_STEPS * RING_WIDTH
 
-LAYOUT = hashlib.sha256(repr((FIELDS, PHASES, OPS, STEP_BOUNDS, RING_STEPS)).encode()).digest()[:8]
+# An entry of the device ring: which measured step it is, the step's number, its end on the host (monotonic), the
+# collectives that the default group had issued by then, then the device's seconds by phase.
+DEVICE_RING_STEPS = 32
+DEVICE_RING_WIDTH = 4 + len(PHASES)
+DEVICE_RING_SLOTS = DEVICE_RING_STEPS * DEVICE_RING_WIDTH
+
+LAYOUT = hashlib.sha256(repr((FIELDS, PHASES, OPS, STEP_BOUNDS, RING_STEPS, DEVICE_RING_STEPS)).encode()).digest()[:8]
 
 assert SLOTS_OFFSET + 8 * SLOTS <= INFO_OFFSET
-assert RING_OFFSET + 8 * RING_SLOTS <= LAST_WORDS_OFFSET
+assert RING_OFFSET + 8 * RING_SLOTS <= DEVICE_RING_OFFSET
+assert DEVICE_RING_OFFSET + 8 * DEVICE_RING_SLOTS <= LAST_WORDS_OFFSET
 
 
 def header() -> bytes:
