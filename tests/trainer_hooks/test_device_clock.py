@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
@@ -13,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rankscope import device_clock, record
 from rankscope.device_clock import DeviceClock
 from rankscope.guard import Guard
-from rankscope.probes import backward, ddp, device_time
+from rankscope.probes import backward, ddp, device_time, device_wait
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
 from rankscope.timeline import Timeline
@@ -28,7 +29,7 @@ class Host:
         return self.now
 
 
-@dataclass
+@dataclass(eq=False)
 class Stream:
     """Work runs in order and no earlier than it was issued."""
 
@@ -121,7 +122,7 @@ def clock(gpu: Gpu, timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> Devi
 
 
 def started(timeline: Timeline, gpu: Gpu) -> DeviceClock:
-    clock = DeviceClock(timeline, Guard("device_time", fail), gpu, jitter=lambda: 0.5)
+    clock = DeviceClock(timeline, Guard("device_time", fail), gpu)
     clock.start()
     timeline.step()  # ends start-up
     return clock
@@ -167,11 +168,14 @@ def test_a_phase_gets_the_devices_time_of_the_work_that_was_issued_in_it(timelin
 
 
 @pytest.mark.usefixtures("clock")
-def test_nothing_is_read_before_the_device_has_passed_it(timeline: Timeline, gpu: Gpu) -> None:
+def test_a_step_counts_when_the_device_has_passed_all_of_it_and_not_before(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
-    gpu.host.now += 2
+    gpu.host.now += 5.9
     timeline.step()
-    assert seconds(timeline) == pytest.approx({"forward": 2})
+    assert seconds(timeline) == {}
+    gpu.host.now += 0.1
+    timeline.step()
+    assert seconds(timeline) == pytest.approx(STEP)
 
 
 @pytest.mark.usefixtures("clock")
@@ -183,7 +187,8 @@ def test_the_phases_partition_the_devices_time_whether_it_works_or_idles(timelin
         data_wait = timeline.enter(record.DATA_WAIT)
         gpu.host.now += 3
         timeline.leave(data_wait)
-    timeline.step()
+    for _ in range(2):
+        timeline.step()
     assert sum(seconds(timeline).values()) == pytest.approx(gpu.host.now - began)
     assert seconds(timeline)["data_wait"] == pytest.approx(9)
 
@@ -204,8 +209,7 @@ def test_the_device_is_not_asked_before_the_job_uses_it(timeline: Timeline, gpu:
     train(timeline, gpu, 3)
     assert gpu.events == []
     gpu.initialised = True
-    gpu.host.now += device_clock.UNUSED_INTERVAL
-    train(timeline, gpu, 3)
+    train(timeline, gpu, device_clock.UNUSED_STEPS)
     assert gpu.events
 
 
@@ -215,6 +219,7 @@ def test_steps_that_last_longer_than_their_marks_may_cost_are_all_measured(timel
         phase(timeline, gpu, record.FORWARD, 1)
         gpu.synchronize()  # the loss is printed
         timeline.step()
+    timeline.step()
     assert seconds(timeline) == pytest.approx({"forward": 5})
 
 
@@ -222,14 +227,109 @@ def test_of_short_steps_as_many_are_measured_as_the_marks_may_cost_each_from_sta
     timeline: Timeline, gpu: Gpu
 ) -> None:
     started(timeline, gpu)
-    for _ in range(1000):
+    for _ in range(10_240):
         for number in (record.FORWARD, record.BACKWARD):
             phase(timeline, gpu, number, 0.001)
         timeline.step()
     found = seconds(timeline)
     assert found["forward"] == pytest.approx(found["backward"])
-    # Five marks a step of 2 ms, at one mark each 0.1 s: four steps in two seconds.
-    assert found["forward"] == pytest.approx(4 * 0.001)
+    # Five marks a step of 2 ms, at one mark each 0.1 s at the most: one of 250, hence one of 256, and the very first.
+    assert timeline.writer.slots[PLACES["device_steps"]] == pytest.approx(40, abs=2)
+
+
+def test_ranks_whose_steps_look_differently_long_measure_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.guard.reraise", True)
+
+    def measured(step_seconds: float) -> list[int]:
+        gpu = Gpu()
+        timeline = Timeline(RankWriter(), gpu.host)
+        started(timeline, gpu)
+        numbers = []
+        for _ in range(4000):
+            phase(timeline, gpu, record.FORWARD, 0.001)
+            gpu.host.now += step_seconds - 0.001
+            timeline.step()
+            numbers.append(int(last_entry(timeline)[1]))
+        return sorted({*numbers} - {0})
+
+    slower, faster = measured(0.011), measured(0.013)  # one of 32, and one of 32 or 16
+    assert len({*slower} & {*faster}) > 0.9 * len(slower) > 100
+    assert len({*measured(0.0249)} & {*slower}) > 0.9 * len(slower)
+
+
+def last_entry(timeline: Timeline) -> list[float]:
+    nth = int(timeline.writer.slots[PLACES["device_steps"]])
+    return timeline.writer.device_ring[nth % record.DEVICE_RING_STEPS].tolist()
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_ring_has_each_measured_step_whole(timeline: Timeline, gpu: Gpu) -> None:
+    train(timeline, gpu, 3)
+    ended = gpu.host.now
+    timeline.writer.slots[PLACES["group_collectives"]] = 7  # by the next step's end
+    gpu.synchronize()
+    timeline.step()
+    phases = [STEP.get(name, 0.0) for name in record.PHASES]
+    assert last_entry(timeline) == pytest.approx([3, 4, ended, 0, *phases])
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_phase_of_the_scripts_own_is_other_in_the_ring(timeline: Timeline, gpu: Gpu) -> None:
+    phase(timeline, gpu, len(record.PHASES), 2)
+    timeline.step()
+    gpu.synchronize()
+    timeline.step()
+    assert last_entry(timeline)[4 + record.OTHER] == pytest.approx(2)
+
+
+def test_nobody_waits_for_the_host_while_the_device_is_behind(timeline: Timeline, gpu: Gpu, clock: DeviceClock) -> None:
+    train(timeline, gpu, 3)
+    wait_for_the_device(timeline, gpu)
+    train(timeline, gpu, 3)
+    gpu.synchronize()
+    timeline.step()
+    assert dry(timeline) == {}
+    assert clock.measured is not None
+
+
+@pytest.mark.usefixtures("clock")
+def test_the_device_is_dry_while_it_keeps_up_with_a_host_that_issues_slowly(timeline: Timeline, gpu: Gpu) -> None:
+    for _ in range(3):
+        wait_for_the_device(timeline, gpu)
+        for name in ("forward", "backward", "optimizer"):
+            opened = timeline.enter(record.PHASES.index(name))
+            for _ in range(100):
+                gpu.host.now += 0.01
+                gpu.issue(0.001)
+            timeline.leave(opened)
+        timeline.step()
+    gpu.synchronize()
+    timeline.step()
+    assert dry(timeline) == pytest.approx({"forward": 3, "backward": 3, "optimizer": 3}, rel=0.01)
+
+
+@pytest.mark.usefixtures("clock")
+def test_after_a_value_was_read_the_device_is_dry_until_it_gets_work(timeline: Timeline, gpu: Gpu) -> None:
+    for _ in range(4):
+        train(timeline, gpu)
+        wait_for_the_device(timeline, gpu)
+        gpu.host.now += 2  # the host logs what it has read
+    gpu.synchronize()
+    timeline.step()
+    assert dry(timeline) == pytest.approx({"other": 6}, rel=0.01)  # the last one's step has not ended
+
+
+def wait_for_the_device(timeline: Timeline, gpu: Gpu) -> None:
+    opened = timeline.enter(record.DEVICE_WAIT)
+    gpu.synchronize()
+    gpu.host.now += 0.0001
+    timeline.leave(opened)
+
+
+def dry(timeline: Timeline) -> dict[str, float]:
+    place = PLACES["device_dry_seconds"]
+    values = timeline.writer.slots[place : place + len(record.PHASES)].tolist()
+    return {name: value for name, value in zip(record.PHASES, values, strict=True) if value > 1e-3}
 
 
 @pytest.mark.usefixtures("clock")
@@ -265,27 +365,37 @@ def test_a_graph_capture_gets_no_event_and_is_asked_nothing(timeline: Timeline, 
     train(timeline, gpu)
     gpu.capturing = False
     timeline.leave(capture)
-    gpu.synchronize()
-    train(timeline, gpu)
+    train(timeline, gpu, 2)  # the capture has ended in the first
     gpu.synchronize()
     timeline.step()
     assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})
 
 
 @pytest.mark.usefixtures("clock")
-def test_what_lies_between_two_streams_is_not_charged(timeline: Timeline, gpu: Gpu) -> None:
+def test_what_is_issued_in_another_stream_is_no_time_of_the_main_one(timeline: Timeline, gpu: Gpu) -> None:
     first, second = gpu.stream, Stream("cuda:0")
     phase(timeline, gpu, record.FORWARD, 2)
-    backward = timeline.enter(record.BACKWARD)
-    gpu.issue(1)
     gpu.stream = second
-    phase(timeline, gpu, record.OPTIMIZER, 4)
+    phase(timeline, gpu, record.BACKWARD, 4)
     gpu.stream = first
-    timeline.leave(backward)
-    gpu.host.now += 10
-    timeline.leave(timeline.enter(record.DATA_WAIT))
+    phase(timeline, gpu, record.OPTIMIZER, 1)
     timeline.step()
-    assert seconds(timeline) == pytest.approx({"forward": 2, "optimizer": 4, "other": 10.002 - 3})
+    gpu.synchronize()
+    timeline.step()
+    assert seconds(timeline) == pytest.approx({"forward": 2, "optimizer": 1})
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_step_may_begin_in_another_stream(timeline: Timeline, gpu: Gpu) -> None:
+    train(timeline, gpu)
+    gpu.stream = Stream("cuda:0", gpu.stream.end)
+    timeline.step()
+    train(timeline, gpu)
+    gpu.synchronize()
+    timeline.step()
+    assert {name: value for name, value in seconds(timeline).items() if value > 0.01} == pytest.approx(
+        {phase: 2 * value for phase, value in STEP.items()}
+    )
 
 
 @pytest.mark.usefixtures("clock")
@@ -305,9 +415,9 @@ def test_stopping_reads_what_is_done_and_leaves_nothing_behind(
     timeline: Timeline, gpu: Gpu, clock: DeviceClock
 ) -> None:
     train(timeline, gpu)
-    gpu.host.now += 3
+    gpu.host.now += 6
     clock.stop()
-    assert seconds(timeline) == pytest.approx({"forward": 2, "other": 0.5})
+    assert seconds(timeline) == pytest.approx(STEP)
     assert (timeline.on_step, timeline.on_boundary) == (None, None)
 
 
@@ -370,30 +480,123 @@ def test_a_torch_for_cuda_is_watched_until_it_is_taken_back(
     assert (timeline.on_step, timeline.on_boundary) == (None, None)
 
 
-def test_on_cuda_the_events_are_torchs_and_nothing_of_torchs_that_waits_is_called(
-    timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def new_event(enable_timing: bool) -> Event:
-        assert enable_timing
-        return gpu.new_event()
-
-    def synchronize() -> None:
-        gpu.synchronisations += 1
-
+@pytest.fixture
+def cuda(timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
+    """torch.cuda on the device above, watched, every step measured; start-up is over."""
     monkeypatch.setattr(device_clock, "SECONDS_PER_MARK", 0.0)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    for name, stand_in in (
-        ("is_initialized", gpu.is_in_use),
-        ("is_current_stream_capturing", gpu.is_capturing),
-        ("current_stream", gpu.current_stream),
-        ("Event", new_event),
-        ("synchronize", synchronize),
-    ):
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    device_time.install(timeline, Guard("device_time", fail))
+    stand_in = Cuda(gpu)
+    for name in ("is_initialized", "is_current_stream_capturing", "current_stream", "Event", "Stream", "synchronize"):
+        monkeypatch.setattr(torch.cuda, name, getattr(stand_in, name))
+    undo = [
+        undo for probe in (device_time, device_wait) for undo in probe.install(timeline, Guard("device_time", fail))
+    ]
     timeline.step()
+    yield stand_in
+    for take_back in undo:
+        take_back()
+
+
+class Cuda:
+    """What the hook asks of torch.cuda, with classes that may be patched."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.is_initialized, self.is_current_stream_capturing = gpu.is_in_use, gpu.is_capturing
+        self.current_stream, self.synchronize = gpu.current_stream, gpu.synchronize
+
+        class CudaEvent(Event):
+            def __init__(self, enable_timing: bool = False) -> None:
+                self.can_tell_the_time = enable_timing
+                super().__init__(gpu)
+
+            def record(self, stream: Stream | None = None) -> None:
+                super().record(stream or gpu.stream)
+
+            def wait(self, stream: Stream | None = None) -> None:
+                """The stream goes on when the event has come; the host goes on at once."""
+                waiting = stream or gpu.stream
+                waiting.end = max(waiting.end, self.at)
+
+        class CudaStream(Stream):
+            def synchronize(self) -> None:
+                gpu.host.now = max(gpu.host.now, self.end)
+
+        self.Event, self.Stream = CudaEvent, CudaStream
+        gpu.stream = CudaStream("cuda:0")
+
+
+def test_on_cuda_the_events_are_torchs_and_nothing_of_torchs_that_waits_is_called(
+    timeline: Timeline, gpu: Gpu, cuda: Cuda
+) -> None:
     train(timeline, gpu, 2)
+    assert timeline.writer.slots[PLACES["device_waits"]] == 0
     gpu.synchronize()
     timeline.step()
     assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})
     assert gpu.synchronisations == 0
+
+
+@pytest.mark.parametrize(
+    ("met_in", "named"), [("collective_wait", "collective_wait"), ("h2d_copy", "h2d_copy"), ("forward", "other")]
+)
+def test_a_wait_of_the_main_stream_is_named_for_what_the_thread_did_in_the_other(
+    timeline: Timeline, gpu: Gpu, cuda: Cuda, met_in: str, named: str
+) -> None:
+    main, side = gpu.stream, cuda.Stream("cuda:0")
+    for _ in range(2):
+        gpu.stream = side
+        phase(timeline, gpu, record.PHASES.index(met_in), 5)
+        event = cuda.Event()
+        event.record()
+        gpu.stream = main
+        phase(timeline, gpu, record.FORWARD, 2)
+        event.wait(main)
+        gpu.issue(1)
+        timeline.step()
+        gpu.synchronize()
+    timeline.step()
+    found = {name: value for name, value in seconds(timeline).items() if value > 0.01}
+    waited = 6 if named != "other" else 8
+    assert found == pytest.approx({"forward": 4, "other": 2, named: waited}, abs=0.01)
+
+
+def test_a_communication_stream_that_waits_for_another_holds_nobody_up(
+    timeline: Timeline, gpu: Gpu, cuda: Cuda
+) -> None:
+    main, side, third = gpu.stream, cuda.Stream("cuda:0"), cuda.Stream("cuda:0")
+    gpu.stream = side
+    phase(timeline, gpu, record.COLLECTIVE_WAIT, 5)
+    event = cuda.Event()
+    event.record(side)
+    event.wait(third)
+    gpu.stream = main
+    phase(timeline, gpu, record.FORWARD, 2)
+    timeline.step()
+    gpu.synchronize()
+    timeline.step()
+    assert {name for name, value in seconds(timeline).items() if value > 0.01} == {"forward"}
+
+
+def test_waiting_for_the_device_is_a_phase_of_the_hosts_and_no_time_of_the_devices(
+    timeline: Timeline, gpu: Gpu, cuda: Cuda
+) -> None:
+    phase(timeline, gpu, record.FORWARD, 2)
+    torch.cuda.synchronize()
+    phase(timeline, gpu, record.BACKWARD, 3)
+    gpu.stream.synchronize()
+    timeline.step()
+    timeline.step()
+    host = timeline.writer.slots[PLACES["phase_seconds"] + record.DEVICE_WAIT]
+    assert host == pytest.approx(5 - 0.002)
+    assert timeline.writer.slots[PLACES["device_waits"]] == 2
+    assert seconds(timeline) == pytest.approx({"forward": 2, "backward": 3})
+
+
+def test_everything_is_taken_back(timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {place: dict(vars(place)) for place in (torch.cuda, torch.cuda.Event, torch.cuda.Stream, torch.Tensor)}
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    undo = [undo for probe in (device_time, device_wait) for undo in probe.install(timeline, Guard("probe", fail))]
+    assert torch.cuda.synchronize is not before[torch.cuda]["synchronize"]
+    for take_back in undo:
+        take_back()
+    assert {place: dict(vars(place)) for place in before} == before

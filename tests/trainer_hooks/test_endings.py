@@ -227,3 +227,11 @@ def test_the_next_start_of_a_run_removes_what_its_rank_left(run_dir: Path) -> No
         with job(run_dir, "") as process:
             process.wait()
     assert len(list(run_dir.glob("*.rank"))) == 1
+
+
+def test_a_directory_that_is_named_is_made(tmp_path: Path) -> None:
+    run_dir = tmp_path / "not" / "yet"
+    environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN_DIR": str(run_dir)}
+    process = subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True, capture_output=True, text=True)
+    assert len(list(run_dir.glob("*.rank"))) == 1
+    assert "rankscope" not in process.stderr

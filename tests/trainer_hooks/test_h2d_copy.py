@@ -11,7 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from rankscope import guard, record
 from rankscope.guard import Guard
-from rankscope.probes.h2d_copy import Patches, install
+from rankscope.probes.h2d_copy import install, methods
+from rankscope.probes.tensor_methods import TensorMethods
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
 from rankscope.timeline import Timeline
@@ -20,11 +21,17 @@ BATCH = torch.zeros(8, 4)
 METHODS = ("to", "cuda", "copy_")
 
 
+def watch(timeline: Timeline, guarded: Guard | None = None) -> TensorMethods:
+    """Not in place yet."""
+    guarded = guarded or Guard("h2d_copy", lambda _: None)
+    return TensorMethods(methods(timeline, frozenset({"meta"})), guarded, lambda: True)
+
+
 @pytest.fixture
 def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
     monkeypatch.setattr(guard, "reraise", True)
     timeline = Timeline(RankWriter())
-    patches = Patches(timeline, Guard("h2d_copy", lambda _: None), frozenset({"meta"}), lambda: True)
+    patches = watch(timeline)
     patches.look()
     timeline.step()
     yield timeline
@@ -131,11 +138,11 @@ def test_a_mode_sees_what_it_would_see_without_us(timeline: Timeline) -> None:
 
 
 def test_the_class_keeps_its_methods_and_gets_its_attributes_back() -> None:
-    before, methods = dict(vars(torch.Tensor)), [getattr(torch.Tensor, name) for name in METHODS]
-    patches = Patches(Timeline(RankWriter()), Guard("h2d_copy", lambda _: None), frozenset({"meta"}), lambda: True)
+    before, originals = dict(vars(torch.Tensor)), [getattr(torch.Tensor, name) for name in METHODS]
+    patches = watch(Timeline(RankWriter()))
     patches.look()
     assert set(vars(torch.Tensor)) - set(before) == set(METHODS)
-    assert [getattr(torch.Tensor, name) for name in METHODS] == methods
+    assert [getattr(torch.Tensor, name) for name in METHODS] == originals
     patches.remove()
     assert dict(vars(torch.Tensor)) == before
 
@@ -154,7 +161,7 @@ def test_a_job_without_a_device_never_meets_the_patches() -> None:
 def test_an_error_of_ours_switches_the_probe_off_and_copies_go_on() -> None:
     failed: list[str] = []
     timeline = Timeline(RankWriter())
-    patches = Patches(timeline, Guard("h2d_copy", failed.append), frozenset({"meta"}), lambda: True)
+    patches = watch(timeline, Guard("h2d_copy", failed.append))
     patches.look()
     timeline.writer.slots = memoryview(b"")  # nothing can be written any more
     try:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import _thread
 import threading
 
 import pytest
+import torch
 
 from rankscope import record
 from rankscope.probes.collectives import NOTHING, Collectives
@@ -277,6 +279,47 @@ def test_events_of_other_threads_are_ignored(timeline: Timeline, clock: Clock) -
     thread.join()
     timeline.leave(timeline.enter(record.FORWARD))
     assert seconds(timeline) == {"other": 5.0}
+
+
+@pytest.mark.parametrize(
+    ("phase", "graph_task", "is_counted"),
+    [(record.BACKWARD, 3, True), (record.BACKWARD, -1, False), (record.FORWARD, 3, False)],
+)
+def test_the_autograd_engines_own_thread_acts_for_the_one_that_waits_for_it(
+    timeline: Timeline, clock: Clock, monkeypatch: pytest.MonkeyPatch, phase: int, graph_task: int, is_counted: bool
+) -> None:
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: graph_task)
+    is_done = threading.Event()
+
+    def hook_of_a_gradient() -> None:
+        opened = timeline.enter(record.COLLECTIVE_WAIT)
+        clock.now += 5
+        timeline.leave(opened)
+        is_done.set()
+
+    outer = timeline.enter(phase)
+    _thread.start_new_thread(hook_of_a_gradient, ())  # as the engine's: none that Python's threading knows
+    is_done.wait()
+    timeline.leave(outer)
+    assert seconds(timeline) == {"collective_wait" if is_counted else record.PHASES[phase]: 5.0}
+
+
+def test_a_thread_of_the_scripts_own_with_a_backward_pass_of_its_own_is_ignored(
+    timeline: Timeline, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 3)
+
+    def other() -> None:
+        opened = timeline.enter(record.COLLECTIVE_WAIT)
+        clock.now += 5
+        timeline.leave(opened)
+
+    outer = timeline.enter(record.BACKWARD)
+    thread = threading.Thread(target=other)
+    thread.start()
+    thread.join()
+    timeline.leave(outer)
+    assert seconds(timeline) == {"backward": 5.0}
 
 
 def test_a_stopped_timeline_changes_nothing(timeline: Timeline, clock: Clock) -> None:

@@ -1,37 +1,66 @@
 """The device's time by phase: events in the training thread's stream, read when the device has passed them.
 
 On a GPU the host runs ahead, so its own phases say when work was issued and not how long it took. Where the phase
-changes, an event is recorded in the current stream; what lies between two of them is charged to the phase that the
-host was in when it issued that work. So the seconds of all phases together *are* the device time that was observed, and
-shares of it are right however much of the training that is.
+changes, an event is recorded in the stream that the training thread computes in; what lies between two of them is
+charged to the phase that the host was in when it issued that work. Single steps are measured so, from begin to end,
+the same ones on every rank (sampling.py). They are charged when the device has done all of a step, so that shares of
+the seconds are right however few steps that is.
 
 Nothing here waits for the device: an event is asked whether it is done (`query`), and two that are give the time
-between them. What cannot be known (a graph capture, a change of the stream, no event left) is not charged to any phase.
+between them. A step of which a part cannot be known (a graph capture, no event left) is not charged at all.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from math import ceil, log2
 from typing import Any, Protocol
 
+from rankscope.groups import GROUP_COLLECTIVES
 from rankscope.guard import Guard
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record import (
+    ABSORBS,
+    COLLECTIVE_WAIT,
+    DATA_WAIT,
+    DEVICE_RING_STEPS,
+    DEVICE_WAIT,
+    H2D_COPY,
+    MAX_PHASES,
+    OTHER,
+    PHASES,
+    PLACES,
+)
+from rankscope.sampling import MAX_LEVEL, next_sampled
+from rankscope.streams import TELLING, Streams
+from rankscope.timeline import STEPS, Timeline
 
+DEVICE_STEPS = PLACES["device_steps"]
 DEVICE_SECONDS = PLACES["device_seconds"]
-UNMEASURED = -1
+DRY_SECONDS = PLACES["device_dry_seconds"]
 
 # A mark costs up to ten microseconds in all (a stream's look-up, a record, a query and a reading), and a step has a
 # dozen. At one mark each 0.1 s that is 0.01 % of the time: steps of a second and more are all measured, of shorter ones
-# about one a second, from its start to its end.
+# about one a second.
 SECONDS_PER_MARK = 0.1
-UNUSED_INTERVAL = 1.0  # seconds between two looks whether the job uses the device by now
+STEADY = 0.2  # of a level: no other is chosen while the marks are so near to the budget (15 %)
+SHORTEST = 1e-6  # seconds between two steps, so that the clock may stand still
+UNUSED_STEPS = 64  # between two looks whether the job uses the device by now
 
 # Marks that the device has not passed yet. A host that runs further ahead than this (a launch queue holds about a
 # thousand kernels) leaves a gap.
 CAPACITY = 1024
+
+# Nothing is issued in these: if the device has passed their beginning when they end, it has nothing to do by then.
+ISSUES_NOTHING = frozenset({DATA_WAIT, DEVICE_WAIT})
+# In these a device that has nothing to do waits for the host to issue something; in the others for what they are named.
+MAY_BE_DRY = frozenset(
+    phase
+    for phase in range(MAX_PHASES)
+    if not ABSORBS[phase] and phase not in (DATA_WAIT, H2D_COPY, COLLECTIVE_WAIT, DEVICE_WAIT)
+)
+# By which part of the step the device may be behind the host while it still counts as one that keeps up with it.
+KEEPS_UP = 0.05
 
 
 class Event(Protocol):
@@ -48,7 +77,7 @@ class Event(Protocol):
 
 
 class Device(Protocol):
-    """What the clock asks of a kind of device. Streams compare equal if they are the same and know their `device`."""
+    """What the clock asks of a kind of device. Streams are hashable, equal if they are the same, and know `device`."""
 
     def is_in_use(self) -> bool:
         """Whether the job has initialised it in this very process, not in the one that it was forked from."""
@@ -64,32 +93,46 @@ class Device(Protocol):
 
 
 @dataclass(slots=True)
+class MeasuredStep:
+    """A step between its first mark and the moment in which the device has passed its last."""
+
+    is_whole: bool = True  # nothing of it is missing
+    number: int = 0
+    end: float = 0.0
+    sequence: float = 0.0
+    seconds: list[float] = field(default_factory=lambda: [0.0] * MAX_PHASES)
+    behind: list[tuple[int, float, float]] = field(default_factory=list)
+    """Intervals in which the device may have been dry: the phase, its seconds, by how many it was behind the host."""
+
+
+@dataclass(slots=True)
 class Mark:
-    """The device passed `event` in `stream`, and from there on worked for `phase`."""
+    """The device passed `event` in `stream`, and from there on worked for `phase` of `step`; None: of none."""
 
     event: Event
     stream: Any
     phase: int
+    step: MeasuredStep | None
+    issued: float  # by the host's clock
+    found_dry: bool = False  # the device had passed everything that was issued before
 
 
 class DeviceClock:
-    """Chooses the steps that are measured, marks their phases and reads the marks later, all in the training thread.
+    """Marks the phases of the steps that are measured and reads the marks later, all for the training thread."""
 
-    `jitter` gives random numbers from 0 to 1: what happens each n-th step, a checkpoint say, must not always be
-    measured or never.
-    """
-
-    def __init__(self, timeline: Timeline, guard: Guard, device: Device, jitter: Callable[[], float]) -> None:
+    def __init__(self, timeline: Timeline, guard: Guard, device: Device) -> None:
         self._timeline = timeline
         self._guarded_step, self._guarded_mark = guard(self.step), guard(self.mark)
         self._guarded_read = guard(self._read)
         self._device = device
-        self._jitter = jitter
         self._marks: deque[Mark] = deque()
         self._free: dict[Any, list[Event]] = {}  # by device, for an event stays on the one where it was first recorded
-        self._due = self._began = 0.0
-        self._count = 0
-        self._measuring = False
+        self.measured: MeasuredStep | None = None  # the step that is being measured
+        self._next = self._level = 0  # the step that is to be measured next, and of how many it is one
+        self._last = (0, 0.0)  # number and end of the step before the one that was measured first, then of the last one
+        self._count = 0  # marks in the step that is measured
+        self.streams = Streams()
+        self._behind: float | None = None  # how far the device was behind the host at the mark read last, if known
 
     def start(self) -> None:
         """Look at the end of each step whether the next one shall be measured."""
@@ -103,58 +146,125 @@ class DeviceClock:
 
     def step(self, now: float, phase: int) -> None:
         """A step ended at `now` (the host's clock), with `phase` open."""
-        if now < self._due and not self._marks:
+        number = int(self._timeline.writer.slots[STEPS])
+        if number + 1 < self._next and not self._marks:
             return
         if not self._device.is_in_use():
             self._forget()
-            self._due = now + UNUSED_INTERVAL
+            self._next = number + UNUSED_STEPS
             return
+        ended, self.measured = self.measured, None
+        if ended is not None:
+            self._end(ended, number, now)
         self._read()
-        if self._measuring:
-            self._due = self._began + self._count * SECONDS_PER_MARK * (0.5 + self._jitter())
-        was_measuring, self._measuring = self._measuring, now >= self._due
-        if self._measuring:
-            self._began, self._count = now, 0
-        if self._measuring != was_measuring:
-            self.mark(phase if self._measuring else UNMEASURED)
-            self._timeline.on_boundary = self._guarded_mark if self._measuring else None
+        if number + 1 >= self._next:
+            self._begin(number, now, phase, ended)
+        elif ended is not None:
+            self._put(phase, now, None, ended)
+        if (self.measured is None) is not (ended is None):
+            self._timeline.on_boundary = self._guarded_mark if self.measured else None
 
     def mark(self, phase: int) -> None:
         """What is issued from now on is issued in `phase`."""
-        self._count += 1
-        if self._device.is_capturing() or not self._has_room():
-            self._break()
+        step = self.measured
+        if step is None:
             return
+        self._count += 1
+        if phase in TELLING:
+            self.streams.met(self._device.current_stream(), phase)
+        last = self._marks[-1]
+        found_dry = last.phase in ISSUES_NOTHING and not self._device.is_capturing() and last.event.query()
+        self._put(phase, self._timeline.last_event, step, step, found_dry)
+
+    def _begin(self, number: int, now: float, phase: int, ended: MeasuredStep | None) -> None:
+        """Measure the step after `number`, or if that cannot be the next that is to be."""
         stream = self._device.current_stream()
-        if self._marks and self._marks[-1].stream != stream:
-            self._break()
+        if ended is not None and stream != self.streams.main:
+            self._put(phase, now, None, ended)
+        self.streams.begin_step(stream)
+        step = MeasuredStep()
+        self._put(phase, now, step, ended)
+        if not step.is_whole:
+            self._next = next_sampled(number + 2, self._level)
+            return
+        self.measured = step
+        self._count = 1
+        if not self._last[0]:
+            self._last = number, now
+
+    def _end(self, step: MeasuredStep, number: int, now: float) -> None:
+        slots = self._timeline.writer.slots
+        step.number, step.end, step.sequence = number, now, slots[GROUP_COLLECTIVES]
+        before, ended = self._last
+        self._last = number, now
+        budget = self._count * SECONDS_PER_MARK
+        wanted = log2(max(1.0, budget * (number - before) / max(now - ended, SHORTEST)))
+        if not self._level - 1 - STEADY < wanted <= self._level + STEADY:
+            self._level = min(ceil(wanted), MAX_LEVEL)
+        self._next = next_sampled(number + 1, self._level)
+
+    def _put(
+        self, phase: int, now: float, step: MeasuredStep | None, ending: MeasuredStep | None, found_dry: bool = False
+    ) -> None:
+        """Put a mark into the main stream; where that cannot be, the steps on both sides of it are not whole."""
+        if self._device.is_capturing() or not self._has_room():
+            for spoilt in (step, ending):
+                if spoilt is not None:
+                    spoilt.is_whole = False
+            return
+        stream = self.streams.main
         free = self._free.setdefault(stream.device, [])
         event = free.pop() if free else self._device.new_event()
         event.record(stream)
-        self._marks.append(Mark(event, stream, phase))
+        self._marks.append(Mark(event, stream, phase, step, now, found_dry))
 
     def _has_room(self) -> bool:
         if len(self._marks) >= CAPACITY:
             self._read()
         return len(self._marks) < CAPACITY
 
-    def _break(self) -> None:
-        """What comes after the last mark cannot be measured."""
-        if self._marks:
-            self._marks[-1].phase = UNMEASURED
-
     def _read(self) -> None:
         """Charge what lies between marks that the device has passed. Not in a capture: asking would end that."""
         marks = self._marks
         if not marks or self._device.is_capturing():
             return
-        slots = self._timeline.writer.slots
         while len(marks) > 1 and marks[1].event.query():
-            mark = self._pop()
-            if mark.phase != UNMEASURED:
-                slots[DEVICE_SECONDS + mark.phase] += mark.event.elapsed_time(marks[0].event) / 1000
-        if len(marks) == 1 and marks[0].phase == UNMEASURED:
+            self._charge(self._pop(), marks[0])
+        if len(marks) == 1 and marks[0].step is None:
             self._pop()
+
+    def _charge(self, first: Mark, second: Mark) -> None:
+        step, before = first.step, self._behind
+        if step is None or not step.is_whole:
+            self._behind = None
+            return
+        seconds = first.event.elapsed_time(second.event) / 1000
+        step.seconds[first.phase] += seconds
+        if second.found_dry:
+            self._behind = 0.0
+        elif before is not None:
+            self._behind = max(0.0, before + seconds - (second.issued - first.issued))
+        if before is not None and self._behind is not None and first.phase in MAY_BE_DRY:
+            step.behind.append((first.phase, seconds, max(before, self._behind)))
+        if second.step is not step:
+            self._publish(step)
+
+    def _publish(self, step: MeasuredStep) -> None:
+        writer = self._timeline.writer
+        slots, length = writer.slots, sum(step.seconds)
+        for phase, seconds in enumerate(step.seconds):
+            if seconds:
+                slots[DEVICE_SECONDS + phase] += seconds
+        for phase, seconds, behind in step.behind:
+            if behind <= KEEPS_UP * length:
+                slots[DRY_SECONDS + phase] += seconds
+        nth = slots[DEVICE_STEPS] + 1
+        entry = writer.device_ring[int(nth) % DEVICE_RING_STEPS]
+        own = sum(step.seconds[len(PHASES) :])
+        others = (step.seconds[OTHER] + own, *step.seconds[OTHER + 1 : len(PHASES)])
+        for place, value in enumerate((nth, step.number, step.end, step.sequence, *others)):
+            entry[place] = value
+        slots[DEVICE_STEPS] = nth  # last: now the entry counts
 
     def _pop(self) -> Mark:
         mark = self._marks.popleft()
@@ -164,4 +274,6 @@ class DeviceClock:
     def _forget(self) -> None:
         self._marks.clear()
         self._free.clear()
-        self._measuring, self._timeline.on_boundary = False, None
+        self.streams.forget()
+        self._last, self._behind = (0, 0.0), None
+        self.measured = self._timeline.on_boundary = None

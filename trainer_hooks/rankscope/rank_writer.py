@@ -24,9 +24,11 @@ SHARED_MEMORY_RUN_DIR = Path("/dev/shm/rankscope")  # noqa: S108 - tmpfs by desi
 def run_directory() -> Path:
     """Where this process's record goes: RANKSCOPE_RUN_DIR, else /run/rankscope if it can be written, else /dev/shm.
 
-    /run/rankscope is never made here: whoever deploys the exporter makes it, on a tmpfs. The fallback is.
+    /run/rankscope is never made here: whoever deploys the exporter makes it, on a tmpfs. What is named is, and the
+    fallback. Raises OSError where that fails.
     """
     if named := os.environ.get("RANKSCOPE_RUN_DIR"):
+        Path(named).mkdir(parents=True, exist_ok=True)
         return Path(named)
     if os.access(SYSTEM_RUN_DIR, os.W_OK | os.X_OK):
         return SYSTEM_RUN_DIR

@@ -7,6 +7,7 @@ the time since the record began.
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from bisect import bisect_left
@@ -33,6 +34,7 @@ NOBODY: Absorber = (-1, -1)
 
 SETTLED_STEPS = 20  # after each of the first ones the looks are taken, later once a second
 LOOK_INTERVAL = 1.0  # seconds
+NO_BACKWARD = -1  # torch's number of a pass that there is not
 
 OPEN = PLACES["phase"] - PLACES["phase_seconds"]  # in `RankWriter.phase_seconds`
 PHASE_SINCE = PLACES["phase_since"]
@@ -171,7 +173,7 @@ class Timeline:
 
     def _enter_unusually(self, phase: int, on_behalf: bool) -> Phases | None:
         """`enter` in every case."""
-        if self._owner is None or (get_ident() != self._owner and not on_behalf):
+        if self._owner is None or (get_ident() != self._owner and not (on_behalf or self._is_in_our_backward())):
             return None
         if self._on_event is not None:
             self._on_event(phase)
@@ -188,6 +190,13 @@ class Timeline:
             if self._on_boundary is not None:
                 self._on_boundary(phase)
         return opened
+
+    def _is_in_our_backward(self) -> bool:
+        """Whether the calling thread is the autograd engine's, which runs the backward pass that the owner waits for.
+
+        Of a device's tensors the engine runs it in a thread of its own, made in C++: FSDP's hooks come from there.
+        """
+        return self.is_within((record.BACKWARD,)) and runs_backward()
 
     def _leave_unusually(self, opened: Phases | None) -> float:
         """`leave` in every case."""
@@ -359,6 +368,14 @@ class Timeline:
     def _open(self, phase: int, now: float) -> None:
         self.writer.phase_seconds[OPEN] = phase
         self.writer.slots[PHASE_SINCE] = now if ABSORBS[phase] else 0.0
+
+
+def runs_backward() -> bool:
+    """Whether the calling thread runs a part of a backward pass and was not made by Python, as a script's are."""
+    thread = threading._active.get(get_ident())  # type: ignore[attr-defined]  # noqa: SLF001 - current_thread() would make one
+    if thread is not None and not isinstance(thread, threading._DummyThread):  # noqa: SLF001 - its only name
+        return False
+    return int(sys.modules["torch"]._C._current_graph_task_id()) != NO_BACKWARD  # noqa: SLF001 - torch has no public one
 
 
 def flat(phases: Phases | None) -> list[int]:

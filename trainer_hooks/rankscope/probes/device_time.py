@@ -6,15 +6,19 @@ done so cannot fork ranks or loader workers that use it.
 
 from __future__ import annotations
 
-import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
+from torch.compiler import is_dynamo_compiling
 
 from rankscope.device_clock import DeviceClock, Event
 from rankscope.guard import Guard
-from rankscope.patch import Undo
+from rankscope.patch import Undo, replace
+from rankscope.probes.compiler import skip_call, skip_frame
 from rankscope.timeline import Timeline
+
+Function = Callable[..., Any]
 
 
 class Cuda:
@@ -42,7 +46,58 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Start the clock. Nothing to do in a torch for the CPU."""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # torch's
         return []
-    own = random.Random()  # noqa: S311 - not a secret; and the job's own random numbers stay as they are
-    clock = DeviceClock(timeline, guard, Cuda(), own.random)
+    clock = DeviceClock(timeline, guard, Cuda())
     clock.start()
-    return [clock.stop]
+    # A stream's wait_event, wait_stream and record_event all end in these two, which torch looks up at each call.
+    return [
+        clock.stop,
+        replace(torch.cuda.Event, "record", _record(clock, guard)),
+        replace(torch.cuda.Event, "wait", _wait(clock, timeline, guard)),
+    ]
+
+
+def _record(clock: DeviceClock, guard: Guard) -> Callable[[Function], Function]:
+    """Around an event's record: out of which stream it comes, while a step is measured."""
+
+    def wrap(original: Function) -> Function:
+        def watched(event: Any, stream: Any = None) -> Any:
+            if clock.measured is not None and not guard.blown and not is_dynamo_compiling():
+                try:
+                    clock.streams.recorded(event, torch.cuda.current_stream() if stream is None else stream)
+                except BaseException as error:
+                    guard.blow(error)
+            return original(event, stream)
+
+        return skip_frame(watched)
+
+    return wrap
+
+
+def _wait(clock: DeviceClock, timeline: Timeline, guard: Guard) -> Callable[[Function], Function]:
+    """Around a stream's wait for an event: between two marks if it is for other ranks or a batch, in measured steps."""
+    skip_call(timeline.enter)
+    skip_call(timeline.leave)
+
+    def wrap(original: Function) -> Function:
+        def watched(event: Any, stream: Any = None) -> Any:
+            if clock.measured is None or guard.blown or is_dynamo_compiling():
+                return original(event, stream)
+            opened = None
+            try:
+                waiting = torch.cuda.current_stream() if stream is None else stream
+                phase = clock.streams.phase_of_wait(event, waiting)
+                opened = None if phase is None else timeline.enter(phase)
+            except BaseException as error:
+                guard.blow(error)
+            try:
+                return original(event, stream)
+            finally:
+                if opened is not None:
+                    try:
+                        timeline.leave(opened)
+                    except BaseException as error:
+                        guard.blow(error)
+
+        return skip_frame(watched)
+
+    return wrap

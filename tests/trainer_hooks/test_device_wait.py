@@ -1,0 +1,59 @@
+"""Values that are read from a device, with `meta` as the device: what is a wait for it, and that nobody can tell."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from rankscope import guard, record
+from rankscope.guard import Guard
+from rankscope.probes import device_wait
+from rankscope.probes.device_wait import methods
+from rankscope.probes.tensor_methods import TensorMethods
+from rankscope.rank_writer import RankWriter
+from rankscope.record import PLACES
+from rankscope.timeline import Timeline
+
+
+@pytest.fixture
+def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
+    monkeypatch.setattr(guard, "reraise", True)
+    timeline = Timeline(RankWriter())
+    reads = TensorMethods(methods(timeline), Guard("device_wait", lambda _: None), lambda: True)
+    reads.look()
+    timeline.step()
+    yield timeline
+    reads.remove()
+
+
+def waits(timeline: Timeline) -> float:
+    return timeline.writer.slots[PLACES["device_waits"]]
+
+
+@pytest.mark.parametrize("method", device_wait.METHODS)
+def test_reading_a_devices_value_is_waiting_for_it(timeline: Timeline, method: str) -> None:
+    with pytest.raises((RuntimeError, NotImplementedError)):  # a meta tensor has no value
+        getattr(torch.zeros(1, device="meta"), method)()
+    assert waits(timeline) == 1
+    assert timeline.writer.slots[PLACES["phase_seconds"] + record.DEVICE_WAIT] > 0
+    assert timeline.open_phases == (record.OTHER, None)
+
+
+def test_reading_the_hosts_is_not(timeline: Timeline) -> None:
+    assert torch.ones(1).item() == 1
+    assert torch.ones(2).tolist() == [1, 1]
+    assert torch.ones(1).cpu().is_cpu
+    assert waits(timeline) == 0
+
+
+def test_the_class_keeps_its_methods(timeline: Timeline) -> None:
+    assert torch.Tensor.item is torch._C.TensorBase.item
+    assert torch.equal(torch.Tensor.cpu(torch.ones(2)), torch.ones(2))
+
+
+def test_a_torch_for_the_cpu_has_no_device_to_wait_for(timeline: Timeline) -> None:
+    synchronize = torch.cuda.synchronize
+    assert device_wait.install(timeline, Guard("device_wait", lambda _: None)) == []
+    assert torch.cuda.synchronize is synchronize

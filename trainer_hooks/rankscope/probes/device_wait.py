@@ -1,0 +1,60 @@
+"""The host's waiting for the device: what synchronises with it, and values that are read from it.
+
+`torch.cuda.synchronize`, a stream's and an event's `synchronize`, and `item`, `tolist` and `cpu` of a device's tensor.
+What waits without calling one of these (`if loss > 1`, a caching allocator that has run out of memory, a launch queue
+that is full) stays in the phase that it happens in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from rankscope import record
+from rankscope.guard import Guard
+from rankscope.patch import Undo, replace
+from rankscope.probes.span import in_phase
+from rankscope.probes.tensor_methods import Arguments, Begin, End, TensorMethods
+from rankscope.record import PLACES
+from rankscope.timeline import Timeline
+
+DEVICE_WAITS = PLACES["device_waits"]
+METHODS = ("item", "tolist", "cpu")
+
+
+def methods(timeline: Timeline) -> dict[str, tuple[Begin, bool]]:
+    """What is watched of a device's tensors, as `TensorMethods` wants it."""
+
+    def begin(_tensor: Any, _args: Arguments, _kwargs: dict[str, Any]) -> End:
+        opened = timeline.enter(record.DEVICE_WAIT)
+
+        def end(_returned: bool) -> None:
+            timeline.leave(opened)
+            if opened:
+                timeline.writer.slots[DEVICE_WAITS] += 1
+
+        return end
+
+    return dict.fromkeys(METHODS, (begin, False))
+
+
+def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
+    """Watch them all; the tensors' methods once CUDA is in use. Nothing to do in a torch for the CPU."""
+    if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # torch's
+        return []
+
+    def count(_call: Arguments, _result: object, _seconds: float) -> None:
+        timeline.writer.slots[DEVICE_WAITS] += 1
+
+    watch = in_phase(timeline, guard, record.DEVICE_WAIT, count)
+    places = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
+    reads = TensorMethods(methods(timeline), guard, torch.cuda.is_initialized)
+    look: Any = guard(reads.look)
+    timeline.looks.append(look)
+    return [
+        *(replace(place, "synchronize", watch) for place in places),
+        reads.remove,
+        lambda: timeline.looks.remove(look),
+    ]
