@@ -293,6 +293,7 @@ FAULTS = (
                     'rankscope_rank_collectives_total{op="all_reduce"}': 20 * STEPS,
                     'rankscope_rank_collective_bytes_total{op="all_reduce"}': 80 * STEPS,
                     'rankscope_rank_collective_seconds_total{op="all_reduce"}': 0.22,
+                    BYTES: 1e6 * STEPS,
                 }
             )
         ),

@@ -14,12 +14,18 @@ from typing import Any
 
 import yaml
 
+from rankscope.phases import PLANNED
+
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules"
 ORDER = ("ranks", "gpus", "use", "life", "lost", "lagging", "waits", "causes", "checkpoints", "exporter")
 STEPS = 10.0  # a second
 GIB = 2.0**30
 
-Figures = dict[str, float]
+MEASURED = 0.125
+"""Of the steps, by the device's clock."""
+ALIGNED = ("rankscope_rank_transfer_floor_seconds", "rankscope_rank_skew_seconds", "rankscope_rank_blame_seconds")
+
+Figures = dict[str, float | None]
 Labels = Mapping[str, str]
 
 
@@ -105,6 +111,8 @@ class Case:
     fault: Fault
     alerts: tuple[Labels, ...] = ()
     usual: Fault = field(default_factory=Fault)
+    clock: str = "host"
+    """Whose phases these are. By the device's, the host runs ahead: it waits in no collective."""
 
     @property
     def run(self) -> str:
@@ -119,23 +127,40 @@ def series(case: Case, speed: Speed) -> Iterator[dict[str, str]]:
         place, uuid = f'instance="{case.run}",run="{case.run}",rank="{rank}"', f"GPU-{case.run}-{rank}"
         info = f'rankscope_rank_info{{{place},group="0-3",node="node-a",uuid="{uuid}"}}'
         yield {"series": info, "values": f"1x{speed.quiet + speed.faulty}"}
-        yield from _of(HEALTHY_RANK, usual.ranks.get(rank, {}), fault.ranks.get(rank, {}), place, speed)
+        before = HEALTHY_RANK | dict(usual.ranks.get(rank, {}))
+        after = before | dict(fault.ranks.get(rank, {}))
+        if case.clock == "device":
+            before, after = _run_ahead(before), _run_ahead(after)
+        yield from _of(before, after, place, speed)
         place = f'instance="{case.run}",gpu="{rank}",uuid="{uuid}"'
         yield {"series": f'rankscope_gpu_info{{{place},node="node-a"}}', "values": f"1x{speed.quiet + speed.faulty}"}
-        yield from _of(HEALTHY_GPU, usual.gpus.get(rank, {}), fault.gpus.get(rank, {}), place, speed)
+        before = HEALTHY_GPU | dict(usual.gpus.get(rank, {}))
+        yield from _of(before, before | dict(fault.gpus.get(rank, {})), place, speed)
 
 
-def _of(
-    usual: Figures,
-    other: Mapping[str, float | None],
-    fault: Mapping[str, float | None],
-    place: str,
-    speed: Speed,
-) -> Iterator[dict[str, str]]:
-    before: dict[str, float | None] = {**usual, **other}
-    for name in {**before, **fault}:
+def _run_ahead(figures: Figures) -> Figures:
+    """What a rank shows whose device has these phases: its host only issues and waits, and some steps are measured."""
+    found = dict(figures)
+    on_device = {name: value or 0.0 for name, value in figures.items() if _is_judged_by_the_device(name)}
+    is_measured = MEASURED * bool(figures["rankscope_rank_steps_total"])
+    for name, value in on_device.items():
+        found[name] = 0.0
+        found[name.replace("phase_seconds", "device_seconds")] = value * is_measured
+    judged = sum(on_device.values())
+    found |= phases(other=0.3 * judged, device_wait=0.7 * judged)
+    for name in (name for name in figures if name.startswith(ALIGNED)):
+        found[name] = (figures[name] or 0.0) * is_measured
+    return found
+
+
+def _is_judged_by_the_device(name: str) -> bool:
+    return name.startswith("rankscope_rank_phase_seconds_total") and not any(phase in name for phase in PLANNED)
+
+
+def _of(before: Figures, after: Figures, place: str, speed: Speed) -> Iterator[dict[str, str]]:
+    for name in before | after:
         metric, _, labels = name.rstrip("}").partition("{")
-        values = _values(metric, before.get(name), fault.get(name, before.get(name)), speed)
+        values = _values(metric, before.get(name), after.get(name), speed)
         yield {"series": f"{metric}{{{place}{',' if labels else ''}{labels}}}", "values": values}
 
 

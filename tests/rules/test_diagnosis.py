@@ -1,21 +1,29 @@
-"""Each fault of the gauntlet as series, at both speeds: one alert, the right place and cause; decoys are silent."""
+"""Each fault of the gauntlet as series, at both speeds and by either clock: one alert, the right place and cause.
+
+Decoys are silent.
+"""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import product
 from pathlib import Path
 
 import pytest
 from tests.rules import promtool
 from tests.rules.diagnosis_cases import ALL_LOADERS_SLOW, CASES, FAULTS
 
+BY_BOTH_CLOCKS = tuple(product(("host", "device"), (promtool.PRODUCTION, promtool.FAST)))
 
-@pytest.fixture(scope="module", params=[promtool.PRODUCTION, promtool.FAST], ids=lambda speed: speed.name)
+
+@pytest.fixture(scope="module", params=BY_BOTH_CLOCKS, ids=lambda by: f"{by[0]}-{by[1].name}")
 def complaint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """promtool's about all cases, which are runs beside each other: one evaluation of the rules serves them all."""
-    speed = request.param
+    clock, speed = request.param
     path = tmp_path_factory.mktemp(speed.name) / "test.yml"
-    return promtool.complaint(promtool.all_of(CASES, speed), speed, path)
+    cases = [replace(case, clock=clock) for case in CASES]
+    return promtool.complaint(promtool.all_of(cases, speed), speed, path)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.run)
