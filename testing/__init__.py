@@ -1,0 +1,1 @@
+"""What tests, demo, benchmarks and gauntlet share."""
