@@ -67,7 +67,7 @@ def main() -> None:
         for rank, (_, orders) in enumerate(pipes):
             context.Process(target=live, args=(Path(name), rank, orders), daemon=True).start()
         run_directory = RunDirectory([Path(name)])
-        aligned_steps, processes = AlignedSteps(), RankProcesses()
+        aligned_steps, processes = AlignedSteps(30.0), RankProcesses()
         actions: dict[str, Callable[[], object]] = {
             "scan": run_directory.scan,
             "scan_and_alignment": lambda: aligned_steps.look(run_directory.scan(with_steps=True)),

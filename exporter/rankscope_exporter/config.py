@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 from collections.abc import Container, Mapping, Sequence
@@ -13,6 +14,7 @@ from rankscope import __version__
 from rankscope.rank_writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 
 DEFAULT_PORT = 10417
+DEFAULT_REFERENCE_INTERVAL = 30.0  # seconds: twice the scrape interval of deploy/prometheus
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("logfmt", "json")
 
@@ -49,6 +51,8 @@ class Config:
     """Where Slurm's prolog leaves one file a GPU."""
     kubelet_socket: Path | None
     """Of the kubelet's pod resources API."""
+    reference_interval: float
+    """Seconds for which a rank's reference step is shown, at least on average."""
     procfs: Path
     simulate: str | None
     """A number of GPUs or the path of a scenario; None is the real driver."""
@@ -87,6 +91,7 @@ def parse(
         dcgm=options.dcgm,
         slurm_dir=options.slurm_dir,
         kubelet_socket=options.kubelet_socket,
+        reference_interval=options.reference_interval,
         procfs=options.procfs,
         simulate=options.simulate,
         log_level=options.log_level,
@@ -100,6 +105,17 @@ def parse_address(address: str) -> tuple[str, int]:
     if not separator or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{address!r} is not HOST:PORT or :PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+def _interval(text: str) -> float:
+    """Raises what argparse makes a message of. Ranks are looked at once a second, so no step can be shown for less."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 1.0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, 1 or more")
+    return seconds
 
 
 def _run_dirs(given: list[Path] | None, environment: Mapping[str, str]) -> tuple[Path, ...]:
@@ -171,6 +187,15 @@ def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.Argu
     add("--log.format", dest="log_format", choices=LOG_FORMATS, default="logfmt", help="(default: %(default)s)")
     group = parser.add_argument_group("collectors", "--no-collector.NAME switches one off, --collector.NAME one on")
     _add_allocation(group)
+    group.add_argument(
+        "--collector.alignment.reference-interval",
+        dest="reference_interval",
+        type=_interval,
+        default=DEFAULT_REFERENCE_INTERVAL,
+        metavar="SECONDS",
+        help="how long a rank shows its reference step, by which ranks of several nodes are compared, on average: at "
+        "least twice the scrape interval, and alike on all nodes (default: %(default)g)",
+    )
     for name, text in collectors.items():
         group.add_argument(
             f"--collector.{name}",

@@ -166,7 +166,7 @@ def _sources(settings: Config, run_directory: RunDirectory) -> Iterator[list[Gpu
 @contextmanager
 def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[list[WatchedCollector]]:
     """What the thread that reads the ranks has found, for each collector of ranks that is on."""
-    sources: list[RankSource] = [Ranks(), AlignedSteps(), RankProcesses(settings.procfs)]
+    sources: list[RankSource] = [Ranks(), AlignedSteps(settings.reference_interval), RankProcesses(settings.procfs)]
     watcher = RankWatcher(run_directory, [source for source in sources if source.name in settings.collectors])
     watcher.start()
     try:

@@ -36,7 +36,7 @@ LABEL_LIMIT = 200  # characters; the hook's longest is a run's name with 128
 
 FILES_LIMIT = 1024  # read in a scan; a full one of bad files costs a tenth of a second
 RANKS_LIMIT = 256  # shown
-SERIES_LIMIT = 212  # of one rank: every phase, operation and group that a record has a place for
+SERIES_LIMIT = 246  # of one rank: every phase, operation and group that a record has a place for
 COMPLAINTS_LIMIT = 10  # log lines in a scan
 NUMBER = re.compile(r"[0-9]{1,10}")
 

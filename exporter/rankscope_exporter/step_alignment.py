@@ -3,6 +3,9 @@
 A window's averages cannot tell a straggler that rotates from a slow network: in both every rank waits. In one step they
 differ. What even the least waiter waited there is transfer, as nobody can be faster; what another waited beyond that,
 it waited for somebody, and the least waiter is the one that came last.
+
+By the device's clock where all ranks of a group here have steps that were measured on it, else by the host's where the
+training threads themselves wait; never by both in one group (docs/decisions/0013).
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
-from rankscope.rank_snapshot import Step
+from rankscope.rank_snapshot import DeviceStep
 from rankscope.record import COLLECTIVE_WAIT, PHASES, STARTUP
+from rankscope_exporter.reference_step import AnyStep, Reference, level_of, newest_sampled
 from rankscope_exporter.run_directory import Key, Rank
 
 CAUSES = {name: phase for phase, name in enumerate(PHASES) if phase not in (COLLECTIVE_WAIT, STARTUP)}
 UNKNOWN = "unknown"
+
+HOST, DEVICE = "host", "device"  # clocks
 
 REMEMBERED = 32  # steps a rank, for the comparison of numbers and for ranks that are read a moment later
 EVIDENCE = 16  # steps by which two ranks' numbers are compared
@@ -29,7 +35,7 @@ LEAST_EVIDENCE = 3
 SAME_NUMBERS = 0.8
 OTHER_NUMBERS = 0.25
 
-Steps = Mapping[int, Step]
+Steps = Mapping[int, AnyStep]
 
 
 def _no_blame() -> dict[str, float]:
@@ -38,10 +44,11 @@ def _no_blame() -> dict[str, float]:
 
 @dataclass
 class Alignment:
-    """What the aligned steps of one rank's record amount to. Seconds."""
+    """What the steps of one rank's record amount to. Seconds."""
 
     key: Key
     steps: int = 0
+    """That were aligned: all but the reference is of these."""
     seconds: float = 0.0
     floor: float = 0.0
     """What the least waiter of each step waited."""
@@ -49,21 +56,43 @@ class Alignment:
     """What this rank waited beyond that."""
     blame: dict[str, float] = field(default_factory=_no_blame)
     """What the others waited for this one on average, by the phase in which it was slower than they."""
+    reference: Reference | None = None
+    """The last step that stands for the others; also of a rank that is alone here. None once it has ended."""
 
 
 class _Record:
-    """One rank's record: the steps that were read last, and up to which number they have been aligned."""
+    """One rank's record: the steps that were read last, by one clock, and up to which number they were aligned."""
 
-    def __init__(self, key: Key) -> None:
-        self.alignment = Alignment(key)
-        self.steps: dict[int, Step] = {}
+    def __init__(self, rank: Rank) -> None:
+        self.alignment = Alignment(rank.key)
+        self.began = rank.snapshot["started_monotonic"]
+        self.steps: dict[int, AnyStep] = {}
         self.aligned = 0
+        self.clock: str | None = None
         self._read = 0
 
-    def read(self, rank: Rank) -> None:
-        for step in rank.snapshot.steps_after(self._read):
-            self.steps[step.number] = step
-            self._read = step.number
+    def read(self, rank: Rank, clock: str | None, reference_interval: float) -> None:
+        """Take the steps that are new by `clock`; by another than before, all that there are."""
+        if clock != self.clock:
+            self.clock, self._read, self.alignment.reference = clock, 0, None
+            self.steps.clear()
+        news = self._news(rank)
+        self.steps.update((step.number, step) for step in news)
+        if not rank.snapshot.alive:
+            self.alignment.reference = None
+        elif clock and (step := newest_sampled(news, level_of(rank.snapshot, reference_interval))):
+            self.alignment.reference = Reference(clock, step)
+
+    def _news(self, rank: Rank) -> Sequence[AnyStep]:
+        if self.clock == DEVICE:
+            measured = rank.snapshot.device_steps_after(self._read)
+            self._read = measured[-1].nth if measured else self._read
+            return measured
+        if self.clock == HOST:
+            steps = rank.snapshot.steps_after(self._read)
+            self._read = steps[-1].number if steps else self._read
+            return steps
+        return ()
 
     def forget_old_steps(self) -> None:
         for number in list(islice(self.steps, max(0, len(self.steps) - REMEMBERED))):
@@ -73,7 +102,9 @@ class _Record:
 class StepAlignment:
     """Aligns the ranks of each run and group of this machine. Used by one thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, reference_interval: float) -> None:
+        """`reference_interval` is how many seconds a reference step stands for the others, at least on average."""
+        self._reference_interval = reference_interval
         self._records: dict[tuple[Path, float], _Record] = {}
 
     def take(self, ranks: Iterable[Rank]) -> list[Alignment]:
@@ -82,23 +113,32 @@ class StepAlignment:
         A rank's new record begins at nothing.
         """
         known, self._records = self._records, {}
-        groups: dict[tuple[int, str, str], list[_Record]] = defaultdict(list)
+        groups: dict[tuple[int, str, str], list[tuple[Rank, _Record]]] = defaultdict(list)
         for rank in sorted(ranks, key=lambda rank: int(rank.key[1])):
             info = rank.snapshot.info
             identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
-            record = self._records[identity] = known.get(identity) or _Record(rank.key)
-            if _waits_on_the_host(rank):  # else its steps would only pile up
-                record.read(rank)
-                groups[rank.owner, info["run"], info["group"]].append(record)
-        for records in groups.values():
-            _align(records)
-        return [record.alignment for record in self._records.values() if record.alignment.steps]
+            record = self._records[identity] = known.get(identity) or _Record(rank)
+            groups[rank.owner, info["run"], info["group"]].append((rank, record))
+        for members in groups.values():
+            clock = _clock([rank for rank, _ in members])
+            for rank, record in members:
+                record.read(rank, clock, self._reference_interval)
+            _align([record for _, record in members])
+        alignments = [record.alignment for record in self._records.values()]
+        return [alignment for alignment in alignments if alignment.steps or alignment.reference]
+
+
+def _clock(ranks: Sequence[Rank]) -> str | None:
+    """By which clock they can all be judged; None if there is no such."""
+    if all(rank.snapshot["device_steps"] for rank in ranks):
+        return DEVICE
+    return HOST if all(map(_waits_on_the_host, ranks)) else None
 
 
 def _waits_on_the_host(rank: Rank) -> bool:
     """Whether the training thread itself waits in collectives. Under NCCL the GPU does, and the ring knows no GPU."""
     backend = rank.snapshot.info["backend"]
-    return backend == "gloo" or not ("nccl" in backend or rank.snapshot.device_seconds)
+    return backend == "gloo" or not ("nccl" in backend or rank.snapshot["device_steps"])
 
 
 def offset(steps: Steps, others: Steps) -> int | None:
@@ -129,7 +169,7 @@ def _distance(steps: Steps, others: Steps, candidate: int) -> float:
 def _align(records: Sequence[_Record]) -> None:
     """Account for every step that all ranks have and that was not aligned before."""
     first, *others = records
-    offsets = [offset(first.steps, other.steps) for other in others]
+    offsets = [_offset(first, other) for other in others]
     if others and None not in offsets:
         for number in [number for number in first.steps if number > first.aligned]:
             numbers = [number, *(number + (difference or 0) for difference in offsets)]
@@ -138,9 +178,17 @@ def _align(records: Sequence[_Record]) -> None:
         record.forget_old_steps()
 
 
-def _align_step(records: Sequence[_Record], found: Iterable[Step | None]) -> None:
+def _offset(record: _Record, other: _Record) -> int | None:
+    """Which steps are measured on the device goes by their numbers: by other numbers these would be other steps."""
+    return 0 if record.clock == DEVICE else offset(record.steps, other.steps)
+
+
+def _align_step(records: Sequence[_Record], found: Iterable[AnyStep | None]) -> None:
     steps = [step for step in found if step]
     if len(steps) < len(records) or not _is_one_step(steps):
+        return
+    # The end of a step before a record began is the end of another record's: the ranks have started anew.
+    if min(step.end for step in steps) < max(record.began for record in records):
         return
     if any(step.number <= record.aligned for record, step in zip(records, steps, strict=True)):
         return
@@ -149,12 +197,17 @@ def _align_step(records: Sequence[_Record], found: Iterable[Step | None]) -> Non
     account([record.alignment for record in records], steps)
 
 
-def _is_one_step(steps: Sequence[Step]) -> bool:
+def _is_one_step(steps: Sequence[AnyStep]) -> bool:
+    """Under CUDA the host runs ahead, on each rank by another number of steps: what was issued by then says more."""
+    issued = {step.sequence for step in steps if isinstance(step, DeviceStep)}
+    if issued and 0 not in issued:
+        return len(issued) == 1
     ends = [step.end for step in steps]
-    return max(ends) - min(ends) < max(step.seconds for step in steps)
+    limit = SAME_NUMBERS if issued else 1.0
+    return max(ends) - min(ends) < limit * max(step.seconds for step in steps)
 
 
-def account(alignments: Sequence[Alignment], steps: Sequence[Step]) -> None:
+def account(alignments: Sequence[Alignment], steps: Sequence[AnyStep]) -> None:
     """Add one step, as each rank had it."""
     waits = [step.phases[COLLECTIVE_WAIT] for step in steps]
     floor = min(waits)
@@ -169,7 +222,7 @@ def account(alignments: Sequence[Alignment], steps: Sequence[Step]) -> None:
     alignments[last].blame[_cause(steps[last], others, blame)] += blame
 
 
-def _cause(step: Step, others: Sequence[Step], blame: float) -> str:
+def _cause(step: AnyStep, others: Sequence[AnyStep], blame: float) -> str:
     """The phase that most exceeds what it usually takes; unknown if that is not half of what the others waited."""
     long_enough = {name: phase for name, phase in CAUSES.items() if step.phases[phase] >= blame / 2}
     excesses = {

@@ -20,7 +20,7 @@ def aligned(run_dir: Path, what: str) -> Sequence[Alignment]:
     """What the alignment has found when the job is over."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKSCOPE_RUN": what}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    alignment, run_directory = StepAlignment(), RunDirectory([run_dir])
+    alignment, run_directory = StepAlignment(30.0), RunDirectory([run_dir])
     with subprocess.Popen([*launch, str(JOB), what, str(STEPS)], env=environment) as job:
         while job.poll() is None:
             alignment.take(run_directory.scan(with_steps=True).ranks)

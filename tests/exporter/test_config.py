@@ -21,6 +21,7 @@ def test_without_flags_everything_is_on() -> None:
     assert config.collectors == ("load", "ranks")
     assert config.simulate is None
     assert (config.slurm_dir, config.kubelet_socket, config.procfs) == (None, None, Path("/proc"))
+    assert config.reference_interval == 30.0
 
 
 def test_where_holders_are_asked_for_is_given_by_flags_of_their_collector() -> None:
@@ -28,6 +29,10 @@ def test_where_holders_are_asked_for_is_given_by_flags_of_their_collector() -> N
         "--collector.allocation.slurm-dir=/a", "--collector.allocation.kubelet-socket=/b", "--path.procfs=/c"
     )
     assert (config.slurm_dir, config.kubelet_socket, config.procfs) == (Path("/a"), Path("/b"), Path("/c"))
+
+
+def test_how_long_a_reference_step_is_shown_is_a_number_of_seconds() -> None:
+    assert parsed("--collector.alignment.reference-interval=2.5").reference_interval == 2.5
 
 
 def test_a_collector_can_be_switched_off() -> None:
@@ -80,6 +85,10 @@ def test_addresses_are_host_and_port(address: str, host_and_port: tuple[str, int
         (["--web.listen-address=:99999"], "--web.listen-address: ':99999'"),
         (["--log.level=loud"], "--log.level: invalid choice: 'loud'"),
         (["--no-collector.gpu"], "--no-collector.gpu"),
+        (["--collector.alignment.reference-interval=0.5"], "--collector.alignment.reference-interval: '0.5'"),
+        (["--collector.alignment.reference-interval=1m"], "--collector.alignment.reference-interval: '1m'"),
+        (["--collector.alignment.reference-interval=nan"], "--collector.alignment.reference-interval: 'nan'"),
+        (["--collector.alignment.reference-interval=inf"], "--collector.alignment.reference-interval: 'inf'"),
         (["--run"], "--run"),
     ],
 )
@@ -103,6 +112,7 @@ def test_help_names_every_flag_and_collector(capsys: pytest.CaptureFixture[str])
         "--run-dir",
         "--simulate",
         "--collector.allocation.slurm-dir",
+        "--collector.alignment.reference-interval",
         "--path.procfs",
         "--log.format",
         "--no-collector.ranks",

@@ -81,7 +81,7 @@ class Aligning:
 
     def __init__(self, run_dir: Path) -> None:
         self._run_directory = RunDirectory([run_dir])
-        self._alignment = StepAlignment()
+        self._alignment = StepAlignment(30.0)
         self._latest: list[Alignment] = []
 
     def poll(self) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
+from rankscope import phases
 from rankscope.rank_snapshot import RankSnapshot
 
 WORKING = "working"
@@ -31,7 +32,6 @@ MEMORY_SHARE = 0.05
 
 # Without progress of a rank: as stuck_for and planned_phase_for in thresholds.yml, for the same reasons.
 STUCK_AFTER = 300.0  # seconds; NCCL's watchdog ends the job after its default of 600
-PLANNED_PHASES = ("startup", "checkpoint", "evaluation")
 STUCK_AFTER_PLANNED = 1800.0
 
 
@@ -83,5 +83,5 @@ def are_stuck(ranks: Collection[RankSnapshot]) -> bool:
 
 
 def _is_stuck(rank: RankSnapshot) -> bool:
-    limit = STUCK_AFTER_PLANNED if rank.phase in PLANNED_PHASES else STUCK_AFTER
+    limit = STUCK_AFTER_PLANNED if rank.phase in phases.PLANNED else STUCK_AFTER
     return rank.read_monotonic - rank.last_progress > limit

@@ -1,4 +1,5 @@
-"""What the ranks of this machine waited for each other, step by step: transfer, skew, and who was to blame."""
+"""What the ranks of this machine waited for each other, step by step: transfer, skew, who was to blame; and the reference
+step of each, by which rules compare the ranks of several machines likewise."""
 
 from __future__ import annotations
 
@@ -6,23 +7,44 @@ from collections.abc import Callable
 
 from prometheus_client.core import Metric
 
+from rankscope.record import COLLECTIVE_WAIT, PHASES
 from rankscope_exporter.lines import Lines, Values, families
 from rankscope_exporter.metric import ReadMetric
 from rankscope_exporter.rank_metric import RANK_LABELS
+from rankscope_exporter.reference_step import Reference
 from rankscope_exporter.run_directory import Key, Scan
 from rankscope_exporter.step_alignment import Alignment, StepAlignment
 
 
 def _counter(name: str, text: str, values: Callable[[Alignment], Values], *labels: str) -> ReadMetric[Alignment]:
-    return ReadMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), values=values)
+    """Of the aligned steps: absent without any."""
+
+    def of_any(alignment: Alignment) -> Values:
+        return values(alignment) if alignment.steps else None
+
+    return ReadMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), values=of_any)
+
+
+def _gauge(name: str, text: str, values: Callable[[Reference], Values], label: str) -> ReadMetric[Alignment]:
+    """Of the reference step."""
+
+    def of_any(alignment: Alignment) -> Values:
+        return values(alignment.reference) if alignment.reference else None
+
+    return ReadMetric("gauge", f"rankscope_rank_{name}", text, (*RANK_LABELS, label), values=of_any)
+
+
+def _reference_seconds(reference: Reference) -> Values:
+    seconds = zip(PHASES, reference.step.phases, strict=True)
+    return {phase: spent for phase, spent in seconds if spent > 0.0 or phase == PHASES[COLLECTIVE_WAIT]}
 
 
 METRICS = (
     _counter(
         "aligned_steps",
         "Steps that could be compared with the same step of every other rank of the group on this machine; absent for "
-        "a rank that is alone here, and under NCCL, where the GPU waits and not the training thread. The rest is of "
-        "these steps.",
+        "a rank that is alone here. Where the GPUs' time is measured it is by that, of the steps that were measured; "
+        "else by the training threads'. The next four are of these steps.",
         lambda alignment: alignment.steps,
     ),
     _counter("aligned_step_seconds", "Length of these steps.", lambda alignment: alignment.seconds),
@@ -45,6 +67,21 @@ METRICS = (
         lambda alignment: alignment.blame,
         "phase",
     ),
+    _gauge(
+        "reference_step",
+        "Number of the last step that stands for the others, and the clock that it was measured by (`device` or "
+        "`host`). Which steps these are follows from their number and the mean step, on all ranks alike: where the "
+        "numbers of two ranks agree, on whatever machines, they show the same step. Absent for a rank that has ended, "
+        "and where the GPU waits and is not measured.",
+        lambda reference: {reference.clock: reference.step.number},
+        "clock",
+    ),
+    _gauge(
+        "reference_step_seconds",
+        "That step's seconds by phase, by that clock; but for `collective_wait`, phases of 0 are absent.",
+        _reference_seconds,
+        "phase",
+    ),
 )
 
 
@@ -54,8 +91,8 @@ class AlignedSteps:
     name = "alignment"
     help = "training ranks step by step: transfer, skew and blame"
 
-    def __init__(self) -> None:
-        self._alignment = StepAlignment()
+    def __init__(self, reference_interval: float) -> None:
+        self._alignment = StepAlignment(reference_interval)
         self._lines: dict[Key, Lines[Alignment]] = {}
 
     def look(self, scan: Scan) -> list[Metric]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from rankscope import record
+from rankscope import phases, record
 from rankscope_exporter.lines import Values
 from rankscope_exporter.rank_metric import RANK_LABELS, RankHistogram, counter, gauge, nonzero
 from rankscope_exporter.run_directory import Rank
 
 BUCKETS = tuple(("_bucket", bound) for bound in (*map(str, record.STEP_BOUNDS), "+Inf"))
+NAMES = ", ".join(f"`{name}`" for name in phases.NAMES)
+# The phases of every record in which a device may wait for the host; the user's own may be such, too.
+ISSUING = ("other", *phases.COMPUTING)
 
 
 def _step_seconds(rank: Rank) -> Values:
@@ -20,6 +23,10 @@ def _step_seconds(rank: Rank) -> Values:
 def _phase_since(rank: Rank) -> Values:
     snapshot = rank.snapshot
     return {snapshot.phase: snapshot.unix(snapshot.phase_since)} if snapshot.alive else None
+
+
+def _dry_seconds(rank: Rank) -> Values:
+    return {phase: dry for phase, dry in rank.snapshot.device_dry_seconds.items() if dry or phase in ISSUING}
 
 
 METRICS = (
@@ -52,8 +59,7 @@ METRICS = (
     ),
     counter(
         "phase_seconds",
-        "The training thread's time by phase; the phases partition it: `startup`, `data_wait`, `h2d_copy`, `forward`, "
-        "`backward`, `collective_wait`, `optimizer`, `checkpoint`, `evaluation`, `other`, and the user's own.",
+        f"The training thread's time by phase; the phases partition it: {NAMES}, and the user's own.",
         lambda rank: rank.snapshot.phase_seconds,
         "phase",
     ),
@@ -71,9 +77,29 @@ METRICS = (
     counter(
         "device_seconds",
         "The GPU's time by the same phases, from CUDA events in the training thread's stream, of the steps that were "
-        "measured: all that last a second or longer, of shorter ones about one a second. Their sum is the time that "
-        "was observed, so use it as a share of that. A phase arrives as a whole when it has ended.",
+        "measured, the same ones on every rank: all that last a second or longer, of shorter ones about one a second. "
+        "Their sum is the time that was observed, so use it as a share of that. Added when the GPU has done a step; "
+        "absent without one.",
         lambda rank: rank.snapshot.device_seconds,
         "phase",
+    ),
+    counter(
+        "device_steps",
+        "Steps that were measured so; absent without a GPU.",
+        nonzero("device_steps"),
+    ),
+    counter(
+        "device_dry_seconds",
+        "Of `rankscope_rank_device_seconds_total` what the GPU spent without anything to do: it had done all that was "
+        "issued and waited for the host to issue more. Of the phases in which the host issues work, which are "
+        "`other`, the computing ones and the user's own; the rest are named for what is waited for.",
+        _dry_seconds,
+        "phase",
+    ),
+    counter(
+        "device_waits",
+        "How often the host waited for the GPU: a synchronisation, a value that was read (`.item()`). Absent while it "
+        "never has.",
+        nonzero("device_waits"),
     ),
 )

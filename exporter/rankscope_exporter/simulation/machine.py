@@ -6,6 +6,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
+from rankscope import phases
 from rankscope_exporter.run_directory import RunDirectory
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
@@ -13,7 +14,7 @@ from rankscope_exporter.simulation.ranks import RankActivity
 from rankscope_exporter.simulation.scenario import load_scenario
 
 # Phases of a rank in which a simulated GPU computes for it.
-COMPUTING = ("forward", "backward", "optimizer", "evaluation")
+COMPUTING = (*phases.COMPUTING, "evaluation")
 
 logger = logging.getLogger(__name__)
 

@@ -1,0 +1,43 @@
+"""Which of a rank's steps stands for the others, so that ranks can be compared step by step across nodes.
+
+Exporters cannot see each other's ranks, but Prometheus sees all of them: where every rank shows the same step, rules
+can lay them side by side. Which one that is follows from the step's number alone (`rankscope.sampling`) and from a level
+that the mean step gives: at ranks that train together it comes out alike, and where two are one level apart, every
+second step of the one is the other's too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import ceil
+from typing import NamedTuple
+
+from rankscope.rank_snapshot import DeviceStep, RankSnapshot, Step
+from rankscope.sampling import MAX_LEVEL, is_sampled, next_sampled
+
+AnyStep = Step | DeviceStep
+
+
+class Reference(NamedTuple):
+    """A rank's reference step, and the clock that it was measured by."""
+
+    clock: str
+    step: AnyStep
+
+
+def level_of(snapshot: RankSnapshot, interval: float) -> int:
+    """The least level at which steps are chosen no more often than each `interval` seconds, on average.
+
+    By the mean of all steps so far: a mean of the last ones would differ between ranks, by when each was read.
+    """
+    steps = sum(snapshot.many("step_buckets"))
+    most = 2.0**MAX_LEVEL
+    needed = min(interval * steps / snapshot["step_seconds"], most) if snapshot["step_seconds"] else most
+    return (max(1, ceil(needed)) - 1).bit_length()
+
+
+def newest_sampled(steps: Sequence[AnyStep], level: int) -> AnyStep | None:
+    """The last of `steps`, which are in their order, that is chosen at that level."""
+    if not steps or next_sampled(steps[0].number, level) > steps[-1].number:  # nearly always: half of a look's cost
+        return None
+    return next((step for step in reversed(steps) if is_sampled(step.number, level)), None)
