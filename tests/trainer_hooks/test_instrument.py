@@ -168,7 +168,8 @@ def test_a_run_directory_that_cannot_be_used_costs_one_warning_and_nothing_else(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = train()
-    monkeypatch.setenv("RANKSCOPE_RUN_DIR", str(run_dir / "missing"))
+    (run_dir / "file").touch()
+    monkeypatch.setenv("RANKSCOPE_RUN_DIR", str(run_dir / "file" / "no directory"))
     rankscope.instrument()
     assert all(map(torch.equal, expected, train()))
     warnings = [entry for entry in caplog.records if entry.levelno >= logging.WARNING]
