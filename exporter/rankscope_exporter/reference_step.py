@@ -1,9 +1,9 @@
 """Which of a rank's steps stands for the others, so that ranks can be compared step by step across nodes.
 
 Exporters cannot see each other's ranks, but Prometheus sees all of them: where every rank shows the same step, rules
-can lay them side by side. Which one that is follows from the step's number alone (`rankscope.sampling`) and from a level
-that the mean step gives: at ranks that train together it comes out alike, and where two are one level apart, every
-second step of the one is the other's too.
+can lay them side by side. Which one that is follows from the step's number alone (`rankscope.sampling`) and from a
+level that the mean step gives: at ranks that train together it comes out alike, and where two are one level apart, what
+is chosen at the higher one is chosen at both.
 """
 
 from __future__ import annotations

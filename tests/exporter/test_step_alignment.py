@@ -2,93 +2,25 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from tests.exporter.simulated_job import (
+    COMPUTE,
+    DELAY,
+    TRANSFER,
+    Aligning,
+    Durations,
+    Job,
+    SimulatedRank,
+    even,
+    lagging,
+    rotating,
+)
 
 from rankscope import record
-from rankscope.rank_writer import RankWriter
-from rankscope.timeline import Timeline
-from rankscope_exporter.run_directory import LABELS, RunDirectory
-from rankscope_exporter.step_alignment import REMEMBERED, UNKNOWN, Alignment, StepAlignment
-
-COMPUTE, TRANSFER, DELAY = 0.04, 0.005, 0.03
-
-Durations = Mapping[str, float]
-Plan = Callable[[int, int], Durations]
-"""By step and rank: what it spends in which phase, before the collective."""
-
-
-class SimulatedRank:
-    """A record of a rank whose clock the test sets."""
-
-    def __init__(self, directory: Path, rank: int, start: float, **labels: str) -> None:
-        self.now = start
-        self._writer = RankWriter()
-        self._timeline = Timeline(self._writer, lambda: self.now)
-        info = {**dict.fromkeys(LABELS, ""), "run": "r", "rank": str(rank), "pid": "1", "group": "0-3", **labels}
-        self._writer.publish(directory, f"{info['run']}.{rank}.{start}", info)
-
-    def spend(self, phase: str, seconds: float) -> None:
-        depth = self._timeline.enter(record.PHASES.index(phase))
-        self.now += seconds
-        self._timeline.leave(depth)
-
-    def step(self) -> None:
-        self._timeline.step()
-
-
-class Job:
-    """Ranks in synchronous training: in each step all wait until the last has come, and then for the transfer."""
-
-    def __init__(self, directory: Path, ranks: int = 4, start: float = 1000.0, **labels: str) -> None:
-        self.ranks = [SimulatedRank(directory, rank, start, **labels) for rank in range(ranks)]
-
-    def run(self, steps: int, plan: Plan, transfer: float = TRANSFER, after: Plan = lambda _s, _r: {}) -> None:
-        for step in range(steps):
-            self._spend(step, plan)
-            everybody_is_here = max(rank.now for rank in self.ranks)
-            for rank in self.ranks:
-                rank.spend("collective_wait", everybody_is_here - rank.now + transfer)
-            self._spend(step, after)
-            for rank in self.ranks:
-                rank.step()
-
-    def _spend(self, step: int, plan: Plan) -> None:
-        for number, rank in enumerate(self.ranks):
-            for phase, seconds in plan(step, number).items():
-                rank.spend(phase, seconds)
-
-
-def even(_step: int, _rank: int) -> Durations:
-    return {"forward": COMPUTE / 4, "backward": COMPUTE * 3 / 4}
-
-
-def rotating(step: int, rank: int) -> Durations:
-    slow = random.Random(step).randrange(4)
-    return {"data_wait": DELAY if rank == slow else 0.001, **even(step, rank)}
-
-
-def lagging(phase: str, laggard: int = 2) -> Plan:
-    return lambda step, rank: {**even(step, rank), phase: DELAY + COMPUTE if rank == laggard else COMPUTE}
-
-
-class Aligning:
-    """Aligns the ranks of a run directory."""
-
-    def __init__(self, run_dir: Path) -> None:
-        self._run_directory = RunDirectory([run_dir])
-        self._alignment = StepAlignment(30.0)
-        self._latest: list[Alignment] = []
-
-    def poll(self) -> None:
-        self._latest = deepcopy(self._alignment.take(self._run_directory.scan(with_steps=True).ranks))
-
-    def alignments(self) -> list[Alignment]:
-        return self._latest
+from rankscope_exporter.step_alignment import REMEMBERED, UNKNOWN, Alignment
 
 
 @pytest.fixture

@@ -1,5 +1,7 @@
-"""What the ranks of this machine waited for each other, step by step: transfer, skew, who was to blame; and the reference
-step of each, by which rules compare the ranks of several machines likewise."""
+"""What the ranks of this machine waited for each other, step by step: transfer, skew, and who was to blame.
+
+And the reference step of each, by which rules compare the ranks of several machines likewise.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +9,15 @@ from collections.abc import Callable
 
 from prometheus_client.core import Metric
 
-from rankscope.record import COLLECTIVE_WAIT, PHASES
+from rankscope.record import COLLECTIVE_WAIT, OTHER, PHASES
 from rankscope_exporter.lines import Lines, Values, families
 from rankscope_exporter.metric import ReadMetric
 from rankscope_exporter.rank_metric import RANK_LABELS
 from rankscope_exporter.reference_step import Reference
 from rankscope_exporter.run_directory import Key, Scan
 from rankscope_exporter.step_alignment import Alignment, StepAlignment
+
+_ROUNDING = 1e-6  # seconds: the phases of a step are differences of sums that have run for years
 
 
 def _counter(name: str, text: str, values: Callable[[Alignment], Values], *labels: str) -> ReadMetric[Alignment]:
@@ -35,8 +39,11 @@ def _gauge(name: str, text: str, values: Callable[[Reference], Values], label: s
 
 
 def _reference_seconds(reference: Reference) -> Values:
-    seconds = zip(PHASES, reference.step.phases, strict=True)
-    return {phase: spent for phase, spent in seconds if spent > 0.0 or phase == PHASES[COLLECTIVE_WAIT]}
+    step = reference.step
+    seconds = dict(zip(PHASES, step.phases, strict=True))
+    own = step.seconds - sum(step.phases)
+    seconds[PHASES[OTHER]] += own if own > _ROUNDING else 0.0
+    return {phase: spent for phase, spent in seconds.items() if spent > 0.0 or phase == PHASES[COLLECTIVE_WAIT]}
 
 
 METRICS = (
@@ -78,7 +85,8 @@ METRICS = (
     ),
     _gauge(
         "reference_step_seconds",
-        "That step's seconds by phase, by that clock; but for `collective_wait`, phases of 0 are absent.",
+        "That step's seconds by phase, by that clock; they sum to its length, the user's own phases are in `other`. "
+        "But for `collective_wait`, phases of 0 are absent.",
         _reference_seconds,
         "phase",
     ),

@@ -1,0 +1,150 @@
+"""Ranks whose clock a test sets: their records, and what the exporter's alignment makes of them."""
+
+from __future__ import annotations
+
+import random
+from array import array
+from collections.abc import Callable, Iterable, Mapping
+from copy import deepcopy
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rankscope import record
+from rankscope.rank_writer import RankWriter
+from rankscope.timeline import Timeline
+from rankscope_exporter.run_directory import LABELS, RunDirectory, Scan
+from rankscope_exporter.step_alignment import Alignment, StepAlignment
+
+COMPUTE, TRANSFER, DELAY = 0.04, 0.005, 0.03
+
+Durations = Mapping[str, float]
+Plan = Callable[[int, int], Durations]
+"""By step and rank: what it spends in which phase, before the collective."""
+
+
+class SimulatedRank:
+    """A record of a rank whose clock the test sets."""
+
+    def __init__(self, directory: Path, rank: int, start: float, **labels: object) -> None:
+        self.now = start
+        self._writer = RankWriter()
+        self._timeline = Timeline(self._writer, lambda: self.now)
+        info: dict[str, Any] = {
+            **dict.fromkeys(LABELS, ""),
+            "run": "r",
+            "rank": str(rank),
+            "pid": "1",
+            "group": "0-3",
+            **labels,
+        }
+        self._phases = (*record.PHASES, *info.get("phases", ()))
+        self._writer.publish(directory, f"{info['run']}.{rank}.{start}", info)
+
+    def spend(self, phase: str, seconds: float) -> None:
+        depth = self._timeline.enter(self._phases.index(phase))
+        self.now += seconds
+        self._timeline.leave(depth)
+
+    def step(self) -> None:
+        self._timeline.step()
+
+    def measure(self, seconds: Mapping[str, float], sequence: int) -> None:
+        """The device has done the step that the host ended last."""
+        slots, nth = self._writer.slots, self._writer.slots[record.PLACES["device_steps"]] + 1
+        phases = [seconds.get(phase, 0.0) for phase in record.PHASES]
+        entry = (nth, self._timeline.steps, self.now, sequence, *phases)
+        self._writer.device_ring[int(nth) % record.DEVICE_RING_STEPS][:] = array("d", entry)
+        slots[record.PLACES["device_steps"]] = nth
+
+
+class Job:
+    """Ranks in synchronous training: in each step all wait until the last has come, and then for the transfer."""
+
+    def __init__(self, directory: Path, ranks: int = 4, start: float = 1000.0, **labels: str) -> None:
+        self.ranks = [SimulatedRank(directory, rank, start, **labels) for rank in range(ranks)]
+
+    def run(self, steps: int, plan: Plan, transfer: float = TRANSFER, after: Plan = lambda _s, _r: {}) -> None:
+        for step in range(steps):
+            self._spend(step, plan)
+            everybody_is_here = max(rank.now for rank in self.ranks)
+            for rank in self.ranks:
+                rank.spend("collective_wait", everybody_is_here - rank.now + transfer)
+            self._spend(step, after)
+            for rank in self.ranks:
+                rank.step()
+
+    def _spend(self, step: int, plan: Plan) -> None:
+        for number, rank in enumerate(self.ranks):
+            for phase, seconds in plan(step, number).items():
+                rank.spend(phase, seconds)
+
+
+def even(_step: int, _rank: int) -> Durations:
+    return {"forward": COMPUTE / 4, "backward": COMPUTE * 3 / 4}
+
+
+def rotating(step: int, rank: int) -> Durations:
+    slow = random.Random(step).randrange(4)
+    return {"data_wait": DELAY if rank == slow else 0.001, **even(step, rank)}
+
+
+def lagging(phase: str, laggard: int = 2) -> Plan:
+    return lambda step, rank: {**even(step, rank), phase: DELAY + COMPUTE if rank == laggard else COMPUTE}
+
+
+def scan(directory: RunDirectory, *, alive: bool = True) -> Scan:
+    """What is read. The ranks are this very process, to which the kernel does not show its own locks."""
+    found = directory.scan(with_steps=True)
+    ranks = [replace(rank, snapshot=replace(rank.snapshot, alive=alive)) for rank in found.ranks]
+    return replace(found, ranks=ranks)
+
+
+class Aligning:
+    """Aligns the ranks of a run directory."""
+
+    def __init__(self, run_dir: Path, reference_interval: float = 30.0) -> None:
+        self._run_directory = RunDirectory([run_dir])
+        self._alignment = StepAlignment(reference_interval)
+        self._latest: list[Alignment] = []
+
+    def poll(self, *, alive: bool = True) -> None:
+        self._latest = deepcopy(self._alignment.take(scan(self._run_directory, alive=alive).ranks))
+
+    def alignments(self) -> list[Alignment]:
+        """Of the ranks of which any step was aligned."""
+        return [alignment for alignment in self._latest if alignment.steps]
+
+    def references(self) -> dict[str, tuple[str, int]]:
+        """By rank: the clock and the number of the reference step."""
+        shown = {alignment.key[1]: alignment.reference for alignment in self._latest}
+        return {rank: (found.clock, found.step.number) for rank, found in shown.items() if found}
+
+
+class AsynchronousJob:
+    """Ranks whose devices wait for each other and whose hosts do not: each runs ahead of its device by some steps."""
+
+    def __init__(self, directory: Path, *ahead: float, start: float = 1000.0, **labels: str) -> None:
+        ranks = [SimulatedRank(directory, r, start - 10, backend="nccl", **labels) for r in range(len(ahead))]
+        for rank, steps in zip(ranks, ahead, strict=True):
+            rank.spend("startup", 10 - steps * COMPUTE)
+        self.ranks = ranks
+
+    def run(
+        self,
+        numbers: Iterable[int],
+        plan: Plan,
+        transfer: float = TRANSFER,
+        is_measured: Callable[[int, int], bool] = lambda _step, _rank: True,
+        sequence: Callable[[int, int], int] = lambda step, _rank: 7 * step,
+    ) -> None:
+        """The steps of these numbers, one after the other from 1; by step and rank, the last two."""
+        for number in numbers:
+            plans = [plan(number, rank) for rank in range(len(self.ranks))]
+            length = max(sum(durations.values()) for durations in plans) + transfer
+            for rank, (simulated, durations) in enumerate(zip(self.ranks, plans, strict=True)):
+                simulated.spend("other", length)
+                simulated.step()
+                if is_measured(number, rank):
+                    wait = length - sum(durations.values())
+                    simulated.measure({**durations, "collective_wait": wait}, sequence(number, rank))
