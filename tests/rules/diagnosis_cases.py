@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.rules.promtool import GIB, STEPS, Case, Fault, everywhere, phases
+from tests.rules.promtool import GIB, IN_COLLECTIVE, STEPS, Case, Fault, everywhere, phases
 
 
 def alert(name: str, severity: str = "warning", **labels: str) -> dict[str, str]:
@@ -63,7 +63,7 @@ STANDS_STILL: dict[str, float | None] = {
     "rankscope_rank_last_progress_timestamp_seconds": 0.0,
 }
 IN_FORWARD = 'rankscope_rank_phase_since_timestamp_seconds{phase="forward"}'
-IN_COLLECTIVE = 'rankscope_rank_phase_since_timestamp_seconds{phase="collective_wait"}'
+ISSUED = 'rankscope_rank_group_collectives_total{group="0-3"}'
 SHORT_STEPS = {
     f'rankscope_rank_step_seconds_bucket{{le="{le}"}}': STEPS for le in ("0.25", "0.5", "1.0", "2.5", "+Inf")
 }
@@ -259,8 +259,8 @@ FAULTS = (
         "one rank stands still and the others wait for it on idle GPUs",
         Fault(
             {
-                **everywhere({**STANDS_STILL, IN_FORWARD: None, IN_COLLECTIVE: 0.0}),
-                1: {**STANDS_STILL, **phases(collective_wait=0, forward=1), IN_FORWARD: 0.0},
+                **everywhere({**STANDS_STILL, IN_FORWARD: None, IN_COLLECTIVE: 0.0, ISSUED: 0.001}),
+                1: {**STANDS_STILL, **phases(collective_wait=0, forward=1), IN_FORWARD: 0.0, ISSUED: 0.0},
             },
             everywhere({"rankscope_gpu_busy_seconds_total": 0.0, "rankscope_gpu_last_busy_timestamp_seconds": 0.0}),
         ),

@@ -24,6 +24,8 @@ GIB = 2.0**30
 MEASURED = 0.125
 """Of the steps, by the device's clock."""
 ALIGNED = ("rankscope_rank_transfer_floor_seconds", "rankscope_rank_skew_seconds", "rankscope_rank_blame_seconds")
+IN_COLLECTIVE = 'rankscope_rank_phase_since_timestamp_seconds{phase="collective_wait"}'
+IN_DEVICE_WAIT = 'rankscope_rank_phase_since_timestamp_seconds{phase="device_wait"}'
 
 Figures = dict[str, float | None]
 Labels = Mapping[str, str]
@@ -69,6 +71,7 @@ HEALTHY_RANK: Figures = {
     'rankscope_rank_collectives_total{op="ddp_all_reduce"}': STEPS,
     'rankscope_rank_collective_bytes_total{op="ddp_all_reduce"}': 1e8 * STEPS,
     'rankscope_rank_collective_seconds_total{op="ddp_all_reduce"}': 0.08,
+    'rankscope_rank_group_collectives_total{group="0-3"}': STEPS,
 }
 HEALTHY_GPU: Figures = {
     "rankscope_gpu_busy_seconds_total": 0.9,
@@ -146,10 +149,13 @@ def _run_ahead(figures: Figures) -> Figures:
     for name, value in on_device.items():
         found[name] = 0.0
         found[name.replace("phase_seconds", "device_seconds")] = value * is_measured
+    found["rankscope_rank_device_steps_total"] = (figures["rankscope_rank_steps_total"] or 0.0) * MEASURED
     judged = sum(on_device.values())
     found |= phases(other=0.3 * judged, device_wait=0.7 * judged)
     for name in (name for name in figures if name.startswith(ALIGNED)):
         found[name] = (figures[name] or 0.0) * is_measured
+    if IN_COLLECTIVE in found:
+        found[IN_DEVICE_WAIT] = found.pop(IN_COLLECTIVE)
     return found
 
 
