@@ -1,10 +1,13 @@
-"""The ring of the last steps: what is read is what was written, however fast the writer is."""
+"""The rings of the last steps, the host's and the device's: what is read was written, however fast the writer is."""
 
 from __future__ import annotations
 
 import math
 import subprocess
 import sys
+from array import array
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -13,10 +16,11 @@ from hypothesis import strategies as st
 
 from rankscope import record
 from rankscope.rank_reader import UnreadableRecordError, read_rank
-from rankscope.rank_snapshot import Step
+from rankscope.rank_snapshot import DeviceStep, Step
 from rankscope.rank_writer import RankWriter
 from rankscope.timeline import Timeline
 
+DEVICE_STEPS = record.PLACES["device_steps"]
 INFO = {"run": "r", "rank": "0", "phases": []}
 
 # Each step n lasts n seconds by the writer's clock, all of them in forward: any mixture of two entries shows.
@@ -40,6 +44,23 @@ while True:
     timeline.step()
 """
 
+# Each number of step n is n, so that any mixture of two entries shows.
+FAST_DEVICE = """
+import sys
+from array import array
+from pathlib import Path
+from rankscope import record
+from rankscope.rank_writer import RankWriter
+writer = RankWriter()
+writer.publish(Path(sys.argv[1]), "fast", {"run": "r", "rank": "0"})
+print("stepping", flush=True)
+number = 0
+while True:
+    number += 1
+    writer.device_ring[number % record.DEVICE_RING_STEPS][:] = array("d", [number] * record.DEVICE_RING_WIDTH)
+    writer.slots[record.PLACES["device_steps"]] = number
+"""
+
 
 class Job:
     """A timeline on a clock of its own, published in a directory."""
@@ -61,8 +82,19 @@ class Job:
         assert self.writer.path is not None
         return read_rank(self.writer.path, with_steps=True).steps_after(number)
 
+    def measure(self, number: int, end: float = 1.0, sequence: int = 1, **phases: float) -> None:
+        """The device has done step `number`."""
+        slots, nth = self.writer.slots, self.writer.slots[DEVICE_STEPS] + 1
+        entry = (nth, number, end, sequence, *(phases.get(phase, 0.0) for phase in record.PHASES))
+        self.writer.device_ring[int(nth) % record.DEVICE_RING_STEPS][:] = array("d", entry)
+        slots[DEVICE_STEPS] = nth
 
-def in_phase(step: Step, phase: str) -> float:
+    def device_steps_after(self, nth: int) -> list[DeviceStep]:
+        assert self.writer.path is not None
+        return read_rank(self.writer.path, with_steps=True).device_steps_after(nth)
+
+
+def in_phase(step: Step | DeviceStep, phase: str) -> float:
     return step.phases[record.PHASES.index(phase)]
 
 
@@ -111,21 +143,39 @@ def test_whatever_was_stepped_is_read_back(run_dir: Path, lengths: list[float], 
         assert in_phase(step, "backward") == pytest.approx(lengths[step.number - 1], abs=1e-6)
 
 
-def test_a_writer_that_steps_as_fast_as_it_can_never_shows_a_torn_step(run_dir: Path) -> None:
-    seen, last = 0, 0
-    with subprocess.Popen([sys.executable, "-c", FAST_WRITER, str(run_dir)], stdout=subprocess.PIPE) as writer:
+@contextmanager
+def writing(run_dir: Path, program: str) -> Iterator[Path]:
+    """The record of a process that writes as fast as it can meanwhile."""
+    with subprocess.Popen([sys.executable, "-c", program, str(run_dir)], stdout=subprocess.PIPE) as writer:
         try:
             assert writer.stdout is not None
             assert writer.stdout.readline() == b"stepping\n"
-            for _ in range(3000):
-                for step in read_rank(run_dir / "fast.rank", with_steps=True).steps_after(last):
-                    assert step.number > last
-                    assert step.seconds == step.number == in_phase(step, "forward")
-                    assert step.end == step.number * (step.number + 1) / 2
-                    seen, last = seen + 1, step.number
+            yield run_dir / "fast.rank"
         finally:
             writer.kill()
-    assert seen > 3000
+
+
+def test_a_writer_that_steps_as_fast_as_it_can_never_shows_a_torn_step(run_dir: Path) -> None:
+    seen, last, readings = 0, 0, 0
+    with writing(run_dir, FAST_WRITER) as path:
+        while readings < 3000 or seen <= 3000:
+            for step in read_rank(path, with_steps=True).steps_after(last):
+                assert step.number > last
+                assert step.seconds == step.number == in_phase(step, "forward")
+                assert step.end == step.number * (step.number + 1) / 2
+                seen, last = seen + 1, step.number
+            readings += 1
+
+
+def test_a_device_that_is_measured_as_fast_as_can_be_never_shows_a_torn_step(run_dir: Path) -> None:
+    seen, last, readings = 0, 0, 0
+    with writing(run_dir, FAST_DEVICE) as path:
+        while readings < 3000 or seen <= 3000:
+            for step in read_rank(path, with_steps=True).device_steps_after(last):
+                assert step.nth > last
+                assert {step.nth, step.number, step.end, step.sequence, *step.phases} == {step.nth}
+                seen, last = seen + 1, step.nth
+            readings += 1
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e300])
@@ -146,11 +196,69 @@ def test_a_number_of_steps_that_nobody_took_costs_no_time(run_dir: Path, value: 
     assert job.steps_after(0) == []
 
 
-def test_a_record_that_is_cut_within_the_ring_is_truncated(run_dir: Path) -> None:
+@pytest.mark.parametrize("ring", [record.RING_OFFSET, record.DEVICE_RING_OFFSET])
+def test_a_record_that_is_cut_within_a_ring_is_truncated(run_dir: Path, ring: int) -> None:
     job = Job(run_dir)
     assert job.writer.path is not None
     data = job.writer.path.read_bytes()
-    (run_dir / "cut.rank").write_bytes(data[: record.RING_OFFSET + 100])
+    (run_dir / "cut.rank").write_bytes(data[: ring + 100])
     with pytest.raises(UnreadableRecordError, match="bytes of") as caught:
         read_rank(run_dir / "cut.rank", with_steps=True)
     assert caught.value.reason == "truncated"
+
+
+def test_a_measured_step_has_its_number_its_end_what_was_issued_and_its_phases(run_dir: Path) -> None:
+    job = Job(run_dir)
+    job.measure(7, end=1002.5, sequence=21, forward=0.5, collective_wait=0.25)
+    (step,) = job.device_steps_after(0)
+    assert (step.nth, step.number, step.end, step.sequence) == (1, 7, 1002.5, 21)
+    assert (in_phase(step, "forward"), in_phase(step, "collective_wait")) == (0.5, 0.25)
+    assert step.seconds == sum(step.phases) == 0.75
+
+
+def test_only_the_measured_steps_after_the_given_one_are_read(run_dir: Path) -> None:
+    job = Job(run_dir)
+    assert job.device_steps_after(0) == []
+    for number in range(1, 11):
+        job.measure(16 * number, forward=1.0)
+    assert [step.number for step in job.device_steps_after(7)] == [128, 144, 160]
+    assert job.device_steps_after(10) == job.device_steps_after(11) == []
+
+
+def test_measured_steps_that_were_overwritten_are_left_out(run_dir: Path) -> None:
+    job = Job(run_dir)
+    for number in range(1, 101):
+        job.measure(number, forward=1.0)
+    # The writer may be at entry 101, in the place of 69.
+    assert [step.nth for step in job.device_steps_after(0)] == list(range(100 - record.DEVICE_RING_STEPS + 2, 101))
+
+
+@pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 2.0**201])
+@pytest.mark.parametrize("place", range(6))
+def test_a_measured_step_that_no_rank_writes_is_left_out(run_dir: Path, value: float, place: int) -> None:
+    job = Job(run_dir)
+    for number in range(1, 6):
+        job.measure(number, forward=1.0)
+    job.writer.device_ring[3][place] = value
+    assert [step.nth for step in job.device_steps_after(0)] == [1, 2, 4, 5]
+
+
+def test_a_measured_step_without_any_time_is_left_out(run_dir: Path) -> None:
+    job = Job(run_dir)
+    job.measure(1)
+    assert job.device_steps_after(0) == []
+
+
+@pytest.mark.parametrize("value", [2.0**53, 2.0**62])
+def test_a_number_of_measured_steps_that_nobody_took_costs_no_time(run_dir: Path, value: float) -> None:
+    job = Job(run_dir)
+    job.measure(1, forward=1.0)
+    job.writer.slots[DEVICE_STEPS] = value
+    assert job.device_steps_after(0) == []
+
+
+def test_without_the_rings_no_measured_step_is_read(run_dir: Path) -> None:
+    job = Job(run_dir)
+    job.measure(1, forward=1.0)
+    assert job.writer.path is not None
+    assert read_rank(job.writer.path).device_steps_after(0) == []
