@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
 from fastapi.testclient import TestClient
@@ -186,6 +187,46 @@ def test_the_status_page_says_how_long_a_rank_waited_since_its_start_up_and_when
     page = render_status(list(Node().collect()), now=100.0)
     assert ">25%<" in page
     assert ">30 s ago<" in page
+
+
+PHASE_SECONDS = {"startup": 30.0, "forward": 6.0, "other": 2.0, "checkpoint": 2.0, "collective_wait": 0.0}
+DEVICE_SECONDS = {"forward": 1.0, "collective_wait": 3.0, "checkpoint": 0.5}
+
+
+def ranks_of_a_group(device: Mapping[str, Mapping[str, float]], alive: Sequence[str]) -> list[Metric]:
+    """Ranks 0 and 1; `device` is the device's seconds by rank."""
+    info = GaugeMetricFamily("rankscope_rank_info", "Info.", labels=["run", "rank", "pid", "uuid", "group"])
+    since = GaugeMetricFamily("rankscope_rank_phase_since_timestamp_seconds", "S.", labels=["run", "rank", "phase"])
+    host = CounterMetricFamily("rankscope_rank_phase_seconds", "P.", labels=["run", "rank", "phase"])
+    measured = CounterMetricFamily("rankscope_rank_device_seconds", "D.", labels=["run", "rank", "phase"])
+    for rank in ("0", "1"):
+        info.add_metric(["r", rank, "7", "", "0-1"], 1)
+        for family, seconds in ((host, PHASE_SECONDS), (measured, device.get(rank, {}))):
+            for phase, spent in seconds.items():
+                family.add_metric(["r", rank, phase], spent)
+    for rank in alive:
+        since.add_metric(["r", rank, "other"], 99.0)
+    return [info, since, host, measured]
+
+
+@pytest.mark.parametrize(
+    ("device", "alive", "shown"),
+    [
+        ({}, ["0", "1"], ["0% by the host", "0% by the host"]),
+        # A fifth of the time after start-up was a checkpoint; of the rest three quarters were waiting.
+        ({"0": DEVICE_SECONDS, "1": DEVICE_SECONDS}, ["0", "1"], ["60% by the device", "60% by the device"]),
+        ({"0": DEVICE_SECONDS}, ["0", "1"], ["0% by the host", "0% by the host"]),
+        ({"0": DEVICE_SECONDS}, ["0"], ["60% by the device", "0% by the host"]),
+        ({"0": {"forward": 0.0}}, ["0"], ["0% by the device", "0% by the host"]),
+    ],
+    ids=["no device", "all measured", "one not measured", "one not measured that has ended", "nothing measured"],
+)
+def test_the_status_page_judges_by_the_clock_that_the_rules_judge_by(
+    device: Mapping[str, Mapping[str, float]], alive: Sequence[str], shown: Sequence[str]
+) -> None:
+    page = render_status(ranks_of_a_group(device, alive), now=100.0)
+    found = re.findall(r'<td class="n">(\d+%)</td><td class="">the (\w+)</td>', page)
+    assert [f"{share} by the {clock}" for share, clock in found] == shown
 
 
 def test_the_status_page_makes_each_familys_samples_once_and_of_no_other_family() -> None:

@@ -13,8 +13,8 @@ from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.ranks import RankActivity
 from rankscope_exporter.simulation.scenario import load_scenario
 
-# Phases of a rank in which a simulated GPU computes for it.
-COMPUTING = (*phases.COMPUTING, "evaluation")
+# Phases of a rank in which a simulated GPU computes for it: a host waits for a device that has something to do.
+COMPUTING = (*phases.COMPUTING, "device_wait", "evaluation")
 
 logger = logging.getLogger(__name__)
 

@@ -13,6 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from rankscope import __version__
+from rankscope.phases import PLANNED
 
 Row = dict[str, str]
 Labels = tuple[str, ...]
@@ -143,24 +144,47 @@ def _ranks(values: Values, now: float) -> list[Row]:
             "GPU": gpus.get(labels["uuid"], ""),
             "pid": labels["pid"],
             "steps": f"{steps.get(key, 0):.0f}",
-            "phase": f"{phases[key][0]}, {_ago(phases[key][1])}" if key in phases else "",
-            "waited for others": f"{waits[key]:.0%}" if key in waits else "",
+            "the host is in": f"{phases[key][0]}, {_ago(phases[key][1])}" if key in phases else "",
+            "waited for others": f"{waits[key][0]:.0%}" if key in waits else "",
+            "by the clock of": waits[key][1] if key in waits else "",
             "last checkpoint": _ago(now - saved[key]) if key in saved else "",
         }
         for key, labels in sorted(info.items(), key=lambda item: (item[0][0], int(item[0][1])))
     ]
 
 
-def _waits(values: Values) -> dict[Labels, float]:
-    """Each rank's exposed waiting in collectives as a share of its time after start-up."""
-    spent: dict[Labels, float] = {}
-    waited: dict[Labels, float] = {}
-    for (run, rank, phase), seconds in values.by("rankscope_rank_phase_seconds_total", "run", "rank", "phase").items():
-        if phase != "startup":
-            spent[run, rank] = spent.get((run, rank), 0.0) + seconds
-        if phase == "collective_wait":
-            waited[run, rank] = seconds
-    return {key: seconds / spent[key] for key, seconds in waited.items() if spent[key]}
+def _waits(values: Values) -> dict[Labels, tuple[float, str]]:
+    """Each rank's waiting for others as a share of its time after start-up, and by which clock: as the rules judge.
+
+    By the device's, if that of every live rank of the group is measured here.
+    """
+    info = values.rows("rankscope_rank_info", "run", "rank")
+    groups = {key: (key[0], labels.get("group", "")) for key, labels in info.items()}
+    host = _seconds(values, "rankscope_rank_phase_seconds_total")
+    device = _seconds(values, "rankscope_rank_device_seconds_total")
+    alive = values.rows("rankscope_rank_phase_since_timestamp_seconds", "run", "rank")
+    by_host = {groups[key] for key in alive if key in groups and key not in device}
+    judged = {key: group not in by_host and key in device for key, group in groups.items() if key in host}
+    shares = {key: _waited(host[key], device[key] if by_device else {}) for key, by_device in judged.items()}
+    return {key: (share, CLOCKS[judged[key]]) for key, share in shares.items() if share is not None}
+
+
+def _seconds(values: Values, name: str) -> dict[Labels, dict[str, float]]:
+    """Of each rank by phase."""
+    found: dict[Labels, dict[str, float]] = {}
+    for (run, rank, phase), seconds in values.by(name, "run", "rank", "phase").items():
+        found.setdefault((run, rank), {})[phase] = seconds
+    return found
+
+
+def _waited(host: Mapping[str, float], device: Mapping[str, float]) -> float | None:
+    """As `rank:rankscope_phase:ratio`: planned phases are the host's, the rest is divided by the device's shares."""
+    spent = sum(host.values()) - host.get("startup", 0.0)
+    if not (spent and device):
+        return host.get("collective_wait", 0.0) / spent if spent else None
+    planned = sum(host.get(phase, 0.0) for phase in PLANNED if phase != "startup")
+    measured = {phase: seconds for phase, seconds in device.items() if phase not in PLANNED}
+    return (1 - planned / spent) * measured.get("collective_wait", 0.0) / (sum(measured.values()) or 1.0)
 
 
 def _left_out(values: Values) -> str:
@@ -170,6 +194,7 @@ def _left_out(values: Values) -> str:
     return f"<p>Files left out: {escape(reasons)}.</p>" if reasons else ""
 
 
+CLOCKS = ("the host", "the device")
 LEFT_OUT = {
     "truncated": "cut short",
     "foreign": "no rank records",
