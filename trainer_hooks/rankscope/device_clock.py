@@ -169,10 +169,15 @@ class DeviceClock:
         step = self.measured
         if step is None:
             return
-        self._count += 1
-        if phase in TELLING:
-            self.streams.met(self._device.current_stream(), phase)
         last = self._marks[-1]
+        if phase in TELLING:
+            current = self._device.current_stream()
+            self.streams.met(current, phase)
+            if current != self.streams.main:
+                return  # FSDP issues its collectives so, several a layer: the main stream has nothing of it
+        if phase == last.phase:
+            return
+        self._count += 1
         found_dry = last.phase in ISSUES_NOTHING and not self._device.is_capturing() and last.event.query()
         self._put(phase, self._timeline.last_event, step, step, found_dry)
 
