@@ -7,20 +7,39 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from rankscope.sampling import next_sampled
+from rankscope_exporter.rank_metrics.steps import ISSUING
+from rankscope_exporter.step_alignment import CAUSES, UNKNOWN
+
 RANKS_PER_NODE = 8
 RUN = "simulated"
-PHASES = {
-    "other": 0.02,
+# Under NCCL the host issues work and then waits for the device; where the time goes, the device knows.
+HOST_PHASES = {
+    "other": 0.03,
     "startup": 0.0,
+    "data_wait": 0.02,
+    "h2d_copy": 0.01,
+    "forward": 0.08,
+    "backward": 0.14,
+    "collective_wait": 0.0,
+    "device_wait": 0.68,
+    "optimizer": 0.03,
+    "checkpoint": 0.01,
+    "evaluation": 0.0,
+}
+DEVICE_PHASES = {
+    "other": 0.02,
     "data_wait": 0.02,
     "h2d_copy": 0.01,
     "forward": 0.28,
     "backward": 0.48,
     "collective_wait": 0.08,
+    "device_wait": 0.01,
     "optimizer": 0.1,
-    "checkpoint": 0.01,
-    "evaluation": 0.0,
 }
+DRY = 0.05  # of the time in the phases in which the host issues work
+MEASURED = 0.5  # of the steps: one a second
+LEVEL = 6  # of the reference steps: one in 64, which is 32 s
 LAGGARD, LAG = 5, 0.2
 STEPS = 2.0  # a second
 BOUNDS = (
@@ -43,7 +62,7 @@ BOUNDS = (
 
 
 def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
-    """The lines of /metrics about one rank that is `age` seconds old. Under NCCL no steps are aligned."""
+    """The lines of /metrics about one rank that is `age` seconds old."""
     swing = 1 + 0.02 * (rank * 7919 % 1000) / 1000
     own = f'run="{RUN}",rank="{rank}"'
     group = f'group="0-{ranks - 1}"'
@@ -67,11 +86,9 @@ def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
         "amp_skipped_steps_total": 0.0,
     }.items():
         yield f"rankscope_rank_{name}{{{own}}} {value:.6f}"
-    lags = rank == LAGGARD
-    for phase, share in PHASES.items():
-        moved = {"backward": LAG * lags, "collective_wait": LAG * (not lags)}.get(phase, 0.0)
-        seconds = (share * swing * (1 - LAG) + moved) * age
-        yield f'rankscope_rank_phase_seconds_total{{{own},phase="{phase}"}} {seconds:.6f}'
+    for phase, share in HOST_PHASES.items():
+        yield f'rankscope_rank_phase_seconds_total{{{own},phase="{phase}"}} {share * swing * age:.6f}'
+    yield from device_series(rank, own, swing, age)
     yield f'rankscope_rank_phase_since_timestamp_seconds{{{own},phase="forward"}} {now:.6f}'
     for le in BOUNDS:
         yield f'rankscope_rank_step_seconds_bucket{{{own},le="{le}"}} {STEPS * age * (float(le) > 0.4):.6f}'
@@ -86,6 +103,42 @@ def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
         yield f'rankscope_rank_loader_worker_seconds_total{{{own},state="{state}"}} {age:.6f}'
     for name in ("run_queue", "workers_run_queue"):
         yield f"rankscope_rank_{name}_seconds_total{{{own}}} {0.01 * age:.6f}"
+
+
+def device_series(rank: int, own: str, swing: float, age: float) -> Iterator[str]:
+    """The lines about the steps that were measured on its device: together, aligned, and the reference step."""
+    moved = {"backward": LAG} if rank == LAGGARD else {"collective_wait": LAG}
+    shares = {phase: share * swing * (1 - LAG) + moved.get(phase, 0.0) for phase, share in DEVICE_PHASES.items()}
+    measured = MEASURED * age
+    # A node without the laggard sees that all of its ranks wait.
+    is_beside = rank // RANKS_PER_NODE == LAGGARD // RANKS_PER_NODE
+    floor = DEVICE_PHASES["collective_wait"] * (1 - LAG) + LAG * (not is_beside)
+    for phase, share in shares.items():
+        yield f'rankscope_rank_device_seconds_total{{{own},phase="{phase}"}} {share * measured:.6f}'
+        if phase in ISSUING:
+            yield f'rankscope_rank_device_dry_seconds_total{{{own},phase="{phase}"}} {DRY * share * measured:.6f}'
+    for name, value in {
+        "device_steps": STEPS * measured,
+        "device_waits": STEPS * age,
+        "aligned_steps": STEPS * measured,
+        "aligned_step_seconds": measured,
+        "transfer_floor_seconds": floor * measured,
+        "skew_seconds": LAG * (is_beside and rank != LAGGARD) * measured,
+    }.items():
+        yield f"rankscope_rank_{name}_total{{{own}}} {value:.6f}"
+    for phase in (*CAUSES, UNKNOWN):
+        blame = LAG * (rank == LAGGARD and phase == "backward") * measured
+        yield f'rankscope_rank_blame_seconds_total{{{own},phase="{phase}"}} {blame:.6f}'
+    yield f'rankscope_rank_reference_step{{{own},clock="device"}} {reference_step(int(STEPS * age))}'
+    for phase, share in shares.items():
+        yield f'rankscope_rank_reference_step_seconds{{{own},phase="{phase}"}} {share / STEPS:.6f}'
+
+
+def reference_step(newest: int) -> int:
+    """The last that was chosen."""
+    block = newest >> LEVEL
+    chosen = next_sampled(block << LEVEL, LEVEL)
+    return chosen if chosen <= newest else next_sampled((block - 1) << LEVEL, LEVEL)
 
 
 def gpu_series(rank: int, age: float) -> Iterator[str]:
