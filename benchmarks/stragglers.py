@@ -1,8 +1,9 @@
 """Whether the slow rank and its phase are named: `python -m benchmarks.stragglers` (some minutes).
 
-30 ms a step are injected into one phase of one rank of four, for each phase and each rank, in DDP, FSDP2 and gradients
-that are averaged by hand. The verdict is made from the four records as the rules make it from the series
-(deploy/prometheus/rules/source/ranks.yml), with the rules' own thresholds.
+30 ms a step are injected into one phase of one rank of four, for each phase and each rank, in each way to train. The
+verdict is made from the four records as the rules make it from the series (deploy/prometheus/rules/source/ranks.yml),
+with the rules' own thresholds. With `--device asynchronous` (testing/asynchronous_device) the host does not wait for
+other ranks, as with CUDA and NCCL, and the device's clock judges.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ from benchmarks.straggler_job import FAULT_SECONDS
 
 REPOSITORY = Path(__file__).parents[1]
 THRESHOLDS = REPOSITORY / "deploy" / "prometheus" / "thresholds.yml"
-TRAININGS = ("ddp", "fsdp2", "by_hand")
+TRAININGS = {
+    "gloo": ("ddp", "fsdp2", "by_hand"),
+    "asynchronous": ("ddp", "fsdp2", "hsdp", "by_hand", "by_hand_in_a_stream", "tensor_and_data", "pipeline_and_data"),
+}
+"""By kind of device. In the last two all four ranks are one group: who waits least of all of them is named."""
 PHASES = ("forward", "backward", "data_wait", "optimizer", "checkpoint", "other")
 RANKS = 4
 NOBODY: dict[str, str] = {}
@@ -61,9 +66,9 @@ def cause(rank: str, ratios: dict[str, dict[str, float]], needed: float) -> str:
     return phase if excess[phase] > needed else "unknown"
 
 
-def all_cases() -> Iterator[str]:
+def all_cases(device: str) -> Iterator[str]:
     """Every fault in every training, and each training without one."""
-    for training in TRAININGS:
+    for training in TRAININGS[device]:
         yield f"{training}:nothing:0"
         yield from (f"{training}:{phase}:{rank}" for phase in PHASES for rank in range(RANKS))
 
@@ -74,10 +79,10 @@ def expected(case: str) -> dict[str, str]:
     return NOBODY if phase == "nothing" else {rank: phase}
 
 
-def observe(cases: Sequence[str], steps: int) -> list[dict[str, Any]]:
+def observe(cases: Sequence[str], steps: int, device: str = "gloo") -> list[dict[str, Any]]:
     """What the records say of each case. Raises CalledProcessError if the job fails."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}", "-m"]
-    command = [*launch, "benchmarks.straggler_job", str(steps), *cases]
+    command = [*launch, "benchmarks.straggler_job", device, str(steps), *cases]
     with tempfile.TemporaryDirectory(dir="/dev/shm") as run_dir:
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKSCOPE_RUN_DIR": run_dir}
         job = subprocess.run(command, env=environment, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True, check=True)
@@ -90,10 +95,11 @@ def judge(observed: dict[str, Any]) -> dict[str, Any]:
     return {**observed, "named": named, "is_right": named == expected(observed["case"])}
 
 
-def report(results: list[dict[str, Any]], steps: int) -> str:
+def report(results: list[dict[str, Any]], steps: int, device: str) -> str:
     """How many are right, by training and phase, and each that is wrong."""
+    clock = "the device's, which is asynchronous as CUDA's" if device == "asynchronous" else "the host's, over gloo"
     rows = [f"| {training} | {' | '.join(share(results, training, phase) for phase in ('nothing', *PHASES))} |"
-            for training in TRAININGS]  # fmt: skip
+            for training in TRAININGS[device]]  # fmt: skip
     wrong = [
         f"- `{result['case']}`: named {result['named'] or 'nobody'}" for result in results if not result["is_right"]
     ]
@@ -101,7 +107,8 @@ def report(results: list[dict[str, Any]], steps: int) -> str:
         [
             "# Is the slow rank named, and its phase?",
             "",
-            f"{FAULT_SECONDS * 1e3:.0f} ms a step injected into one phase of one rank of {RANKS}, {steps} steps.",
+            f"{FAULT_SECONDS * 1e3:.0f} ms a step injected into one phase of one rank of {RANKS}, {steps} steps. The",
+            f"clock that judges is {clock}.",
             "Right are the cases in which this rank alone is named, with this phase (`nothing`: in which nobody is).",
             "",
             f"| training | nothing | {' | '.join(PHASES)} |",
@@ -127,14 +134,17 @@ def main() -> None:
     """All cases, or those that are named; the verdicts go to a report."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="TRAINING:PHASE:RANK", help="by default: all")
+    parser.add_argument("--device", choices=TRAININGS, default="gloo")
     parser.add_argument("--steps", type=int, default=30, help="of each case (default: 30)")
     parser.add_argument("--json", type=Path, help="also write the figures there, and the report beside it as .md")
     arguments = parser.parse_args()
-    results = [judge(observed) for observed in observe(arguments.cases or [*all_cases()], arguments.steps)]
-    print(report(results, arguments.steps))
+    cases = arguments.cases or [*all_cases(arguments.device)]
+    results = [judge(observed) for observed in observe(cases, arguments.steps, arguments.device)]
+    text = report(results, arguments.steps, arguments.device)
+    print(text)
     if arguments.json:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-        arguments.json.with_suffix(".md").write_text(report(results, arguments.steps))
+        arguments.json.with_suffix(".md").write_text(text)
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ FSDP2 meet them where they look for CUDA's.
 **What it is not.** Nothing is computed on it: tensors are the host's, and all that torch computes with them is the
 host's time. What takes the device's time is what is launched. Results of collectives are there at once and are *not*
 what the ranks would have computed together (each rank's own part stands in for all), so the values that are trained
-have no meaning. `.item()` and `.cpu()` of a tensor do not wait: a job reads by `read`. Streams do not share the device:
-two that work at once are both as fast as alone. There is no memory, no graph capture and no second device.
+have no meaning; only whole numbers that two ranks send each other do arrive, for pipelines agree on shapes by them.
+`.item()` and `.cpu()` of a tensor do not wait: a job reads by `read`. Streams do not share the device: two that work at
+once are both as fast as alone. There is no memory, no graph capture and no second device.
 
 docs/decisions/0017-the-asynchronous-device-of-the-tests.md says why it is made so.
 """

@@ -31,6 +31,7 @@ from testing.asynchronous_device.streams import Mark, Stream, current_stream
 
 BACKEND = "asynchronous"
 DISTRIBUTED = distributed_c10d.__file__
+MEETING, TELLING = 0, 1  # tags of what two ranks exchange over gloo
 NO_GRAPH_TASK = -1  # as torch says outside of the autograd engine
 
 c10d: Any = torch._C._distributed_c10d  # its stubs lack most of it
@@ -54,7 +55,8 @@ def keep(_group: Group, _arguments: tuple[Any, ...]) -> None:
 def make_finite(_group: Group, arguments: tuple[Any, ...]) -> None:
     """They may be memory that nobody has written."""
     for tensor in arguments[0]:
-        tensor.detach().nan_to_num_()
+        if tensor.is_floating_point():
+            tensor.detach().nan_to_num_()
 
 
 def gather_lists(_group: Group, arguments: tuple[Any, ...]) -> None:
@@ -166,6 +168,7 @@ class Group(dist.ProcessGroup):
         self._gloo: Any = dist.ProcessGroupGloo(c10d.PrefixStore("meetings", store), rank, size, timeout)
         self._token = torch.zeros(1)  # lives as long as gloo, whose threads must not be the last to let go of it
         self._streams: dict[tuple[str, int], Stream] = {}
+        self._told: list[dist.Work] = []
         self._sequence = 0
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's
@@ -188,9 +191,10 @@ class Group(dist.ProcessGroup):
         """Put it into the group's stream, and give the place in there where it is over."""
         FILLS[name](self, arguments)
         if name in POINT_TO_POINT:
+            if not arguments[0][0].is_floating_point():
+                self._tell(name, *arguments[:2])
             stream = self._stream(name, arguments[1])
-            method = getattr(self._gloo, name)
-            meet = partial(method, [self._token.clone() if name == "recv" else self._token], arguments[1], 0)
+            meet = partial(getattr(self._gloo, name), [self._token], arguments[1], MEETING)
         else:
             self._sequence += 1
             stream = self._stream("all", -1)
@@ -198,6 +202,13 @@ class Group(dist.ProcessGroup):
         stream.put_wait(current_stream().put_mark())
         stream.put_unless_failed(lambda: transfer(meet))
         return stream.put_mark()
+
+    def _tell(self, name: str, tensors: list[torch.Tensor], peer: int) -> None:
+        """Whole numbers that two ranks exchange are sizes, pickled objects and votes: the next line reads them."""
+        if name == "send":
+            self._told.append(self._gloo.send([tensor.clone() for tensor in tensors], peer, TELLING))
+        else:
+            gloo_wait(self._gloo.recv(tensors, peer, TELLING))
 
     def _stream(self, kind: str, peer: int) -> Stream:
         if (kind, peer) not in self._streams:

@@ -108,6 +108,15 @@ def check_neighbours_send_to_each_other_in_one_batch() -> None:
         after.synchronize()
 
 
+def check_what_two_ranks_tell_each_other_arrives() -> None:
+    objects: list[object] = [{"from": dist.get_rank()}]
+    if dist.get_rank() % 2 == 0:
+        dist.send_object_list(objects, dist.get_rank() + 1)
+    else:
+        dist.recv_object_list(objects, dist.get_rank() - 1)
+        assert objects == [{"from": dist.get_rank() - 1}]
+
+
 def check_ddp_waits_on_the_device_and_the_host_goes_on() -> None:
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
     for _ in range(3):
