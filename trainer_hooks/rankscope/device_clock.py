@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from math import ceil, log2
+from math import log2
 from typing import Any, Protocol
 
 from rankscope.groups import GROUP_COLLECTIVES
@@ -41,9 +41,9 @@ DRY_SECONDS = PLACES["device_dry_seconds"]
 
 # A mark costs up to ten microseconds in all (a stream's look-up, a record, a query and a reading), and a step has a
 # dozen. At one mark each 0.1 s that is 0.01 % of the time: steps of a second and more are all measured, of shorter ones
-# about one a second.
+# about one a second. As it is one step of a power of two, the marks may be 1.4 times as many or as few.
 SECONDS_PER_MARK = 0.1
-STEADY = 0.2  # of a level: no other is chosen while the marks are so near to the budget (15 %)
+STEADY = 0.7  # by how much the budget's power may differ from the one in use before that changes
 SHORTEST = 1e-6  # seconds between two steps, so that the clock may stand still
 UNUSED_STEPS = 64  # between two looks whether the job uses the device by now
 
@@ -204,8 +204,8 @@ class DeviceClock:
         self._last = number, now
         budget = self._count * SECONDS_PER_MARK
         wanted = log2(max(1.0, budget * (number - before) / max(now - ended, SHORTEST)))
-        if not self._level - 1 - STEADY < wanted <= self._level + STEADY:
-            self._level = min(ceil(wanted), MAX_LEVEL)
+        if abs(wanted - self._level) > STEADY:
+            self._level = min(round(wanted), MAX_LEVEL)
         self._next = next_sampled(number + 1, self._level)
 
     def _put(

@@ -1,0 +1,212 @@
+"""What the device's clock costs the host, without a device: `python -m benchmarks.hook_overhead.device_clock`.
+
+DDP's step as in `benchmarks.hook_overhead.in_process`, in pairs of blocks with the hook: in one block torch.cuda stands
+for no device, in the other for one whose events take no time at all. So what is measured is Python's part, ours; what
+the driver takes for an event is measured on a GPU (`make gpu-check`). Once as it is, with few steps measured; once with
+every step measured, which by the marks of a step gives the cost of one. And over some seconds of longer steps, how many
+marks there are a second, which is to be ten at the most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import shlex
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from benchmarks.hook_overhead.child import join
+from benchmarks.hook_overhead.in_process import (
+    STEPS,
+    Block,
+    Loop,
+    _span,
+    alternating,
+    differences,
+    full_speed,
+    microseconds,
+    span,
+)
+from benchmarks.hook_overhead.trainings import Ddp
+
+import rankscope
+from rankscope import attach, device_clock
+from rankscope.record import PLACES
+
+LONG_STEP = 0.02  # seconds, of the steps in which the marks of a second are counted
+STREAM = SimpleNamespace(device="cuda:0")
+
+
+class Event:
+    """As torch.cuda.Event, of a device that has done everything at once."""
+
+    marks = 0
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        self.can_tell_the_time = enable_timing
+        self._at = 0.0
+
+    def record(self, _stream: object = None) -> None:
+        """Now."""
+        Event.marks += 1
+        self._at = time.monotonic()
+
+    def wait(self, _stream: object = None) -> None:
+        """No time at all."""
+
+    def synchronize(self) -> None:
+        """Likewise."""
+
+    def query(self) -> bool:
+        """Always over."""
+        return True
+
+    def elapsed_time(self, end_event: Event) -> float:
+        """Milliseconds."""
+        return (end_event._at - self._at) * 1000
+
+
+class Stream:
+    """As torch.cuda.Stream; nobody makes one here."""
+
+    def synchronize(self) -> None:
+        """No time at all."""
+
+
+@contextmanager
+def pretended_device() -> Iterator[None]:
+    """Within, torch.cuda is in use and its events take no time."""
+    stand_ins: tuple[tuple[Any, str, Any], ...] = (
+        (torch.backends.cuda, "is_built", lambda: True),
+        (torch.cuda, "is_initialized", lambda: True),
+        (torch.cuda, "is_current_stream_capturing", lambda: False),
+        (torch.cuda, "current_stream", lambda: STREAM),
+        (torch.cuda, "current_device", lambda: 0),
+        (torch.cuda, "get_device_properties", lambda _device=None: SimpleNamespace(uuid="")),
+        (torch.cuda, "memory_stats_as_nested_dict", lambda _device=None: {}),
+        (torch.cuda, "Event", Event),
+        (torch.cuda, "Stream", Stream),
+    )
+    before = [getattr(owner, name) for owner, name, _ in stand_ins]
+    for owner, name, stand_in in stand_ins:
+        setattr(owner, name, stand_in)
+    yield
+    for (owner, name, _), original in zip(stand_ins, before, strict=True):
+        setattr(owner, name, original)
+
+
+def with_clock(loop: Loop, seconds_per_mark: float) -> Callable[[], Block]:
+    """A block with the hook beside the pretended device."""
+
+    def block() -> Block:
+        device_clock.SECONDS_PER_MARK = seconds_per_mark
+        with pretended_device():
+            return loop.with_hook()
+
+    return block
+
+
+def marks_a_second(training: Ddp, seconds: float) -> tuple[float, float]:
+    """Of steps that last LONG_STEP, as it is; and the marks of a step that is measured."""
+    training.sleep = LONG_STEP
+    with pretended_device():
+        rankscope.instrument()
+        loop = Loop(training, 1)
+        loop.warm_up()
+        loop.run(2)  # the first step's marks tell the level
+        attachment = attach.current()
+        assert attachment is not None
+        slots = attachment.writer.slots
+        began, marks, steps = time.perf_counter(), Event.marks, slots[PLACES["device_steps"]]
+        loop.run(round(seconds / LONG_STEP))
+        elapsed, marks = time.perf_counter() - began, Event.marks - marks
+        steps = slots[PLACES["device_steps"]] - steps
+        rankscope.uninstrument()
+    training.sleep = 0.0
+    return marks / elapsed, marks / steps
+
+
+def measure(pairs: int, seconds: float) -> dict[str, Any]:
+    """All figures; of time as microseconds."""
+    usual = device_clock.SECONDS_PER_MARK
+    join(Ddp.ranks)
+    training = Ddp()
+    rate, marks = marks_a_second(training, seconds)
+    loop = Loop(training, STEPS)
+    loop.without_hook()
+    sampled = alternating(pairs, loop.with_hook, with_clock(loop, usual))
+    every = alternating(pairs, loop.with_hook, with_clock(loop, 0.0))
+    control = alternating(pairs, loop.with_hook, loop.with_hook)
+    device_clock.SECONDS_PER_MARK = usual
+    dist.destroy_process_group()
+    hooked = [step for pair in control for block in pair for step in block]
+    limit = full_speed(hooked)
+    found = differences(every, limit)
+    return {
+        "step_us": microseconds(statistics.median(step.seconds for step in hooked if step.reference <= limit)),
+        "sampled_us": span(differences(sampled, limit)),
+        "every_step_us": span(found),
+        "control_us": span(differences(control, limit)),
+        "marks_a_step": round(marks, 1),
+        "a_mark_us": microseconds(statistics.median(found) / marks) if found else None,
+        "marks_a_second": round(rate, 2),
+        "pairs": pairs,
+    }
+
+
+def page(figures: dict[str, Any]) -> str:
+    """The report."""
+    rows = (
+        ("the step, with the hook and without a device (µs)", f"{figures['step_us']:.0f}"),
+        ("more with the clock, few steps measured (µs a step)", _span(figures["sampled_us"])),
+        ("more with every step measured (µs a step)", _span(figures["every_step_us"])),
+        ("control: the same twice (µs a step)", _span(figures["control_us"])),
+        ("marks of a measured step", str(figures["marks_a_step"])),
+        ("a mark (µs), without the driver's part", str(figures["a_mark_us"])),
+        (f"marks a second, in steps of {LONG_STEP * 1000:.0f} ms", str(figures["marks_a_second"])),
+    )
+    table = "".join(f"| {name} | {value} |\n" for name, value in rows)
+    return f"""# hook_overhead.device_clock
+
+{__doc__}
+On {figures["cores"]} cores, Python {figures["python"]}, torch {figures["torch"]}; {figures["pairs"]} pairs of blocks.
+Made by `{figures["command"]}`.
+
+| | |
+|---|---|
+{table}"""
+
+
+def main() -> None:
+    """Measure and print; `--json FILE` also keeps the figures, and the report beside them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=200, help="of blocks, of each kind (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="in which marks are counted (%(default)s)")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as run_dir:
+        os.environ["RANKSCOPE_RUN_DIR"] = run_dir
+        found = measure(options.pairs, options.seconds)
+    command = shlex.join(["python", "-m", "benchmarks.hook_overhead.device_clock", *sys.argv[1:]])
+    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "torch": str(torch.__version__)}
+    figures = {"command": command, **machine, **found}
+    print(page(figures))
+    if options.json:
+        options.json.write_text(json.dumps(figures, indent=2) + "\n")
+        options.json.with_suffix(".md").write_text(page(figures))
+
+
+if __name__ == "__main__":
+    main()
