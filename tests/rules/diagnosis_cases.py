@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.rules.promtool import GIB, IN_COLLECTIVE, STEPS, Case, Fault, everywhere, phases
+from tests.rules.promtool import GIB, HOST_WAITS, IN_COLLECTIVE, STEPS, Case, Fault, everywhere, phases
 
 
 def alert(name: str, severity: str = "warning", **labels: str) -> dict[str, str]:
@@ -46,6 +46,11 @@ def aligned(floor: float, skew: float, **blame: float) -> dict[str, float]:
     """What the exporter's alignment of steps says of one rank, in seconds per second."""
     figures = {"rankscope_rank_transfer_floor_seconds_total": floor, "rankscope_rank_skew_seconds_total": skew}
     return figures | {f'rankscope_rank_blame_seconds_total{{phase="{p}"}}': share for p, share in blame.items()}
+
+
+def dry(**seconds: float) -> dict[str, float]:
+    """Seconds per second in which the device waits for the host, by phase."""
+    return {f'rankscope_rank_device_dry_seconds_total{{phase="{phase}"}}': value for phase, value in seconds.items()}
 
 
 WORKERS = 'rankscope_rank_cpu_seconds_total{who="workers"}'
@@ -347,3 +352,54 @@ DECOYS = (
     Case("a short checkpoint", Fault(everywhere(phases(checkpoint=0.02)))),
 )
 CASES = FAULTS + DECOYS
+
+WAITS = "rankscope_rank_device_waits_total"
+USUALLY_ISSUED = Fault(everywhere({**dry(other=0.01, forward=0.02, backward=0.01, optimizer=0.01), HOST_WAITS: 0.3}))
+DEVICE_FAULTS = (
+    Case(
+        "hosts are too slow to launch",
+        Fault(everywhere({**dry(other=0.01, forward=0.1, backward=0.2, optimizer=0.05), HOST_WAITS: 0.01})),
+        (alert("LaunchBound", cause="launch"),),
+        USUALLY_ISSUED,
+    ),
+    Case(
+        "hosts are too slow to launch and read a value in every step",
+        Fault(everywhere({**dry(forward=0.15, backward=0.3, optimizer=0.05), HOST_WAITS: 0.1, WAITS: STEPS})),
+        (alert("LaunchBound", cause="launch"),),
+        USUALLY_ISSUED,
+    ),
+    Case(
+        "a value is read from the device in every step",
+        Fault(
+            everywhere(
+                {**spread("other"), **dry(other=0.2, forward=0.05), HOST_WAITS: 0.5, WAITS: 3 * STEPS},
+            )
+        ),
+        (alert("DeviceReads", cause="device_read"),),
+        USUALLY_ISSUED,
+    ),
+    Case(
+        "one host launches slowly and its device runs dry",
+        Fault({**late(2, "forward"), 2: {**late(2, "forward")[2], **dry(forward=0.25)}}),
+        (laggard(2, "forward"),),
+        USUALLY_ISSUED,
+    ),
+)
+DEVICE_DECOYS = (
+    Case(
+        "a value is read every hundred steps",
+        Fault(everywhere({**dry(other=0.02, forward=0.02), HOST_WAITS: 0.8, WAITS: STEPS / 100})),
+        usual=USUALLY_ISSUED,
+    ),
+    Case(
+        "a value is read in every step and the device is nearly always busy",
+        Fault(everywhere({**dry(other=0.02, forward=0.04), HOST_WAITS: 0.8, WAITS: STEPS})),
+        usual=USUALLY_ISSUED,
+    ),
+    Case(
+        "the host works outside the model while the device has nothing to do",
+        Fault(everywhere({**spread("other"), **dry(other=0.2), HOST_WAITS: 0.0})),
+        usual=USUALLY_ISSUED,
+    ),
+)
+ONLY_BY_THE_DEVICE = DEVICE_FAULTS + DEVICE_DECOYS

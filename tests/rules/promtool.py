@@ -23,7 +23,11 @@ GIB = 2.0**30
 
 MEASURED = 0.125
 """Of the steps, by the device's clock."""
-ALIGNED = ("rankscope_rank_transfer_floor_seconds", "rankscope_rank_skew_seconds", "rankscope_rank_blame_seconds")
+MEASURED_TOO = tuple(
+    f"rankscope_rank_{name}_seconds_total" for name in ("transfer_floor", "skew", "blame", "device_dry")
+)
+HOST_WAITS = "the host waits for the device"
+"""A figure that is no series: for how much of the time, where the device's clock judges."""
 IN_COLLECTIVE = 'rankscope_rank_phase_since_timestamp_seconds{phase="collective_wait"}'
 IN_DEVICE_WAIT = 'rankscope_rank_phase_since_timestamp_seconds{phase="device_wait"}'
 
@@ -150,9 +154,9 @@ def _run_ahead(figures: Figures) -> Figures:
         found[name] = 0.0
         found[name.replace("phase_seconds", "device_seconds")] = value * is_measured
     found["rankscope_rank_device_steps_total"] = (figures["rankscope_rank_steps_total"] or 0.0) * MEASURED
-    judged = sum(on_device.values())
-    found |= phases(other=0.3 * judged, device_wait=0.7 * judged)
-    for name in (name for name in figures if name.startswith(ALIGNED)):
+    judged, waiting = sum(on_device.values()), found.pop(HOST_WAITS, 0.0) or 0.0
+    found |= phases(other=judged - waiting, device_wait=waiting)
+    for name in (name for name in figures if name.startswith(MEASURED_TOO)):
         found[name] = (figures[name] or 0.0) * is_measured
     if IN_COLLECTIVE in found:
         found[IN_DEVICE_WAIT] = found.pop(IN_COLLECTIVE)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.rules import promtool
-from tests.rules.diagnosis_cases import ALL_LOADERS_SLOW, CASES, FAULTS
+from tests.rules.diagnosis_cases import ALL_LOADERS_SLOW, CASES, DEVICE_FAULTS, FAULTS, ONLY_BY_THE_DEVICE
 
 BY_BOTH_CLOCKS = tuple(product(("host", "device"), (promtool.PRODUCTION, promtool.FAST)))
 
@@ -22,11 +22,11 @@ def complaint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     """promtool's about all cases, which are runs beside each other: one evaluation of the rules serves them all."""
     clock, speed = request.param
     path = tmp_path_factory.mktemp(speed.name) / "test.yml"
-    cases = [replace(case, clock=clock) for case in CASES]
+    cases = [replace(case, clock=clock) for case in CASES + (ONLY_BY_THE_DEVICE if clock == "device" else ())]
     return promtool.complaint(promtool.all_of(cases, speed), speed, path)
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.run)
+@pytest.mark.parametrize("case", CASES + ONLY_BY_THE_DEVICE, ids=lambda case: case.run)
 def test_a_fault_is_named_with_its_place_and_cause_and_nothing_else_is(complaint: str, case: promtool.Case) -> None:
     about_it = [part for part in complaint.split("expr:") if f'run=\\"{case.run}\\"' in part.partition("\n")[0]]
     assert not about_it, "\n".join(about_it)

@@ -12,7 +12,7 @@ from rankscope.explaining.prometheus import Prometheus, Sample
 # Whose value is a part of the run's GPU time; of those in LOST_BY the share is that of a cause; others have none.
 SHARES = re.compile(
     "Rankscope(RankLagging|RankZeroLagging|DataBound|CopyBound|TransferBound|RotatingStraggler|SmallCollectives"
-    "|CheckpointSlow|Throttled)"
+    "|CheckpointSlow|Throttled|LaunchBound|DeviceReads)"
 )
 LOST_BY = {
     "RankscopeRankStuck": "stall",
@@ -29,7 +29,11 @@ SILENCES = tuple(
         ("RankscopeRankCrashed/", f"(?!RankscopeRankCrashed/){_ALL_BUT_GPUS}Rankscope", "run"),
         ("RankscopeRankStuck/", f"(?!RankscopeRank(Crashed|Stuck)/){_ALL_BUT_GPUS}Rankscope", "run"),
         ("RankscopeStartupSlow/", "RankscopeGpuAllocatedIdle/", "run"),
-        (f"Rankscope({_WAITING}|CheckpointSlow|CpuFallback|SmallCollectives)/", "RankscopeLowUtilisation/", "run"),
+        (
+            f"Rankscope({_WAITING}|CheckpointSlow|CpuFallback|SmallCollectives|LaunchBound|DeviceReads)/",
+            "RankscopeLowUtilisation/",
+            "run",
+        ),
         ("RankscopeSmallCollectives/", "RankscopeTransferBound/", "run"),
         ("RankscopeGpuLost/", "RankscopeGpu(AllocatedIdle|MemoryHeldIdle|Xid)/", "uuid"),
         ("RankscopeGpuXid/critical", "RankscopeGpuXid/warning", "uuid"),

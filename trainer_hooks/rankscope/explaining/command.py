@@ -28,6 +28,9 @@ MEANINGS = {
     "stall": "no rank moves",
     "idle": "the rank has ended",
     "other": "outside the model",
+    "launch": "GPUs wait for launches",
+    "device_read": "GPUs run dry after reads",
+    "device_wait": "hosts wait for GPUs",
 }
 BLAME = re.compile(r'rank:rankscope_blame:ratio\{rank="(.+)",phase="(.+)"\}')
 COMPARED = ("rank:rankscope_wait:ratio", "group:rankscope_wait:reference", "rank:rankscope_lag:ratio")
