@@ -2,6 +2,7 @@
 
     make gauntlet                                       five seeds; goes on where it was interrupted (3 hours)
     python -m tests.gauntlet --seeds 1 --only f03 drift
+    python -m tests.gauntlet --device asynchronous      what is about ranks, where the host runs ahead as with CUDA
     python -m tests.gauntlet --table                    what the ledger says so far; runs nothing
     python -m tests.gauntlet --record --only f03        the series of a run for the rules' tests; not in the ledger
 
@@ -23,14 +24,16 @@ from pathlib import Path
 
 from tests.gauntlet.arena import Arena
 from tests.gauntlet.case import LOUD
+from tests.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
 from tests.gauntlet.ledger import Ledger
 from tests.gauntlet.recorder import is_right, record
-from tests.gauntlet.report import HEAD, summary, table
+from tests.gauntlet.report import HEADS, summary, table
 from tests.gauntlet.runner import Runner
 from tests.gauntlet.schedule import Run, schedule
 from tests.gauntlet.training import JobError
 
 MEASUREMENTS = Path(__file__).resolve().parents[2] / "docs/measurements"
+LEDGERS = {GLOO: MEASUREMENTS / "gauntlet.jsonl", ASYNCHRONOUS: MEASUREMENTS / "gauntlet_asynchronous.jsonl"}
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -44,7 +47,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--only", nargs="+", metavar="CASE", default=[], help="cases whose name begins so")
     parser.add_argument("--no-pairs", dest="pairs", action="store_false", help="no two faults at once")
-    parser.add_argument("--ledger", type=Path, default=MEASUREMENTS / "gauntlet.jsonl")
+    parser.add_argument("--device", choices=DEVICES, default=GLOO)
+    parser.add_argument("--ledger", type=Path, help="by default that of the device in docs/measurements")
     parser.add_argument("--record", action="store_true", help="each case once, with its series for tests/rules")
     parser.add_argument("--table", action="store_true", help="show the ledger, run nothing")
     return parser.parse_args(arguments)
@@ -54,17 +58,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is not in the ledger yet; 2 if a case is unknown or training does not work."""
     options = parse(arguments)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers and the job are stopped then too
-    ledger = Ledger(options.ledger)
-    planned = [run for run in schedule(options.seeds, options.doses, options.pairs) if _is_wanted(run, options.only)]
+    ledger = Ledger(options.ledger or LEDGERS[options.device])
+    runs = schedule(options.seeds, options.doses, options.pairs, options.device)
+    planned = [run for run in runs if _is_wanted(run, options.only)]
     if not planned:
         sys.stderr.write(f"gauntlet: --only: no case begins with {' or '.join(options.only)}\n")
         return 2
     try:
         if options.record:
-            _record_all([run for run in planned if run.kind != "pair" and run.seed == options.seeds[0]])
+            first = [run for run in planned if run.kind != "pair" and run.seed == options.seeds[0]]
+            _record_all(first, options.device)
             return 0
         if not options.table:
-            _run_all([run for run in planned if not ledger.has(run.id)], ledger)
+            _run_all([run for run in planned if not ledger.has(run.id)], ledger, options.device)
     except (JobError, RuntimeError, FileNotFoundError) as error:
         sys.stderr.write(f"gauntlet: {error}\n")
         return 2
@@ -73,27 +79,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _arena() -> Iterator[Arena]:
+def _arena(device: str) -> Iterator[Arena]:
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-") as directory,
         tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
-        Arena(Path(directory), Path(memory)) as arena,
+        Arena(Path(directory), Path(memory), device) as arena,
     ):
         yield arena
 
 
-def _run_all(runs: Sequence[Run], ledger: Ledger) -> None:
-    with _arena() as arena:
+def _run_all(runs: Sequence[Run], ledger: Ledger, device: str) -> None:
+    with _arena(device) as arena:
         runner = Runner(arena)
         for number, run in enumerate(runs, start=1):
             line = runner.run(run)
             ledger.add(line)
-            write_reports(ledger)
+            write_reports(ledger, device)
             say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}")
 
 
-def _record_all(runs: Sequence[Run]) -> None:
-    with _arena() as arena:
+def _record_all(runs: Sequence[Run], device: str) -> None:
+    with _arena(device) as arena:
         runner = Runner(arena, longer=8.0)
         for number, run in enumerate(runs, start=1):
             line = runner.run(run)
@@ -102,10 +108,10 @@ def _record_all(runs: Sequence[Run]) -> None:
             say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}{'' if is_right(line) else '; NOT RECORDED'}")
 
 
-def write_reports(ledger: Ledger) -> None:
+def write_reports(ledger: Ledger, device: str) -> None:
     """The figures and the table, beside the ledger."""
     ledger.path.with_suffix(".json").write_text(json.dumps(summary(ledger.lines), indent=2) + "\n")
-    ledger.path.with_suffix(".md").write_text(HEAD + table(ledger.lines))
+    ledger.path.with_suffix(".md").write_text(HEADS[device] + table(ledger.lines))
 
 
 def _result(line: dict[str, object]) -> str:

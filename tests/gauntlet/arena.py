@@ -16,6 +16,7 @@ from typing import Any
 import yaml
 from examples.demo import servers
 from examples.demo.stack import Stack, wait_for
+from tests.gauntlet.devices import GLOO
 from tests.gauntlet.training import RANKS, STARTS_WITHIN, JobError, Training
 
 GPUS = RANKS + 2  # two that belong to no rank
@@ -31,9 +32,9 @@ class Arena:
     job: Training
     """The one that runs now, or the last that did."""
 
-    def __init__(self, directory: Path, memory: Path) -> None:
+    def __init__(self, directory: Path, memory: Path, device: str = GLOO) -> None:
         """`directory` is for logs and databases; `memory`, on tmpfs, for records and what ranks and GPUs are told."""
-        self._memory = memory
+        self._memory, self._device = memory, device
         self._run_dir, self._claims = memory / "run", memory / "claims"
         self._changes, self._holders = memory / "gpus", memory / "holders"
         for made in (self._run_dir, self._claims, self._changes, self._holders):
@@ -92,7 +93,7 @@ class Arena:
         if self._jobs:
             self.job.terminate()
         self._jobs += 1
-        self.job = Training(self._memory / f"job-{self._jobs}", RUN, self._run_dir)
+        self.job = Training(self._memory / f"job-{self._jobs}", RUN, self._run_dir, self._device)
         self.job.start(**everybody)
 
     def claim(self, gpu: int) -> None:

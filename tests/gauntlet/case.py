@@ -12,6 +12,7 @@ from functools import cache
 from tests.gauntlet import decoys, faults
 from tests.gauntlet.arena import Arena
 from tests.gauntlet.control import STEP_MS, Behaviour
+from tests.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
 from tests.gauntlet.training import RANKS
 
 LOUD = 1.4
@@ -90,12 +91,17 @@ class Case:
     """What of it is not real, beside the time of the device."""
     has_doses: bool = True
     """Whether it makes steps longer by how much one wants."""
+    devices: tuple[str, ...] = DEVICES
+    """On which it is run: what is about ranks on both, what is about GPUs alone over gloo."""
 
     @property
     def is_decoy(self) -> bool:
         """Whether silence is right."""
         return not self.alerts
 
+
+GPUS_ALONE = (GLOO,)
+HOST_AND_DEVICE = (ASYNCHRONOUS,)  # only where the host runs ahead of the device
 
 LAGGING = ("RankscopeRankLagging", "RankscopeRankZeroLagging")
 

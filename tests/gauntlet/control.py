@@ -30,6 +30,8 @@ class Behaviour:
     rotating: float = 0  # in the forward of whichever rank's turn it is
     transfer: float = 0  # in the collective, after the data has come
     small_collectives: int = 0  # all-reduces of one number, each read at once
+    read_every: int = 1  # steps between two reads of the loss, for which the host waits for the asynchronous device
+    issue: float = 0  # of the host's time, for each millisecond that is launched on the asynchronous device
     collect_every: int = 10  # steps
     collect: float = 0  # in a garbage collection of a random rank
     checkpoint_every: int = 100  # steps; 0 is never
@@ -67,14 +69,15 @@ class Control:
         self._path, self._rank = path, rank
         self._written = 0
         self._from_step = 0
-        self._now = self._next = Behaviour()
+        self.now = self._next = Behaviour()
+        """What holds in the step that the rank is in."""
 
     def at(self, step: int) -> Behaviour:
         """What holds in this step."""
         self.latest()
         if step >= self._from_step:
-            self._now = self._next
-        return self._now
+            self.now = self._next
+        return self.now
 
     def latest(self) -> Behaviour:
         """What was written last, for those who know no step: loader workers, and whoever hangs."""

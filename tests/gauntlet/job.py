@@ -1,10 +1,11 @@
-"""The training job of the gauntlet: DistributedDataParallel over gloo, as a script under torchrun.
+"""The training job of the gauntlet: DistributedDataParallel, as a script under torchrun.
 
-    torchrun --standalone --nproc-per-node 4 -m tests.gauntlet.job DIRECTORY
+    torchrun --standalone --nproc-per-node 4 -m tests.gauntlet.job DIRECTORY gloo
 
 Real: processes, loader workers, gradients, collectives, the gradient scaler, checkpoints. The time that a device would
-take is slept. DIRECTORY has the control file (control.py), which says what goes wrong; the job puts its ranks' process
-ids there, and its progress.
+take is slept: over gloo by the host, else by the asynchronous device (testing/asynchronous_device), for which the host
+waits where it reads the loss. DIRECTORY has the control file (control.py), which says what goes wrong; the job puts its
+ranks' process ids there, and its progress.
 """
 
 # No `annotations` from __future__: torch compares those of a communication hook with its types.
@@ -17,12 +18,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from math import ceil
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from testing.asynchronous_device import BACKEND, asynchronous_device, launch, read
 from tests.gauntlet.control import Behaviour, Control, Progress
+from tests.gauntlet.devices import ASYNCHRONOUS, GLOO
 from tests.trainer_hooks.jobs.leaving import leave
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
@@ -63,36 +67,69 @@ class Samples(IterableDataset[torch.Tensor]):
             yield torch.randn(BATCH, WIDTH)
 
 
+class Gloo:
+    """The host's thread is the device."""
+
+    def take(self, milliseconds: float, issue: float = 0) -> None:
+        """Some work, which nobody has to issue."""
+        assert not issue
+        sleep(milliseconds)
+
+    def read(self, tensor: torch.Tensor) -> float:
+        """A value."""
+        return tensor.item()
+
+
+class Asynchronous:
+    """One that the host runs ahead of."""
+
+    def take(self, milliseconds: float, issue: float = 0) -> None:
+        """Some work in one launch; or where the host takes time to issue it, in one for each millisecond."""
+        launches = ceil(milliseconds) if issue else 1
+        for _ in range(launches):
+            launch(milliseconds / launches, host_milliseconds=issue * milliseconds / launches)
+
+    def read(self, tensor: torch.Tensor) -> float:
+        """A value, for which the host waits."""
+        return read(tensor)
+
+
+Device = Gloo | Asynchronous
+
+
 class DeviceTime(torch.autograd.Function):
     """Passes its input through, and takes as long as a device would in forward and in backward."""
 
     @staticmethod
-    def forward(context: Any, activations: torch.Tensor, forward_ms: float, backward_ms: float) -> torch.Tensor:
-        """Sleep the first, remember the second."""
-        context.backward_ms = backward_ms
-        sleep(forward_ms)
+    def forward(
+        context: Any, activations: torch.Tensor, device: Device, forward_ms: float, backward_ms: float, issue: float
+    ) -> torch.Tensor:
+        """Take the first, remember the second."""
+        context.backward = lambda: device.take(backward_ms, issue)
+        device.take(forward_ms, issue)
         return activations.clone()
 
     @staticmethod
-    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Sleep."""
-        sleep(context.backward_ms)
-        return gradients[0], None, None
+    def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
+        """Take it."""
+        context.backward()
+        return gradients[0], None, None, None, None
 
 
 class Model(nn.Module):
     """Two layers with the device's time between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device) -> None:
         super().__init__()
         self.first, self.second = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 1)
+        self._device = device
 
     def forward(self, batch: torch.Tensor, told: Behaviour, extra_ms: float) -> torch.Tensor:
         """One number a sample."""
         compute(told.forward_cpu)
         hidden = torch.relu(self.first(batch))
-        forward_ms = (told.forward + extra_ms) / told.micro_steps
-        hidden = DeviceTime.apply(hidden, forward_ms, told.backward / told.micro_steps)  # type: ignore[no-untyped-call]  # torch's
+        times = (told.forward + extra_ms) / told.micro_steps, told.backward / told.micro_steps, told.issue
+        hidden = DeviceTime.apply(hidden, self._device, *times)  # type: ignore[no-untyped-call]  # torch's
         result: torch.Tensor = self.second(hidden)
         return result
 
@@ -100,14 +137,15 @@ class Model(nn.Module):
 class Training:
     """One rank's loop."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, device: Device, control: Control) -> None:
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
         (directory / f"rank-{self.rank}.pid").write_text(str(os.getpid()))
-        self.control = Control(directory / "control.json", self.rank)
+        self.device, self.control = device, control
         self.progress = Progress(directory / "progress")
         self.told = self.control.at(0)
-        self.model = DistributedDataParallel(Model())
-        self.model.register_comm_hook(None, self._transfer)
+        self.model = DistributedDataParallel(Model(device))
+        if isinstance(device, Gloo):
+            self.model.register_comm_hook(None, self._transfer)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.scaler = torch.amp.GradScaler("cpu", init_scale=INITIAL_SCALE)
         self.batches = iter(DataLoader(Samples(self.control), batch_size=None, num_workers=1))
@@ -137,10 +175,12 @@ class Training:
                     sleep(told.copy)
             is_last = micro_step == told.micro_steps
             with nullcontext() if is_last else self.model.no_sync():
-                self._forward_and_backward(batch, step, told)
+                loss = self._forward_and_backward(batch, step, told)
         self._wait_while(lambda latest: latest.stays_in_startup)
         self._talk(told)
         self._update()
+        if step % told.read_every == 0:
+            self.device.read(loss)
         sleep(told.post)
         self._wait_while(lambda latest: latest.hangs)
         if step % told.collect_every == 0 and told.collect and self._is_my_turn(step):
@@ -148,20 +188,22 @@ class Training:
         if told.checkpoint_every and step % told.checkpoint_every == 0:
             self._save(told.checkpoint)
 
-    def _forward_and_backward(self, batch: torch.Tensor, step: int, told: Behaviour) -> None:
+    def _forward_and_backward(self, batch: torch.Tensor, step: int, told: Behaviour) -> torch.Tensor:
         extra = told.warm_up if step <= WARM_UP else 0.0
         extra += told.rotating if told.rotating and self._is_my_turn(step) else 0.0
         loss = self.model(batch, told, extra).square().mean()
         if told.overflows:
             loss = loss * float("inf")
         self.scaler.scale(loss).backward()
+        detached: torch.Tensor = loss.detach()
+        return detached
 
     def _talk(self, told: Behaviour) -> None:
         """Collectives besides DDP's own."""
         for _ in range(told.small_collectives):
             metric = torch.ones(1)
             dist.all_reduce(metric)
-            metric.item()
+            self.device.read(metric)
         if told.aggregate:
             self._aggregate(self.model.module.first.weight.detach().clone(), told.aggregate)
 
@@ -173,7 +215,7 @@ class Training:
             return
         for peer in range(1, self.ranks):
             dist.recv(weights, src=peer)
-        sleep(milliseconds)
+        self.device.take(milliseconds)
         for peer in range(1, self.ranks):
             dist.send(weights, dst=peer)
 
@@ -194,8 +236,7 @@ class Training:
         arrival: torch.futures.Future[Any] = dist.all_reduce(mean, async_op=True).get_future()
 
         def arrived(done: torch.futures.Future[Any]) -> torch.Tensor:
-            sleep(self.told.transfer)
-            self._wait_while(lambda latest: latest.hangs_in_collective)
+            network(self.control)
             tensor: torch.Tensor = done.value()[0]
             return tensor
 
@@ -203,6 +244,7 @@ class Training:
 
     def _save(self, milliseconds: float) -> None:
         with rankscope.phase("checkpoint"):
+            self.device.read(self.model.module.second.bias.detach())  # what is saved is copied to the host
             sleep(milliseconds)
             torch.save(self.model.state_dict(), io.BytesIO())
 
@@ -214,20 +256,44 @@ class Training:
             sleep(self.told.collect)
 
     def _wait_while(self, condition: Callable[[Behaviour], bool]) -> None:
-        if condition(self.told):
-            while condition(self.control.latest()):
-                time.sleep(0.05)
+        wait_while(self.control, condition)
 
 
-def main() -> None:
-    """Train under the process group that torchrun describes."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def wait_while(control: Control, condition: Callable[[Behaviour], bool]) -> None:
+    """What stands still looks whether it may go on."""
+    if condition(control.now):
+        while condition(control.latest()):
+            time.sleep(0.05)
+
+
+def network(control: Control) -> None:
+    """What it does with each gradient that has come from all ranks."""
+    sleep(control.now.transfer)
+    wait_while(control, lambda latest: latest.hangs_in_collective)
+
+
+def train(directory: Path, backend: str, device: Device, control: Control) -> None:
+    """Under the process group that torchrun describes."""
+    dist.init_process_group(backend)
     try:
-        Training(Path(sys.argv[1])).run()
+        Training(directory, device, control).run()
         dist.barrier()
     finally:
         leave()
+
+
+def main() -> None:
+    """Train on the kind of device that the command line says."""
+    directory, kind = Path(sys.argv[1]), sys.argv[2]
+    torch.set_num_threads(1)
+    control = Control(directory / "control.json", int(os.environ["RANK"]))
+    if kind == GLOO:
+        train(directory, GLOO, Gloo(), control)
+        return
+    assert kind == ASYNCHRONOUS
+    with asynchronous_device(on_transfer=lambda: network(control)):
+        rankscope.instrument()  # else RANKSCOPE=1 has done it
+        train(directory, BACKEND, Asynchronous(), control)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from tests.gauntlet.devices import GLOO
+
 Line = dict[str, Any]
 
 
@@ -14,7 +16,9 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.lines: list[Line] = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_text().splitlines() if path.exists() else []
+        # The first lines were written when there was one kind of device.
+        self.lines: list[Line] = [{"device": GLOO, **json.loads(line)} for line in lines]
 
     def has(self, run_id: str) -> bool:
         """Whether that run is done."""

@@ -7,9 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median, quantiles
 from typing import Any
 
+from tests.gauntlet.devices import ASYNCHRONOUS, GLOO
 from tests.gauntlet.ledger import Line
 
-HEAD = """\
+HEADS = {
+    GLOO: """\
 # The gauntlet
 
 `make gauntlet` injects each fault and decoy into a real training job of four ranks (torchrun, gloo, loader workers,
@@ -17,7 +19,19 @@ checkpoints) beside simulated GPUs; exporter, Prometheus, Alertmanager and the r
 time of the device is slept in every case; what else is not real stands in the last column. Seconds are from the onset
 to the receiver: median, and the most. `place` and `cause` are those of the first notification.
 
-"""
+""",
+    ASYNCHRONOUS: """\
+# The gauntlet on the asynchronous device
+
+`make gauntlet GAUNTLET='--device asynchronous'` injects each fault and decoy about ranks into a real training job of
+four ranks (torchrun, loader workers, checkpoints) on a device that is as asynchronous as CUDA's: the host issues work
+and collectives and waits only where it reads a value. The device (testing/asynchronous_device) and the GPUs are
+simulated; exporter, Prometheus, Alertmanager and the receiver are real, at the fast speed. What else is not real stands
+in the last column. Seconds are from the onset to the receiver: median, and the most. `place` and `cause` are those of
+the first notification.
+
+""",
+}
 NAMES = ("case", "what", "dose", "runs")
 VERDICTS = ("notified", "place", "cause", "resolved", "seconds")
 COLUMNS = (*NAMES, *VERDICTS, "false alarms", "simulated")

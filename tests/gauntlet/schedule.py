@@ -10,6 +10,7 @@ from typing import Any
 
 from tests.gauntlet.arena import GPUS
 from tests.gauntlet.case import LOUD, Case, Target, all_cases
+from tests.gauntlet.devices import GLOO
 from tests.gauntlet.training import RANKS
 
 # Both are to be named, or one and not the other contradicted.
@@ -33,11 +34,13 @@ class Run:
     wait: float
     """Seconds before the onset."""
     targets: tuple[Target, ...]
+    device: str = GLOO
 
     @property
     def id(self) -> str:
         """Names it in the ledger."""
-        return f"{'+'.join(self.names)}/{self.dose:g}/{self.seed}"
+        device = "" if self.device == GLOO else f"@{self.device}"
+        return f"{'+'.join(self.names)}{device}/{self.dose:g}/{self.seed}"
 
     @property
     def cases(self) -> list[tuple[Case, Target]]:
@@ -59,32 +62,36 @@ class Run:
             "title": " and ".join(case.title for case, _ in self.cases),
             "simulated": "; ".join(case.simulated for case, _ in self.cases if case.simulated),
             "kind": self.kind,
+            "device": self.device,
             "seed": self.seed,
             "dose": self.dose,
             "targets": [{"rank": target.rank, "spare_gpu": target.spare_gpu} for target in self.targets],
         }
 
 
-def draw(names: Sequence[str], seed: int, dose: float = LOUD) -> Run:
+def draw(names: Sequence[str], seed: int, dose: float = LOUD, device: str = GLOO) -> Run:
     """The same for the same arguments. Two faults hit different ranks."""
     chance = random.Random(f"{names}/{seed}")
     ranks = chance.sample(range(RANKS), len(names))
     gpus = chance.sample(range(RANKS, GPUS), len(names))
     targets = tuple(Target(rank, gpu, dose) for rank, gpu in zip(ranks, gpus, strict=True))
-    return Run(tuple(names), seed, dose, chance.uniform(0, LONGEST_WAIT), targets)
+    return Run(tuple(names), seed, dose, chance.uniform(0, LONGEST_WAIT), targets, device)
 
 
-def schedule(seeds: Iterable[int], doses: Sequence[float] = (LOUD,), pairs: bool = True) -> Iterator[Run]:
+def schedule(
+    seeds: Iterable[int], doses: Sequence[float] = (LOUD,), pairs: bool = True, device: str = GLOO
+) -> Iterator[Run]:
     """For each seed all faults, decoys and pairs at the first dose, and what has doses at the others; mixed."""
     for seed in seeds:
-        runs = list(chain.from_iterable(_runs(seed, dose, dose == doses[0], pairs) for dose in doses))
+        runs = list(chain.from_iterable(_runs(seed, dose, dose == doses[0], pairs, device) for dose in doses))
         random.Random(seed).shuffle(runs)
         yield from runs
 
 
-def _runs(seed: int, dose: float, all_of_them: bool, pairs: bool) -> Iterator[Run]:
-    for name, case in all_cases().items():
+def _runs(seed: int, dose: float, all_of_them: bool, pairs: bool, device: str) -> Iterator[Run]:
+    there = {name: case for name, case in all_cases().items() if device in case.devices}
+    for name, case in there.items():
         if all_of_them or (case.has_doses and not case.is_decoy):
-            yield draw([name], seed, dose)
+            yield draw([name], seed, dose, device)
     if all_of_them and pairs:
-        yield from (draw(pair, seed, dose) for pair in PAIRS)
+        yield from (draw(pair, seed, dose, device) for pair in PAIRS if there.keys() >= {*pair})

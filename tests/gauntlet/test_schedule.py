@@ -9,17 +9,32 @@ from pathlib import Path
 import pytest
 from tests.gauntlet.__main__ import main
 from tests.gauntlet.case import all_cases
+from tests.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
 from tests.gauntlet.ledger import Ledger
 from tests.gauntlet.report import percentile_90, summary, table
-from tests.gauntlet.schedule import PAIRS, schedule
+from tests.gauntlet.schedule import PAIRS, draw, schedule
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules/source"
 
 
-def test_all_twenty_four_faults_are_there_and_the_decoys():
+def test_all_twenty_six_faults_are_there_and_the_decoys():
     numbers = {name[1:3] for name in all_cases() if name.startswith("f")}
-    assert numbers == {f"{number:02d}" for number in range(1, 25)}
-    assert sum(case.is_decoy for case in all_cases().values()) * 5 == 50
+    assert numbers == {f"{number:02d}" for number in range(1, 27)}
+    decoys = [case for case in all_cases().values() if case.is_decoy]
+    assert [sum(device in case.devices for case in decoys) for device in DEVICES] == [10, 12]
+
+
+def test_what_is_about_gpus_alone_runs_over_gloo_and_what_needs_a_host_that_runs_ahead_on_the_asynchronous_device():
+    on = {device: {name for run in schedule([1], device=device) for name in run.names} for device in DEVICES}
+    assert {"g1_xid", "f07_memory_held"} <= on[GLOO] - on[ASYNCHRONOUS]
+    assert on[ASYNCHRONOUS] - on[GLOO] == {"f25_launch_bound", "f26_device_reads", "seldom_reads", "cheap_reads"}
+    assert {"f03_slow_loader", "f17_hang_outside", "drift"} <= on[GLOO] & on[ASYNCHRONOUS]
+
+
+def test_a_run_on_the_asynchronous_device_has_a_name_of_its_own():
+    assert draw(["drift"], 2).id == "drift/1.4/2"
+    assert draw(["drift"], 2, device=ASYNCHRONOUS).id == "drift@asynchronous/1.4/2"
+    assert draw(["drift"], 2, device=ASYNCHRONOUS).line()["device"] == ASYNCHRONOUS
 
 
 def test_a_seed_draws_the_same_runs_in_the_same_order_and_another_seed_others():
@@ -73,6 +88,12 @@ def test_the_ledger_knows_what_was_done_before_it_was_interrupted(tmp_path):
     ledger = Ledger(tmp_path / "ledger")
     assert ledger.has("f03_slow_loader/1")
     assert not ledger.has("f03_slow_loader/2")
+
+
+def test_lines_that_were_written_before_there_were_two_devices_are_of_gloo(tmp_path):
+    (tmp_path / "ledger").write_text(json.dumps(line()) + "\n")
+    Ledger(tmp_path / "ledger").add({**line(seed=2), "device": ASYNCHRONOUS})
+    assert [each["device"] for each in Ledger(tmp_path / "ledger").lines] == [GLOO, ASYNCHRONOUS]
 
 
 def test_the_summary_counts_what_was_told_and_what_was_false():

@@ -13,6 +13,7 @@ from typing import Any
 
 from examples.demo.stack import wait_for
 from tests.gauntlet.control import Orders, Progress
+from tests.gauntlet.devices import GLOO
 
 from rankscope_exporter.simulation import simulated_uuid
 
@@ -30,9 +31,10 @@ class JobError(RuntimeError):
 class Training:
     """One torchrun job of four ranks on the first four simulated GPUs, watched by the hook as it comes."""
 
-    def __init__(self, directory: Path, run: str, run_dir: Path) -> None:
+    def __init__(self, directory: Path, run: str, run_dir: Path, device: str = GLOO) -> None:
         directory.mkdir(parents=True)
         self.run = run
+        self._device = device
         self.started = 0.0
         self._directory, self._run_dir = directory, run_dir
         self._orders = Orders(directory / "control.json")
@@ -48,12 +50,13 @@ class Training:
             **os.environ,
             "OMP_NUM_THREADS": "1",
             "CUDA_VISIBLE_DEVICES": ",".join(simulated_uuid(rank) for rank in range(RANKS)),
-            "RANKSCOPE": "1",
+            # The asynchronous device has to be there before the hook, and the hook comes with `import torch`.
+            "RANKSCOPE": "1" if self._device == GLOO else "0",
             "RANKSCOPE_RUN": self.run,
             "RANKSCOPE_RUN_DIR": str(self._run_dir),
         }
         command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-        command += ["-m", "tests.gauntlet.job", str(self._directory)]
+        command += ["-m", "tests.gauntlet.job", str(self._directory), self._device]
         self.started = time.time()
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)

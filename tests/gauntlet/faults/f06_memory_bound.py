@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.gauntlet.arena import Arena
-from tests.gauntlet.case import Case, Target, alert
+from tests.gauntlet.case import GPUS_ALONE, Case, Target, alert
 from tests.gauntlet.training import RANKS
 
 
@@ -18,4 +18,5 @@ CASE = Case(
     alert("RankscopeLowUtilisation", "memory_bound"),
     simulated="utilisation and memory",
     has_doses=False,
+    devices=GPUS_ALONE,
 )

@@ -16,5 +16,5 @@ CASE = Case(
     inject,
     alert("RankscopeTransferBound", "link"),
     the_rank,
-    simulated="the links; the delay is in a communication hook",
+    simulated="the links; the delay is slept in the collective",
 )

@@ -14,5 +14,5 @@ CASE = Case(
     "congested network",
     inject,
     alert("RankscopeTransferBound", "network"),
-    simulated="the delay, in a communication hook",
+    simulated="the delay, slept in the collective",
 )

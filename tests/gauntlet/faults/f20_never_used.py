@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.gauntlet.arena import Arena
-from tests.gauntlet.case import Case, Target, alert, the_spare_gpu
+from tests.gauntlet.case import GPUS_ALONE, Case, Target, alert, the_spare_gpu
 
 
 def inject(arena: Arena, target: Target) -> None:
@@ -17,4 +17,5 @@ CASE = Case(
     the_spare_gpu,
     simulated="the scheduler's file",
     has_doses=False,
+    devices=GPUS_ALONE,
 )

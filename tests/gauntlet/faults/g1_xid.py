@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.gauntlet.arena import Arena
-from tests.gauntlet.case import Case, Target, alert, its_gpu
+from tests.gauntlet.case import GPUS_ALONE, Case, Target, alert, its_gpu
 
 
 def inject(arena: Arena, target: Target) -> None:
@@ -17,4 +17,5 @@ CASE = Case(
     its_gpu,
     simulated="the event",
     has_doses=False,
+    devices=GPUS_ALONE,
 )
