@@ -1,18 +1,22 @@
-"""What it costs to align eight ranks and to look at their processes: `python -m benchmarks.alignment_cost`.
+"""What it costs to align a node's ranks and to look at their processes.
+
+    python -m benchmarks.alignment_cost [--ranks 8] [--threads 100] [--device]
 
 The ranks are processes that hold their records' locks and have as many threads as a training process; their steps, 20
-between two polls, are written by a clock of their own. It is the processor time of this process, so that a busy machine
-matters little.
+between two polls, are written by a clock of their own. With `--device` one in 16 was measured on a device, else they
+wait on the host. It is the processor time of this process, so that a busy machine matters little.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing
 import os
 import tempfile
 import threading
 import time
+from array import array
 from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -20,36 +24,46 @@ from statistics import median
 
 from rankscope import record
 from rankscope.rank_writer import RankWriter
+from rankscope.sampling import is_sampled
 from rankscope.timeline import Timeline
 from rankscope_exporter.collectors.alignment import AlignedSteps
 from rankscope_exporter.collectors.rank_processes import RankProcesses
 from rankscope_exporter.run_directory import LABELS, RunDirectory
 
-RANKS = 8
-THREADS = 100
 STEPS = 20
 POLLS = 100
+LEVEL = 4  # of the steps that are measured on a device: one in 16
 STEP = {record.DATA_WAIT: 0.001, record.FORWARD: 0.012, record.BACKWARD: 0.03, record.COLLECTIVE_WAIT: 0.007}
 
 
-def live(directory: Path, rank: int, orders: Connection) -> None:
+def live(directory: Path, rank: int, options: argparse.Namespace, orders: Connection) -> None:
     """A rank that takes STEPS steps at each order."""
     now = 1000.0
     writer = RankWriter()
     timeline = Timeline(writer, lambda: now)
-    info = {**dict.fromkeys(LABELS, ""), "run": "benchmark", "rank": str(rank), "pid": "1", "group": "0-7"}
+    info = {**dict.fromkeys(LABELS, ""), "run": "benchmark", "rank": str(rank), "pid": "1", "group": "all"}
     writer.publish(directory, f"benchmark.{rank}", info)
-    for _ in range(THREADS):
+    for _ in range(options.threads):
         threading.Thread(target=threading.Event().wait, daemon=True).start()
     while orders.recv():
         for _ in range(STEPS):
             for phase, seconds in STEP.items():
                 opened = timeline.enter(phase)
-                now += seconds * (1 + rank / 100)
+                now += seconds * (1 + rank / (10 * options.ranks))
                 timeline.leave(opened)
-            now += sum(STEP.values()) * (RANKS - rank) / 100  # all end at the same time
+            now += sum(STEP.values()) * (options.ranks - rank) / (10 * options.ranks)  # all end at the same time
             timeline.step()
+            if options.device and is_sampled(timeline.steps, LEVEL):
+                measure(writer, timeline.steps, now)
         orders.send(True)
+
+
+def measure(writer: RankWriter, number: int, end: float) -> None:
+    """The device has done step `number`."""
+    nth = writer.slots[record.PLACES["device_steps"]] + 1
+    phases = [STEP.get(phase, 0.0) for phase in range(len(record.PHASES))]
+    writer.device_ring[int(nth) % record.DEVICE_RING_STEPS][:] = array("d", [nth, number, end, number, *phases])
+    writer.slots[record.PLACES["device_steps"]] = nth
 
 
 def cost(action: Callable[[], object]) -> float:
@@ -61,11 +75,16 @@ def cost(action: Callable[[], object]) -> float:
 
 def main() -> None:
     """Measure and print a line of JSON; milliseconds, medians."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=100)
+    parser.add_argument("--device", action="store_true", help="the steps were measured on a device")
+    options = parser.parse_args()
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
-        pipes = [context.Pipe() for _ in range(RANKS)]
+        pipes = [context.Pipe() for _ in range(options.ranks)]
         for rank, (_, orders) in enumerate(pipes):
-            context.Process(target=live, args=(Path(name), rank, orders), daemon=True).start()
+            context.Process(target=live, args=(Path(name), rank, options, orders), daemon=True).start()
         run_directory = RunDirectory([Path(name)])
         aligned_steps, processes = AlignedSteps(30.0), RankProcesses()
         actions: dict[str, Callable[[], object]] = {
@@ -86,7 +105,7 @@ def main() -> None:
         for pipe, _ in pipes:
             pipe.send(False)
     figures = {action: round(1000 * median(values), 2) for action, values in costs.items()}
-    where = {"ranks": RANKS, "threads": THREADS, "steps": STEPS, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
+    where = {**vars(options), "steps": STEPS, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
     print(json.dumps({**figures, "aligned_steps": aligned, **where}))
 
 

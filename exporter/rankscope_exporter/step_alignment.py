@@ -171,9 +171,11 @@ def _align(records: Sequence[_Record]) -> None:
     first, *others = records
     offsets = [_offset(first, other) for other in others]
     if others and None not in offsets:
+        began = max(record.began for record in records)
         for number in [number for number in first.steps if number > first.aligned]:
             numbers = [number, *(number + (difference or 0) for difference in offsets)]
-            _align_step(records, [record.steps.get(n) for record, n in zip(records, numbers, strict=True)])
+            found = [record.steps.get(n) for record, n in zip(records, numbers, strict=True)]
+            _align_step(records, [step for step in found if step], began)
     for record in records:
         record.forget_old_steps()
 
@@ -183,12 +185,8 @@ def _offset(record: _Record, other: _Record) -> int | None:
     return 0 if record.clock == DEVICE else offset(record.steps, other.steps)
 
 
-def _align_step(records: Sequence[_Record], found: Iterable[AnyStep | None]) -> None:
-    steps = [step for step in found if step]
-    if len(steps) < len(records) or not _is_one_step(steps):
-        return
-    # The end of a step before a record began is the end of another record's: the ranks have started anew.
-    if min(step.end for step in steps) < max(record.began for record in records):
+def _align_step(records: Sequence[_Record], steps: Sequence[AnyStep], began: float) -> None:
+    if len(steps) < len(records) or not _is_one_step(steps, began):
         return
     if any(step.number <= record.aligned for record, step in zip(records, steps, strict=True)):
         return
@@ -197,12 +195,15 @@ def _align_step(records: Sequence[_Record], found: Iterable[AnyStep | None]) -> 
     account([record.alignment for record in records], steps)
 
 
-def _is_one_step(steps: Sequence[AnyStep]) -> bool:
-    """Under CUDA the host runs ahead, on each rank by another number of steps: what was issued by then says more."""
+def _is_one_step(steps: Sequence[AnyStep], began: float) -> bool:
+    """Whether all had a part in it. `began` is when the youngest record did: what ended before is of its predecessor.
+
+    Under CUDA the host runs ahead, on each rank by another number of steps: what it had issued by then says more.
+    """
+    ends = [step.end for step in steps]
     issued = {step.sequence for step in steps if isinstance(step, DeviceStep)}
     if issued and 0 not in issued:
-        return len(issued) == 1
-    ends = [step.end for step in steps]
+        return len(issued) == 1 and min(ends) >= began
     limit = SAME_NUMBERS if issued else 1.0
     return max(ends) - min(ends) < limit * max(step.seconds for step in steps)
 
