@@ -25,6 +25,8 @@ def gained(metric: str, more: str = "", by: str = "run, rank") -> str:
 
 PHASE_SECONDS = gained("rankscope_rank_phase_seconds_total", ',phase!="startup"', "run, rank, phase")
 ALL_SECONDS = f"(sum by (run) ({PHASE_SECONDS}) > 0)"
+# By the clock that judged, as a sum of shares at each evaluation.
+PHASE_RATIOS = f'sum_over_time(rank:rankscope_phase:ratio{{{RUN_ONLY},phase!="startup"}}[$__range])'
 STEPS = gained("rankscope_rank_step_seconds_count")
 # A rank's mean of its seconds, so that the ranks' work together is divided by the time once.
 RUN_SECONDS = f"({ALL_SECONDS} / count by (run) (sum by (run, rank) ({PHASE_SECONDS})))"
@@ -90,9 +92,13 @@ COMPARISON = Row(
         ),
         bars(
             "Time by phase, run by run",
-            "Where the ranks' time went over the time range, start-up left out. What a change saves in one phase, "
-            "another may take.",
-            Query(for_both_runs(f"sum by (run, phase) ({PHASE_SECONDS}) / on (run) group_left () {ALL_SECONDS}")),
+            "Where the ranks' time went over the time range by the clock that judged each run, start-up left out. What "
+            "a change saves in one phase, another may take.",
+            Query(
+                for_both_runs(
+                    f"sum by (run, phase) ({PHASE_RATIOS}) / on (run) group_left () (sum by (run) ({PHASE_RATIOS}) > 0)"
+                )
+            ),
             bar="run",
             part="phase",
             colors=PHASES,

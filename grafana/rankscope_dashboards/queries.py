@@ -16,6 +16,8 @@ DASHBOARDS = {"run": RUN, "node": NODE}
 # the reason; the end-to-end test asks for no data of these, and complains about one that does have some.
 NEEDS_CUDA = {
     "rankscope_rank_device_seconds_total": "CUDA events measure it",
+    "rankscope_rank_device_dry_seconds_total": "likewise",
+    "rankscope_rank_device_waits_total": "only a CUDA device is waited for",
     "rankscope_rank_host_to_device_copy_bytes_total": "only a copy to a CUDA device counts",
     **dict.fromkeys(
         (

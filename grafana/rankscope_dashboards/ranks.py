@@ -18,9 +18,9 @@ NOW = Row(
     (
         table_of(
             "What each rank does now",
-            "The phase and the collective that each rank is in, and for how long. In a hang, the rank that is in no "
-            "collective, or has issued fewer of them, is the one that the others wait for. Probes are off after an "
-            "error of their own: their figures stand still, and the rank's standard error says why.",
+            "The phase and the collective that each rank's host is in, and for how long. In a hang, the rank that is "
+            "in no collective, or has issued fewer of them, is the one that the others wait for. Probes are off after "
+            "an error of their own: their figures stand still, and the rank's standard error says why.",
             [
                 Query(f"max by (rank) (rankscope_rank_up{{{RANKS}}})"),
                 Query(f"time() - max by (rank, phase) (rankscope_rank_phase_since_timestamp_seconds{{{RANKS}}})"),
@@ -33,7 +33,7 @@ NOW = Row(
             [
                 Column("rank", "Rank"),
                 Column("A", "Alive", names={1: ("yes", GOOD), 0: ("no", NEUTRAL)}),
-                Column("phase", "Phase"),
+                Column("phase", "Host's phase"),
                 Column("B", "For", "s"),
                 Column("op", "In collective"),
                 Column("G", "Collectives"),

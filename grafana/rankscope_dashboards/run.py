@@ -16,13 +16,13 @@ from rankscope_dashboards.dashboard import Dashboard, Row, label_values, other_r
 from rankscope_dashboards.panels import BAD, GOOD, Query, bars, shares, value
 from rankscope_dashboards.phases import CAUSES, PHASES
 from rankscope_dashboards.ranks import NOW
-from rankscope_dashboards.selectors import RUN_ONLY, average, rate
+from rankscope_dashboards.selectors import RANKS, RUN_ONLY, average
 from rankscope_dashboards.tables import Column, table_of
 from rankscope_dashboards.throughput import GPUS, HOW_FAST, STEPS
 from rankscope_dashboards.waiting import COLLECTIVES, LAG
 
 FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
-PHASE_RATE = rate("rankscope_rank_phase_seconds_total")
+PHASE_RATIO = f"rank:rankscope_phase:ratio{{{RANKS}}}"
 
 VARIABLES = (
     # The names that we and Slurm make up end in a time or a count: the newest run comes first.
@@ -70,7 +70,7 @@ AT_A_GLANCE = Row(
                 Column("phase", "Phase"),
                 Column("reason", "Ended"),
             ],
-            width=10,
+            width=9,
             height=5,
             none="nothing fires",
         ),
@@ -79,7 +79,7 @@ AT_A_GLANCE = Row(
             "Ranks of this run whose process lives, wherever it runs.",
             "none",
             Query(f"sum(max by (rank) (rankscope_rank_up{{{RUN_ONLY}}}))"),
-            width=3,
+            width=2,
         ),
         value(
             "Last progress",
@@ -96,6 +96,16 @@ AT_A_GLANCE = Row(
             width=3,
             instant=False,
         ),
+        value(
+            "Judged by",
+            "The clock by which ranks are compared and time is called lost: the device's where the GPU of every live "
+            "rank of a group is measured, because there the host runs ahead and waits for nobody; else the host's. "
+            "Both, if groups differ.",
+            "none",
+            Query(f"group by (clock) (group:rankscope_clock:info{{{RUN_ONLY}}})", "{{clock}}"),
+            text=BigValueTextMode.NAME,
+            width=2,
+        ),
     ),
 )
 
@@ -104,17 +114,18 @@ TIME = Row(
     (
         shares(
             "Time by phase",
-            "The training threads' time by phase, averaged over the chosen ranks. The phases partition it, so that the "
-            "stack is full wherever ranks live. Choose one rank above to see its own.",
-            Query(average(PHASE_RATE, "phase"), "{{phase}}"),
+            "The ranks' time by phase, averaged over the chosen ones: the GPUs' where it is measured, else the "
+            "training threads'; `Judged by` above says which. The phases partition it, so that the stack is full "
+            "wherever ranks live. Choose one rank above to see its own.",
+            Query(average(PHASE_RATIO, "phase"), "{{phase}}"),
             colors=PHASES,
             width=8,
         ),
         bars(
             "Time by phase, rank by rank",
-            "Each rank's time at the end of the time range. Who holds the others up has little red, and much of "
-            "something else.",
-            Query(f"max by (rank, phase) ({PHASE_RATE})"),
+            "Each rank's time at the end of the time range, by the same clock. Who holds the others up has little red, "
+            "and much of something else.",
+            Query(f"max by (rank, phase) ({PHASE_RATIO})"),
             bar="rank",
             part="phase",
             colors=PHASES,

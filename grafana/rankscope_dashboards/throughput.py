@@ -10,6 +10,14 @@ from rankscope_dashboards.selectors import RANK, RANKS, RUN_ONLY, average, by_ra
 STEP_BUCKETS = f"sum by (le) ({rate('rankscope_rank_step_seconds_bucket')})"
 MEAN_STEP = f"sum({rate('rankscope_rank_step_seconds_sum')}) / (sum({rate('rankscope_rank_step_seconds_count')}) > 0)"
 DEVICE_SECONDS = rate("rankscope_rank_device_seconds_total")
+DRY_SECONDS = rate("rankscope_rank_device_dry_seconds_total")
+
+
+def of_measured_time(seconds: str) -> str:
+    """By phase, as a share of the GPU time that was measured."""
+    return (
+        f"sum by (phase) (max by (rank, phase) ({seconds})) / scalar(sum(max by (rank, phase) ({DEVICE_SECONDS})) > 0)"
+    )
 
 
 def gpus(counter: str) -> str:
@@ -109,10 +117,37 @@ GPUS = Row(
     (
         shares(
             "GPU time by phase",
-            "The GPUs' time by the phase that launched the work, by CUDA events in the training threads' streams, "
-            "averaged over the chosen ranks. The host runs ahead of the GPU: where the two differ, believe this one.",
-            Query(average(DEVICE_SECONDS, "phase"), "{{phase}}"),
+            "The chosen ranks' GPU time in the steps that were measured, by the phase that launched the work, by CUDA "
+            "events in the training threads' streams. The host runs ahead of the GPU: where the two differ, believe "
+            "this one.",
+            Query(of_measured_time(DEVICE_SECONDS), "{{phase}}"),
             colors=PHASES,
+            width=8,
+        ),
+        shares(
+            "The host's time by phase",
+            "The training threads' time by phase, averaged over the chosen ranks. With a GPU it says what the host "
+            "does: it issues work, and in `device_wait` waits for the GPU. One that never waits there while the GPU "
+            "waits for it is too slow.",
+            Query(average(f"rank:rankscope_host_phase:ratio{{{RANKS}}}", "phase"), "{{phase}}"),
+            colors=PHASES,
+            width=8,
+        ),
+        shares(
+            "GPU waits for the host",
+            "Share of the measured GPU time in which the GPU had done all that was issued and waited for more, by "
+            "phase, over the chosen ranks. Within the model's phases the host launches too slowly, or the GPU ran dry "
+            "while a value was read from it.",
+            Query(of_measured_time(DRY_SECONDS), "{{phase}}"),
+            colors=PHASES,
+            width=8,
+        ),
+        lines(
+            "Host waits for the GPU",
+            "How often each rank's host waits for its GPU: synchronisations, and values that are read (`.item()`). As "
+            "often as there are steps, or more, keeps the host from running ahead.",
+            "suffix: /s",
+            Query(by_rank(rate("rankscope_rank_device_waits_total")), RANK),
             width=8,
         ),
         lines(

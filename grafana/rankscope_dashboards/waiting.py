@@ -58,8 +58,8 @@ LAG = Row(
             "Step by step: a rank or the network?",
             "Share of the step that is waited, by what the aligned single steps say: `transfer` is what even the least "
             "waiter of each step waits, `for a rank` what the ranks wait beyond that. High transfer alone is the "
-            "network. Waiting for a rank while nobody lags above is a straggler that rotates. Gloo only: under NCCL "
-            "the GPU waits and not the training thread.",
+            "network. Waiting for a rank while nobody lags above is a straggler that rotates. By the GPUs' clock where "
+            "they are measured, of these steps. Among the ranks of one node only.",
             "percentunit",
             Query(FLOOR, "transfer"),
             Query(SKEW, "for a rank"),
@@ -91,7 +91,7 @@ COLLECTIVES = Row(
         lines(
             "Exposed wait",
             "Share of the training threads' time in collectives by operation, averaged over the chosen ranks: what is "
-            "exposed, not what overlaps with computing.",
+            "exposed, not what overlaps with computing. Under NCCL they only issue them, and the GPUs wait.",
             "percentunit",
             Query(average(rate("rankscope_rank_collective_seconds_total"), "op"), "{{op}}"),
             width=8,

@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 import generate
+from rankscope import phases
+from rankscope_dashboards.phases import CAUSES, PHASES
 from rankscope_dashboards.queries import DASHBOARDS, NEEDS_CUDA, PanelQuery, panel_queries
 
 ROOT = Path(__file__).parents[2]
@@ -68,9 +70,12 @@ def documented_labels() -> dict[str, set[str]]:
 
 def recorded() -> set[str]:
     """The names of the recording rules that Prometheus is given."""
+    return {rule["record"] for group in production_groups() for rule in group["rules"] if "record" in rule}
+
+
+def production_groups() -> list[dict[str, Any]]:
     files = (ROOT / "deploy/prometheus/rules/production").glob("*.yml")
-    groups = [group for path in files for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
-    return {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
+    return [group for path in files for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]]
 
 
 def test_the_committed_files_are_what_the_source_says() -> None:
@@ -125,6 +130,17 @@ def test_every_query_asks_for_metrics_and_labels_that_exist(query: PanelQuery) -
 def test_what_needs_cuda_is_asked_for_by_a_panel() -> None:
     asked = {selector.name for query in QUERIES if query.needs_cuda for selector in selectors(query.expr)}
     assert asked == set(NEEDS_CUDA)
+
+
+def test_every_phase_and_every_cause_has_a_colour() -> None:
+    causes = {
+        rule["labels"]["cause"]
+        for group in production_groups()
+        for rule in group["rules"]
+        if rule.get("record") == "run:rankscope_lost:ratio" and "cause" in rule.get("labels", {})
+    }
+    assert tuple(PHASES) == phases.NAMES
+    assert {"launch", "device_read", *causes, *phases.NAMES} <= CAUSES.keys()
 
 
 @each_panel
