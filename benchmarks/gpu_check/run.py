@@ -51,7 +51,7 @@ def run(path: Path, limit: float, scale: float, load: Sequence[str]) -> None:
         (LOAD, 300, lambda: with_everything(device, load, scale, path)),
         (COST, 90, lambda: by_default(scale)),
         ("as nobody", 90, lambda: unprivileged(5 * scale)),
-        (HOOK, 180, hook),
+        (HOOK, 200, hook),
     )
     for name, seconds, part in parts:
         print(f"gpu-check: {name}", flush=True)

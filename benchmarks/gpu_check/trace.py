@@ -1,10 +1,14 @@
-"""What torch.profiler's Chrome trace says of the same training: the waits of the stream, synchronisations, uploads."""
+"""What torch.profiler's Chrome trace says of the same training: the waits of the stream, synchronisations, uploads.
+
+The main stream is the one that the stretches annotated as the optimizer's worked in.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 Event = Mapping[str, Any]
@@ -22,6 +26,7 @@ SYNCHRONISING = frozenset(
     }
 )
 MICROSECOND = 1e-6
+SHORTEST_STALL = 100.0  # microseconds; shorter ones lie between any two kernels
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,53 @@ def waits_before(events: Sequence[Event], annotation: str) -> list[float]:
     the host is ahead and nothing is copied out of the buckets (`gradient_as_bucket_view`).
     """
     works = sorted(_works(events), key=lambda work: work.began)
-    stretches = [e for e in _of(events, frozenset({"user_annotation"})) if e["name"] == annotation]
+    stretches = _annotated(events, annotation)
     found = (_wait(works, stretch["ts"], stretch["ts"] + stretch["dur"]) for stretch in stretches)
     return [wait for wait in found if wait is not None]
+
+
+def stalls(events: Sequence[Event], annotation: str) -> list[float]:
+    """Seconds of each time in which the main stream stood still while others worked: from their first work to the last.
+
+    The main stream waits for them then, if nothing else is issued late.
+    """
+    works = sorted(_works(events), key=lambda work: work.began)
+    main = {stretch[-1].stream for stretch in _stretches(events, works, annotation)}
+    others = [work for work in works if work.stream not in main]
+    found = (_meanwhile(others, gap) for gap in _gaps([work for work in works if work.stream in main]))
+    return [stall * MICROSECOND for stall in found if stall >= SHORTEST_STALL]
+
+
+def steps(events: Sequence[Event], annotation: str) -> list[float]:
+    """Seconds from the end of one stretch's work to that of the next: what lies between two optimizer steps' ends."""
+    works = sorted(_works(events), key=lambda work: work.began)
+    ends = [stretch[-1].ended for stretch in _stretches(events, works, annotation)]
+    return [(after - before) * MICROSECOND for before, after in pairwise(ends)]
+
+
+def _stretches(events: Sequence[Event], works: Sequence[Work], annotation: str) -> Iterator[list[Work]]:
+    """What was issued within each stretch that was annotated so; works in their order."""
+    for event in sorted(_annotated(events, annotation), key=lambda event: float(event["ts"])):
+        if issued := [work for work in works if event["ts"] <= work.issued <= event["ts"] + event["dur"]]:
+            yield issued
+
+
+def _gaps(works: Sequence[Work]) -> Iterator[tuple[float, float]]:
+    """From when to when nothing ran of works in their order."""
+    ended = works[0].ended if works else 0.0
+    for work in works:
+        if work.began > ended:
+            yield ended, work.began
+        ended = max(ended, work.ended)
+
+
+def _meanwhile(works: Sequence[Work], gap: tuple[float, float]) -> float:
+    """From the begin of the first work that ran in a gap to the end of the last, as far as that is in it."""
+    began, ended = gap
+    within = [work for work in works if work.began < ended and work.ended > began]
+    if not within:
+        return 0.0
+    return min(ended, max(work.ended for work in within)) - max(began, within[0].began)
 
 
 def _wait(works: Sequence[Work], began: float, ended: float) -> float | None:
@@ -70,6 +119,10 @@ def _works(events: Sequence[Event]) -> Iterator[Work]:
         arguments = event["args"]
         if (at := issued.get(arguments.get("correlation"))) is not None:
             yield Work(arguments["stream"], at, event["ts"], event["ts"] + event["dur"])
+
+
+def _annotated(events: Iterable[Event], annotation: str) -> list[Event]:
+    return [event for event in _of(events, frozenset({"user_annotation"})) if event["name"] == annotation]
 
 
 def _of(events: Iterable[Event], categories: frozenset[str]) -> Iterator[Event]:

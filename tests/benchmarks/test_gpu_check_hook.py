@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.gpu_check import hook, trace
+from benchmarks.gpu_check import hook, hook_job, trace
+from benchmarks.gpu_check.hook_ways import WAYS
 from benchmarks.gpu_check.report import Check
+
+from rankscope.sampling import is_sampled
 
 SMALL = ("--backend=gloo", "--device=cpu", "--width=8", "--batch=4", "--steps=3", "--pairs=1", "--block=2")
 
@@ -42,6 +45,23 @@ def test_the_stream_waits_from_its_last_work_to_the_optimizers_first() -> None:
     assert trace.waits_before(TRACE, "optimizer") == [pytest.approx(2.0)]
 
 
+def test_a_stall_is_what_others_do_while_the_main_stream_does_nothing() -> None:
+    assert trace.stalls(TRACE, "optimizer") == [pytest.approx(2.0)]  # and not from 4.5 to 6, when nobody worked
+
+
+def test_what_others_do_behind_the_main_streams_work_is_no_stall() -> None:
+    hidden = work("kernel", "ncclDevKernel_AllReduce", issued=0.31, began=0.3, seconds=0.5, stream=20)
+    late = work("kernel", "spin_kernel", issued=0.6, began=5.0, seconds=0.25, stream=21)
+    assert trace.stalls([*TRACE, *hidden, *late], "optimizer") == [pytest.approx(2.0), pytest.approx(0.25)]
+
+
+def test_a_step_lasts_from_the_end_of_an_optimizers_work_to_that_of_the_next() -> None:
+    assert trace.steps(TRACE, "optimizer") == []
+    later = [event("user_annotation", "optimizer", began=0.8, seconds=0.1)]
+    later += work("kernel", "sgd", issued=0.85, began=9.0, seconds=0.5, stream=7)
+    assert trace.steps([*later, *TRACE], "optimizer") == [pytest.approx(3.0)]
+
+
 def test_an_optimizer_without_work_on_the_device_has_no_wait() -> None:
     assert trace.waits_before([event("user_annotation", "optimizer", 9, 1), *TRACE], "optimizer") == [pytest.approx(2)]
 
@@ -60,6 +80,37 @@ TIMELINE = {
     "device": {"other": 0.1, "backward": 0.6, "collective_wait": 0.3, "evaluation": 0.0},
     "wall": 1.0,
     "profiler_waits": [0.1, 0.1, 0.1],
+    "steps": [0.3, 0.35, 0.35],
+    "profiler_steps": [0.35, 0.35],
+    "is_alone": False,
+}
+ALONE = {
+    **TIMELINE,
+    "is_alone": True,
+    "host": {"other": 0.1, "collective_wait": 0.02, "device_wait": 0.8},
+    "waited": 0.8,
+    "device_waits": 4,
+    "waits": 4,
+    "collectives": {"all_gather": 6.0, "reduce_scatter": 3.0},
+    "issued": {"all_gather": 6, "reduce_scatter": 3},
+}
+GAPS = {
+    "check": "gaps",
+    "rank": 0,
+    "found": {
+        "busy": {"dry": {"forward": 0.001}, "device": 1.0},
+        "launch-bound": {"dry": {"forward": 0.2, "backward": 0.1}, "device": 0.4},
+        "pausing": {"dry": {"other": 0.31, "forward": 0.1}, "device": 0.5},
+    },
+    "paused": 0.3,
+}
+SAMPLING = {
+    "check": "sampling",
+    "rank": 0,
+    "numbers": [2, 3, *(step for step in range(16, 300) if is_sampled(step, 4))],
+    "device": 0.1,
+    "host": 0.101,
+    "step": 0.001,
 }
 BESIDES = {
     "check": "besides",
@@ -88,6 +139,8 @@ def test_what_agrees_is_ok() -> None:
     assert outcomes(TIMELINE) | outcomes(WAITING) | outcomes(IDENTICAL) == {
         "exposed wait": "ok",
         "all phases": "ok",
+        "whole steps": "ok",
+        "each step": "ok",
         "other": "measured",
         "backward": "measured",
         "collective_wait": "measured",
@@ -95,6 +148,49 @@ def test_what_agrees_is_ok() -> None:
         "what set_sync_debug_mode objects to": "ok",
         "parameters": "ok",
     }
+
+
+def test_what_agrees_of_one_rank_alone_is_ok() -> None:
+    assert outcomes(ALONE).items() - outcomes(TIMELINE).items() == {
+        ("collective_wait of the host", "ok"),
+        ("device_wait of the host", "ok"),
+        ("device waits", "ok"),
+        ("all_gather", "ok"),
+        ("reduce_scatter", "ok"),
+    }
+    assert set(outcomes(GAPS).values()) == set(outcomes(SAMPLING).values()) == {"ok"}
+
+
+def test_a_host_that_waits_for_the_communication_differs() -> None:
+    host = {**ALONE["host"], "collective_wait": 0.2}  # type: ignore[dict-item]
+    assert outcomes({**ALONE, "host": host})["collective_wait of the host"] == "differs"
+
+
+def test_a_collective_that_was_not_seen_differs() -> None:
+    assert outcomes({**ALONE, "collectives": {"all_gather": 6.0}})["reduce_scatter"] == "differs"
+
+
+def test_a_read_that_was_not_seen_differs() -> None:
+    assert outcomes({**ALONE, "device_waits": 3})["device waits"] == "differs"
+
+
+def test_a_step_that_is_missing_or_of_another_length_differs() -> None:
+    assert outcomes({**TIMELINE, "steps": [0.35, 0.35]})["whole steps"] == "differs"
+    assert outcomes({**TIMELINE, "steps": [0.3, 0.35, 0.36]})["each step"] == "differs"
+
+
+def test_a_busy_device_that_is_called_dry_differs_and_a_dry_one_that_is_not() -> None:
+    found = {
+        "busy": {"dry": {"forward": 0.1}, "device": 1.0},
+        "launch-bound": {"dry": {}, "device": 1.0},
+        "pausing": {"dry": {}, "device": 1.0},
+    }
+    assert set(outcomes({**GAPS, "found": found}).values()) == {"differs"}
+
+
+def test_steps_that_are_no_sample_differ() -> None:
+    assert outcomes({**SAMPLING, "numbers": list(range(1, 300, 16))})["measured steps"] == "differs"
+    assert outcomes({**SAMPLING, "numbers": []})["measured steps"] == "differs"
 
 
 def test_copies_agree_to_the_byte_and_what_no_probe_filled_is_only_the_others() -> None:
@@ -143,13 +239,45 @@ def test_two_ranks_train_with_and_without_the_hook(trained: list[Check]) -> None
     ]
 
 
-def test_the_cost_comes_with_its_control_and_that_of_a_mark(trained: list[Check]) -> None:
+def test_the_cost_comes_with_its_control(trained: list[Check]) -> None:
     assert [check.about for check in trained if check.outcome == "measured" and "rank 0" in check.about] == [
         "job, rank 0: hook",
         "job, rank 0: hook, every step measured",
         "job, rank 0: control",
-        "job, rank 0: a mark",
     ]
+
+
+def test_with_a_devices_clock_the_cost_of_a_mark_comes_too_and_how_many_there_are() -> None:
+    cost = {"check": "overhead", "rank": 0, "step": 900.0, "hook": [50, 40, 60], "control": [0, -1, 1]}
+    cost |= {"hook, every step measured": [150, 140, 160], "marks in a step": 10, "seconds": 6}
+    assert outcomes({**cost, "marks in a second": 9})["a mark"] == "measured"
+    assert outcomes({**cost, "marks in a second": 9})["marks a second"] == "ok"
+    assert outcomes({**cost, "marks in a second": 20})["marks a second"] == "differs"
+
+
+@pytest.mark.parametrize("way", [way for way in WAYS if way != "ddp"])
+def test_every_way_trains_with_and_without_the_hook(way: str) -> None:
+    (check,) = hook.judged(way, hook.run(1, [*SMALL, f"--way={way}", "--pairs=0"]))
+    assert (check.about, check.outcome) == (f"{way}, rank 0: parameters", "ok")
+
+
+def test_a_way_that_this_torch_does_not_have_is_skipped() -> None:
+    (check,) = hook.judged("fsdp2", [{"skipped": "torch 2.4 has none"}])
+    assert check == Check(hook.PART, "fsdp2", "skipped", note="torch 2.4 has none")
+
+
+def test_a_check_that_fails_costs_only_itself() -> None:
+    def broken() -> dict[str, object]:
+        raise ValueError("no such thing")
+
+    (check,) = hook.judged("job", [hook_job.attempt(broken, rank=1)])
+    assert (check.outcome, check.note) == ("failed", "broken, rank 1: ValueError: no such thing")
+
+
+def test_a_job_that_hangs_is_ended_and_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hook, "JOB_LIMIT", 0.0)
+    (check,) = hook.judged("job", hook.run(1, SMALL))
+    assert (check.outcome, check.note) == ("failed", "did not end within 0 s.")
 
 
 def test_a_job_that_fails_says_why() -> None:
