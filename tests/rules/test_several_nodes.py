@@ -1,0 +1,170 @@
+"""Eight nodes of one rank each, which no exporter can compare: told apart by reference steps that all ranks show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.rules import promtool
+from tests.rules.promtool import FAST, MEASURED, PRODUCTION, Speed
+
+NODES = 8
+SHOWN = 2  # scrapes for which a rank shows the same step
+HEALTHY = {"other": 3.0, "data_wait": 2.0, "forward": 28.0, "backward": 50.0, "optimizer": 10.0}  # ms of a step
+TRANSFER, EXTRA = 7.0, 30.0  # the same
+Step = dict[str, float]
+
+
+def healthy(_rank: int, _step: int) -> tuple[Step, float]:
+    """What a rank is busy with, by phase, and what even the last of them waits."""
+    return HEALTHY, TRANSFER
+
+
+def slow_network(_rank: int, _step: int) -> tuple[Step, float]:
+    return HEALTHY, TRANSFER + EXTRA
+
+
+def one_slow_rank(rank: int, _step: int) -> tuple[Step, float]:
+    return HEALTHY | {"backward": 50.0 + EXTRA * (rank == 3)}, TRANSFER
+
+
+def another_rank_each_step(rank: int, step: int) -> tuple[Step, float]:
+    return HEALTHY | {"backward": 50.0 + EXTRA * (rank == 5 * step % NODES)}, TRANSFER
+
+
+Trouble = Callable[[int, int], tuple[Step, float]]
+TROUBLES: dict[str, tuple[Trouble, dict[str, str]]] = {
+    "slow-network": (slow_network, {"alertname": "RankscopeTransferBound", "cause": "network"}),
+    "one-slow-rank": (one_slow_rank, {"alertname": "RankscopeRankLagging", "rank": "3", "cause": "backward"}),
+    "in-turn": (another_rank_each_step, {"alertname": "RankscopeRotatingStraggler", "cause": "uneven_work"}),
+    "healthy": (healthy, {}),
+}
+
+
+def steps_of(trouble: Trouble, rank: int, speed: Speed) -> Iterator[Step]:
+    """What the rank shows at each scrape: all ranks end a step together."""
+    for scrape in range(speed.quiet + speed.faulty):
+        step = scrape // SHOWN
+        does = trouble if scrape >= speed.quiet else healthy
+        lasts = max(sum(does(other, step)[0].values()) for other in range(NODES))
+        busy, transfer = does(rank, step)
+        yield busy | {"collective_wait": lasts - sum(busy.values()) + transfer}
+
+
+def series(run: str, trouble: Trouble, clock: str, speed: Speed, shows: bool) -> Iterator[dict[str, str]]:
+    """promtool's input. Every step between two scrapes is like the one that is shown."""
+    samples = speed.quiet + speed.faulty
+    for rank in range(NODES):
+        steps = list(steps_of(trouble, rank, speed))
+        seen = [max(0, n - (rank == 7)) for n in range(samples)]  # the last is seen a scrape later than the others
+        place = f'instance="{run}-{rank}",run="{run}",rank="{rank}"'
+        info = f'{place},group="0-7",node="node-{rank}",uuid="GPU-{run}-{rank}"'
+        every: dict[str, list[float]] = {
+            f"rankscope_rank_info{{{info}}}": [1.0] * samples,
+            f"rankscope_rank_up{{{place}}}": [1.0] * samples,
+            f"rankscope_rank_start_timestamp_seconds{{{place}}}": [0.0] * samples,
+            f"rankscope_rank_last_progress_timestamp_seconds{{{place}}}": [n * speed.interval for n in range(samples)],
+            f"rankscope_rank_steps_total{{{place}}}": [10.0 * n * speed.interval for n in range(samples)],
+        }
+        for phase in steps[0]:
+            own = f'{place},phase="{phase}"'
+            seconds = list(_added_up(speed.interval * step[phase] / sum(step.values()) for step in steps))
+            if clock == "device":
+                every[f"rankscope_rank_device_seconds_total{{{own}}}"] = [MEASURED * value for value in seconds]
+            else:
+                every[f"rankscope_rank_phase_seconds_total{{{own}}}"] = seconds
+            if shows:
+                every[f"rankscope_rank_reference_step_seconds{{{own}}}"] = [
+                    steps[shown][phase] / 1000 for shown in seen
+                ]
+        if clock == "device":
+            waits = [n * float(speed.interval) for n in range(samples)]
+            every[f'rankscope_rank_phase_seconds_total{{{place},phase="device_wait"}}'] = waits
+        if shows:
+            number = [float(1_000_000 + 640 * (shown // SHOWN)) for shown in seen]
+            every[f'rankscope_rank_reference_step{{{place},clock="{clock}"}}'] = number
+        yield from ({"series": name, "values": " ".join(f"{v:.9g}" for v in values)} for name, values in every.items())
+
+
+def _added_up(values: Iterator[float]) -> Iterator[float]:
+    total = 0.0
+    for value in values:
+        total += value
+        yield total
+
+
+def fired(speed: Speed, since: int, until: int, *expected: Mapping[str, str]) -> dict[str, Any]:
+    """A question: whatever fires from one scrape to another."""
+    span = f"[{(until - since) * speed.interval}s]"
+    alerts = f'max_over_time(ALERTS{{alertstate="firing"}}{span})'
+    found = Counter(tuple(sorted(labels.items())) for labels in expected)
+    names = [
+        {"labels": "{" + ",".join(f'{k}="{v}"' for k, v in labels) + "}", "value": number}
+        for labels, number in found.items()
+    ]
+    return {
+        "expr": f"count by (run, alertname, rank, cause) ({alerts})",
+        "eval_time": f"{(until - 1) * speed.interval}s",
+        "exp_samples": names,
+    }
+
+
+def question(expression: str, speed: Speed, *samples: tuple[str, float]) -> dict[str, Any]:
+    """About the end."""
+    expected = [{"labels": labels, "value": value} for labels, value in samples]
+    last = f"{(speed.quiet + speed.faulty - 1) * speed.interval}s"
+    return {"expr": f"round({expression}, 0.01)", "eval_time": last, "exp_samples": expected}
+
+
+@pytest.mark.parametrize("speed", [PRODUCTION, FAST], ids=lambda speed: speed.name)
+@pytest.mark.parametrize("clock", ["host", "device"])
+def test_ranks_in_turn_a_slow_network_and_one_slow_rank_are_told_apart(
+    clock: str, speed: Speed, tmp_path: Path
+) -> None:
+    end = speed.quiet + speed.faulty
+    told = [{**labels, "run": run} for run, (_, labels) in TROUBLES.items() if labels]
+    transfer = 'run:rankscope_lost:ratio{cause="transfer",run!="slow-network"}'
+    test = {
+        "interval": f"{speed.interval}s",
+        "input_series": [
+            line for run, (trouble, _) in TROUBLES.items() for line in series(run, trouble, clock, speed, shows=True)
+        ],
+        "promql_expr_test": [
+            fired(speed, 0, speed.quiet),
+            fired(speed, speed.quiet, end, *told),
+            question(
+                f"sum by (run) ({transfer})",
+                speed,
+                ('{run="in-turn"}', 0.05),
+                ('{run="one-slow-rank"}', 0.05),
+                ('{run="healthy"}', 0.07),
+            ),
+            question(
+                'sum by (run, rank, phase) (rank:rankscope_blame:ratio{run="one-slow-rank"})',
+                speed,
+                ('{run="one-slow-rank",rank="3",phase="backward"}', 0.23),
+            ),
+        ],
+    }
+    assert promtool.complaint(test, speed, tmp_path / "test.yml") == ""
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+def test_without_reference_steps_nobody_says_whether_it_is_the_network(clock: str, tmp_path: Path) -> None:
+    speed = FAST
+    test = {
+        "interval": f"{speed.interval}s",
+        "input_series": list(series("one", slow_network, clock, speed, shows=False)),
+        "promql_expr_test": [
+            fired(
+                speed,
+                speed.quiet,
+                speed.quiet + speed.faulty,
+                {"run": "one", "alertname": "RankscopeTransferBound", "cause": "unknown"},
+            )
+        ],
+    }
+    assert promtool.complaint(test, speed, tmp_path / "test.yml") == ""
