@@ -28,8 +28,8 @@ class SimulatedRank:
 
     def __init__(self, directory: Path, rank: int, start: float, **labels: object) -> None:
         self.now = start
-        self._writer = RankWriter()
-        self._timeline = Timeline(self._writer, lambda: self.now)
+        self.writer = RankWriter()
+        self._timeline = Timeline(self.writer, lambda: self.now)
         info: dict[str, Any] = {
             **dict.fromkeys(LABELS, ""),
             "run": "r",
@@ -39,7 +39,7 @@ class SimulatedRank:
             **labels,
         }
         self._phases = (*record.PHASES, *info.get("phases", ()))
-        self._writer.publish(directory, f"{info['run']}.{rank}.{start}", info)
+        self.writer.publish(directory, f"{info['run']}.{rank}.{start}", info)
 
     def spend(self, phase: str, seconds: float) -> None:
         depth = self._timeline.enter(self._phases.index(phase))
@@ -51,10 +51,10 @@ class SimulatedRank:
 
     def measure(self, seconds: Mapping[str, float], sequence: int) -> None:
         """The device has done the step that the host ended last."""
-        slots, nth = self._writer.slots, self._writer.slots[record.PLACES["device_steps"]] + 1
+        slots, nth = self.writer.slots, self.writer.slots[record.PLACES["device_steps"]] + 1
         phases = [seconds.get(phase, 0.0) for phase in record.PHASES]
         entry = (nth, self._timeline.steps, self.now, sequence, *phases)
-        self._writer.device_ring[int(nth) % record.DEVICE_RING_STEPS][:] = array("d", entry)
+        self.writer.device_ring[int(nth) % record.DEVICE_RING_STEPS][:] = array("d", entry)
         slots[record.PLACES["device_steps"]] = nth
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from benchmarks.fuzz_rank_files import check
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tests.exporter.simulated_job import (
     COMPUTE,
     DELAY,
@@ -14,13 +18,17 @@ from tests.exporter.simulated_job import (
     AsynchronousJob,
     Durations,
     Job,
+    SimulatedRank,
     even,
     lagging,
     rotating,
+    scan,
 )
 
 from rankscope import record
 from rankscope.sampling import is_sampled
+from rankscope_exporter.collectors.alignment import AlignedSteps
+from rankscope_exporter.run_directory import RunDirectory
 from rankscope_exporter.step_alignment import REMEMBERED
 
 
@@ -165,3 +173,28 @@ def test_each_phase_but_waiting_and_start_up_may_be_to_blame(run_dir: Path, alig
     AsynchronousJob(run_dir, 0, 0).run(range(1, 3), even)
     alignment.poll()
     assert set(alignment.alignments()[0].blame) == {*record.PHASES, "unknown"} - {"collective_wait", "startup"}
+
+
+NUMBERS = st.sampled_from([0.0, 5e-324, 1.0, 2.0, 1e3, 2.0**53, 2.0**199]) | st.floats(0, 9)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    entries=st.lists(st.lists(NUMBERS, min_size=record.DEVICE_RING_WIDTH - 1, max_size=record.DEVICE_RING_WIDTH - 1)),
+    pace=st.lists(NUMBERS, min_size=2, max_size=2),
+)
+def test_whatever_stands_in_the_rings_of_two_ranks_prometheus_can_take_what_comes_of_it(
+    run_dir: Path, entries: list[list[float]], pace: list[float]
+) -> None:
+    for path in run_dir.glob("*.rank"):
+        path.unlink()
+    for number in range(2):
+        rank = SimulatedRank(run_dir, number, 0.0, backend="nccl")
+        slots = rank.writer.slots
+        for nth, entry in enumerate(entries, start=1):
+            rank.writer.device_ring[nth % record.DEVICE_RING_STEPS][:] = array("d", [nth, *entry])
+        slots[record.PLACES["device_steps"]] = len(entries)
+        slots[record.PLACES["step_seconds"]], slots[record.PLACES["step_buckets"]] = pace
+    families = AlignedSteps(30.0).look(scan(RunDirectory([run_dir])))
+    check(families)
+    assert all(sample.value >= 0 for family in families for sample in family.samples)
