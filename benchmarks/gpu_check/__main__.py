@@ -21,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--limit", type=float, default=570, help="seconds for all of it")
     parser.add_argument("--scale", type=float, default=1.0, help="of the load's and the pauses' length")
     parser.add_argument("--load", default="", help="options of load.py, such as --device=cpu")
+    parser.add_argument("--only", default="", help="parts whose names have this, such as hook")
     options = parser.parse_args(arguments)
     if shutil.which("nvidia-smi") is None:
         return _complain("no NVIDIA GPU here: there is no nvidia-smi on the PATH")
@@ -36,7 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     from benchmarks.gpu_check.run import NoGpuError, run
 
     try:
-        run(options.json, options.limit, options.scale, options.load.split())
+        run(options.json, options.limit, options.scale, options.load.split(), options.only)
     except NoGpuError as error:
         return _complain(f"no NVIDIA GPU here: {error}")
     return 0

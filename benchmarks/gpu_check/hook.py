@@ -1,20 +1,16 @@
 """The hook on the GPU: small trainings with and without it, judged by the profiler, the clock and what the job did.
 
-`python -m benchmarks.gpu_check.hook` is this part alone, with a report of its own.
+`python -m benchmarks.gpu_check --only hook` is this part alone.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu_check import report
@@ -34,13 +30,15 @@ LEVELS = range(1, 12)  # one of 2 to 2048 steps
 MARKS_A_SECOND = 2**STEADY / SECONDS_PER_MARK  # with as many more as the clock lets there be before it measures less
 JOB_LIMIT = 90.0  # seconds: one that hangs costs itself
 
+FEW = ("--steps=12",)
 # What is trained, in a process of its own each: how many ranks on the one GPU, and the job's options.
 JOBS: dict[str, tuple[int, Sequence[str]]] = {
     "DDP": (1, ("--backend=nccl",)),
-    **{way: (1, ("--backend=nccl", f"--way={way}", "--steps=12")) for way in ("fsdp2", "by_hand", "async_op", "hsdp")},
+    **{way: (1, ("--backend=nccl", f"--way={way}", *FEW)) for way in ("fsdp2", "by_hand", "async_op")},
     # gloo copies gradients through the host.
-    "DDP, two ranks, gloo": (2, ("--backend=gloo", "--width=1024")),
-    "cost": (1, ("--backend=nccl", "--only=overhead", "--pairs=25")),
+    "DDP, two ranks, gloo": (2, ("--backend=gloo", "--width=1024", *FEW)),
+    "cost": (1, ("--backend=nccl", "--only=overhead", "--pairs=15")),
+    "hsdp": (1, ("--backend=nccl", "--way=hsdp", *FEW)),
 }
 
 Told = Mapping[str, Any]
@@ -219,20 +217,3 @@ def _overhead(about: str, told: Told) -> Iterator[Check]:
     a_second, most = told["marks in a second"], MARKS_A_SECOND + told["marks in a step"] / told["seconds"]
     outcome: Outcome = "ok" if a_second <= most else "differs"
     yield Check(PART, f"{about}: marks a second", outcome, f"{a_second:.1f}", f"{most:.1f}", "at most")
-
-
-def main() -> None:
-    """This part, and its report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, required=True, help="the report; Markdown goes beside it")
-    parser.add_argument("--job", default="", help="more options of hook_job.py")
-    options = parser.parse_args()
-    machine = f"{platform.release()}, {os.cpu_count()} cores, Python {platform.python_version()}"
-    began = time.time()
-    checks = list(surviving(PART, "this part", hook(options.job.split())))
-    report.keep(options.json, {"machine": machine, "seconds": round(time.time() - began)}, checks)
-    print(options.json.with_suffix(".md").read_text())
-
-
-if __name__ == "__main__":
-    main()

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 OPTIMIZER = "optimizer"  # what its steps are called in the profiler's timeline
 CLASSES = 10
-BATCHES = 8  # again and again
+BATCHES = 4  # again and again
 WARM_UP = 130  # steps: the record is published, start-up is over, and the search for root modules (step 100) too
 
 Batch = tuple[torch.Tensor, ...]

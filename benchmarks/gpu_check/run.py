@@ -40,8 +40,11 @@ class NoGpuError(Exception):
     """There is nothing to check."""
 
 
-def run(path: Path, limit: float, scale: float, load: Sequence[str]) -> None:
-    """Everything; the report is at `path` when this returns. Raises NoGpuError."""
+def run(path: Path, limit: float, scale: float, load: Sequence[str], only: str = "") -> None:
+    """Everything, or the parts with `only` in their names; the report is at `path` when this returns.
+
+    Raises NoGpuError.
+    """
     device, ends = first_gpu(), time.monotonic() + limit
     checks: list[Check] = []
     began, where = time.time(), conditions(device)
@@ -54,6 +57,8 @@ def run(path: Path, limit: float, scale: float, load: Sequence[str]) -> None:
         (HOOK, 200, hook),
     )
     for name, seconds, part in parts:
+        if only not in name:
+            continue
         print(f"gpu-check: {name}", flush=True)
         checks += attempt(name, part, min(seconds, ends - time.monotonic()))
         report.keep(path, {**where, "seconds": round(time.time() - began)}, checks)

@@ -23,9 +23,10 @@ DOCUMENT = Path(__file__).parent / "nvidia_smi" / "h100.xml"
 LOAD = "--load=--device=cpu --matrix=8 --chunk=1024 --held=1024"
 
 
-def gpu_check(directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def gpu_check(directory: Path, *flags: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """The command, with the report in that directory."""
     command = [sys.executable, "-m", "benchmarks.gpu_check", f"--json={directory}/report.json", "--scale=0.01", LOAD]
+    command += flags
     return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
 
 
@@ -57,6 +58,14 @@ def test_every_part_reports_and_nothing_stops_it(tmp_path: Path) -> None:
     assert "# gpu_check" in (tmp_path / "report.md").read_text()
     assert "<nvidia_smi_log>" in (tmp_path / "report.xml").read_text()
     assert "rankscope_gpu_up" in (tmp_path / "report.prom").read_text()
+
+
+def test_a_part_can_be_had_alone(tmp_path: Path) -> None:
+    install(tmp_path, parse_scenario({"gpus": 1}))
+    ran = gpu_check(tmp_path, "--only=hook", PATH=put_nvidia_smi(tmp_path), **environment(tmp_path))
+    assert ran.returncode == 0, ran.stderr
+    (check,) = json.loads((tmp_path / "report.json").read_text())["checks"]
+    assert (check["part"], check["outcome"]) == ("hook on the GPU", "skipped")
 
 
 def test_without_a_gpu_it_says_so_in_one_line(tmp_path: Path) -> None:
