@@ -560,6 +560,45 @@ def test_a_wait_of_the_main_stream_is_named_for_what_the_thread_did_in_the_other
     assert found == pytest.approx({"forward": 4, "other": 2, named: waited}, abs=0.01)
 
 
+def test_a_wait_of_the_main_stream_counts_whichever_stream_is_current(timeline: Timeline, gpu: Gpu, cuda: Cuda) -> None:
+    main, side = gpu.stream, cuda.Stream("cuda:0")
+    gpu.stream = side
+    phase(timeline, gpu, record.COLLECTIVE_WAIT, 5)
+    event = cuda.Event()
+    event.record()
+    event.wait(main)
+    gpu.stream = main
+    gpu.synchronize()
+    timeline.step()
+    timeline.step()
+    assert seconds(timeline)["collective_wait"] == pytest.approx(5, abs=0.01)
+
+
+def test_an_event_of_the_step_before_is_known(
+    timeline: Timeline, gpu: Gpu, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, side = gpu.stream, cuda.Stream("cuda:0")
+    gpu.stream = side
+    phase(timeline, gpu, record.H2D_COPY, 1)  # now the stream is known
+    gpu.stream = main
+    monkeypatch.setattr(device_clock, "SECONDS_PER_MARK", 0.1)
+    event = cuda.Event()
+    for _ in range(200):
+        event.wait(main)  # of the batch that was copied in the last step
+        gpu.stream = side
+        gpu.issue(0.05)
+        event = cuda.Event()
+        event.record()
+        gpu.stream = main
+        gpu.host.now += 0.01
+        timeline.step()
+        gpu.synchronize()
+    slots = timeline.writer.slots
+    measured = slots[PLACES["device_steps"]]
+    assert 20 < measured < 120
+    assert slots[PLACES["device_seconds"] + record.H2D_COPY] > 0.9 * 0.04 * measured
+
+
 def test_a_communication_stream_that_waits_for_another_holds_nobody_up(
     timeline: Timeline, gpu: Gpu, cuda: Cuda
 ) -> None:

@@ -147,7 +147,7 @@ class DeviceClock:
     def step(self, now: float, phase: int) -> None:
         """A step ended at `now` (the host's clock), with `phase` open."""
         number = int(self._timeline.writer.slots[STEPS])
-        if number + 1 < self._next and not self._marks:
+        if number + 2 < self._next and not self._marks:
             return
         if not self._device.is_in_use():
             self._forget()
@@ -157,6 +157,7 @@ class DeviceClock:
         if ended is not None:
             self._end(ended, number, now)
         self._read()
+        self.streams.are_watched = number + 2 >= self._next
         if number + 1 >= self._next:
             self._begin(number, now, phase, ended)
         elif ended is not None:
@@ -173,7 +174,7 @@ class DeviceClock:
         if phase in TELLING:
             current = self._device.current_stream()
             self.streams.met(current, phase)
-            if current != self.streams.main:
+            if current != self.streams.main and not self.streams.main_waits:
                 return  # FSDP issues its collectives so, several a layer: the main stream has nothing of it
         if phase == last.phase:
             return

@@ -13,6 +13,7 @@ from typing import Any
 from rankscope.record import COLLECTIVE_WAIT, H2D_COPY
 
 TELLING = (COLLECTIVE_WAIT, H2D_COPY)
+MANY_EVENTS = 4096
 
 
 class Streams:
@@ -20,13 +21,16 @@ class Streams:
 
     def __init__(self) -> None:
         self.main: Any = None  # the one in which the training thread computes
+        self.are_watched = False  # a step is measured, or the next one is, in which events of this one are waited for
+        self.main_waits = False  # the main stream is about to be made to wait, whichever stream is current
         self._phases: dict[Any, int] = {}  # by stream: what a wait for it is
-        self._events: dict[int, int] = {}  # by the id of an event out of it, for the length of a step: likewise
+        self._events: dict[int, int] = {}  # by the id of an event out of it, which is told anew at each recording
 
     def begin_step(self, main: Any) -> None:
-        """Another step is measured. Events of the last one may be gone, and their ids others'."""
+        """Another step is measured."""
         self.main = main
-        self._events.clear()
+        if len(self._events) > MANY_EVENTS:  # most of them are gone
+            self._events.clear()
 
     def met(self, stream: Any, phase: int) -> None:
         """The training thread is in `phase`, one of TELLING, with `stream` current."""
@@ -49,3 +53,4 @@ class Streams:
         """The device is another process's."""
         self._phases.clear()
         self._events.clear()
+        self.are_watched = False

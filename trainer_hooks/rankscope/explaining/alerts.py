@@ -2,44 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from rankscope.explaining.prometheus import Prometheus, Sample
 
-# Whose value is a part of the run's GPU time; of those in LOST_BY the share is that of a cause; others have none.
-SHARES = re.compile(
-    "Rankscope(RankLagging|RankZeroLagging|DataBound|CopyBound|TransferBound|RotatingStraggler|SmallCollectives"
-    "|CheckpointSlow|Throttled|LaunchBound|DeviceReads)"
-)
-LOST_BY = {
-    "RankscopeRankStuck": "stall",
-    "RankscopeRankCrashed": "idle",
-    "RankscopeStartupSlow": "startup",
-}
-
-# deploy/alertmanager/alertmanager.yml's inhibit_rules, by `alertname/severity` and the label that is equal.
-_ALL_BUT_GPUS = "(?!RankscopeGpu(Lost|Xid|MemoryHeldIdle)/)"
-_WAITING = "RankLagging|RankZeroLagging|DataBound|CopyBound|TransferBound|RotatingStraggler"
-SILENCES = tuple(
-    (re.compile(source), re.compile(target), label)
-    for source, target, label in (
-        ("RankscopeRankCrashed/", f"(?!RankscopeRankCrashed/){_ALL_BUT_GPUS}Rankscope", "run"),
-        ("RankscopeRankStuck/", f"(?!RankscopeRank(Crashed|Stuck)/){_ALL_BUT_GPUS}Rankscope", "run"),
-        ("RankscopeStartupSlow/", "RankscopeGpuAllocatedIdle/", "run"),
-        (
-            f"Rankscope({_WAITING}|CheckpointSlow|CpuFallback|SmallCollectives|LaunchBound|DeviceReads)/",
-            "RankscopeLowUtilisation/",
-            "run",
-        ),
-        ("RankscopeSmallCollectives/", "RankscopeTransferBound/", "run"),
-        ("RankscopeGpuLost/", "RankscopeGpu(AllocatedIdle|MemoryHeldIdle|Xid)/", "uuid"),
-        ("RankscopeGpuXid/critical", "RankscopeGpuXid/warning", "uuid"),
-        ("RankscopeExporterDown/", "RankscopeGpu(Lost|Xid)/", "instance"),
-    )
-)
+# deploy/prometheus/causes.yml and deploy/alertmanager/alertmanager.yml, without YAML.
+KNOWN: dict[str, Any] = json.loads(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))
+Matcher = tuple[str, str, str]
+"""Label, operator and value, as Alertmanager has them."""
 
 
 @dataclass(frozen=True)
@@ -66,12 +41,12 @@ class Alert:
 
     def share(self, lost: Mapping[str, float]) -> float | None:
         """The part of the run's GPU time that it is about, with what is lost by cause; None if it is about none."""
-        return self.value if SHARES.fullmatch(self.name) else lost.get(LOST_BY.get(self.name, ""))
+        share_of = KNOWN["shares"].get(self.name, "")
+        return self.value if share_of == "value" else lost.get(share_of)
 
-    @property
-    def key(self) -> str:
-        """As SILENCES has it."""
-        return f"{self.name}/{self.labels.get('severity', '')}"
+    def matches(self, matchers: Iterable[Matcher]) -> bool:
+        """Whether Alertmanager would say so."""
+        return all(_is_matched(self.labels.get(label, ""), operator, value) for label, operator, value in matchers)
 
 
 def alerts_of(prometheus: Prometheus, is_now: bool, places: Mapping[str, set[str]]) -> list[Alert]:
@@ -85,17 +60,24 @@ def alerts_of(prometheus: Prometheus, is_now: bool, places: Mapping[str, set[str
 
 def heard(alerts: Sequence[Alert]) -> list[Alert]:
     """Those that Alertmanager does not keep back beside the others. It hears of those alone that fire."""
-    silenced = {
-        (target, label, alert.labels[label])
-        for alert in alerts
-        for source, target, label in SILENCES
-        if alert.is_firing and alert.labels.get(label) and source.match(alert.key)
-    }
 
     def is_silenced(alert: Alert) -> bool:
-        return any(t.match(alert.key) and alert.labels.get(label) == value for t, label, value in silenced)
+        return any(
+            alert.matches(rule["target"]) and any(_silences(source, alert, rule) for source in alerts)
+            for rule in KNOWN["silences"]
+        )
 
     return [alert for alert in alerts if not is_silenced(alert)]
+
+
+def _silences(source: Alert, target: Alert, rule: Mapping[str, Any]) -> bool:
+    is_alike = all(source.labels.get(label) == target.labels.get(label) for label in rule["equal"])
+    return source.is_firing and is_alike and source.matches(rule["source"])
+
+
+def _is_matched(has: str, operator: str, value: str) -> bool:
+    is_so = bool(re.fullmatch(value, has)) if "~" in operator else has == value
+    return is_so != operator.startswith("!")
 
 
 def _alert(sample: Sample) -> Alert:

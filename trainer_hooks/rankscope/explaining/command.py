@@ -11,27 +11,14 @@ import time
 from collections.abc import Iterator
 from datetime import datetime
 
-from rankscope.explaining.alerts import Alert
+from rankscope.explaining.alerts import KNOWN, Alert
 from rankscope.explaining.explanation import Explanation, explain
 from rankscope.explaining.prometheus import Prometheus, PrometheusError
 
 CAUSES_SHOWN = 3  # with the sum of the others: more than that nobody acts upon
 SHOWN_FROM = 0.0005  # what is less is 0.0%
 ALERTS_SHOWN = 3  # beside the verdict
-# docs/lost-time.md has the whole of it.
-MEANINGS = {
-    "data_cpu": "loader workers compute",
-    "data_io": "loader workers wait",
-    "copies": "host to GPU",
-    "transfer": "every rank waits",
-    "straggler": "one is late, the others wait",
-    "stall": "no rank moves",
-    "idle": "the rank has ended",
-    "other": "outside the model",
-    "launch": "GPUs wait for launches",
-    "device_read": "GPUs run dry after reads",
-    "device_wait": "hosts wait for GPUs",
-}
+MEANINGS: dict[str, str] = KNOWN["meanings"]  # docs/lost-time.md has the whole of it
 BLAME = re.compile(r'rank:rankscope_blame:ratio\{rank="(.+)",phase="(.+)"\}')
 COMPARED = ("rank:rankscope_wait:ratio", "group:rankscope_wait:reference", "rank:rankscope_lag:ratio")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

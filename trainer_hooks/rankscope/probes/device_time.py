@@ -57,13 +57,14 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 
 def _record(clock: DeviceClock, guard: Guard) -> Callable[[Function], Function]:
-    """Around an event's record: out of which stream it comes, while a step is measured."""
+    """Around an event's record: out of which stream it comes, in measured steps and those before them."""
+    streams = clock.streams
 
     def wrap(original: Function) -> Function:
         def watched(event: Any, stream: Any = None) -> Any:
-            if clock.measured is not None and not guard.blown and not is_dynamo_compiling():
+            if streams.are_watched and not guard.blown and not is_dynamo_compiling():
                 try:
-                    clock.streams.recorded(event, torch.cuda.current_stream() if stream is None else stream)
+                    streams.recorded(event, torch.cuda.current_stream() if stream is None else stream)
                 except BaseException as error:
                     guard.blow(error)
             return original(event, stream)
@@ -77,6 +78,7 @@ def _wait(clock: DeviceClock, timeline: Timeline, guard: Guard) -> Callable[[Fun
     """Around a stream's wait for an event: between two marks if it is for other ranks or a batch, in measured steps."""
     skip_call(timeline.enter)
     skip_call(timeline.leave)
+    streams = clock.streams
 
     def wrap(original: Function) -> Function:
         def watched(event: Any, stream: Any = None) -> Any:
@@ -85,8 +87,11 @@ def _wait(clock: DeviceClock, timeline: Timeline, guard: Guard) -> Callable[[Fun
             opened = None
             try:
                 waiting = torch.cuda.current_stream() if stream is None else stream
-                phase = clock.streams.phase_of_wait(event, waiting)
-                opened = None if phase is None else timeline.enter(phase)
+                phase = streams.phase_of_wait(event, waiting)
+                if phase is not None:
+                    streams.main_waits = True
+                    opened = timeline.enter(phase)
+                    streams.main_waits = False
             except BaseException as error:
                 guard.blow(error)
             try:

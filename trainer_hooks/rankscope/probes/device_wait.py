@@ -49,7 +49,9 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
         timeline.writer.slots[DEVICE_WAITS] += 1
 
     watch = in_phase(timeline, guard, record.DEVICE_WAIT, count)
-    places = (torch.cuda, torch.cuda.Stream, torch.cuda.Event)
+    # Newer torch has a module that knows no kind of device.
+    agnostic = [torch.accelerator] if hasattr(torch, "accelerator") else []
+    places: list[Any] = [torch.cuda, torch.cuda.Stream, torch.cuda.Event, *agnostic]
     reads = TensorMethods(methods(timeline), guard, torch.cuda.is_initialized)
     look: Any = guard(reads.look)
     timeline.looks.append(look)
