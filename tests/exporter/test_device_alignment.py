@@ -194,7 +194,7 @@ def test_whatever_stands_in_the_rings_of_two_ranks_prometheus_can_take_what_come
         for nth, entry in enumerate(entries, start=1):
             rank.writer.device_ring[nth % record.DEVICE_RING_STEPS][:] = array("d", [nth, *entry])
         slots[record.PLACES["device_steps"]] = len(entries)
-        slots[record.PLACES["step_seconds"]], slots[record.PLACES["step_buckets"]] = pace
+        slots[record.PLACES["step_seconds"]], slots[record.PLACES["steps"]] = pace
     families = AlignedSteps(30.0).look(scan(RunDirectory([run_dir])))
     check(families)
     assert all(sample.value >= 0 for family in families for sample in family.samples)
