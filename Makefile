@@ -7,7 +7,7 @@ BIN := .venv/bin
 PYTESTS = $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers gauntlet clean
+.PHONY: help venv servers demo test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -27,11 +27,12 @@ format: venv ## let ruff format the code
 generate: venv ## write the rules of both speeds, the dashboards and the metrics' reference from their sources
 	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python docs/generate.py
 
-benchmark: venv ## what the hook costs a step, beside traceml-ai and prometheus_client (80 minutes); to docs/measurements/
+benchmark: venv ## what the hook costs a step, beside traceml-ai and prometheus_client (85 minutes); to docs/measurements/
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
 	@$(BIN)/python -m benchmarks.hook_overhead.in_process --training ddp alone fsdp2 by_hand --pairs 250 --json docs/measurements/hook_overhead_in_process.json
 	@$(BIN)/python -m benchmarks.hook_overhead.in_process --training ddp_100_ms --pairs 1300 --json docs/measurements/hook_overhead_100_ms.json
 	@$(BIN)/python -m benchmarks.hook_overhead --json docs/measurements/hook_overhead.json
+	@$(BIN)/python -m benchmarks.hook_overhead.device_clock --json docs/measurements/hook_overhead_device_clock.json
 
 test-versions: ## the hook's tests with the oldest and the newest torch, each in an environment below .versions
 	@deploy/test_versions.sh $(PYTHON)
@@ -39,8 +40,12 @@ test-versions: ## the hook's tests with the oldest and the newest torch, each in
 ways: venv ## how true the record is in every way to train, over 1,000 steps (15 minutes); to docs/measurements/
 	@$(BIN)/python -m benchmarks.ways --json docs/measurements/ways.json
 
-stragglers: venv ## whether the slow rank of four and its phase are named, in each case; to docs/measurements/
+stragglers: venv ## whether the slow rank of four and its phase are named, by either clock (25 minutes); to docs/measurements/
 	@$(BIN)/python -m benchmarks.stragglers --json docs/measurements/stragglers.json
+	@$(BIN)/python -m benchmarks.stragglers --device asynchronous --json docs/measurements/stragglers_asynchronous.json
+
+endings: venv ## whether jobs hang at their end more often with the hook, where torch deadlocks at times (1 hour); to docs/measurements/
+	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.job_endings --jobs gather hugging_face --pairs 200 150 --json docs/measurements/job_endings.json
 
 benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop-exporter (18 minutes); to docs/measurements/
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
@@ -48,13 +53,17 @@ benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop
 	@$(BIN)/python -m benchmarks.gpu_truth --json docs/measurements/gpu_truth.json
 	@$(BIN)/python -m benchmarks.exporter_cost --scrapes 100000 --json docs/measurements/exporter_cost.json
 
-gauntlet: venv servers ## inject 24 faults and the decoys, five times each, and score the notifications (3 hours); to docs/measurements/
+gauntlet: venv servers ## inject 26 faults and the decoys, five times each, on both kinds of device, and score the notifications (6 hours); to docs/measurements/
 	@$(BIN)/python -m tests.gauntlet $(GAUNTLET)
+	@$(BIN)/python -m tests.gauntlet --device asynchronous $(GAUNTLET)
+
+nodes: venv servers ## eight nodes of one rank each: a rotating straggler, a slow network, a slow rank told apart, by either clock; to docs/measurements/
+	@$(BIN)/python -m tests.gauntlet.nodes --json docs/measurements/nodes.json
 
 gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (14 MiB)
 	@$(PYTHON) -m benchmarks.gpu_check.wheels
 
-gpu-check: ## every GPU metric beside nvidia-smi and a known load, and the hook, on a real GPU, without a network (7 minutes); to docs/measurements/
+gpu-check: ## every GPU metric beside nvidia-smi and a known load, and the hook, on a real GPU, without a network (8 minutes); to docs/measurements/
 	@$(PYTHON) -m benchmarks.gpu_check --json $(REPORT)
 
 venv: $(BIN)/.installed ## the virtual environment .venv with everything for development

@@ -29,7 +29,10 @@ class JobError(RuntimeError):
 
 
 class Training:
-    """One torchrun job of four ranks on the first four simulated GPUs, watched by the hook as it comes."""
+    """One torchrun job, each rank on a simulated GPU, watched by the hook as it comes."""
+
+    ranks = RANKS
+    script = "tests.gauntlet.job"
 
     def __init__(self, directory: Path, run: str, run_dir: Path, device: str = GLOO) -> None:
         directory.mkdir(parents=True)
@@ -49,14 +52,14 @@ class Training:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": ",".join(simulated_uuid(rank) for rank in range(RANKS)),
+            "CUDA_VISIBLE_DEVICES": ",".join(simulated_uuid(rank) for rank in range(self.ranks)),
             # The asynchronous device has to be there before the hook, and the hook comes with `import torch`.
             "RANKSCOPE": "1" if self._device == GLOO else "0",
             "RANKSCOPE_RUN": self.run,
             "RANKSCOPE_RUN_DIR": str(self._run_dir),
         }
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-        command += ["-m", "tests.gauntlet.job", str(self._directory), self._device]
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
+        command += ["-m", self.script, str(self._directory), self._device]
         self.started = time.time()
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(command, env=environment, stdout=output, stderr=output)
@@ -72,9 +75,9 @@ class Training:
             self._orders.ranks[rank] = {**self._orders.ranks.get(rank, {}), **behaviour}
         return self._write()
 
-    def heal(self) -> float:
-        """Everybody behaves again; returns from when on. Raises JobError."""
-        self._orders.everybody, self._orders.ranks = {}, {}
+    def heal(self, **everybody: Any) -> float:
+        """Everybody behaves again, or so; returns from when on. Raises JobError."""
+        self._orders.everybody, self._orders.ranks = everybody, {}
         return self._write()
 
     def pid(self, rank: int) -> int:
@@ -114,7 +117,7 @@ class Training:
 
     def _kill_all(self) -> None:
         assert self._process is not None
-        for rank in range(RANKS):
+        for rank in range(self.ranks):
             with suppress(ProcessLookupError, FileNotFoundError):
                 os.kill(self.pid(rank), signal.SIGKILL)
         self._process.kill()
