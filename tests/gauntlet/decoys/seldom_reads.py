@@ -5,9 +5,11 @@ from __future__ import annotations
 from tests.gauntlet.arena import Arena
 from tests.gauntlet.case import HOST_AND_DEVICE, Case, Target
 
+HIDDEN_MS = 20.0  # no more, as the simulated GPUs idle while their ranks' hosts are in `other`
 
-def inject(arena: Arena, target: Target) -> None:
-    arena.tell(everybody={"read_every": 100, "post": target.extra_ms})
+
+def inject(arena: Arena, _target: Target) -> None:
+    arena.tell(everybody={"read_every": 100, "post": HIDDEN_MS})
 
 
 CASE = Case(
