@@ -97,7 +97,7 @@ class AlignedSteps:
     """What the alignment has found so far."""
 
     name = "alignment"
-    help = "training ranks step by step: transfer, skew and blame"
+    help = "training ranks step by step: transfer, skew and blame; reference steps"
 
     def __init__(self, reference_interval: float) -> None:
         self._alignment = StepAlignment(reference_interval)
