@@ -1,28 +1,44 @@
-"""Renders the rules: rules/source/*.yml with the values of thresholds.yml, for both speeds.
+"""Renders the rules: rules/recording/*.yml and rules/alerts/*.yml as one ordered group, for both speeds.
 
-    python deploy/prometheus/render.py            writes rules/production/ and rules/fast/
+    python deploy/prometheus/render.py            writes rules/production/, rules/fast/ and what `explain` knows
     python deploy/prometheus/render.py --check    writes nothing, exits 1 if a file is not up to date
 
-The rendered files are committed, so that Prometheus needs nothing but them.
+The order of the files and of the rules in them is that of the evaluation, facts first and alerts last: Prometheus
+evaluates the rules of a group one after the other and those of several groups beside each other.
+
+What is rendered is committed, so that Prometheus needs nothing but it. In a source `<<name>>` is a threshold,
+`<<planned_phases>>` and `<<computing_phases>>` are phases of `rankscope.phases`, and `<<cause_words>>` and
+`<<cause_advice>>` are what causes.yml has on each cause of the alert.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from rankscope.phases import COMPUTING, PLANNED
+
 HERE = Path(__file__).resolve().parent
+KNOWN = HERE.parents[1] / "trainer_hooks/rankscope/explaining/known.json"
+ALERTMANAGER = HERE.parent / "alertmanager/alertmanager.yml"
+RUNBOOKS = "https://github.com/rankscope/rankscope/blob/main/docs/runbooks"
 SPEEDS = ("production", "fast")
 PLACEHOLDER = re.compile(r"<<\s*(?P<name>\w+)\s*(?:\|\s*(?P<form>\w+)\s*)?>>")
+MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*)"')
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+PHASES = {"planned_phases": "|".join(PLANNED), "computing_phases": "|".join(COMPUTING)}
 
 Thresholds = Mapping[str, Mapping[str, Any]]
+Causes = Mapping[str, Mapping[str, Any]]
+"""Of each alert, as causes.yml has it."""
 
 
 class RenderError(Exception):
@@ -54,44 +70,123 @@ def percent(ratio: str) -> str:
 FORMS: dict[str | None, Callable[[str], str]] = {None: str, "seconds": seconds, "percent": percent}
 
 
-def render(source: str, thresholds: Thresholds, speed: str, where: str) -> str:
-    """`source` with its placeholders filled in. `where` stands in errors, before the line's number."""
-    lines = source.splitlines(keepends=True)
-    return "".join(_render_line(line, thresholds, speed, f"{where}:{n}") for n, line in enumerate(lines, start=1))
+@dataclass(frozen=True)
+class Values:
+    """What stands for the placeholders, at one speed."""
+
+    thresholds: Thresholds
+    causes: Causes
+    speed: str
+
+    def of(self, name: str, alert: str) -> str:
+        """In a rule that is this alert, if it is one. Raises RenderError."""
+        if name in PHASES:
+            return PHASES[name]
+        if name in ("cause_words", "cause_advice"):
+            return _by_cause(self.causes.get(alert, {}), name.removeprefix("cause_"))
+        if name not in self.thresholds:
+            raise RenderError(f"unknown threshold <<{name}>>")
+        return str(self.thresholds[name][self.speed])
 
 
-def _render_line(line: str, thresholds: Thresholds, speed: str, where: str) -> str:
+def _by_cause(alert: Mapping[str, Any], what: str) -> str:
+    """A template that says of the alert's cause what causes.yml does; lines that a folded scalar makes one of."""
+    texts = {cause: fields[what] for cause, fields in alert.get("causes", {}).items() if what in fields}
+    if what == "words":
+        texts = {cause: f"{text} ({{{{ $labels.cause }}}})" for cause, text in texts.items()}
+    if not texts:
+        raise RenderError(f"causes.yml has no {what} for this alert")
+    first, between = ("{{", "") if what == "words" else ("{{-", " ")  # advice follows a sentence, or nothing does
+    branches = [f'if match "^({cause})$" $labels.cause }}}}{between}{text}' for cause, text in texts.items()]
+    otherwise = [f"{{{{- else }}}}{alert['otherwise']}"] if what == "words" and "otherwise" in alert else []
+    lines = [f"{first} {branches[0]}", *(f"{{{{- else {branch}" for branch in branches[1:]), *otherwise]
+    return "\n".join([*lines, "{{- end }}"])
+
+
+def render(source: str, values: Values, where: str) -> str:
+    """`source` with its placeholders filled in and a runbook for each alert. `where` stands in errors."""
+    alert, lines = "", []
+    for number, line in enumerate(source.splitlines(), start=1):
+        alert = match[1] if (match := re.fullmatch(r"- alert: (\w+)", line)) else alert
+        lines.append(_render_line(line, values, alert, f"{where}:{number}"))
+        if line.strip() == "annotations:":
+            lines.append(f"    runbook_url: {RUNBOOKS}/{alert}.md")
+    return "".join(f"{line}\n" for line in lines)
+
+
+def _render_line(line: str, values: Values, alert: str, where: str) -> str:
+    indent = re.match(" *", line)[0]  # type: ignore[index]  # matches everything
+
     def value(match: re.Match[str]) -> str:
         name, form = match["name"], match["form"]
-        if name not in thresholds:
-            raise RenderError(f"{where}: unknown threshold <<{name}>>")
         if form not in FORMS:
             raise RenderError(f"{where}: unknown form <<{name} | {form}>>")
         try:
-            return FORMS[form](str(thresholds[name][speed]))
+            return FORMS[form](values.of(name, alert)).replace("\n", f"\n{indent}")
+        except RenderError as error:
+            raise RenderError(f"{where}: {error}") from None
         except ValueError as error:
             raise RenderError(f"{where}: <<{name} | {form}>>: {error}") from None
 
     return PLACEHOLDER.sub(value, line)
 
 
+def sources(root: Path = HERE) -> list[Path]:
+    """The files with rules in the order of their evaluation."""
+    return [path for kind in ("recording", "alerts") for path in sorted((root / "rules" / kind).glob("*.yml"))]
+
+
 def render_all(root: Path = HERE) -> dict[Path, str]:
     """What each rendered file has to contain. Raises RenderError, for a threshold that nobody uses too."""
     thresholds = load_thresholds(root / "thresholds.yml")
-    sources = {path: path.read_text() for path in sorted((root / "rules/source").glob("*.yml"))}
-    used = {match["name"] for text in sources.values() for match in PLACEHOLDER.finditer(text)}
+    causes = yaml.safe_load((root / "causes.yml").read_text())
+    texts = {path: path.read_text() for path in sources(root)}
+    used = {match["name"] for text in texts.values() for match in PLACEHOLDER.finditer(text)}
     rendered = {
-        root / "rules" / speed / path.name: _header(path, speed) + render(text, thresholds, speed, path.name)
+        root / f"rules/{speed}/rankscope.yml": _group(texts, Values(thresholds, causes["alerts"], speed))
         for speed in SPEEDS
-        for path, text in sources.items()
     }
     for name in thresholds.keys() - used:
         raise RenderError(f"thresholds.yml: no rule uses {name}")
     return rendered
 
 
-def _header(source: Path, speed: str) -> str:
-    return f"# {speed} speed; made by render.py from ../source/{source.name} and ../../thresholds.yml: edit those.\n\n"
+def _group(texts: Mapping[Path, str], values: Values) -> str:
+    """All sources as one group."""
+    rendered = "\n".join(render(text, values, path.name) for path, text in texts.items())
+    rules = "".join(f"{'      ' * bool(line.strip())}{line}" for line in rendered.splitlines(keepends=True))
+    return (
+        f"# {values.speed} speed; made by render.py from ../recording, ../alerts, ../../thresholds.yml and\n"
+        f"# ../../causes.yml: edit those.\n\ngroups:\n  - name: rankscope\n    rules:\n{rules}"
+    )
+
+
+def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
+    """What `rankscope explain` knows of causes and alerts, as JSON: it runs where there is no YAML."""
+    causes = yaml.safe_load((root / "causes.yml").read_text())
+    inhibit = yaml.safe_load(alertmanager.read_text())["inhibit_rules"]
+    facts = {
+        "made_by": "deploy/prometheus/render.py, from causes.yml and alertmanager.yml: edit those",
+        "meanings": {cause: of["in_short"] for cause, of in causes["lost"].items() if "in_short" in of},
+        "shares": {alert: of["share"] for alert, of in causes["alerts"].items() if "share" in of},
+        "silences": [
+            {
+                "source": [_matcher(text) for text in rule["source_matchers"]],
+                "target": [_matcher(text) for text in rule["target_matchers"]],
+                "equal": rule["equal"],
+            }
+            for rule in inhibit
+        ],
+    }
+    return json.dumps(facts, indent=1) + "\n"
+
+
+def _matcher(text: str) -> list[str]:
+    """Label, operator and value."""
+    match = MATCHER.fullmatch(text)
+    if match is None:
+        raise RenderError(f'alertmanager.yml: {text} is no matcher such as run!=""')
+    return list(match.groups())
 
 
 def outdated(rendered: Mapping[Path, str]) -> Iterator[Path]:
@@ -99,7 +194,7 @@ def outdated(rendered: Mapping[Path, str]) -> Iterator[Path]:
     for path, text in rendered.items():
         if not path.exists() or path.read_text() != text:
             yield path
-    for directory in {path.parent for path in rendered}:
+    for directory in {path.parent for path in rendered if path.suffix == ".yml"}:
         yield from (path for path in sorted(directory.glob("*.yml")) if path not in rendered)
 
 
@@ -119,7 +214,7 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="write nothing, name what is not up to date")
     options = parser.parse_args()
     try:
-        rendered = render_all()
+        rendered = {**render_all(), KNOWN: known()}
     except RenderError as error:
         sys.stderr.write(f"render.py: {error}\n")
         return 2
@@ -127,7 +222,7 @@ def main() -> int:
         write(rendered)
     stale = list(outdated(rendered))
     for path in stale:
-        sys.stderr.write(f"render.py: {path.relative_to(HERE)} is not up to date\n")
+        sys.stderr.write(f"render.py: {path.relative_to(HERE.parents[1])} is not up to date\n")
     return 1 if stale else 0
 
 

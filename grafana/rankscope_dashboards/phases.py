@@ -6,6 +6,10 @@ for the device, which computes meanwhile, is blue.
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import yaml
+
 from rankscope import phases
 from rankscope_dashboards.panels import NEUTRAL
 
@@ -23,17 +27,6 @@ COLORS = {
     "startup": NEUTRAL,
 }
 PHASES = {name: COLORS[name] for name in phases.NAMES}
-CAUSES = PHASES | {
-    "none": "semi-dark-green",
-    "throttling": "light-green",
-    "straggler": "semi-dark-red",
-    "transfer": "light-red",
-    "stall": "dark-red",
-    "data": "semi-dark-orange",
-    "data_cpu": "dark-orange",
-    "data_io": "light-orange",
-    "copies": "light-yellow",
-    "launch": "dark-yellow",
-    "device_read": "super-light-yellow",
-    "idle": "dark-blue",
-}
+# deploy/prometheus/causes.yml has those of the causes that are no phases.
+LOST = yaml.safe_load((Path(__file__).parents[2] / "deploy/prometheus/causes.yml").read_text(encoding="utf-8"))["lost"]
+CAUSES = PHASES | {cause: fields["colour"] for cause, fields in LOST.items() if "colour" in fields}

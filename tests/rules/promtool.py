@@ -17,7 +17,6 @@ import yaml
 from rankscope.phases import PLANNED
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules"
-ORDER = ("ranks", "gpus", "use", "life", "lost", "lagging", "waits", "causes", "checkpoints", "exporter")
 STEPS = 10.0  # a second
 GIB = 2.0**30
 
@@ -37,18 +36,16 @@ Labels = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Speed:
-    """Seconds between scrapes, how many samples each part of a test has, and the order of the groups' evaluation."""
+    """Seconds between scrapes, and how many samples each part of a test has."""
 
     name: str
     interval: int
     quiet: int
     faulty: int
-    order: tuple[str, ...] = ORDER
 
 
-# Prometheus evaluates the groups beside each other, in no order. In the worst each sees what the others said last time.
 PRODUCTION = Speed("production", 15, 62, 90)
-FAST = Speed("fast", 1, 60, 30, ORDER[::-1])
+FAST = Speed("fast", 1, 60, 30)
 
 HEALTHY_RANK: Figures = {
     'rankscope_rank_phase_seconds_total{phase="forward"}': 0.28,
@@ -224,9 +221,8 @@ def _questions(case: Case, speed: Speed) -> Iterator[dict[str, Any]]:
 def complaint(test: Mapping[str, Any], speed: Speed, path: Path) -> str:
     """What promtool has to say against one test over all rules of this speed, or ''. `path` is written."""
     document = {
-        "rule_files": [str(file) for file in sorted((RULES / speed.name).glob("*.yml"))],
+        "rule_files": [str(RULES / speed.name / "rankscope.yml")],
         "evaluation_interval": f"{speed.interval}s",
-        "group_eval_order": [f"rankscope_{group}" for group in speed.order],
         "tests": [test],
     }
     path.write_text(yaml.safe_dump(document, sort_keys=False))

@@ -65,5 +65,6 @@ def test_lost_gpu_hours_add_up_while_the_run_is_there(tmp_path: Path) -> None:
 def test_money_is_told_when_a_price_is_set() -> None:
     thresholds = dict(render.load_thresholds(render.HERE / "thresholds.yml"))
     thresholds["gpu_hour_price"] = {"production": 2.5, "fast": 2.5, "reason": "for the test"}
-    text = render.render((render.HERE / "rules/source/lost.yml").read_text(), thresholds, "fast", "lost.yml")
+    values = render.Values(thresholds, {}, "fast")
+    text = render.render((render.HERE / "rules/recording/40_lost.yml").read_text(), values, "40_lost.yml")
     assert "run:rankscope_lost_gpu_hours:total * 2.5 and on () vector(2.5) > 0" in text

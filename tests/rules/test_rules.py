@@ -136,13 +136,25 @@ def test_the_series_of_the_tests_are_those_that_the_exporter_has() -> None:
 
 
 def test_prometheus_accepts_the_shipped_configuration() -> None:
-    assert "10 rule files found" in succeeds("promtool", "check", "config", ROOT / "deploy/prometheus/prometheus.yml")
+    assert "1 rule files found" in succeeds("promtool", "check", "config", ROOT / "deploy/prometheus/prometheus.yml")
 
 
 def test_prometheus_accepts_the_fast_configuration(tmp_path: Path) -> None:
     path = tmp_path / "prometheus.yml"
     path.write_text(fast.prometheus_config(["127.0.0.1:1", "127.0.0.1:2"], alertmanager="127.0.0.1:3"))
-    assert "10 rule files found" in succeeds("promtool", "check", "config", path)
+    assert "1 rule files found" in succeeds("promtool", "check", "config", path)
     config = yaml.safe_load(path.read_text())
     assert config["scrape_configs"][0]["static_configs"][0]["targets"] == ["127.0.0.1:1", "127.0.0.1:2"]
     assert config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == ["127.0.0.1:3"]
+
+
+def test_every_cause_of_lost_time_is_explained_as_in_the_table_of_causes() -> None:
+    causes = yaml.safe_load((RULES.parent / "causes.yml").read_text())["lost"]
+    page = (ROOT / "docs/lost-time.md").read_text()
+    assert [cause for cause, fields in causes.items() if f"| `{cause}` | {fields['meaning']} |\n" not in page] == []
+    lost = [rule for rule in rules("production") if rule.get("record") == "run:rankscope_lost:ratio"]
+    assert {rule["labels"]["cause"] for rule in lost if "labels" in rule} <= set(causes)
+
+
+def test_every_cause_with_words_is_of_an_alert() -> None:
+    assert set(yaml.safe_load((RULES.parent / "causes.yml").read_text())["alerts"]) <= set(ALERTS)

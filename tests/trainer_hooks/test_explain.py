@@ -32,8 +32,11 @@ RAW = "\n".join(line for line in HEALTHY.splitlines() if line.startswith(("ranks
 OF_RANK_2 = "GPU-51300000-0000-4000-8000-000000000002"
 XID = 'ALERTS{alertname="RankscopeGpuXid",alertstate="firing",severity="critical",gpu="%s",uuid="%s",xid="79"} 1\n'
 FALLBACK = 'ALERTS{alertname="RankscopeCpuFallback",alertstate="firing",severity="critical",run="train",rank="%d"} 1\n'
+CLOCK = 'group:rankscope_clock:info{run="train",group="%s",clock="%s"} 1\n'
 MOMENTS = {
     "healthy": HEALTHY,
+    "by the device": HEALTHY + CLOCK % ("0-3", "device"),
+    "by both": HEALTHY + CLOCK % ("0-1", "device") + CLOCK % ("2-3", "host"),
     "lagging": LAGGING,
     "hanging": HANGING,
     "not yet firing": LAGGING.replace('alertstate="firing"', 'alertstate="pending"'),
@@ -181,6 +184,13 @@ def test_without_an_alert_it_says_so_and_how_much_is_useful(explain_at: Explain)
     told = json.loads(explain_at("healthy", "--json")[1])
     assert [told[name] for name in ("alert", "rank", "cause", "share")] == [None] * 4
     assert told["evidence"]["lost"]["none"] > 0.8
+
+
+def test_it_says_by_which_clock_the_ranks_are_judged(explain_at: Explain) -> None:
+    assert "4 ranks on 1 node, judged by the devices' clock, 83.8%" in explain_at("by the device")[1].splitlines()[0]
+    told = {moment: json.loads(explain_at(moment, "--json")[1])["clock"] for moment in ("by the device", "by both")}
+    assert told == {"by the device": "device", "by both": "mixed"}
+    assert json.loads(explain_at("healthy", "--json")[1])["clock"] is None
 
 
 def test_a_straggler_that_the_alerts_do_not_name_yet_is_the_one_waited_for_most(explain_at: Explain) -> None:

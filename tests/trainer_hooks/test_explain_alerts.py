@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rankscope.explaining.alerts import LOST_BY, SHARES, Alert, heard
+from rankscope.explaining.alerts import KNOWN, Alert, heard
 
 ROOT = Path(__file__).resolve().parents[2]
 INHIBIT_RULES = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["inhibit_rules"]
@@ -76,8 +76,9 @@ def test_an_alert_that_is_only_pending_keeps_nothing_back() -> None:
 def test_the_value_of_an_alert_is_a_share_where_its_summary_calls_it_a_part_of_the_time() -> None:
     parts = {name for name, rule in RULES.items() if "$value | humanizePercentage" in rule["annotations"]["summary"]}
     # The part of the time that the GPUs are busy, and not one that is lost.
-    assert {name for name in RULES if SHARES.fullmatch(name)} == parts - {"RankscopeLowUtilisation"}
+    shares = {name for name, share_of in KNOWN["shares"].items() if share_of == "value"}
+    assert shares == parts - {"RankscopeLowUtilisation"}
 
 
 def test_the_alerts_with_a_cause_of_lost_time_are_those_of_the_rules() -> None:
-    assert set(LOST_BY) <= set(RULES)
+    assert set(KNOWN["shares"]) <= set(RULES)

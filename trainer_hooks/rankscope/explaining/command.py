@@ -19,6 +19,7 @@ CAUSES_SHOWN = 3  # with the sum of the others: more than that nobody acts upon
 SHOWN_FROM = 0.0005  # what is less is 0.0%
 ALERTS_SHOWN = 3  # beside the verdict
 MEANINGS: dict[str, str] = KNOWN["meanings"]  # docs/lost-time.md has the whole of it
+CLOCKS = {"device": "the devices' clock", "host": "the hosts' clock", "mixed": "the devices' clock or the hosts'"}
 BLAME = re.compile(r'rank:rankscope_blame:ratio\{rank="(.+)",phase="(.+)"\}')
 COMPARED = ("rank:rankscope_wait:ratio", "group:rankscope_wait:reference", "rank:rankscope_lag:ratio")
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
@@ -62,6 +63,7 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
     return {
         "run": found.run,
         "at": round(when, 3),
+        "clock": found.clock,
         "alert": verdict and verdict.name,
         "firing": verdict and verdict.is_firing,
         "since": verdict and (verdict.since or None),
@@ -86,7 +88,8 @@ def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
     """For people."""
     moment = datetime.fromtimestamp(when).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
     useful = f", {found.lost['none']:.1%} of the GPU time is useful compute" if "none" in found.lost else ""
-    yield f"{found.run}: {_size(found)}{useful}, {moment}"
+    judged = f", judged by {CLOCKS[found.clock]}" if found.clock in CLOCKS else ""
+    yield f"{found.run}: {_size(found)}{judged}{useful}, {moment}"
     yield from _table(found)
     if found.verdict is None:
         yield from _wrapped(_no_verdict(found), width)

@@ -28,6 +28,8 @@ class Explanation:
     """Lost by cause since the rules first saw the run."""
     alerts: list[Alert]
     """That Alertmanager would send, the verdict first."""
+    clock: str | None = None
+    """By which its ranks are judged: `device`, `host`, or `mixed` if that differs between its groups."""
     host: str | None = None
     gpu: str | None = None
     """Both the verdict's."""
@@ -61,6 +63,7 @@ def explain(prometheus: Prometheus, run: str | None, is_now: bool) -> Explanatio
         lost=lost,
         gpu_hours=_by_cause(prometheus.query(f"run:rankscope_lost_gpu_hours:total{{{where}}}")),
         alerts=alerts,
+        clock=_clock(prometheus.query(f"group by (clock) (group:rankscope_clock:info{{{where}}})")),
         host=labels.get("node") or _host(labels.get("uuid"), ranks),
         gpu=labels.get("gpu") or _gpu(prometheus, labels.get("uuid")),
         compared=_compared(prometheus, where, labels),
@@ -99,6 +102,11 @@ def _has_rules(prometheus: Prometheus) -> bool:
 def _by_cause(samples: Iterable[Sample]) -> dict[str, float]:
     """The largest first."""
     return {s.labels["cause"]: s.value for s in sorted(samples, key=lambda s: -s.value)}
+
+
+def _clock(clocks: Sequence[Sample]) -> str | None:
+    names = [sample.labels["clock"] for sample in clocks]
+    return "mixed" if len(names) > 1 else next(iter(names), None)
 
 
 def _places(ranks: Iterable[Sample]) -> dict[str, set[str]]:

@@ -1,0 +1,86 @@
+"""From a series that changes to the alert it is one evaluation: every rule comes after all that it reads."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules"
+RECORDED = re.compile(r"\b(?:rank|run|group|gpu):rankscope_\w+:\w+")
+HYSTERESIS = {
+    "rank:rankscope_rank_info:live",
+    "rank:rankscope_lag:sustained",
+    "run:rankscope_loss:sustained",
+    "run:rankscope_data:sustained",
+    "run:rankscope_lost_gpu_hours:total",
+}
+"""What goes on from what it was an evaluation ago."""
+
+
+def groups(speed: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = yaml.safe_load((RULES / speed / "rankscope.yml").read_text())["groups"]
+    return found
+
+
+def name_of(rule: dict[str, Any]) -> str:
+    return str(rule.get("record", rule.get("alert")))
+
+
+def what_comes_too_late(rules: list[dict[str, Any]]) -> list[str]:
+    """Each rule that reads what is recorded after it, by itself or nowhere, with what that is."""
+    last = {name_of(rule): place for place, rule in enumerate(rules)}
+    return [
+        f"{name_of(rule)} reads {read}"
+        for place, rule in enumerate(rules)
+        for read in sorted(set(RECORDED.findall(rule["expr"])))
+        if last.get(read, place) >= place and not is_fine(rule, read, rules[:place])
+    ]
+
+
+def is_fine(rule: dict[str, Any], read: str, before: list[dict[str, Any]]) -> bool:
+    """Hysteresis, or one of several rules of a name that reads another by its label, which is recorded before it."""
+    asked = set(re.findall(re.escape(read) + r'\{(\w+)="(\w+)"\}', rule["expr"]))
+    has = {pair for one in before if name_of(one) == read for pair in one.get("labels", {}).items()}
+    is_by_label = bool(asked) and asked <= has and len(re.findall(re.escape(read) + r"\b(?!\{)", rule["expr"])) == 0
+    return (name_of(rule) == read and read in HYSTERESIS) or is_by_label
+
+
+@pytest.mark.parametrize("speed", ["production", "fast"])
+def test_the_rules_are_one_group_so_that_they_are_evaluated_one_after_the_other(speed: str) -> None:
+    assert [group["name"] for group in groups(speed)] == ["rankscope"]
+
+
+def test_every_rule_comes_after_all_that_it_reads() -> None:
+    (group,) = groups("production")
+    assert what_comes_too_late(group["rules"]) == []
+
+
+def test_only_hysteresis_reads_what_was_an_evaluation_ago() -> None:
+    (group,) = groups("production")
+    own = {name_of(r) for r in group["rules"] if re.search(re.escape(name_of(r)) + r"(?!\{)\b", r["expr"])}
+    assert own == HYSTERESIS
+
+
+def test_alerts_come_last() -> None:
+    (group,) = groups("production")
+    kinds = ["alert" in rule for rule in group["rules"]]
+    assert kinds == sorted(kinds)
+
+
+def test_the_texts_of_alerts_ask_for_what_is_recorded() -> None:
+    (group,) = groups("production")
+    recorded = {rule["record"] for rule in group["rules"] if "record" in rule}
+    texts = " ".join(text for rule in group["rules"] for text in rule.get("annotations", {}).values())
+    assert set(RECORDED.findall(texts)) <= recorded
+
+
+def test_a_rule_that_reads_what_comes_later_is_found() -> None:
+    early = {"record": "run:rankscope_early:ratio", "expr": "run:rankscope_late:ratio > 1"}
+    late = {"record": "run:rankscope_late:ratio", "expr": "up"}
+    assert what_comes_too_late([early, late]) == ["run:rankscope_early:ratio reads run:rankscope_late:ratio"]
+    assert what_comes_too_late([late, early]) == []
+    assert what_comes_too_late([early]) == ["run:rankscope_early:ratio reads run:rankscope_late:ratio"]
