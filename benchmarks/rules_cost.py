@@ -104,8 +104,8 @@ def page(result: dict[str, Any]) -> str:
     load = f"{result['cores']} cores that others used too (load {result['load']} at the end)"
     return (
         f"# rules_cost\n\nAll rules over {size}the rules record {result['recorded_a_rank']} a rank), at production "
-        f"speed, in a real Prometheus {result['prometheus']} with one processor (GOMAXPROCS=1) that scrapes simulated exporters "
-        "meanwhile.\n"
+        f"speed, in a real Prometheus {result['prometheus']} with one processor (GOMAXPROCS=1) that scrapes simulated "
+        "exporters meanwhile.\n"
         f"Wall time of one evaluation, of which one is due every {INTERVAL:g} s, on {load}:\n"
         "what they took is in these figures too, and least of all in the least. Below all are the dearest. Made by\n"
         "`python -m benchmarks.rules_cost --json docs/measurements/rules_cost.json`.\n\n"
