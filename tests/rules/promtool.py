@@ -145,7 +145,7 @@ def series(case: Case, speed: Speed) -> Iterator[dict[str, str]]:
 def _run_ahead(figures: Figures) -> Figures:
     """What a rank shows whose device has these phases: its host only issues and waits, and some steps are measured."""
     found = dict(figures)
-    on_device = {name: value or 0.0 for name, value in figures.items() if _is_judged_by_the_device(name)}
+    on_device = {name: value or 0.0 for name, value in figures.items() if is_judged_by_the_device(name)}
     is_measured = MEASURED * bool(figures["rankscope_rank_steps_total"])
     for name, value in on_device.items():
         found[name] = 0.0
@@ -160,7 +160,8 @@ def _run_ahead(figures: Figures) -> Figures:
     return found
 
 
-def _is_judged_by_the_device(name: str) -> bool:
+def is_judged_by_the_device(name: str) -> bool:
+    """Whether it is a phase's time, of a phase that is not planned."""
     return name.startswith("rankscope_rank_phase_seconds_total") and not any(phase in name for phase in PLANNED)
 
 

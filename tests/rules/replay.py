@@ -10,9 +10,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import chain, cycle, islice
 from typing import Any
 
+from tests.rules import promtool
 from tests.rules.promtool import PRODUCTION
 from tests.rules.recording import Recording, Values, is_counter, is_timestamp
 
@@ -34,6 +36,33 @@ def tests_of(recordings: Iterable[Recording]) -> list[dict[str, Any]]:
     for recording in recordings:
         by_length[SLOW.get(recording.told.get("alertname", ""), FAULTY)].append(recording)
     return [_test(alike, faulty) for faulty, alike in by_length.items()]
+
+
+def by_the_device(recording: Recording) -> Recording:
+    """The same run as if its phases had been a device's, of which some steps are measured, and its host ran ahead."""
+    found = {name: dict(places) for name, places in recording.series.items()}
+    host: dict[str, Values] = {}
+    for name, places in recording.series.items():
+        is_phase = promtool.is_judged_by_the_device(name)
+        if is_phase:
+            found[name.replace("phase_seconds", "device_seconds")] = found.pop(name)
+            for place, values in places.items():
+                host[place] = [_sum(*pair) for pair in zip(host.get(place, [0.0] * len(values)), values, strict=True)]
+        if is_phase or name.startswith(promtool.MEASURED_TOO):
+            measured = {place: [_part(value) for value in values] for place, values in places.items()}
+            found[name.replace("phase_seconds", "device_seconds")] = measured
+    if host:
+        found['rankscope_rank_phase_seconds_total{phase="other"}'] = host
+        found["rankscope_rank_device_steps_total{}"] = found["rankscope_rank_steps_total{}"]
+    return replace(recording, series=found)
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None else one + (other or 0.0)
+
+
+def _part(value: float | None) -> float | None:
+    return None if value is None else value * promtool.MEASURED
 
 
 def _test(recordings: list[Recording], faulty: int) -> dict[str, Any]:
