@@ -53,12 +53,15 @@ def test_gpus_that_wait_for_something_are_told_of_by_what_they_wait_for(alertman
         alert("LowUtilisation", run="llm", cause="unknown"),
         alert("SmallCollectives", run="vision", cause="synchronisation"),
         alert("TransferBound", run="vision", cause="network"),
+        alert("LaunchBound", run="speech", cause="launch"),
+        alert("LowUtilisation", run="speech", cause="unknown"),
         alert("LowUtilisation", run="another", cause="batch_too_small"),
         alert("StartupSlow", run="third", cause="startup"),
         alert("GpuAllocatedIdle", run="third", rank="1", gpu="1"),
     )
-    heard = ("DataBound", "SmallCollectives", "LowUtilisation", "StartupSlow")
+    heard = ("DataBound", "SmallCollectives", "LaunchBound", "LowUtilisation", "StartupSlow")
     assert alertmanager.heard() == {f"Rankscope{name}" for name in heard}
+    assert [alert["run"] for alert in alertmanager.told() if "LowUtilisation" in alert["alertname"]] == ["another"]
 
 
 def test_a_lost_gpu_has_nothing_more_to_tell_and_others_do(alertmanager: Alertmanager) -> None:
