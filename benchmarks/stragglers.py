@@ -1,9 +1,9 @@
 """Whether the slow rank and its phase are named: `python -m benchmarks.stragglers` (some minutes).
 
 30 ms a step are injected into one phase of one rank of four, for each phase and each rank, in each way to train. The
-verdict is made from the four records as the rules make it from the series (deploy/prometheus/rules/recording/30_waiting.yml),
-with the rules' own thresholds. With `--device asynchronous` (testing/asynchronous_device) the host does not wait for
-other ranks, as with CUDA and NCCL, and the device's clock judges.
+verdict is made from the four records as the rules make it from the series (deploy/prometheus/rules/recording), with the
+rules' own thresholds. With `--device asynchronous` (testing/asynchronous_device) the host does not wait for other
+ranks, as with CUDA and NCCL, and the device's clock judges.
 """
 
 from __future__ import annotations
