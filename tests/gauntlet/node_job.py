@@ -6,8 +6,6 @@ import os
 import socket
 from pathlib import Path
 
-RANK = os.environ["RANK"]
-
 
 def node(rank: int | str) -> str:
     """The name of a rank's node."""
@@ -16,9 +14,10 @@ def node(rank: int | str) -> str:
 
 def main() -> None:
     """The job, which asks for all of that only when its training begins."""
-    os.environ["RANKSCOPE_RUN_DIR"] = str(Path(os.environ["RANKSCOPE_RUN_DIR"], node(RANK)))
+    own = node(os.environ["RANK"])
+    os.environ["RANKSCOPE_RUN_DIR"] = str(Path(os.environ["RANKSCOPE_RUN_DIR"], own))
     del os.environ["CUDA_VISIBLE_DEVICES"]
-    socket.gethostname = lambda: node(RANK)
+    socket.gethostname = lambda: own
     from tests.gauntlet.job import main as train
 
     train()

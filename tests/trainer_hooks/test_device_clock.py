@@ -257,6 +257,17 @@ def test_ranks_whose_steps_look_differently_long_measure_the_same_ones(monkeypat
     assert len({*measured(0.0249)} & {*slower}) > 0.9 * len(slower)
 
 
+def test_of_steps_with_very_many_marks_one_a_minute_is_measured(timeline: Timeline, gpu: Gpu) -> None:
+    started(timeline, gpu)
+    for _ in range(1300):
+        for _ in range(1000):
+            timeline.leave(timeline.enter(record.FORWARD))
+        gpu.host.now += 1
+        timeline.step()
+    # 2000 marks a step of a second: by the budget one of 256, and one of 64 as it is at least one a minute.
+    assert timeline.writer.slots[PLACES["device_steps"]] == pytest.approx(1300 / 64, abs=2)
+
+
 def last_entry(timeline: Timeline) -> list[float]:
     nth = int(timeline.writer.slots[PLACES["device_steps"]])
     return timeline.writer.device_ring[nth % record.DEVICE_RING_STEPS].tolist()

@@ -43,6 +43,7 @@ DRY_SECONDS = PLACES["device_dry_seconds"]
 # dozen. At one mark each 0.1 s that is 0.01 % of the time: steps of a second and more are all measured, of shorter ones
 # about one a second. As it is one step of a power of two, the marks may be 1.4 times as many or as few.
 SECONDS_PER_MARK = 0.1
+LONGEST_GAP = 60.0  # seconds: of steps with hundreds of marks one a minute is measured all the same
 STEADY = 0.7  # by how much the budget's power may differ from the one in use before that changes
 SHORTEST = 1e-6  # seconds between two steps, so that the clock may stand still
 UNUSED_STEPS = 64  # between two looks whether the job uses the device by now
@@ -203,8 +204,8 @@ class DeviceClock:
         step.number, step.end, step.sequence = number, now, slots[GROUP_COLLECTIVES]
         before, ended = self._last
         self._last = number, now
-        budget = self._count * SECONDS_PER_MARK
-        wanted = log2(max(1.0, budget * (number - before) / max(now - ended, SHORTEST)))
+        gap = min(self._count * SECONDS_PER_MARK, LONGEST_GAP)
+        wanted = log2(max(1.0, gap * (number - before) / max(now - ended, SHORTEST)))
         if abs(wanted - self._level) > STEADY:
             self._level = min(round(wanted), MAX_LEVEL)
         self._next = next_sampled(number + 1, self._level)
