@@ -33,7 +33,7 @@ RUN = "train"
 STEP = {"forward": 60.0, "backward": 120.0}
 EXTRA = 90.0  # milliseconds, half of a step
 TOLD_WITHIN, STARTS_WITHIN, QUIET_FOR, QUIET_WITHIN = 60.0, 180.0, 10.0, 90.0
-REFERENCE_INTERVAL = "2s"  # twice the scrape interval
+REFERENCE_INTERVAL = 2  # seconds: twice the scrape interval
 READY = f"count(rate(rankscope_rank_steps_total[4s]) > 1) == {NODES}"
 
 
