@@ -1,4 +1,4 @@
-"""Four minutes of the gauntlet: one job, one stack, some faults and decoys; everything that is notified is right.
+"""Six minutes of the gauntlet: a job on each kind of device, some faults and decoys; whatever is notified is right.
 
 The figures are `make gauntlet`'s; here it matters that whatever is told is true, and that nothing else is.
 """
@@ -6,28 +6,45 @@ The figures are `make gauntlet`'s; here it matters that whatever is told is true
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.gauntlet.arena import Arena
 from tests.gauntlet.case import LOUD
+from tests.gauntlet.devices import ASYNCHRONOUS, GLOO
 from tests.gauntlet.runner import Runner
 from tests.gauntlet.schedule import draw
 
 SEED = 0  # of no gauntlet
+Run = Callable[[str], dict[str, Any]]
 
 pytestmark = pytest.mark.alone
 
 
+# Rank 0 that does extra work over gloo is in the demo (tests/e2e/test_demo.py).
+FAULTS = {
+    GLOO: ("f07_memory_held", "f03_slow_loader", "f19_killed_rank"),
+    ASYNCHRONOUS: ("f09_rank_zero_works", "f26_device_reads"),
+}
+DECOYS = {GLOO: ("longer_sequences", "drift"), ASYNCHRONOUS: ("seldom_reads",)}
+
+
 @pytest.fixture(scope="module")
-def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runner]:
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs a case on the kind of device that the test names."""
+    device = request.param
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
-        Arena(tmp_path_factory.mktemp("gauntlet"), Path(memory)) as arena,
+        Arena(tmp_path_factory.mktemp("gauntlet"), Path(memory), device) as arena,
     ):
-        yield Runner(arena)
+        yield lambda name: Runner(arena).run(draw([name], SEED, LOUD, device))
+
+
+def on(cases: dict[str, tuple[str, ...]]) -> pytest.MarkDecorator:
+    pairs = [(device, name) for device, names in cases.items() for name in names]
+    return pytest.mark.parametrize(("run", "name"), pairs, indirect=["run"])
 
 
 def said_by_explain(line: dict[str, Any]) -> tuple[str, ...]:
@@ -39,13 +56,12 @@ def said_by_the_notification(line: dict[str, Any]) -> tuple[str | None, ...]:
     labels = line["verdicts"][0]["labels"]
     if "run" not in labels:  # of a GPU that no rank of the run is on
         return (None,) * 4
-    return labels["alertname"], labels["rank"], labels["node"], labels.get("cause", labels.get("reason"))
+    return labels["alertname"], labels.get("rank"), labels.get("node"), labels.get("cause", labels.get("reason"))
 
 
-# Rank 0 that does extra work is in the demo (tests/e2e/test_demo.py).
-@pytest.mark.parametrize("name", ["f07_memory_held", "f03_slow_loader", "f19_killed_rank"])
-def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(runner, name):
-    line = runner.run(draw([name], SEED, LOUD))
+@on(FAULTS)
+def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(run, name):
+    line = run(name)
     verdict = line["verdicts"][0]
     assert (verdict["fired"], verdict["place_right"], verdict["cause_right"]) == (True, True, True), line
     assert line["false_alarms"] == []
@@ -53,6 +69,6 @@ def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(runner
     assert said_by_explain(line) == said_by_the_notification(line), line
 
 
-@pytest.mark.parametrize("name", ["longer_sequences", "drift"])
-def test_what_is_no_fault_is_not_notified(runner, name):
-    assert runner.run(draw([name], SEED, LOUD))["false_alarms"] == []
+@on(DECOYS)
+def test_what_is_no_fault_is_not_notified(run, name):
+    assert run(name)["false_alarms"] == []
