@@ -23,7 +23,7 @@ Run = Callable[[str], dict[str, Any]]
 pytestmark = pytest.mark.alone
 
 
-# By device, as each kind takes a while to start. Rank 0 that does extra work over gloo is in the demo (tests/e2e/test_demo.py).
+# By device, as each kind takes a while to start. Rank 0 that does extra work over gloo is in the demo (test_demo.py).
 CASES = (
     (GLOO, "f07_memory_held"),
     (GLOO, "f03_slow_loader"),
