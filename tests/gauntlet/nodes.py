@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
 import sys
 import tempfile
 import time
@@ -187,6 +188,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", type=Path, help="the figures; the report goes beside it")
     options = parser.parse_args()
+    command = shlex.join(["python", "-m", "tests.gauntlet.nodes", *sys.argv[1:]])
     results = []
     for device in options.device:
         for result in run(device, options.rounds, options.seed):
@@ -194,7 +196,7 @@ def main() -> int:
             print(json.dumps(result), flush=True)
             if options.json:
                 options.json.write_text(json.dumps(results, indent=1) + "\n")
-                options.json.with_suffix(".md").write_text(page(results, "make nodes"))
+                options.json.with_suffix(".md").write_text(page(results, command))
     return 0 if all(result["is_right"] for result in results) else 1
 
 
