@@ -145,10 +145,10 @@ def page(results: Sequence[dict[str, Any]], command: str) -> str:
         [
             "# Eight nodes of one rank each",
             "",
-            (__doc__ or "").split("\n\n")[2],
+            (__doc__ or "").split("\n\n")[2].strip(),
             "",
-            f"{right} of {len(results)} right: that alert, its rank and cause, and no other. Seconds are from onset",
-            "to receiver.",
+            f"Right is that alert, its rank and cause, and no other: {right} of {len(results)}.",
+            "Seconds are from the onset to the receiver.",
             "",
             "| device | clock | fault | told | seconds | right |",
             "|---|---|---|---|---|---|",
