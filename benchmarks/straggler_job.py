@@ -43,7 +43,7 @@ from rankscope.rank_writer import SUFFIX
 WORK_SECONDS = 0.005  # of every rank, in forward and in backward
 FAULT_SECONDS = 0.030  # of one rank, on top
 FEATURES, HIDDEN, CLASSES, BATCH_SIZE, MICRO_BATCHES = 16, 32, 4, 8, 4
-IS_ASYNCHRONOUS = sys.argv[1] == "asynchronous"
+IS_ASYNCHRONOUS = sys.argv[1:2] == ["asynchronous"]
 
 Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # forward, backward and averaging; gives the loss
 
