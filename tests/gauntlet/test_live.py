@@ -59,7 +59,7 @@ def said_by_the_notification(line: dict[str, Any]) -> tuple[str | None, ...]:
     return labels["alertname"], labels.get("rank"), labels.get("node"), labels.get("cause", labels.get("reason"))
 
 
-@pytest.mark.parametrize(("run", "name"), CASES, indirect=["run"])
+@pytest.mark.parametrize(("run", "name"), CASES, indirect=["run"], scope="module")
 def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(run, name):
     line = run(name)
     assert line["false_alarms"] == []
