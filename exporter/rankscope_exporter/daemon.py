@@ -26,7 +26,7 @@ from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.nvml.driver import Driver
-from rankscope_exporter.rank_watcher import RankSource, RankWatcher, WatchedCollector
+from rankscope_exporter.rank_watcher import RankSource, RankWatcher
 from rankscope_exporter.run_directory import RunDirectory
 from rankscope_exporter.sampler import Sampler
 from rankscope_exporter.scrape import Collector, Scrape
@@ -55,8 +55,8 @@ def run(settings: Config) -> None:
     with (
         _listening(settings) as listener,
         _simulation(settings, run_directory),
-        _sources(settings, run_directory) as enabled,
-        _watched_ranks(settings, run_directory) as watched,
+        _watched_ranks(settings, run_directory) as ranks,
+        _sources(settings, ranks) as enabled,
     ):
         averages = Averages(enabled) if settings.dcgm else None
         sources = averages.sources if averages else enabled
@@ -64,7 +64,7 @@ def run(settings: Config) -> None:
         collectors: list[Collector] = [
             *(SourceCollector(source, sampler) for source in sources),
             XidCollector(sampler),
-            *watched,
+            *ranks.collectors,
             ExporterCollector(sampler),
         ]
         collectors = [collector for collector in collectors if collector.name in settings.collectors]
@@ -143,7 +143,7 @@ def _listening(settings: Config) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _sources(settings: Config, run_directory: RunDirectory) -> Iterator[list[GpuSource[Any]]]:
+def _sources(settings: Config, ranks: RankWatcher) -> Iterator[list[GpuSource[Any]]]:
     """The GPU sources that are on; with `allocation`, whoever watches the claims to the GPUs for it."""
     enabled = [source for source in GPU_SOURCES if source.name in settings.collectors]
     if allocation.SOURCE not in enabled:
@@ -154,7 +154,7 @@ def _sources(settings: Config, run_directory: RunDirectory) -> Iterator[list[Gpu
     users = UserNames()
     # Simulated GPUs have processes of wherever the exporter runs.
     processes = ProcessTable(settings.procfs, sees_all=True if settings.simulate else None)
-    watcher = ClaimsWatcher(_schedulers(settings), run_directory, users)
+    watcher = ClaimsWatcher(_schedulers(settings), ranks.scan, users)
     enabled[enabled.index(allocation.SOURCE)] = allocation.watching(watcher.claims, processes, users)
     watcher.start()
     try:
@@ -164,13 +164,13 @@ def _sources(settings: Config, run_directory: RunDirectory) -> Iterator[list[Gpu
 
 
 @contextmanager
-def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[list[WatchedCollector]]:
-    """What the thread that reads the ranks has found, for each collector of ranks that is on."""
+def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[RankWatcher]:
+    """The thread that reads the ranks, for each collector of ranks that is on."""
     sources: list[RankSource] = [Ranks(), AlignedSteps(settings.reference_interval), RankProcesses(settings.procfs)]
     watcher = RankWatcher(run_directory, [source for source in sources if source.name in settings.collectors])
     watcher.start()
     try:
-        yield watcher.collectors
+        yield watcher
     finally:
         watcher.stop()
 

@@ -75,6 +75,7 @@ class RankWatcher:
         self.collectors = [WatchedCollector(source, self._age) for source in sources]
         self._run_directory = run_directory
         self._monotonic = monotonic
+        self._scan: Scan | None = None
         self._looked_at = monotonic()
         self._has_looked = threading.Event()
         self._thread = Periodic("ranks", interval, self._try_to_look, "the run directories cannot be read")
@@ -88,13 +89,17 @@ class RankWatcher:
         """End the thread, unless a directory does not answer: then it ends with the process."""
         self._thread.stop()
 
+    def scan(self) -> Scan | None:
+        """What was read last; None if that was too long ago or never."""
+        return self._scan if self._age() <= LONGEST_AGE else None
+
     def look(self) -> None:
         """Read the ranks once, and have every source look at them."""
         began = self._monotonic()
         scan = self._run_directory.scan(with_steps=True)
         for collector in self.collectors:
             collector.look(scan)
-        self._looked_at = began
+        self._scan, self._looked_at = scan, began
 
     def _age(self) -> float:
         return self._monotonic() - self._looked_at

@@ -81,7 +81,9 @@ def test_what_a_directory_that_hangs_said_last_is_absent_after_a_while_and_back_
     directory.answers.clear()
     clock.now += 4
     assert list(collector.collect())
+    assert watcher.scan() is not None
     clock.now += 2
+    assert watcher.scan() is None
     with pytest.raises(OutdatedError, match="last read 6 s ago"):
         collector.collect()
     directory.answers.set()

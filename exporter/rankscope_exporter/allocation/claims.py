@@ -1,5 +1,6 @@
-"""Who lays claim to GPUs, asked again and again in a thread of its own: a kubelet, a file system or a directory service
-that does not answer must hold up neither a scrape nor the sampling of a device.
+"""Who lays claim to GPUs: the living ranks as they were read last, and schedulers, asked again and again in a thread of
+their own, because a kubelet or a directory service that does not answer must hold up neither a scrape nor the sampling
+of a device.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from rankscope.rank_snapshot import RankSnapshot
 from rankscope_exporter.allocation.holder import Holder
 from rankscope_exporter.allocation.processes import UserNames
 from rankscope_exporter.periodic import Periodic
-from rankscope_exporter.run_directory import RunDirectory
+from rankscope_exporter.run_directory import Scan
 
 INTERVAL = 5.0  # seconds: a third of the usual scrape interval; the kubelet lists all its pods each time
 STALE_AFTER = 3  # intervals
+
+Answer = Mapping[str, Sequence[Holder]]
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +31,7 @@ class Scheduler(Protocol):
 
     name: str
 
-    def holders(self) -> Mapping[str, Sequence[Holder]]:
+    def holders(self) -> Answer:
         """Who has each GPU now, by index or UUID. May raise: then it is not known."""
 
 
@@ -36,10 +39,11 @@ class Scheduler(Protocol):
 class Claims:
     """Who lays claim to which GPU."""
 
-    holders: Mapping[str, Sequence[Holder]] = field(default_factory=dict)
+    holders: Answer = field(default_factory=dict)
     """What the schedulers say, by index or UUID."""
     is_complete: bool = False
-    """Whether every scheduler has answered; if not, a GPU that is not named may be somebody's all the same."""
+    """Whether every scheduler has answered and the ranks are known; if not, a GPU that is not named may be somebody's
+    all the same."""
     ranks: Mapping[str, Sequence[RankSnapshot]] = field(default_factory=dict)
     """Living ranks by the UUID of their GPU."""
 
@@ -54,22 +58,26 @@ class Claims:
 
 
 class ClaimsWatcher:
-    """Keeps the claims of the last few seconds. `users` get their names here too, as that may take as long."""
+    """Keeps what the schedulers said a few seconds ago. `users` get their names here too, as that may take as long.
+
+    `ranks` are those of the last second, None if they are not known: a rank's claim must not outlive its process, or
+    each GPU of a job that ends would count as allocated for some seconds more.
+    """
 
     def __init__(
         self,
         schedulers: Sequence[Scheduler],
-        run_directory: RunDirectory,
+        ranks: Callable[[], Scan | None],
         users: UserNames,
         interval: float = INTERVAL,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._schedulers = schedulers
-        self._run_directory = run_directory
+        self._ranks = ranks
         self._users = users
         self._interval = interval
         self._monotonic = monotonic
-        self._latest: tuple[float, Claims] | None = None
+        self._answers: tuple[float, Sequence[Answer | None]] | None = None
         self._complaints: dict[str, str] = {}
         self._thread = Periodic("claims", interval, self.poll, "the claims to GPUs cannot be collected")
 
@@ -82,27 +90,21 @@ class ClaimsWatcher:
         self._thread.stop()
 
     def claims(self) -> Claims:
-        """The last ones; none, and not complete, if they are too old."""
-        if self._latest is None or self._monotonic() - self._latest[0] > STALE_AFTER * self._interval:
-            return Claims()
-        return self._latest[1]
+        """Now. Without the schedulers, and not complete, if they were asked too long ago."""
+        scan = self._ranks()
+        ranks = _living(scan) if scan else {}
+        if self._answers is None or self._monotonic() - self._answers[0] > STALE_AFTER * self._interval:
+            return Claims(ranks=ranks)
+        answers = self._answers[1]
+        return Claims(_by_gpu(answers), None not in answers and scan is not None, ranks)
 
     def poll(self) -> None:
-        """Ask everybody once."""
+        """Ask every scheduler once."""
         began = self._monotonic()
-        holders: dict[str, list[Holder]] = defaultdict(list)
-        answers = [self._ask(scheduler) for scheduler in self._schedulers]
-        for answer in answers:
-            for gpu, named in (answer or {}).items():
-                holders[gpu] += named
-        ranks: dict[str, list[RankSnapshot]] = defaultdict(list)
-        for rank in self._run_directory.scan().ranks:
-            if rank.snapshot.alive and rank.snapshot.info["uuid"]:
-                ranks[rank.snapshot.info["uuid"]].append(rank.snapshot)
-        self._latest = began, Claims(dict(holders), None not in answers, dict(ranks))
+        self._answers = began, [self._ask(scheduler) for scheduler in self._schedulers]
         self._users.resolve()
 
-    def _ask(self, scheduler: Scheduler) -> Mapping[str, Sequence[Holder]] | None:
+    def _ask(self, scheduler: Scheduler) -> Answer | None:
         """None if it does not answer, which is logged when it begins."""
         try:
             answer = scheduler.holders()
@@ -114,3 +116,19 @@ class ClaimsWatcher:
         if self._complaints.pop(scheduler.name, None):
             logger.info("%s says again who holds the GPUs", scheduler.name)
         return answer
+
+
+def _by_gpu(answers: Sequence[Answer | None]) -> Answer:
+    holders: dict[str, list[Holder]] = defaultdict(list)
+    for answer in answers:
+        for gpu, named in (answer or {}).items():
+            holders[gpu] += named
+    return dict(holders)
+
+
+def _living(scan: Scan) -> Mapping[str, Sequence[RankSnapshot]]:
+    ranks: dict[str, list[RankSnapshot]] = defaultdict(list)
+    for rank in scan.ranks:
+        if rank.snapshot.alive and rank.snapshot.info["uuid"]:
+            ranks[rank.snapshot.info["uuid"]].append(rank.snapshot)
+    return dict(ranks)

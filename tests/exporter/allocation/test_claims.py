@@ -35,23 +35,17 @@ class Says:
         return self.answer
 
 
-class Ranks:
-    """A run directory with these ranks."""
-
-    def __init__(self, *snapshots: RankSnapshot) -> None:
-        self.snapshots = snapshots
-
-    def scan(self) -> Scan:
-        return Scan([Rank(snapshot, None, owner=0) for snapshot in self.snapshots], Counter())
-
-
 def rank(number: int, uuid: str = UUID, alive: bool = True) -> RankSnapshot:
     info = {"run": "train", "rank": str(number), "uuid": uuid}
     return RankSnapshot(Path("x"), alive, (), info, None, 0.0)
 
 
-def watcher(*schedulers: Says, ranks: Ranks | None = None, **options: Any) -> ClaimsWatcher:
-    return ClaimsWatcher(schedulers, ranks or Ranks(), UserNames(), **options)  # type: ignore[arg-type]
+def scan(*snapshots: RankSnapshot) -> Scan:
+    return Scan([Rank(snapshot, None, owner=0) for snapshot in snapshots], Counter())
+
+
+def watcher(*schedulers: Says, ranks: Callable[[], Scan | None] = scan, **options: Any) -> ClaimsWatcher:
+    return ClaimsWatcher(schedulers, ranks, UserNames(), **options)
 
 
 def eventually(condition: Callable[[], object]) -> None:
@@ -62,7 +56,7 @@ def eventually(condition: Callable[[], object]) -> None:
 
 
 def test_a_gpu_is_found_by_its_index_its_uuid_and_its_ranks() -> None:
-    watching = watcher(Says("slurm", {"0": [JOB]}), Says("kubernetes", {UUID: [POD]}), ranks=Ranks(rank(2)))
+    watching = watcher(Says("slurm", {"0": [JOB]}), Says("kubernetes", {UUID: [POD]}), ranks=lambda: scan(rank(2)))
     watching.poll()
     claims = watching.claims()
     assert claims.on(0, UUID) == [JOB, POD, Holder("rank", run="train", rank="2")]
@@ -71,9 +65,23 @@ def test_a_gpu_is_found_by_its_index_its_uuid_and_its_ranks() -> None:
 
 
 def test_ranks_that_have_ended_or_name_no_gpu_lay_no_claim() -> None:
-    watching = watcher(ranks=Ranks(rank(0, alive=False), rank(1, uuid="")))
+    watching = watcher(ranks=lambda: scan(rank(0, alive=False), rank(1, uuid="")))
     watching.poll()
     assert watching.claims() == Claims(is_complete=True)
+
+
+def test_a_ranks_claim_ends_with_its_process_whenever_the_schedulers_were_asked() -> None:
+    alive = [True]
+    watching = watcher(Says("slurm", {"0": [JOB]}), ranks=lambda: scan(rank(2, alive=alive[0])))
+    watching.poll()
+    alive[0] = False
+    assert watching.claims() == Claims({"0": [JOB]}, is_complete=True)
+
+
+def test_while_the_ranks_are_not_known_a_gpu_may_be_somebodys() -> None:
+    watching = watcher(Says("slurm", {"0": [JOB]}), ranks=lambda: None)
+    watching.poll()
+    assert watching.claims() == Claims({"0": [JOB]}, is_complete=False)
 
 
 def test_a_scheduler_that_does_not_answer_leaves_the_others_and_the_claims_incomplete(
@@ -118,20 +126,26 @@ def test_the_thread_asks_again_and_ends_when_told() -> None:
 
 
 def test_a_mistake_of_ours_is_logged_and_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
-    ranks = Ranks()
-    ranks.snapshots = None  # type: ignore[assignment]
-    watching = watcher(ranks=ranks, interval=0.01)
+    calls: list[int] = []
+
+    def lookup(uid: int) -> str:
+        calls.append(uid)
+        if len(calls) == 1:
+            raise ValueError("a mistake")
+        return "alice"
+
+    users = UserNames(lookup)
+    watching = ClaimsWatcher((), scan, users, interval=0.01)
     watching.start()
-    eventually(lambda: "the claims to GPUs cannot be collected" in caplog.text)
-    ranks.snapshots = ()
-    eventually(lambda: watching.claims().is_complete)
+    eventually(lambda: users.name(7) == "alice")
     watching.stop()
+    assert "the claims to GPUs cannot be collected" in caplog.text
 
 
 def test_users_get_their_names_in_the_watchers_thread() -> None:
     threads: list[str] = []
     users = UserNames(lambda _uid: threads.append(threading.current_thread().name) or "alice")
-    watching = ClaimsWatcher((), Ranks(), users, interval=0.01)  # type: ignore[arg-type]
+    watching = ClaimsWatcher((), scan, users, interval=0.01)
     watching.start()
     eventually(lambda: users.name(7) == "alice")
     watching.stop()
