@@ -15,7 +15,7 @@ from tests.gauntlet.ledger import Line
 from tests.gauntlet.schedule import Run
 from tests.rules.recording import Recording, Series, is_timestamp
 
-RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules/production"
+RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules/15s.yml"
 SELECTOR = re.compile(r"(?<![\w:])rankscope_\w+(?![\w:])(?:\{[^}]*\})?")
 SCRAPES = 'up{job="rankscope"}'
 OLD_NEWS = "rankscope_gpu_xid_last_timestamp_seconds"  # of an earlier run: at production speed it is still told

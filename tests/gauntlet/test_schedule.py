@@ -14,7 +14,7 @@ from tests.gauntlet.ledger import Ledger
 from tests.gauntlet.report import percentile_90, summary, table
 from tests.gauntlet.schedule import PAIRS, draw, schedule
 
-RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules/production"
+RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules/15s.yml"
 
 
 def test_all_twenty_six_faults_are_there_and_the_decoys():
