@@ -46,8 +46,15 @@ def seconds(recordings: Sequence[Recording], speed: promtool.Speed, path: Path) 
 
 
 def table(recordings: Sequence[Recording], by_speed: Mapping[str, Mapping[str, float]]) -> str:
-    """One row a fault, and the median and P90 of those that count."""
+    """The report: one row a fault, and the median and P90 of those that count."""
     lines = [
+        "# How soon a fault is told",
+        "",
+        "Seconds from the first scrape that can show a recorded fault of the gauntlet (steps 1.4 times as long) to the",
+        "first evaluation in which its alert fires, by the rules for scrapes each 15 s and each 5 s, in Prometheus'",
+        "engine (promtool). To that come half an interval on average, and what Alertmanager waits: 5 s if the alert is",
+        "critical, else 30. What has a bound of its own is not counted. Made by `python -m benchmarks.time_to_tell`.",
+        "",
         f"| fault | alert | {' | '.join(by_speed)} | |",
         f"|---|---|{'---|' * len(by_speed)}---|",
     ]
