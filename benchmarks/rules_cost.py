@@ -1,15 +1,16 @@
 """What the rules cost: an evaluation's time, over one run of 1,024 ranks, in a real Prometheus on one core.
 
-    python -m benchmarks.rules_cost [--ranks 1024] [--json docs/measurements/rules_cost.json]
+    python -m benchmarks.rules_cost [--ranks 1024] [--speeds 15s 5s] [--json docs/measurements/rules_cost.json]
 
 The Prometheus is the first on the PATH. To measure another than Debian 12's (2.42), such as that of docker-compose.yml,
 put its directory first: `PATH=…/prometheus-3.5:$PATH`.
 
 simulated_ranks.py plays the exporters, one for each eight ranks, with the series that a rank and its GPU have under
 NCCL; one rank lags, so that the rules about causes have something to do. Prometheus runs on one processor (GOMAXPROCS)
-with the production rules at production speed, and scrapes all the while. When the window of the rates is full, it is
-asked again and again how long the last evaluation of each rule took, and for the series that the rules have recorded.
-That is wall time: on a machine that does other things too the least value says more than the median.
+with the rules for a scrape interval, and scrapes all the while. When the windows are full, it is asked again and again
+how long the last evaluation of each rule took, and for the series that the rules have recorded. That is wall time: on a
+machine that does other things too the least value says more than the median. What it took of its processor for all
+that, scrapes and storage included, is by its own account.
 """
 
 from __future__ import annotations
@@ -30,18 +31,21 @@ from typing import Any
 import yaml
 from benchmarks.simulated_node import markdown
 from benchmarks.simulated_ranks import RANKS_PER_NODE, serve
+from deploy.prometheus import render
 from deploy.prometheus.fast import HERE
 from examples.demo import servers
 
-INTERVAL = 15.0  # seconds: prometheus.yml's
+SPEEDS = {speed.name: speed for speed in render.SPEEDS if not speed.is_fast}
 SHOWN = 12  # rules
-WARM_UP = 330.0  # seconds: the window of the rates, and what Prometheus needs to begin
+WARM_UP = 330.0  # seconds: the windows, but for the longest tier's, and what Prometheus needs to begin
 
 
-def configuration(address: str, nodes: int) -> str:
-    """The shipped configuration with these exporters."""
+def configuration(address: str, nodes: int, speed: render.Speed) -> str:
+    """The shipped configuration with these exporters, at this speed."""
     config = yaml.safe_load((HERE / "prometheus.yml").read_text())
-    config["rule_files"] = [str(HERE / "rules/production/*.yml")]
+    interval = f"{speed.interval}s"
+    config["global"] |= {"scrape_interval": interval, "evaluation_interval": interval, "scrape_timeout": interval}
+    config["rule_files"] = [str(HERE / f"rules/{speed.name}.yml")]
     config["alerting"] = {"alertmanagers": []}
     targets = [
         {"targets": [address], "labels": {"instance": f"node-{node}", "__metrics_path__": f"/{node}"}}
@@ -52,18 +56,25 @@ def configuration(address: str, nodes: int) -> str:
     return yaml.safe_dump(config)
 
 
-def measure(prometheus: servers.Prometheus, readings: int) -> tuple[list[dict[str, float]], int]:
-    """Seconds of each rule's last evaluation, read once an interval; and how many series Prometheus has."""
+def measure(prometheus: servers.Prometheus, readings: int, speed: render.Speed) -> list[dict[str, float]]:
+    """Seconds of each rule's last evaluation, read once an interval."""
     found = []
     for _ in range(readings):
-        time.sleep(INTERVAL)
+        time.sleep(speed.interval)
         (group,) = json.loads(_get(f"{prometheus.url}/api/v1/rules"))["data"]["groups"]
         seconds: dict[str, float] = {}
         for rule in group["rules"]:
             seconds[rule["name"]] = seconds.get(rule["name"], 0.0) + rule["evaluationTime"]
         found.append(seconds)
-    (series,) = re.findall(r"^prometheus_tsdb_head_series (\S+)$", _get(f"{prometheus.url}/metrics"), re.M)
-    return found, int(float(series))
+    return found
+
+
+def own(prometheus: servers.Prometheus) -> dict[str, float]:
+    """What it says of itself, by name and labels."""
+    return {
+        name: float(value)
+        for name, value in re.findall(r"^(\w+(?:{[^}]*})?) (\S+)$", _get(f"{prometheus.url}/metrics"), re.M)
+    }
 
 
 def _get(url: str) -> str:
@@ -82,34 +93,70 @@ def version() -> str:
     return re.findall(r"version (\S+)", done.stdout + done.stderr)[0]
 
 
-def report(durations: list[dict[str, float]], ranks: int, series: int, records: int) -> dict[str, Any]:
-    """What is kept: median and least, in seconds, of all rules together and of the dearest; and where that was."""
-    rules = {name: _figures([reading[name] for reading in durations]) for name in durations[-1]}
-    dearest = dict(sorted(rules.items(), key=lambda rule: -rule[1]["median"])[:SHOWN])
-    together = _figures([sum(reading.values()) for reading in durations])
-    size = {"ranks": ranks, "series": series, "recorded_a_rank": round(records / ranks, 1)}
-    machine = {"cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1), "prometheus": version()}
-    return {**size, "names": len(rules), "together": together, "dearest": dearest, **machine}
-
-
-def _figures(seconds: list[float]) -> dict[str, float]:
+def figures(seconds: list[float]) -> dict[str, float]:
+    """Median and least."""
     return {"median": round(statistics.median(seconds), 4), "least": round(min(seconds), 4)}
+
+
+def run(ranks: int, speed: render.Speed, readings: int) -> dict[str, Any]:
+    """Measure at one speed: evaluations in seconds, of all rules together and of the dearest; series; samples and
+    processor time a second."""
+    exporters = serve(ranks)
+    address = f"127.0.0.1:{exporters.server_address[1]}"
+    with tempfile.TemporaryDirectory() as name:
+        prometheus = servers.prometheus(Path(name), configuration(address, -(-ranks // RANKS_PER_NODE), speed))
+        prometheus.start()
+        try:
+            time.sleep(WARM_UP)
+            began, before = time.monotonic(), own(prometheus)
+            durations = measure(prometheus, readings, speed)
+            took, after = time.monotonic() - began, own(prometheus)
+            records = recorded(prometheus)
+        finally:
+            prometheus.stop()
+            exporters.shutdown()
+    samples, processor = "prometheus_tsdb_head_samples_appended_total", "process_cpu_seconds_total"
+    rules = {name: figures([reading[name] for reading in durations]) for name in durations[-1]}
+    return {
+        "series": int(after["prometheus_tsdb_head_series"]),
+        "recorded_a_rank": round(records / ranks, 1),
+        "samples_a_second": round(sum(_growth(samples, before, after)) / took),
+        "processor": round(sum(_growth(processor, before, after)) / took, 3),
+        "names": len(rules),
+        "together": figures([sum(reading.values()) for reading in durations]),
+        "dearest": dict(sorted(rules.items(), key=lambda rule: -rule[1]["median"])[:SHOWN]),
+        "load": round(os.getloadavg()[0], 1),
+    }
+
+
+def _growth(name: str, before: dict[str, float], after: dict[str, float]) -> list[float]:
+    return [after[key] - before[key] for key in after if key.startswith(name)]
 
 
 def page(result: dict[str, Any]) -> str:
     """The report for people."""
-    lines = {f"all {result['names']}": result["together"], **result["dearest"]}
-    rows = [[name, *(f"{1000 * seconds:.0f}" for seconds in of.values())] for name, of in lines.items()]
-    size = f"one run of {result['ranks']} ranks under NCCL, on nodes of eight ({result['series']} series, of which\n"
-    load = f"{result['cores']} cores that others used too (load {result['load']} at the end)"
+    heads = ["scrapes each", "one evaluation, median", "least", "samples a second", "processor, of one", "series"]
+    rows = [
+        [
+            name,
+            f"{1000 * one['together']['median']:.0f} ms",
+            f"{1000 * one['together']['least']:.0f} ms",
+            f"{one['samples_a_second']:,}",
+            f"{one['processor']:.0%}",
+            f"{one['series']:,} ({one['recorded_a_rank']} recorded a rank)",
+        ]
+        for name, one in result["speeds"].items()
+    ]
+    first = next(iter(result["speeds"].values()))
+    dearest = [[name, *(f"{1000 * seconds:.0f}" for seconds in of.values())] for name, of in first["dearest"].items()]
     return (
-        f"# rules_cost\n\nAll rules over {size}the rules record {result['recorded_a_rank']} a rank), at production "
-        f"speed, in a real Prometheus {result['prometheus']} with one processor (GOMAXPROCS=1) that scrapes simulated "
-        "exporters meanwhile.\n"
-        f"Wall time of one evaluation, of which one is due every {INTERVAL:g} s, on {load}:\n"
-        "what they took is in these figures too, and least of all in the least. Below all are the dearest. Made by\n"
-        "`python -m benchmarks.rules_cost --json docs/measurements/rules_cost.json`.\n\n"
-        f"{markdown(['what is recorded, or the alert', 'median, ms', 'least, ms'], rows)}\n"
+        f"# rules_cost\n\nAll {first['names']} rules over one run of {result['ranks']} ranks under NCCL, on nodes of "
+        f"eight, in a real\nPrometheus {result['prometheus']} with one processor (GOMAXPROCS=1) that scrapes simulated "
+        f"exporters meanwhile, on {result['cores']} cores\nthat others used too: what they took is in the wall times, "
+        "and least of all in the least. The processor is what Prometheus took in\nall, scrapes and storage included. "
+        "Made by `python -m benchmarks.rules_cost --json docs/measurements/rules_cost.json`.\n\n"
+        f"{markdown(heads, rows)}\n\nThe dearest in an evaluation, scrapes each {next(iter(result['speeds']))}:\n\n"
+        f"{markdown(['what is recorded, or the alert', 'median, ms', 'least, ms'], dearest)}\n"
     )
 
 
@@ -117,25 +164,13 @@ def main() -> int:
     """Measure and print; with --json also write."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=1024)
+    parser.add_argument("--speeds", nargs="+", choices=SPEEDS, default=list(SPEEDS))
     parser.add_argument("--readings", type=int, default=20)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    exporters = serve(options.ranks)
-    address = f"127.0.0.1:{exporters.server_address[1]}"
-    with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        config = configuration(address, -(-options.ranks // RANKS_PER_NODE))
-        prometheus = servers.prometheus(directory, config)
-        os.environ["GOMAXPROCS"] = "1"
-        prometheus.start()
-        try:
-            time.sleep(WARM_UP)
-            durations, series = measure(prometheus, options.readings)
-            records = recorded(prometheus)
-        finally:
-            prometheus.stop()
-            exporters.shutdown()
-    result = report(durations, options.ranks, series, records)
+    os.environ["GOMAXPROCS"] = "1"
+    speeds = {name: run(options.ranks, SPEEDS[name], options.readings) for name in options.speeds}
+    result = {"ranks": options.ranks, "cores": os.cpu_count(), "prometheus": version(), "speeds": speeds}
     print(json.dumps(result, indent=2))
     if options.json:
         options.json.write_text(json.dumps(result, indent=2) + "\n")

@@ -44,7 +44,7 @@ class Limits(NamedTuple):
 def limits() -> Limits:
     """The rules' own, for ranks that share few cores."""
     thresholds = yaml.safe_load(THRESHOLDS.read_text())
-    return Limits(float(thresholds["lag_limit"]["fast"]), float(thresholds["cause_share"]["fast"]))
+    return Limits(float(thresholds["loss_limit"]["fast"]), float(thresholds["cause_share"]["value"]))
 
 
 def culprits(phases: dict[str, dict[str, float]], limits: Limits) -> dict[str, str]:

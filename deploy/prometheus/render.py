@@ -1,14 +1,17 @@
-"""Renders the rules: rules/recording/*.yml and rules/alerts/*.yml as one ordered group, for both speeds.
+"""Renders the rules: rules/recording/*.yml and rules/alerts/*.yml as one ordered group, for any scrape interval.
 
-    python deploy/prometheus/render.py            writes rules/production/, rules/fast/ and what `explain` knows
-    python deploy/prometheus/render.py --check    writes nothing, exits 1 if a file is not up to date
+    python deploy/prometheus/render.py                  writes rules/15s.yml, 5s.yml, fast.yml and what `explain` knows
+    python deploy/prometheus/render.py --check          writes nothing, exits 1 if a file is not up to date
+    python deploy/prometheus/render.py --interval 30s   prints the rules for scrapes and evaluations each 30 s
 
 The order of the files and of the rules in them is that of the evaluation, facts first and alerts last: Prometheus
 evaluates the rules of a group one after the other and those of several groups beside each other.
 
 What is rendered is committed, so that Prometheus needs nothing but it. In a source `<<name>>` is a threshold,
 `<<planned_phases>>` and `<<computing_phases>>` are phases of `rankscope.phases`, and `<<cause_words>>` and
-`<<cause_advice>>` are what causes.yml has on each cause of the alert.
+`<<cause_advice>>` are what causes.yml has on each cause of the alert. What stands between the lines
+`# <<for each tier>>` and `# <<end>>` is there once for each row of `tiers`, whose fields are `<<tier_limit>>` and so
+on. `<<first_tier_span>>` is that of the first row.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +33,28 @@ HERE = Path(__file__).resolve().parent
 KNOWN = HERE.parents[1] / "trainer_hooks/rankscope/explaining/known.json"
 ALERTMANAGER = HERE.parent / "alertmanager/alertmanager.yml"
 RUNBOOKS = "https://github.com/rankscope/rankscope/blob/main/docs/runbooks"
-SPEEDS = ("production", "fast")
 PLACEHOLDER = re.compile(r"<<\s*(?P<name>\w+)\s*(?:\|\s*(?P<form>\w+)\s*)?>>")
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*)"')
+FIRST_TIER = "first_tier_"
+EACH_TIER, END = "# <<for each tier>>", "# <<end>>"
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 PHASES = {"planned_phases": "|".join(PLANNED), "computing_phases": "|".join(COMPUTING)}
 
-Thresholds = Mapping[str, Mapping[str, Any]]
+
+@dataclass(frozen=True)
+class Speed:
+    """Rules for scrapes and evaluations each `interval` seconds."""
+
+    name: str
+    """Of the rendered file."""
+    interval: int
+    is_fast: bool = False
+    """Whether it is for the demo and the tests, whose ranks share two processors and where nobody waits for hours."""
+
+
+SPEEDS = (Speed("15s", 15), Speed("5s", 5), Speed("fast", 1, is_fast=True))
+
+Threshold = Mapping[str, Any]
 Causes = Mapping[str, Mapping[str, Any]]
 """Of each alert, as causes.yml has it."""
 
@@ -45,13 +63,48 @@ class RenderError(Exception):
     """The sources or the thresholds are wrong; the text names the place."""
 
 
-def load_thresholds(path: Path) -> Thresholds:
-    """The thresholds by name: production and fast value, and the reason for them."""
-    thresholds: dict[str, dict[str, Any]] = yaml.safe_load(path.read_text())
-    for name, fields in thresholds.items():
-        if set(fields) != {*SPEEDS, "reason"}:
-            raise RenderError(f"{path.name}: {name} needs exactly production, fast and reason, has {sorted(fields)}")
-    return thresholds
+@dataclass(frozen=True)
+class Thresholds:
+    """What thresholds.yml says."""
+
+    named: Mapping[str, Threshold]
+    tiers: tuple[Mapping[str, Threshold], ...] = ()
+
+    @classmethod
+    def load(cls, path: Path) -> Thresholds:
+        """Raises RenderError for what is no threshold."""
+        named: dict[str, Any] = yaml.safe_load(path.read_text())
+        tiers = named.pop("tiers", {"rows": []})["rows"]
+        for name, fields in [*named.items(), *(field for row in tiers for field in row.items())]:
+            _check(f"{path.name}: {name}", fields)
+        return cls(named, tuple(tiers))
+
+
+def _check(where: str, fields: Threshold) -> None:
+    """A value, or a number of scrapes or evaluations and how long they last at least; another one if it is fast."""
+    for allowed in ({"value"}, {"scrapes"}, {"scrapes", "at_least"}, {"evaluations", "at_least"}):
+        if set(fields) in (allowed | {"reason"}, allowed | {"reason", "fast", "why_fast"}):
+            return
+    raise RenderError(
+        f"{where} needs value, scrapes or evaluations, a reason, and may have at_least, and fast with why_fast; "
+        f"it has {', '.join(sorted(fields))}"
+    )
+
+
+def value_of(fields: Threshold, speed: Speed) -> str:
+    """The threshold at a speed; a number of scrapes is a duration."""
+    if speed.is_fast and "fast" in fields:
+        return str(fields["fast"])
+    if "value" in fields:
+        return str(fields["value"])
+    intervals = fields.get("scrapes") or fields["evaluations"] - 1
+    span = intervals * speed.interval + ("evaluations" in fields)  # a second more holds the one at the edge
+    return duration(max(span, float(seconds(fields.get("at_least", "0s")))))
+
+
+def duration(span: float) -> str:
+    """Seconds as Prometheus writes them, in the largest unit that divides them."""
+    return next(f"{span / size:g}{unit}" for unit, size in reversed(SECONDS.items()) if span % size == 0)
 
 
 def seconds(duration: str) -> str:
@@ -76,7 +129,7 @@ class Values:
 
     thresholds: Thresholds
     causes: Causes
-    speed: str
+    speed: Speed
 
     def of(self, name: str, alert: str) -> str:
         """In a rule that is this alert, if it is one. Raises RenderError."""
@@ -84,9 +137,19 @@ class Values:
             return PHASES[name]
         if name in ("cause_words", "cause_advice"):
             return _by_cause(self.causes.get(alert, {}), name.removeprefix("cause_"))
-        if name not in self.thresholds:
+        if name == "interval":
+            return duration(self.speed.interval)
+        if name.startswith(FIRST_TIER):
+            return value_of(self.thresholds.tiers[0][name.removeprefix(FIRST_TIER)], self.speed)
+        if name not in self.thresholds.named:
             raise RenderError(f"unknown threshold <<{name}>>")
-        return str(self.thresholds[name][self.speed])
+        return value_of(self.thresholds.named[name], self.speed)
+
+    def in_tier(self, number: int) -> Values:
+        """The same with the fields of one of the tiers."""
+        tier = {f"tier_{name}": fields for name, fields in self.thresholds.tiers[number - 1].items()}
+        named = {**self.thresholds.named, **tier, "tier": {"value": number}}
+        return replace(self, thresholds=Thresholds(named))
 
 
 def _by_cause(alert: Mapping[str, Any], what: str) -> str:
@@ -106,12 +169,27 @@ def _by_cause(alert: Mapping[str, Any], what: str) -> str:
 def render(source: str, values: Values, where: str) -> str:
     """`source` with its placeholders filled in and a runbook for each alert. `where` stands in errors."""
     alert, lines = "", []
-    for number, line in enumerate(source.splitlines(), start=1):
+    for number, line, tier in _repeated(source, len(values.thresholds.tiers)):
         alert = match[1] if (match := re.fullmatch(r"- alert: (\w+)", line)) else alert
-        lines.append(_render_line(line, values, alert, f"{where}:{number}"))
+        lines.append(_render_line(line, values.in_tier(tier) if tier else values, alert, f"{where}:{number}"))
         if line.strip() == "annotations:":
             lines.append(f"    runbook_url: {RUNBOOKS}/{alert}.md")
     return "".join(f"{line}\n" for line in lines)
+
+
+def _repeated(source: str, tiers: int) -> Iterator[tuple[int, str, int]]:
+    """The lines with their number in the source and that of their tier, which is 0 outside of what is repeated."""
+    block: list[tuple[int, str]] | None = None
+    for number, line in enumerate(source.splitlines(), start=1):
+        if line == EACH_TIER:
+            block = []
+        elif line == END and block is not None:
+            yield from ((number, line, tier) for tier in range(1, tiers + 1) for number, line in block)
+            block = None
+        elif block is not None:
+            block.append((number, line))
+        else:
+            yield number, line, 0
 
 
 def _render_line(line: str, values: Values, alert: str, where: str) -> str:
@@ -138,27 +216,31 @@ def sources(root: Path = HERE) -> list[Path]:
 
 def render_all(root: Path = HERE) -> dict[Path, str]:
     """What each rendered file has to contain. Raises RenderError, for a threshold that nobody uses too."""
-    thresholds = load_thresholds(root / "thresholds.yml")
-    causes = yaml.safe_load((root / "causes.yml").read_text())
-    texts = {path: path.read_text() for path in sources(root)}
-    used = {match["name"] for text in texts.values() for match in PLACEHOLDER.finditer(text)}
-    rendered = {
-        root / f"rules/{speed}/rankscope.yml": _group(texts, Values(thresholds, causes["alerts"], speed))
-        for speed in SPEEDS
-    }
-    for name in thresholds.keys() - used:
+    rendered = {root / f"rules/{speed.name}.yml": group(speed, root) for speed in SPEEDS}
+    used = {match["name"] for path in sources(root) for match in PLACEHOLDER.finditer(path.read_text())}
+    for name in Thresholds.load(root / "thresholds.yml").named.keys() - used:
         raise RenderError(f"thresholds.yml: no rule uses {name}")
     return rendered
 
 
-def _group(texts: Mapping[Path, str], values: Values) -> str:
-    """All sources as one group."""
-    rendered = "\n".join(render(text, values, path.name) for path, text in texts.items())
+def group(speed: Speed, root: Path = HERE) -> str:
+    """The rules for one speed, as a file that Prometheus reads. Raises RenderError."""
+    causes = yaml.safe_load((root / "causes.yml").read_text())
+    values = Values(Thresholds.load(root / "thresholds.yml"), causes["alerts"], speed)
+    rendered = "\n".join(render(path.read_text(), values, path.name) for path in sources(root))
     rules = "".join(f"{'      ' * bool(line.strip())}{line}" for line in rendered.splitlines(keepends=True))
     return (
-        f"# {values.speed} speed; made by render.py from ../recording, ../alerts, ../../thresholds.yml and\n"
-        f"# ../../causes.yml: edit those.\n\ngroups:\n  - name: rankscope\n    rules:\n{rules}"
+        f"# For scrapes each {duration(speed.interval)}; made by render.py from recording, alerts, ../thresholds.yml\n"
+        "# and ../causes.yml: edit those.\n\n"
+        f"groups:\n  - name: rankscope\n    interval: {duration(speed.interval)}\n    rules:\n{rules}"
     )
+
+
+def _whole_seconds(interval: str) -> int:
+    try:
+        return int(seconds(interval))
+    except ValueError as error:
+        raise RenderError(f"--interval: {error}, in whole seconds") from None
 
 
 def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
@@ -212,8 +294,12 @@ def main() -> int:
     """Render, or check; 1 if a checked file is not up to date, 2 if the sources are wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, name what is not up to date")
+    parser.add_argument("--interval", metavar="SECONDS", help="print the rules for this one, such as 30s or 1m")
     options = parser.parse_args()
     try:
+        if options.interval:
+            sys.stdout.write(group(Speed(options.interval, _whole_seconds(options.interval))))
+            return 0
         rendered = {**render_all(), KNOWN: known()}
     except RenderError as error:
         sys.stderr.write(f"render.py: {error}\n")

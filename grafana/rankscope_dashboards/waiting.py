@@ -12,7 +12,7 @@ from rankscope_dashboards.phases import PHASES
 from rankscope_dashboards.selectors import RANK, RANKS, average, by_rank, rate
 
 THRESHOLDS = Path(__file__).parents[2] / "deploy/prometheus/thresholds.yml"
-LAG_LIMIT = yaml.safe_load(THRESHOLDS.read_text(encoding="utf-8"))["lag_limit"]["production"]
+LOSS_LIMIT = yaml.safe_load(THRESHOLDS.read_text(encoding="utf-8"))["loss_limit"]["value"]
 
 # Each rank's part of the steps that could be aligned.
 ALIGNED = f"({by_rank(rate('rankscope_rank_aligned_step_seconds_total'))} > 0)"
@@ -31,11 +31,11 @@ LAG = Row(
             "Lag by rank",
             "How much less a rank waits than the others of its group, as a share of the step. In synchronous training "
             "every rank has the same step time; who waits least is whom the others wait for. Whoever stays above the "
-            "dashed line is notified about.",
+            "dashed line is notified about: the further above it, the sooner.",
             "percentunit",
             Query(f"rank:rankscope_lag:ratio{{{RANKS}}}", RANK),
             min_val=None,
-            limit=LAG_LIMIT,
+            limit=LOSS_LIMIT,
             width=8,
         ),
         lines(

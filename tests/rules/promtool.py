@@ -44,7 +44,8 @@ class Speed:
     faulty: int
 
 
-PRODUCTION = Speed("production", 15, 62, 90)
+PRODUCTION = Speed("15s", 15, 62, 90)
+BRISK = Speed("5s", 5, 62, 90)
 FAST = Speed("fast", 1, 60, 30)
 
 HEALTHY_RANK: Figures = {
@@ -222,7 +223,7 @@ def _questions(case: Case, speed: Speed) -> Iterator[dict[str, Any]]:
 def complaint(test: Mapping[str, Any], speed: Speed, path: Path) -> str:
     """What promtool has to say against one test over all rules of this speed, or ''. `path` is written."""
     document = {
-        "rule_files": [str(RULES / speed.name / "rankscope.yml")],
+        "rule_files": [str(RULES / f"{speed.name}.yml")],
         "evaluation_interval": f"{speed.interval}s",
         "tests": [test],
     }

@@ -1,4 +1,4 @@
-"""Recordings of the gauntlet as promtool sees them at production speed: fifteen seconds for each that was recorded.
+"""Recordings of the gauntlet as promtool sees them at production speed: a scrape interval for each recorded second.
 
 Counters grow as fast as they did, what was ten seconds ago is 150 ago, gauges stay as they were, and what was absent
 stays absent. The healthy part is repeated until the rules know what the run is used to, and the last of the recording
@@ -15,27 +15,58 @@ from itertools import chain, cycle, islice
 from typing import Any
 
 from tests.rules import promtool
-from tests.rules.promtool import PRODUCTION
+from tests.rules.promtool import PRODUCTION, Speed
 from tests.rules.recording import Recording, Values, is_counter, is_timestamp
 
 from rankscope_exporter.simulation import simulated_uuid
 
-INTERVAL = PRODUCTION.interval
-STRETCH = INTERVAL / 1  # recorded at one scrape a second
 REPEATED = 12  # scrapes: the last of a recording, when the fault shows in every window
 QUIET = 40  # scrapes before the onset: twice the window
 FAULTY = 92  # scrapes from then on: a low utilisation has to last for 15 minutes, in each of which the window shows it
 FAILED = 3  # scrapes in a row: as long as an exporter may take to be restarted (known_for)
 AFTERWARDS = 3  # scrapes after those of the end
+SELDOM_READ = ("rankscope_gpu_nvlink_links_active", "rankscope_gpu_pcie_link_width")
+READ_EVERY = 10  # scrapes of the recording, seconds for the exporter: at no speed more than two scrapes
 SLOW = {"RankscopeGpuMemoryHeldIdle": 130, "RankscopeCheckpointOverdue": 990}  # 10 and 20 minutes; 4 hours
 
 
 def tests_of(recordings: Iterable[Recording]) -> list[dict[str, Any]]:
     """Runs beside each other where they are equally long; promtool complains about each alert that any of them has."""
+    return [_test(alike, faulty) for faulty, alike in _by_length(recordings).items()]
+
+
+def timed(recordings: Iterable[Recording], speed: Speed) -> list[dict[str, Any]]:
+    """The same at any speed and with no scrape that fails; promtool says when each alert fired first, in seconds."""
+    return [_timed(alike, faulty, speed) for faulty, alike in _by_length(recordings).items()]
+
+
+def onset() -> int:
+    """When the first scrape of `timed` that can show a fault is, in seconds: as late at any speed."""
+    return QUIET * PRODUCTION.interval
+
+
+def _by_length(recordings: Iterable[Recording]) -> dict[int, list[Recording]]:
     by_length: dict[int, list[Recording]] = defaultdict(list)
     for recording in recordings:
         by_length[SLOW.get(recording.told.get("alertname", ""), FAULTY)].append(recording)
-    return [_test(alike, faulty) for faulty, alike in by_length.items()]
+    return by_length
+
+
+def _timed(recordings: list[Recording], faulty: int, speed: Speed) -> dict[str, Any]:
+    quiet, faulty = (scrapes * PRODUCTION.interval // speed.interval for scrapes in (QUIET, faulty))
+    last, every = (quiet + faulty - 1) * speed.interval, f"{speed.interval}s"
+    first = f'min_over_time(timestamp(ALERTS{{alertstate="firing"}})[{last}s:{every}])'
+    return {
+        "interval": every,
+        "input_series": [
+            *(
+                {"series": f'up{{job="rankscope",instance="{one.case}"}}', "values": f"1x{quiet + faulty}"}
+                for one in recordings
+            ),
+            *(line for one in recordings for line in series(one, faulty, speed, quiet)),
+        ],
+        "promql_expr_test": [{"expr": first, "eval_time": f"{last}s", "exp_samples": []}],
+    }
 
 
 def by_the_device(recording: Recording) -> Recording:
@@ -71,7 +102,7 @@ def _test(recordings: list[Recording], faulty: int) -> dict[str, Any]:
     failed = {first + later for first in (QUIET // 2, first_failed) for later in range(FAILED)}
     answers = " ".join("0" if scrape in failed else "1" for scrape in range(last + 1))
     return {
-        "interval": f"{INTERVAL}s",
+        "interval": f"{PRODUCTION.interval}s",
         "input_series": [
             *({"series": f'up{{job="rankscope",instance="{one.case}"}}', "values": answers} for one in recordings),
             *(_interrupted(line, failed) for one in recordings for line in series(one, faulty)),
@@ -92,29 +123,35 @@ def _interrupted(line: dict[str, str], failed: set[int]) -> dict[str, str]:
 
 def _question(when: str, first: int, last: int) -> dict[str, Any]:
     """Whatever fires from one scrape to another, with a label that says when that was."""
-    fired = f'max_over_time(ALERTS{{alertstate="firing"}}[{(last - first) * INTERVAL + 1}s])'
+    fired = f'max_over_time(ALERTS{{alertstate="firing"}}[{(last - first) * PRODUCTION.interval + 1}s])'
     expression = f'label_replace({fired}, "when", "{when}", "", "")'
-    return {"expr": expression, "eval_time": f"{last * INTERVAL}s", "exp_samples": []}
+    return {"expr": expression, "eval_time": f"{last * PRODUCTION.interval}s", "exp_samples": []}
 
 
-def series(recording: Recording, faulty: int) -> Iterator[dict[str, str]]:
+def series(
+    recording: Recording, faulty: int, speed: Speed = PRODUCTION, quiet: int = QUIET
+) -> Iterator[dict[str, str]]:
     """promtool's input for one recording, which nothing else in the test shares a label with."""
-    order = _order(recording, faulty)
+    order = _order(recording, faulty, quiet)
     for name, places in recording.series.items():
         for place, values in places.items():
-            samples = _notation(_replayed(name, values, order))
+            if name.startswith(SELDOM_READ):
+                faulty = values[recording.healthy :]
+                values = [*values[: recording.healthy], *faulty[READ_EVERY:], *faulty[-READ_EVERY:]]
+            samples = _notation(_replayed(name, values, order, speed.interval))
             yield {"series": _placed(name, place, recording.case), "values": " ".join(samples)}
 
 
-def _order(recording: Recording, faulty: int) -> list[int]:
+def _order(recording: Recording, faulty: int, quiet: int) -> list[int]:
     """Which recorded scrape each of the replayed ones is like."""
     healthy, rest = range(1, recording.healthy), range(recording.healthy, recording.scrapes)
-    before = islice(cycle(reversed(healthy)), QUIET)
+    before = islice(cycle(reversed(healthy)), quiet)
     after = islice(chain(rest, cycle(rest[-REPEATED:])), faulty)
     return [*reversed(list(before)), *after]
 
 
-def _replayed(name: str, values: Values, order: list[int]) -> Iterator[float | None]:
+def _replayed(name: str, values: Values, order: list[int], interval: int) -> Iterator[float | None]:
+    """It was recorded at one scrape a second."""
     known, last = _known(values), None
     for scrape, like in enumerate(order):
         value, before = values[like], known[like - 1]
@@ -123,11 +160,11 @@ def _replayed(name: str, values: Values, order: list[int]) -> Iterator[float | N
             continue
         if is_counter(name):
             goes_on = last is not None and before is not None and value >= before
-            last = last + STRETCH * (value - before) if goes_on else STRETCH * value  # else a new process
+            last = last + interval * (value - before) if goes_on else interval * value  # else a new process
         elif not is_timestamp(name):
             last = value
         elif last is None or value != before:
-            last = INTERVAL * scrape - STRETCH * (like - value)
+            last = interval * (scrape - like + value)
         yield last
 
 

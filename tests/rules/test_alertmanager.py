@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +111,26 @@ def test_one_fault_is_one_notification_a_run_or_a_node(alertmanager: Alertmanage
         ("RankscopeRankLagging", 1),
         ("RankscopeRankLagging", 2),
     ]
+
+
+@pytest.mark.parametrize("about", [{"run": "llm", "rank": "1"}, {"node": "a", "uuid": "GPU-0", "instance": "a"}])
+def test_what_is_critical_does_not_wait_for_company(about: Alert) -> None:
+    assert waits_for_company(alert("Some", "warning", **about)) == "30s"
+    assert waits_for_company(alert("Some", "critical", **about)) == "5s"
+
+
+def waits_for_company(labels: Alert) -> str:
+    """`group_wait` of the innermost route whose matchers, each `=` or `!=`, these labels fulfil."""
+    route = yaml.safe_load(CONFIG.read_text())["route"]
+    wait: str = route["group_wait"]
+    while route := next((one for one in route.get("routes", ()) if fulfil(labels, one["matchers"])), None):
+        wait = route.get("group_wait", wait)
+    return wait
+
+
+def fulfil(labels: Alert, matchers: list[str]) -> bool:
+    found = [re.fullmatch(r'(\w+)(=|!=)"(.*)"', text) for text in matchers]
+    return all(match and (labels.get(match[1], "") == match[3]) == (match[2] == "=") for match in found)
 
 
 @pytest.mark.parametrize("speed", ["production", "fast"])

@@ -63,8 +63,8 @@ def test_lost_gpu_hours_add_up_while_the_run_is_there(tmp_path: Path) -> None:
 
 
 def test_money_is_told_when_a_price_is_set() -> None:
-    thresholds = dict(render.load_thresholds(render.HERE / "thresholds.yml"))
-    thresholds["gpu_hour_price"] = {"production": 2.5, "fast": 2.5, "reason": "for the test"}
-    values = render.Values(thresholds, {}, "fast")
+    thresholds = render.Thresholds.load(render.HERE / "thresholds.yml")
+    priced = {**thresholds.named, "gpu_hour_price": {"value": 2.5, "reason": "for the test"}}
+    values = render.Values(render.Thresholds(priced), {}, render.SPEEDS[0])
     text = render.render((render.HERE / "rules/recording/40_lost.yml").read_text(), values, "40_lost.yml")
     assert "run:rankscope_lost_gpu_hours:total * 2.5 and on () vector(2.5) > 0" in text

@@ -11,7 +11,9 @@ import pytest
 import yaml
 from deploy.prometheus import render
 
-LIMIT: dict[str, dict[str, Any]] = {"limit": {"production": "5m", "fast": "10s", "reason": "for the test"}}
+REASON = {"reason": "for the test"}
+LIMIT: dict[str, Any] = {"limit": {"value": "5m", **REASON}}
+AT_15S, AT_5S, FAST = render.SPEEDS
 
 
 CAUSES: dict[str, Any] = {
@@ -29,8 +31,8 @@ CAUSES: dict[str, Any] = {
 }
 
 
-def values(thresholds: dict[str, Any], speed: str = "production") -> render.Values:
-    return render.Values(thresholds, CAUSES["alerts"], speed)
+def values(named: dict[str, Any], speed: render.Speed = AT_15S, *tiers: dict[str, Any]) -> render.Values:
+    return render.Values(render.Thresholds(named, tiers), CAUSES["alerts"], speed)
 
 
 def tree(root: Path, source: str, thresholds: dict[str, Any] = LIMIT) -> Path:
@@ -42,14 +44,40 @@ def tree(root: Path, source: str, thresholds: dict[str, Any] = LIMIT) -> Path:
 
 
 def test_a_threshold_is_filled_in_as_it_is_as_seconds_or_as_a_percentage() -> None:
-    thresholds: dict[str, dict[str, Any]] = {
-        **LIMIT,
-        "ratio": {"production": 0.15, "fast": 0.2, "reason": "for the test"},
-    }
+    named = {**LIMIT, "ratio": {"value": 0.15, "fast": 0.2, "why_fast": "noise", **REASON}}
     source = "for: <<limit>>, over <<limit | seconds>>, above <<ratio>> or <<ratio | percent>>"
-    production, fast = values(thresholds), values(thresholds, "fast")
-    assert render.render(source, production, "x") == "for: 5m, over 300, above 0.15 or 15%\n"
-    assert render.render(source, fast, "x") == "for: 10s, over 10, above 0.2 or 20%\n"
+    assert render.render(source, values(named), "x") == "for: 5m, over 300, above 0.15 or 15%\n"
+    assert render.render(source, values(named, FAST), "x") == "for: 5m, over 300, above 0.2 or 20%\n"
+
+
+@pytest.mark.parametrize(
+    ("threshold", "at_15s", "at_5s", "fast"),
+    [
+        ({"scrapes": 4}, "1m", "20s", "4s"),
+        ({"scrapes": 4, "at_least": "8s"}, "1m", "20s", "8s"),
+        ({"evaluations": 4, "at_least": "2s"}, "46s", "16s", "4s"),
+        ({"scrapes": 240}, "1h", "20m", "4m"),
+    ],
+)
+def test_a_duration_follows_the_scrape_interval(threshold: dict[str, Any], at_15s: str, at_5s: str, fast: str) -> None:
+    rendered = [render.render("<<span>>", values({"span": threshold}, speed), "x") for speed in render.SPEEDS]
+    assert rendered == [f"{at_15s}\n", f"{at_5s}\n", f"{fast}\n"]
+
+
+@pytest.mark.parametrize(("speed", "interval"), [(AT_15S, "15s"), (render.Speed("any", 60), "1m")])
+def test_the_group_is_evaluated_at_the_interval_for_which_it_is_made(
+    tmp_path: Path, speed: render.Speed, interval: str
+) -> None:
+    root = tree(tmp_path, "- alert: RankscopeSome\n  for: <<limit>>\n  expr: <<interval | seconds>>\n")
+    (group,) = yaml.safe_load(render.group(speed, root))["groups"]
+    assert group["interval"] == interval
+    assert group["rules"][0]["expr"] == speed.interval
+
+
+def test_what_is_for_each_tier_is_there_once_for_each_with_the_fields_of_its_row() -> None:
+    tiers = ({"span": {"evaluations": 4, "at_least": "8s"}}, {"span": {"evaluations": 60, "at_least": "8s"}})
+    source = "first\n# <<for each tier>>\n- <<tier>>: <<tier_span>>\n# <<end>>\nlast of <<first_tier_span>>"
+    assert render.render(source, values({}, AT_15S, *tiers), "x") == "first\n- 1: 46s\n- 2: 886s\nlast of 46s\n"
 
 
 def test_phases_are_those_of_the_hook() -> None:
@@ -102,6 +130,7 @@ def test_what_explain_knows_is_taken_from_the_causes_and_from_alertmanager(tmp_p
     [
         ("a\nfor: <<limits>>", "some.yml:2: unknown threshold <<limits>>"),
         ("for: <<limit | hours>>", "some.yml:1: unknown form <<limit | hours>>"),
+        ("# <<for each tier>>\n# <<end>>\nfor: <<tier_span>>", "some.yml:3: unknown threshold <<tier_span>>"),
         ("for: <<limit | percent>>", "some.yml:1: <<limit | percent>>: could not convert string to float: '5m'"),
         ("for: 5m", "thresholds.yml: no rule uses limit"),
         ("- alert: Another\nfor: <<limit>>, <<cause_words>>", "some.yml:2: causes.yml has no words for this alert"),
@@ -112,19 +141,30 @@ def test_a_mistake_in_a_rule_is_one_line_that_names_it(tmp_path: Path, source: s
         render.render_all(tree(tmp_path, source))
 
 
-def test_a_threshold_without_a_reason_is_refused(tmp_path: Path) -> None:
-    root = tree(tmp_path, "for: <<limit>>", {"limit": {"production": "5m", "fast": "1s"}})
-    with pytest.raises(render.RenderError, match="limit needs exactly production, fast and reason"):
-        render.render_all(root)
+@pytest.mark.parametrize(
+    ("threshold", "has"),
+    [
+        ({"value": "5m"}, "value"),
+        ({"value": "5m", "fast": "1s", **REASON}, "fast, reason, value"),
+        ({"value": "5m", "scrapes": 3, **REASON}, "reason, scrapes, value"),
+        ({"value": "5m", "at_least": "3s", **REASON}, "at_least, reason, value"),
+    ],
+)
+def test_a_threshold_without_a_reason_or_with_two_values_is_refused(
+    tmp_path: Path, threshold: dict[str, Any], has: str
+) -> None:
+    with pytest.raises(render.RenderError, match=f"thresholds.yml: limit needs value, .* it has {has}$"):
+        render.render_all(tree(tmp_path, "for: <<limit>>", {"limit": threshold}))
 
 
 def test_what_differs_is_missing_or_left_over_is_not_up_to_date_until_written(tmp_path: Path) -> None:
     rendered = render.render_all(tree(tmp_path, "for: <<limit>>"))
     render.write(rendered)
     assert not list(render.outdated(rendered))
-    (tmp_path / "rules/fast/rankscope.yml").write_text("edited by hand")
-    (tmp_path / "rules/production/rankscope.yml").unlink()
-    left_over = tmp_path / "rules/fast/gone.yml"
+    (tmp_path / "rules/fast.yml").write_text("edited by hand")
+    (tmp_path / "rules/15s.yml").unlink()
+    (tmp_path / "rules/5s.yml").write_text("edited too")
+    left_over = tmp_path / "rules/30s.yml"
     left_over.write_text("its source is gone")
     assert set(render.outdated(rendered)) == {*rendered, left_over}
     render.write(rendered)

@@ -44,21 +44,27 @@ TROUBLES: dict[str, tuple[Trouble, dict[str, str]]] = {
 }
 
 
-def steps_of(trouble: Trouble, rank: int, speed: Speed) -> Iterator[Step]:
-    """What the rank shows at each scrape: all ranks end a step together."""
-    for scrape in range(speed.quiet + speed.faulty):
-        step = scrape // SHOWN
-        does = trouble if scrape >= speed.quiet else healthy
-        lasts = max(sum(does(other, step)[0].values()) for other in range(NODES))
-        busy, transfer = does(rank, step)
-        yield busy | {"collective_wait": lasts - sum(busy.values()) + transfer}
+def step_of(trouble: Trouble, rank: int, number: int) -> Step:
+    """Where one step of the rank goes, in milliseconds: all ranks end it together."""
+    lasts = max(sum(trouble(other, number)[0].values()) for other in range(NODES))
+    busy, transfer = trouble(rank, number)
+    return busy | {"collective_wait": lasts - sum(busy.values()) + transfer}
+
+
+def shares(trouble: Trouble, rank: int) -> Step:
+    """Of the rank's time by phase, over the hundreds of steps between two scrapes, in which the trouble goes round."""
+    steps = [step_of(trouble, rank, number) for number in range(NODES)]
+    total = sum(sum(step.values()) for step in steps)
+    return {phase: sum(step[phase] for step in steps) / total for phase in steps[0]}
 
 
 def series(run: str, trouble: Trouble, clock: str, speed: Speed, shows: bool) -> Iterator[dict[str, str]]:
-    """promtool's input. Every step between two scrapes is like the one that is shown."""
+    """promtool's input."""
     samples = speed.quiet + speed.faulty
     for rank in range(NODES):
-        steps = list(steps_of(trouble, rank, speed))
+        does = [healthy] * speed.quiet + [trouble] * speed.faulty
+        steps = [step_of(what, rank, scrape // SHOWN) for scrape, what in enumerate(does)]
+        time = {what: shares(what, rank) for what in (healthy, trouble)}
         seen = [max(0, n - (rank == 7)) for n in range(samples)]  # the last is seen a scrape later than the others
         place = f'instance="{run}-{rank}",run="{run}",rank="{rank}"'
         info = f'{place},group="0-7",node="node-{rank}",uuid="GPU-{run}-{rank}"'
@@ -71,7 +77,7 @@ def series(run: str, trouble: Trouble, clock: str, speed: Speed, shows: bool) ->
         }
         for phase in steps[0]:
             own = f'{place},phase="{phase}"'
-            seconds = list(_added_up(speed.interval * step[phase] / sum(step.values()) for step in steps))
+            seconds = list(_added_up(speed.interval * time[what][phase] for what in does))
             if clock == "device":
                 every[f"rankscope_rank_device_seconds_total{{{own}}}"] = [MEASURED * value for value in seconds]
             else:

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 INHIBIT_RULES = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["inhibit_rules"]
 RULES = {
     rule["alert"]: rule
-    for path in (ROOT / "deploy/prometheus/rules/production").glob("*.yml")
+    for path in [ROOT / "deploy/prometheus/rules/15s.yml"]
     for group in yaml.safe_load(path.read_text())["groups"]
     for rule in group["rules"]
     if "alert" in rule
