@@ -237,10 +237,9 @@ def group(speed: Speed, root: Path = HERE) -> str:
 
 
 def _whole_seconds(interval: str) -> int:
-    try:
-        return int(seconds(interval))
-    except ValueError as error:
-        raise RenderError(f"--interval: {error}, in whole seconds") from None
+    if not re.fullmatch(r"[1-9]\d*[smh]", interval):
+        raise RenderError(f"--interval: {interval} is no duration in whole seconds such as 30s or 1m")
+    return int(seconds(interval))
 
 
 def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
@@ -294,7 +293,7 @@ def main() -> int:
     """Render, or check; 1 if a checked file is not up to date, 2 if the sources are wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, name what is not up to date")
-    parser.add_argument("--interval", metavar="SECONDS", help="print the rules for this one, such as 30s or 1m")
+    parser.add_argument("--interval", metavar="DURATION", help="print the rules for this one, such as 30s or 1m")
     options = parser.parse_args()
     try:
         if options.interval:

@@ -6,8 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.rules.recording import Recording, Values
-from tests.rules.replay import QUIET, REPEATED, series
+from tests.rules import promtool
+from tests.rules.recording import RECORDED, Recording, Values
+from tests.rules.replay import QUIET, REPEATED, series, timed
 
 HEALTHY, CHANGING = 5, 3
 SCRAPES = HEALTHY + CHANGING + REPEATED
@@ -83,3 +84,29 @@ def test_every_series_belongs_to_the_case(name: str, labels: set[str]) -> None:
     pairs = only["series"].partition("{")[2].rstrip("}").split(",")
     assert {pair.partition("=")[0] for pair in pairs} == {"job", "instance"} | labels
     assert all("f99_test" in pair for pair in pairs if pair.startswith(("instance", "run", "node", "uuid")))
+
+
+def test_a_loss_is_told_as_soon_where_scrapes_are_long_before_the_evaluation(tmp_path: Path) -> None:
+    # Scrapes are a second after one evaluation, 14 before the next; a rank had last moved 2 s before it was scraped.
+    speed = promtool.PRODUCTION
+    (test,) = timed([Recording.read(RECORDED / "f09_rank_zero_works.json")], speed)
+    for line in test["input_series"]:
+        values = replayed_values(line["values"])
+        if "last_progress" in line["series"]:
+            values = [str(speed.interval * scrape - 1) for scrape in range(len(values))]
+        line["values"] = " ".join(f"_ {value} _x13" for value in values)
+    first = 'count(max_over_time(rank:rankscope_lag:tier{tier="1"}[20m]))'
+    test |= {
+        "interval": "1s",
+        "promql_expr_test": [{"expr": first, "eval_time": "20m", "exp_samples": [{"labels": "{}", "value": 1}]}],
+    }
+    assert promtool.complaint(test, speed, tmp_path / "test.yml") == ""
+
+
+def replayed_values(text: str) -> list[str]:
+    """Each value, also where it is written as so many times the same."""
+    found = []
+    for word in text.split(" "):
+        value, _, more = word.partition("x")
+        found += [value] * (int(more or 0) + 1)
+    return found
