@@ -7,12 +7,11 @@ tested is what is shipped.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import yaml
+from deploy.prometheus.shipped import HERE, alertmanager_document, prometheus_document
 
-HERE = Path(__file__).resolve().parent
 INTERVAL = "1s"
 
 
@@ -21,26 +20,18 @@ def prometheus_config(exporters: Sequence[str], alertmanager: str | None = None)
 
     Alerts go to `alertmanager` (`host:port`), or nowhere.
     """
-    config: dict[str, Any] = yaml.safe_load((HERE / "prometheus.yml").read_text())
+    config = prometheus_document(exporters, alertmanager)
     config["global"] = {"scrape_interval": INTERVAL, "scrape_timeout": INTERVAL, "evaluation_interval": INTERVAL}
     config["rule_files"] = [str(HERE / "rules/fast.yml")]
-    config["alerting"] = {"alertmanagers": _static([alertmanager] if alertmanager else [])}
-    config["scrape_configs"] = [{"job_name": "rankscope", "static_configs": [{"targets": list(exporters)}]}]
     return yaml.safe_dump(config, sort_keys=False)
 
 
 def alertmanager_config(webhook_url: str) -> str:
     """The text of an alertmanager.yml that posts to `webhook_url` within about a second."""
-    config: dict[str, Any] = yaml.safe_load((HERE.parent / "alertmanager/alertmanager.yml").read_text())
+    config = alertmanager_document(webhook_url)
     for route in _routes(config["route"]):
         route.update(group_wait="1s", group_interval="2s")
-    for receiver in config["receivers"]:
-        receiver["webhook_configs"] = [{"url": webhook_url, "send_resolved": True}]
     return yaml.safe_dump(config, sort_keys=False)
-
-
-def _static(targets: list[str]) -> list[dict[str, Any]]:
-    return [{"static_configs": [{"targets": targets}]}]
 
 
 def _routes(route: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -7,6 +7,7 @@ directory that the caller gave.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 import subprocess
@@ -15,7 +16,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,8 @@ class Server:
     url: str
     log: Path
     ready: str = "/-/ready"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Beside the caller's own."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -55,10 +58,16 @@ class Server:
         """Its host:port."""
         return self.url.removeprefix("http://")
 
+    @property
+    def pid(self) -> int | None:
+        """None while it does not run."""
+        return self._process.pid if self._process else None
+
     def start(self) -> None:
         """Start it and wait until it is ready. Raises RuntimeError with its last words if it does not get there."""
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(self.arguments, stdout=log, stderr=log)  # noqa: S603 - our own servers
+            environment = {**os.environ, **self.environment}
+            self._process = subprocess.Popen(self.arguments, env=environment, stdout=log, stderr=log)  # noqa: S603 - our own servers
         deadline = time.monotonic() + READY_WITHIN
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -78,6 +87,18 @@ class Server:
             self._process.kill()
             self._process.wait()
         self._process = None
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+    def signal(self, number: int) -> None:
+        """Send it a signal that does not end it."""
+        assert self._process is not None
+        self._process.send_signal(number)
 
     def _is_ready(self) -> bool:
         try:
@@ -102,13 +123,19 @@ class Prometheus(Server):
 
 
 def exporter(
-    directory: Path, simulate: str, run_dir: Path, name: str = "exporter", flags: Sequence[str] = ()
+    directory: Path,
+    simulate: str,
+    run_dir: Path,
+    name: str = "exporter",
+    flags: Sequence[str] = (),
+    environment: Mapping[str, str] | None = None,
 ) -> Server:
     """An exporter for the ranks in `run_dir`, with simulated GPUs."""
     port = free_port()
     arguments = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{port}"]
     arguments += [f"--run-dir={run_dir}", f"--simulate={simulate}", *flags]
-    return Server(name, arguments, f"http://127.0.0.1:{port}", directory / f"{name}.log")
+    log = directory / f"{name}.log"
+    return Server(name, arguments, f"http://127.0.0.1:{port}", log, environment=environment or {})
 
 
 def alertmanager(directory: Path, configuration: str) -> Server:

@@ -1,4 +1,4 @@
-"""All that watches, at the fast speed: exporters, Prometheus with the rules, Alertmanager, a webhook receiver."""
+"""All that watches, fast or as shipped: exporters, Prometheus with the rules, Alertmanager, a webhook receiver."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 from typing import TypeVar
 
-from deploy.prometheus.fast import alertmanager_config, prometheus_config
+from deploy.prometheus import fast
 
 from examples.demo import servers
 from examples.demo.webhook import Notification, WebhookReceiver
@@ -25,8 +26,12 @@ class Stack:
         exporters: Sequence[servers.Server],
         on_notification: Callable[[Notification], None] = lambda _: None,
         on_start: Callable[[servers.Server], None] = lambda _: None,
+        speed: ModuleType = fast,
+        targets: Sequence[str] | None = None,
     ) -> None:
-        self._directory, self._on_start = directory, on_start
+        """`speed` is the module whose configurations are taken; `targets` are scraped instead of `exporters`."""
+        self._directory, self._on_start, self._speed = directory, on_start, speed
+        self._targets = targets or [server.address for server in exporters]
         self.exporters = exporters
         self.webhook = WebhookReceiver(on_notification)
 
@@ -36,9 +41,9 @@ class Stack:
             started.callback(self.webhook.stop)
             for exporter in self.exporters:
                 self._start(exporter, started)
-            configuration = alertmanager_config(self.webhook.url)
-            alertmanager = self._start(servers.alertmanager(self._directory, configuration), started)
-            configuration = prometheus_config([server.address for server in self.exporters], alertmanager.address)
+            configuration = self._speed.alertmanager_config(self.webhook.url)
+            self.alertmanager = self._start(servers.alertmanager(self._directory, configuration), started)
+            configuration = self._speed.prometheus_config(self._targets, self.alertmanager.address)
             self.prometheus = self._start(servers.prometheus(self._directory, configuration), started)
             self._started = started.pop_all()
         return self

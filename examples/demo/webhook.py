@@ -63,9 +63,10 @@ class WebhookReceiver:
         return [notification for notification in self.notifications if notification.is_firing]
 
     def _receive(self, message: dict[str, Any]) -> None:
+        received = time.time()  # the same for all of a message: a message is what a person is woken by
         for alert in message["alerts"]:
             fields = (alert["status"], alert["labels"], alert["annotations"], alert["startsAt"])
-            notification = Notification(*fields, received=time.time())
+            notification = Notification(*fields, received=received)
             self.notifications.append(notification)
             self._on_notification(notification)
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.gauntlet.arena import Arena
+from tests.gauntlet.arena import LoneArena
 from tests.gauntlet.case import LOUD
 from tests.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
 from tests.gauntlet.ledger import Ledger
@@ -79,11 +79,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 @contextmanager
-def _arena(device: str) -> Iterator[Arena]:
+def _arena(device: str) -> Iterator[LoneArena]:
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-") as directory,
         tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
-        Arena(Path(directory), Path(memory), device) as arena,
+        LoneArena(Path(directory), Path(memory), device) as arena,
     ):
         yield arena
 

@@ -1,4 +1,4 @@
-"""Where faults happen: one training job after another, six simulated GPUs, the whole stack at the fast speed.
+"""Where faults happen: one training job after another on a node of six simulated GPUs, and the stack that watches.
 
 A fault does what it does through the methods here. The arena knows of no fault, and what watches knows of no arena.
 """
@@ -9,9 +9,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
 from examples.demo import servers
@@ -25,38 +26,53 @@ QUIET_FOR = 8.0  # seconds without an alert, pending or firing: the rules' windo
 QUIET_WITHIN = 75.0  # an XID stays for 30 s
 READY = f"count(rankscope_rank_up == 1) == {RANKS} and count(rate(rankscope_rank_steps_total[4s]) > 2) == {RANKS}"
 
+SomeArena = TypeVar("SomeArena", bound="Arena")
+
 
 class Arena:
-    """Everything starts when the context is entered, and ends with it. Nothing outside is touched."""
+    """One node: its job starts when the context is entered, and ends with it. Nothing outside is touched.
 
+    Its exporter belongs to whichever stack watches the node.
+    """
+
+    stack: Stack
     job: Training
     """The one that runs now, or the last that did."""
 
-    def __init__(self, directory: Path, memory: Path, device: str = GLOO) -> None:
-        """`directory` is for logs and databases; `memory`, on tmpfs, for records and what ranks and GPUs are told."""
-        self._memory, self._device = memory, device
+    def __init__(
+        self,
+        directory: Path,
+        memory: Path,
+        device: str = GLOO,
+        run: str = RUN,
+        machine: int = 0,
+        environment: Mapping[str, str] | None = None,
+        **healthy: Any,
+    ) -> None:
+        """`directory` is for logs and databases; `memory`, on tmpfs, for records and what ranks and GPUs are told.
+
+        `environment` is the exporter's, `healthy` the behaviour of ranks without a fault where it is not the usual.
+        """
+        self.run = run
+        self._memory, self._device, self._machine, self._healthy = memory, device, machine, healthy
         self._run_dir, self._claims = memory / "run", memory / "claims"
         self._changes, self._holders = memory / "gpus", memory / "holders"
         for made in (self._run_dir, self._claims, self._changes, self._holders):
-            made.mkdir(parents=True)
+            made.mkdir(parents=True, exist_ok=True)
         scenario = directory / "scenario.yml"
         told_by = {"processes_dir": str(self._holders), "changes_dir": str(self._changes)}
-        machine = {"gpus": GPUS, "model": {"nvlinks": 18}, "follow_ranks": True, **told_by}
-        scenario.write_text(yaml.safe_dump(machine))
+        gpus = {"gpus": GPUS, "machine": machine, "model": {"nvlinks": 18}, "follow_ranks": True, **told_by}
+        scenario.write_text(yaml.safe_dump(gpus))
         flags = [f"--collector.allocation.slurm-dir={self._claims}"]
-        self.stack = Stack(directory, [servers.exporter(directory, str(scenario), self._run_dir, flags=flags)])
+        self.exporter = servers.exporter(directory, str(scenario), self._run_dir, flags=flags, environment=environment)
         self._jobs = 0
         self._children: list[subprocess.Popen[bytes]] = []
         self.onset = 0.0
         """When the first thing since `heal` began to go wrong, in unix time; 0 while nothing does."""
 
-    def __enter__(self) -> Arena:
+    def __enter__(self: SomeArena) -> SomeArena:
         with ExitStack() as started:
-            started.enter_context(self.stack)
-            started.callback(self._end)
-            self.start_job()
-            self.job.wait_until_training()
-            self.become_quiet()
+            self._start(started)
             self._started = started.pop_all()
         return self
 
@@ -93,8 +109,8 @@ class Arena:
         if self._jobs:
             self.job.terminate()
         self._jobs += 1
-        self.job = Training(self._memory / f"job-{self._jobs}", RUN, self._run_dir, self._device)
-        self.job.start(**everybody)
+        self.job = Training(self._memory / f"job-{self._jobs}", self.run, self._run_dir, self._device, self._machine)
+        self.job.start(**{**self._healthy, **everybody})
 
     def claim(self, gpu: int) -> None:
         """A scheduler gives a GPU to somebody's job."""
@@ -103,7 +119,7 @@ class Arena:
 
     def wait_for_ranks(self) -> None:
         """Until all ranks of the job have a record, though none may have made a step yet. Raises JobError."""
-        began = f'rankscope_rank_start_timestamp_seconds{{run="{RUN}"}} > {self.job.started}'
+        began = f'rankscope_rank_start_timestamp_seconds{{run="{self.run}"}} > {self.job.started}'
         if not wait_for(lambda: len(self.stack.prometheus.query(began)) == RANKS, STARTS_WITHIN):
             raise JobError(f"no records of {RANKS} ranks")
 
@@ -127,30 +143,15 @@ class Arena:
             self.job.wait_until_training()
             healed = time.time()
         else:
-            healed = self.job.heal()
+            healed = self.job.heal(**self._healthy)
             self._free_processors()
         self.onset = 0.0
         return healed
 
-    def become_quiet(self) -> bool:
-        """Wait until all ranks train and no alert was there for a while; whether that came to be."""
-        deadline, since = time.monotonic() + QUIET_WITHIN, time.monotonic()
-        while time.monotonic() < deadline:
-            if self.alerts() or not self.stack.prometheus.query(READY):
-                since = time.monotonic()
-            elif time.monotonic() - since > QUIET_FOR:
-                return True
-            time.sleep(0.5)
-        return False
-
-    def alerts(self) -> list[dict[str, str]]:
-        """The labels of all alerts that are pending or firing now."""
-        return [series["metric"] for series in self.stack.prometheus.query("ALERTS")]
-
-    def step_seconds(self) -> float | None:
-        """The mean step of the last five seconds; None while there is none."""
-        steps = self.stack.prometheus.query("1 / max(rate(rankscope_rank_steps_total[5s]) > 0)")
-        return float(steps[0]["value"][1]) if steps else None
+    def _start(self, started: ExitStack) -> None:
+        started.callback(self._end)
+        self.start_job()
+        self.job.wait_until_training()
 
     def _began(self, when: float) -> None:
         self.onset = self.onset or when
@@ -174,3 +175,36 @@ class Arena:
     def _end(self) -> None:
         self._stop_children()
         self.job.terminate()
+
+
+class LoneArena(Arena):
+    """One that has a stack of its own, at the fast speed."""
+
+    def __init__(self, directory: Path, memory: Path, device: str = GLOO) -> None:
+        super().__init__(directory, memory, device)
+        self.stack = Stack(directory, [self.exporter])
+
+    def become_quiet(self) -> bool:
+        """Wait until all ranks train and no alert was there for a while; whether that came to be."""
+        deadline, since = time.monotonic() + QUIET_WITHIN, time.monotonic()
+        while time.monotonic() < deadline:
+            if self.alerts() or not self.stack.prometheus.query(READY):
+                since = time.monotonic()
+            elif time.monotonic() - since > QUIET_FOR:
+                return True
+            time.sleep(0.5)
+        return False
+
+    def alerts(self) -> list[dict[str, str]]:
+        """The labels of all alerts that are pending or firing now."""
+        return [series["metric"] for series in self.stack.prometheus.query("ALERTS")]
+
+    def step_seconds(self) -> float | None:
+        """The mean step of the last five seconds; None while there is none."""
+        steps = self.stack.prometheus.query("1 / max(rate(rankscope_rank_steps_total[5s]) > 0)")
+        return float(steps[0]["value"][1]) if steps else None
+
+    def _start(self, started: ExitStack) -> None:
+        started.enter_context(self.stack)
+        super()._start(started)
+        self.become_quiet()

@@ -26,18 +26,25 @@ class Target:
     rank: int = 1
     spare_gpu: int = RANKS
     dose: float = LOUD
+    pace: float = 1.0
+    """How many times as long as the gauntlet's the healthy steps are."""
 
     @property
     def extra_ms(self) -> float:
         """By which a step is longer."""
-        return (self.dose - 1) * STEP_MS
+        return (self.dose - 1) * STEP_MS * self.pace
+
+    @property
+    def batch_ms(self) -> float:
+        """Of a loader's worker that is slower than the steps."""
+        return self.dose * STEP_MS * self.pace
 
     @property
     def slow_device(self) -> dict[str, float]:
         """The behaviour of a rank whose device is that much slower."""
         return {
-            "forward": Behaviour.forward + self.extra_ms / 3,
-            "backward": Behaviour.backward + self.extra_ms * 2 / 3,
+            "forward": Behaviour.forward * self.pace + self.extra_ms / 3,
+            "backward": Behaviour.backward * self.pace + self.extra_ms * 2 / 3,
         }
 
     @property
@@ -48,8 +55,7 @@ class Target:
         do would be disturbed as much as their data.
         """
         share = min(1.0, 0.7 * (os.cpu_count() or 1) / RANKS)
-        batch_ms = self.dose * STEP_MS
-        return {"fetch_cpu": share * batch_ms, "fetch": (1 - share) * batch_ms}
+        return {"fetch_cpu": share * self.batch_ms, "fetch": (1 - share) * self.batch_ms}
 
 
 def no_place(_: Target) -> dict[str, str]:

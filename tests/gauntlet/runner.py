@@ -8,7 +8,7 @@ from typing import Any
 
 from examples.demo.stack import wait_for
 from examples.demo.webhook import Notification
-from tests.gauntlet.arena import RUN, Arena
+from tests.gauntlet.arena import RUN, LoneArena
 from tests.gauntlet.schedule import Run
 from tests.gauntlet.score import Verdict, false_alarms, judge
 from tests.gauntlet.training import JobError
@@ -26,7 +26,7 @@ RESOLVED_WITHIN = 45.0
 class Runner:
     """Runs lines of a schedule in one arena; each takes so many seconds `longer` before the onset, and once told."""
 
-    def __init__(self, arena: Arena, longer: float = 0.0) -> None:
+    def __init__(self, arena: LoneArena, longer: float = 0.0) -> None:
         self._arena, self._longer = arena, longer
 
     def run(self, run: Run) -> dict[str, Any]:

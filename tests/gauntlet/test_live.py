@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.gauntlet.arena import Arena
+from tests.gauntlet.arena import LoneArena
 from tests.gauntlet.case import LOUD
 from tests.gauntlet.devices import ASYNCHRONOUS, GLOO
 from tests.gauntlet.runner import Runner
@@ -42,7 +42,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     device = request.param
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
-        Arena(tmp_path_factory.mktemp("gauntlet"), Path(memory), device) as arena,
+        LoneArena(tmp_path_factory.mktemp("gauntlet"), Path(memory), device) as arena,
     ):
         yield lambda name: Runner(arena).run(draw([name], SEED, LOUD, device))
 

@@ -34,10 +34,11 @@ class Training:
     ranks = RANKS
     script = "tests.gauntlet.job"
 
-    def __init__(self, directory: Path, run: str, run_dir: Path, device: str = GLOO) -> None:
+    def __init__(self, directory: Path, run: str, run_dir: Path, device: str = GLOO, machine: int = 0) -> None:
+        """`directory` is for what ranks are told; `machine` tells simulated GPUs of several apart."""
         directory.mkdir(parents=True)
         self.run = run
-        self._device = device
+        self._device, self._machine = device, machine
         self.started = 0.0
         self._directory, self._run_dir = directory, run_dir
         self._orders = Orders(directory / "control.json")
@@ -52,7 +53,7 @@ class Training:
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": ",".join(simulated_uuid(rank) for rank in range(self.ranks)),
+            "CUDA_VISIBLE_DEVICES": ",".join(simulated_uuid(rank, self._machine) for rank in range(self.ranks)),
             # The asynchronous device has to be there before the hook, and the hook comes with `import torch`.
             "RANKSCOPE": "1" if self._device == GLOO else "0",
             "RANKSCOPE_RUN": self.run,

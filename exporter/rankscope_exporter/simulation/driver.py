@@ -24,19 +24,21 @@ class SimulatedDriver:
         *,
         activities: Callable[[], Iterable[RankActivity]] | None = None,
         processes_dir: Path | None = None,
-        clock: Callable[[], float] = time.time,
+        clock: Callable[[], float] | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
         """`clock` is unix time in seconds; `processes_dir` takes precedence over the scenario's."""
         self.sleep = sleep
-        self.start_unix = clock()
-        self._clock = clock
+        self._clock = clock or _steady_clock()
+        self.start_unix = self._clock()
         self._loaded = scenario.driver
         follows = scenario.follow_ranks and activities is not None
         holders = HolderDirectory(processes_dir or scenario.processes_dir)
         histories = [_history(timeline) if follows else None for timeline in scenario.timelines]
         self.gpus = tuple(
-            SimulatedGpu(index, scenario.model, timeline, self.start_unix, histories[index], holders.on)
+            SimulatedGpu(
+                index, scenario.model, timeline, self.start_unix, histories[index], holders.on, scenario.machine
+            )
             for index, timeline in enumerate(scenario.timelines)
         )
         by_uuid = {gpu.uuid: history for gpu, history in zip(self.gpus, histories, strict=True) if history}
@@ -69,3 +71,9 @@ class SimulatedDriver:
 
 def _history(timeline: Timeline) -> RankHistory:
     return RankHistory(0.0, lambda t: timeline.state(t).ranks_busy)
+
+
+def _steady_clock() -> Callable[[], float]:
+    """Unix time that does not jump when the machine's clock is set: what GPUs count does not either."""
+    offset = time.time() - time.monotonic()
+    return lambda: offset + time.monotonic()

@@ -42,9 +42,10 @@ class SimulatedGpu:
         start_unix: float,
         ranks: RankHistory | None = None,
         holders: Callable[[int], Iterable[SimulatedProcess]] = lambda _: (),
+        machine: int = 0,
     ) -> None:
         self.index = index
-        self.uuid = simulated_uuid(index)
+        self.uuid = simulated_uuid(index, machine)
         self.name = f"Simulated {model.name}"
         self.pci_bus_id = f"00000000:{0x10 + index:02X}:00.0"
         self.model = model

@@ -4,6 +4,7 @@ gpus: 4
 model: {name: NVIDIA H100 80GB HBM3, memory: 80 GiB, power_idle: 70, power_max: 700,   # watts
         sm_clock: 1980, memory_clock: 2619}                                            # MHz
                                   # or: T4, or: {like: A100, mig: [3g.20gb, 1g.5gb]}; what is not said is an H100's
+machine: 1                        # in the UUIDs of its GPUs, where there are several machines (0 unless said)
 follow_ranks: true                # ranks whose record names a simulated GPU keep it busy (off unless said)
 processes_dir: /dev/shm/holders   # processes that announce themselves there hold memory (hold.py)
 changes_dir: /dev/shm/changes     # what GPUs do from now on, told while all this runs (changes.py)
@@ -63,6 +64,7 @@ class Scenario:
 
     timelines: tuple[Timeline, ...]
     """One for each GPU."""
+    machine: int = 0
     model: GpuModel = H100
     follow_ranks: bool = True
     processes_dir: Path | None = None
@@ -89,7 +91,7 @@ def load_scenario(argument: str) -> Scenario:
 
 def parse_scenario(document: object) -> Scenario:
     """The scenario that a YAML document describes. Raises ScenarioError that names the key."""
-    keys = {"gpus", "model", "follow_ranks", "processes_dir", "changes_dir", "driver", "timeline"}
+    keys = {"gpus", "machine", "model", "follow_ranks", "processes_dir", "changes_dir", "driver", "timeline"}
     values = mapping("the scenario", document, keys)
     if "gpus" not in values:
         raise ScenarioError("gpus: missing: the number of GPUs")
@@ -101,6 +103,7 @@ def parse_scenario(document: object) -> Scenario:
         timelines[index] = _timeline(f"timeline.{index}", entries)
     return Scenario(
         timelines=tuple(timelines),
+        machine=whole_number("machine", values.get("machine", 0)),
         model=_model(values.get("model", {})),
         follow_ranks=boolean("follow_ranks", values.get("follow_ranks", False)),
         processes_dir=_directory("processes_dir", values),

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from tests.gauntlet.arena import Arena
 from tests.gauntlet.case import Case, Target, alert
-from tests.gauntlet.control import STEP_MS
 
 
 def inject(arena: Arena, target: Target) -> None:
-    arena.tell(everybody={"fetch": target.dose * STEP_MS})
+    arena.tell(everybody={"fetch": target.batch_ms})
 
 
 CASE = Case(

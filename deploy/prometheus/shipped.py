@@ -1,0 +1,48 @@
+"""The configurations of Prometheus and Alertmanager as they are shipped, with nothing but the addresses replaced.
+
+For tests at production speed. fast.py shortens their intervals.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+
+
+def prometheus_document(exporters: Sequence[str], alertmanager: str | None = None) -> dict[str, Any]:
+    """prometheus.yml that scrapes `exporters` (`host:port`); alerts go to `alertmanager`, or nowhere.
+
+    It does not scrape itself: nothing of Rankscope asks for that.
+    """
+    config: dict[str, Any] = yaml.safe_load((HERE / "prometheus.yml").read_text())
+    config["rule_files"] = [str(HERE / path) for path in config["rule_files"]]
+    config["alerting"] = {"alertmanagers": _static([alertmanager] if alertmanager else [])}
+    config["scrape_configs"] = [{"job_name": "rankscope", "static_configs": [{"targets": list(exporters)}]}]
+    return config
+
+
+def alertmanager_document(webhook_url: str) -> dict[str, Any]:
+    """alertmanager.yml whose receivers post to `webhook_url`."""
+    config: dict[str, Any] = yaml.safe_load((HERE.parent / "alertmanager/alertmanager.yml").read_text())
+    for receiver in config["receivers"]:
+        receiver["webhook_configs"] = [{"url": webhook_url, "send_resolved": True}]
+    return config
+
+
+def prometheus_config(exporters: Sequence[str], alertmanager: str | None = None) -> str:
+    """The text of such a prometheus.yml."""
+    return yaml.safe_dump(prometheus_document(exporters, alertmanager), sort_keys=False)
+
+
+def alertmanager_config(webhook_url: str) -> str:
+    """The text of such an alertmanager.yml."""
+    return yaml.safe_dump(alertmanager_document(webhook_url), sort_keys=False)
+
+
+def _static(targets: list[str]) -> list[dict[str, Any]]:
+    return [{"static_configs": [{"targets": targets}]}]
