@@ -85,6 +85,10 @@ class Training:
         """The process of a rank."""
         return int((self._directory / f"rank-{rank}.pid").read_text())
 
+    def step(self) -> int:
+        """The one that rank 0 is in; 0 before the first."""
+        return self._progress.read()
+
     def is_running(self) -> bool:
         """Whether torchrun is still there."""
         return self._process is not None and self._process.poll() is None

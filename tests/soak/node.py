@@ -1,0 +1,73 @@
+"""One of the two nodes: its job, its GPUs, its exporter behind a proxy, a run directory that can be full, a clock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from tests.gauntlet.arena import Arena
+from tests.gauntlet.control import Behaviour
+from tests.soak.plan import PACE, RUNS
+from tests.soak.proxy import Proxy
+
+RUN_DIRECTORY_SIZE = "4m"
+FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
+"""From Debian's libfaketime; without it no clock jumps."""
+CAN_MOUNT = os.geteuid() == 0
+"""Else no run directory is full: it is a file system of its own."""
+
+
+class Node(Arena):
+    """An arena that is disturbed. The stack that watches it runs before the job begins."""
+
+    def __init__(self, directory: Path, memory: Path, run: str) -> None:
+        self._clock = directory / f"{run}.clock"
+        self._run_dir_mounted = memory / "run"
+        healthy = {"forward": Behaviour.forward * PACE, "backward": Behaviour.backward * PACE}
+        self.set_clock(0)
+        super().__init__(directory, memory, run, run, RUNS.index(run), self._environment(), **healthy)
+        self.exporter.name = f"exporter of {run}"
+        self.exporter.log = directory / f"exporter-{run}.log"
+        self.proxy = Proxy(self.exporter.url)
+
+    def set_clock(self, ahead: float) -> None:
+        """By how many seconds the exporter's clock is wrong from now on."""
+        draft = self._clock.with_suffix(".draft")
+        draft.write_text(f"{ahead:+g}")
+        draft.rename(self._clock)
+
+    def fill(self) -> int:
+        """Leave no byte free in the run directory; returns how many were."""
+        filler = self._run_dir_mounted / "filler"
+        with filler.open("ab", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        return filler.stat().st_size
+
+    def empty(self) -> None:
+        """Undo that."""
+        (self._run_dir_mounted / "filler").unlink(missing_ok=True)
+
+    def mount(self, started: ExitStack) -> None:
+        """Put a small file system under the run directory, until `started` ends."""
+        if CAN_MOUNT:
+            _run("mount", "-t", "tmpfs", "-o", f"size={RUN_DIRECTORY_SIZE}", "tmpfs", str(self._run_dir_mounted))
+            started.callback(_run, "umount", "--lazy", str(self._run_dir_mounted))
+
+    def _environment(self) -> dict[str, str]:
+        if FAKETIME is None:
+            return {}
+        return {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(self._clock),
+            "FAKETIME_CACHE_DURATION": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_RESET": "1",
+        }
+
+
+def _run(*command: Any) -> None:
+    subprocess.run(command, check=True)

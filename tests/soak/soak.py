@@ -1,0 +1,211 @@
+"""Two jobs with faults, one stack that is disturbed, and a witness that writes all of it down."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from deploy.prometheus import shipped
+from examples.demo.servers import Server
+from examples.demo.stack import Stack
+from examples.demo.webhook import Notification
+from tests.gauntlet.training import JobError
+from tests.soak import plan
+from tests.soak.history import history
+from tests.soak.node import CAN_MOUNT, FAKETIME, Node
+from tests.soak.observations import Observations
+from tests.soak.plan import Disturbance, Slot
+
+LOOKS_EVERY = 60.0  # seconds
+PAGES = os.sysconf("SC_PAGE_SIZE")
+
+
+class Soak:
+    """Everything starts when the context is entered, and ends with it."""
+
+    def __init__(self, directory: Path, memory: Path, observations: Observations) -> None:
+        self._observations = observations
+        self._memory = memory
+        self._nodes = {run: Node(directory, _made(memory / run), run) for run in plan.RUNS}
+        targets = [node.proxy.address for node in self._nodes.values()]
+        exporters = [node.exporter for node in self._nodes.values()]
+        self._stack = Stack(directory, exporters, self._told, speed=shipped, targets=targets)
+        self._over = threading.Event()
+        self._began = 0.0
+
+    def __enter__(self) -> Soak:
+        with ExitStack() as started:
+            for node in self._nodes.values():
+                node.mount(started)
+                node.proxy.start()
+                started.callback(node.proxy.stop)
+            started.enter_context(self._stack)
+            for node in self._nodes.values():
+                node.stack = self._stack
+                started.enter_context(node)
+            started.callback(self._over.set)
+            self._started = started.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._started.close()
+
+    def run(self, faults: Sequence[Slot], chaos: Sequence[Disturbance], seconds: float) -> None:
+        """The whole plan, and what Prometheus has to say of it afterwards."""
+        self._began = time.time()
+        self._observations.add("begin", seconds=seconds, load=os.getloadavg()[0])
+        threads = [
+            threading.Thread(target=self._go_through, args=([s for s in faults if s.run == run], self._inject))
+            for run in plan.RUNS
+        ]
+        threads.append(threading.Thread(target=self._go_through, args=(chaos, self._disturb)))
+        threads.append(threading.Thread(target=self._look))
+        for thread in threads:
+            thread.daemon = True
+            thread.start()
+        self._sleep_until(seconds)
+        self._over.set()
+        for thread in threads:
+            thread.join(timeout=60)
+        self._observations.add("end", load=os.getloadavg()[0])
+        self._observations.add("history", **history(self._stack.prometheus, time.time() - self._began))
+
+    def _go_through(self, planned: Iterable[Slot | Disturbance], do: Callable[[Any], None]) -> None:
+        for what in planned:
+            if self._sleep_until(what.at):
+                return
+            try:
+                do(what)
+            except Exception as error:  # whatever it is: the rest goes on, and the report says what failed
+                self._observations.add("error", what=asdict(what), error=f"{type(error).__name__}: {error}")
+
+    def _inject(self, slot: Slot) -> None:
+        node = self._nodes[slot.run]
+        if slot.case is None:
+            self._start_in_a_full_directory(node, slot)
+            return
+        try:
+            slot.case.inject(node, slot.target)
+        except JobError as error:
+            self._observations.add("error", what=asdict(slot), error=str(error))
+        onset = node.onset
+        self._observations.add("fault", **self._named(slot), onset=onset, place=slot.case.place(slot.target))
+        self._sleep_until(slot.until)
+        node.heal()
+        self._observations.add("healed", **self._named(slot), onset=onset)
+
+    def _start_in_a_full_directory(self, node: Node, slot: Slot) -> None:
+        if not CAN_MOUNT:
+            self._observations.add("left out", what=slot.name, reason="mounting a file system needs root")
+            return
+        free = node.fill()
+        began = time.time()
+        node.start_job()
+        node.job.wait_until_training()
+        step = node.job.step()
+        self._sleep_until(slot.until)
+        trained = node.job.is_running() and node.job.step() > step
+        shown = self._shown(slot.run)
+        node.empty()
+        node.start_job()
+        node.job.wait_until_training()
+        self._observations.add("full at start", run=slot.run, began=began, bytes=free, trained=trained, shown=shown)
+
+    def _disturb(self, what: Disturbance) -> None:
+        reason = _impossible(what)
+        if reason:
+            self._observations.add("left out", what=what.kind, reason=reason)
+            return
+        firing = self._firing()
+        began = time.time()
+        self._do(what)
+        self._observations.add("chaos", **asdict(what), began=began, ended=time.time(), firing=firing)
+
+    def _do(self, what: Disturbance) -> None:
+        server = self._server(what)
+        node = self._nodes.get(what.run)
+        until = what.at + what.seconds
+        if what.kind in (plan.KILL, plan.RESTART):
+            server.kill() if what.kind == plan.KILL else server.stop()
+            self._sleep_until(until)
+            server.start()
+        elif what.kind == plan.STOP:
+            server.signal(signal.SIGSTOP)
+            self._sleep_until(until)
+            server.signal(signal.SIGCONT)
+        elif node and what.kind == plan.SLOW:
+            node.proxy.delay = what.amount
+            self._sleep_until(until)
+            node.proxy.delay = 0.0
+        elif node and what.kind == plan.FULL:
+            node.fill()
+            self._sleep_until(until)
+            node.empty()
+        elif node and what.kind == plan.CLOCK:
+            node.set_clock(what.amount)
+            self._sleep_until(until)
+            node.set_clock(0.0)
+
+    def _server(self, what: Disturbance) -> Server:
+        if what.run:
+            return self._nodes[what.run].exporter
+        return self._stack.prometheus if what.target == plan.PROMETHEUS else self._stack.alertmanager
+
+    def _look(self) -> None:
+        while not self._over.wait(LOOKS_EVERY):
+            for server in (*self._stack.exporters, self._stack.prometheus, self._stack.alertmanager):
+                if pid := server.pid:
+                    self._observations.add("memory", server=server.name, pid=pid, bytes=resident(pid))
+            self._observations.add("load", load=os.getloadavg(), pressure=cpu_pressure())
+
+    def _told(self, notification: Notification) -> None:
+        self._observations.add("told", **asdict(notification))
+
+    def _firing(self) -> list[dict[str, str]]:
+        found = self._stack.prometheus.query('ALERTS{alertstate="firing"}')
+        return [series["metric"] for series in found]
+
+    def _shown(self, run: str) -> int:
+        return len(self._stack.prometheus.query(f'rankscope_rank_up{{run="{run}"}} == 1'))
+
+    def _named(self, slot: Slot) -> dict[str, Any]:
+        title = slot.case.title if slot.case else slot.name
+        return {"run": slot.run, "name": slot.name, "title": title}
+
+    def _sleep_until(self, at: float) -> bool:
+        """Until so many seconds from the begin; whether all is over."""
+        return self._over.wait(max(0.0, self._began + at - time.time()))
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGES
+
+
+def cpu_pressure() -> float | None:
+    """Part of the last minute in which something waited for a processor; None where the kernel does not tell."""
+    path = Path("/proc/pressure/cpu")
+    if not path.exists():
+        return None
+    return float(path.read_text().split("avg60=")[1].split()[0]) / 100
+
+
+def _impossible(what: Disturbance) -> str:
+    if what.kind == plan.CLOCK and FAKETIME is None:
+        return "no libfaketime: apt-get install libfaketime"
+    if what.kind == plan.FULL and not CAN_MOUNT:
+        return "mounting a file system needs root"
+    return ""
+
+
+def _made(directory: Path) -> Path:
+    directory.mkdir()
+    (directory / "run").mkdir()
+    return directory
