@@ -149,6 +149,7 @@ def alertmanager(directory: Path, configuration: str) -> Server:
         f"--storage.path={directory / 'alertmanager-data'}",
         f"--web.listen-address=127.0.0.1:{port}",
         "--cluster.listen-address=",
+        "--data.maintenance-interval=15s",  # as docker-compose.yml has it
     ]
     return Server("alertmanager", arguments, f"http://127.0.0.1:{port}", directory / "alertmanager.log")
 

@@ -80,7 +80,7 @@ class Slot:
 class Disturbance:
     """Something is done to `target` from `at` on for `seconds`, in seconds from the begin."""
 
-    kind: str
+    act: str
     target: str
     run: str
     """Whose exporter, directory or clock; empty for Prometheus and Alertmanager."""

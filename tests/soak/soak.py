@@ -121,7 +121,7 @@ class Soak:
     def _disturb(self, what: Disturbance) -> None:
         reason = _impossible(what)
         if reason:
-            self._observations.add("left out", what=what.kind, reason=reason)
+            self._observations.add("left out", what=what.act, reason=reason)
             return
         firing = self._firing()
         began = time.time()
@@ -132,23 +132,23 @@ class Soak:
         server = self._server(what)
         node = self._nodes.get(what.run)
         until = what.at + what.seconds
-        if what.kind in (plan.KILL, plan.RESTART):
-            server.kill() if what.kind == plan.KILL else server.stop()
+        if what.act in (plan.KILL, plan.RESTART):
+            server.kill() if what.act == plan.KILL else server.stop()
             self._sleep_until(until)
             server.start()
-        elif what.kind == plan.STOP:
+        elif what.act == plan.STOP:
             server.signal(signal.SIGSTOP)
             self._sleep_until(until)
             server.signal(signal.SIGCONT)
-        elif node and what.kind == plan.SLOW:
+        elif node and what.act == plan.SLOW:
             node.proxy.delay = what.amount
             self._sleep_until(until)
             node.proxy.delay = 0.0
-        elif node and what.kind == plan.FULL:
+        elif node and what.act == plan.FULL:
             node.fill()
             self._sleep_until(until)
             node.empty()
-        elif node and what.kind == plan.CLOCK:
+        elif node and what.act == plan.CLOCK:
             node.set_clock(what.amount)
             self._sleep_until(until)
             node.set_clock(0.0)
@@ -198,9 +198,9 @@ def cpu_pressure() -> float | None:
 
 
 def _impossible(what: Disturbance) -> str:
-    if what.kind == plan.CLOCK and FAKETIME is None:
+    if what.act == plan.CLOCK and FAKETIME is None:
         return "no libfaketime: apt-get install libfaketime"
-    if what.kind == plan.FULL and not CAN_MOUNT:
+    if what.act == plan.FULL and not CAN_MOUNT:
         return "mounting a file system needs root"
     return ""
 
