@@ -66,6 +66,7 @@ class Node(Arena):
             "FAKETIME_CACHE_DURATION": "1",
             "DONT_FAKE_MONOTONIC": "1",
             "FAKETIME_DONT_RESET": "1",
+            "FAKETIME_DISABLE_SHM": "1",  # which is left behind when the process is killed
         }
 
 

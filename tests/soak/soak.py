@@ -60,7 +60,8 @@ class Soak:
     def run(self, faults: Sequence[Slot], chaos: Sequence[Disturbance], seconds: float) -> None:
         """The whole plan, and what Prometheus has to say of it afterwards."""
         self._began = time.time()
-        self._observations.add("begin", seconds=seconds, load=os.getloadavg()[0])
+        instances = {run: node.proxy.address for run, node in self._nodes.items()}
+        self._observations.add("begin", instances=instances, load=os.getloadavg()[0])
         threads = [
             threading.Thread(target=self._go_through, args=([s for s in faults if s.run == run], self._inject))
             for run in plan.RUNS
@@ -93,8 +94,9 @@ class Soak:
             return
         try:
             slot.case.inject(node, slot.target)
-        except JobError as error:
-            self._observations.add("error", what=asdict(slot), error=str(error))
+        except JobError:
+            node.heal()
+            raise
         onset = node.onset
         self._observations.add("fault", **self._named(slot), onset=onset, place=slot.case.place(slot.target))
         self._sleep_until(slot.until)
@@ -112,11 +114,10 @@ class Soak:
         step = node.job.step()
         self._sleep_until(slot.until)
         trained = node.job.is_running() and node.job.step() > step
-        shown = self._shown(slot.run)
         node.empty()
         node.start_job()
         node.job.wait_until_training()
-        self._observations.add("full at start", run=slot.run, began=began, bytes=free, trained=trained, shown=shown)
+        self._observations.add("full at start", run=slot.run, began=began, bytes=free, trained=trained)
 
     def _disturb(self, what: Disturbance) -> None:
         reason = _impossible(what)
@@ -171,9 +172,6 @@ class Soak:
     def _firing(self) -> list[dict[str, str]]:
         found = self._stack.prometheus.query('ALERTS{alertstate="firing"}')
         return [series["metric"] for series in found]
-
-    def _shown(self, run: str) -> int:
-        return len(self._stack.prometheus.query(f'rankscope_rank_up{{run="{run}"}} == 1'))
 
     def _named(self, slot: Slot) -> dict[str, Any]:
         title = slot.case.title if slot.case else slot.name
