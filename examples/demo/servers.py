@@ -7,7 +7,6 @@ directory that the caller gave.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import socket
 import subprocess
@@ -16,7 +15,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -49,8 +48,6 @@ class Server:
     url: str
     log: Path
     ready: str = "/-/ready"
-    environment: Mapping[str, str] = field(default_factory=dict)
-    """Beside the caller's own."""
     _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
 
     @property
@@ -66,8 +63,7 @@ class Server:
     def start(self) -> None:
         """Start it and wait until it is ready. Raises RuntimeError with its last words if it does not get there."""
         with self.log.open("ab") as log:
-            environment = {**os.environ, **self.environment}
-            self._process = subprocess.Popen(self.arguments, env=environment, stdout=log, stderr=log)  # noqa: S603 - our own servers
+            self._process = subprocess.Popen(self.arguments, stdout=log, stderr=log)  # noqa: S603 - our own servers
         deadline = time.monotonic() + READY_WITHIN
         while not self._is_ready():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -128,14 +124,13 @@ def exporter(
     run_dir: Path,
     name: str = "exporter",
     flags: Sequence[str] = (),
-    environment: Mapping[str, str] | None = None,
+    module: Sequence[str] = ("rankscope_exporter",),
 ) -> Server:
-    """An exporter for the ranks in `run_dir`, with simulated GPUs."""
+    """An exporter for the ranks in `run_dir`, with simulated GPUs; `module` is what runs it, and its own arguments."""
     port = free_port()
-    arguments = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{port}"]
+    arguments = [sys.executable, "-m", *module, f"--web.listen-address=127.0.0.1:{port}"]
     arguments += [f"--run-dir={run_dir}", f"--simulate={simulate}", *flags]
-    log = directory / f"{name}.log"
-    return Server(name, arguments, f"http://127.0.0.1:{port}", log, environment=environment or {})
+    return Server(name, arguments, f"http://127.0.0.1:{port}", directory / f"{name}.log")
 
 
 def alertmanager(directory: Path, configuration: str) -> Server:

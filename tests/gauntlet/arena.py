@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -46,12 +46,12 @@ class Arena:
         device: str = GLOO,
         run: str = RUN,
         machine: int = 0,
-        environment: Mapping[str, str] | None = None,
+        exporter: Sequence[str] = ("rankscope_exporter",),
         **healthy: Any,
     ) -> None:
         """`directory` is for logs and databases; `memory`, on tmpfs, for records and what ranks and GPUs are told.
 
-        `environment` is the exporter's, `healthy` the behaviour of ranks without a fault where it is not the usual.
+        `exporter` is the module that runs one, `healthy` how ranks without a fault behave where that is not as usual.
         """
         self.run = run
         self._memory, self._device, self._machine, self._healthy = memory, device, machine, healthy
@@ -64,7 +64,7 @@ class Arena:
         gpus = {"gpus": GPUS, "machine": machine, "model": {"nvlinks": 18}, "follow_ranks": True, **told_by}
         scenario.write_text(yaml.safe_dump(gpus))
         flags = [f"--collector.allocation.slurm-dir={self._claims}"]
-        self.exporter = servers.exporter(directory, str(scenario), self._run_dir, flags=flags, environment=environment)
+        self.exporter = servers.exporter(directory, str(scenario), self._run_dir, flags=flags, module=exporter)
         self._jobs = 0
         self._children: list[subprocess.Popen[bytes]] = []
         self.onset = 0.0

@@ -14,8 +14,6 @@ from tests.soak.plan import PACE, RUNS
 from tests.soak.proxy import Proxy
 
 RUN_DIRECTORY_SIZE = "4m"
-FAKETIME = next(iter(Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")), None)
-"""From Debian's libfaketime; without it no clock jumps."""
 CAN_MOUNT = os.geteuid() == 0
 """Else no run directory is full: it is a file system of its own."""
 
@@ -28,7 +26,8 @@ class Node(Arena):
         self._run_dir_mounted = memory / "run"
         healthy = {"forward": Behaviour.forward * PACE, "backward": Behaviour.backward * PACE}
         self.set_clock(0)
-        super().__init__(directory, memory, run, run, RUNS.index(run), self._environment(), **healthy)
+        exporter = ("tests.soak.exporter", str(self._clock))
+        super().__init__(directory, memory, run, run, RUNS.index(run), exporter, **healthy)
         self.exporter.name = f"exporter of {run}"
         self.exporter.log = directory / f"exporter-{run}.log"
         self.proxy = Proxy(self.exporter.url)
@@ -56,18 +55,6 @@ class Node(Arena):
         if CAN_MOUNT:
             _run("mount", "-t", "tmpfs", "-o", f"size={RUN_DIRECTORY_SIZE}", "tmpfs", str(self._run_dir_mounted))
             started.callback(_run, "umount", "--lazy", str(self._run_dir_mounted))
-
-    def _environment(self) -> dict[str, str]:
-        if FAKETIME is None:
-            return {}
-        return {
-            "LD_PRELOAD": str(FAKETIME),
-            "FAKETIME_TIMESTAMP_FILE": str(self._clock),
-            "FAKETIME_CACHE_DURATION": "1",
-            "DONT_FAKE_MONOTONIC": "1",
-            "FAKETIME_DONT_RESET": "1",
-            "FAKETIME_DISABLE_SHM": "1",  # which is left behind when the process is killed
-        }
 
 
 def _run(*command: Any) -> None:

@@ -18,7 +18,7 @@ Two real jobs of four ranks, one over gloo and one on the asynchronous device, e
 own; one Prometheus with the rules for scrapes each 15 s and one Alertmanager, both configured as shipped. In each job
 there is one fault after the other, while what watches them is killed, restarted, stopped and deceived. Real are the
 jobs, exporters, servers and signals; the GPUs are simulated, a full run directory is a small tmpfs, and the clock that
-jumps is the exporter's, by libfaketime. Prometheus's clock does not: its runtime asks the kernel and not the library.
+jumps is the exporter's, in its process; Prometheus's does not.
 """
 
 

@@ -19,7 +19,7 @@ from examples.demo.webhook import Notification
 from tests.gauntlet.training import JobError
 from tests.soak import plan
 from tests.soak.history import history
-from tests.soak.node import CAN_MOUNT, FAKETIME, Node
+from tests.soak.node import CAN_MOUNT, Node
 from tests.soak.observations import Observations
 from tests.soak.plan import Disturbance, Slot
 
@@ -196,8 +196,6 @@ def cpu_pressure() -> float | None:
 
 
 def _impossible(what: Disturbance) -> str:
-    if what.act == plan.CLOCK and FAKETIME is None:
-        return "no libfaketime: apt-get install libfaketime"
     if what.act == plan.FULL and not CAN_MOUNT:
         return "mounting a file system needs root"
     return ""
