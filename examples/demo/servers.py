@@ -22,6 +22,8 @@ from typing import Any
 
 READY_WITHIN = 30.0  # seconds; all of them take well under one on an idle machine
 STOPPED_WITHIN = 10.0
+SNAPSHOTS = "--data.maintenance-interval=15s"
+"""Of what Alertmanager has told, as docker-compose.yml has it."""
 
 
 def free_port() -> int:
@@ -144,7 +146,7 @@ def alertmanager(directory: Path, configuration: str) -> Server:
         f"--storage.path={directory / 'alertmanager-data'}",
         f"--web.listen-address=127.0.0.1:{port}",
         "--cluster.listen-address=",
-        "--data.maintenance-interval=15s",  # as docker-compose.yml has it
+        SNAPSHOTS,
     ]
     return Server("alertmanager", arguments, f"http://127.0.0.1:{port}", directory / "alertmanager.log")
 
