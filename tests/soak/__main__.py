@@ -30,7 +30,8 @@ def main() -> int:
         prog="make soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=120)
-    parser.add_argument("--seed", type=int, default=1)
+    # In two hours of this one everything is disturbed while an alert fires.
+    parser.add_argument("--seed", type=int, default=526)
     parser.add_argument("--json", type=Path, default=Path("soak.json"), help="the figures; the page goes beside it")
     parser.add_argument("--report", type=Path, metavar="FILE", help="of these observations, without a run")
     options = parser.parse_args()

@@ -38,17 +38,17 @@ class Node(Arena):
         draft.write_text(f"{ahead:+g}")
         draft.rename(self._clock)
 
-    def fill(self) -> int:
-        """Leave no byte free in the run directory; returns how many were."""
-        filler = self._run_dir_mounted / "filler"
-        with filler.open("ab", buffering=0) as file, suppress(OSError):
+    def fill(self, filler: str) -> int:
+        """Leave no byte free in the run directory, with a file of that name; returns its size."""
+        path = self._run_dir_mounted / filler
+        with path.open("ab", buffering=0) as file, suppress(OSError):
             while True:
                 file.write(bytes(4096))
-        return filler.stat().st_size
+        return path.stat().st_size
 
-    def empty(self) -> None:
+    def empty(self, filler: str) -> None:
         """Undo that."""
-        (self._run_dir_mounted / "filler").unlink(missing_ok=True)
+        (self._run_dir_mounted / filler).unlink()
 
     def mount(self, started: ExitStack) -> None:
         """Put a small file system under the run directory, until `started` ends."""

@@ -107,14 +107,14 @@ class Soak:
         if not CAN_MOUNT:
             self._observations.add("left out", what=slot.name, reason="mounting a file system needs root")
             return
-        free = node.fill()
+        free = node.fill(slot.name)
         began = time.time()
         node.start_job()
         node.job.wait_until_training()
         step = node.job.step()
         self._sleep_until(slot.until)
         trained = node.job.is_running() and node.job.step() > step
-        node.empty()
+        node.empty(slot.name)
         node.start_job()
         node.job.wait_until_training()
         self._observations.add("full at start", run=slot.run, began=began, bytes=free, trained=trained)
@@ -146,9 +146,9 @@ class Soak:
             self._sleep_until(until)
             node.proxy.delay = 0.0
         elif node and what.act == plan.FULL:
-            node.fill()
+            node.fill(what.act)
             self._sleep_until(until)
-            node.empty()
+            node.empty(what.act)
         elif node and what.act == plan.CLOCK:
             node.set_clock(what.amount)
             self._sleep_until(until)
