@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from tests.soak.observations import Observations
 from tests.soak.plan import Disturbance, Slot
 
 LOOKS_EVERY = 60.0  # seconds
+ENDS_WITHIN = 120.0  # as a job that has to be started again takes
 PAGES = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -38,6 +39,7 @@ class Soak:
         exporters = [node.exporter for node in self._nodes.values()]
         self._stack = Stack(directory, exporters, self._told, speed=shipped, targets=targets)
         self._over = threading.Event()
+        self._threads: list[threading.Thread] = []
         self._began = 0.0
 
     def __enter__(self) -> Soak:
@@ -50,7 +52,7 @@ class Soak:
             for node in self._nodes.values():
                 node.stack = self._stack
                 started.enter_context(node)
-            started.callback(self._over.set)
+            started.callback(self._finish)
             self._started = started.pop_all()
         return self
 
@@ -62,21 +64,25 @@ class Soak:
         self._began = time.time()
         instances = {run: node.proxy.address for run, node in self._nodes.items()}
         self._observations.add("begin", instances=instances, load=os.getloadavg()[0])
-        threads = [
-            threading.Thread(target=self._go_through, args=([s for s in faults if s.run == run], self._inject))
-            for run in plan.RUNS
-        ]
-        threads.append(threading.Thread(target=self._go_through, args=(chaos, self._disturb)))
-        threads.append(threading.Thread(target=self._look))
-        for thread in threads:
-            thread.daemon = True
-            thread.start()
+        for run in plan.RUNS:
+            self._begin(self._go_through, [slot for slot in faults if slot.run == run], self._inject)
+        self._begin(self._go_through, chaos, self._disturb)
+        self._begin(self._look)
         self._sleep_until(seconds)
-        self._over.set()
-        for thread in threads:
-            thread.join(timeout=60)
+        self._finish()
         self._observations.add("end", load=os.getloadavg()[0])
         self._observations.add("history", **history(self._stack.prometheus, time.time() - self._began))
+
+    def _begin(self, do: Callable[..., None], *arguments: Any) -> None:
+        thread = threading.Thread(target=do, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _finish(self) -> None:
+        """Whoever waits goes on at once: what is down comes up, what is wrong is healed."""
+        self._over.set()
+        for thread in self._threads:
+            thread.join(ENDS_WITHIN)
 
     def _go_through(self, planned: Iterable[Slot | Disturbance], do: Callable[[Any], None]) -> None:
         for what in planned:
@@ -162,8 +168,10 @@ class Soak:
     def _look(self) -> None:
         while not self._over.wait(LOOKS_EVERY):
             for server in (*self._stack.exporters, self._stack.prometheus, self._stack.alertmanager):
-                if pid := server.pid:
-                    self._observations.add("memory", server=server.name, pid=pid, bytes=resident(pid))
+                pid = server.pid
+                with suppress(OSError):  # it is being killed
+                    if pid:
+                        self._observations.add("memory", server=server.name, pid=pid, bytes=resident(pid))
             self._observations.add("load", load=os.getloadavg(), pressure=cpu_pressure())
 
     def _told(self, notification: Notification) -> None:
