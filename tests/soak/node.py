@@ -22,14 +22,13 @@ class Node(Arena):
     """An arena that is disturbed. The stack that watches it runs before the job begins."""
 
     def __init__(self, directory: Path, memory: Path, run: str) -> None:
-        self._clock = directory / f"{run}.clock"
+        self._clock = directory / "clock"
         self._run_dir_mounted = memory / "run"
         healthy = {"forward": Behaviour.forward * PACE, "backward": Behaviour.backward * PACE}
         self.set_clock(0)
         exporter = ("tests.soak.exporter", str(self._clock))
         super().__init__(directory, memory, run, run, RUNS.index(run), exporter, **healthy)
         self.exporter.name = f"exporter of {run}"
-        self.exporter.log = directory / f"exporter-{run}.log"
         self.proxy = Proxy(self.exporter.url)
 
     def set_clock(self, ahead: float) -> None:

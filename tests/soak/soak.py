@@ -34,7 +34,7 @@ class Soak:
     def __init__(self, directory: Path, memory: Path, observations: Observations) -> None:
         self._observations = observations
         self._memory = memory
-        self._nodes = {run: Node(directory, _made(memory / run), run) for run in plan.RUNS}
+        self._nodes = {run: Node(_made(directory / run), _made(memory / run), run) for run in plan.RUNS}
         targets = [node.proxy.address for node in self._nodes.values()]
         exporters = [node.exporter for node in self._nodes.values()]
         self._stack = Stack(directory, exporters, self._told, speed=shipped, targets=targets)
@@ -211,5 +211,4 @@ def _impossible(what: Disturbance) -> str:
 
 def _made(directory: Path) -> Path:
     directory.mkdir()
-    (directory / "run").mkdir()
     return directory
