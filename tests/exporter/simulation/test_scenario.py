@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ import yaml
 
 from rankscope_exporter.simulation import scenario as scenario_module
 from rankscope_exporter.simulation import simulated_uuid
+from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.models import MODELS, GpuModel
 from rankscope_exporter.simulation.scenario import load_scenario, parse_scenario
 from rankscope_exporter.simulation.timeline import SimulatedProcess
@@ -143,3 +145,15 @@ def test_a_launcher_learns_a_uuid_without_importing_anything_heavy():
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     assert done.stdout == "set()\n"
     assert len({simulated_uuid(index) for index in range(64)}) == 64
+
+
+def test_gpus_of_several_machines_are_told_apart():
+    assert SimulatedDriver(parse_scenario({"gpus": 1})).gpus[0].uuid == simulated_uuid(0)
+    assert SimulatedDriver(parse_scenario({"gpus": 1, "machine": 1})).gpus[0].uuid == simulated_uuid(0, machine=1)
+    assert simulated_uuid(0, machine=1) != simulated_uuid(0)
+
+
+def test_what_gpus_count_goes_on_when_the_machines_clock_is_set(monkeypatch):
+    driver = SimulatedDriver(parse_scenario({"gpus": 1}))
+    monkeypatch.setattr(time, "time", lambda: 0.0)
+    assert 0 <= driver.now() < 60
