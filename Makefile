@@ -7,7 +7,7 @@ BIN := .venv/bin
 PYTESTS = $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes soak clean
+.PHONY: help venv servers demo test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month soak clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -59,6 +59,9 @@ gauntlet: venv servers ## inject 26 faults and the decoys, five times each, on b
 
 nodes: venv servers ## eight nodes of one rank each: a rotating straggler, a slow network, a slow rank told apart, by either clock; to docs/measurements/
 	@$(BIN)/python -m tests.gauntlet.nodes --json docs/measurements/nodes.json
+
+month: venv servers ## a thousand simulated days of healthy runs, and faulty ones, judged by the rules: false alarms, and how soon a fault is told (4 hours); to docs/measurements/
+	@$(BIN)/python -m benchmarks.month $(MONTH)
 
 soak: venv servers ## faults at production speed while what watches them is killed, stopped, restarted and deceived (2 hours); to docs/measurements/
 	@$(BIN)/python -m tests.soak --json docs/measurements/soak.json $(SOAK)

@@ -32,7 +32,7 @@ import yaml
 from benchmarks.simulated_node import markdown
 from benchmarks.simulated_ranks import RANKS_PER_NODE, serve
 from deploy.prometheus import render
-from deploy.prometheus.fast import HERE
+from deploy.prometheus.shipped import HERE
 from examples.demo import servers
 
 SPEEDS = {speed.name: speed for speed in render.SPEEDS if not speed.is_fast}
