@@ -26,6 +26,7 @@ RANKS_PER_NODE = 8
 SIZES = {8: 0.72, 16: 0.2, 64: 0.07, 256: 0.008, 1024: 0.002}
 STEPS = {0.1: 0.15, 0.3: 0.2, 1.0: 0.3, 3.0: 0.2, 10.0: 0.1, 60.0: 0.05}
 MOST_SAMPLES = 3e8  # ranks times steps of a day: larger runs have longer steps, as they have in reality
+MOST_COLLECTING = 0.02  # of the run's time, in garbage collections of one rank or another: more is a fault
 
 DOSES = (1.05, 1.1, 1.15, 1.3, 2.0)
 FAULTS = {
@@ -85,6 +86,8 @@ class Plan:
     """Part of a step that the host of a device needs to issue it."""
     loader: float = 0.4
     """Part of the time that a loader worker makes batches."""
+    computing: float = 0.9
+    """Part of that in which it computes, and does not wait for storage."""
     happenings: tuple[Happening, ...] = ()
     lengths_over_time: tuple[tuple[float, float], ...] = ()
     """From when on steps take so many times as long: another sequence length or batch size."""
@@ -140,6 +143,7 @@ def faulty(fault: str, dose: float, number: int) -> Plan:
 
 def _run(name: str, seed: int, ranks: int, step: float, draw: Draw) -> Plan:
     is_even = draw.random() < 0.5
+    collect = draw.uniform(0.02, 0.3)
     return Plan(
         name,
         seed,
@@ -153,10 +157,11 @@ def _run(name: str, seed: int, ranks: int, step: float, draw: Draw) -> Plan:
         transfer=draw.uniform(0.01, 0.2),
         swing=draw.uniform(0.0, 0.3),
         data_wait=draw.uniform(0.001, 0.01),
-        collect_every=max(draw.uniform(50, 1000), 0.2 * ranks / step),
-        collect=min(draw.uniform(0.02, 0.3), step),
+        collect_every=max(draw.uniform(50, 1000), ranks * collect / (MOST_COLLECTING * step)),
+        collect=collect,
         host=draw.uniform(0.2, 0.8),
         loader=draw.uniform(0.1, 0.6),
+        computing=float(draw.choice([0.05, 0.9])),
     )
 
 

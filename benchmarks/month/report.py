@@ -24,14 +24,17 @@ def read(ledger: Path) -> list[Line]:
 
 
 def told(fired: Iterable[Alarm]) -> list[Alarm]:
-    """Alerts as people are told of them: one that becomes critical, or has another cause by then, is the same."""
+    """Alerts as people think of them: one that becomes critical, or has another cause by then, is the same."""
     found: list[Alarm] = []
     for alarm in sorted(fired, key=lambda one: float(one["begins"])):
         former = next((one for one in reversed(found) if _is_same(one, alarm)), None)
-        if former and alarm["begins"] - former["ends"] <= SCRAPE:
-            former["ends"] = max(former["ends"], alarm["ends"])
-        else:
-            found.append(dict(alarm))
+        if former is None or alarm["begins"] - former["ends"] > SCRAPE:
+            former = {**alarm, "causes": [], "severities": []}
+            found.append(former)
+        former["ends"] = max(former["ends"], alarm["ends"])
+        for name, value in (("causes", alarm.get("cause")), ("severities", alarm.get("severity"))):
+            if former[name][-1:] != [value]:
+                former[name].append(value)
     return found
 
 
@@ -106,7 +109,8 @@ def _time_to_tell(lines: Sequence[Line]) -> list[str]:
     rows.append(["**all**", *map(_cell, every)])
     wrong = Counter(alarm["alert"] for line in runs for alarm in told(line["fired"]) if not _is_right(line, alarm))
     again = sum(flaps(told(line["fired"])) for line in runs)
-    escalated = sum(len(line["fired"]) - len(told(line["fired"])) for line in runs)
+    others = [alarm for line in runs for alarm in told(line["fired"])]
+    causes, severities = (sum(len(alarm[name]) - 1 for alarm in others) for name in ("causes", "severities"))
     hangs = by_fault[HANG, 1.0]
     return [
         "Seconds from the onset until the right alert fires, by how many times as long a step takes: median, P90, and "
@@ -115,7 +119,7 @@ def _time_to_tell(lines: Sequence[Line]) -> list[str]:
         markdown(heads, rows),
         "",
         f"A hang: {_cell(hangs)}. Beside the right alert: {dict(wrong) or 'nothing'}. Fired again: {again}. "
-        f"Changed their cause or severity: {escalated}.",
+        f"Of {len(others)} alerts, changes of the cause: {causes}, of the severity: {severities}.",
     ]
 
 

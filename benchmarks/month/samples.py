@@ -148,7 +148,7 @@ class Stretch:
         busy = np.clip(self.plan.loader * passed + waited, 0, passed)
         yield 'rankscope_rank_loader_worker_seconds_total{state="working"}', busy
         yield 'rankscope_rank_loader_worker_seconds_total{state="idle"}', passed - busy
-        yield 'rankscope_rank_cpu_seconds_total{who="workers"}', 0.5 * busy
+        yield 'rankscope_rank_cpu_seconds_total{who="workers"}', self.plan.computing * busy
         yield "rankscope_rank_workers_run_queue_seconds_total", 0.01 * passed
         yield "rankscope_rank_run_queue_seconds_total", 0.01 * passed
         yield "rankscope_rank_child_processes", self._ones()

@@ -36,7 +36,7 @@ BUSY = [P[name] for name in ("optimizer", "forward", "backward", "collective_wai
 WORK = {P["forward"]: 0.3, P["backward"]: 0.6, P["optimizer"]: 0.07, P["other"]: 0.03}
 """Parts of a step without transfer."""
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
-BLOCK = 900.0  # seconds that are computed at a time
+BLOCK, SHORT_BLOCK = 900.0, 60.0  # seconds that are computed at a time; with a fault, so that it ends when it is healed
 WARM_UP = 20  # steps after a start
 DOWN = 10.0  # seconds between the end of a job and the start of the next
 MEASURED_EVERY = (
@@ -178,7 +178,8 @@ def _block(
 ) -> tuple[Array, Array, list[float]]:
     """Seconds of the next steps, by phase and rank; of each that were garbage collections; when checkpoints ended."""
     factor = _factor(plan, now)
-    count = max(1, int(BLOCK / (plan.step * (factor + plan.transfer))))
+    block = SHORT_BLOCK if plan.fault else BLOCK
+    count = max(1, int(block / (plan.step * (factor + plan.transfer))))
     work, collected = _work(plan, draw, job, count)
     transfer = plan.transfer * plan.step * draw.lognormal(0, 0.1, count)
     waiting = plan.data_wait * plan.step * draw.lognormal(0, 0.5, (count, plan.ranks))
@@ -222,26 +223,47 @@ def _work(plan: Plan, draw: np.random.Generator, job: _Job, count: int) -> tuple
 
 def _inject(plan: Plan, durations: Array, transfer: Array, begins: Array) -> None:
     is_faulty = (begins >= plan.onset) & (begins < plan.heals)
-    extra = (plan.dose - 1) * plan.step * (1 + plan.transfer)
-    if plan.fault == "slow rank":
-        durations[is_faulty, P["forward"], plan.culprit] += extra / 3
-        durations[is_faulty, P["backward"], plan.culprit] += extra * 2 / 3
-    elif plan.fault == "rank 0 works":
-        durations[is_faulty, P["other"], plan.culprit] += extra
-    elif plan.fault == "slow loaders":
-        durations[is_faulty, P["data_wait"]] += extra
-    elif plan.fault == "slow copies":
-        durations[is_faulty, P["h2d_copy"]] += extra
+    if plan.fault == HANG:
+        if is_faulty.any() and begins[0] < plan.onset:
+            durations[np.argmax(is_faulty), P["other"], plan.culprit] += plan.heals - plan.onset
     elif plan.fault == "slow network":
-        transfer[is_faulty] += extra
+        transfer[is_faulty] += (plan.dose - 1) * plan.step * (1 + plan.transfer)
+    elif is_faulty.any():
+        pattern = np.zeros_like(durations)
+        _spread(plan, pattern, durations)
+        pattern *= is_faulty[:, None, None]
+        durations += _as_long_as(plan.dose, durations[is_faulty], transfer[is_faulty], pattern[is_faulty]) * pattern
+
+
+def _spread(plan: Plan, pattern: Array, durations: Array) -> None:
+    """Where the time goes that a fault takes, in relation."""
+    if plan.fault == "slow rank":
+        pattern[:, P["forward"], plan.culprit] = plan.step / 3
+        pattern[:, P["backward"], plan.culprit] = plan.step * 2 / 3
+    elif plan.fault == "rank 0 works":
+        pattern[:, P["other"], plan.culprit] = plan.step
+    elif plan.fault == "slow loaders":
+        pattern[:, P["data_wait"]] = plan.step
+    elif plan.fault == "slow copies":
+        pattern[:, P["h2d_copy"]] = plan.step
     elif plan.fault == "rotating straggler":
-        numbers = np.flatnonzero(is_faulty)
-        durations[numbers, P["forward"], numbers % plan.ranks] += extra
+        numbers = np.arange(len(durations))
+        pattern[numbers, P["forward"], numbers % plan.ranks] = plan.step
     elif plan.fault == "throttled GPUs":
         for phase in ("forward", "backward"):
-            durations[is_faulty, P[phase]] *= plan.dose
-    elif plan.fault == HANG and is_faulty.any() and begins[0] < plan.onset:
-        durations[np.argmax(is_faulty), P["other"], plan.culprit] += plan.heals - plan.onset
+            pattern[:, P[phase]] = durations[:, P[phase]]
+
+
+def _as_long_as(dose: float, durations: Array, transfer: Array, pattern: Array) -> float:
+    """How much of the pattern makes the steps so many times as long: who is late anyhow hides a part of it."""
+    own, extra = durations.sum(axis=1), pattern.sum(axis=1)
+    wanted = dose * (own.max(axis=1) + transfer).mean()
+    low, high = 0.0, 10.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        is_less = ((own + middle * extra).max(axis=1) + transfer).mean() < wanted
+        low, high = (middle, high) if is_less else (low, middle)
+    return high
 
 
 def _happen(durations: Array, transfer: Array, begins: Array, pending: list[Happening]) -> list[float]:
