@@ -82,13 +82,14 @@ def _stands_still(record: Record) -> Array:
 def _losses(plan: Plan, record: Record) -> Iterator[Array]:
     """By scrape, parts of the time: the largest lag, and what is lost by cause beyond what is allowed."""
     shares = _shares(plan, record)
-    waits = shares[:, WAIT]
-    yield (np.median(waits, axis=1, keepdims=True) - waits).max(axis=1)
+    waits, planned = shares[:, WAIT], shares[:, PLANNED].sum(axis=1)
+    alone = planned - planned.mean(axis=1, keepdims=True)  # in a planned phase, while the others wait
+    yield (np.median(waits, axis=1, keepdims=True) - waits - alone).max(axis=1)
     floor, skew = (_growth(values) for values in (record.floor, record.skew))
     with np.errstate(invalid="ignore"):
         transfer = waits.mean(axis=1) * np.nan_to_num(floor / (floor + skew)).min(axis=1)
     yield _beyond(transfer, ALLOWED["network"])
-    yield _beyond(waits.mean(axis=1) - transfer, ALLOWED["straggler"])
+    yield _beyond(waits.mean(axis=1) - transfer - alone.max(axis=1), ALLOWED["straggler"])
     for name in ("data_wait", "h2d_copy"):
         yield _beyond(shares[:, P[name]].mean(axis=1), ALLOWED["loss"])
     yield 1 - record.clock - ALLOWED["loss"]
