@@ -1,0 +1,71 @@
+"""Simulated runs (benchmarks/month) of which something else was told once, or something twice."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from benchmarks.month.engine import Firing, fire
+from benchmarks.month.plan import HANG, Happening, Plan
+from benchmarks.month.samples import Stretch
+from benchmarks.month.steps import simulate
+from tests.rules.promtool import RULES
+
+HALF_AN_HOUR = 1800.0
+FAULT = {"onset": HALF_AN_HOUR, "heals": 2 * HALF_AN_HOUR, "culprit": 3}
+
+
+def a_run(name: str, ranks: int = 8, clock: str = "device", **others: object) -> Plan:
+    even, together = np.ones(ranks), np.zeros(ranks // 8)
+    made = Plan(name, 1, ranks, 1.0, clock, 4800.0, even, imbalance=0.02, transfer=0.15, skewed=together)
+    return replace(made, **others)  # type: ignore[arg-type]  # whatever a case is about
+
+
+def checkpoint(rank: int | None, seconds: float) -> tuple[Happening, ...]:
+    return (Happening("checkpoint", HALF_AN_HOUR, seconds, rank),)
+
+
+ONE_RANK = {"fault": "slow rank", **FAULT}
+IN_TURN = {"fault": "rotating straggler", **FAULT}
+EXPECTED: dict[str, tuple[Plan, list[str]]] = {
+    "one rank writes a checkpoint": (a_run("a", clock="host", happenings=checkpoint(3, 110)), []),
+    "one rank writes a checkpoint, by the device's clock": (a_run("b", happenings=checkpoint(3, 110)), []),
+    "one rank of two nodes writes a checkpoint": (a_run("c", 16, happenings=checkpoint(3, 110)), []),
+    "all write one": (a_run("d", 16, happenings=checkpoint(None, 110)), []),
+    "a loader pauses": (a_run("e", happenings=(Happening("data_wait", HALF_AN_HOUR, 40, 3),)), []),
+    "a run that stood still goes on": (
+        a_run("f", fault=HANG, **{**FAULT, "heals": HALF_AN_HOUR + 420}),
+        ["RankscopeRankStuck 3"],
+    ),
+    "half of each step is lost, which is the limit of severe": (
+        a_run("g", **ONE_RANK, dose=2.0),
+        ["RankscopeRankLagging 3"],
+    ),
+    "little is lost, in forward and backward": (a_run("h", **ONE_RANK, dose=1.12), ["RankscopeRankLagging 3"]),
+    "one rank of two nodes was slow and is well": (a_run("i", 16, **ONE_RANK, dose=1.3), ["RankscopeRankLagging 3"]),
+    "a slow network between two nodes": (
+        a_run("j", 16, fault="slow network", dose=2.0, **FAULT),
+        ["RankscopeTransferBound"],
+    ),
+    "ranks in turn, of which few steps are measured": (
+        a_run("k", step=0.15, **IN_TURN, dose=2.0),
+        ["RankscopeRotatingStraggler"],
+    ),
+    "ranks in turn on two nodes": (a_run("l", 16, **IN_TURN, dose=1.5), ["RankscopeRotatingStraggler"]),
+}
+
+
+@pytest.fixture(scope="module")
+def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Firing]]:
+    """All of them as runs of one Prometheus; by the case's name."""
+    by_name = {case: Stretch(plan, simulate(plan), 0, 320) for case, (plan, _) in EXPECTED.items()}
+    fired = fire(list(by_name.values()), RULES / "15s.yml", tmp_path_factory.mktemp("simulated"))
+    return {case: fired[stretch] for case, stretch in by_name.items()}
+
+
+@pytest.mark.parametrize("case", EXPECTED)
+def test_it_is_told_once_and_nothing_else_is(told: dict[str, list[Firing]], case: str) -> None:
+    alerts = [dict(firing.labels) for firing in told[case]]
+    names = [" ".join(filter(None, (labels["alertname"], labels.get("rank")))) for labels in alerts]
+    assert names == EXPECTED[case][1], alerts
