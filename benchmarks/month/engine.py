@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from benchmarks.month.samples import Stretch
 from benchmarks.month.steps import SCRAPE
 from examples.demo import servers
+from tests.rules.promtool import ENVIRONMENT
 
 # promtool's complaint: the time of an expression, and what it had.
 EVALUATION = re.compile(r"time: (\S+),")
@@ -54,9 +54,8 @@ def fire(stretches: Sequence[Stretch], rules: Path, directory: Path) -> dict[Str
     document = {"rule_files": [str(rules)], "evaluation_interval": interval, "tests": [test]}
     path = directory / "test.json"
     path.write_text(json.dumps(document))
-    environment = {**os.environ, "GOGC": "800"}  # a quarter of the time went into collecting garbage
     command = [servers.program("promtool"), "test", "rules", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
     said = done.stdout + done.stderr
     if done.returncode and "got:" not in said:
         raise RuntimeError(f"promtool: {said[:2000]}")

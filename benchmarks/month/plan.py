@@ -23,7 +23,7 @@ Array = npt.NDArray[np.float64]
 
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0
 RANKS_PER_NODE = 8
-SIZES = {8: 0.72, 16: 0.2, 64: 0.07, 256: 0.008, 1024: 0.002}
+SIZES = {8: 0.74, 16: 0.2, 64: 0.05, 256: 0.008, 1024: 0.002}
 STEPS = {0.1: 0.15, 0.3: 0.2, 1.0: 0.3, 3.0: 0.2, 10.0: 0.1, 60.0: 0.05}
 MOST_SAMPLES = 3e8  # ranks times steps of a day: larger runs have longer steps, as they have in reality
 MOST_COLLECTING = 0.02  # of the run's time, in garbage collections of one rank or another: more is a fault
@@ -196,9 +196,9 @@ def _accidents(plan: Plan, draw: Draw) -> Iterator[Happening]:
 
 def _failed_scrapes(plan: Plan, draw: Draw) -> Iterator[Happening]:
     for node in range(plan.nodes):
-        for at in _times(draw, 0.3):
+        for at in _times(draw, 0.1):
             yield Happening("exporter restart", at, draw.uniform(5, 90), node)
-        for at in _times(draw, 6):
+        for at in _times(draw, 1.5):
             yield Happening("missed scrape", at, draw.choice([1, 1, 1, 2, 3]) * 15.0, node)
     for at in _times(draw, 0.2):
         yield Happening("Prometheus restart", at, draw.uniform(20, 120))
