@@ -28,8 +28,8 @@ from benchmarks.month import plan as plans
 from benchmarks.month import quiet, report
 from benchmarks.month.engine import Firing, fire
 from benchmarks.month.plan import DOSES, HANG, Plan
+from benchmarks.month.record import simulate
 from benchmarks.month.samples import Stretch
-from benchmarks.month.steps import simulate
 from deploy.prometheus.shipped import HERE
 from examples.demo import servers
 
@@ -147,7 +147,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="make month", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--days", type=int, nargs=2, metavar=("FIRST", "BEFORE"), default=[0, 1000])
-    parser.add_argument("--faults", type=int, metavar="N", help="default: 20, with --days none")
+    parser.add_argument(
+        "--faults", type=int, metavar="N", help="runs of each fault and dose (default: 20; with --days none)"
+    )
     parser.add_argument("--rules", metavar="REVISION", help="by default those of this tree")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--ledger", type=Path, default=LEDGER)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
+from benchmarks.month.record import SCRAPE
 from benchmarks.month.samples import Stretch
-from benchmarks.month.steps import SCRAPE
 from examples.demo import servers
 from tests.rules.promtool import ENVIRONMENT
 

@@ -13,8 +13,9 @@ from collections.abc import Iterator
 import numpy as np
 import yaml
 from benchmarks.month.plan import DAY, Plan
+from benchmarks.month.record import SCRAPE, Record
 from benchmarks.month.samples import PLANNED, Stretch
-from benchmarks.month.steps import SCRAPE, WAIT, Array, P, Record
+from benchmarks.month.steps import WAIT, Array, P
 from deploy.prometheus.shipped import HERE
 from numpy.lib.stride_tricks import sliding_window_view
 

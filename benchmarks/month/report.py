@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.month.plan import ALERTS, DAY, DOSES, FAULTS, HANG, HOUR
-from benchmarks.month.steps import SCRAPE
+from benchmarks.month.record import SCRAPE
 from benchmarks.simulated_node import markdown
 
 Line = dict[str, Any]

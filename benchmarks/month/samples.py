@@ -10,9 +10,11 @@ from collections.abc import Iterator
 
 import numpy as np
 from benchmarks.month.plan import RANKS_PER_NODE, Plan
-from benchmarks.month.steps import BUCKETS, BUSY, CAUSES, PHASES, SCRAPE, UNKNOWN, WAIT, Array, P, Record
+from benchmarks.month.record import BUCKETS, CAUSES, SCRAPE, UNKNOWN, Record
+from benchmarks.month.steps import PHASES, WAIT, Array, P
 from tests.rules.promtool import GIB
 
+BUSY = [P[name] for name in ("optimizer", "forward", "backward", "collective_wait")]
 PLANNED = [P[name] for name in ("startup", "checkpoint", "evaluation")]
 ABSENT = np.nan
 HIGHEST_CLOCK = 1.98e9  # hertz, the highest clock

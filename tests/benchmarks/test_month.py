@@ -10,8 +10,9 @@ import pytest
 from benchmarks.month import plan, quiet, report
 from benchmarks.month.engine import fire
 from benchmarks.month.plan import Happening, Plan
+from benchmarks.month.record import SCRAPE, align, simulate
 from benchmarks.month.samples import Stretch
-from benchmarks.month.steps import PHASES, SCRAPE, WAIT, P, align, simulate
+from benchmarks.month.steps import PHASES, WAIT, P
 from deploy.prometheus.shipped import HERE
 
 from rankscope.rank_snapshot import Step

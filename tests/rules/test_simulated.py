@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from benchmarks.month.engine import Firing, fire
 from benchmarks.month.plan import HANG, Happening, Plan
+from benchmarks.month.record import simulate
 from benchmarks.month.samples import Stretch
-from benchmarks.month.steps import simulate
 from tests.rules.promtool import RULES
 
 HALF_AN_HOUR = 1800.0

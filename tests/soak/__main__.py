@@ -56,9 +56,7 @@ def _run(observations: Observations, seconds: float, seed: int) -> None:
     planned: list[plan.Slot | plan.Disturbance] = [*faults, *chaos]
     lines = [(what.at, str(what)) for what in planned]
     print("\n".join(text for _, text in sorted(lines)), flush=True)
-    directory = Path(
-        tempfile.mkdtemp(prefix="rankscope-soak-")
-    )  # stays if anything fails: Prometheus' database is in it
+    directory = Path(tempfile.mkdtemp(prefix="rankscope-soak-"))  # with Prometheus' database: stays if anything fails
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-soak-", dir="/dev/shm") as memory,
         Soak(directory, Path(memory), observations) as soak,
