@@ -1,7 +1,7 @@
 """Which stretches of a day may tell of anything: the others are left out.
 
 What a rank lags by and what a run loses is computed here from the same samples as the rules do, and a stretch is kept
-where any of it comes up to 0.7 of what a tier asks for, over that tier's span, or something happens that other rules
+where any of it comes up to 0.8 of what a tier asks for, over that tier's span, or something happens that other rules
 are about. Before it twenty minutes are kept, as the rules look back, and six after it. That this leaves out nothing is
 shown by days that are judged whole (report.py).
 """
@@ -19,7 +19,7 @@ from benchmarks.month.steps import WAIT, Array, P
 from deploy.prometheus.shipped import HERE
 from numpy.lib.stride_tricks import sliding_window_view
 
-MARGIN = 0.7  # of what a tier asks for
+MARGIN = 0.8  # of what a tier asks for
 BEFORE, AFTER = 80, 25  # scrapes
 WINDOW = 2  # scrape intervals: the span of a rate
 BASELINE = 240  # scrapes

@@ -51,7 +51,7 @@ class Stretch:
         for node in range(self.plan.nodes):
             place = f'instance="{self.name}-{node}"'
             yield _line(f'up{{job="rankscope",{place}}}', answers[node].astype(float))
-            for name, values in self._exporter():
+            for name, values in self._exporter(float(self.plan.skewed[node])):
                 yield _line(f"{name}{{{place}}}", np.where(answers[node], values, ABSENT))
         for rank in range(self.plan.ranks):
             node = rank // RANKS_PER_NODE
@@ -78,7 +78,8 @@ class Stretch:
     def _ones(self) -> Array:
         return np.ones(len(self))
 
-    def _exporter(self) -> Iterator[tuple[str, Array]]:
+    def _exporter(self, skewed: float) -> Iterator[tuple[str, Array]]:
+        yield "rankscope_exporter_time_seconds", self._times + skewed
         for name, value in (("gpus_expected", 8.0), ("gpus_seen", 8.0), ("gpus_released", 0.0)):
             yield f"rankscope_exporter_{name}", value * self._ones()
 

@@ -110,8 +110,8 @@ def _block(
     begins = now + np.concatenate(([0.0], np.cumsum((factor * work).max(axis=1) + transfer)[:-1]))
     factors = np.array([_factor(plan, when) for when in begins]) if plan.lengths_over_time else np.ones(count)
     transfer *= 1 + plan.swing * np.sin(2 * np.pi * begins / DAY)
-    for from_, until, part in plan.caps:
-        factors = np.where((begins >= from_) & (begins < until), factors / (1 - part), factors)
+    for capped, freed, part in plan.caps:
+        factors = np.where((begins >= capped) & (begins < freed), factors / (1 - part), factors)
     durations = np.zeros((count, len(PHASES), plan.ranks))
     work = work * factors[:, None]
     for phase, part in WORK.items():

@@ -83,6 +83,16 @@ def test_without_a_driver_it_is_up_and_ready_and_says_so(run_dir: Path, free_por
         assert not [line for line in lines if line.startswith("rankscope_gpu_")]
 
 
+def test_each_answer_has_the_time_of_its_clock(run_dir: Path, free_port: int) -> None:
+    with exporter(free_port) as url:
+        for _ in range(2):
+            before = time.time()
+            (said,) = (
+                line.split(" ")[1] for line in metrics(url) if line.startswith("rankscope_exporter_time_seconds ")
+            )
+            assert before <= float(said) <= time.time()
+
+
 def test_a_driver_that_appears_later_is_picked_up(run_dir: Path, free_port: int) -> None:
     scenario = run_dir / "scenario.yml"
     scenario.write_text("gpus: 2\ndriver:\n  - {at: 0, loaded: false}\n  - {at: 10, loaded: true}\n")

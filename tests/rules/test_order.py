@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules"
-RECORDED = re.compile(r"\b(?:rank|run|group|gpu):rankscope_\w+:\w+")
+RECORDED = re.compile(r"\b(?:rank|run|group|gpu|exporter):rankscope_\w+:\w+")
 HYSTERESIS = {
     "rank:rankscope_rank_info:live",
     "rank:rankscope_lag:sustained",

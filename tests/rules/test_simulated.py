@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from benchmarks.month.engine import Firing, fire
-from benchmarks.month.plan import HANG, Happening, Plan
-from benchmarks.month.record import simulate
+from benchmarks.month.plan import HANG, Happening, Plan, healthy
+from benchmarks.month.record import SCRAPE, simulate
 from benchmarks.month.samples import Stretch
 from tests.rules.promtool import RULES
 
@@ -52,6 +53,14 @@ EXPECTED: dict[str, tuple[Plan, list[str]]] = {
         a_run("k", step=0.15, **IN_TURN, dose=2.0),
         ["RankscopeRotatingStraggler"],
     ),
+    "the clock of one of two nodes is five minutes behind": (
+        a_run("m", 16, skewed=np.array([0.0, -300.0]), happenings=(Happening("restart", HALF_AN_HOUR, 100),)),
+        [],
+    ),
+    "a hang of less than the five minutes by which the clock of one of two nodes is ahead": (
+        a_run("n", 16, skewed=np.array([0.0, 300.0]), fault=HANG, **{**FAULT, "heals": HALF_AN_HOUR + 280}),
+        ["RankscopeRankStuck 3"],
+    ),
     "ranks in turn on two nodes": (a_run("l", 16, **IN_TURN, dose=1.5), ["RankscopeRotatingStraggler"]),
 }
 
@@ -62,6 +71,16 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Firing]]:
     by_name = {case: Stretch(plan, simulate(plan), 0, 320) for case, (plan, _) in EXPECTED.items()}
     fired = fire(list(by_name.values()), RULES / "15s.yml", tmp_path_factory.mktemp("simulated"))
     return {case: fired[stretch] for case, stretch in by_name.items()}
+
+
+def test_garbage_collections_in_the_few_steps_that_are_measured_are_no_ranks_in_turn(tmp_path: Path) -> None:
+    """Three days of which too many of the long steps were measured, by chance, for a while."""
+    chance = {660: 4320, 661: 3698, 666: 4814}  # the scrape in which it was told
+    found = []
+    for number, scrape in chance.items():
+        day = healthy(number)
+        found.append(Stretch(day, simulate(replace(day, seconds=SCRAPE * (scrape + 5))), scrape - 80, scrape + 5))
+    assert [firing for told in fire(found, RULES / "15s.yml", tmp_path).values() for firing in told] == []
 
 
 @pytest.mark.parametrize("case", EXPECTED)

@@ -1,8 +1,9 @@
-"""The exporter itself: its version, whether the driver answers, and how many GPUs it should see."""
+"""The exporter itself: its version and clock, whether the driver answers, and how many GPUs it should see."""
 
 from __future__ import annotations
 
 import platform
+import time
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -45,6 +46,11 @@ METRICS = (
         "version",
         "python_version",
     ),
+    _gauge(
+        "time_seconds",
+        "The exporter's clock when it answered: all times that it shows are by this one, which may not be Prometheus'.",
+        lambda _: time.time(),
+    ),
     _gauge("nvml_up", "1 while the NVIDIA driver answers.", lambda driver: driver.nvml_up),
     _gauge("gpus_seen", "GPUs that answer now.", lambda driver: driver.gpus_seen),
     _gauge(
@@ -65,12 +71,12 @@ class ExporterCollector:
     """Answers even when nothing else does."""
 
     name = "exporter"
-    help = "the exporter itself: version, driver, GPUs seen and expected"
+    help = "the exporter itself: version, clock, driver, GPUs seen and expected"
 
     def __init__(self, driver: DriverState) -> None:
         self._driver = driver
         self._lines = Lines(METRICS)
 
     def collect(self) -> Iterable[Metric]:
-        """Build info and the driver's state."""
+        """Build info, the time, and the driver's state."""
         return families(METRICS, [self._lines.write(self._driver)])
