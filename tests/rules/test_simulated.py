@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from benchmarks.month.engine import Firing, fire
-from benchmarks.month.plan import HANG, Happening, Plan, healthy
+from benchmarks.month.plan import HANG, Happening, Plan, faulty, healthy
 from benchmarks.month.record import SCRAPE, simulate
 from benchmarks.month.samples import Stretch
 from tests.rules.promtool import RULES
@@ -45,6 +45,10 @@ EXPECTED: dict[str, tuple[Plan, list[str]]] = {
     ),
     "little is lost, in forward and backward": (a_run("h", **ONE_RANK, dose=1.12), ["RankscopeRankLagging 3"]),
     "one rank of two nodes was slow and is well": (a_run("i", 16, **ONE_RANK, dose=1.3), ["RankscopeRankLagging 3"]),
+    "one rank of two nodes was slow, and is well but for the reference steps of before": (
+        faulty("slow rank", 2.0, 4),
+        ["RankscopeRankLagging 14"],
+    ),
     "a slow network between two nodes": (
         a_run("j", 16, fault="slow network", dose=2.0, **FAULT),
         ["RankscopeTransferBound"],
