@@ -245,11 +245,21 @@ def _whole_seconds(interval: str) -> int:
 def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
     """What `rankscope explain` knows of causes and alerts, as JSON: it runs where there is no YAML."""
     causes = yaml.safe_load((root / "causes.yml").read_text())
+    thresholds = yaml.safe_load((root / "thresholds.yml").read_text())
     inhibit = yaml.safe_load(alertmanager.read_text())["inhibit_rules"]
     facts = {
-        "made_by": "deploy/prometheus/render.py, from causes.yml and alertmanager.yml: edit those",
+        "made_by": "deploy/prometheus/render.py, from causes.yml, thresholds.yml and alertmanager.yml: edit those",
         "meanings": {cause: of["in_short"] for cause, of in causes["lost"].items() if "in_short" in of},
         "shares": {alert: of["share"] for alert, of in causes["alerts"].items() if "share" in of},
+        "tiers": [
+            {
+                "limit": tier["limit"]["value"],
+                "evaluations": tier["span"]["evaluations"],
+                "at_least": int(seconds(tier["span"]["at_least"])),
+            }
+            for tier in thresholds["tiers"]["rows"]
+        ],
+        "told_steps": thresholds["told_steps"]["value"],
         "silences": [
             {
                 "source": [_matcher(text) for text in rule["source_matchers"]],

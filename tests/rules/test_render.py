@@ -113,13 +113,16 @@ def test_all_sources_are_one_group_facts_first_and_alerts_last(tmp_path: Path) -
         ]
 
 
-def test_what_explain_knows_is_taken_from_the_causes_and_from_alertmanager(tmp_path: Path) -> None:
+def test_what_explain_knows_is_taken_from_the_causes_the_thresholds_and_from_alertmanager(tmp_path: Path) -> None:
     alertmanager = tmp_path / "alertmanager.yml"
     rule = {"source_matchers": ['alertname="A"'], "target_matchers": ['alertname=~"B|C"'], "equal": ["run"]}
     alertmanager.write_text(yaml.safe_dump({"inhibit_rules": [rule]}))
-    facts = json.loads(render.known(tree(tmp_path, ""), alertmanager))
+    tier = {"limit": {"value": 0.1, "fast": 0.2}, "span": {"evaluations": 8, "at_least": "9s"}}
+    thresholds = {"tiers": {"rows": [tier]}, "told_steps": {"value": 12}}
+    facts = json.loads(render.known(tree(tmp_path, "", thresholds), alertmanager))
     assert facts["meanings"] == {"copies": "to the GPU"}
     assert facts["shares"] == {"RankscopeSome": "value"}
+    assert (facts["tiers"], facts["told_steps"]) == ([{"limit": 0.1, "evaluations": 8, "at_least": 9}], 12)
     assert facts["silences"] == [
         {"source": [["alertname", "=", "A"]], "target": [["alertname", "=~", "B|C"]], "equal": ["run"]}
     ]

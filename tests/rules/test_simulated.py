@@ -49,6 +49,14 @@ EXPECTED: dict[str, tuple[Plan, list[str]]] = {
         faulty("slow rank", 2.0, 4),
         ["RankscopeRankLagging 14"],
     ),
+    "a network that was slow, and the longer tiers' memory of it": (
+        faulty("slow network", 2.0, 7),
+        ["RankscopeTransferBound"],
+    ),
+    "ranks in turn are well, and the network has its usual part of the time again": (
+        faulty("rotating straggler", 2.0, 7),
+        ["RankscopeRotatingStraggler"],
+    ),
     "a slow network between two nodes": (
         a_run("j", 16, fault="slow network", dose=2.0, **FAULT),
         ["RankscopeTransferBound"],

@@ -40,7 +40,6 @@ MOMENTS = {
     "lagging": LAGGING,
     "hanging": HANGING,
     "not yet firing": LAGGING.replace('alertstate="firing"', 'alertstate="pending"'),
-    "too short for an alert": "\n".join(line for line in LAGGING.splitlines() if not line.startswith("ALERTS")),
     "two runs": HEALTHY + LAGGING.replace('run="train"', 'run="other \\"run\\"\x1b[2J"'),
     "xid": LAGGING + XID % ("2", OF_RANK_2) + XID % ("7", "GPU-of-somebody-else"),
     "many alerts": LAGGING + "".join(FALLBACK % rank for rank in range(5)),
@@ -48,6 +47,22 @@ MOMENTS = {
     "without ranks": "".join(f"{line}\n" for line in RAW.splitlines() if line.startswith("up")),
     "ended": RAW + "\ngpu:rankscope_busy:ratio 0",
     "nothing": "",
+}
+WITHOUT_ALERTS = "\n".join(line for line in LAGGING.splitlines() if not line.startswith("ALERTS")) + "\n"
+PACE = 'run:rankscope_steps:rate{run="train"} %s\n'
+EXIT = 'rankscope_rank_exit_timestamp_seconds{run="train",rank="0"} 1795283699\n'
+PAUSE = """run:rankscope_stall:seconds{run="train"} 70
+run:rankscope_pausing:seconds{run="train"} 64
+run:rankscope_patience:seconds{run="train"} 150
+"""
+MOMENTS |= {
+    "too short for an alert": WITHOUT_ALERTS + PACE % "9",
+    "too few steps for an alert": WITHOUT_ALERTS + PACE % "0.001",
+    "loaders are slow": HEALTHY + 'run:rankscope_loss:ratio{run="train",cause="data"} 0.12\n' + PACE % "9",
+    "stands still": HEALTHY + PAUSE,
+    "has no name": re.sub(r'(run:rankscope_lost:ratio{cause="other".*}) .*', r"\1 0.93", HEALTHY),
+    "ended with a time": RAW + "\ngpu:rankscope_busy:ratio 0\n" + EXIT,
+    "one of two runs lives": HEALTHY + RAW.replace('run="train"', 'run="old"'),
 }
 APART = 1200  # seconds; Prometheus looks back for 300
 
@@ -180,7 +195,7 @@ def test_without_an_alert_it_says_so_and_how_much_is_useful(explain_at: Explain)
     assert status == 0
     lines = out.splitlines()
     assert "83.8% of the GPU time is useful compute" in lines[0]
-    assert lines[-1] == "No alert: no loss is large and lasting enough for the rules to name it."
+    assert lines[-1] == "No alert: no loss is large enough for the rules to name it."
     told = json.loads(explain_at("healthy", "--json")[1])
     assert [told[name] for name in ("alert", "rank", "cause", "share")] == [None] * 4
     assert told["evidence"]["lost"]["none"] > 0.8
@@ -193,11 +208,43 @@ def test_it_says_by_which_clock_the_ranks_are_judged(explain_at: Explain) -> Non
     assert json.loads(explain_at("healthy", "--json")[1])["clock"] is None
 
 
-def test_a_straggler_that_the_alerts_do_not_name_yet_is_the_one_waited_for_most(explain_at: Explain) -> None:
-    out = " ".join(explain_at("too short for an alert")[1].split())
-    assert "No alert: no loss is large and lasting enough" in out
-    assert out.endswith("Most waited for: rank 0, in other, 26.2% of the others' time.")
-    assert "Most waited for" not in explain_at("healthy")[1]
+@pytest.mark.parametrize(
+    ("moment", "said"),
+    [
+        (
+            "too short for an alert",
+            "rank 0 holds the others up by 26% of each step, in other. It has for 0 s; that is told after 60 s.",
+        ),
+        (
+            "too few steps for an alert",
+            "rank 0 holds the others up by 26% of each step, in other. It has for 20 min.",
+        ),
+        (
+            "loaders are slow",
+            "12% of the GPU time, more than usual, is lost to data. It has for 0 s; that is told after 120 s.",
+        ),
+        ("stands still", "no rank has made progress for 70 s; that is told after 150 s."),
+    ],
+)
+def test_what_is_no_alert_yet_is_said_with_how_long_it_has_to_last(
+    explain_now: Explain, moment: str, said: str
+) -> None:
+    assert " ".join(explain_now(moment)[1].split()).endswith(f"No alert yet: {said}")
+
+
+def test_a_program_is_told_what_is_no_alert_yet(explain_now: Explain) -> None:
+    told = json.loads(explain_now("loaders are slow", "--json")[1])["not_yet"]
+    assert told == {"cause": "data", "rank": None, "share": 0.12, "lasts": 0.0, "told_after": 120.0}
+    assert json.loads(explain_now("healthy", "--json")[1])["not_yet"] is None
+    assert json.loads(explain_now("lagging", "--json")[1])["not_yet"] is None
+
+
+def test_time_without_a_name_is_said_with_how_to_name_it(explain_at: Explain) -> None:
+    out = " ".join(explain_at("has no name")[1].split())
+    assert "But 93% of the time has no name" in out
+    assert 'rankscope.phase("tokenize")' in out
+    assert "rankscope.timed(batches)" in out
+    assert "has no name" not in explain_at("healthy")[1]
 
 
 def test_an_alert_that_is_pending_is_told_as_not_notified_yet(explain_at: Explain) -> None:
@@ -224,7 +271,8 @@ def test_other_alerts_are_a_line_each_and_then_a_number(explain_at: Explain) -> 
 def test_several_runs_are_listed_and_one_can_be_chosen(explain_at: Explain) -> None:
     status, out, err = explain_at("two runs")
     assert (status, out) == (2, "")
-    assert re.search(r'has 2 runs; choose one with --run: other "run"\?\[2J, train$', err)
+    run = r"\(4 ranks\)"
+    assert re.search(rf'has 2 runs; choose one with --run: other "run"\?\[2J {run}, train {run}$', err)
     assert explain_at("two runs", "--run", "train")[0] == 0
 
 
@@ -260,6 +308,23 @@ def test_a_run_that_has_ended_without_a_fault_is_none(explain_at: Explain) -> No
     assert status == 0
     assert out.splitlines()[0].startswith("train: no live rank, ")
     assert out.splitlines()[1].startswith("No alert, and no figures")
+
+
+def test_of_a_run_that_has_ended_it_says_of_when_to_ask(explain_at: Explain) -> None:
+    assert explain_at("ended with a time")[1].endswith(
+        "its ranks have ended. Ask of before that with --at 1795283669.\n"
+    )
+
+
+def test_of_several_runs_the_one_that_lives_is_meant(explain_at: Explain) -> None:
+    status, out, _ = explain_at("one of two runs lives")
+    assert status == 0
+    assert out.startswith("train: 4 ranks")
+
+
+def test_a_moment_in_the_future_is_refused(explain_at: Explain, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match=r"^--at 4102444800 is in the future$"):
+        parse_moment("4102444800")
 
 
 @pytest.mark.parametrize(

@@ -13,15 +13,18 @@ from datetime import datetime
 
 from rankscope.explaining.alerts import KNOWN, Alert
 from rankscope.explaining.explanation import Explanation, explain
+from rankscope.explaining.not_yet import STALL, NotYet
 from rankscope.explaining.prometheus import Prometheus, PrometheusError
 
 CAUSES_SHOWN = 3  # with the sum of the others: more than that nobody acts upon
 SHOWN_FROM = 0.0005  # what is less is 0.0%
 ALERTS_SHOWN = 3  # beside the verdict
+NAMELESS = 0.1  # in `other`: what an alert would be about, had it a name
 MEANINGS: dict[str, str] = KNOWN["meanings"]  # docs/lost-time.md has the whole of it
 CLOCKS = {"device": "the devices' clock", "host": "the hosts' clock", "mixed": "the devices' clock or the hosts'"}
 BLAME = re.compile(r'rank:rankscope_blame:ratio\{rank="(.+)",phase="(.+)"\}')
 COMPARED = ("rank:rankscope_wait:ratio", "group:rankscope_wait:reference", "rank:rankscope_lag:ratio")
+CLOCKS_APART = 60.0  # seconds, of this machine's and Prometheus'
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
@@ -44,6 +47,13 @@ def show(url: str, run: str | None, at: str | None, as_json: bool) -> int:
 
 def parse_moment(text: str) -> float:
     """Unix seconds of such a number, of `30m` (that long ago) or of an ISO 8601 time. Raises ValueError."""
+    moment = _moment(text)
+    if moment > time.time() + CLOCKS_APART:
+        raise ValueError(f"--at {text} is in the future")
+    return moment
+
+
+def _moment(text: str) -> float:
     if ago := re.fullmatch(r"(\d+)([smhd])", text):
         return time.time() - int(ago[1]) * SECONDS[ago[2]]
     try:
@@ -73,6 +83,7 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
         "gpu": found.gpu,
         "cause": verdict and verdict.cause,
         "share": verdict and verdict.share(found.lost),
+        "not_yet": found.not_yet and found.not_yet.as_object(),
         "evidence": {
             "value": verdict and verdict.value,
             **(verdict.annotations if verdict else {}),
@@ -126,9 +137,40 @@ def _row(name: str, share: float, hours: float | None) -> str:
 
 
 def _no_verdict(found: Explanation) -> str:
-    if "none" not in found.lost:
-        return "No alert, and no figures: its ranks have only begun, or have ended."
-    return f"No alert: no loss is large and lasting enough for the rules to name it.{_blamed(found)}"
+    if "none" not in found.lost and found.not_yet is None:
+        if found.ended is None:
+            return "No alert, and no figures: its ranks have only begun, or have ended."
+        return f"No alert, and no figures: its ranks have ended. Ask of before that with --at {found.ended - 30:.0f}."
+    if found.not_yet is not None:
+        return f"No alert yet: {_not_yet(found.not_yet)}"
+    return f"No alert: no loss is large enough for the rules to name it.{_blamed(found)}{_nameless(found)}"
+
+
+def _not_yet(what: NotYet) -> str:
+    told = "" if what.told_after is None else f"; that is told after {_duration(what.told_after)}"
+    if what.cause == STALL:
+        return f"no rank has made progress for {_duration(what.lasts)}{told}."
+    if what.rank is None:
+        lost = f"{what.share:.0%} of the GPU time, more than usual, is lost to {what.cause}"
+    else:
+        lost = f"rank {what.rank} holds the others up by {what.share:.0%} of each step, in {what.cause}"
+    return f"{lost}. It has for {_duration(what.lasts)}{told}."
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 300 else f"{seconds / 60:.0f} min"
+
+
+def _nameless(found: Explanation) -> str:
+    """What to do where most of the loss is in no phase that the hook knows."""
+    largest = next((cause for cause in found.lost if cause != "none"), None)
+    if largest != "other" or found.lost["other"] < NAMELESS:
+        return ""
+    return (
+        f" But {found.lost['other']:.0%} of the time has no name: it passes outside of data loading, forward, "
+        'backward, optimizer and collectives. Name its parts with rankscope.phase("tokenize"), and batches that are no '
+        "DataLoader's with rankscope.timed(batches)."
+    )
 
 
 def _blamed(found: Explanation) -> str:

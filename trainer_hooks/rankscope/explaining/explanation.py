@@ -9,9 +9,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 
+from rankscope.explaining import not_yet
 from rankscope.explaining.alerts import Alert, alerts_of
+from rankscope.explaining.not_yet import NotYet
 from rankscope.explaining.prometheus import Prometheus, PrometheusError, Sample, quoted
+
+RUNS_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,10 @@ class Explanation:
     """That Alertmanager would send, the verdict first."""
     clock: str | None = None
     """By which its ranks are judged: `device`, `host`, or `mixed` if that differs between its groups."""
+    not_yet: NotYet | None = None
+    """What is no alert yet, if there is none."""
+    ended: float | None = None
+    """When the last rank did, in unix seconds, if none is alive."""
     host: str | None = None
     gpu: str | None = None
     """Both the verdict's."""
@@ -64,6 +73,8 @@ def explain(prometheus: Prometheus, run: str | None, is_now: bool) -> Explanatio
         gpu_hours=_by_cause(prometheus.query(f"run:rankscope_lost_gpu_hours:total{{{where}}}")),
         alerts=alerts,
         clock=_clock(prometheus.query(f"group by (clock) (group:rankscope_clock:info{{{where}}})")),
+        ended=None if nodes else _ended(prometheus, where),
+        not_yet=None if alerts else not_yet.find(prometheus, where),
         host=labels.get("node") or _host(labels.get("uuid"), ranks),
         gpu=labels.get("gpu") or _gpu(prometheus, labels.get("uuid")),
         compared=_compared(prometheus, where, labels),
@@ -76,14 +87,39 @@ def _runs(prometheus: Prometheus) -> list[str]:
 
 
 def _only(prometheus: Prometheus, asked: str | None, runs: Sequence[str]) -> str:
-    known = ", ".join(runs[:20]) + (", ..." if len(runs) > 20 else "")
+    """The only one, or the only one that lives."""
     if asked is not None and runs:
+        known = ", ".join(runs[:RUNS_SHOWN]) + (", ..." if len(runs) > RUNS_SHOWN else "")
         raise PrometheusError(f"{prometheus.url} has no run {asked}; it has: {known}")
     if not runs:
         raise PrometheusError(f"{prometheus.url} has no run{_why_none(prometheus)}")
-    if len(runs) > 1:
-        raise PrometheusError(f"{prometheus.url} has {len(runs)} runs; choose one with --run: {known}")
-    return runs[0]
+    living = _by_run(prometheus, "count by (run) (rank:rankscope_rank_info:live)")
+    alive = [run for run in runs if run in living]
+    if len(runs) > 1 and len(alive) != 1:
+        raise PrometheusError(f"{prometheus.url} has {len(runs)} runs; {_choice(prometheus, runs, living)}")
+    return alive[0] if alive else runs[0]
+
+
+def _choice(prometheus: Prometheus, runs: Sequence[str], living: Mapping[str, float]) -> str:
+    """With the state, the start and the last step of each, the living and the youngest first."""
+    began = _by_run(prometheus, "max by (run) (last_over_time(rankscope_rank_start_timestamp_seconds[1h]))")
+    steps = _by_run(prometheus, "max by (run) (last_over_time(rankscope_rank_steps_total[1h]))")
+
+    def described(run: str) -> str:
+        words = [f"{living[run]:.0f} ranks" if run in living else "no live rank"]
+        if run in began:
+            words.append(f"began {datetime.fromtimestamp(began[run]).strftime('%Y-%m-%d %H:%M')}")
+        if run in steps:
+            words.append(f"step {steps[run]:.0f}")
+        return f"{run} ({', '.join(words)})"
+
+    ordered = sorted(runs, key=lambda run: (run not in living, -began.get(run, 0.0), run))
+    known = ", ".join(map(described, ordered[:RUNS_SHOWN])) + (", ..." if len(runs) > RUNS_SHOWN else "")
+    return f"choose one with --run: {known}"
+
+
+def _by_run(prometheus: Prometheus, expression: str) -> dict[str, float]:
+    return {sample.labels["run"]: sample.value for sample in prometheus.query(expression)}
 
 
 def _why_none(prometheus: Prometheus) -> str:
@@ -121,6 +157,11 @@ def _order(alert: Alert, lost: Mapping[str, float]) -> tuple[bool, bool, float, 
         -(alert.share(lost) or 0.0),
         json.dumps(alert.labels, sort_keys=True),
     )
+
+
+def _ended(prometheus: Prometheus, where: str) -> float | None:
+    ends = prometheus.query(f"max(last_over_time(rankscope_rank_exit_timestamp_seconds{{{where}}}[1h]))")
+    return ends[0].value if ends else None
 
 
 def _host(uuid: str | None, ranks: Iterable[Sample]) -> str | None:

@@ -52,6 +52,11 @@ class Prometheus:
         groups = self._get("rules", list, "groups", type="alert")
         return [rule for group in groups for rule in group["rules"] if rule.get("type") == "alerting"]
 
+    def evaluation_interval(self) -> float | None:
+        """Seconds between two evaluations of Rankscope's alerts; None where the server does not say."""
+        groups = self._get("rules", list, "groups", type="alert")
+        return next((g["interval"] for g in groups if "interval" in g and any(map(_is_ours, g["rules"]))), None)
+
     def _get(self, path: str, kind: type[Json], field: str, **parameters: str) -> Json:
         request = urllib.request.Request(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}")  # noqa: S310 - http or https, see __init__
         if self._credentials:
@@ -86,6 +91,10 @@ class Prometheus:
         except (OSError, ValueError, KeyError, TypeError):
             why = str(error.reason)
         return f"{self.url} answers {error.code}: {why}"
+
+
+def _is_ours(rule: dict[str, Any]) -> bool:
+    return str(rule.get("name")).startswith("Rankscope")
 
 
 def _sample(labels: dict[str, str], value: float) -> Sample:
