@@ -2,7 +2,7 @@
 
     make month                                         what is not in the ledger yet, of a thousand days of runs
     python -m benchmarks.month --days 0 100            only these, and no faults
-    python -m benchmarks.month --faults 20             so many runs of each fault and dose
+    python -m benchmarks.month --faults 10             so many runs of each fault and dose
     python -m benchmarks.month --rules c6cba88         by the rules of that revision, for comparison
     python -m benchmarks.month --table                 what the ledger says so far; runs nothing
 
@@ -148,14 +148,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--days", type=int, nargs=2, metavar=("FIRST", "BEFORE"), default=[0, 1000])
     parser.add_argument(
-        "--faults", type=int, metavar="N", help="runs of each fault and dose (default: 20; with --days none)"
+        "--faults", type=int, metavar="N", help="runs of each fault and dose (default: 10; with --days none)"
     )
     parser.add_argument("--rules", metavar="REVISION", help="by default those of this tree")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--ledger", type=Path, default=LEDGER)
     parser.add_argument("--table", action="store_true", help="show the ledger, run nothing")
     options = parser.parse_args(arguments)
-    faults = options.faults if options.faults is not None else 20 if options.days == [0, 1000] else 0
+    faults = options.faults if options.faults is not None else 10 if options.days == [0, 1000] else 0
     ledger: Path = options.ledger
     if options.rules:
         ledger = ledger.with_stem(f"{ledger.stem}_{options.rules}")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import os
 import platform
+import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +17,8 @@ from rankscope.rank_writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 
 DEFAULT_PORT = 10417
 DEFAULT_REFERENCE_INTERVAL = 30.0  # seconds: twice the scrape interval of deploy/prometheus
+ELSEWHERE = dict.fromkeys(("--port", "--host", "--bind", "--address"), "--web.listen-address=HOST:PORT")
+"""What flags of other programs are here."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("logfmt", "json")
 
@@ -128,8 +132,14 @@ def _run_dirs(given: list[Path] | None, environment: Mapping[str, str]) -> tuple
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> None:  # type: ignore[override]  # argparse says NoReturn; exit() is it
-        """One line, without the usage: the flag that is wrong is what the reader needs."""
-        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+        """One line, without the usage: the flag that is wrong is what the reader needs, and the one that was meant."""
+        wrong = re.search(r"unrecognized arguments: (--[\w.-]+)", message)
+        meant = self._meant(wrong[1]) if wrong else None
+        self.exit(2, f"{self.prog}: {message} ({f'is {meant} meant? ' if meant else ''}see {self.prog} --help)\n")
+
+    def _meant(self, flag: str) -> str | None:
+        known = [name for action in self._actions for name in action.option_strings]
+        return ELSEWHERE.get(flag) or next(iter(difflib.get_close_matches(flag, known, 1)), None)
 
 
 def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.ArgumentParser:

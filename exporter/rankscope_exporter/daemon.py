@@ -166,6 +166,9 @@ def _sources(settings: Config, ranks: RankWatcher) -> Iterator[list[GpuSource[An
 @contextmanager
 def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[RankWatcher]:
     """The thread that reads the ranks, for each collector of ranks that is on."""
+    places = ", ".join(f"{one}{'' if one.is_dir() else ' (not there yet)'}" for one in settings.run_dirs)
+    is_any_there = any(one.is_dir() for one in settings.run_dirs)
+    logger.log(logging.INFO if is_any_there else logging.WARNING, "the records of ranks are looked for in %s", places)
     sources: list[RankSource] = [Ranks(), AlignedSteps(settings.reference_interval), RankProcesses(settings.procfs)]
     watcher = RankWatcher(run_directory, [source for source in sources if source.name in settings.collectors])
     watcher.start()

@@ -279,6 +279,27 @@ def test_a_wrong_flag_is_named() -> None:
     assert "--colour" in refused("--colour=red")
 
 
+@pytest.mark.parametrize(
+    ("given", "meant"), [("--port", "--web.listen-address=HOST:PORT"), ("--run-directory", "--run-dir")]
+)
+def test_the_flag_that_was_meant_is_named(given: str, meant: str) -> None:
+    line = f"unrecognized arguments: {given}=9000 (is {meant} meant? see rankscope-exporter --help)"
+    assert refused(f"{given}=9000") == f"rankscope-exporter: {line}"
+
+
+def test_it_says_where_it_looks_for_ranks(run_dir: Path, free_port: int) -> None:
+    flags = (f"--web.listen-address=127.0.0.1:{free_port}", "--run-dir=/nowhere", f"--run-dir={run_dir}")
+    with subprocess.Popen([*EXPORTER, *flags], stderr=subprocess.PIPE, text=True) as process:
+        try:
+            eventually(lambda: status(f"http://127.0.0.1:{free_port}/-/healthy") == 200)
+        finally:
+            process.terminate()
+        assert process.stderr is not None
+        said = process.stderr.read()
+    assert 'level=info logger=rankscope_exporter msg="the records of ranks are looked for in /nowhere' in said
+    assert f"/nowhere (not there yet), {run_dir}" in said
+
+
 def test_it_serves_ipv4_without_a_host_in_its_address(run_dir: Path, free_port: int) -> None:
     command = [*EXPORTER, f"--web.listen-address=:{free_port}", f"--run-dir={run_dir}"]
     with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ) as process:

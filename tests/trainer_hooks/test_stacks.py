@@ -129,7 +129,7 @@ def test_only_the_ranks_that_are_asked_for_answer(run_dir: Path) -> None:
 def test_without_a_living_rank_it_says_so_and_exits_with_2(run_dir: Path) -> None:
     answer = ask(run_dir, "--run=job", "--rank=7")
     assert (answer.returncode, answer.stdout) == (2, "")
-    assert answer.stderr == "rankscope stacks: no living rank on this machine --run job --rank 7\n"
+    assert answer.stderr == f"rankscope stacks: no living rank in {run_dir} --run job --rank 7\n"
 
 
 @pytest.mark.parametrize(

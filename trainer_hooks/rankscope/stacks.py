@@ -38,10 +38,12 @@ def show(run: str | None, rank: str | None, directory: Path | None, out: TextIO 
 
     `directory` None is where ranks leave their records by default.
     """
-    found = [snapshot for snapshot in _living(_directories(directory)) if _is_wanted(snapshot, run, rank)]
+    directories = _directories(directory)
+    found = [snapshot for snapshot in _living(directories) if _is_wanted(snapshot, run, rank)]
     if not found:
         asked = "".join(f" --{name} {value}" for name, value in (("run", run), ("rank", rank)) if value is not None)
-        print(f"rankscope stacks: no living rank on this machine{asked}", file=sys.stderr)  # noqa: T201 - a command
+        places = ", ".join(map(str, directories))
+        print(f"rankscope stacks: no living rank in {places}{asked}", file=sys.stderr)  # noqa: T201 - a command
         return 2
     status = 0
     for snapshot in found:
