@@ -136,6 +136,9 @@ def _run(todo: list[Task], ledger: Path, rules: Path, processes: int) -> None:
     with ProcessPoolExecutor(processes) as pool:
         running = [pool.submit(judge, part, rules) for part in parts]
         for number, done in enumerate(as_completed(running), start=1):
+            if (failure := done.exception()) is not None:
+                pool.shutdown(cancel_futures=True)  # not after all the others, which take hours
+                raise failure
             with ledger.open("a") as file:
                 file.writelines(json.dumps(line) + "\n" for line in done.result())
             print(f"{time.strftime('%H:%M:%S')}  {number}/{len(parts)}", flush=True)
