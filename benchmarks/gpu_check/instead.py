@@ -14,6 +14,7 @@ Rule = tuple[str, Callable[[Sequence[float]], bool]]
 ALWAYS_1: Rule = ("is 1", lambda seen: set(seen) == {1.0})
 ALWAYS_0: Rule = ("is 0", lambda seen: set(seen) == {0.0})
 NEVER_FALLS: Rule = ("never falls", lambda seen: all(a <= b for a, b in itertools.pairwise(seen)))
+RISES: Rule = ("rises at every scrape", lambda seen: all(a < b for a, b in itertools.pairwise(seen)))
 NEVER_CHANGES: Rule = ("does not change", lambda seen: len(set(seen)) == 1)
 # A scrape takes what was read and asks no driver; on a crowded machine it may wait for a processor.
 BRIEF: Rule = ("is below 0.5", lambda seen: max(seen) < 0.5)
@@ -34,6 +35,7 @@ INSTEAD: Mapping[str, Rule] = {
     "rankscope_exporter_build_info": ALWAYS_1,
     "rankscope_exporter_nvml_up": ALWAYS_1,
     "rankscope_exporter_gpus_released": ALWAYS_0,
+    "rankscope_exporter_time_seconds": RISES,
     "rankscope_exporter_collector_success": ALWAYS_1,
     "rankscope_exporter_collector_duration_seconds": BRIEF,
     "rankscope_exporter_rank_files_skipped": ALWAYS_0,
