@@ -1,0 +1,135 @@
+"""The install pages: their `sh` blocks as somebody types them, in a clean directory; and what they quote."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+import yaml
+from examples.demo.servers import free_port
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs/install"
+USED = {"pyproject.toml", "README.md", "LICENSE", "trainer_hooks", "exporter", "deploy", "grafana", "examples"}
+PORTS = ("10417", "10418", "9090", "9093")
+WITHIN = 200  # seconds; two cores that tests share install the package and start three servers and a job
+
+PRINTED = {
+    "one-box.md": ["mine: 2 ranks on 1 node", "RankscopeRankZeroLagging", "Rank 0 of mine on"],
+    "node.md": ["SUCCESS: prometheus.yml is valid", 'up{instance="localhost:'],
+    "existing-prometheus.md": ["rules found", "SUCCESS: prometheus.yml is valid", 'up{instance="localhost:', "\n1\n"],
+    "existing-alertmanager.md": ["SUCCESS", "gpu-team", "slow storage, known"],
+    "upgrade.md": [],
+}
+"""By page, what its commands print, in this order; beside that, none may fail."""
+
+
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", (PAGES / page).read_text(), re.MULTILINE | re.DOTALL)
+
+
+def script_of(page: str, directory: Path) -> str:
+    """Its commands on free ports, without sudo, and with what they have in /etc below the directory."""
+    script = "".join(blocks(page, "sh")).replace("sudo ", "").replace("/etc/", f"{directory}/etc/")
+    for port in PORTS:
+        script = re.sub(rf"\b{port}\b", str(free_port()), script)
+    return script
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """What a clone has, and the environment that one-box.md makes and asks for torch in; the others use ours."""
+    checkout = tmp_path / "rankscope"
+    unused = {path.name for path in ROOT.iterdir()} - USED
+    shutil.copytree(ROOT, checkout, ignore=lambda _, names: unused.intersection(names) | {"__pycache__"})
+    subprocess.run([sys.executable, "-m", "venv", str(checkout / "venv")], check=True)
+    (site_packages,) = (checkout / "venv/lib").glob("python*/site-packages")
+    (site_packages / "torch.pth").write_text(sysconfig.get_path("purelib"))
+    torchrun = checkout / "venv/bin/torchrun"
+    torchrun.write_text(f"#!{checkout}/venv/bin/python\nfrom torch.distributed.run import main\nmain()\n")
+    torchrun.chmod(0o755)
+    return checkout
+
+
+def output_of(script: str, checkout: Path) -> str:
+    """What it prints. It must not fail, and whatever it has left running is stopped."""
+    offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    environment = {**os.environ, **offline, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    log = checkout / "output.log"
+    with log.open("w") as output:
+        shell = subprocess.Popen(
+            ["bash", "-euo", "pipefail", "-c", script],
+            cwd=checkout,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        try:
+            status = shell.wait(WITHIN)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(shell.pid, signal.SIGTERM)
+    assert status == 0, log.read_text()
+    return log.read_text()
+
+
+@pytest.mark.alone
+@pytest.mark.usefixtures("run_dir")
+@pytest.mark.parametrize("page", PRINTED)
+def test_a_pages_commands_do_what_it_says(page: str, checkout: Path) -> None:
+    output = output_of(script_of(page, checkout), checkout)
+    position = 0
+    for text in PRINTED[page]:
+        position = output.find(text, position)
+        assert position >= 0, f"{text!r} is not, or not here, in:\n{output}"
+
+
+def test_every_page_with_commands_is_tried() -> None:
+    assert {page.name for page in PAGES.glob("*.md") if blocks(page.name, "sh")} == PRINTED.keys()
+
+
+def test_the_route_below_another_is_the_shipped_one() -> None:
+    shipped = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["route"]
+    (text,) = re.findall(r"^route:\n.*?(?=^receivers:)", blocks("existing-alertmanager.md", "sh")[0], re.M | re.S)
+    (ours,) = yaml.safe_load(text)["route"]["routes"]
+    assert ours.pop("matchers") == ['alertname=~"Rankscope.+"']
+    assert {**ours, "receiver": shipped["receiver"]} == shipped
+
+
+def test_inhibit_rules_touch_no_alert_of_others() -> None:
+    for rule in yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["inhibit_rules"]:
+        for matchers in (rule["source_matchers"], rule["target_matchers"]):
+            assert re.match(r'alertname=~?"Rankscope', matchers[0]), matchers
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
+def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+    program = tmp_path / "rankscope-exporter"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    unit = tmp_path / "rankscope-exporter.service"
+    text = (ROOT / "deploy/node/rankscope-exporter.service").read_text()
+    unit.write_text(text.replace("/opt/rankscope/bin/rankscope-exporter", str(program)))
+    done = subprocess.run(["systemd-analyze", "verify", str(unit)], check=True, capture_output=True, text=True)
+    assert "rankscope-exporter.service" not in done.stderr
+
+
+@pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="no systemd here")
+def test_tmpfiles_makes_a_run_directory_for_all(tmp_path: Path) -> None:
+    configuration = ROOT / "deploy/node/rankscope.conf"
+    command = ["systemd-tmpfiles", "--create", f"--root={tmp_path}", "-"]
+    subprocess.run(command, input=configuration.read_text(), text=True, check=True)
+    made = (tmp_path / "run/rankscope").stat()
+    assert made.st_mode & 0o7777 == 0o1777
