@@ -1,0 +1,42 @@
+"""Links from one page to another, and to a heading in it, lead somewhere."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
+
+
+def anchors(page: Path) -> set[str]:
+    """As GitHub makes them of headings: small letters, hyphens for blanks, nothing but words."""
+    return {
+        re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+        for heading in HEADING.findall(re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL))
+    }
+
+
+def broken(page: Path) -> list[str]:
+    found = []
+    for path, anchor in LINK.findall(CODE.sub("", page.read_text())):
+        target = page.parent / path if path else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            found.append(f"{path}#{anchor}" if anchor else path)
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_link_to_a_page_resolves(page: Path) -> None:
+    assert broken(page) == []
+
+
+def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text("# A `title`, here\n[a](#a-title-here) [b](page.md) [c](none.md) [d](#none) `[e](code.md)`\n")
+    assert broken(page) == ["none.md", "#none"]

@@ -1,0 +1,54 @@
+"""What the README tells a training script to write does what it says."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from rankscope.rank_reader import read_rank
+
+README = Path(__file__).parents[2] / "README.md"
+
+SLEPT = 0.05  # seconds
+
+# What the README's loops call.
+SCRIPT = f"""
+import time
+import torch
+
+SLEPT = {SLEPT}
+
+model = torch.nn.Linear(3, 1)
+
+def get_batch(split):
+    time.sleep(SLEPT)
+    return torch.ones(4, 3), torch.ones(4, 1)
+
+def augment(x):
+    time.sleep(SLEPT)
+    return x
+
+def batches():
+    for _ in range(5):
+        yield get_batch("train")
+
+def update(x, y):
+    (model(x) - y).square().mean().backward()
+"""
+
+
+def test_a_loop_without_a_data_loader_names_its_time(run_dir: Path) -> None:
+    instrument, *loops = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
+    script = "".join(
+        [instrument, SCRIPT, *loops, *loops]
+    )  # what the first ones take is start-up, until their first step
+    subprocess.run([sys.executable, "-c", script], check=True)
+    (path,) = run_dir.glob("*.rank")
+    rank = read_rank(path)
+    assert rank["steps"] == 2 * 5
+    assert rank["samples"] == 2 * 5 * 4
+    assert rank["tokens"] == 2 * 5 * 4 * 3
+    assert rank.phase_seconds["augment"] >= SLEPT
+    assert rank.phase_seconds["data_wait"] >= 6 * SLEPT  # get_batch() in a phase, and five times through timed()
