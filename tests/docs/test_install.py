@@ -16,6 +16,8 @@ import pytest
 import yaml
 from examples.demo.servers import free_port
 
+from rankscope.rank_writer import SYSTEM_RUN_DIR
+
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/install"
 USED = {"pyproject.toml", "README.md", "LICENSE", "trainer_hooks", "exporter", "deploy", "grafana", "examples"}
@@ -131,5 +133,5 @@ def test_tmpfiles_makes_a_run_directory_for_all(tmp_path: Path) -> None:
     configuration = ROOT / "deploy/node/rankscope.conf"
     command = ["systemd-tmpfiles", "--create", f"--root={tmp_path}", "-"]
     subprocess.run(command, input=configuration.read_text(), text=True, check=True)
-    made = (tmp_path / "run/rankscope").stat()
+    made = (tmp_path / SYSTEM_RUN_DIR.relative_to("/")).stat()
     assert made.st_mode & 0o7777 == 0o1777
