@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from rankscope import __version__
+from rankscope.identity import compact
 from rankscope_exporter.allocation.claims import ClaimsWatcher, Scheduler
 from rankscope_exporter.allocation.pod_resources import KubeletError, PodResources
 from rankscope_exporter.allocation.processes import ProcessTable, UserNames
@@ -27,7 +28,7 @@ from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.nvml.driver import Driver
 from rankscope_exporter.rank_watcher import RankSource, RankWatcher
-from rankscope_exporter.run_directory import RunDirectory
+from rankscope_exporter.run_directory import Rank, RunDirectory
 from rankscope_exporter.sampler import Sampler
 from rankscope_exporter.scrape import Collector, Scrape
 from rankscope_exporter.source import GpuSource, SourceCollector
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from rankscope_exporter.web.gate import Gate
 
 BACKLOG = 128
+RUNS_NAMED = 10  # in a line of the log
 GOODBYE = 2  # seconds for requests in flight when the daemon is told to stop
 
 logger = logging.getLogger("rankscope_exporter")
@@ -172,10 +174,24 @@ def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[Ra
     sources: list[RankSource] = [Ranks(), AlignedSteps(settings.reference_interval), RankProcesses(settings.procfs)]
     watcher = RankWatcher(run_directory, [source for source in sources if source.name in settings.collectors])
     watcher.start()
+    if scan := watcher.scan():
+        logger.info("ranks there now: %s", _names(scan.ranks) or "none")
     try:
         yield watcher
     finally:
         watcher.stop()
+
+
+def _names(ranks: Sequence[Rank]) -> str:
+    """The living ranks of some runs; how many others there are."""
+    runs: dict[str, list[int]] = {}
+    for rank in ranks:
+        if rank.snapshot.alive:
+            runs.setdefault(rank.key[0], []).append(int(rank.key[1]))
+    names = [f"{compact(sorted(numbers))} of run {run}" for run, numbers in [*runs.items()][:RUNS_NAMED]]
+    more, ended = len(runs) - len(names), len(ranks) - sum(map(len, runs.values()))
+    counts = [f"{more} more runs"] * bool(more) + [f"{ended} that have ended"] * bool(ended)
+    return ", ".join(names + counts)
 
 
 def _schedulers(settings: Config) -> list[Scheduler]:

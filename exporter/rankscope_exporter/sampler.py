@@ -137,6 +137,8 @@ class Sampler:
             self.disconnect()
             self._lose_sight()
             return
+        if self._answered_at is None or count > self.gpus_expected:
+            logger.info("the driver answers and has %d GPUs", count)
         self._answered_at = self._timing.monotonic()
         self.gpus_expected = max(self.gpus_expected, count)
         self._start_threads(count)

@@ -17,10 +17,11 @@ from pathlib import Path
 
 import pytest
 
+from rankscope.rank_snapshot import RankSnapshot
 from rankscope.rank_writer import RankWriter
 from rankscope.timeline import Timeline
 from rankscope_exporter import config, daemon
-from rankscope_exporter.run_directory import LABELS
+from rankscope_exporter.run_directory import LABELS, Rank
 from rankscope_exporter.simulation import simulated_uuid
 
 from .allocation.kubelet import Kubelet
@@ -287,17 +288,33 @@ def test_the_flag_that_was_meant_is_named(given: str, meant: str) -> None:
     assert refused(f"{given}=9000") == f"rankscope-exporter: {line}"
 
 
-def test_it_says_where_it_looks_for_ranks(run_dir: Path, free_port: int) -> None:
-    flags = (f"--web.listen-address=127.0.0.1:{free_port}", "--run-dir=/nowhere", f"--run-dir={run_dir}")
-    with subprocess.Popen([*EXPORTER, *flags], stderr=subprocess.PIPE, text=True) as process:
+def test_it_says_where_it_looks_for_ranks_which_it_finds_there_and_how_many_gpus(run_dir: Path, free_port: int) -> None:
+    writers = [leave_steps(run_dir, rank) for rank in range(2)]
+    flags = ("--run-dir=/nowhere", f"--run-dir={run_dir}", "--simulate=3")
+    command = [*EXPORTER, f"--web.listen-address=127.0.0.1:{free_port}", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            eventually(lambda: status(f"http://127.0.0.1:{free_port}/-/healthy") == 200)
+            eventually(lambda: status(f"http://127.0.0.1:{free_port}/-/ready") == 200)
         finally:
             process.terminate()
         assert process.stderr is not None
         said = process.stderr.read()
     assert 'level=info logger=rankscope_exporter msg="the records of ranks are looked for in /nowhere' in said
     assert f"/nowhere (not there yet), {run_dir}" in said
+    assert 'msg="ranks there now: 0-1 of run r"' in said
+    assert "has 3 GPUs" in said
+    assert writers
+
+
+def test_of_many_runs_it_names_some() -> None:
+    def rank(run: str, alive: bool) -> Rank:
+        info = {"run": run, "rank": "0"}
+        return Rank(RankSnapshot(Path(), alive, (), info, last_words_at=None, read_monotonic=0.0), None, owner=0)
+
+    ranks = [rank(f"r{number}", number > 0) for number in range(daemon.RUNS_NAMED + 2)]
+    assert daemon._names([]) == ""
+    assert daemon._names(ranks).startswith("0 of run r1, 0 of run r2, ")
+    assert daemon._names(ranks).endswith(f"0 of run r{daemon.RUNS_NAMED}, 1 more runs, 1 that have ended")
 
 
 def test_it_serves_ipv4_without_a_host_in_its_address(run_dir: Path, free_port: int) -> None:

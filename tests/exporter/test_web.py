@@ -189,6 +189,31 @@ def test_the_status_page_says_how_long_a_rank_waited_since_its_start_up_and_when
     assert ">30 s ago<" in page
 
 
+@pytest.mark.parametrize(
+    ("steps", "passes", "marker", "shown"),
+    [
+        (7, 28, "optimizer", "7"),
+        (0, 0, "", "0"),
+        (0, 57, "", "0 in 57 backward passes"),
+        (15, 115, "backward_pass", "15 (backward passes)"),
+    ],
+)
+def test_the_status_page_says_if_nothing_but_backward_passes_tells_of_steps(
+    steps: int, passes: int, marker: str, shown: str
+) -> None:
+    info, settings = (
+        GaugeMetricFamily(f"rankscope_rank_{name}", "Info.", labels=["run", "rank", *labels])
+        for name, labels in (("info", ["pid", "uuid"]), ("settings_info", ["step_marker"]))
+    )
+    info.add_metric(["r", "0", "7", ""], 1)
+    settings.add_metric(["r", "0", marker], 1)
+    counters = []
+    for name, count in (("steps", steps), ("micro_steps", passes)):
+        counters.append(CounterMetricFamily(f"rankscope_rank_{name}", "C.", labels=["run", "rank"]))
+        counters[-1].add_metric(["r", "0"], count)
+    assert f'<td class="n">{shown}</td>' in render_status([info, settings, *counters])
+
+
 PHASE_SECONDS = {"startup": 30.0, "forward": 6.0, "other": 2.0, "checkpoint": 2.0, "collective_wait": 0.0}
 DEVICE_SECONDS = {"forward": 1.0, "collective_wait": 3.0, "checkpoint": 0.5}
 

@@ -231,7 +231,7 @@ def test_the_next_start_of_a_run_removes_what_its_rank_left(run_dir: Path) -> No
 
 def test_a_directory_that_is_named_is_made(tmp_path: Path) -> None:
     run_dir = tmp_path / "not" / "yet"
-    environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN_DIR": str(run_dir)}
+    environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_QUIET": "1", "RANKSCOPE_RUN_DIR": str(run_dir)}
     process = subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True, capture_output=True, text=True)
     assert len(list(run_dir.glob("*.rank"))) == 1
     assert "rankscope" not in process.stderr

@@ -21,7 +21,7 @@ INFO = {"run": "r", "rank": "0"}
 
 @pytest.mark.parametrize("place", ["instructions", "moments"])
 def test_a_rank_that_is_killed_at_any_point_leaves_a_record_that_is_whole_and_true(run_dir: Path, place: str) -> None:
-    environment = {**os.environ, "RANKSCOPE_RUN": "job"}
+    environment = {**os.environ, "RANKSCOPE_RUN": "job", "RANKSCOPE_QUIET": "1"}
     command = [sys.executable, str(JOB), place, "100"]
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")

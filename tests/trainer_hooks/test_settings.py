@@ -68,6 +68,7 @@ def test_a_plain_loop_is_described_once_it_has_settled() -> None:
     train(torch.nn.Linear(8, 2), SETTLED_STEPS)
     assert list(settings()) == list(record.SETTINGS)
     assert {name: value for name, value in settings().items() if name not in ("accumulation_steps", "compiled")} == {
+        "step_marker": "optimizer",
         "parallelism": "single",
         "precision": "float32",
         "loader_workers": "0",

@@ -12,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from rankscope import forks, guard, identity, probes, record
+from rankscope.announcements import Announcer
 from rankscope.ending import Ending
 from rankscope.guard import Guard, logger
 from rankscope.patch import Undo
@@ -19,7 +20,7 @@ from rankscope.rank_reader import UnreadableRecordError, read_rank
 from rankscope.rank_writer import SUFFIX, RankWriter, run_directory
 from rankscope.settings import Settings
 from rankscope.stack_dump import StackDump
-from rankscope.timeline import Phases, Timeline
+from rankscope.timeline import SCRIPT, Phases, Timeline
 
 RECORD_OUTLIVES_ITS_PROCESS = 600.0  # seconds: as long as the exporter shows it
 
@@ -36,7 +37,10 @@ class Attachment:
     def __init__(self) -> None:
         self.writer = RankWriter()
         self.timeline = Timeline(self.writer)
-        self._ending = Ending(self.writer)
+        self._announcer = Announcer(self.timeline, self._full_info)
+        announcements = self._guard("announcements")
+        self._look_at_passes = announcements(self._announcer.look)
+        self._ending = Ending(self.writer, announcements(self._announcer.end))
         self._stack_dump = StackDump()
         self._info: dict[str, Any] = {}
         self._phases: list[str] = []
@@ -61,6 +65,7 @@ class Attachment:
             self._install(name, probe)
         skip_package()
         self.timeline.looks.append(self._guard("settings")(self._settings.look))
+        self.timeline.looks.append(self._look_at_passes)
         self._ending.watch()
 
     def _install(self, name: str, probe: ModuleType) -> None:
@@ -117,7 +122,8 @@ class Attachment:
 
     def _explicit_step(self, samples: float | None, tokens: float | None) -> None:
         timeline = self.timeline
-        timeline.steps_are_explicit = True
+        if timeline.step_marker != SCRIPT and not timeline.take_over(SCRIPT):
+            return  # the backward pass before it was this step
         if samples is not None:
             timeline.fetched_samples = float(samples)
         if tokens is not None:
@@ -147,6 +153,7 @@ class Attachment:
         self._ending.watch_published()
         self._stack_dump.watch()
         self._refresh()
+        self._announcer.begin()
 
     def _trains_alone(self, phase: int) -> bool:
         """Whether this is training without a process group; under torchrun, where one may still come, after a while."""

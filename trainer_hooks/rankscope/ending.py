@@ -28,8 +28,10 @@ from rankscope.record import PLACES
 class Ending:
     """Watches for the end of this process on behalf of one writer; `forget` is the exact inverse of the watches."""
 
-    def __init__(self, writer: RankWriter) -> None:
+    def __init__(self, writer: RankWriter, on_end: Callable[[], object] = lambda: None) -> None:
+        """`on_end` is called once, after the end is in the record."""
         self._writer = writer
+        self._on_end = on_end
         self._excepthook: Callable[..., object] = sys.excepthook
         self._error_before: BaseException | None = None
         self._finalizer: multiprocessing.util.Finalize | None = None
@@ -83,6 +85,7 @@ class Ending:
         if slots[PLACES["ended"]] == record.RUNNING:
             slots[PLACES["ended_unix"]] = time.time()
             slots[PLACES["ended"]] = how
+            self._on_end()
 
     def _on_exit(self) -> None:
         """In order, unless an exception is on its way out, or went through an excepthook that was not ours."""

@@ -17,7 +17,8 @@ DESCRIPTION = "Rankscope's hook for training jobs: which rank holds the others u
 RUN_DESCRIPTION = """\
 Start COMMAND with every rank watched: sets RANKSCOPE=1 and replaces itself with the command, so nothing stands
 between the job and its launcher. The same without this command: RANKSCOPE=1 torchrun … train.py; or in the
-script: import rankscope; rankscope.instrument()."""
+script: import rankscope; rankscope.instrument(). Rank 0 says on standard error where the record is and, at the end,
+where its time went; RANKSCOPE_QUIET=1 keeps it from that."""
 
 
 STACKS_DESCRIPTION = """\

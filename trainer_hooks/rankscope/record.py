@@ -94,6 +94,7 @@ LOADER_WORKER_STATES = ("working", "idle")  # making a batch, waiting for storag
 
 # What was chosen for the run and may explain its speed: the labels of rankscope_rank_settings_info, named in the info.
 SETTINGS = (
+    "step_marker",
     "parallelism",
     "precision",
     "loader_workers",
@@ -105,6 +106,13 @@ SETTINGS = (
     "compiled",
 )
 
+# What marks the steps. Each takes over for good from those before it, and no step is counted twice.
+STEP_MARKERS = ("", "backward_pass", "optimizer", "script")
+# After so many backward passes without a step each of them is one: in a loop that updates its parameters by hand, or
+# whose optimizer's step is compiled. Few accumulate more; those are put right by their first step. It is a number and
+# no time, so that all ranks come to it in the same pass: their steps have the same numbers.
+PASSES_WITHOUT_STEP = 100
+
 FIELDS = {
     "info_sequence": 1,  # 2 more with each change; odd while a new info overwrites the old one
     "info_place": 1,  # of the text within the info: its offset * 2**16 + its bytes, so that one store names a new text
@@ -115,7 +123,7 @@ FIELDS = {
     "step_buckets": len(STEP_BOUNDS) + 1,  # the histogram's counts, not cumulated; the last is +Inf
     # What changes at every event stands together, as it is touched when nothing of ours is in the caches.
     "step_seconds": 1,  # the histogram's sum
-    "steps": 1,  # optimizer steps
+    "steps": 1,  # as STEP_MARKERS
     "micro_steps": 1,  # backward passes
     # From here to the last of PHASES the slots are what an entry of the ring copies.
     "samples": 1,

@@ -14,7 +14,7 @@ from typing import Any
 
 from rankscope import record
 from rankscope.record import PLACES
-from rankscope.timeline import SETTLED_STEPS, Timeline
+from rankscope.timeline import BACKWARD_PASS, SETTLED_STEPS, Timeline
 
 INTERVAL = 10.0  # seconds
 LONGEST = 80  # characters of a value: a hook may have any name, the info has a fixed size
@@ -57,6 +57,7 @@ class Settings:
         found = {
             "parallelism": self._parallelism(module, optimizer),
             "precision": self._precision(optimizer),
+            "step_marker": record.STEP_MARKERS[self._timeline.step_marker],
             "accumulation_steps": self._accumulation_steps(),
             "compiled": compiled(),
             **of_loader(loader),
@@ -86,8 +87,14 @@ class Settings:
         return f"{autocast} autocast" if autocast else parameter_types(optimizer)
 
     def _accumulation_steps(self) -> str:
-        """Backward passes a step since the last look, so that a change is seen; rounded, as the last one is open."""
+        """Backward passes a step since the last look, so that a change is seen; rounded, as the last one is open.
+
+        Where they mark the steps themselves, nobody knows.
+        """
         slots, (steps, micro_steps) = self._timeline.writer.slots, self._counted
+        if self._timeline.step_marker == BACKWARD_PASS:
+            self._counted = (slots[STEPS], slots[MICRO_STEPS])
+            return ""
         new_steps, new_micro_steps = slots[STEPS] - steps, slots[MICRO_STEPS] - micro_steps
         if new_steps < SETTLED_STEPS or not new_micro_steps:
             return self.known.get("accumulation_steps", "")

@@ -22,7 +22,7 @@ from rankscope import record
 from rankscope.checkpoint_counter import CheckpointCounter
 from rankscope.groups import Group, Groups
 from rankscope.rank_writer import RankWriter
-from rankscope.record import ABSORBS, PLACES, RING_STEPS, STEP_BOUNDS
+from rankscope.record import ABSORBS, PASSES_WITHOUT_STEP, PLACES, RING_STEPS, STEP_BOUNDS
 
 # The phases that are open: the innermost, and likewise those around it (None: there is none). It never changes, so that
 # identity tells whether what `enter` opened is still what is open.
@@ -31,6 +31,8 @@ Phases = tuple[int, Any]
 # The open phase that absorbs what it contains, and how many are open around it.
 Absorber = tuple[int, int]
 NOBODY: Absorber = (-1, -1)
+
+NOTHING, BACKWARD_PASS, OPTIMIZER_STEP, SCRIPT = range(len(record.STEP_MARKERS))
 
 SETTLED_STEPS = 20  # after each of the first ones the looks are taken, later once a second
 LOOK_INTERVAL = 1.0  # seconds
@@ -64,7 +66,7 @@ class Timeline:
         self.groups = Groups(writer)
         self._on_event: Callable[[int], object] | None = None
         self.on_step: Callable[[float, int], object] | None = None  # with the step's end and the phase that is open
-        self.steps_are_explicit = False  # the script calls rankscope.step(): optimizers no longer mark steps
+        self.step_marker = NOTHING
         self.looks: list[Callable[[], None]] = []  # called at a step's end, at most once a second: what may cost
         self.seen: dict[str, ReferenceType[Any]] = {}  # objects of the job's by role, for who wants to ask them
         self.autocast = ""  # the type that autocast was last entered with
@@ -314,8 +316,20 @@ class Timeline:
     def step_in_backward(self) -> None:
         """The end of a backward pass within which the optimizers stepped."""
         self.steps_in_backward = False
-        if not self.steps_are_explicit:
+        if self.step_marker <= OPTIMIZER_STEP:
+            self.step_marker = OPTIMIZER_STEP
             self.step()
+
+    def unmarked_pass_ended(self) -> None:
+        """The end of a backward pass, the last event, while nothing but backward passes can mark steps."""
+        if self.micro_steps > PASSES_WITHOUT_STEP:
+            self.step_marker = BACKWARD_PASS
+            self.step_ended()
+
+    def take_over(self, marker: int) -> bool:
+        """Have `marker` mark the steps from now on. Whether this one counts: a backward pass may have marked it."""
+        before, self.step_marker = self.step_marker, marker
+        return before != BACKWARD_PASS
 
     def collective_completed(self, op: int, group: Group, duration: float, size: float) -> None:
         """A collective of `size` bytes took `duration` seconds from its issue to its completion.

@@ -7,6 +7,8 @@ from rankscope_exporter.lines import Values
 from rankscope_exporter.rank_metric import gauge
 from rankscope_exporter.run_directory import LABELS, Rank
 
+MARKERS = ", ".join(f"`{marker}`" for marker in record.STEP_MARKERS if marker)
+
 
 def _settings(rank: Rank) -> Values:
     settings = rank.snapshot.info.get("settings")
@@ -44,7 +46,8 @@ METRICS = (
     ),
     gauge(
         "settings_info",
-        "What was chosen for the run and may explain its speed; empty where it is not known.",
+        "What was chosen for the run and may explain its speed; empty where it is not known. `step_marker` is what "
+        f"marks the steps: {MARKERS} (`rankscope.step()`).",
         _settings,
         *record.SETTINGS,
     ),

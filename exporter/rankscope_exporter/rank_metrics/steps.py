@@ -32,7 +32,8 @@ def _dry_seconds(rank: Rank) -> Values:
 METRICS = (
     counter(
         "steps",
-        "Training steps that the rank has finished: optimizer steps, or calls of `rankscope.step()`.",
+        "Training steps that the rank has finished: optimizer steps, or calls of `rankscope.step()`; where there was "
+        f"neither in {record.PASSES_WITHOUT_STEP} backward passes, each further one. `step_marker` says which.",
         lambda rank: rank.snapshot["steps"],
     ),
     counter(

@@ -130,6 +130,8 @@ def _holder(labels: Mapping[str, str]) -> str:
 def _ranks(values: Values, now: float) -> list[Row]:
     info = values.rows("rankscope_rank_info", "run", "rank")
     steps = values.by("rankscope_rank_steps_total", "run", "rank")
+    passes = values.by("rankscope_rank_micro_steps_total", "run", "rank")
+    settings = values.rows("rankscope_rank_settings_info", "run", "rank")
     gpus = {labels["uuid"]: key[0] for key, labels in values.rows("rankscope_gpu_info", "gpu").items()}
     since = values.by("rankscope_rank_phase_since_timestamp_seconds", "run", "rank", "phase")
     phases = {key[:2]: (key[2], now - when) for key, when in since.items()}
@@ -143,7 +145,7 @@ def _ranks(values: Values, now: float) -> list[Row]:
             "": "alive" if key in phases else reasons.get(key, "ended"),
             "GPU": gpus.get(labels["uuid"], ""),
             "pid": labels["pid"],
-            "steps": f"{steps.get(key, 0):.0f}",
+            "steps": _steps(steps.get(key, 0.0), passes.get(key, 0.0), settings.get(key, {})),
             "the host is in": f"{phases[key][0]}, {_ago(phases[key][1])}" if key in phases else "",
             "waited for others": f"{waits[key][0]:.0%}" if key in waits else "",
             "by the clock of": waits[key][1] if key in waits else "",
@@ -151,6 +153,13 @@ def _ranks(values: Values, now: float) -> list[Row]:
         }
         for key, labels in sorted(info.items(), key=lambda item: (item[0][0], int(item[0][1])))
     ]
+
+
+def _steps(steps: float, passes: float, settings: Mapping[str, str]) -> str:
+    """How many; of a loop whose steps nothing marks, its backward passes."""
+    if settings.get("step_marker") == "backward_pass":
+        return f"{steps:.0f} (backward passes)"
+    return f"{steps:.0f}" if steps or not passes else f"0 in {passes:.0f} backward passes"
 
 
 def _waits(values: Values) -> dict[Labels, tuple[float, str]]:

@@ -1,7 +1,8 @@
 """The backward pass: `loss.backward()`, `torch.autograd.backward`, and gradients by `torch.autograd.grad`.
 
-Each outermost call of the first two is a micro-step. A gradient penalty's `grad` is none, nor is the segment that
-reentrant activation checkpointing runs backward within the backward pass.
+Each outermost call of the first two is a micro-step, and a step where nothing else marks steps for long. A gradient
+penalty's `grad` is none, nor is the segment that reentrant activation checkpointing runs backward within the backward
+pass.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_frame
 from rankscope.probes.span import Function, in_phase
 from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.timeline import OPTIMIZER_STEP, Timeline
 
 MICRO_STEPS = PLACES["micro_steps"]
 NOT_WITHIN = frozenset({record.BACKWARD})
@@ -38,6 +39,8 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
         timeline.writer.slots[MICRO_STEPS] += 1
         if timeline.steps_in_backward:
             timeline.step_in_backward()
+        elif timeline.step_marker < OPTIMIZER_STEP:
+            timeline.unmarked_pass_ended()
 
     def nested(original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:

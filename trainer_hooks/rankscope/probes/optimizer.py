@@ -2,7 +2,8 @@
 
 One optimizer marks them, the first that was seen, so that two that alternate (a GAN's) do not count twice. Optimizers
 that step within the backward pass, one a parameter, make one step a backward. Once the script calls
-`rankscope.step()`, only that does. An optimizer step that torch.compile compiles is not seen: call it there.
+`rankscope.step()`, only that does. An optimizer step that torch.compile compiles is not seen, nor is an update by hand:
+there each backward pass counts as a step after a while (timeline.py).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from torch.optim.optimizer import (
 from rankscope.guard import Guard
 from rankscope.patch import Undo
 from rankscope.record import BACKWARD, OPTIMIZER
-from rankscope.timeline import Phases, Timeline
+from rankscope.timeline import OPTIMIZER_STEP, SCRIPT, Phases, Timeline
 
 # Backward passes after which an optimizer that marked the steps is no longer in use: more than a GAN's critic takes
 # between two steps of its generator, or an accumulation between two of anybody.
@@ -72,10 +73,11 @@ class StepMarker:
             timeline.leave(opened)
             # The usual case first, without a call: it is the optimizer that marks the steps.
             is_marking = self._marking is not None and self._marking() is optimizer
-            if opened and not timeline.steps_are_explicit and (is_marking or self._may_mark(optimizer)):
+            if opened and timeline.step_marker != SCRIPT and (is_marking or self._may_mark(optimizer)):
+                counts = timeline.step_marker == OPTIMIZER_STEP or timeline.take_over(OPTIMIZER_STEP)
                 # A tensor, from the scaler, during a fused optimizer's step.
                 found = getattr(optimizer, "found_inf", None)
-                if found is None or not was_skipped(found):
+                if counts and (found is None or not was_skipped(found)):
                     timeline.step_ended()
         except BaseException as error:
             self._guard.blow(error)

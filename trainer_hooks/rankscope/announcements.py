@@ -1,0 +1,164 @@
+"""What rank 0 says on standard error: one line when its record begins, one when it ends. RANKSCOPE_QUIET=1: neither.
+
+A rank knows only itself: where its own time went, and not whether it is the one that the others wait for.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import shlex
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rankscope.autoload import ON
+from rankscope.phases import COMPUTING, PHASES, PLANNED
+from rankscope.rank_snapshot import RankSnapshot
+from rankscope.rank_writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
+from rankscope.record import PASSES_WITHOUT_STEP
+from rankscope.timeline import BACKWARD_PASS, Timeline
+
+logger = logging.getLogger("rankscope")
+
+LONGEST = select.PIPE_BUF  # bytes: so much is written at once, without a wait and unmixed with others' lines
+NAMED = 3  # phases
+WORTH_NAMING = 0.01  # of the time
+HOLDS_UP = 0.1  # as much of the time in one phase that is no computing
+MEANINGS = {phase.name: phase.meaning for phase in PHASES}
+
+
+class Announcer:
+    """Speaks for one record, if it is rank 0's and others can read it. `info` gives the record's."""
+
+    def __init__(self, timeline: Timeline, info: Callable[[], dict[str, Any]]) -> None:
+        self._timeline = timeline
+        self._info = info
+        self._has_warned = False
+
+    def begin(self) -> None:
+        """The record has been made."""
+        if path := self._record():
+            say(beginning(self._info()["run"], path))
+
+    def look(self) -> None:
+        """Warn once if backward passes have come to count as steps."""
+        if self._timeline.step_marker == BACKWARD_PASS and not self._has_warned:
+            self._has_warned = True
+            if self._info().get("rank") == "0":
+                logger.warning(
+                    "rankscope: %d backward passes and no step of an optimizer: from now on each counts as a step; "
+                    "where a step is more than that, call rankscope.step() at its end",
+                    PASSES_WITHOUT_STEP,
+                )
+
+    def end(self) -> None:
+        """The record has ended."""
+        if path := self._record():
+            slots, now = tuple(self._timeline.writer.slots), time.monotonic()
+            snapshot = RankSnapshot(path, True, slots, self._info(), last_words_at=None, read_monotonic=now)
+            say(summary(snapshot, self._timeline.step_marker))
+
+    def _record(self) -> Path | None:
+        """The record's path, if anything is said about it."""
+        path = self._timeline.writer.path
+        return path if path and self._info()["rank"] == "0" and not is_quiet() else None
+
+
+def is_quiet() -> bool:
+    """Whether nothing is to be said, by the environment."""
+    return os.environ.get("RANKSCOPE_QUIET", "").lower() in ON
+
+
+def say(text: str) -> None:
+    """One line on standard error, if that takes it at once: never an error, never a wait for who reads it.
+
+    Past Python's buffer, as a thread that waits to write holds its lock until the process has ended.
+    """
+    line = "".join(character if character.isprintable() else "?" for character in f"rankscope: {text}")
+    try:
+        descriptor = sys.stderr.fileno()
+        poll = select.poll()
+        poll.register(descriptor, select.POLLOUT)
+        if poll.poll(0) == [(descriptor, select.POLLOUT)]:  # with an error beside it, nobody reads any more
+            os.write(descriptor, line.encode(errors="replace")[: LONGEST - 1] + b"\n")
+    except (AttributeError, OSError, ValueError):  # there is none, it is broken, it is closed
+        return
+
+
+def beginning(run: str, path: Path) -> str:
+    """That the hook is on: which run, where its record is, and how to look at it."""
+    is_usual = path.parent in (SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR)
+    exporter = "rankscope-exporter" if is_usual else f"rankscope-exporter --run-dir {shlex.quote(str(path.parent))}"
+    return (
+        f"run {run}, recorded in {path}. Its page: {exporter}. "
+        f"With Prometheus: rankscope explain --run {shlex.quote(run)}"
+    )
+
+
+def summary(snapshot: RankSnapshot, step_marker: int) -> str:
+    """How many steps, where the time went, and what this rank can say of it alone."""
+    startup = snapshot.phase_seconds["startup"]
+    if not snapshot["steps"]:
+        passes = f"{snapshot['micro_steps']:.0f} backward passes and " if snapshot["micro_steps"] else ""
+        return f"{passes}no step in {duration(startup)}" + ("; call rankscope.step() at a step's end" if passes else "")
+    by_phase, clock = shares(snapshot)
+    total = sum(snapshot.phase_seconds.values()) - startup
+    return (
+        f"{snapshot['steps']:.0f} steps{' (backward passes)' if step_marker == BACKWARD_PASS else ''} "
+        f"in {duration(total)} after {duration(startup)} of start-up, by the clock of the {clock}: {named(by_phase)}. "
+        f"{verdict(by_phase, is_alone=snapshot.info.get('world_size') == '1')}"
+    )
+
+
+def shares(snapshot: RankSnapshot) -> tuple[dict[str, float], str]:
+    """Each phase's part of the time after start-up, and by whose clock, as `rank:rankscope_phase:ratio` has it.
+
+    The host's, but for planned phases the device's where that was measured: there the host runs ahead.
+    """
+    host = {phase: seconds for phase, seconds in snapshot.phase_seconds.items() if phase != "startup"}
+    total = sum(host.values()) or 1.0
+    by_host = {phase: seconds / total for phase, seconds in host.items()}
+    device = {phase: seconds for phase, seconds in snapshot.device_seconds.items() if phase not in PLANNED}
+    measured = sum(device.values())
+    if not measured:
+        return by_host, "host"
+    planned = {phase: share for phase, share in by_host.items() if phase in PLANNED}
+    left = 1.0 - sum(planned.values())
+    return {**planned, **{phase: left * seconds / measured for phase, seconds in device.items()}}, "device"
+
+
+def named(by_phase: Mapping[str, float]) -> str:
+    """The largest phases."""
+    largest = sorted(by_phase.items(), key=lambda item: -item[1])[:NAMED]
+    return ", ".join(f"{percent(share)} {phase}" for phase, share in largest if share >= WORTH_NAMING)
+
+
+def verdict(by_phase: Mapping[str, float], *, is_alone: bool) -> str:
+    """What keeps this rank from computing most; of the others' share in that it knows how long it waited for them."""
+    beside = {phase: share for phase, share in by_phase.items() if phase not in COMPUTING}
+    largest = max(beside, key=lambda phase: beside[phase])
+    if beside[largest] >= HOLDS_UP:
+        text = f"Most beside computing: {largest}, {MEANINGS.get(largest, 'a part of its own')}."
+    else:
+        text = f"{percent(1.0 - sum(beside.values()))} is computing."
+    if is_alone:
+        return text
+    waited = percent(by_phase.get("collective_wait", 0.0))
+    return f"{text} It waited for others {waited} of the time; which rank is late, only all of them together tell."
+
+
+def percent(share: float) -> str:
+    """Two digits that mean something: 42 %, 4.2 %."""
+    percents = 100 * share
+    return f"{percents:.0f} %" if percents >= 9.95 else f"{percents:.1f} %" if percents >= 0.1 else "under 0.1 %"
+
+
+def duration(seconds: float) -> str:
+    """As a person says it: 8.2 s, 34 s, 12 min, 5.4 h."""
+    if seconds < 120:
+        return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
