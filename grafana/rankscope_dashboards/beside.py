@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.panels import CAUTION, NEUTRAL, Panel, Query, lines, value
-from rankscope_dashboards.selectors import RANK, RANKS, by_rank, rate
+from rankscope_dashboards.panels import CAUTION, NEUTRAL, NOT_SEEN, Panel, Query, lines, value
+from rankscope_dashboards.selectors import RANK, RANKS, age, by_rank, rate
 from rankscope_dashboards.tables import Column, table_of
 
 
-def line_by_rank(title: str, description: str, unit: str, vector: str, *, max_val: float | None = None) -> Panel:
+def line_by_rank(title: str, description: str, unit: str, vector: str, none: str = NOT_SEEN) -> Panel:
     """A line for each rank, three panels side by side."""
-    return lines(title, description, unit, Query(by_rank(vector), RANK), max_val=max_val, width=8)
+    return lines(title, description, unit, Query(by_rank(vector), RANK), width=8, none=none)
 
 
 def gauge(metric: str) -> str:
@@ -28,6 +28,8 @@ def loader_workers(states: str) -> str:
     return rate("rankscope_rank_loader_worker_seconds_total", f',state=~"{states}"')
 
 
+SINCE_CHECKPOINT = age(gauge("rankscope_rank_checkpoint_last_timestamp_seconds"))
+
 CHECKPOINTS = Row(
     "Checkpoints",
     (
@@ -35,7 +37,7 @@ CHECKPOINTS = Row(
             "Since the last checkpoint",
             "What would be lost if the run died now: the age of the newest checkpoint of any chosen rank.",
             "s",
-            Query(f"time() - max({gauge('rankscope_rank_checkpoint_last_timestamp_seconds')})"),
+            Query(f"min({SINCE_CHECKPOINT} and on (run) run:rankscope_stall:seconds)"),
             width=4,
         ),
         table_of(
@@ -44,7 +46,7 @@ CHECKPOINTS = Row(
             "tells it.",
             [
                 Query(by_rank(f"{gauge('rankscope_rank_checkpoints_total')} > 0")),
-                Query(f"time() - {by_rank(gauge('rankscope_rank_checkpoint_last_timestamp_seconds'))}"),
+                Query(f"min by (rank) ({SINCE_CHECKPOINT})"),
                 Query(by_rank(gauge("rankscope_rank_checkpoint_last_duration_seconds"))),
                 Query(by_rank(gauge("rankscope_rank_checkpoint_last_size_bytes"))),
             ],
@@ -86,6 +88,7 @@ PROCESSES = Row(
             "loader is the limit; at a half it could feed twice the speed. Absent unless the workers are forked.",
             "percentunit",
             f"{loader_workers('working')} / ignoring (state) sum without (state) ({loader_workers('working|idle')})",
+            none="no forked loader workers",
         ),
         line_by_rank(
             "Child processes",
@@ -99,6 +102,7 @@ PROCESSES = Row(
             "not know: it needs the same user or CAP_SYS_PTRACE.",
             "Bps",
             rate("rankscope_rank_read_bytes_total"),
+            none="the exporter may not know",
         ),
         line_by_rank(
             "Training process's processors",
@@ -134,10 +138,14 @@ PROCESSES = Row(
             "them.",
             "Bps",
             rate("rankscope_rank_host_to_device_copy_bytes_total"),
+            none="no copy to a GPU blocked",
         ),
     ),
     collapsed=True,
 )
+
+NO_CUDA = "no CUDA memory in use"
+NO_SCALER = "no gradient scaler in use"
 
 MEMORY = Row(
     "CUDA memory and mixed precision",
@@ -147,18 +155,21 @@ MEMORY = Row(
             "What the caching allocator has given out.",
             "bytes",
             gauge("rankscope_rank_cuda_memory_allocated_bytes"),
+            none=NO_CUDA,
         ),
         line_by_rank(
             "CUDA memory reserved",
             "What the caching allocator holds, used or not. Far above the peak of the living tensors is fragmentation.",
             "bytes",
             gauge("rankscope_rank_cuda_memory_reserved_bytes"),
+            none=NO_CUDA,
         ),
         line_by_rank(
             "CUDA memory at its peak",
             "The most that living tensors ever took: how much larger a batch could be.",
             "bytes",
             gauge("rankscope_rank_cuda_memory_peak_allocated_bytes"),
+            none=NO_CUDA,
         ),
         table_of(
             "Full memory",
@@ -174,13 +185,14 @@ MEMORY = Row(
                 Column("B", "Out of memory", steps=((None, NEUTRAL), (1, CAUTION))),
             ],
             width=8,
-            none="no CUDA memory in use",
+            none=NO_CUDA,
         ),
         line_by_rank(
             "Loss scale",
             "The gradient scaler's scale (AMP). It halves at each overflow; falling without end is a diverging run.",
             "none",
             gauge("rankscope_rank_amp_scale"),
+            none=NO_SCALER,
         ),
         line_by_rank(
             "Skipped steps",
@@ -188,6 +200,7 @@ MEMORY = Row(
             "start are normal.",
             "percentunit",
             f"{rate('rankscope_rank_amp_skipped_steps_total')} / ({rate('rankscope_rank_steps_total')} > 0)",
+            none=NO_SCALER,
         ),
     ),
     collapsed=True,

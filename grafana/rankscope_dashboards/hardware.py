@@ -66,6 +66,7 @@ TROUBLE = Row(
                 f"{GPU} {{{{reason}}}}",
                 needs_fault=True,
             ),
+            none="nothing throttled",
         ),
         lines(
             "XID errors",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.panels import GOOD, NEUTRAL, Panel, Query, bars, lines, shares
+from rankscope_dashboards.panels import NEUTRAL, WELL, Panel, Query, bars, lines, shares
 from rankscope_dashboards.selectors import HERE
 from rankscope_dashboards.tables import Column, table_of
 
@@ -26,7 +26,7 @@ RANK = "{{run}} rank {{rank}}"
 
 def line_by_rank(title: str, description: str, unit: str, vector: str) -> Panel:
     """A line for each rank of this node, four panels side by side."""
-    return lines(title, description, unit, Query(f"max by (run, rank) ({vector})", RANK), width=6)
+    return lines(title, description, unit, Query(f"max by (run, rank) ({vector})", RANK), width=6, none="no rank here")
 
 
 HOLDERS = Row(
@@ -93,7 +93,7 @@ RANKS = Row(
             [
                 Column("run", "Run"),
                 Column("rank", "Rank"),
-                Column("A", "Alive", names={1: ("yes", GOOD), 0: ("no", NEUTRAL)}),
+                Column("A", "Alive", names={1: ("yes", WELL), 0: ("no", NEUTRAL)}),
                 Column("pid", "PID"),
                 Column("gpu", "GPU"),
                 Column("D", "Steps"),

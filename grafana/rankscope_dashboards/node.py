@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+from grafana_foundation_sdk.models.common import BigValueTextMode
+
 from rankscope_dashboards.dashboard import Dashboard, Row, label_values
 from rankscope_dashboards.hardware import POWER, TROUBLE
 from rankscope_dashboards.holders import HOLDERS, RANKS
-from rankscope_dashboards.panels import BAD, CAUTION, GOOD, NEUTRAL, Query, lines, value
-from rankscope_dashboards.selectors import GPU, HERE
+from rankscope_dashboards.panels import BAD, CAUTION, WELL, Query, lines, value
+from rankscope_dashboards.selectors import GPU, HERE, or_nothing_fires
 from rankscope_dashboards.tables import Column, table_of
+from rankscope_dashboards.thresholds import THROTTLED_SHARE
 
-# Alerts about a GPU or its rank name the GPU and not always the exporter.
+# Alerts about a GPU or its rank name the GPU and not always the exporter. Others may be about the same instance.
 FIRING = (
-    f'ALERTS{{alertstate="firing",{HERE}}}'
+    f'ALERTS{{alertstate="firing",alertname=~"Rankscope.+",{HERE}}}'
     f' or (ALERTS{{alertstate="firing"}} and on (uuid) rankscope_gpu_info{{{HERE}}})'
 )
+# A target that does not answer shows nothing but `up`, and others may have the same instance.
+EXPORTERS = f"last_over_time(rankscope_exporter_build_info{{{HERE}}}[$__range])"
+REAL_REASON = 'reason!="sync_boost"'  # which is other GPUs' throttling
 WHAT_IT_IS = "gpu, uuid, name, pci_bus_id, driver_version, busy_source"
-UNKNOWN = ((None, NEUTRAL),)
-UP = {1: ("up", GOOD), 0: ("down", BAD)}
+UP = {1: ("up", WELL), 0: ("down", BAD)}
 
 VARIABLES = (
-    label_values("job", "rankscope_exporter_build_info", label="Job", description="The scrape job of the exporters."),
     label_values(
         "instance",
-        'rankscope_exporter_build_info{job="$job"}',
+        "rankscope_exporter_build_info",
         label="Instance",
         description="The exporter; each node has one.",
     ),
@@ -35,27 +39,25 @@ AT_A_GLANCE = Row(
             "Exporter",
             "Whether Prometheus reaches it.",
             "none",
-            Query(f"up{{{HERE}}}"),
-            steps=UNKNOWN,
+            Query(f"max(up{{{HERE}}} and on (job, instance) {EXPORTERS})"),
             names=UP,
-            width=3,
+            width=2,
         ),
         value(
             "Driver",
             "Whether the NVIDIA driver answers the exporter.",
             "none",
             Query(f"rankscope_exporter_nvml_up{{{HERE}}}"),
-            steps=UNKNOWN,
             names=UP,
-            width=3,
+            width=2,
         ),
         value(
-            "GPUs missing",
+            "Lost GPUs",
             "GPUs that the driver has reported since the exporter started and that do not answer now.",
             "none",
             Query(f"rankscope_exporter_gpus_expected{{{HERE}}} - rankscope_exporter_gpus_seen{{{HERE}}}"),
-            steps=((None, GOOD), (1, BAD)),
-            width=3,
+            steps=((0, WELL), (1, BAD)),
+            width=2,
         ),
         value(
             "Handles",
@@ -63,21 +65,49 @@ AT_A_GLANCE = Row(
             "driver. Then all that is said of GPUs is absent.",
             "none",
             Query(f"rankscope_exporter_gpus_released{{{HERE}}}"),
-            steps=UNKNOWN,
-            names={0: ("held", GOOD), 1: ("released", CAUTION)},
-            width=3,
+            names={0: ("held", WELL), 1: ("released", CAUTION)},
+            width=2,
         ),
         value(
-            "Longest idle",
+            "Throttled",
+            "Of all GPUs the one whose clocks are held down for most of the time. The row below says for what reason.",
+            "percentunit",
+            Query(
+                f"topk(1, max by (gpu) (rate(rankscope_gpu_throttled_seconds_total{{{HERE},{REAL_REASON}}}"
+                "[$__rate_interval])))",
+                GPU,
+            ),
+            steps=((0, WELL), (THROTTLED_SHARE, CAUTION)),
+            text=BigValueTextMode.VALUE_AND_NAME,
+            width=2,
+        ),
+        value(
+            "Hottest",
+            "Of all GPUs the one with the highest core temperature. How much it may have differs between models.",
+            "celsius",
+            Query(f"topk(1, rankscope_gpu_temperature_celsius{{{HERE}}})", GPU),
+            text=BigValueTextMode.VALUE_AND_NAME,
+            width=2,
+        ),
+        value(
+            "XID errors",
+            "Errors of all GPUs that the driver has reported since the exporter started.",
+            "none",
+            Query(f"sum(rankscope_gpu_xid_errors_total{{{HERE}}})"),
+            steps=((0, WELL), (1, CAUTION)),
+            width=2,
+        ),
+        value(
+            "Most idle",
             "The GPU in which no kernel has run for the longest time.",
             "s",
             Query(f"max(gpu:rankscope_idle:seconds{{{HERE}}})"),
-            width=3,
+            width=2,
         ),
         table_of(
             "Alerts",
             "What fires now for this exporter, its GPUs and the ranks on them.",
-            [Query(FIRING, needs_fault=True)],
+            [Query(or_nothing_fires(FIRING, f"rankscope_exporter_build_info{{{HERE}}}"))],
             [
                 Column("alertname", "Alert"),
                 Column("severity", "Severity"),
@@ -85,9 +115,9 @@ AT_A_GLANCE = Row(
                 Column("run", "Run"),
                 Column("rank", "Rank"),
             ],
-            width=9,
+            width=8,
             height=5,
-            none="nothing fires",
+            none="nothing is known of this node now",
         ),
     ),
 )
@@ -109,7 +139,7 @@ GPUS = Row(
             ],
             [
                 Column("gpu", "GPU"),
-                Column("B", "Answers", names={1: ("yes", GOOD), 0: ("no", BAD)}),
+                Column("B", "Answers", names={1: ("yes", WELL), 0: ("no", BAD)}),
                 Column("C", "Busy", "percentunit", bar=True),
                 Column("D", "Idle for", "s"),
                 Column("E", "Memory used", "bytes"),
@@ -165,7 +195,7 @@ EXPORTER = Row(
             ],
             [
                 Column("collector", "Collector"),
-                Column("A", "Worked", names={1: ("yes", GOOD), 0: ("no", BAD)}),
+                Column("A", "Worked", names={1: ("yes", WELL), 0: ("no", BAD)}),
                 Column("B", "Took", "s"),
             ],
             width=8,

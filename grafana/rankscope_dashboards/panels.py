@@ -14,11 +14,19 @@ from grafana_foundation_sdk.models.prometheus import Dataquery, PromQueryFormat
 DATASOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 GOOD, CAUTION, BAD, NEUTRAL = "green", "orange", "red", "#808080"
+WELL = "transparent"  # where many are, one word in a colour would look as if all were well
+# Ranks and GPUs by the last digit of their number, on every panel alike: any ten in a row can be told apart. They are
+# Tableau's.
+BY_DIGIT = (
+    *("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f"),
+    *("#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac"),
+)
 Steps = Sequence[tuple[float | None, str]]
 """Colours from a value upwards; the first value is None, for everything below the second."""
+NOT_SEEN = "not seen in this time range"
+LONGEST_LABEL = 24  # characters; all of them for a rank or GPU, of a run as many as tell it from another mostly
 Names = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
 """Texts and colours in the place of values."""
-PLAIN: Steps = ((None, "text"),)
 
 
 @dataclass(frozen=True)
@@ -91,18 +99,29 @@ def lines(
     dashed: str = "",
     colors: Mapping[str, str] | None = None,
     width: int = 12,
+    none: str = NOT_SEEN,
 ) -> Panel:
-    """A line for each series. The series called `dashed` and the number `limit` are what the others compare with."""
+    """A line for each series. The series called `dashed` and the number `limit` are what the others compare with.
+
+    `none` says why there may be none.
+    """
     style = common.GraphFieldConfig(line_width=1, fill_opacity=8, show_points=common.VisibilityMode.NEVER)
-    fields = sdk.FieldConfig(unit=unit, min_val=min_val, max_val=max_val, color=_palette(), custom=style)
+    fields = sdk.FieldConfig(unit=unit, min_val=min_val, max_val=max_val, color=_palette(), custom=style, no_value=none)
     if limit is not None:
         fields.thresholds = thresholds(((None, "transparent"), (limit, BAD)))
         style.thresholds_style = common.GraphThresholdsStyleConfig(mode=common.GraphThresholdsStyleMode.DASHED)
-    overrides = [*fixed_colors(colors or {}), *([_dashed(dashed)] if dashed else [])]
+    overrides = [*numbered_colors(), *fixed_colors(colors or {}), *([_dashed(dashed)] if dashed else [])]
     return Panel("timeseries", title, description, queries, _graph_options(), fields, width, overrides=overrides)
 
 
-def shares(title: str, description: str, *queries: Query, colors: Mapping[str, str], width: int = 12) -> Panel:
+def shares(
+    title: str,
+    description: str,
+    *queries: Query,
+    colors: Mapping[str, str],
+    width: int = 12,
+    none: str = NOT_SEEN,
+) -> Panel:
     """Shares of a whole, stacked up to 100 %."""
     style = common.GraphFieldConfig(
         line_width=0,
@@ -110,14 +129,22 @@ def shares(title: str, description: str, *queries: Query, colors: Mapping[str, s
         show_points=common.VisibilityMode.NEVER,
         stacking=common.StackingConfig(mode=common.StackingMode.NORMAL, group="A"),
     )
-    fields = sdk.FieldConfig(unit="percentunit", min_val=0, max_val=1, color=_palette(), custom=style)
+    fields = sdk.FieldConfig(unit="percentunit", min_val=0, max_val=1, color=_palette(), custom=style, no_value=none)
     return Panel(
         "timeseries", title, description, queries, _graph_options(), fields, width, overrides=fixed_colors(colors)
     )
 
 
 def bars(
-    title: str, description: str, query: Query, *, bar: str, part: str, colors: Mapping[str, str], width: int = 12
+    title: str,
+    description: str,
+    query: Query,
+    *,
+    bar: str,
+    part: str,
+    colors: Mapping[str, str],
+    width: int = 12,
+    none: str = NOT_SEEN,
 ) -> Panel:
     """A bar for each value of the label `bar`, stacked from the label `part`, at the end of the time range: shares."""
     matrix = {"rowField": bar, "columnField": part, "valueField": "Value", "emptyValue": "null"}
@@ -126,12 +153,25 @@ def bars(
         title,
         description,
         (query,),
-        barchart.Options(stacking=common.StackingMode.NORMAL, show_value=common.VisibilityMode.NEVER, legend=_legend()),
-        sdk.FieldConfig(unit="percentunit", min_val=0, max_val=1, color=_palette(), custom=barchart.FieldConfig()),
+        barchart.Options(
+            stacking=common.StackingMode.NORMAL,
+            show_value=common.VisibilityMode.NEVER,
+            x_tick_label_max_length=LONGEST_LABEL,
+            legend=_legend(),
+        ),
+        sdk.FieldConfig(
+            unit="percentunit",
+            min_val=0,
+            max_val=1,
+            color=_palette(),
+            custom=barchart.FieldConfig(),
+            no_value=none,
+        ),
         width,
         instant=True,
         tabular=True,
-        overrides=fixed_colors(colors),
+        # The bars' names are no shares.
+        overrides=[override(f"{bar}\\{part}", unit="string"), *fixed_colors(colors)],
         transformations=(sdk.DataTransformerConfig(id_val="groupingToMatrix", options=matrix),),
     )
 
@@ -141,30 +181,38 @@ def value(
     description: str,
     unit: str,
     *queries: Query,
-    steps: Steps = PLAIN,
+    steps: Steps = (),
     names: Names | None = None,
+    colors: Mapping[str, str] | None = None,
     text: common.BigValueTextMode = common.BigValueTextMode.AUTO,
     none: str = "-",
-    instant: bool = True,
     width: int = 4,
 ) -> Panel:
-    """The newest value, large, coloured by `steps`; `names` puts a text and a colour in a number's place.
+    """The value at the end of the time range, large. `steps` colours it, from 0 upwards; `names` puts a text and a
+    colour in a number's place, `colors` a colour in that of a series.
 
-    `none` is what it says when the query finds nothing, in the colour of the first step.
+    `none` is what it says when the query finds nothing, in grey: nobody knows whether that is well. No graph behind it,
+    which has its newest value also of what has ended.
     """
-    colored = steps is not PLAIN
+    colored = bool(steps or names or colors)
     options = stat.Options(
         color_mode=common.BigValueColorMode.BACKGROUND if colored else common.BigValueColorMode.VALUE,
-        graph_mode=common.BigValueGraphMode.NONE if instant else common.BigValueGraphMode.AREA,
+        graph_mode=common.BigValueGraphMode.NONE,
         justify_mode=common.BigValueJustifyMode.AUTO,
         text_mode=text,
         orientation=common.VizOrientation.AUTO,
         reduce_options=common.ReduceDataOptions(calcs=["lastNotNull"], fields="", values=False),
     )
+    base = NEUTRAL if colored else "text"
     fields = sdk.FieldConfig(
-        unit=unit, thresholds=thresholds(steps), color=sdk.FieldColor(), mappings=named(names or {}), no_value=none
+        unit=unit,
+        thresholds=thresholds(((None, base), *steps)),
+        color=sdk.FieldColor(),
+        mappings=named(names or {}),
+        no_value=none,
     )
-    return Panel("stat", title, description, queries, options, fields, width, height=5, instant=instant)
+    overrides = fixed_colors(colors or {})
+    return Panel("stat", title, description, queries, options, fields, width, 5, instant=True, overrides=overrides)
 
 
 def thresholds(steps: Steps) -> sdk.ThresholdsConfig:
@@ -194,6 +242,15 @@ def fixed_colors(colors: Mapping[str, str]) -> list[sdk.DashboardFieldConfigSour
     return [override(name, color=sdk.FieldColor(mode=mode, fixed_color=color)) for name, color in colors.items()]
 
 
+def numbered_colors() -> list[sdk.DashboardFieldConfigSourceOverrides]:
+    """A rank's and a GPU's colour by its number."""
+    digits = {rf"/^(rank|GPU) \d*{digit}$/": color for digit, color in enumerate(BY_DIGIT)}
+    overrides = fixed_colors(digits)
+    for one in overrides:
+        one.matcher.id_val = "byRegexp"
+    return overrides
+
+
 def _graph_options() -> graph.Options:
     tooltip = common.VizTooltipOptions(mode=common.TooltipDisplayMode.MULTI, sort=common.SortOrder.DESCENDING)
     return graph.Options(legend=_legend(), tooltip=tooltip)
@@ -215,5 +272,5 @@ def _legend() -> common.VizLegendOptions:
 
 
 def _palette() -> sdk.FieldColor:
-    # By name, so that a rank keeps its colour when another one comes or goes.
-    return sdk.FieldColor(mode=sdk.FieldColorModeId.PALETTE_CLASSIC_BY_NAME)
+    # In turn: by name several may have nearly the same.
+    return sdk.FieldColor(mode=sdk.FieldColorModeId.PALETTE_CLASSIC)

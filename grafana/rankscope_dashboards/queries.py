@@ -45,9 +45,7 @@ class PanelQuery(NamedTuple):
     needs_cuda: bool
 
 
-def panel_queries(
-    *, run: str, instance: str, job: str = "rankscope", interval: str = "1m", compare: str = NO_RUN
-) -> Iterator[PanelQuery]:
+def panel_queries(*, run: str, instance: str, interval: str = "1m", compare: str = NO_RUN) -> Iterator[PanelQuery]:
     """Every query of both dashboards, for all ranks of `run`, beside `compare`, and for the exporter `instance`.
 
     `interval` stands for Grafana's rate interval (at least four scrape intervals) and for the time range. No moment
@@ -61,7 +59,6 @@ def panel_queries(
         "$rank": ".*",
         "$run": run,
         "$compare": compare,
-        "$job": job,
     }
     for name, dashboard in DASHBOARDS.items():
         for panel in (panel for row in dashboard.rows for panel in row.panels):

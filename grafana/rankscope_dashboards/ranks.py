@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.panels import BAD, CAUTION, GOOD, NEUTRAL, Query
-from rankscope_dashboards.selectors import RANKS
+from rankscope_dashboards.panels import BAD, CAUTION, GOOD, NEUTRAL, WELL, Query
+from rankscope_dashboards.selectors import RANKS, age
 from rankscope_dashboards.tables import Column, table_of
 
 ENDINGS = {"finished": ("finished", GOOD), "sigterm": ("SIGTERM", NEUTRAL), "interrupted": ("Ctrl-C", NEUTRAL)} | {
@@ -12,6 +12,8 @@ ENDINGS = {"finished": ("finished", GOOD), "sigterm": ("SIGTERM", NEUTRAL), "int
 }
 
 WHO_IT_IS = "rank, node, local_rank, world_size, group, pid, uuid, backend, torch_version, rankscope_version"
+
+PHASE_FOR = age(f"rankscope_rank_phase_since_timestamp_seconds{{{RANKS}}}")
 
 NOW = Row(
     "What does each rank do now?",
@@ -23,7 +25,7 @@ NOW = Row(
             "an error of their own: their figures stand still, and the rank's standard error says why.",
             [
                 Query(f"max by (rank) (rankscope_rank_up{{{RANKS}}})"),
-                Query(f"time() - max by (rank, phase) (rankscope_rank_phase_since_timestamp_seconds{{{RANKS}}})"),
+                Query(f"min by (rank, phase) ({PHASE_FOR})"),
                 Query(f"max by (rank) (rank:rankscope_stall:seconds{{{RANKS}}})"),
                 Query(f"max by (rank) (rankscope_rank_steps_total{{{RANKS}}})"),
                 Query(f"max by (rank) (rankscope_rank_probes_disabled{{{RANKS}}})"),
@@ -32,7 +34,7 @@ NOW = Row(
             ],
             [
                 Column("rank", "Rank"),
-                Column("A", "Alive", names={1: ("yes", GOOD), 0: ("no", NEUTRAL)}),
+                Column("A", "Alive", names={1: ("yes", WELL), 0: ("no", NEUTRAL)}),
                 Column("phase", "Host's phase"),
                 Column("B", "For", "s"),
                 Column("op", "In collective"),

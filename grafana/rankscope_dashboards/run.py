@@ -16,12 +16,15 @@ from rankscope_dashboards.dashboard import Dashboard, Row, label_values, other_r
 from rankscope_dashboards.panels import BAD, GOOD, Query, bars, shares, value
 from rankscope_dashboards.phases import CAUSES, PHASES
 from rankscope_dashboards.ranks import NOW
-from rankscope_dashboards.selectors import RANKS, RUN_ONLY, average
+from rankscope_dashboards.selectors import RANKS, RUN_ONLY, average, or_nothing_fires
+from rankscope_dashboards.state import STATE
 from rankscope_dashboards.tables import Column, table_of
+from rankscope_dashboards.thresholds import LOSS_LIMIT
 from rankscope_dashboards.throughput import GPUS, HOW_FAST, STEPS
 from rankscope_dashboards.waiting import COLLECTIVES, LAG
 
 FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
+CULPRITS = f"rank:rankscope_culprit:ratio{{{RUN_ONLY}}}"
 PHASE_RATIO = f"rank:rankscope_phase:ratio{{{RANKS}}}"
 
 VARIABLES = (
@@ -45,21 +48,25 @@ VARIABLES = (
 AT_A_GLANCE = Row(
     "Is anything wrong, which rank, and why?",
     (
+        STATE,
         value(
             "Holds the others up",
-            "The rank that waits least for the others, which is the one that they wait for, and what it does meanwhile "
-            "more than they do. Empty while no rank lags.",
+            "The rank that waits least for the others, which is the one that they wait for, what it does meanwhile "
+            "more than they do, and by how much of each step it lags. `nobody` is followed by the largest lag. Not "
+            "known while ranks make no steps, where one has no others, and until a lag has lasted.",
             "percentunit",
-            Query(f"rank:rankscope_culprit:ratio{{{RUN_ONLY}}}", "rank {{rank}}: {{cause}}", needs_fault=True),
-            steps=((None, GOOD), (0, BAD)),
+            Query(CULPRITS, "rank {{rank}}: {{cause}}", needs_fault=True),
+            Query(f"max(run:rankscope_lag:max{{{RUN_ONLY}}} < {LOSS_LIMIT}) unless on () {CULPRITS}", "nobody"),
+            steps=((0, BAD),),
+            colors={"nobody": GOOD},
             text=BigValueTextMode.VALUE_AND_NAME,
-            none="nobody",
-            width=5,
+            none="not known",
+            width=4,
         ),
         table_of(
             "Alerts",
             "What fires now for this run.",
-            [Query(FIRING, needs_fault=True)],
+            [Query(or_nothing_fires(FIRING, f"run:rankscope_stall:seconds{{{RUN_ONLY}}}"))],
             [
                 Column("alertname", "Alert"),
                 Column("severity", "Severity"),
@@ -72,20 +79,13 @@ AT_A_GLANCE = Row(
             ],
             width=9,
             height=5,
-            none="nothing fires",
+            none="nothing is known of this run now",
         ),
         value(
             "Ranks alive",
             "Ranks of this run whose process lives, wherever it runs.",
             "none",
             Query(f"sum(max by (rank) (rankscope_rank_up{{{RUN_ONLY}}}))"),
-            width=2,
-        ),
-        value(
-            "Last progress",
-            "Time since a probe saw any live rank do anything.",
-            "s",
-            Query(f"min(rank:rankscope_stall:seconds{{{RUN_ONLY}}})"),
             width=3,
         ),
         value(
@@ -94,7 +94,6 @@ AT_A_GLANCE = Row(
             "percentunit",
             Query(f'sum(run:rankscope_lost:ratio{{{RUN_ONLY},cause!="none"}})'),
             width=3,
-            instant=False,
         ),
         value(
             "Judged by",
@@ -130,6 +129,7 @@ TIME = Row(
             part="phase",
             colors=PHASES,
             width=8,
+            none="no rank lives",
         ),
         shares(
             "Time lost by cause",

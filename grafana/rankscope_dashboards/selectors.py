@@ -6,7 +6,9 @@ and a sum would count both.
 
 from __future__ import annotations
 
-HERE = 'job="$job",instance="$instance"'
+from collections.abc import Mapping
+
+HERE = 'instance="$instance"'
 GPU = "GPU {{gpu}}"
 RUN_ONLY = 'run="$run"'
 RANKS = 'run="$run",rank=~"$rank"'
@@ -32,6 +34,24 @@ def average(vector: str, label: str) -> str:
 def together(vector: str) -> str:
     """The sum over the chosen ranks, nothing if there is none."""
     return f"sum({by_rank(vector)})"
+
+
+def age(times: str) -> str:
+    """Seconds since an exporter's `times`, by Prometheus' clock: the exporter's own may be wrong."""
+    since = f"time() - {times}"
+    return f"({since} + on (job, instance, cluster) group_left () exporter:rankscope_clock_ahead:seconds or {since})"
+
+
+def first_of(label: str, vectors: Mapping[str, str]) -> str:
+    """The first of `vectors` that is there, its name as the value of `label`."""
+    return " or on () ".join(
+        f'label_replace({vector}, "{label}", "{name}", "", "")' for name, vector in vectors.items()
+    )
+
+
+def or_nothing_fires(firing: str, watched: str) -> str:
+    """The alerts, or a line that there is none if there is what they would be about: of what is not seen none fires."""
+    return f'{firing} or on () label_replace(group({watched}), "alertname", "nothing fires", "", "")'
 
 
 def for_both_runs(expr: str) -> str:

@@ -11,6 +11,7 @@ STEP_BUCKETS = f"sum by (le) ({rate('rankscope_rank_step_seconds_bucket')})"
 MEAN_STEP = f"sum({rate('rankscope_rank_step_seconds_sum')}) / (sum({rate('rankscope_rank_step_seconds_count')}) > 0)"
 DEVICE_SECONDS = rate("rankscope_rank_device_seconds_total")
 DRY_SECONDS = rate("rankscope_rank_device_dry_seconds_total")
+NOT_MEASURED = "no GPU's time was measured: CUDA events do that"
 
 
 def of_measured_time(seconds: str) -> str:
@@ -34,28 +35,24 @@ HOW_FAST = Row(
             "Optimizer steps of the run: ranks that synchronise have the same, so this is the fastest rank's.",
             "suffix: /s",
             Query(f"max({rate('rankscope_rank_steps_total')})"),
-            instant=False,
         ),
         value(
             "Step time",
             "Mean time from one step's end to the next one's.",
             "s",
             Query(MEAN_STEP),
-            instant=False,
         ),
         value(
             "Samples a second",
             "Over the chosen ranks, by the batches of their DataLoaders. Absent where nothing tells the samples.",
             "suffix: /s",
             Query(together(rate("rankscope_rank_samples_total"))),
-            instant=False,
         ),
         value(
             "Tokens a second",
             "Over the chosen ranks, by the `input_ids` of their batches. Absent where nothing tells the tokens.",
             "suffix: /s",
             Query(together(rate("rankscope_rank_tokens_total"))),
-            instant=False,
         ),
         value(
             "GPUs busy",
@@ -63,7 +60,6 @@ HOW_FAST = Row(
             "it is full in a hang too: compare it with the SMs.",
             "percentunit",
             Query(gpus("rankscope_gpu_busy_seconds_total")),
-            instant=False,
         ),
         value(
             "SMs active",
@@ -71,7 +67,6 @@ HOW_FAST = Row(
             "Hopper and later.",
             "percentunit",
             Query(gpus("rankscope_gpu_sm_active_seconds_total")),
-            instant=False,
         ),
     ),
 )
@@ -123,6 +118,7 @@ GPUS = Row(
             Query(of_measured_time(DEVICE_SECONDS), "{{phase}}"),
             colors=PHASES,
             width=8,
+            none=NOT_MEASURED,
         ),
         shares(
             "The host's time by phase",
@@ -141,6 +137,7 @@ GPUS = Row(
             Query(of_measured_time(DRY_SECONDS), "{{phase}}"),
             colors=PHASES,
             width=8,
+            none=NOT_MEASURED,
         ),
         lines(
             "Host waits for the GPU",
@@ -149,6 +146,7 @@ GPUS = Row(
             "suffix: /s",
             Query(by_rank(rate("rankscope_rank_device_waits_total")), RANK),
             width=8,
+            none="no rank with a CUDA device",
         ),
         lines(
             "GPU busy by rank",
@@ -162,6 +160,7 @@ GPUS = Row(
             ),
             max_val=1,
             width=8,
+            none="no GPU of a live rank is seen",
         ),
         lines(
             "Efficiency",
@@ -174,6 +173,7 @@ GPUS = Row(
             Query(gpus("rankscope_gpu_dram_active_seconds_total"), "memory"),
             max_val=1,
             width=8,
+            none="no GPU of a live rank is seen",
         ),
     ),
     collapsed=True,

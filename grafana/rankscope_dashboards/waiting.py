@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import yaml
-
 from rankscope_dashboards.dashboard import Row
 from rankscope_dashboards.panels import Query, lines
 from rankscope_dashboards.phases import PHASES
 from rankscope_dashboards.selectors import RANK, RANKS, average, by_rank, rate
-
-THRESHOLDS = Path(__file__).parents[2] / "deploy/prometheus/thresholds.yml"
-LOSS_LIMIT = yaml.safe_load(THRESHOLDS.read_text(encoding="utf-8"))["loss_limit"]["value"]
+from rankscope_dashboards.thresholds import LOSS_LIMIT
 
 # Each rank's part of the steps that could be aligned.
 ALIGNED = f"({by_rank(rate('rankscope_rank_aligned_step_seconds_total'))} > 0)"
@@ -23,6 +17,13 @@ OF_RANK_AND_PHASE = f"max by (rank, phase) ({BLAME}) / on (rank) group_left () {
 
 BUS_BYTES = f"max by (rank, op) ({rate('rankscope_rank_collective_bus_bytes_total')})"
 DURATION = rate("rankscope_rank_collective_duration_seconds_total")
+
+NONE_COMPARED = "no rank made steps beside another one of its group"
+NONE_ALIGNED = "no steps of ranks on one node beside each other"
+NONE_ISSUED = "no collectives"
+NOT_WAITED_FOR = "no duration is known: no training thread waited for an end, under CUDA and NCCL the GPUs do"
+BY_DEVICE = rate("rankscope_rank_device_seconds_total")
+WAITED_BY_DEVICE = rate("rankscope_rank_device_seconds_total", ',phase="collective_wait"')
 
 LAG = Row(
     "Who holds the others up?",
@@ -37,6 +38,7 @@ LAG = Row(
             min_val=None,
             limit=LOSS_LIMIT,
             width=8,
+            none=NONE_COMPARED,
         ),
         lines(
             "Waiting by rank",
@@ -45,6 +47,7 @@ LAG = Row(
             "percentunit",
             Query(f"rank:rankscope_wait:ratio{{{RANKS}}}", RANK),
             width=8,
+            none="no rank made steps",
         ),
         lines(
             "Excess by phase",
@@ -53,6 +56,7 @@ LAG = Row(
             "percentunit",
             Query(f"topk(8, rank:rankscope_phase_excess:ratio{{{RANKS}}})", f"{RANK} {{{{phase}}}}", needs_fault=True),
             width=8,
+            none="no rank lagged in this time range",
         ),
         lines(
             "Step by step: a rank or the network?",
@@ -64,6 +68,7 @@ LAG = Row(
             Query(FLOOR, "transfer"),
             Query(SKEW, "for a rank"),
             width=8,
+            none=NONE_ALIGNED,
         ),
         lines(
             "Step by step: who was last",
@@ -72,6 +77,7 @@ LAG = Row(
             "percentunit",
             Query(f"sum by (rank) ({OF_RANK_AND_PHASE})", RANK),
             width=8,
+            none=NONE_ALIGNED,
         ),
         lines(
             "Step by step: in which phase",
@@ -81,6 +87,7 @@ LAG = Row(
             Query(f"sum by (phase) ({OF_RANK_AND_PHASE})", "{{phase}}"),
             colors=PHASES,
             width=8,
+            none=NONE_ALIGNED,
         ),
     ),
 )
@@ -91,18 +98,26 @@ COLLECTIVES = Row(
         lines(
             "Exposed wait",
             "Share of the training threads' time in collectives by operation, averaged over the chosen ranks: what is "
-            "exposed, not what overlaps with computing. Under NCCL they only issue them, and the GPUs wait.",
+            "exposed, not what overlaps with computing. Under CUDA and NCCL they only issue them, and the GPUs wait: "
+            "`GPUs, all`, a share of their measured time.",
             "percentunit",
             Query(average(rate("rankscope_rank_collective_seconds_total"), "op"), "{{op}}"),
+            Query(
+                f"avg({by_rank(WAITED_BY_DEVICE)} / (sum by (rank) (max by (rank, phase) ({BY_DEVICE})) > 0))",
+                "GPUs, all",
+            ),
             width=8,
+            none=NONE_ISSUED,
         ),
         lines(
             "Exposed wait by group",
             "Share of the training threads' time that they wait for the ranks of each group, averaged over the chosen "
-            "ranks: with several kinds of parallelism, which one holds the run back.",
+            "ranks: with several kinds of parallelism, which one holds the run back. Under CUDA and NCCL the GPUs "
+            "wait, and for which group is not known.",
             "percentunit",
             Query(average(rate("rankscope_rank_group_wait_seconds_total"), "group"), "{{group}}"),
             width=8,
+            none=NONE_ISSUED,
         ),
         lines(
             "From issue to completion",
@@ -112,6 +127,7 @@ COLLECTIVES = Row(
             "percentunit",
             Query(average(DURATION, "op"), "{{op}}"),
             width=8,
+            none=NOT_WAITED_FOR,
         ),
         lines(
             "Bus bandwidth",
@@ -121,6 +137,7 @@ COLLECTIVES = Row(
             "Bps",
             Query(f"avg by (op) ({BUS_BYTES} / (max by (rank, op) ({DURATION}) > 0))", "{{op}}"),
             width=8,
+            none=NOT_WAITED_FOR,
         ),
         lines(
             "Payload",
@@ -128,6 +145,7 @@ COLLECTIVES = Row(
             "Bps",
             Query(average(rate("rankscope_rank_collective_bytes_total"), "op"), "{{op}}"),
             width=8,
+            none=NONE_ISSUED,
         ),
         lines(
             "Collectives a second",
@@ -136,6 +154,7 @@ COLLECTIVES = Row(
             "suffix: /s",
             Query(average(rate("rankscope_rank_collectives_total"), "op"), "{{op}}"),
             width=8,
+            none=NONE_ISSUED,
         ),
     ),
     collapsed=True,

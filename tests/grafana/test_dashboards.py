@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Iterator
 from itertools import combinations
@@ -15,6 +16,7 @@ import yaml
 
 import generate
 from rankscope import phases
+from rankscope_dashboards.panels import CAUTION, GOOD, NEUTRAL
 from rankscope_dashboards.phases import CAUSES, PHASES
 from rankscope_dashboards.queries import DASHBOARDS, NEEDS_CUDA, PanelQuery, panel_queries
 
@@ -33,12 +35,14 @@ def all_panels(model: dict[str, Any]) -> Iterator[dict[str, Any]]:
 FILES = sorted((ROOT / "grafana/dashboards").glob("*.json"))
 MODELS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
 PANELS = [(name, panel) for name, model in MODELS.items() for panel in all_panels(model) if panel["type"] != "row"]
+TILES = [(name, panel) for name, panel in PANELS if panel["type"] == "stat"]
 PROMETHEUS_OWN = {"up", "ALERTS"}
 
 each_query = pytest.mark.parametrize("query", QUERIES, ids=lambda query: f"{query.dashboard}-{query.panel}")
 each_panel = pytest.mark.parametrize(
     "panel", [panel for _, panel in PANELS], ids=[f"{n}-{p['title']}" for n, p in PANELS]
 )
+each_tile = pytest.mark.parametrize("panel", [panel for _, panel in TILES], ids=[p["title"] for _, p in TILES])
 each_dashboard = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 
 
@@ -101,12 +105,26 @@ def test_every_expression_parses(query: PanelQuery) -> None:
 def test_every_query_asks_for_one_run_or_one_exporter(query: PanelQuery) -> None:
     one_of = {
         "run": [{("run", "a-run")}, {("run", "another-run")}],
-        "node": [{("job", "rankscope"), ("instance", "node:10417")}],
+        "node": [{("instance", "node:10417")}],
     }[query.dashboard]
     asked = [{(label.name, label.value) for label in chosen.matchers.matchers} for chosen in selectors(query.expr)]
     scoped = [any(wanted <= labels for wanted in one_of) for labels in asked]
     joined = " on (" in query.expr  # then what it is joined with need not be asked for by name
     assert all(scoped) or (joined and any(scoped))
+
+
+@each_query
+def test_no_query_depends_on_the_name_of_the_prometheus_job(query: PanelQuery) -> None:
+    asked = [label.name for chosen in selectors(query.expr) for label in chosen.matchers.matchers]
+    assert "job" not in asked
+
+
+@each_query
+def test_every_age_is_by_prometheus_clock(query: PanelQuery) -> None:
+    """What an exporter says of times is by its own clock, which may be wrong."""
+    names = [selector.name for selector in selectors(query.expr)]
+    if "time() -" in query.expr and any(name.endswith("_timestamp_seconds") for name in names):
+        assert "exporter:rankscope_clock_ahead:seconds" in names
 
 
 @each_query
@@ -149,6 +167,96 @@ def test_every_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
     assert panel["description"].endswith(".")
     assert panel["fieldConfig"]["defaults"]["unit"]
     assert panel["targets"]
+
+
+@each_panel
+def test_every_panel_says_why_it_is_empty(panel: dict[str, Any]) -> None:
+    reason = panel["fieldConfig"]["defaults"].get("noValue")
+    assert reason
+    assert panel["type"] in {"stat", "table"} or reason != "-"
+
+
+@each_tile
+def test_a_tile_without_a_value_has_no_colour_but_grey(panel: dict[str, Any]) -> None:
+    base = panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]
+    assert base.get("value") is None
+    assert base["color"] in {NEUTRAL, "text"}
+
+
+@each_tile
+def test_a_tile_shows_what_is_now_and_not_what_was_last(panel: dict[str, Any]) -> None:
+    assert all(target["instant"] and not target["range"] for target in panel["targets"])
+
+
+def test_green_are_only_the_tiles_that_know_all_that_they_say() -> None:
+    """`running` and `nobody`; an exporter that is up says nothing about its GPUs."""
+    tiles = {panel["title"] for _, panel in TILES if f'"{GOOD}"' in json.dumps(panel)}
+    assert tiles == {"State", "Holds the others up"}
+
+
+def test_a_throttled_gpu_and_an_xid_are_seen_at_a_glance() -> None:
+    steps = {
+        panel["title"]: panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        for name, panel in TILES
+        if name == "node"
+    }
+    limit = yaml.safe_load((ROOT / "deploy/prometheus/thresholds.yml").read_text())["throttled_share"]["value"]
+    assert steps["Throttled"][-1] == {"value": limit, "color": CAUTION}
+    assert steps["XID errors"][-1] == {"value": 1, "color": CAUTION}
+
+
+@pytest.mark.parametrize(
+    "panel", [panel for _, panel in PANELS if panel["type"] == "barchart"], ids=lambda p: str(p["title"])
+)
+def test_every_bar_has_its_name_below(panel: dict[str, Any]) -> None:
+    (matrix,) = (step["options"] for step in panel["transformations"])
+    # As Grafana calls the field of the names; one without a unit of its own would be a share like the bars.
+    names = f"{matrix['rowField']}\\{matrix['columnField']}"
+    assert {"id": "unit", "value": "string"} in properties(panel, names)
+    assert panel["options"]["xTickLabelMaxLength"] >= len("rank 1023")
+
+
+@pytest.mark.parametrize(("title", "kind"), [("Lag by rank", "rank"), ("Temperature", "GPU")])
+def test_any_ten_ranks_in_a_row_have_colours_that_can_be_told_apart(title: str, kind: str) -> None:
+    (panel,) = (panel for _, panel in PANELS if panel["title"] == title)
+    colors = [color_of(panel, f"{kind} {number}") for number in range(1030)]
+    for first in range(1020):
+        for one, other in combinations(colors[first : first + 10], 2):
+            assert distance(one, other) > 50
+
+
+@pytest.mark.parametrize(
+    "panel", [panel for _, panel in PANELS if panel["type"] == "timeseries"], ids=lambda p: p["title"]
+)
+def test_no_colour_is_by_a_name(panel: dict[str, Any]) -> None:
+    """Names may be alike in Grafana's palette."""
+    assert panel["fieldConfig"]["defaults"]["color"]["mode"] == "palette-classic"
+
+
+def properties(panel: dict[str, Any], name: str) -> list[dict[str, Any]]:
+    """What the overrides say about a field, as Grafana matches them: the last one wins."""
+    return [
+        one
+        for override in panel["fieldConfig"]["overrides"]
+        if matches(override["matcher"], name)
+        for one in override["properties"]
+    ]
+
+
+def matches(matcher: dict[str, Any], name: str) -> bool:
+    if matcher["id"] == "byRegexp":
+        return re.search(matcher["options"].strip("/"), name) is not None
+    return bool(matcher["options"] == name)
+
+
+def color_of(panel: dict[str, Any], name: str) -> str:
+    colors = [one["value"]["fixedColor"] for one in properties(panel, name) if one["id"] == "color"]
+    return str(colors[-1])
+
+
+def distance(one: str, other: str) -> float:
+    """Of two colours, such as #ff0000, in RGB's cube."""
+    return math.dist(bytes.fromhex(one[1:]), bytes.fromhex(other[1:]))
 
 
 @each_panel
@@ -228,7 +336,7 @@ def test_no_other_run_is_compared_with_until_one_is_chosen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"), [("run", {"datasource", "run", "compare"}), ("node", {"datasource", "job", "instance"})]
+    ("name", "wanted"), [("run", {"datasource", "run", "compare"}), ("node", {"datasource", "instance"})]
 )
 def test_each_dashboard_offers_what_it_is_about(name: str, wanted: set[str]) -> None:
     assert wanted <= {variable["name"] for variable in MODELS[name]["templating"]["list"]}
