@@ -117,7 +117,7 @@ AT_A_GLANCE = Row(
             ],
             width=8,
             height=5,
-            none="nothing is known of this node now",
+            none="the exporter does not answer",
         ),
     ),
 )

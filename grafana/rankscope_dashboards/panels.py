@@ -14,7 +14,7 @@ from grafana_foundation_sdk.models.prometheus import Dataquery, PromQueryFormat
 DATASOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 GOOD, CAUTION, BAD, NEUTRAL = "green", "orange", "red", "#808080"
-WELL = "transparent"  # where many are, one word in a colour would look as if all were well
+WELL = "transparent"  # in green it would look as if all the others were well too
 # Ranks and GPUs by the last digit of their number, on every panel alike: any ten in a row can be told apart. They are
 # Tableau's.
 BY_DIGIT = (

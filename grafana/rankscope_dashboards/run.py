@@ -13,7 +13,7 @@ from grafana_foundation_sdk.models.common import BigValueTextMode
 from rankscope_dashboards.beside import CHECKPOINTS, MEMORY, PROCESSES
 from rankscope_dashboards.comparison import COMPARISON
 from rankscope_dashboards.dashboard import Dashboard, Row, label_values, other_run
-from rankscope_dashboards.panels import BAD, GOOD, Query, bars, shares, value
+from rankscope_dashboards.panels import BAD, WELL, Query, bars, shares, value
 from rankscope_dashboards.phases import CAUSES, PHASES
 from rankscope_dashboards.ranks import NOW
 from rankscope_dashboards.selectors import RANKS, RUN_ONLY, average, or_nothing_fires
@@ -24,7 +24,12 @@ from rankscope_dashboards.throughput import GPUS, HOW_FAST, STEPS
 from rankscope_dashboards.waiting import COLLECTIVES, LAG
 
 FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
-CULPRITS = f"rank:rankscope_culprit:ratio{{{RUN_ONLY}}}"
+# One or several ranks, or all in turn.
+LAGGING = (
+    f"rank:rankscope_culprit:ratio{{{RUN_ONLY}}} or on () label_replace("
+    f"run:rankscope_rotating:ratio{{{RUN_ONLY}}} * on (run) group_left (cause) run:rankscope_rotating:cause,"
+    ' "rank", "after rank", "", "")'
+)
 PHASE_RATIO = f"rank:rankscope_phase:ratio{{{RANKS}}}"
 
 VARIABLES = (
@@ -52,13 +57,14 @@ AT_A_GLANCE = Row(
         value(
             "Holds the others up",
             "The rank that waits least for the others, which is the one that they wait for, what it does meanwhile "
-            "more than they do, and by how much of each step it lags. `nobody` is followed by the largest lag. Not "
-            "known while ranks make no steps, where one has no others, and until a lag has lasted.",
+            "more than they do, and by how much of each step it lags; or what ranks lose that are late in turn. "
+            "`nobody` is followed by the largest lag. Not known while ranks make no steps, where one has no others, "
+            "and until a lag has lasted.",
             "percentunit",
-            Query(CULPRITS, "rank {{rank}}: {{cause}}", needs_fault=True),
-            Query(f"max(run:rankscope_lag:max{{{RUN_ONLY}}} < {LOSS_LIMIT}) unless on () {CULPRITS}", "nobody"),
+            Query(LAGGING, "rank {{rank}}: {{cause}}", needs_fault=True),
+            Query(f"max(run:rankscope_lag:max{{{RUN_ONLY}}} < {LOSS_LIMIT}) unless on () ({LAGGING})", "nobody"),
             steps=((0, BAD),),
-            colors={"nobody": GOOD},
+            colors={"nobody": WELL},
             text=BigValueTextMode.VALUE_AND_NAME,
             none="not known",
             width=4,
@@ -79,7 +85,7 @@ AT_A_GLANCE = Row(
             ],
             width=9,
             height=5,
-            none="nothing is known of this run now",
+            none="no rank of this run is seen alive",
         ),
         value(
             "Ranks alive",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from grafana_foundation_sdk.models.common import BigValueTextMode
 
-from rankscope_dashboards.panels import BAD, CAUTION, GOOD, NEUTRAL, Query, value
+from rankscope_dashboards.panels import BAD, CAUTION, NEUTRAL, WELL, Query, value
 from rankscope_dashboards.selectors import RUN_ONLY, age, first_of
 
 
@@ -27,7 +27,7 @@ STATES = {
     "crashed": (BAD, f"max({ENDED_FOR} and on (run, rank) {CRASHED})"),
     "stands still": (BAD, f"max(run:rankscope_stuck:seconds{{{RUN_ONLY}}})"),
     "no progress": (CAUTION, f"max(run:rankscope_pausing:seconds{{{RUN_ONLY}}})"),
-    "running": (GOOD, f"max(run:rankscope_stall:seconds{{{RUN_ONLY}}})"),
+    "running": (WELL, f"max(run:rankscope_stall:seconds{{{RUN_ONLY}}})"),
     "ended": (NEUTRAL, f"min({ENDED_FOR})"),
     "not seen": (NEUTRAL, f"time() - max({last_seen(f'rankscope_rank_info{{{RUN_ONLY}}}')})"),
 }

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
+from tests.rules import promtool
+from tests.rules.diagnosis_cases import CASES
 from tests.rules.promtool import PRODUCTION, complaint
 
 from rankscope_dashboards.queries import panel_queries
@@ -16,6 +18,7 @@ NOW, RANGE = 2400, "20m"
 EVER = range(0, NOW + 1, INTERVAL)
 SHOWN_FOR = 600  # seconds that an exporter shows a rank after its end
 CHECKPOINT = NOW - 300
+LAGGING = "Holds the others up"
 
 WAITS = (0.125, 0.15625)  # of the two ranks, in collectives
 
@@ -144,7 +147,25 @@ def test_nobody_is_said_to_lag_only_in_a_run_that_makes_steps(tmp_path: Path) ->
     lag = {"{}": WAITS[1] - WAITS[0]}
     runs = {run: state for run, (state, _) in STATES.items() if run != "pauses"}  # whose steps are in the window still
     expected = {run: lag if state == "running" else {} for run, state in runs.items()}
-    assert complaint_about("Holds the others up", expected, tmp_path, number=1) == ""
+    assert complaint_about(LAGGING, expected, tmp_path, number=1) == ""
+
+
+def test_who_holds_the_others_up_is_a_rank_or_one_after_the_other(tmp_path: Path) -> None:
+    expected = {
+        "one rank has more to compute": '{rank="2",cause="backward"}',
+        "data is late on one rank after the other": '{rank="after rank",cause="data_wait"}',
+    }
+    cases = [case for case in CASES if case.name in expected]
+    end = (PRODUCTION.quiet + PRODUCTION.faulty - 1) * INTERVAL
+    questions = [
+        {"expr": f"max by (rank, cause) (({query(LAGGING, case.run, number)}) > bool 0)", "eval_time": f"{end}s"}
+        | {"exp_samples": [{"labels": expected[case.name], "value": 1}] if number == 0 else []}
+        for case in cases
+        for number in (0, 1)
+    ]
+    test = {"interval": f"{INTERVAL}s", "promql_expr_test": questions}
+    test["input_series"] = [one for case in cases for one in promtool.series(case, PRODUCTION)]
+    assert complaint(test, PRODUCTION, tmp_path / "test.yml") == ""
 
 
 def test_nothing_is_said_to_fire_only_of_a_run_that_lives(tmp_path: Path) -> None:
