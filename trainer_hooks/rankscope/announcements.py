@@ -85,8 +85,8 @@ def say(text: str) -> None:
         poll.register(descriptor, select.POLLOUT)
         if poll.poll(0) == [(descriptor, select.POLLOUT)]:  # with an error beside it, nobody reads any more
             os.write(descriptor, line.encode(errors="replace")[: LONGEST - 1] + b"\n")
-    except (AttributeError, OSError, ValueError):  # there is none, it is broken, it is closed
-        return
+    except Exception:  # there is none, it is broken or closed, or it is the job's own, which may raise anything
+        logger.debug("rankscope: nothing can be said on standard error", exc_info=True)
 
 
 def beginning(run: str, path: Path) -> str:
