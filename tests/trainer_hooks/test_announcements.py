@@ -102,7 +102,17 @@ def test_a_job_that_is_killed_says_nothing_at_its_end(run_dir: Path, number: int
     assert len(said(process)) == 1
 
 
-@pytest.mark.parametrize("code", ["sys.stderr.close()", "sys.stderr = None", "os.close(2)", "sys.stderr = object()"])
+OWN = """
+class Own:
+    def flush(self):
+        pass
+    def fileno(self):
+        raise RuntimeError("the job's own")
+sys.stderr = Own()
+"""
+
+
+@pytest.mark.parametrize("code", ["sys.stderr.close()", "sys.stderr = None", "os.close(2)", OWN])
 def test_without_a_standard_error_a_job_ends_as_it_would(run_dir: Path, code: str) -> None:
     assert job(run_dir, code).returncode == 0
 
