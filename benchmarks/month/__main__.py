@@ -137,6 +137,7 @@ def _run(todo: list[Task], ledger: Path, rules: Path, processes: int) -> None:
         running = [pool.submit(judge, part, rules) for part in parts]
         for number, done in enumerate(as_completed(running), start=1):
             if (failure := done.exception()) is not None:
+                print(f"a part has failed: {failure!r}; waiting for the one beside it", flush=True)
                 pool.shutdown(cancel_futures=True)  # not after all the others, which take hours
                 raise failure
             with ledger.open("a") as file:

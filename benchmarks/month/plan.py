@@ -23,7 +23,7 @@ Array = npt.NDArray[np.float64]
 
 DAY, HOUR, MINUTE = 86400.0, 3600.0, 60.0
 RANKS_PER_NODE = 8
-SIZES = {8: 0.74, 16: 0.2, 64: 0.05, 256: 0.008, 1024: 0.002}
+SIZES = {8: 0.74, 16: 0.2, 64: 0.05, 128: 0.01}  # promtool holds 10,000 samples in a query: of 230 ranks at the most
 STEPS = {0.1: 0.15, 0.3: 0.2, 1.0: 0.3, 3.0: 0.2, 10.0: 0.1, 60.0: 0.05}
 MOST_SAMPLES = 3e8  # ranks times steps of a day: larger runs have longer steps, as they have in reality
 MOST_COLLECTING = 0.02  # of the run's time, in garbage collections of one rank or another: more is a fault

@@ -49,16 +49,18 @@ class Stretch:
         """Every series."""
         answers = self._answers()
         for node in range(self.plan.nodes):
-            place = f'instance="{self.name}-{node}"'
-            yield _line(f'up{{job="rankscope",{place}}}', answers[node].astype(float))
+            place = f'job="rankscope",instance="{self.name}-{node}"'
+            yield _line(f"up{{{place}}}", answers[node].astype(float))
             for name, values in self._exporter(float(self.plan.skewed[node])):
                 yield _line(f"{name}{{{place}}}", np.where(answers[node], values, ABSENT))
         for rank in range(self.plan.ranks):
             node = rank // RANKS_PER_NODE
-            place = f'instance="{self.name}-{node}",run="{self.name}",rank="{rank}"'
+            place = f'job="rankscope",instance="{self.name}-{node}",run="{self.name}",rank="{rank}"'
             for name, values in self._rank(rank, float(self.plan.skewed[node])):
                 yield _line(_named(name, place), np.where(answers[node], values, ABSENT))
-            place = f'instance="{self.name}-{node}",gpu="{rank % RANKS_PER_NODE}",uuid="{self._uuid(rank)}"'
+            place = (
+                f'job="rankscope",instance="{self.name}-{node}",gpu="{rank % RANKS_PER_NODE}",uuid="{self._uuid(rank)}"'
+            )
             for name, values in self._gpu(rank, float(self.plan.skewed[node]), node):
                 yield _line(_named(name, place), np.where(answers[node], values, ABSENT))
 
@@ -79,6 +81,7 @@ class Stretch:
         return np.ones(len(self))
 
     def _exporter(self, skewed: float) -> Iterator[tuple[str, Array]]:
+        yield "rankscope_exporter_build_info", self._ones()
         yield "rankscope_exporter_time_seconds", self._times + skewed
         for name, value in (("gpus_expected", 8.0), ("gpus_seen", 8.0), ("gpus_released", 0.0)):
             yield f"rankscope_exporter_{name}", value * self._ones()

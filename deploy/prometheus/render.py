@@ -2,7 +2,14 @@
 
     python deploy/prometheus/render.py                  writes rules/15s.yml, 5s.yml, fast.yml and what `explain` knows
     python deploy/prometheus/render.py --check          writes nothing, exits 1 if a file is not up to date
-    python deploy/prometheus/render.py --interval 30s   prints the rules for scrapes and evaluations each 30 s
+
+Rules of your own, with nothing installed but PyYAML:
+
+    python deploy/prometheus/render.py --interval 30s --thresholds mine.yml --keep team --out DIR
+
+writes DIR/30s.yml for scrapes and evaluations each 30 s, with the thresholds that mine.yml has instead of those of
+thresholds.yml, and with `team` kept, which is a label of your series, beside `cluster`: ranks and GPUs that differ in
+a kept label are never compared or joined, and alerts have it.
 
 The order of the files and of the rules in them is that of the evaluation, facts first and alerts last: Prometheus
 evaluates the rules of a group one after the other and those of several groups beside each other.
@@ -11,7 +18,8 @@ What is rendered is committed, so that Prometheus needs nothing but it. In a sou
 `<<planned_phases>>` and `<<computing_phases>>` are phases of `rankscope.phases`, and `<<cause_words>>` and
 `<<cause_advice>>` are what causes.yml has on each cause of the alert. What stands between the lines
 `# <<for each tier>>` and `# <<end>>` is there once for each row of `tiers`, whose fields are `<<tier_limit>>` and so
-on. `<<first_tier_span>>` is that of the first row.
+on. `<<first_tier_span>>` is that of the first row. Kept labels are added wherever series are joined, aggregated or
+asked for: no source names them.
 """
 
 from __future__ import annotations
@@ -20,20 +28,29 @@ import argparse
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from rankscope.phases import COMPUTING, PLANNED
-
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parents[1] / "trainer_hooks"))  # for those who have not installed Rankscope here
+
+from rankscope.phases import COMPUTING, PLANNED  # noqa: E402
+
 KNOWN = HERE.parents[1] / "trainer_hooks/rankscope/explaining/known.json"
 ALERTMANAGER = HERE.parent / "alertmanager/alertmanager.yml"
 RUNBOOKS = "https://github.com/rankscope/rankscope/blob/main/docs/runbooks"
 PLACEHOLDER = re.compile(r"<<\s*(?P<name>\w+)\s*(?:\|\s*(?P<form>\w+)\s*)?>>")
+DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
+LABEL = re.compile(r"[a-zA-Z_]\w*")
+# The labels by which an expression joins or aggregates, and a query in the text of an alert with what fills it in.
+LABELS_OF_A_JOIN = re.compile(r"\b(by|on) \((\w+(?:, \w+)*)\)")
+QUERY = re.compile(r"printf `([^`]*)`((?: \$labels\.\w+)+) \| query")
+MATCHERS = re.compile(r"\{[^{}]*%q[^{}]*\}")
+KEPT = ("cluster",)
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*)"')
 FIRST_TIER = "first_tier_"
 EACH_TIER, END = "# <<for each tier>>", "# <<end>>"
@@ -79,6 +96,36 @@ class Thresholds:
             _check(f"{path.name}: {name}", fields)
         return cls(named, tuple(tiers))
 
+    def replaced(self, path: Path) -> Thresholds:
+        """The same with an operator's own, `name: value` or fields as here, instead. Raises RenderError."""
+        try:
+            own: object = yaml.safe_load(path.read_text())
+        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+            raise RenderError(f"{path}: {error}") from None
+        if not isinstance(own, dict):
+            raise RenderError(f"{path}: is no table of thresholds such as checkpoint_overdue: 1h")
+        fields = {name: _own(one) for name, one in own.items()}
+        for name, one in fields.items():
+            if name not in self.named:
+                raise RenderError(f"{path}: {name} is no threshold of thresholds.yml")
+            _check(f"{path}: {name}", one)
+            if (kind := _kind(self.named[name])) != _kind(one):
+                raise RenderError(f"{path}: {name} needs {kind}")
+        return replace(self, named={**self.named, **fields})
+
+
+def _own(fields: object) -> Threshold:
+    """An operator's reasons are his own."""
+    return {"reason": "", **fields} if isinstance(fields, dict) else {"reason": "", "value": fields}
+
+
+def _kind(fields: Threshold) -> str:
+    """What its value has to be."""
+    value = fields.get("value", "1s")
+    if isinstance(value, str):
+        return "a duration such as 90s or 5m" if DURATION.fullmatch(value) else "a text"
+    return "a number"
+
 
 def _check(where: str, fields: Threshold) -> None:
     """A value, or a number of scrapes or evaluations and how long they last at least; another one if it is fast."""
@@ -109,7 +156,7 @@ def duration(span: float) -> str:
 
 def seconds(duration: str) -> str:
     """A duration such as `90s` or `5m` as a number of seconds; raises ValueError if it is none."""
-    match = re.fullmatch(r"(\d+)(ms|s|m|h|d)", duration)
+    match = DURATION.fullmatch(duration)
     if match is None:
         raise ValueError(f"{duration} is no duration such as 90s or 5m")
     return f"{int(match[1]) * SECONDS[match[2]]:g}"
@@ -130,6 +177,7 @@ class Values:
     thresholds: Thresholds
     causes: Causes
     speed: Speed
+    kept: tuple[str, ...] = KEPT
 
     def of(self, name: str, alert: str) -> str:
         """In a rule that is this alert, if it is one. Raises RenderError."""
@@ -171,7 +219,8 @@ def render(source: str, values: Values, where: str) -> str:
     alert, lines = "", []
     for number, line, tier in _repeated(source, len(values.thresholds.tiers)):
         alert = match[1] if (match := re.fullmatch(r"- alert: (\w+)", line)) else alert
-        lines.append(_render_line(line, values.in_tier(tier) if tier else values, alert, f"{where}:{number}"))
+        rendered = _render_line(line, values.in_tier(tier) if tier else values, alert, f"{where}:{number}")
+        lines.append(rendered if line.startswith("#") else _keep(rendered, values.kept))
         if line.strip() == "annotations:":
             lines.append(f"    runbook_url: {RUNBOOKS}/{alert}.md")
     return "".join(f"{line}\n" for line in lines)
@@ -209,6 +258,28 @@ def _render_line(line: str, values: Values, alert: str, where: str) -> str:
     return PLACEHOLDER.sub(value, line)
 
 
+def _keep(line: str, kept: Sequence[str]) -> str:
+    """With these labels in every join and aggregation, and in the queries of an alert's text by those of the alert."""
+
+    def in_join(match: re.Match[str]) -> str:
+        labels = match[2].split(", ")
+        return f"{match[1]} ({', '.join([*labels, *(label for label in kept if label not in labels)])})"
+
+    def in_query(match: re.Match[str]) -> str:
+        arguments = iter(match[2].split())
+        filled: list[str] = []
+
+        def in_matchers(matchers: re.Match[str]) -> str:
+            filled.extend(next(arguments) for _ in range(matchers[0].count("%q")))
+            filled.extend(f"$labels.{label}" for label in kept)
+            return matchers[0][:-1] + "".join(f",{label}=%q" for label in kept) + "}"
+
+        query = MATCHERS.sub(in_matchers, match[1])
+        return f"printf `{query}` {' '.join([*filled, *arguments])} | query"
+
+    return QUERY.sub(in_query, LABELS_OF_A_JOIN.sub(in_join, line))
+
+
 def sources(root: Path = HERE) -> list[Path]:
     """The files with rules in the order of their evaluation."""
     return [path for kind in ("recording", "alerts") for path in sorted((root / "rules" / kind).glob("*.yml"))]
@@ -223,10 +294,11 @@ def render_all(root: Path = HERE) -> dict[Path, str]:
     return rendered
 
 
-def group(speed: Speed, root: Path = HERE) -> str:
-    """The rules for one speed, as a file that Prometheus reads. Raises RenderError."""
+def group(speed: Speed, root: Path = HERE, own: Path | None = None, kept: tuple[str, ...] = KEPT) -> str:
+    """The rules for one speed, as a file that Prometheus reads; `own` thresholds instead. Raises RenderError."""
     causes = yaml.safe_load((root / "causes.yml").read_text())
-    values = Values(Thresholds.load(root / "thresholds.yml"), causes["alerts"], speed)
+    thresholds = Thresholds.load(root / "thresholds.yml")
+    values = Values(thresholds.replaced(own) if own else thresholds, causes["alerts"], speed, kept)
     rendered = "\n".join(render(path.read_text(), values, path.name) for path in sources(root))
     rules = "".join(f"{'      ' * bool(line.strip())}{line}" for line in rendered.splitlines(keepends=True))
     return (
@@ -299,18 +371,34 @@ def write(rendered: Mapping[Path, str]) -> None:
             path.unlink()
 
 
+def _write_own(options: argparse.Namespace) -> None:
+    for label in options.keep:
+        if not LABEL.fullmatch(label):
+            raise RenderError(f"--keep: {label} is no name of a label")
+    speed = Speed(options.interval, _whole_seconds(options.interval))
+    text = group(speed, own=options.thresholds, kept=(*KEPT, *options.keep))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / f"{speed.name}.yml").write_text(text)
+
+
 def main() -> int:
     """Render, or check; 1 if a checked file is not up to date, 2 if the sources are wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="write nothing, name what is not up to date")
-    parser.add_argument("--interval", metavar="DURATION", help="print the rules for this one, such as 30s or 1m")
+    own = parser.add_argument_group("rules of your own")
+    own.add_argument("--out", type=Path, metavar="DIR", help="write them there, and nothing else")
+    own.add_argument("--interval", default="15s", help="of scrapes and evaluations, such as 30s or 1m (15s)")
+    own.add_argument("--thresholds", type=Path, metavar="FILE", help="a line `name: value` for each that differs")
+    own.add_argument("--keep", action="append", default=[], metavar="LABEL", help="one more label to keep; repeatable")
     options = parser.parse_args()
     try:
-        if options.interval:
-            sys.stdout.write(group(Speed(options.interval, _whole_seconds(options.interval))))
+        if options.out:
+            _write_own(options)
             return 0
+        if options.thresholds or options.keep or options.interval != "15s":
+            raise RenderError("rules of your own are written to --out DIR")
         rendered = {**render_all(), KNOWN: known()}
-    except RenderError as error:
+    except (RenderError, OSError) as error:
         sys.stderr.write(f"render.py: {error}\n")
         return 2
     if not options.check:

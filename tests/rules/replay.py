@@ -59,10 +59,7 @@ def _timed(recordings: list[Recording], faulty: int, speed: Speed) -> dict[str, 
     return {
         "interval": every,
         "input_series": [
-            *(
-                {"series": f'up{{job="rankscope",instance="{one.case}"}}', "values": f"1x{quiet + faulty}"}
-                for one in recordings
-            ),
+            *({"series": f'up{{instance="{one.case}"}}', "values": f"1x{quiet + faulty}"} for one in recordings),
             *(line for one in recordings for line in series(one, faulty, speed, quiet)),
         ],
         "promql_expr_test": [{"expr": first, "eval_time": f"{last}s", "exp_samples": []}],
@@ -104,7 +101,7 @@ def _test(recordings: list[Recording], faulty: int) -> dict[str, Any]:
     return {
         "interval": f"{PRODUCTION.interval}s",
         "input_series": [
-            *({"series": f'up{{job="rankscope",instance="{one.case}"}}', "values": answers} for one in recordings),
+            *({"series": f'up{{instance="{one.case}"}}', "values": answers} for one in recordings),
             *(_interrupted(line, failed) for one in recordings for line in series(one, faulty)),
         ],
         "promql_expr_test": [

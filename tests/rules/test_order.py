@@ -12,7 +12,9 @@ import yaml
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules"
 RECORDED = re.compile(r"\b(?:rank|run|group|gpu|exporter):rankscope_\w+:\w+")
 HYSTERESIS = {
+    "exporter:rankscope_seen:timestamp",
     "rank:rankscope_rank_info:live",
+    "rank:rankscope_rank_info:unseen",
     "rank:rankscope_lag:sustained",
     "rank:rankscope_lag:severe",
     "run:rankscope_loss:sustained",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -173,3 +175,68 @@ def test_what_differs_is_missing_or_left_over_is_not_up_to_date_until_written(tm
     render.write(rendered)
     assert not left_over.exists()
     assert not list(render.outdated(rendered))
+
+
+def own(tmp_path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
+    """render.py where nothing is installed but PyYAML."""
+    packages = tmp_path / "packages"
+    packages.mkdir()
+    (packages / "yaml").symlink_to(Path(yaml.__file__).parent)
+    run = f"import runpy, sys; sys.path.append({str(packages)!r}); runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+    command = [sys.executable, "-I", "-S", "-c", run, render.__file__, *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_an_operators_own_rules_need_nothing_but_pyyaml(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yml"
+    mine.write_text("checkpoint_overdue: 1h\ngpu_hour_price: {value: 2.5, reason: the invoice of May}\nwindow: 2m\n")
+    done = own(tmp_path, "--interval", "30s", "--thresholds", mine, "--keep", "team", "--out", tmp_path / "rules")
+    assert (done.returncode, done.stderr) == (0, "")
+    text = (tmp_path / "rules/30s.yml").read_text()
+    (group,) = yaml.safe_load(text)["groups"]
+    rules = {rule.get("record", rule.get("alert")): rule for rule in group["rules"]}
+    assert group["interval"] == "30s"
+    assert "> 3600" in rules["RankscopeCheckpointOverdue"]["expr"]
+    assert "[2m]" in rules["rank:rankscope_steps:rate"]["expr"]
+    assert "* 2.5" in rules["run:rankscope_lost_money:total"]["expr"]
+    assert rules["run:rankscope_steps:rate"]["expr"] == "max by (run, cluster, team) (rank:rankscope_steps:rate)"
+    asked = 'run:rankscope_lost:ratio{run=%q,cause="straggler",cluster=%q,team=%q}` $labels.run $labels.cluster $'
+    assert asked in rules["RankscopeTransferBound"]["annotations"]["description"]
+    assert (
+        "SUCCESS"
+        in subprocess.run(
+            ["promtool", "check", "rules", tmp_path / "rules/30s.yml"], capture_output=True, text=True, check=True
+        ).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mine", "complaint"),
+    [
+        (("--out", "x"), "checkpoint_over: 1h", "checkpoint_over is no threshold of thresholds.yml"),
+        (("--out", "x"), "checkpoint_overdue: 1", "checkpoint_overdue needs a duration such as 90s or 5m"),
+        (("--out", "x"), "loss_limit: 10s", "loss_limit needs a number"),
+        (("--out", "x"), "- 1h", "is no table of thresholds such as checkpoint_overdue: 1h"),
+        (("--out", "x"), "window: {at_least: 3s}", "window needs value, scrapes or evaluations"),
+        (("--out", "x", "--interval", "1.5s"), "", "--interval: 1.5s is no duration in whole seconds"),
+        (("--out", "x", "--keep", "my-team"), "", "--keep: my-team is no name of a label"),
+        ((), "checkpoint_overdue: 1h", "rules of your own are written to --out DIR"),
+    ],
+)
+def test_a_mistake_in_what_an_operator_asks_for_is_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], mine: str, complaint: str
+) -> None:
+    (tmp_path / "mine.yml").write_text(mine)
+    thresholds = ("--thresholds", str(tmp_path / "mine.yml")) if mine else ()
+    done = own(tmp_path, *thresholds, *(str(tmp_path / one) if one == "x" else one for one in arguments))
+    assert done.returncode == 2
+    assert re.fullmatch(f"render.py: .*{re.escape(complaint)}.*\n", done.stderr)
+    assert not (tmp_path / "x").exists()
+
+
+def test_labels_of_an_empty_join_and_of_prose_are_left_alone() -> None:
+    source = "expr: a and on () vector(1) > on (run) b\nsummary: 'on {{ with printf `c{run=%q}` $labels.run | query }}'"
+    assert render.render(source, values({}), "x") == (
+        "expr: a and on () vector(1) > on (run, cluster) b\n"
+        "summary: 'on {{ with printf `c{run=%q,cluster=%q}` $labels.run $labels.cluster | query }}'\n"
+    )

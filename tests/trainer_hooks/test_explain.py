@@ -44,7 +44,7 @@ MOMENTS = {
     "xid": LAGGING + XID % ("2", OF_RANK_2) + XID % ("7", "GPU-of-somebody-else"),
     "many alerts": LAGGING + "".join(FALLBACK % rank for rank in range(5)),
     "without rules": RAW,
-    "without ranks": "".join(f"{line}\n" for line in RAW.splitlines() if line.startswith("up")),
+    "without ranks": 'rankscope_exporter_build_info{instance="a",job="gpus"} 1\n',
     "ended": RAW + "\ngpu:rankscope_busy:ratio 0",
     "nothing": "",
 }
@@ -293,8 +293,8 @@ def test_a_run_that_is_not_there_is_an_error_with_those_that_are(explain_at: Exp
     ("moment", "error"),
     [
         ("without rules", "has run train, but Rankscope's rules are not loaded there (rule_files)"),
-        ("without ranks", "has no run: of 1 exporters 1 answer, and none shows a rank"),
-        ("nothing", "has no run, and scrapes no exporter of Rankscope (the job named rankscope)"),
+        ("without ranks", "has no run: 1 exporters of Rankscope answer, and none shows a rank"),
+        ("nothing", "has no run, and no exporter of Rankscope answers it: its page /targets says why"),
     ],
 )
 def test_it_says_why_there_is_nothing_to_explain(explain_at: Explain, moment: str, error: str) -> None:

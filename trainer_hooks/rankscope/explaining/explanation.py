@@ -123,11 +123,10 @@ def _by_run(prometheus: Prometheus, expression: str) -> dict[str, float]:
 
 
 def _why_none(prometheus: Prometheus) -> str:
-    targets = prometheus.query('up{job="rankscope"}')
-    if not targets:
-        return ", and scrapes no exporter of Rankscope (the job named rankscope)"
-    answering = sum(target.value for target in targets)
-    return f": of {len(targets)} exporters {answering:.0f} answer, and none shows a rank"
+    answering = prometheus.query("group by (job, instance) (rankscope_exporter_build_info)")
+    if not answering:
+        return ", and no exporter of Rankscope answers it: its page /targets says why"
+    return f": {len(answering)} exporters of Rankscope answer, and none shows a rank"
 
 
 def _has_rules(prometheus: Prometheus) -> bool:

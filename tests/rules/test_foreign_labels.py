@@ -1,0 +1,184 @@
+"""Labels that are not ours change nothing: a Kubernetes operator's, those of replaced targets, and of two clusters."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from benchmarks.month.engine import fire
+from benchmarks.month.plan import HANG, Happening, Plan
+from benchmarks.month.record import simulate
+from benchmarks.month.samples import Line, Stretch
+from tests.rules.promtool import ENVIRONMENT, RULES
+
+SCRAPES = 200
+HALF_AN_HOUR = 1800.0
+FAULT = {"onset": HALF_AN_HOUR, "heals": 1.5 * HALF_AN_HOUR, "culprit": 3}
+FOREIGN = 'namespace="monitoring",container="exporter",service="rankscope",endpoint="metrics"'
+REPLACED = (60, 127, 150)
+"""Scrapes that are the first without the exporter of node 0: before the fault, while it is told, and after."""
+AWAY, LINGERS = 2, 2
+"""Scrapes until its successor answers, and for how many the old series are there beside it."""
+
+Words = list[str]
+Relabel = Callable[[str, Words], Iterator[tuple[str, Words]]]
+
+
+def a_run(name: str, ranks: int = 8, **others: object) -> Plan:
+    run = Plan(name, 1, ranks, 1.0, "host", 3000.0, np.ones(ranks), imbalance=0.02, transfer=0.15)
+    return Plan(**{**run.__dict__, "skewed": np.zeros(ranks // 8), **others})  # type: ignore[arg-type]
+
+
+EXPECTED = {
+    "healthy": (a_run("healthy"), []),
+    "a slow rank": (a_run("slow", fault="slow rank", dose=1.3, **FAULT), ["RankscopeRankLagging 3"]),
+    "a slow rank of two nodes": (
+        a_run("slow-nodes", 16, fault="slow rank", dose=1.5, **FAULT),
+        ["RankscopeRankLagging 3"],
+    ),
+    "a slow rank, by the device's clock": (
+        a_run("slow-device", clock="device", fault="slow rank", dose=1.3, **FAULT),
+        ["RankscopeRankLagging 3"],
+    ),
+    "a hang": (a_run("hang", fault=HANG, **{**FAULT, "heals": HALF_AN_HOUR + 420}), ["RankscopeRankStuck 3"]),
+    "one rank writes a checkpoint": (
+        a_run("checkpoint", happenings=(Happening("checkpoint", HALF_AN_HOUR, 110, 3),)),
+        [],
+    ),
+}
+
+
+def an_operators(series: str, values: Words) -> Iterator[tuple[str, Words]]:
+    """What every Prometheus operator adds."""
+    yield with_labels(series, f'{FOREIGN},pod="{pod(series, 0)}"'), values
+
+
+def with_pods_that_are_replaced(series: str, values: Words) -> Iterator[tuple[str, Words]]:
+    """On a host's network: the instance stays."""
+    for number, life in enumerate(lives(values) if of_node_0(series) else [values]):
+        yield with_labels(series, f'{FOREIGN},pod="{pod(series, number)}"'), life
+
+
+def at_new_addresses(series: str, values: Words) -> Iterator[tuple[str, Words]]:
+    """Each pod has its own address, which is the instance; other labels it has none."""
+    for number, life in enumerate(lives(values) if of_node_0(series) else [values]):
+        yield re.sub(r'instance="([^"]*)-(\d+)"', rf'instance="\1-\g<2>{number}"', series), life
+
+
+def lives(values: Words) -> Iterator[Words]:
+    """Those of one exporter after the other: the next begins before the last are stale."""
+    begins = [0, *(at + AWAY for at in REPLACED)]
+    for begin, end in zip(begins, [*REPLACED, len(values)], strict=True):
+        life = ["_"] * begin + values[begin:end]
+        yield life + ["_"] * (AWAY + LINGERS) + ["stale"] if end < len(values) else life
+
+
+def of_node_0(series: str) -> bool:
+    return 'instance="' in series and re.search(r'instance="[^"]*-0"', series) is not None
+
+
+def pod(series: str, number: int) -> str:
+    instance = re.search(r'instance="([^"]*)"', series)
+    return f"exporter-{instance[1] if instance else ''}-{number}"
+
+
+def with_labels(series: str, labels: str) -> str:
+    return series[:-1] + f",{labels}}}"
+
+
+class Relabelled(Stretch):
+    """The same, as somebody else's Prometheus has it."""
+
+    relabel: Relabel
+
+    def lines(self) -> Iterator[Line]:
+        """Every series."""
+        for line in super().lines():
+            for series, values in self.relabel(line["series"], expanded(line["values"])):
+                yield {"series": series, "values": " ".join(values)}
+
+
+def expanded(values: str) -> Words:
+    """A sample each."""
+    constant = re.fullmatch(r"(\S+)x(\d+)", values)
+    return [constant[1]] * (int(constant[2]) + 1) if constant else values.split()
+
+
+def stretches(relabel: Relabel, plans: Sequence[Plan]) -> list[Stretch]:
+    kind = type("Relabelled", (Relabelled,), {"relabel": staticmethod(relabel)})
+    return [kind(plan, simulate(plan), 0, SCRAPES) for plan in plans]
+
+
+@pytest.mark.parametrize("relabel", [an_operators, with_pods_that_are_replaced, at_new_addresses])
+def test_the_same_is_told_and_no_alert_has_a_label_that_is_not_ours(relabel: Relabel, tmp_path: Path) -> None:
+    runs = stretches(relabel, [plan for plan, _ in EXPECTED.values()])
+    fired = fire(runs, RULES / "15s.yml", tmp_path)
+    told = {case: [dict(one.labels) for one in fired[run]] for case, run in zip(EXPECTED, runs, strict=True)}
+    names = {
+        case: [" ".join(filter(None, (one["alertname"], one.get("rank")))) for one in alerts]
+        for case, alerts in told.items()
+    }
+    assert names == {case: expected for case, (_, expected) in EXPECTED.items()}
+    assert not [one for alerts in told.values() for one in alerts if {"pod", "namespace", "endpoint"} & one.keys()]
+
+
+@pytest.mark.parametrize("relabel", [an_operators, with_pods_that_are_replaced, at_new_addresses])
+def test_a_rank_is_recorded_once_with_all_of_its_time_and_without_foreign_labels(
+    relabel: Relabel, tmp_path: Path
+) -> None:
+    plans = [EXPECTED["healthy"][0], EXPECTED["a slow rank, by the device's clock"][0]]
+    nothing = [
+        '{__name__=~"(rank|run|group|gpu|exporter):rankscope_.+", pod!=""}',
+        "count by (run, rank, phase) (rank:rankscope_phase:ratio) > 1",
+        "count by (run, rank) (rank:rankscope_rank_info:live) > 1",
+        "sum by (run, rank) (rank:rankscope_phase:ratio) < 0.9",
+        "sum by (run, rank) (rank:rankscope_phase:ratio) > 1.1",
+        "abs(count by (run) (rank:rankscope_rank_info:live) - 8) > 0",
+    ]
+    asked = [
+        {"expr": expression, "eval_time": f"{15 * scrape}s", "exp_samples": []}
+        for expression in nothing
+        for scrape in range(40, SCRAPES)
+    ]
+    assert judged(stretches(relabel, plans), asked, tmp_path) == ""
+
+
+def test_runs_of_one_name_in_two_clusters_are_two_runs(tmp_path: Path) -> None:
+    healthy, slow = EXPECTED["healthy"][0], EXPECTED["a slow rank"][0]
+
+    def in_cluster(series: str, values: Words) -> Iterator[tuple[str, Words]]:
+        cluster = "b" if "slow" in series else "a"
+        yield with_labels(re.sub("healthy|slow", "llama", series), f'cluster="{cluster}"'), values
+
+    labels = 'alertname="RankscopeRankLagging",alertstate="firing",cause="backward",cluster="b",group="0-7"'
+    place = 'node="llama-0-0",rank="3",run="llama-0",severity="warning",uuid="GPU-llama-0-3"'
+    asked: list[dict[str, object]] = [
+        {"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{HALF_AN_HOUR - 15:g}s", "exp_samples": []},
+        {
+            "expr": 'ALERTS{alertstate="firing"}',
+            "eval_time": f"{HALF_AN_HOUR + 240:g}s",
+            "exp_samples": [{"labels": f"ALERTS{{{labels},{place}}}", "value": 1}],
+        },
+        {
+            "expr": 'count by (cluster) (rank:rankscope_rank_info:live{run="llama-0"})',
+            "eval_time": f"{HALF_AN_HOUR:g}s",
+            "exp_samples": [{"labels": f'{{cluster="{one}"}}', "value": 8} for one in "ab"],
+        },
+    ]
+    assert judged(stretches(in_cluster, [healthy, slow]), asked, tmp_path) == ""
+
+
+def judged(runs: Sequence[Stretch], asked: Sequence[dict[str, object]], directory: Path) -> str:
+    """What promtool does not find as asked."""
+    lines = [line for run in runs for line in run.lines()]
+    test = {"interval": "15s", "input_series": lines, "promql_expr_test": asked}
+    path = directory / "test.json"
+    path.write_text(json.dumps({"rule_files": [str(RULES / "15s.yml")], "evaluation_interval": "15s", "tests": [test]}))
+    command = ["promtool", "test", "rules", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
+    return "" if done.returncode == 0 else (done.stdout + done.stderr)[:4000]
