@@ -4,8 +4,8 @@
 
 Ranks whose losses are known, half of their time, are scraped by one Prometheus for each interval, with the rules that
 render.py makes for it and a price. In the middle it is killed, and started again after a while. What the rules have
-added up is then compared with what was lost while they were evaluated: what passes in a pause is missing, and no
-more. The pause is as long as the largest distance between two sums, without one interval.
+added up is then compared with what was lost, but for the pause, which is missing: it lasts until the sum grows again,
+for which Prometheus needs two scrapes. How much longer that was than it was away is `until it adds up again`.
 """
 
 from __future__ import annotations
@@ -96,20 +96,24 @@ def measure(interval: int, seconds: float, port: int) -> dict[str, float]:
         try:
             time.sleep(PAUSE_AT * seconds)
             prometheus.kill()
+            killed = time.time()
             time.sleep(PAUSE * seconds)
             prometheus.start()
+            away = time.time() - killed
             time.sleep(began + seconds - time.time())
             hours, money = (samples(prometheus, query, began, interval) for query in (HOURS, MONEY))
         finally:
             prometheus.stop()
-    times = [when for when, _ in hours]
-    pause = max(after - before for before, after in pairwise(times)) - interval
-    evaluated = times[-1] - times[0] - pause
+    last = max(when for when, _ in hours if when < killed)
+    again = next(when for (_, before), (when, after) in pairwise(hours) if when > killed and after != before)
+    pause = again - last - interval
+    evaluated = hours[-1][0] - hours[0][0] - pause
     truth = LOST * evaluated / 3600
     return {
         "interval": interval,
         "evaluated": round(evaluated, 1),
-        "pause": round(pause, 1),
+        "pause": round(away, 1),
+        "longer": round(pause - away, 1),
         "truth": round(truth, 5),
         "gpu_hours": round(increase(hours), 5),
         "error": round(increase(hours) / truth - 1, 5),
@@ -137,20 +141,14 @@ def increase(found: Sequence[Sample]) -> float:
 
 def page(results: list[dict[str, float]]) -> str:
     """The report for people."""
-    heads = [
-        "evaluations each",
-        "evaluated",
-        "pause of Prometheus",
-        "lost GPU-hours",
-        "by the rules",
-        "off",
-        "money off",
-    ]
+    about = ["evaluations each", "evaluated", "Prometheus away", "until it adds up again"]
+    heads = [*about, "lost GPU-hours", "by the rules", "off", "money off"]
     rows = [
         [
             f"{one['interval']} s",
             f"{one['evaluated']:.0f} s",
             f"{one['pause']:.0f} s",
+            f"{one['longer']:.0f} s",
             f"{one['truth']:.4f}",
             f"{one['gpu_hours']:.4f}",
             f"{100 * one['error']:+.2f} %",
@@ -160,8 +158,8 @@ def page(results: list[dict[str, float]]) -> str:
     ]
     said = (__doc__ or "").partition("\n\n")
     command = "python -m benchmarks.gpu_hours --json docs/measurements/gpu_hours.json"
-    about = said[2].partition("\n\n")[2]
-    return f"# Lost GPU-hours, added up\n\n{said[0]} Made by `{command}`.\n\n{about}\n{markdown(heads, rows)}\n"
+    text = said[2].partition("\n\n")[2]
+    return f"# Lost GPU-hours, added up\n\n{said[0]} Made by `{command}`.\n\n{text}\n{markdown(heads, rows)}\n"
 
 
 def main() -> int:
