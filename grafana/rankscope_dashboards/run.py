@@ -30,6 +30,8 @@ LAGGING = (
     f"run:rankscope_rotating:ratio{{{RUN_ONLY}}} * on (run) group_left (cause) run:rankscope_rotating:cause,"
     ' "rank", "after rank", "", "")'
 )
+WHO = f'label_join(label_replace({LAGGING}, "prefix", "rank", "", ""), "who", " ", "prefix", "rank", "cause")'
+NOBODY = f'label_replace(max(run:rankscope_lag:max{{{RUN_ONLY}}} < {LOSS_LIMIT}), "who", "nobody", "", "")'
 PHASE_RATIO = f"rank:rankscope_phase:ratio{{{RANKS}}}"
 
 VARIABLES = (
@@ -61,8 +63,7 @@ AT_A_GLANCE = Row(
             "`nobody` is followed by the largest lag. Not known while ranks make no steps, where one has no others, "
             "and until a lag has lasted.",
             "percentunit",
-            Query(LAGGING, "rank {{rank}}: {{cause}}", needs_fault=True),
-            Query(f"max(run:rankscope_lag:max{{{RUN_ONLY}}} < {LOSS_LIMIT}) unless on () ({LAGGING})", "nobody"),
+            Query(f"{WHO} or on () {NOBODY}", "{{who}}"),
             steps=((0, BAD),),
             colors={"nobody": WELL},
             text=BigValueTextMode.VALUE_AND_NAME,
