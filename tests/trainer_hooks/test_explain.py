@@ -64,6 +64,20 @@ MOMENTS |= {
     "ended with a time": RAW + "\ngpu:rankscope_busy:ratio 0\n" + EXIT,
     "one of two runs lives": HEALTHY + RAW.replace('run="train"', 'run="old"'),
 }
+
+
+def in_cluster(name: str, series: str) -> str:
+    return re.sub(r"(?m)^(\w\S*?){", rf'\1{{cluster="{name}",', series)
+
+
+MOMENTS |= {
+    "two clusters": in_cluster("healthy", HEALTHY) + in_cluster("sick", LAGGING + XID % ("2", OF_RANK_2)),
+    "one of two clusters loses little": in_cluster("a", HEALTHY) + in_cluster("b", WITHOUT_ALERTS),
+    "a cluster and none": HEALTHY + in_cluster("sick", LAGGING),
+    "one of two clusters has rules": in_cluster("a", RAW) + "\n" + in_cluster("b", HEALTHY),
+    "another run in each of two clusters": in_cluster("a", HEALTHY)
+    + in_cluster("b", LAGGING.replace('run="train"', 'run="other"')),
+}
 APART = 1200  # seconds; Prometheus looks back for 300
 
 Explain = Callable[..., tuple[int, str, str]]
@@ -281,6 +295,72 @@ def test_the_name_of_a_run_is_quoted_for_prometheus_and_harmless_in_a_terminal(e
     assert status == 0
     assert "RankscopeRankZeroLagging" in out
     assert "\x1b" not in out
+
+
+def test_runs_of_one_name_in_two_clusters_are_listed_and_one_is_chosen_by_its_cluster(explain_at: Explain) -> None:
+    status, out, err = explain_at("two clusters", "--run", "train")
+    assert (status, out) == (2, "")
+    runs = "train in cluster healthy (4 ranks), train in cluster sick (4 ranks)"
+    assert err.endswith(f"has 2 runs; choose one with --cluster: {runs}\n")
+    assert explain_at("two clusters", "--cluster", "sick")[0] == 0
+
+
+def test_each_cluster_has_its_own_ranks_alerts_and_figures(explain_at: Explain) -> None:
+    told = {
+        cluster: json.loads(explain_at("two clusters", "--run", "train", "--cluster", cluster, "--json")[1])
+        for cluster in ("healthy", "sick")
+    }
+    names = ("run", "cluster", "alert", "gpu")
+    assert [told["healthy"][name] for name in names] == ["train", "healthy", None, None]
+    assert [told["sick"][name] for name in names] == ["train", "sick", "RankscopeGpuXid", "2"]
+    assert [other["alertname"] for other in told["sick"]["others"]] == ["RankscopeRankZeroLagging"]
+    alone = {moment: json.loads(explain_at(moment, "--json")[1]) for moment in ("healthy", "xid")}
+    for cluster, moment in (("healthy", "healthy"), ("sick", "xid")):
+        assert told[cluster]["evidence"] == alone[moment]["evidence"]
+
+
+def test_people_are_told_which_cluster_it_is(explain_at: Explain) -> None:
+    healthy = explain_at("two clusters", "--cluster", "healthy")[1].splitlines()
+    assert healthy[0].startswith("train in cluster healthy: 4 ranks on 1 node, ")
+    assert healthy[-1] == "No alert: no loss is large enough for the rules to name it."
+    assert "RankscopeGpuXid, host vm, GPU 2" in explain_at("two clusters", "--cluster", "sick")[1]
+
+
+def test_what_is_no_alert_yet_in_another_cluster_is_not_told(explain_at: Explain) -> None:
+    assert "No alert yet" not in explain_at("one of two clusters loses little", "--cluster", "a")[1]
+    assert "No alert yet: rank 0" in explain_at("one of two clusters loses little", "--cluster", "b")[1]
+
+
+def test_a_run_without_a_cluster_is_told_from_one_that_has_it(explain_at: Explain) -> None:
+    runs = "train (4 ranks), train in cluster sick (4 ranks)"
+    assert explain_at("a cluster and none")[2].endswith(f"choose one with --cluster: {runs}\n")
+    told = json.loads(explain_at("a cluster and none", "--cluster", "", "--json")[1])
+    assert [told["cluster"], told["alert"]] == [None, None]
+    assert json.loads(explain_at("a cluster and none", "--cluster", "sick", "--json")[1])["rank"] == "0"
+
+
+def test_a_cluster_is_only_asked_for_where_it_says_which_run(explain_at: Explain) -> None:
+    elsewhere = "another run in each of two clusters"
+    assert explain_at(elsewhere, "--run", "train")[1].startswith("train in cluster a: 4 ranks")
+    assert "choose one with --run and --cluster: other in cluster b" in explain_at(elsewhere)[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"), [(["--cluster", "c"], "run in cluster c"), (["--run", "t", "--cluster", "sick"], "run t in")]
+)
+def test_a_cluster_that_is_not_there_is_an_error_with_those_that_are(
+    explain_at: Explain, flags: list[str], what: str
+) -> None:
+    status, out, err = explain_at("two clusters", *flags)
+    assert (status, out) == (2, "")
+    assert f" has no {what}" in err
+    assert err.endswith("; it has: train in cluster healthy, train in cluster sick\n")
+
+
+def test_rules_of_another_cluster_are_not_those_of_this_one(explain_at: Explain) -> None:
+    missing = explain_at("one of two clusters has rules", "--cluster", "a")
+    assert missing[0] == 2
+    assert missing[2].endswith("has run train in cluster a, but Rankscope's rules are not loaded there (rule_files)\n")
 
 
 def test_a_run_that_is_not_there_is_an_error_with_those_that_are(explain_at: Explain) -> None:

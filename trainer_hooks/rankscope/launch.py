@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.action == "explain":
         from rankscope.explaining.command import show as explain
 
-        sys.exit(explain(options.url, options.run, options.at, options.json))
+        sys.exit(explain(options.url, options.run, options.cluster, options.at, options.json))
     _run(parser, options)
 
 
@@ -87,6 +87,7 @@ def _add_explain(explain: argparse.ArgumentParser) -> None:
         help="of the Prometheus, with USER:PASSWORD@ if it asks (default: PROMETHEUS_URL, else http://localhost:9090)",
     )
     explain.add_argument("--run", metavar="NAME", help="which run (default: the only one)")
+    explain.add_argument("--cluster", metavar="NAME", help="which cluster, where several have such a run (its label)")
     explain.add_argument("--at", metavar="TIME", help="30m (ago), 2026-11-21T02:40 or unix seconds (default: now)")
     explain.add_argument("--json", action="store_true", help="one line of JSON")
 

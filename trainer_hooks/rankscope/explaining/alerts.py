@@ -49,9 +49,9 @@ class Alert:
         return all(_is_matched(self.labels.get(label, ""), operator, value) for label, operator, value in matchers)
 
 
-def alerts_of(prometheus: Prometheus, is_now: bool, places: Mapping[str, set[str]]) -> list[Alert]:
-    """Those whose run, GPU or exporter is among `places`. Raises PrometheusError."""
-    found = prometheus.query('ALERTS{alertname=~"Rankscope.+"}')
+def alerts_of(prometheus: Prometheus, here: str, is_now: bool, places: Mapping[str, set[str]]) -> list[Alert]:
+    """Those of the cluster `here` whose run, GPU or exporter is among `places`. Raises PrometheusError."""
+    found = prometheus.query(f'ALERTS{{alertname=~"Rankscope.+",{here}}}')
     ours = [alert for sample in found if _concerns(alert := _alert(sample), places)]
     told = heard(ours)
     rules = prometheus.alert_rules() if told else []

@@ -28,11 +28,11 @@ CLOCKS_APART = 60.0  # seconds, of this machine's and Prometheus'
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
-def show(url: str, run: str | None, at: str | None, as_json: bool) -> int:
+def show(url: str, run: str | None, cluster: str | None, at: str | None, as_json: bool) -> int:
     """Print it. The exit status: 2 if there is nothing to explain, with the reason on stderr."""
     try:
         moment = None if at is None else parse_moment(at)
-        found = explain(Prometheus(url, moment), run, is_now=moment is None)
+        found = explain(Prometheus(url, moment), run, cluster, is_now=moment is None)
     except (PrometheusError, ValueError) as error:
         print(f"rankscope explain: {_printable(str(error))}", file=sys.stderr)  # noqa: T201 - a command
         return 2
@@ -71,7 +71,8 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
     """What `--json` prints. What is not known, or not so, is null."""
     verdict = found.verdict
     return {
-        "run": found.run,
+        "run": found.run.name,
+        "cluster": found.run.cluster or None,
         "at": round(when, 3),
         "clock": found.clock,
         "alert": verdict and verdict.name,

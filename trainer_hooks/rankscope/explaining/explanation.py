@@ -10,6 +10,8 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from itertools import islice
+from typing import NamedTuple
 
 from rankscope.explaining import not_yet
 from rankscope.explaining.alerts import Alert, alerts_of
@@ -19,11 +21,32 @@ from rankscope.explaining.prometheus import Prometheus, PrometheusError, Sample,
 RUNS_SHOWN = 20
 
 
+class Run(NamedTuple):
+    """A run. One of the same name in another cluster is another one."""
+
+    name: str
+    cluster: str
+    """The label of its series; empty where they have none."""
+
+    def __str__(self) -> str:
+        return f"{self.name} in cluster {self.cluster}" if self.cluster else self.name
+
+    @property
+    def here(self) -> str:
+        """The matcher of what is in its cluster; an empty one matches what has no such label."""
+        return f"cluster={quoted(self.cluster)}"
+
+    @property
+    def where(self) -> str:
+        """The matchers of its series."""
+        return f"run={quoted(self.name)},{self.here}"
+
+
 @dataclass(frozen=True)
 class Explanation:
     """All that is to be said of a run. Shares are parts of its GPU time, over the rules' window."""
 
-    run: str
+    run: Run
     ranks: int
     """Alive."""
     nodes: int
@@ -51,14 +74,14 @@ class Explanation:
         return self.alerts[0] if self.alerts else None
 
 
-def explain(prometheus: Prometheus, run: str | None, is_now: bool) -> Explanation:
-    """What the rules say of the run, or of the only one there is. Raises PrometheusError."""
-    run = run if run in (runs := _runs(prometheus)) else _only(prometheus, run, runs)
-    where = f"run={quoted(run)}"
+def explain(prometheus: Prometheus, name: str | None, cluster: str | None = None, *, is_now: bool) -> Explanation:
+    """What the rules say of the run of this name and cluster, or of the only one there is. Raises PrometheusError."""
+    run = _only(prometheus, name, cluster)
+    where = run.where
     lost = _by_cause(prometheus.query(f"run:rankscope_lost:ratio{{{where}}}"))
     ranks = prometheus.query(f"last_over_time(rankscope_rank_info{{{where}}}[1h])")
-    alerts = alerts_of(prometheus, is_now, {"run": {run}} | _places(ranks))
-    if not lost and not alerts and not _has_rules(prometheus):
+    alerts = alerts_of(prometheus, run.here, is_now, {"run": {run.name}} | _places(ranks))
+    if not lost and not alerts and not _has_rules(prometheus, run.here):
         raise PrometheusError(
             f"{prometheus.url} has run {run}, but Rankscope's rules are not loaded there (rule_files)"
         )
@@ -76,36 +99,40 @@ def explain(prometheus: Prometheus, run: str | None, is_now: bool) -> Explanatio
         ended=None if nodes else _ended(prometheus, where),
         not_yet=None if alerts else not_yet.find(prometheus, where),
         host=labels.get("node") or _host(labels.get("uuid"), ranks),
-        gpu=labels.get("gpu") or _gpu(prometheus, labels.get("uuid")),
+        gpu=labels.get("gpu") or _gpu(prometheus, run.here, labels.get("uuid")),
         compared=_compared(prometheus, where, labels),
     )
 
 
-def _runs(prometheus: Prometheus) -> list[str]:
-    known = 'rankscope_rank_info or run:rankscope_allocated:ratio or ALERTS{alertname=~"Rankscope.+",run!=""}'
-    return sorted(sample.labels["run"] for sample in prometheus.query(f"group by (run) ({known})"))
-
-
-def _only(prometheus: Prometheus, asked: str | None, runs: Sequence[str]) -> str:
-    """The only one, or the only one that lives."""
-    if asked is not None and runs:
-        known = ", ".join(runs[:RUNS_SHOWN]) + (", ..." if len(runs) > RUNS_SHOWN else "")
-        raise PrometheusError(f"{prometheus.url} has no run {asked}; it has: {known}")
+def _only(prometheus: Prometheus, name: str | None, cluster: str | None) -> Run:
+    """The only one of this name and in this cluster, or the only one of these that lives."""
+    runs = _runs(prometheus)
     if not runs:
         raise PrometheusError(f"{prometheus.url} has no run{_why_none(prometheus)}")
-    living = _by_run(prometheus, "count by (run) (rank:rankscope_rank_info:live)")
-    alive = [run for run in runs if run in living]
-    if len(runs) > 1 and len(alive) != 1:
-        raise PrometheusError(f"{prometheus.url} has {len(runs)} runs; {_choice(prometheus, runs, living)}")
-    return alive[0] if alive else runs[0]
+    meant = [run for run in runs if name in (None, run.name) and cluster in (None, run.cluster)]
+    if not meant:
+        asked = ("" if name is None else f" {name}") + ("" if cluster is None else f" in cluster {cluster}")
+        raise PrometheusError(f"{prometheus.url} has no run{asked}; it has: {_listed(map(str, runs))}")
+    if len(meant) == 1:
+        return meant[0]
+    living = _by_run(prometheus, "count by (run, cluster) (rank:rankscope_rank_info:live)")
+    alive = [run for run in meant if run in living]
+    if len(alive) != 1:
+        raise PrometheusError(f"{prometheus.url} has {len(meant)} runs; {_choice(prometheus, meant, living)}")
+    return alive[0]
 
 
-def _choice(prometheus: Prometheus, runs: Sequence[str], living: Mapping[str, float]) -> str:
+def _runs(prometheus: Prometheus) -> list[Run]:
+    known = 'rankscope_rank_info or run:rankscope_allocated:ratio or ALERTS{alertname=~"Rankscope.+",run!=""}'
+    return sorted(_by_run(prometheus, f"group by (run, cluster) ({known})"))
+
+
+def _choice(prometheus: Prometheus, runs: Sequence[Run], living: Mapping[Run, float]) -> str:
     """With the state, the start and the last step of each, the living and the youngest first."""
-    began = _by_run(prometheus, "max by (run) (last_over_time(rankscope_rank_start_timestamp_seconds[1h]))")
-    steps = _by_run(prometheus, "max by (run) (last_over_time(rankscope_rank_steps_total[1h]))")
+    began = _by_run(prometheus, "max by (run, cluster) (last_over_time(rankscope_rank_start_timestamp_seconds[1h]))")
+    steps = _by_run(prometheus, "max by (run, cluster) (last_over_time(rankscope_rank_steps_total[1h]))")
 
-    def described(run: str) -> str:
+    def described(run: Run) -> str:
         words = [f"{living[run]:.0f} ranks" if run in living else "no live rank"]
         if run in began:
             words.append(f"began {datetime.fromtimestamp(began[run]).strftime('%Y-%m-%d %H:%M')}")
@@ -114,24 +141,32 @@ def _choice(prometheus: Prometheus, runs: Sequence[str], living: Mapping[str, fl
         return f"{run} ({', '.join(words)})"
 
     ordered = sorted(runs, key=lambda run: (run not in living, -began.get(run, 0.0), run))
-    known = ", ".join(map(described, ordered[:RUNS_SHOWN])) + (", ..." if len(runs) > RUNS_SHOWN else "")
-    return f"choose one with --run: {known}"
+    differ = {"--run": {run.name for run in runs}, "--cluster": {run.cluster for run in runs}}
+    flags = " and ".join(flag for flag, values in differ.items() if len(values) > 1)
+    return f"choose one with {flags}: {_listed(map(described, ordered))}"
 
 
-def _by_run(prometheus: Prometheus, expression: str) -> dict[str, float]:
-    return {sample.labels["run"]: sample.value for sample in prometheus.query(expression)}
+def _listed(runs: Iterable[str]) -> str:
+    first = list(islice(runs, RUNS_SHOWN + 1))
+    return ", ".join(first[:RUNS_SHOWN]) + (", ..." if len(first) > RUNS_SHOWN else "")
+
+
+def _by_run(prometheus: Prometheus, expression: str) -> dict[Run, float]:
+    """What an expression by run and cluster is."""
+    samples = prometheus.query(expression)
+    return {Run(sample.labels["run"], sample.labels.get("cluster", "")): sample.value for sample in samples}
 
 
 def _why_none(prometheus: Prometheus) -> str:
-    answering = prometheus.query("group by (job, instance) (rankscope_exporter_build_info)")
+    answering = prometheus.query("group by (instance, cluster) (rankscope_exporter_build_info)")
     if not answering:
         return ", and no exporter of Rankscope answers it: its page /targets says why"
     return f": {len(answering)} exporters of Rankscope answer, and none shows a rank"
 
 
-def _has_rules(prometheus: Prometheus) -> bool:
+def _has_rules(prometheus: Prometheus, here: str) -> bool:
     """Every rank and every GPU makes them record something."""
-    return bool(prometheus.query('count({__name__=~"(run|rank|gpu):rankscope_.+"})'))
+    return bool(prometheus.query(f'count({{__name__=~"(run|rank|gpu):rankscope_.+",{here}}})'))
 
 
 def _by_cause(samples: Iterable[Sample]) -> dict[str, float]:
@@ -167,8 +202,8 @@ def _host(uuid: str | None, ranks: Iterable[Sample]) -> str | None:
     return next((rank.labels.get("node") for rank in ranks if uuid and rank.labels.get("uuid") == uuid), None)
 
 
-def _gpu(prometheus: Prometheus, uuid: str | None) -> str | None:
-    found = prometheus.query(f"last_over_time(rankscope_gpu_info{{uuid={quoted(uuid)}}}[1h])") if uuid else []
+def _gpu(prometheus: Prometheus, here: str, uuid: str | None) -> str | None:
+    found = prometheus.query(f"last_over_time(rankscope_gpu_info{{uuid={quoted(uuid)},{here}}}[1h])") if uuid else []
     return next((gpu.labels.get("gpu") for gpu in found), None)
 
 
