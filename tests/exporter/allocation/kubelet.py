@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 from concurrent import futures
 from pathlib import Path
 from types import ModuleType
@@ -62,3 +63,11 @@ class Kubelet:
         if self._server:
             self._server.stop(None).wait()
             self._server = None
+            _wait_until_removed(self.socket)  # gRPC does it later, and would remove the next server's
+
+
+def _wait_until_removed(socket: Path, seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while socket.exists():
+        assert time.monotonic() < deadline, f"{socket} is still there"
+        time.sleep(0.005)
