@@ -32,6 +32,7 @@ FAILED = 30.0  # seconds of failed scrapes
 _LIMITS = yaml.safe_load((HERE / "thresholds.yml").read_text())
 TIERS = [(row["limit"]["value"], row["span"]["evaluations"], row["dips"]["value"]) for row in _LIMITS["tiers"]["rows"]]
 STEPS = _LIMITS["told_steps"]["value"]
+CHECKPOINTS, CHECKPOINTS_TOLD = (_LIMITS[name]["value"] for name in ("checkpoint_limit", "checkpoints_told"))
 ALLOWED = {name: _LIMITS[f"{name}_allowance"]["value"] for name in ("network", "straggler", "loss")}
 
 
@@ -57,7 +58,7 @@ def _is_interesting(plan: Plan, record: Record) -> Array:
         for limit, span, dips in TIERS:
             if span * SCRAPE / shortest >= MARGIN * STEPS:
                 found |= _reaches(values, MARGIN * limit, span, dips)
-    found |= _stands_still(record)
+    found |= _stands_still(record) | _writes_for_long(plan, record)
     longest = dict.fromkeys(("checkpoint", "evaluation"), LONG)
     for one in plan.happenings:
         is_long = one.seconds > longest.get(one.kind, DAY)
@@ -78,6 +79,18 @@ def _stands_still(record: Record) -> Array:
     before = np.concatenate((np.zeros(BASELINE), stands))[: len(stands) + BASELINE - 1]
     longest = sliding_window_view(before, BASELINE).max(axis=1)
     return (stands > STANDSTILL) & (stands > PACE * longest)
+
+
+def _writes_for_long(plan: Plan, record: Record) -> Array:
+    """Several checkpoints in an hour that are a large part of it, and that hour."""
+    share = _shares(plan, record)[:, P["checkpoint"]].max(axis=1)
+    found = np.zeros(len(share), bool)
+    for scrape in range(BASELINE, len(share)):
+        hour = slice(scrape - BASELINE, scrape)
+        told = record.checkpoints[scrape] - record.checkpoints[scrape - BASELINE] >= CHECKPOINTS_TOLD
+        if told and share[hour].mean() > MARGIN * CHECKPOINTS:
+            found[hour] = True
+    return found
 
 
 def _losses(plan: Plan, record: Record) -> Iterator[Array]:

@@ -51,6 +51,8 @@ class Record:
     """Steps by bucket."""
     checkpoint: Array
     """When the last one ended."""
+    checkpoints: Array
+    """How many have."""
     clock: Array
     """Of the GPUs, in relation to the highest."""
 
@@ -77,6 +79,7 @@ def _empty(plan: Plan) -> Record:
         collected=np.zeros((scrapes, ranks)),
         histogram=np.zeros((scrapes, len(BUCKETS) + 1)),
         checkpoint=np.full(scrapes, -600.0),
+        checkpoints=np.ones(scrapes),
         clock=np.ones(scrapes),
     )
 
@@ -136,6 +139,7 @@ def _show(plan: Plan, record: Record, totals: _Totals, block: Block) -> None:
     record.started[scrapes] = block.began
     for ended in block.checkpoints:
         record.checkpoint[record.times >= ended] = ended
+        record.checkpoints[record.times >= ended] += 1
     totals.seconds += block.durations.sum(axis=0)
     _collect(record, totals, scrapes, steps, block.collected)
     _count(record, totals, scrapes, steps, block.durations[:, :, 0].sum(axis=1))

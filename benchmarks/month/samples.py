@@ -102,6 +102,7 @@ class Stretch:
             name = f'rankscope_rank_phase_since_timestamp_seconds{{phase="{PHASES[phase]}"}}'
             yield name, np.where(is_in, since, ABSENT)
         yield "rankscope_rank_checkpoint_last_timestamp_seconds", record.checkpoint[part] - self._begin + skewed
+        yield "rankscope_rank_checkpoints_total", record.checkpoints[part]
         yield from self._phases(rank)
         yield from self._aligned(rank)
         yield from self._beside(rank)

@@ -66,6 +66,7 @@ HEALTHY_RANK: Figures = {
     "rankscope_rank_start_timestamp_seconds": 0.0,
     "rankscope_rank_last_progress_timestamp_seconds": 1.0,
     "rankscope_rank_checkpoint_last_timestamp_seconds": 1.0,
+    "rankscope_rank_checkpoints_total": 0.5,
     "rankscope_rank_steps_total": STEPS,
     'rankscope_rank_cpu_seconds_total{who="workers"}': 0.6,
     "rankscope_rank_workers_run_queue_seconds_total": 0.02,
