@@ -24,13 +24,12 @@ from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.month import engine, quiet, report
 from benchmarks.month import plan as plans
-from benchmarks.month import quiet, report
 from benchmarks.month.engine import Firing, fire
 from benchmarks.month.plan import DOSES, HANG, Plan
-from benchmarks.month.record import SCRAPE, simulate
+from benchmarks.month.record import simulate
 from benchmarks.month.samples import Stretch
-from deploy.prometheus import render
 from deploy.prometheus.shipped import HERE
 from examples.demo import servers
 
@@ -39,9 +38,6 @@ TOGETHER = 8  # tasks that a process takes at a time
 RANKS_TOGETHER = 128  # in one Prometheus
 WHOLE = 50  # of so many days one is judged whole, too
 SHIPPED = HERE / "rules/15s.yml"
-# promtool evaluates at the very moment of a scrape, and its 2.42 counts the samples at both ends of a range: one more
-# than any Prometheus sees. So ranges of what is scraped are a second shorter.
-RANGES = {"window": "44s", "long_window": "74s", "device_window": "299s"}
 BEFORE_THE_TIERS = "deploy/prometheus/rules/production/rankscope.yml"
 
 Line = dict[str, Any]
@@ -123,12 +119,9 @@ def _line(task: Task, stretches: list[Stretch], firings: list[Firing]) -> Line:
 
 def _rules(revision: str | None, directory: Path) -> Path:
     """The shipped ones, or those of another revision as they were then."""
-    path = directory / "rules.yml"
     if revision is None:
-        ranges = directory / "ranges.yml"
-        ranges.write_text(json.dumps(RANGES))
-        path.write_text(render.group(render.Speed("15s", int(SCRAPE)), own=ranges))
-        return path
+        return engine.rules(directory)
+    path = directory / "rules.yml"
     for name in (BEFORE_THE_TIERS, SHIPPED.relative_to(HERE.parents[1])):
         command = [servers.program("git"), "show", f"{revision}:{name}"]
         done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.month.engine import Firing, fire
+from benchmarks.month.engine import Firing, fire, rules
 from benchmarks.month.plan import HANG, Happening, Plan, faulty, healthy
 from benchmarks.month.record import SCRAPE, simulate
 from benchmarks.month.samples import Stretch
-from tests.rules.promtool import RULES
 
 HALF_AN_HOUR = 1800.0
+BEFORE = 320  # scrapes: what is usual is known from an hour
 FAULT = {"onset": HALF_AN_HOUR, "heals": 2 * HALF_AN_HOUR, "culprit": 3}
 
 
@@ -73,6 +73,11 @@ EXPECTED: dict[str, tuple[Plan, list[str]]] = {
         a_run("n", 16, skewed=np.array([0.0, 300.0]), fault=HANG, **{**FAULT, "heals": HALF_AN_HOUR + 280}),
         ["RankscopeRankStuck 3"],
     ),
+    "a checkpoint of minutes, which is seldom": (a_run("p", happenings=checkpoint(None, 300)), []),
+    "checkpoints of minutes, one after the other": (
+        a_run("q", happenings=tuple(Happening("checkpoint", 600.0 * n, 60) for n in range(1, 8))),
+        ["RankscopeCheckpointSlow"],
+    ),
     "ranks in turn on two nodes": (a_run("l", 16, **IN_TURN, dose=1.5), ["RankscopeRotatingStraggler"]),
 }
 
@@ -81,18 +86,27 @@ EXPECTED: dict[str, tuple[Plan, list[str]]] = {
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Firing]]:
     """All of them as runs of one Prometheus; by the case's name."""
     by_name = {case: Stretch(plan, simulate(plan), 0, 320) for case, (plan, _) in EXPECTED.items()}
-    fired = fire(list(by_name.values()), RULES / "15s.yml", tmp_path_factory.mktemp("simulated"))
+    directory = tmp_path_factory.mktemp("simulated")
+    fired = fire(list(by_name.values()), rules(directory), directory)
     return {case: fired[stretch] for case, stretch in by_name.items()}
 
 
-def test_garbage_collections_in_the_few_steps_that_are_measured_are_no_ranks_in_turn(tmp_path: Path) -> None:
-    """Three days of which too many of the long steps were measured, by chance, for a while."""
-    chance = {660: 4320, 661: 3698, 666: 4814}  # the scrape in which it was told
+TOLD_IN_VAIN = {
+    "garbage collections in too many of the steps that were measured, by chance": {660: 4320, 661: 3698, 666: 4814},
+    "the same of one rank": {140: 587, 176: 416},
+    "longer sequences, and a network that takes as much longer": {37: 31, 162: 2108, 151: 4733},
+}
+"""Days by number, and the scrape in which earlier rules told something."""
+
+
+@pytest.mark.parametrize("why", TOLD_IN_VAIN)
+def test_what_was_told_in_vain_is_not_told(why: str, tmp_path: Path) -> None:
     found = []
-    for number, scrape in chance.items():
+    for number, scrape in TOLD_IN_VAIN[why].items():
         day = healthy(number)
-        found.append(Stretch(day, simulate(replace(day, seconds=SCRAPE * (scrape + 5))), scrape - 80, scrape + 5))
-    assert [firing for told in fire(found, RULES / "15s.yml", tmp_path).values() for firing in told] == []
+        begin = max(0, scrape - BEFORE)
+        found.append(Stretch(day, simulate(replace(day, seconds=SCRAPE * (scrape + 5))), begin, scrape + 5))
+    assert [firing for told in fire(found, rules(tmp_path), tmp_path).values() for firing in told] == []
 
 
 @pytest.mark.parametrize("case", EXPECTED)
