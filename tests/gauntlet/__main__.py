@@ -27,7 +27,7 @@ from tests.gauntlet.case import LOUD
 from tests.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
 from tests.gauntlet.ledger import Ledger
 from tests.gauntlet.recorder import is_right, record
-from tests.gauntlet.report import HEADS, summary, table
+from tests.gauntlet.report import HEADS, runbooks, summary, table
 from tests.gauntlet.runner import Runner
 from tests.gauntlet.schedule import Run, schedule
 from tests.gauntlet.training import JobError
@@ -111,13 +111,14 @@ def _record_all(runs: Sequence[Run], device: str) -> None:
 def write_reports(ledger: Ledger, device: str) -> None:
     """The figures and the table, beside the ledger."""
     ledger.path.with_suffix(".json").write_text(json.dumps(summary(ledger.lines), indent=2) + "\n")
-    ledger.path.with_suffix(".md").write_text(HEADS[device] + table(ledger.lines))
+    ledger.path.with_suffix(".md").write_text(HEADS[device] + table(ledger.lines) + runbooks(ledger.lines))
 
 
 def _result(line: dict[str, object]) -> str:
     told = [f"{v['labels']['alertname']} {v['seconds']} s" if v["fired"] else "NOT TOLD" for v in line["verdicts"]]  # type: ignore[attr-defined]  # JSON
     wrong = [word for word in ("place", "cause") for v in line["verdicts"] if v["fired"] and not v[f"{word}_right"]]  # type: ignore[attr-defined]  # JSON
     strange = [labels["alertname"] for labels in line["false_alarms"]]  # type: ignore[attr-defined]  # JSON
+    wrong += [f"answer {one['query']} of {one['alert']}'s runbook" for one in line["runbook"] if not one["right"]]  # type: ignore[attr-defined]  # JSON
     parts = [*told, *(f"WRONG {word}" for word in wrong), *(f"FALSE {name}" for name in strange)]
     return ", ".join(parts) or "silence"
 

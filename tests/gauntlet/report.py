@@ -32,6 +32,15 @@ the first notification.
 
 """,
 }
+RUNBOOKS = """
+## Runbooks
+
+Every query of an alert's runbook, asked while its fault lasted. It is right if it returns something (or may return
+nothing, as the page says), and names the place of the fault first if it is sorted.
+
+| alert | query | asked | right |
+| --- | --- | --- | --- |
+"""
 NAMES = ("case", "what", "dose", "runs")
 VERDICTS = ("notified", "place", "cause", "resolved", "seconds")
 COLUMNS = (*NAMES, *VERDICTS, "false alarms", "simulated")
@@ -99,6 +108,16 @@ def table(lines: Sequence[Line]) -> str:
     rows = [COLUMNS, ("---",) * len(COLUMNS)]
     rows += [_row(name, dose, of_both) for (name, dose), of_both in sorted(_by(lines, "case", "dose").items())]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+
+def runbooks(lines: Sequence[Line]) -> str:
+    """The same for the queries of the runbooks, if any were asked. Not of pairs: each fault hides the other."""
+    asked = [one for line in lines if line["kind"] == "fault" for one in line.get("runbook", ())]
+    rows = [
+        f"| {alert} | {number} | {len(ones)} | {sum(one['right'] for one in ones)} |\n"
+        for (alert, number), ones in sorted(_by(asked, "alert", "query").items())
+    ]
+    return RUNBOOKS + "".join(rows) if rows else ""
 
 
 def _row(name: str, dose: float, lines: Sequence[Line]) -> tuple[str, ...]:

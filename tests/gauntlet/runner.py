@@ -9,6 +9,7 @@ from typing import Any
 from examples.demo.stack import wait_for
 from examples.demo.webhook import Notification
 from tests.gauntlet.arena import RUN, LoneArena
+from tests.gauntlet.runbooks import ask
 from tests.gauntlet.schedule import Run
 from tests.gauntlet.score import Verdict, false_alarms, judge
 from tests.gauntlet.training import JobError
@@ -50,6 +51,7 @@ class Runner:
         onset = self._arena.onset
         verdicts = self._listen(run, onset, first)
         explained = self._explained()
+        runbook = self._runbook(run, verdicts)
         step = self._arena.step_seconds()
         ended = time.time()
         healed = self._arena.heal()
@@ -62,6 +64,7 @@ class Runner:
             "ended": round(ended, 3),
             "verdicts": [verdict.line() for verdict in verdicts],
             "explained": explained,
+            "runbook": runbook,
             "resolved": resolved is not None,
             "resolved_seconds": resolved,
             "false_alarms": false_alarms(run.cases, self._since(first)),
@@ -79,6 +82,15 @@ class Runner:
             return {"error": str(error)}
         told = as_object(found, time.time())
         return {name: told[name] for name in ("alert", "rank", "host", "gpu", "cause", "share")}
+
+    def _runbook(self, run: Run, verdicts: list[Verdict]) -> list[dict[str, Any]]:
+        """What the runbooks' queries return now, of what was told."""
+        told = [
+            (verdict.labels["alertname"], case.place(target))
+            for (case, target), verdict in zip(run.cases, verdicts, strict=False)
+            if verdict.labels
+        ]
+        return ask(self._arena.stack.prometheus.url, RUN, told)
 
     def _listen(self, run: Run, onset: float, first: int) -> list[Verdict]:
         """Until all has been told that should be, and a little longer; for a decoy as long as it takes."""

@@ -12,6 +12,7 @@ import pytest
 import yaml
 from benchmarks.simulated_ranks import gpu_series, rank_series
 from deploy.prometheus import fast
+from tests.gauntlet.runbooks import queries
 from tests.rules.diagnosis_cases import CASES, DEVICE_FAULTS, FAULTS, ONLY_BY_THE_DEVICE
 from tests.rules.promtool import HEALTHY_GPU, HEALTHY_RANK, HOST_WAITS
 
@@ -89,11 +90,10 @@ def test_no_runbook_is_left_from_an_alert_that_is_gone() -> None:
 def test_every_query_in_a_runbook_names_only_series_that_exist() -> None:
     known = {rule["record"] for rule in rules("15s") if "record" in rule}
     known |= set(re.findall(r"`(rankscope_\w+)`", (ROOT / "docs/metrics.md").read_text()))
-    for page in RUNBOOKS.glob("Rankscope*.md"):
-        blocks = "\n".join(re.findall(r"```promql\n(.*?)```", page.read_text(), re.DOTALL))
-        assert blocks, f"{page.name} has no query"
+    for alert in ALERTS:
+        blocks = "\n".join(query.text for query in queries(alert))
         named = set(re.findall(r"(?:\w+:)?rankscope_\w+(?::\w+)?", blocks))
-        assert named <= known, f"{page.name}: {named - known}"
+        assert named <= known, f"{alert}: {named - known}"
 
 
 BASE_LABELS = {"rank": {"run", "rank"}, "gpu": {"gpu", "uuid"}, "exporter": set()}

@@ -1,0 +1,83 @@
+"""The queries of the runbooks, as the gauntlet asks them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from urllib.parse import parse_qs, urlsplit
+
+import promql_parser
+import pytest
+from tests.gauntlet.runbooks import RUNBOOKS, ask, queries
+
+ALERTS = sorted(path.stem for path in RUNBOOKS.glob("Rankscope*.md"))
+LAGGING = "RankscopeRankLagging"
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_every_block_is_one_query_that_prometheus_understands(alert: str) -> None:
+    assert queries(alert)
+    for query in queries(alert):
+        promql_parser.parse(query.text)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_what_is_about_a_run_asks_for_that_run(alert: str) -> None:
+    about = [query.text for query in queries(alert) if "rankscope_rank_" in query.text or "run:" in query.text]
+    everywhere = {"RankscopeExporterDown", "RankscopeGpuAllocatedIdle"}  # alerts that name no run
+    assert alert in everywhere or all('{run="RUN"' in text for text in about)
+
+
+@pytest.fixture
+def answers() -> Iterator[tuple[str, list[object]]]:
+    """A Prometheus that answers each query with these samples, and its address."""
+    samples: list[object] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = parse_qs(urlsplit(self.path).query)["query"][0]
+            assert '"RUN"' not in asked
+            body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": samples}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", samples
+    server.shutdown()
+    server.server_close()
+
+
+def rank(number: str) -> object:
+    return {"metric": {"rank": number}, "value": [0, "1"]}
+
+
+@pytest.mark.parametrize(
+    ("found", "is_right"), [([], False), ([rank("3"), rank("1")], True), ([rank("1"), rank("3")], False)]
+)
+def test_a_sorted_query_is_right_if_its_first_line_is_the_place_of_the_fault(
+    answers: tuple[str, list[object]], found: list[object], is_right: bool
+) -> None:
+    url, samples = answers
+    samples[:] = found
+    (line,) = ask(url, "train", [(LAGGING, {"rank": "3"})])
+    assert (line["alert"], line["query"], line["right"]) == (LAGGING, 1, is_right)
+
+
+def test_a_query_that_not_every_run_has_may_return_nothing(answers: tuple[str, list[object]]) -> None:
+    alert = "RankscopeTransferBound"
+    lines = ask(answers[0], "train", [(alert, {})])
+    assert [line["right"] for line in lines] == [query.may_be_empty for query in queries(alert)] == [False, True]
+
+
+def test_a_prometheus_that_does_not_answer_is_no_right_answer() -> None:
+    (line,) = ask("http://127.0.0.1:9", "train", [(LAGGING, {"rank": "3"})])
+    assert not line["right"]
+    assert line["said"]
