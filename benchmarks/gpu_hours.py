@@ -4,8 +4,9 @@
 
 Ranks whose losses are known, half of their time, are scraped by one Prometheus for each interval, with the rules that
 render.py makes for it and a price. In the middle it is killed, and started again after a while. What the rules have
-added up is then compared with what was lost, but for the pause, which is missing: it lasts until the sum grows again,
-for which Prometheus needs two scrapes. How much longer that was than it was away is `until it adds up again`.
+added up is then compared with what was lost, but for the pause, which is missing: all evaluations around it in which
+the sum did not grow, as Prometheus needs two scrapes for a rate. How much longer that was than it was away is
+`longer than away`. The sum must not begin anew.
 """
 
 from __future__ import annotations
@@ -104,10 +105,9 @@ def measure(interval: int, seconds: float, port: int) -> dict[str, float]:
             hours, money = (samples(prometheus, query, began, interval) for query in (HOURS, MONEY))
         finally:
             prometheus.stop()
-    last = max(when for when, _ in hours if when < killed)
-    again = next(when for (_, before), (when, after) in pairwise(hours) if when > killed and after != before)
-    pause = again - last - interval
-    evaluated = hours[-1][0] - hours[0][0] - pause
+    grew = sum(after > before for (_, before), (_, after) in pairwise(hours))
+    pause = hours[-1][0] - hours[0][0] - grew * interval
+    evaluated = grew * interval
     truth = LOST * evaluated / 3600
     return {
         "interval": interval,
@@ -135,13 +135,13 @@ def _at(prometheus: servers.Prometheus, query: str, when: float) -> float:
 
 
 def increase(found: Sequence[Sample]) -> float:
-    """Of a sum that may begin anew."""
-    return sum(after - before if after >= before else after for (_, before), (_, after) in pairwise(found))
+    """Of the whole."""
+    return found[-1][1] - found[0][1]
 
 
 def page(results: list[dict[str, float]]) -> str:
     """The report for people."""
-    about = ["evaluations each", "evaluated", "Prometheus away", "until it adds up again"]
+    about = ["evaluations each", "evaluated", "Prometheus away", "longer than away"]
     heads = [*about, "lost GPU-hours", "by the rules", "off", "money off"]
     rows = [
         [
