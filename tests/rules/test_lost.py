@@ -20,6 +20,8 @@ KINDS = (
     Case("throttled", Fault(gpus=everywhere({THROTTLED: 1.0, CLOCK: 0.99e9}))),
     Case("healthy", Fault()),
 )
+AWAY = 20
+"""Scrapes that are missing: long enough that nothing of the run is in any window, and shorter than it is forgotten."""
 END = f"{(FAST.quiet + FAST.faulty - 1) * FAST.interval}s"
 
 
@@ -60,6 +62,22 @@ def test_lost_gpu_hours_add_up_while_the_run_is_there(tmp_path: Path) -> None:
         ask(f"3600 * ({last})", still=60, ended=21.3, throttled=34.2, healthy=8.4),
         ask("run:rankscope_lost_money:total"),
     )
+
+
+def test_lost_gpu_hours_go_on_after_a_time_without_scrapes(tmp_path: Path) -> None:
+    test = promtool.all_of(KINDS, FAST)
+    for line in test["input_series"]:
+        before, _, after = line["values"].partition(" ")
+        line["values"] = f"{before} stale _x{AWAY} {after}"
+    del test["alert_rule_test"]
+    test["promql_expr_test"] = [
+        {**ask(expression, **{case.run: value for case in KINDS}), "eval_time": f"{AWAY + FAST.quiet + FAST.faulty}s"}
+        for expression, value in (
+            (f"resets(run:rankscope_lost_gpu_hours:total[{AWAY + FAST.faulty + FAST.quiet}s])", 0.0),
+            ("sum by (run) (run:rankscope_lost_gpu_hours:total) > bool 0", 1.0),
+        )
+    ]
+    assert not promtool.complaint(test, FAST, tmp_path / "test.yml")
 
 
 def test_money_is_told_when_a_price_is_set() -> None:
