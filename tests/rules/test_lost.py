@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ KINDS = (
 )
 AWAY = 20
 """Scrapes that are missing: long enough that nothing of the run is in any window, and shorter than it is forgotten."""
+RUNS = [case.run for case in KINDS]
 END = f"{(FAST.quiet + FAST.faulty - 1) * FAST.interval}s"
 
 
@@ -65,19 +68,38 @@ def test_lost_gpu_hours_add_up_while_the_run_is_there(tmp_path: Path) -> None:
 
 
 def test_lost_gpu_hours_go_on_after_a_time_without_scrapes(tmp_path: Path) -> None:
-    test = promtool.all_of(KINDS, FAST)
-    for line in test["input_series"]:
-        before, _, after = line["values"].partition(" ")
-        line["values"] = f"{before} stale _x{AWAY} {after}"
-    del test["alert_rule_test"]
-    test["promql_expr_test"] = [
-        {**ask(expression, **{case.run: value for case in KINDS}), "eval_time": f"{AWAY + FAST.quiet + FAST.faulty}s"}
-        for expression, value in (
-            (f"resets(run:rankscope_lost_gpu_hours:total[{AWAY + FAST.faulty + FAST.quiet}s])", 0.0),
-            ("sum by (run) (run:rankscope_lost_gpu_hours:total) > bool 0", 1.0),
-        )
-    ]
-    assert not promtool.complaint(test, FAST, tmp_path / "test.yml")
+    speed = replace(FAST, faulty=2 * AWAY + FAST.faulty)
+    total = "run:rankscope_lost_gpu_hours:total"
+    test = {
+        "interval": f"{speed.interval}s",
+        "input_series": [unseen(line, speed.quiet) for case in KINDS for line in promtool.series(case, speed)],
+        "promql_expr_test": [
+            ask(f"resets(sum by (run) ({total})[{speed.faulty}s:{speed.interval}s])", **dict.fromkeys(RUNS, 0.0)),
+            ask(
+                f"sum by (run) ({total}) > bool sum by (run) ({total} offset {speed.faulty}s)",
+                **dict.fromkeys(RUNS, 1.0),
+            ),
+        ],
+    }
+    for question in test["promql_expr_test"]:
+        question["eval_time"] = f"{speed.quiet + speed.faulty - 1}s"
+    assert not promtool.complaint(test, speed, tmp_path / "test.yml")
+
+
+def unseen(line: dict[str, str], first: int) -> dict[str, str]:
+    """A series that nobody scrapes for a while from the sample `first` on, and that goes on meanwhile."""
+    samples = [sample for part in line["values"].split() for sample in expanded(part)]
+    samples[first : first + AWAY] = ["stale", *["_"] * (AWAY - 1)]
+    return {**line, "values": " ".join(samples)}
+
+
+def expanded(part: str) -> list[str]:
+    """promtool's `1+2x3`, `1x3` or `_x3`, a value a sample."""
+    head, _, times = part.rpartition("x")
+    if head == "_":
+        return ["_"] * int(times)
+    start, _, slope = re.sub(r"(?<!e)\+", " ", head).partition(" ")
+    return [f"{float(start) + float(slope or 0) * sample:.9g}" for sample in range(int(times) + 1)]
 
 
 def test_money_is_told_when_a_price_is_set() -> None:
