@@ -383,6 +383,17 @@ def test_a_graph_capture_gets_no_event_and_is_asked_nothing(timeline: Timeline, 
 
 
 @pytest.mark.usefixtures("clock")
+def test_a_step_within_which_a_scaler_skipped_others_is_not_measured(timeline: Timeline, gpu: Gpu) -> None:
+    train(timeline, gpu)
+    phase(timeline, gpu, record.FORWARD, 100)
+    timeline.writer.slots[PLACES["amp_skipped_steps"]] += 1
+    train(timeline, gpu, 2)  # the first of them ends the step that is too long
+    gpu.synchronize()
+    timeline.step()
+    assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})
+
+
+@pytest.mark.usefixtures("clock")
 def test_what_is_issued_in_another_stream_is_no_time_of_the_main_one(timeline: Timeline, gpu: Gpu) -> None:
     first, second = gpu.stream, Stream("cuda:0")
     phase(timeline, gpu, record.FORWARD, 2)

@@ -7,7 +7,8 @@ the same ones on every rank (sampling.py). They are charged when the device has 
 the seconds are right however few steps that is.
 
 Nothing here waits for the device: an event is asked whether it is done (`query`), and two that are give the time
-between them. A step of which a part cannot be known (a graph capture, no event left) is not charged at all.
+between them. A step of which a part cannot be known (a graph capture, no event left), or within which a gradient scaler
+has skipped others, is not charged at all.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from rankscope.streams import TELLING, Streams
 from rankscope.timeline import STEPS, Timeline
 
 DEVICE_STEPS = PLACES["device_steps"]
+SKIPPED = PLACES["amp_skipped_steps"]
 DEVICE_SECONDS = PLACES["device_seconds"]
 DRY_SECONDS = PLACES["device_dry_seconds"]
 
@@ -97,6 +99,7 @@ class Device(Protocol):
 class MeasuredStep:
     """A step between its first mark and the moment in which the device has passed its last."""
 
+    skipped_before: float = 0.0  # optimizer steps that a gradient scaler had skipped when it began
     is_whole: bool = True  # nothing of it is missing
     number: int = 0
     end: float = 0.0
@@ -189,7 +192,7 @@ class DeviceClock:
         if ended is not None and stream != self.streams.main:
             self._put(phase, now, None, ended)
         self.streams.begin_step(stream)
-        step = MeasuredStep()
+        step = MeasuredStep(self._timeline.writer.slots[SKIPPED])
         self._put(phase, now, step, ended)
         if not step.is_whole:
             self._next = next_sampled(number + 2, self._level)
@@ -202,6 +205,8 @@ class DeviceClock:
     def _end(self, step: MeasuredStep, number: int, now: float) -> None:
         slots = self._timeline.writer.slots
         step.number, step.end, step.sequence = number, now, slots[GROUP_COLLECTIVES]
+        if slots[SKIPPED] > step.skipped_before:
+            step.is_whole = False  # as long as several: while a scaler's scale collapses, as long as minutes
         before, ended = self._last
         self._last = number, now
         gap = min(self._count * SECONDS_PER_MARK, LONGEST_GAP)
