@@ -32,7 +32,7 @@ FAILED = 30.0  # seconds of failed scrapes
 _LIMITS = yaml.safe_load((HERE / "thresholds.yml").read_text())
 TIERS = [(row["limit"]["value"], row["span"]["evaluations"], row["dips"]["value"]) for row in _LIMITS["tiers"]["rows"]]
 STEPS = _LIMITS["told_steps"]["value"]
-CHECKPOINTS, CHECKPOINTS_TOLD = (_LIMITS[name]["value"] for name in ("checkpoint_limit", "checkpoints_told"))
+CHECKPOINTS = _LIMITS["checkpoint_limit"]["value"]
 ALLOWED = {name: _LIMITS[f"{name}_allowance"]["value"] for name in ("network", "straggler", "loss")}
 
 
@@ -87,8 +87,8 @@ def _writes_for_long(plan: Plan, record: Record) -> Array:
     found = np.zeros(len(share), bool)
     for scrape in range(BASELINE, len(share)):
         hour = slice(scrape - BASELINE, scrape)
-        told = record.checkpoints[scrape] - record.checkpoints[scrape - BASELINE] >= CHECKPOINTS_TOLD
-        if told and share[hour].mean() > MARGIN * CHECKPOINTS:
+        written = record.checkpoints[scrape] - record.checkpoints[scrape - BASELINE]
+        if written > 1 and share[hour].mean() * (1 - 1 / written) > MARGIN * CHECKPOINTS:
             found[hour] = True
     return found
 

@@ -140,11 +140,9 @@ class Stretch:
             clock = f'clock="{self.plan.clock}"'
             yield f"rankscope_rank_reference_step{{{clock}}}", record.reference[part]
             for phase, name in enumerate(PHASES):
-                if phase not in PLANNED:
-                    yield (
-                        f'rankscope_rank_reference_step_seconds{{{clock},phase="{name}"}}',
-                        record.reference_seconds[part, phase, rank],
-                    )
+                seconds = record.reference_seconds[part, phase, rank]
+                if phase not in PLANNED or seconds.any():
+                    yield f'rankscope_rank_reference_step_seconds{{{clock},phase="{name}"}}', seconds
 
     def _beside(self, rank: int) -> Iterator[tuple[str, Array]]:
         """What explains where time goes."""

@@ -21,6 +21,7 @@ HYSTERESIS = {
     "run:rankscope_loss:severe",
     "run:rankscope_rotating:ratio",
     "run:rankscope_rotating:cause",
+    "run:rankscope_transfer:cause",
     "rank:rankscope_culprit:phase",
     "run:rankscope_lost_gpu_hours:total",
 }

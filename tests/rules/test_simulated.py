@@ -95,6 +95,8 @@ TOLD_IN_VAIN = {
     "garbage collections in too many of the steps that were measured, by chance": {660: 4320, 661: 3698, 666: 4814},
     "the same of one rank": {140: 587, 176: 416},
     "longer sequences, and a network that takes as much longer": {37: 31, 162: 2108, 151: 4733},
+    "an exporter that does not answer while its ranks wait, or were waited for before": {654: 3505, 730: 4721},
+    "three checkpoints in an hour, and two intervals": {173: 4600},
 }
 """Days by number, and the scrape in which earlier rules told something."""
 
