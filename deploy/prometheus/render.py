@@ -19,7 +19,7 @@ What is rendered is committed, so that Prometheus needs nothing but it. In a sou
 `<<cause_advice>>` are what causes.yml has on each cause of the alert. What stands between the lines
 `# <<for each tier>>` and `# <<end>>` is there once for each row of `tiers`, whose fields are `<<tier_limit>>` and so
 on. `<<first_tier_span>>` is that of the first row. Kept labels are added wherever series are joined, aggregated or
-asked for: no source names them.
+asked for, and `owner` wherever that is by `run`, since two users may name their runs alike: no source names them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,10 @@ LABEL = re.compile(r"[a-zA-Z_]\w*")
 LABELS_OF_A_JOIN = re.compile(r"\b(by|on) \((\w+(?:, \w+)*)\)")
 QUERY = re.compile(r"printf `([^`]*)`((?: \$labels\.\w+)+) \| query")
 MATCHERS = re.compile(r"\{[^{}]*%q[^{}]*\}")
+MATCHED = re.compile(r"(\w+)=%q")
 KEPT = ("cluster",)
+OWNED = {"run": "owner"}
+"""What belongs to a label: a run is one of its owner's, as the kernel tells (decision 24)."""
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*)"')
 FIRST_TIER = "first_tier_"
 EACH_TIER, END = "# <<for each tier>>", "# <<end>>"
@@ -259,25 +262,32 @@ def _render_line(line: str, values: Values, alert: str, where: str) -> str:
 
 
 def _keep(line: str, kept: Sequence[str]) -> str:
-    """With these labels in every join and aggregation, and in the queries of an alert's text by those of the alert."""
+    """With these labels and owners in every join and aggregation, and in the queries of an alert's text by its own."""
 
     def in_join(match: re.Match[str]) -> str:
         labels = match[2].split(", ")
-        return f"{match[1]} ({', '.join([*labels, *(label for label in kept if label not in labels)])})"
+        added = (*_owners(labels), *kept)
+        return f"{match[1]} ({', '.join([*labels, *(label for label in added if label not in labels)])})"
 
     def in_query(match: re.Match[str]) -> str:
         arguments = iter(match[2].split())
         filled: list[str] = []
 
         def in_matchers(matchers: re.Match[str]) -> str:
-            filled.extend(next(arguments) for _ in range(matchers[0].count("%q")))
-            filled.extend(f"$labels.{label}" for label in kept)
-            return matchers[0][:-1] + "".join(f",{label}=%q" for label in kept) + "}"
+            labels = MATCHED.findall(matchers[0])
+            added = (*_owners(labels), *kept)
+            filled.extend(next(arguments) for _ in labels)
+            filled.extend(f"$labels.{label}" for label in added)
+            return matchers[0][:-1] + "".join(f",{label}=%q" for label in added) + "}"
 
         query = MATCHERS.sub(in_matchers, match[1])
         return f"printf `{query}` {' '.join([*filled, *arguments])} | query"
 
     return QUERY.sub(in_query, LABELS_OF_A_JOIN.sub(in_join, line))
+
+
+def _owners(labels: Sequence[str]) -> list[str]:
+    return [OWNED[label] for label in labels if label in OWNED]
 
 
 def sources(root: Path = HERE) -> list[Path]:

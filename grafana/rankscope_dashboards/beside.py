@@ -37,7 +37,7 @@ CHECKPOINTS = Row(
             "Since the last checkpoint",
             "What would be lost if the run died now: the age of the newest checkpoint of any chosen rank.",
             "s",
-            Query(f"min({SINCE_CHECKPOINT} and on (run) run:rankscope_stall:seconds)"),
+            Query(f"min({SINCE_CHECKPOINT} and on (run, owner) run:rankscope_stall:seconds)"),
             width=4,
         ),
         table_of(

@@ -26,7 +26,9 @@ RANK = "{{run}} rank {{rank}}"
 
 def line_by_rank(title: str, description: str, unit: str, vector: str) -> Panel:
     """A line for each rank of this node, four panels side by side."""
-    return lines(title, description, unit, Query(f"max by (run, rank) ({vector})", RANK), width=6, none="no rank here")
+    return lines(
+        title, description, unit, Query(f"max by (run, owner, rank) ({vector})", RANK), width=6, none="no rank here"
+    )
 
 
 HOLDERS = Row(
@@ -82,16 +84,17 @@ RANKS = Row(
             "Ranks",
             "The ranks whose records lie on this node. The dashboard *Run* has more of each.",
             [
-                Query(f"max by (run, rank) (rankscope_rank_up{{{HERE}}})"),
-                Query(f"max by (run, rank, pid) (rankscope_rank_info{{{HERE}}})"),
+                Query(f"max by (run, owner, rank) (rankscope_rank_up{{{HERE}}})"),
+                Query(f"max by (run, owner, rank, pid) (rankscope_rank_info{{{HERE}}})"),
                 Query(
-                    f"max by (run, rank, gpu) (rankscope_rank_info{{{HERE}}}"
+                    f"max by (run, owner, rank, gpu) (rankscope_rank_info{{{HERE}}}"
                     f" * on (uuid) group_left (gpu) rankscope_gpu_info{{{HERE}}})"
                 ),
-                Query(f"max by (run, rank) (rankscope_rank_steps_total{{{HERE}}})"),
+                Query(f"max by (run, owner, rank) (rankscope_rank_steps_total{{{HERE}}})"),
             ],
             [
                 Column("run", "Run"),
+                Column("owner", "Owner"),
                 Column("rank", "Rank"),
                 Column("A", "Alive", names={1: ("yes", WELL), 0: ("no", NEUTRAL)}),
                 Column("pid", "PID"),

@@ -45,8 +45,10 @@ class PanelQuery(NamedTuple):
     needs_cuda: bool
 
 
-def panel_queries(*, run: str, instance: str, interval: str = "1m", compare: str = NO_RUN) -> Iterator[PanelQuery]:
-    """Every query of both dashboards, for all ranks of `run`, beside `compare`, and for the exporter `instance`.
+def panel_queries(
+    *, run: str, owner: str, instance: str, interval: str = "1m", compare: str = NO_RUN
+) -> Iterator[PanelQuery]:
+    """Every query of both dashboards, for all ranks of `owner`'s `run`, beside `compare`, and for the exporter `instance`.
 
     `interval` stands for Grafana's rate interval (at least four scrape intervals) and for the time range. No moment
     has data for all of them, as some are about live ranks and one about ended ones: ask over the whole life of a run
@@ -58,6 +60,7 @@ def panel_queries(*, run: str, instance: str, interval: str = "1m", compare: str
         "$instance": instance,
         "$rank": ".*",
         "$run": run,
+        "$owner": owner,
         "$compare": compare,
     }
     for name, dashboard in DASHBOARDS.items():

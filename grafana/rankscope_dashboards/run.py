@@ -27,7 +27,7 @@ FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
 # One or several ranks, or all in turn.
 LAGGING = (
     f"rank:rankscope_culprit:ratio{{{RUN_ONLY}}} or on () label_replace("
-    f"run:rankscope_rotating:ratio{{{RUN_ONLY}}} * on (run) group_left (cause) run:rankscope_rotating:cause,"
+    f"run:rankscope_rotating:ratio{{{RUN_ONLY}}} * on (run, owner) group_left (cause) run:rankscope_rotating:cause,"
     ' "rank", "after rank", "", "")'
 )
 WHO = f'label_join(label_replace({LAGGING}, "prefix", "rank", "", ""), "who", " ", "prefix", "rank", "cause")'
@@ -38,8 +38,14 @@ VARIABLES = (
     # The names that we and Slurm make up end in a time or a count: the newest run comes first.
     label_values("run", "rankscope_rank_info", label="Run", description="The training run.", descending=True),
     label_values(
-        "rank",
+        "owner",
         'rankscope_rank_info{run="$run"}',
+        label="Owner",
+        description="The uid of whose run it is: two users may name theirs alike.",
+    ),
+    label_values(
+        "rank",
+        f"rankscope_rank_info{{{RUN_ONLY}}}",
         label="Rank",
         description="Narrows the panels that show ranks one by one.",
         everything=True,

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 
 HERE = 'instance="$instance"'
 GPU = "GPU {{gpu}}"
-RUN_ONLY = 'run="$run"'
-RANKS = 'run="$run",rank=~"$rank"'
+RUN_ONLY = 'run="$run",owner="$owner"'
+RANKS = f'{RUN_ONLY},rank=~"$rank"'
 RANK = "rank {{rank}}"
 COMPARED = 'run="$compare"'
 

@@ -17,14 +17,14 @@ ENDINGS = last_seen(f"rankscope_rank_exit_info{{{RUN_ONLY}}}")
 CRASHES = last_seen(f'rankscope_rank_exit_info{{{RUN_ONLY},reason=~"exception|killed"}}')
 # Ranks that do not live and whose last ending was a crash: a run that was started anew may have ended well since.
 CRASHED = (
-    f"(max by (run, rank) ({CRASHES}) == max by (run, rank) ({ENDINGS}))"
-    " unless on (run, rank) rank:rankscope_rank_info:live"
+    f"(max by (run, owner, rank) ({CRASHES}) == max by (run, owner, rank) ({ENDINGS}))"
+    " unless on (run, owner, rank) rank:rankscope_rank_info:live"
 )
 ENDED_FOR = age(f"last_over_time(rankscope_rank_exit_timestamp_seconds{{{RUN_ONLY}}}[$__range])")
 
 # The first that is true, with its colour: the next ones may be true as well.
 STATES = {
-    "crashed": (BAD, f"max({ENDED_FOR} and on (run, rank) {CRASHED})"),
+    "crashed": (BAD, f"max({ENDED_FOR} and on (run, owner, rank) {CRASHED})"),
     "stands still": (BAD, f"max(run:rankscope_stuck:seconds{{{RUN_ONLY}}})"),
     "no progress": (CAUTION, f"max(run:rankscope_pausing:seconds{{{RUN_ONLY}}})"),
     "running": (WELL, f"max(run:rankscope_stall:seconds{{{RUN_ONLY}}})"),

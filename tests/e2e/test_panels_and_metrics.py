@@ -92,7 +92,7 @@ def answer(aftermath: Aftermath, expression: str) -> list[dict[str, Any]]:
 
 def queries(aftermath: Aftermath) -> list[PanelQuery]:
     instance = aftermath.stack.exporters[0].address
-    return list(panel_queries(run=RUN, compare=OTHER_RUN, instance=instance, interval="4s"))
+    return list(panel_queries(run=RUN, owner=str(os.getuid()), compare=OTHER_RUN, instance=instance, interval="4s"))
 
 
 def test_every_panel_of_both_dashboards_has_data(aftermath: Aftermath) -> None:

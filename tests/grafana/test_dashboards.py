@@ -22,7 +22,9 @@ from rankscope_dashboards.queries import DASHBOARDS, NEEDS_CUDA, PanelQuery, pan
 
 ROOT = Path(__file__).parents[2]
 RATE_INTERVAL = "61s"  # a duration that nobody would write by hand
-QUERIES = list(panel_queries(run="a-run", compare="another-run", instance="node:10417", interval=RATE_INTERVAL))
+QUERIES = list(
+    panel_queries(run="a-run", owner="1000", compare="another-run", instance="node:10417", interval=RATE_INTERVAL)
+)
 
 
 def all_panels(model: dict[str, Any]) -> Iterator[dict[str, Any]]:

@@ -129,7 +129,7 @@ def complaint_about(panel: str, expected: Mapping[str, Samples], tmp_path: Path,
 
 
 def query(panel: str, run: str, number: int) -> str:
-    asked = panel_queries(run=run, instance=run, interval=RANGE)
+    asked = panel_queries(run=run, owner="", instance=run, interval=RANGE)
     return [query.expr for query in asked if (query.dashboard, query.panel) == ("run", panel)][number]
 
 

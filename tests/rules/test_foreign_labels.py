@@ -148,29 +148,61 @@ def test_a_rank_is_recorded_once_with_all_of_its_time_and_without_foreign_labels
     assert judged(stretches(relabel, plans), asked, tmp_path) == ""
 
 
-def test_runs_of_one_name_in_two_clusters_are_two_runs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("label", ["cluster", "owner"])
+def test_runs_of_one_name_in_two_clusters_or_of_two_owners_are_two_runs(label: str, tmp_path: Path) -> None:
     healthy, slow = EXPECTED["healthy"][0], EXPECTED["a slow rank"][0]
 
-    def in_cluster(series: str, values: Words) -> Iterator[tuple[str, Words]]:
-        cluster = "b" if "slow" in series else "a"
-        yield with_labels(re.sub("healthy|slow", "llama", series), f'cluster="{cluster}"'), values
+    def labelled(series: str, values: Words) -> Iterator[tuple[str, Words]]:
+        value = "b" if "slow" in series else "a"
+        instance = re.sub('(instance="|GPU-)(healthy|slow)', r"\1" + value, series)
+        named = re.sub("healthy|slow", "llama", instance)
+        yield (with_labels(named, f'{label}="{value}"') if label == "cluster" or "run=" in named else named), values
 
-    labels = 'alertname="RankscopeRankLagging",alertstate="firing",cause="backward",cluster="b",group="0-7"'
-    place = 'node="llama-0-0",rank="3",run="llama-0",severity="warning",uuid="GPU-llama-0-3"'
+    labels = 'alertname="RankscopeRankLagging",alertstate="firing",cause="backward",group="0-7"'
+    place = 'node="llama-0-0",rank="3",run="llama-0",severity="warning",uuid="GPU-b-0-3"'
     asked: list[dict[str, object]] = [
         {"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{HALF_AN_HOUR - 15:g}s", "exp_samples": []},
         {
             "expr": 'ALERTS{alertstate="firing"}',
             "eval_time": f"{HALF_AN_HOUR + 240:g}s",
-            "exp_samples": [{"labels": f"ALERTS{{{labels},{place}}}", "value": 1}],
+            "exp_samples": [{"labels": f'ALERTS{{{labels},{place},{label}="b"}}', "value": 1}],
         },
         {
-            "expr": 'count by (cluster) (rank:rankscope_rank_info:live{run="llama-0"})',
+            "expr": f'count by ({label}) (rank:rankscope_rank_info:live{{run="llama-0"}})',
             "eval_time": f"{HALF_AN_HOUR:g}s",
-            "exp_samples": [{"labels": f'{{cluster="{one}"}}', "value": 8} for one in "ab"],
+            "exp_samples": [{"labels": f'{{{label}="{one}"}}', "value": 8} for one in "ab"],
         },
     ]
-    assert judged(stretches(in_cluster, [healthy, slow]), asked, tmp_path) == ""
+    assert judged(stretches(labelled, [healthy, slow]), asked, tmp_path) == ""
+
+
+def test_a_strangers_dead_record_is_told_as_the_strangers(tmp_path: Path) -> None:
+    """And so by no inhibition silences what is told of the run: Alertmanager compares the owners."""
+
+    class WithAStranger(Relabelled):
+        def lines(self) -> Iterator[Line]:
+            yield from super().lines()
+            place = f'job="rankscope",instance="elsewhere",run="{self.name}",rank="999",owner="1001"'
+            for series, value in {
+                f"rankscope_rank_up{{{place}}}": 0,
+                f'rankscope_rank_info{{{place},group="0-7",node="elsewhere",uuid=""}}': 1,
+                f"rankscope_rank_start_timestamp_seconds{{{place}}}": 0,
+                f"rankscope_rank_exit_timestamp_seconds{{{place}}}": 2100,
+                f'rankscope_rank_exit_info{{{place},reason="killed"}}': 1,
+            }.items():
+                yield {"series": series, "values": " ".join(["_"] * 140 + [str(value)] * (SCRAPES - 140))}
+
+    def owned(series: str, values: Words) -> Iterator[tuple[str, Words]]:
+        yield (with_labels(series, 'owner="1000"') if "run=" in series else series), values
+
+    (plan,) = (EXPECTED["a slow rank"][0],)
+    kind = type("Attacked", (WithAStranger,), {"relabel": staticmethod(owned)})
+    run = kind(plan, simulate(plan), 0, SCRAPES)
+    told = {
+        (one["alertname"], one["rank"], one["owner"])
+        for one in map(lambda one: dict(one.labels), fire([run], RULES / "15s.yml", tmp_path)[run])
+    }
+    assert told == {("RankscopeRankLagging", "3", "1000"), ("RankscopeRankCrashed", "999", "1001")}
 
 
 def judged(runs: Sequence[Stretch], asked: Sequence[dict[str, object]], directory: Path) -> str:
