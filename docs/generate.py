@@ -38,8 +38,10 @@ instead of percents, timestamps instead of ages. What a device or a rank does no
 NaN, never a stale value.
 
 A label means one thing everywhere: `gpu` (NVML index on this machine), `uuid` (of a GPU), `gpu_instance` (of MIG; empty
-for a whole GPU, which to Prometheus is absent), `run`, `rank` (global), `group` (the ranks that synchronise with each
-other, e.g. `0-3`), `node` (host name), `direction` (as the GPU sees it), `phase`, `op`, `cause`.
+for a whole GPU, which to Prometheus is absent), `run`, `rank` (global), `owner` (whose run it is: the uid of its
+records' files, so that two users' runs of one name are two runs; empty with `--collector.ranks.owner=none`), `group`
+(the ranks that synchronise with each other, e.g. `0-3`), `node` (host name), `direction` (as the GPU sees it), `phase`,
+`op`, `cause`.
 
 ## GPUs (labels `gpu`, `uuid`)
 
@@ -48,7 +50,7 @@ same. Reading is spread: what changes seldom (errors, modes, links' states) is u
 
 {gpus}
 
-## Ranks (labels `run`, `rank`)
+## Ranks (labels `run`, `rank`, `owner`)
 
 {ranks}
 

@@ -21,6 +21,7 @@ ELSEWHERE = dict.fromkeys(("--port", "--host", "--bind", "--address"), "--web.li
 """What flags of other programs are here."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("logfmt", "json")
+OWNERS = ("uid", "none")
 
 DESCRIPTION = """\
 Prometheus exporter for GPU training: what every GPU of this machine does (NVML), and what every rank that runs
@@ -57,6 +58,8 @@ class Config:
     """Of the kubelet's pod resources API."""
     reference_interval: float
     """Seconds for which a rank's reference step is shown, at least on average."""
+    has_owner: bool
+    """Whether a run's identity is its name and its owner's uid, or its name alone."""
     procfs: Path
     simulate: str | None
     """A number of GPUs or the path of a scenario; None is the real driver."""
@@ -96,6 +99,7 @@ def parse(
         slurm_dir=options.slurm_dir,
         kubelet_socket=options.kubelet_socket,
         reference_interval=options.reference_interval,
+        has_owner=options.ranks_owner == "uid",
         procfs=options.procfs,
         simulate=options.simulate,
         log_level=options.log_level,
@@ -205,6 +209,15 @@ def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.Argu
         metavar="SECONDS",
         help="how long a rank shows its reference step, by which ranks of several nodes are compared, on average: at "
         "least twice the scrape interval, and alike on all nodes (default: %(default)g)",
+    )
+    group.add_argument(
+        "--collector.ranks.owner",
+        dest="ranks_owner",
+        choices=OWNERS,
+        default="uid",
+        help="the label `owner` of ranks: the uid of their records' files, by which two users' runs of one name are "
+        "told apart; `none`, alike on all nodes, where each pod of a run has a user namespace and uids of its own: "
+        "then whoever may write records can write one about any run (default: %(default)s)",
     )
     for name, text in collectors.items():
         group.add_argument(

@@ -16,7 +16,7 @@ from rankscope import __version__
 from rankscope.identity import compact
 from rankscope_exporter.allocation.claims import ClaimsWatcher, Scheduler
 from rankscope_exporter.allocation.pod_resources import KubeletError, PodResources
-from rankscope_exporter.allocation.processes import ProcessTable, UserNames
+from rankscope_exporter.allocation.processes import ProcessTable, UserNames, name_of_user
 from rankscope_exporter.allocation.slurm import SlurmJobs
 from rankscope_exporter.collectors import GPU_SOURCES, allocation
 from rankscope_exporter.collectors.alignment import AlignedSteps
@@ -27,6 +27,7 @@ from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.rank_watcher import RankSource, RankWatcher
 from rankscope_exporter.run_directory import Rank, RunDirectory
 from rankscope_exporter.sampler import Sampler
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 BACKLOG = 128
 RUNS_NAMED = 10  # in a line of the log
+USERS_NAMED_EVERY = 1.0  # seconds: as often as the ranks are read
 GOODBYE = 2  # seconds for requests in flight when the daemon is told to stop
 
 logger = logging.getLogger("rankscope_exporter")
@@ -53,9 +55,11 @@ class StartError(Exception):
 def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     web_config = _web_config(settings)
-    run_directory = RunDirectory(settings.run_dirs)
+    users = UserNames(name_of_user)
+    run_directory = RunDirectory(settings.run_dirs, user_name=users.name, has_owner=settings.has_owner)
     with (
         _listening(settings) as listener,
+        _resolved(users),
         _simulation(settings, run_directory),
         _watched_ranks(settings, run_directory) as ranks,
         _sources(settings, ranks) as enabled,
@@ -166,6 +170,17 @@ def _sources(settings: Config, ranks: RankWatcher) -> Iterator[list[GpuSource[An
 
 
 @contextmanager
+def _resolved(users: UserNames) -> Iterator[None]:
+    """A thread that looks the names of the ranks' owners up: a directory service that hangs holds up no rank."""
+    thread = Periodic("users", USERS_NAMED_EVERY, users.resolve, "the ranks' owners cannot be named")
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.stop()
+
+
+@contextmanager
 def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[RankWatcher]:
     """The thread that reads the ranks, for each collector of ranks that is on."""
     places = ", ".join(f"{one}{'' if one.is_dir() else ' (not there yet)'}" for one in settings.run_dirs)
@@ -184,11 +199,12 @@ def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[Ra
 
 def _names(ranks: Sequence[Rank]) -> str:
     """The living ranks of some runs; how many others there are."""
-    runs: dict[str, list[int]] = {}
+    runs: dict[tuple[str, str], list[int]] = {}
     for rank in ranks:
         if rank.snapshot.alive:
-            runs.setdefault(rank.key[0], []).append(int(rank.key[1]))
-    names = [f"{compact(sorted(numbers))} of run {run}" for run, numbers in [*runs.items()][:RUNS_NAMED]]
+            run, number, owner = rank.key
+            runs.setdefault((run, owner), []).append(int(number))
+    names = [f"{compact(sorted(numbers))} of run {run}" for (run, _), numbers in [*runs.items()][:RUNS_NAMED]]
     more, ended = len(runs) - len(names), len(ranks) - sum(map(len, runs.values()))
     counts = [f"{more} more runs"] * bool(more) + [f"{ended} that have ended"] * bool(ended)
     return ", ".join(names + counts)

@@ -9,7 +9,9 @@ from rankscope_exporter.lines import Values, line_prefix
 from rankscope_exporter.metric import ReadMetric
 from rankscope_exporter.run_directory import Rank
 
-RANK_LABELS = ("run", "rank")
+RANK_LABELS = ("run", "rank", "owner")
+"""`owner` is the uid of the record's file: the one thing about a record that nobody can make up. A number, because
+names differ between nodes and containers. Two users' runs of one name are two runs."""
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -40,7 +40,7 @@ SERIES_LIMIT = 246  # of one rank: every phase, operation and group that a recor
 COMPLAINTS_LIMIT = 10  # log lines in a scan
 NUMBER = re.compile(r"[0-9]{1,10}")
 
-Key = tuple[str, str]
+Key = tuple[str, str, str]
 
 logger = logging.getLogger(__name__)
 
@@ -53,11 +53,15 @@ class Rank:
     exit_unix: float | None
     owner: int
     """User id of the file's owner."""
+    user: str = ""
+    """The owner's name where this machine knows one."""
+    has_owner: bool = True
+    """Whether its owner is part of who it is."""
 
     @property
     def key(self) -> Key:
-        """Run and rank."""
-        return self.snapshot.info["run"], self.snapshot.info["rank"]
+        """Run, rank and owner: the labels of all its series."""
+        return self.snapshot.info["run"], self.snapshot.info["rank"], str(self.owner) if self.has_owner else ""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,8 @@ class RunDirectory:
 
     At most `files_limit` files are read in a scan and `ranks_limit` ranks found, living ones first. A node has some
     eight ranks of a job; the limits bound what users who fill a directory can cost a scrape and Prometheus.
+
+    `user_name` is asked with each scan and must not block. Without `has_owner` a run's identity is its name alone.
     """
 
     def __init__(
@@ -81,13 +87,18 @@ class RunDirectory:
         clock: Callable[[], float] = time.time,
         files_limit: int = FILES_LIMIT,
         ranks_limit: int = RANKS_LIMIT,
+        user_name: Callable[[int], str] = lambda _uid: "",
+        *,
+        has_owner: bool = True,
     ) -> None:
         self._paths = tuple(paths)
         self._clock = clock
         self._files_limit = files_limit
         self._ranks_limit = ranks_limit
+        self._user_name = user_name
+        self._has_owner = has_owner
         self._noticed: dict[Path, float] = {}  # when a record was first seen without its process
-        self._owners: dict[Key, int] = {}  # of the ranks that the last scan found
+        self._shown: dict[Key, Rank] = {}  # by the last scan
         self._complained: set[Path] = set()
         self._checked: dict[Path, object] = {}  # the info whose labels were found to be good
         self._lock = threading.Lock()  # scrapes come from several threads
@@ -104,8 +115,9 @@ class RunDirectory:
             skipped.count["too_many_ranks"] += len(found) - len(ranks)
             self._complain(skipped.errors)
             self._forget_all_but({file.path for file in chosen} | set(self._paths))
-            self._owners = {rank.key: rank.owner for rank in ranks}
-            return Scan(tuple(ranks), +skipped.count)  # without the zeros
+            self._shown = {rank.key: rank for rank in ranks}
+            named = tuple(replace(rank, user=self._user_name(rank.owner)) for rank in ranks)
+            return Scan(named, +skipped.count)  # without the zeros
 
     def _list(self, path: Path, directories: ExitStack, skipped: _Skipped) -> list[RankFile]:
         try:
@@ -121,22 +133,27 @@ class RunDirectory:
         return files
 
     def _newest(self, files: Iterable[RankFile], skipped: _Skipped, with_steps: bool) -> dict[Key, Rank]:
-        """The record that counts of each run and rank.
-
-        Of two that live, the one stays that was there in the last scan: nobody pushes another user's rank out.
-        """
+        """The record that counts of each run, rank and owner."""
         found: dict[Key, Rank] = {}
         for file in files:
             rank = self._read(file, skipped, with_steps)
             if rank and self._is_shown(rank):
                 other = found.get(rank.key)
-                skipped.count["duplicate"] += other is not None and other.owner != rank.owner
+                skipped.count["duplicate"] += other is not None and _are_rivals(rank, other)
                 if other is None or self._precedence(rank) > self._precedence(other):
                     found[rank.key] = rank
         return found
 
-    def _precedence(self, rank: Rank) -> tuple[bool, bool, float]:
-        return rank.snapshot.alive, self._owners.get(rank.key) == rank.owner, rank.snapshot["started_unix"]
+    def _precedence(self, rank: Rank) -> tuple[bool, bool, bool, float]:
+        """Which of two records of one key is shown: of those that live the one that was there in the last scan.
+
+        A run that was started again takes over at once from its ended rank. Owners differ only where they are no part
+        of the key; there nobody's rank takes the place of another user's before that has ended.
+        """
+        alive, before = rank.snapshot.alive, self._shown.get(rank.key)
+        is_known = before is not None and before.snapshot.path == rank.snapshot.path
+        is_same_owner = before is not None and before.owner == rank.owner
+        return alive, is_same_owner, alive and is_known, rank.snapshot["started_unix"]
 
     def _read(self, file: RankFile, skipped: _Skipped, with_steps: bool) -> Rank | None:
         try:
@@ -150,7 +167,7 @@ class RunDirectory:
             skipped.add(error)
             return None
         exit_unix = None if snapshot.alive else snapshot.exit_unix or self._first_noticed(file.path)
-        return Rank(snapshot, exit_unix, file.owner)
+        return Rank(snapshot, exit_unix, file.owner, has_owner=self._has_owner)
 
     def _first_noticed(self, path: Path) -> float:
         return self._noticed.setdefault(path, self._clock())
@@ -169,6 +186,11 @@ class RunDirectory:
         self._complained &= present
         self._noticed = {path: when for path, when in self._noticed.items() if path in present}
         self._checked = {path: info for path, info in self._checked.items() if path in present}
+
+
+def _are_rivals(one: Rank, other: Rank) -> bool:
+    """Whether not to show one of them hides something: of one owner's, an ended one has only been succeeded."""
+    return one.owner != other.owner or (one.snapshot.alive and other.snapshot.alive)
 
 
 class _Skipped:

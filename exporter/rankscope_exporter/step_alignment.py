@@ -113,12 +113,12 @@ class StepAlignment:
         A rank's new record begins at nothing.
         """
         known, self._records = self._records, {}
-        groups: dict[tuple[int, str, str], list[tuple[Rank, _Record]]] = defaultdict(list)
+        groups: dict[tuple[str, str, str], list[tuple[Rank, _Record]]] = defaultdict(list)
         for rank in sorted(ranks, key=lambda rank: int(rank.key[1])):
             info = rank.snapshot.info
             identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
             record = self._records[identity] = known.get(identity) or _Record(rank)
-            groups[rank.owner, info["run"], info["group"]].append((rank, record))
+            groups[rank.key[2], info["run"], info["group"]].append((rank, record))
         for members in groups.values():
             clock = _clock([rank for rank, _ in members])
             for rank, record in members:

@@ -136,7 +136,9 @@ def leave_steps(run_dir: Path, rank: int) -> RankWriter:
 def test_steps_are_aligned_and_processes_looked_at(run_dir: Path, free_port: int) -> None:
     writers = [leave_steps(run_dir, rank) for rank in range(2)]
     with exporter(free_port, f"--run-dir={run_dir}") as url:
-        eventually(lambda: 'rankscope_rank_aligned_steps_total{rank="1",run="r"} 4.0' in metrics(url))
+        eventually(
+            lambda: f'rankscope_rank_aligned_steps_total{{owner="{os.getuid()}",rank="1",run="r"}} 4.0' in metrics(url)
+        )
         names = {line.split("{")[0] for line in metrics(url)}
     assert {"rankscope_rank_cpu_seconds_total", "rankscope_rank_blame_seconds_total"} <= names
     assert writers

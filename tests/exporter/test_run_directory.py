@@ -118,7 +118,7 @@ def test_ranks_of_several_directories_are_found(run_dir: Path) -> None:
         (run_dir / name).mkdir()
         leave_record(run_dir / name, "r", ended_unix=NOW, run=name)
     ranks = RunDirectory([run_dir / "a", run_dir / "b"], Clock()).scan().ranks
-    assert sorted(rank.key for rank in ranks) == [("a", "0"), ("b", "0")]
+    assert sorted(rank.key for rank in ranks) == [("a", "0", str(os.getuid())), ("b", "0", str(os.getuid()))]
 
 
 def test_bad_files_are_counted_by_reason_and_cost_the_others_nothing(run_dir: Path) -> None:
@@ -278,21 +278,26 @@ def owned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_directory, "list_files", with_owners)
 
 
+@pytest.mark.parametrize("has_owner", [True, False])
 @pytest.mark.usefixtures("owned_by_name")
-def test_nobody_pushes_out_another_users_living_rank(run_dir: Path, living_rank: Callable[..., None]) -> None:
+def test_nobody_pushes_out_another_users_living_rank(
+    run_dir: Path, living_rank: Callable[..., None], has_owner: bool
+) -> None:
     living_rank("1.rank", node="mine")
-    directory = RunDirectory([run_dir], Clock())
+    directory = RunDirectory([run_dir], Clock(), has_owner=has_owner)
     directory.scan()
     living_rank("2.rank", node="theirs")  # begun later
     scan = directory.scan()
-    assert [rank.snapshot.info["node"] for rank in scan.ranks] == ["mine"]
-    assert scan.skipped == {"duplicate": 1}
+    shown = [rank.snapshot.info["node"] for rank in scan.ranks]
+    assert (sorted(shown), scan.skipped) == (["mine", "theirs"], {}) if has_owner else (["mine"], {"duplicate": 1})
 
 
 @pytest.mark.usefixtures("owned_by_name")
-def test_a_name_whose_rank_has_ended_is_free_for_another_user(run_dir: Path, living_rank: Callable[..., None]) -> None:
+def test_without_owners_a_name_whose_rank_has_ended_is_free_for_another_user(
+    run_dir: Path, living_rank: Callable[..., None]
+) -> None:
     leave_record(run_dir, "1.rank", ended_unix=NOW, node="mine")
-    directory = RunDirectory([run_dir], Clock())
+    directory = RunDirectory([run_dir], Clock(), has_owner=False)
     directory.scan()
     living_rank("2.rank", node="theirs")
     assert [rank.snapshot.info["node"] for rank in directory.scan().ranks] == ["theirs"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -87,7 +88,7 @@ def test_each_step_counts_once_however_often_the_records_are_read(run_dir: Path,
         alignment.poll()
         alignment.poll()
     assert {a.steps for a in alignment.alignments()} == {199}  # the first step has no beginning
-    assert {a.key for a in alignment.alignments()} == {("r", str(rank)) for rank in range(4)}
+    assert {a.key for a in alignment.alignments()} == {("r", str(rank), str(os.getuid())) for rank in range(4)}
 
 
 def test_steps_that_were_missed_do_not_count(run_dir: Path, alignment: Aligning) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -57,7 +58,7 @@ def test_an_unprivileged_exporter_that_may_write_nothing_shows_gpus_and_ranks(ru
     with unprivileged_exporter(run_dir, free_port) as (url, pid):
         lines = metrics(url)
         capabilities = Path(f"/proc/{pid}/status").read_text()
-    assert 'rankscope_rank_up{rank="0",run="r"} 0.0' in lines
+    assert f'rankscope_rank_up{{owner="{os.getuid()}",rank="0",run="r"}} 0.0' in lines
     assert "rankscope_exporter_gpus_seen 1.0" in lines
     assert not [line for line in lines if line.startswith("rankscope_exporter_collector_success") and "} 0" in line]
     assert "CapEff:\t0000000000000000" in capabilities

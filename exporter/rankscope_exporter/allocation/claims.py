@@ -12,11 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from rankscope.rank_snapshot import RankSnapshot
 from rankscope_exporter.allocation.holder import Holder
 from rankscope_exporter.allocation.processes import UserNames
 from rankscope_exporter.periodic import Periodic
-from rankscope_exporter.run_directory import Scan
+from rankscope_exporter.run_directory import Rank, Scan
 
 INTERVAL = 5.0  # seconds: a third of the usual scrape interval; the kubelet lists all its pods each time
 STALE_AFTER = 3  # intervals
@@ -44,16 +43,15 @@ class Claims:
     is_complete: bool = False
     """Whether every scheduler has answered and the ranks are known; if not, a GPU that is not named may be somebody's
     all the same."""
-    ranks: Mapping[str, Sequence[RankSnapshot]] = field(default_factory=dict)
+    ranks: Mapping[str, Sequence[Rank]] = field(default_factory=dict)
     """Living ranks by the UUID of their GPU."""
 
     def on(self, index: int, uuid: str) -> list[Holder]:
         """Schedulers' holders and ranks of one GPU."""
-        ranks = (rank.info for rank in self.ranks.get(uuid, ()))
         return [
             *self.holders.get(str(index), ()),
             *self.holders.get(uuid, ()),
-            *(Holder("rank", run=rank["run"], rank=rank["rank"]) for rank in ranks),
+            *(_holder(rank) for rank in self.ranks.get(uuid, ())),
         ]
 
 
@@ -126,9 +124,14 @@ def _by_gpu(answers: Sequence[Answer | None]) -> Answer:
     return dict(holders)
 
 
-def _living(scan: Scan) -> Mapping[str, Sequence[RankSnapshot]]:
-    ranks: dict[str, list[RankSnapshot]] = defaultdict(list)
+def _holder(rank: Rank) -> Holder:
+    run, number, owner = rank.key
+    return Holder("rank", run=run, rank=number, owner=owner)
+
+
+def _living(scan: Scan) -> Mapping[str, Sequence[Rank]]:
+    ranks: dict[str, list[Rank]] = defaultdict(list)
     for rank in scan.ranks:
         if rank.snapshot.alive and rank.snapshot.info["uuid"]:
-            ranks[rank.snapshot.info["uuid"]].append(rank.snapshot)
+            ranks[rank.snapshot.info["uuid"]].append(rank)
     return dict(ranks)

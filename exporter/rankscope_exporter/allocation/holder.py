@@ -26,6 +26,8 @@ class Holder:
     user: str = ""
     run: str = ""
     rank: str = ""
+    owner: str = ""
+    """Of the run: the label of the rank's series."""
 
 
 LABELS = tuple(field.name for field in fields(Holder))

@@ -13,12 +13,13 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankscope_exporter.allocation.holder import Holder
+from rankscope_exporter.allocation.holder import VALUE_LIMIT, Holder
 from rankscope_exporter.allocation.slurm import job_of_cgroup
 
 # docker-<id>.scope, cri-containerd-<id>.scope, crio-<id>.scope, libpod-<id>.scope, or a directory named by the id
 # alone. The last is the innermost.
 CONTAINER_CGROUP = re.compile(r"[/-]([0-9a-f]{64})(?:\.scope)?(?=/|$)", re.MULTILINE)
+NAMES_REMEMBERED = 4096  # a user with a range of subordinate ids has 65,536 uids
 DEAD_STATES = ("Z", "X")  # of /proc/PID/status: a zombie has given its memory back, or the driver has lost track of it
 
 
@@ -35,7 +36,7 @@ class UserNames:
     """Names by uid. Looking one up may ask a directory service and block: only `resolve` does that."""
 
     def __init__(self, lookup: Callable[[int], str] | None = None) -> None:
-        self._lookup = lookup or _name_of_user
+        self._lookup = lookup or _name_or_number
         self._names: dict[int, str] = {}
         self._wanted: set[int] = set()
         self._lock = threading.Lock()
@@ -45,7 +46,9 @@ class UserNames:
         with self._lock:
             if uid not in self._names:
                 self._wanted.add(uid)
-            return self._names.get(uid, "")
+                return ""
+            self._names[uid] = name = self._names.pop(uid)  # the last to be forgotten
+            return name
 
     def resolve(self) -> None:
         """Look up what was asked for."""
@@ -54,6 +57,8 @@ class UserNames:
         found = {uid: self._lookup(uid) for uid in wanted}
         with self._lock:
             self._names |= found
+            while len(self._names) > NAMES_REMEMBERED:
+                del self._names[next(iter(self._names))]
 
 
 class ProcessTable:
@@ -145,8 +150,14 @@ def _field(status: str, name: str) -> str:
     return found[1] if found else ""
 
 
-def _name_of_user(uid: int) -> str:
+def name_of_user(uid: int) -> str:
+    """The user's name; empty where this machine knows none, or one that is no printable text."""
     try:
-        return pwd.getpwuid(uid).pw_name
+        name = pwd.getpwuid(uid).pw_name
     except KeyError:
-        return str(uid)
+        return ""
+    return name if name.isprintable() and len(name) <= VALUE_LIMIT else ""
+
+
+def _name_or_number(uid: int) -> str:
+    return name_of_user(uid) or str(uid)

@@ -75,7 +75,7 @@ class AllocationMeter:
             dead=seen.dead,
             memory=None if seen.count else _share_in_use(device),
             idle_for=idle_for,
-            is_stuck=are_stuck(ranks),
+            is_stuck=are_stuck([rank.snapshot for rank in ranks]),
         )
         state = classify(facts)
         self._seconds[state] += tick.elapsed

@@ -25,8 +25,8 @@ SKIPPED = Declaration(
     "gauge",
     "rankscope_exporter_rank_files_skipped",
     "Files in the run directories that are not shown as a rank now. No readable record: `truncated`, `foreign`, "
-    "`version`, `symlink`, `unreadable` (also a run directory that is one of the last two). Readable, but the record "
-    "of another user for the same run and rank is shown: `duplicate`. Limits: `too_many_files` (more than 1,024 in "
+    "`version`, `symlink`, `unreadable` (also a run directory that is one of the last two). Readable, but another "
+    "living record of the same run, rank and owner is shown: `duplicate`. Limits: `too_many_files` (more than 1,024 in "
     "all, or names after the first 8,192 of a directory, which count as 1), `too_many_ranks` (more than 256).",
     ("reason",),
 )

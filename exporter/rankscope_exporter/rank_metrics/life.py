@@ -22,9 +22,11 @@ def _has_ended(rank: Rank) -> bool:
 METRICS = (
     gauge(
         "info",
-        "What the rank is and where it runs; `uuid` is that of its GPU.",
-        lambda rank: {tuple(rank.snapshot.info[label] for label in LABELS[2:]): 1},
+        "What the rank is and where it runs; `uuid` is that of its GPU, `user` its owner's name where this machine "
+        "knows one.",
+        lambda rank: {(*(rank.snapshot.info[label] for label in LABELS[2:]), rank.user): 1},
         *LABELS[2:],
+        "user",
     ),
     gauge("up", "1 while the rank's process lives.", lambda rank: float(rank.snapshot.alive)),
     gauge(

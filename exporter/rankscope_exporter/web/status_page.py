@@ -14,6 +14,7 @@ from prometheus_client.samples import Sample
 
 from rankscope import __version__
 from rankscope.phases import PLANNED
+from rankscope_exporter.rank_metric import RANK_LABELS
 
 Row = dict[str, str]
 Labels = tuple[str, ...]
@@ -33,7 +34,7 @@ th{font-weight:600;color:var(--dim)}td.n,th.n{text-align:right;padding-right:1.6
 
 
 class Values:
-    """Looks values up in metric families by name and labels.
+    """Looks values up in metric families by name and labels; a label that is not there is empty.
 
     Only what is asked for is made into samples, and once: a family of written lines parses them at each look.
     """
@@ -44,11 +45,11 @@ class Values:
 
     def rows(self, name: str, *labels: str) -> dict[Labels, Mapping[str, str]]:
         """The label sets of a metric by the values of `labels`."""
-        return {tuple(s.labels[label] for label in labels): s.labels for s in self._of(name)}
+        return {tuple(s.labels.get(label, "") for label in labels): s.labels for s in self._of(name)}
 
     def by(self, name: str, *labels: str) -> dict[Labels, float]:
         """The values of a metric by the values of `labels`."""
-        return {tuple(s.labels[label] for label in labels): s.value for s in self._of(name)}
+        return {tuple(s.labels.get(label, "") for label in labels): s.value for s in self._of(name)}
 
     def _of(self, name: str) -> Sequence[Sample]:
         if name not in self._samples:
@@ -128,20 +129,21 @@ def _holder(labels: Mapping[str, str]) -> str:
 
 
 def _ranks(values: Values, now: float) -> list[Row]:
-    info = values.rows("rankscope_rank_info", "run", "rank")
-    steps = values.by("rankscope_rank_steps_total", "run", "rank")
-    passes = values.by("rankscope_rank_micro_steps_total", "run", "rank")
-    settings = values.rows("rankscope_rank_settings_info", "run", "rank")
+    info = values.rows("rankscope_rank_info", *RANK_LABELS)
+    steps = values.by("rankscope_rank_steps_total", *RANK_LABELS)
+    passes = values.by("rankscope_rank_micro_steps_total", *RANK_LABELS)
+    settings = values.rows("rankscope_rank_settings_info", *RANK_LABELS)
     gpus = {labels["uuid"]: key[0] for key, labels in values.rows("rankscope_gpu_info", "gpu").items()}
-    since = values.by("rankscope_rank_phase_since_timestamp_seconds", "run", "rank", "phase")
-    phases = {key[:2]: (key[2], now - when) for key, when in since.items()}
-    reasons = {key[:2]: key[2] for key in values.by("rankscope_rank_exit_info", "run", "rank", "reason")}
+    since = values.by("rankscope_rank_phase_since_timestamp_seconds", *RANK_LABELS, "phase")
+    phases = {key[:-1]: (key[-1], now - when) for key, when in since.items()}
+    reasons = {key[:-1]: key[-1] for key in values.by("rankscope_rank_exit_info", *RANK_LABELS, "reason")}
     waits = _waits(values)
-    saved = values.by("rankscope_rank_checkpoint_last_timestamp_seconds", "run", "rank")
+    saved = values.by("rankscope_rank_checkpoint_last_timestamp_seconds", *RANK_LABELS)
     return [
         {
             "run": key[0],
             "rank": key[1],
+            "owner": labels.get("user") or key[2],
             "": "alive" if key in phases else reasons.get(key, "ended"),
             "GPU": gpus.get(labels["uuid"], ""),
             "pid": labels["pid"],
@@ -151,7 +153,7 @@ def _ranks(values: Values, now: float) -> list[Row]:
             "by the clock of": waits[key][1] if key in waits else "",
             "last checkpoint": _ago(now - saved[key]) if key in saved else "",
         }
-        for key, labels in sorted(info.items(), key=lambda item: (item[0][0], int(item[0][1])))
+        for key, labels in sorted(info.items(), key=lambda item: (item[0][0], item[0][2], int(item[0][1])))
     ]
 
 
@@ -167,11 +169,11 @@ def _waits(values: Values) -> dict[Labels, tuple[float, str]]:
 
     By the device's, if that of every live rank of the group is measured here.
     """
-    info = values.rows("rankscope_rank_info", "run", "rank")
-    groups = {key: (key[0], labels.get("group", "")) for key, labels in info.items()}
+    info = values.rows("rankscope_rank_info", *RANK_LABELS)
+    groups = {key: (key[0], key[2], labels.get("group", "")) for key, labels in info.items()}
     host = _seconds(values, "rankscope_rank_phase_seconds_total")
     device = _seconds(values, "rankscope_rank_device_seconds_total")
-    alive = values.rows("rankscope_rank_phase_since_timestamp_seconds", "run", "rank")
+    alive = values.rows("rankscope_rank_phase_since_timestamp_seconds", *RANK_LABELS)
     by_host = {groups[key] for key in alive if key in groups and key not in device}
     judged = {key: group not in by_host and key in device for key, group in groups.items() if key in host}
     shares = {key: _waited(host[key], device[key] if by_device else {}) for key, by_device in judged.items()}
@@ -181,8 +183,8 @@ def _waits(values: Values) -> dict[Labels, tuple[float, str]]:
 def _seconds(values: Values, name: str) -> dict[Labels, dict[str, float]]:
     """Of each rank by phase."""
     found: dict[Labels, dict[str, float]] = {}
-    for (run, rank, phase), seconds in values.by(name, "run", "rank", "phase").items():
-        found.setdefault((run, rank), {})[phase] = seconds
+    for (*key, phase), seconds in values.by(name, *RANK_LABELS, "phase").items():
+        found.setdefault(tuple(key), {})[phase] = seconds
     return found
 
 
@@ -210,7 +212,7 @@ LEFT_OUT = {
     "version": "of another version of Rankscope",
     "symlink": "symbolic links",
     "unreadable": "unreadable",
-    "duplicate": "by another user about a rank that is shown",
+    "duplicate": "about a rank that is shown",
     "too_many_files": "past the limit of files",
     "too_many_ranks": "past the limit of ranks",
 }

@@ -16,6 +16,7 @@ from rankscope_exporter.allocation.idleness import STATES
 from rankscope_exporter.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.collectors.allocation import SOURCE, AllocationMeter, LastKernel
 from rankscope_exporter.nvml.device import UtilizationSample
+from rankscope_exporter.run_directory import Rank
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.source import Gpu, Tick
 
@@ -53,7 +54,8 @@ def ranks(silent_for: float) -> Claims:
     slots[PLACES["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
     slots[PLACES["phase"]] = PHASES.index("forward")
     info = {"run": "train", "rank": "3", "uuid": UUID}
-    return Claims({}, True, {UUID: [RankSnapshot(Path("x"), True, tuple(slots), info, None, 10_000)]})
+    snapshot = RankSnapshot(Path("x"), True, tuple(slots), info, None, 10_000)
+    return Claims({}, True, {UUID: [Rank(snapshot, None, owner=1000)]})
 
 
 @pytest.mark.parametrize(
@@ -131,7 +133,7 @@ def test_holders_are_those_who_claim_the_gpu_and_the_processes_on_it(machine):
     watched = Watched(machine, f"{{at: 0, processes: [{{pid: {ALIVE}}}, {{pid: {DEAD}}}]}}", sees_all=False)
     watched.claims = Claims({"0": [JOB]}, True, ranks(1).ranks)
     holders = watched.run(1).holders
-    assert holders == [JOB, Holder("rank", run="train", rank="3"), Holder("process"), Holder("process")]
+    assert holders == [JOB, Holder("rank", run="train", rank="3", owner="1000"), Holder("process"), Holder("process")]
 
 
 def test_one_series_a_gpu_whoever_holds_it_and_none_for_a_free_one(machine):

@@ -16,6 +16,7 @@ from rankscope.rank_reader import read_rank
 from rankscope_exporter.collectors.rank_processes import METRICS, RankProcess, RankProcesses
 from rankscope_exporter.lines import Lines
 from rankscope_exporter.process_usage import Usage, read_usage
+from rankscope_exporter.rank_metric import RANK_LABELS
 from rankscope_exporter.run_directory import LABELS, RunDirectory
 
 RANK = f"""
@@ -69,12 +70,12 @@ class Watching:
 
 
 def values(collector: Watching) -> dict[str, float]:
-    """By name and the label besides run and rank."""
+    """By name and the label besides those that all series of ranks have."""
     found = {}
     for family in collector.collect():
         for sample in family.samples:
             assert (sample.labels["run"], sample.labels["rank"]) == ("r", "3")
-            more = [value for label, value in sample.labels.items() if label not in ("run", "rank")]
+            more = [value for label, value in sample.labels.items() if label not in RANK_LABELS]
             found[" ".join([sample.name.removeprefix("rankscope_rank_"), *more])] = sample.value
     return found
 
