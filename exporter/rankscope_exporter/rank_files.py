@@ -14,6 +14,7 @@ from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 
+from rankscope import directory
 from rankscope.rank_reader import UnreadableRecordError
 from rankscope.rank_writer import SUFFIX
 
@@ -43,22 +44,14 @@ def _joined(directory: Path, name: str) -> Path:
 
 
 def open_directory(path: Path) -> int:
-    """A descriptor of the directory. Raises FileNotFoundError, UnreadableRecordError otherwise.
-
-    A link is followed only if root or this process's user made it (the rule of the kernel's fs.protected_symlinks,
-    which is not on everywhere): in /dev/shm anybody may make one, to a mount that hangs, say.
-    """
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    """A descriptor of the directory, by the hook's rule. Raises FileNotFoundError, UnreadableRecordError otherwise."""
     try:
-        if not path.is_symlink():
-            return os.open(path, flags | os.O_NOFOLLOW)
-        if path.lstat().st_uid in (0, os.geteuid()):
-            return os.open(path, flags)
+        return directory.open_directory(path)
     except FileNotFoundError:
         raise
     except OSError as error:
-        raise UnreadableRecordError("unreadable", path, error.strerror or str(error)) from error
-    raise UnreadableRecordError("symlink", path, "the run directory is a link that another user made")
+        reason = "symlink" if isinstance(error, directory.ForeignLinkError) else "unreadable"
+        raise UnreadableRecordError(reason, path, error.strerror or str(error)) from error
 
 
 def list_files(path: Path, descriptor: int, limit: int = NAMES_LIMIT) -> tuple[list[RankFile], bool]:

@@ -168,6 +168,7 @@ def write_record(path: Path, text: bytes, **slots: float) -> None:
     for field, value in {"started_unix": NOW, "ended": record.FINISHED, "ended_unix": NOW, **slots}.items():
         writer.slots[PLACES[field]] = value
     writer.slots[PLACES["info_place"]] = len(text)
+    path.chmod(0o644)
     with path.open("r+b") as file:
         file.seek(record.INFO_OFFSET)
         file.write(text)
@@ -259,6 +260,7 @@ def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path)
     groups = [f"{number}-{number + 1}" for number in range(record.MAX_GROUPS)]
     leave_record(run_dir, "r", ended_unix=NOW, phases=phases, groups=groups, settings={"precision": "bf16"})
     path = run_dir / "r.rank"
+    path.chmod(0o644)
     with path.open("r+b") as file:
         for place in range(PLACES["steps"], record.SLOTS):
             file.seek(record.SLOTS_OFFSET + 8 * place)

@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import sys
-import time
 from collections.abc import Iterator
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from rankscope import forks, guard, identity, probes, record
 from rankscope.announcements import Announcer
+from rankscope.directory import opened, weakness
 from rankscope.ending import Ending
+from rankscope.environment import number, printable
 from rankscope.guard import Guard, logger
+from rankscope.old_records import remove_old_records
 from rankscope.patch import Undo
-from rankscope.rank_reader import UnreadableRecordError, read_rank
-from rankscope.rank_writer import SUFFIX, RankWriter, run_directory
+from rankscope.rank_writer import RankWriter, run_directory
 from rankscope.settings import Settings
 from rankscope.stack_dump import StackDump
 from rankscope.timeline import SCRIPT, Phases, Timeline
 
-RECORD_OUTLIVES_ITS_PROCESS = 600.0  # seconds: as long as the exporter shows it
+ERROR_LIMIT = 200  # characters of a path or an error: a path may have thousands
 
 # Events after which a process without a process group is surely training. Fetching data is none of them: a
 # distributed script may look at its data before it knows its rank.
@@ -144,20 +143,28 @@ class Attachment:
             self._install(name, probe)
         self._info = identity.describe()
         try:
-            directory = run_directory()
-            _remove_old_records(directory, self._info)
-            self.writer.publish(directory, identity.file_name(self._info), self._full_info())
+            self._publish()
         except OSError as error:
-            logger.warning("rankscope: no record of this rank, training goes on: %s", error)
+            named = "RANKSCOPE_RUN_DIR: " if os.environ.get("RANKSCOPE_RUN_DIR") else ""
+            reason = printable(str(error), ERROR_LIMIT)
+            logger.warning("rankscope: no record of this rank, training goes on: %s%s", named, reason)
             return
         self._ending.watch_published()
         self._stack_dump.watch()
         self._refresh()
         self._announcer.begin()
 
+    def _publish(self) -> None:
+        directory = run_directory()
+        with opened(directory) as descriptor:
+            if (why := weakness(descriptor)) and self._info["local_rank"] == "0":  # once a node is enough
+                logger.warning("rankscope: the run directory %s %s", printable(str(directory), ERROR_LIMIT), why)
+            remove_old_records(directory, descriptor, self._info)
+        self.writer.publish(directory, identity.file_name(self._info), self._full_info())
+
     def _trains_alone(self, phase: int) -> bool:
         """Whether this is training without a process group; under torchrun, where one may still come, after a while."""
-        expects_group = int(os.environ.get("WORLD_SIZE", "1")) > 1
+        expects_group = int(number("WORLD_SIZE", default="1")) > 1
         return phase in TRAINING_EVENTS and not (expects_group and self.timeline.steps < STEPS_WITHOUT_GROUP)
 
     def _refresh(self) -> None:
@@ -245,14 +252,3 @@ def _is_loader_worker() -> bool:
     from torch.utils.data import get_worker_info
 
     return get_worker_info() is not None
-
-
-def _remove_old_records(directory: Path, info: dict[str, Any]) -> None:
-    """Remove this rank's dead records of the same run, and any that ended longer ago than they are shown."""
-    for path in directory.glob(f"*{SUFFIX}"):
-        with contextlib.suppress(OSError, UnreadableRecordError):  # somebody else's, or gone already
-            rank = read_rank(path)
-            is_mine = all(rank.info.get(label) == info[label] for label in ("run", "rank"))
-            is_old = time.time() - rank.unix(rank.last_progress) > RECORD_OUTLIVES_ITS_PROCESS
-            if (is_mine or is_old) and not rank.alive:
-                path.unlink()

@@ -11,9 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from rankscope import environment
 from rankscope._version import __version__
 
 RUN_NAME_LIMIT = 128
+JOB_ID_LIMIT = 32
+SCRIPT_LIMIT = 96  # so that the time after it is not cut
+GPU_UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]{1,120}")
 
 
 def is_distributed() -> bool:
@@ -30,7 +34,7 @@ def describe() -> dict[str, Any]:
     return {
         "run": run_name(),
         "rank": str(_from_group("get_rank", "RANK", "SLURM_PROCID", default="0")),
-        "local_rank": _from_environment("LOCAL_RANK", "SLURM_LOCALID", default="0"),
+        "local_rank": environment.number("LOCAL_RANK", "SLURM_LOCALID", default="0"),
         "world_size": str(_from_group("get_world_size", "WORLD_SIZE", "SLURM_NTASKS", default="1")),
         "group": group_name(),
         "node": socket.gethostname(),
@@ -48,17 +52,18 @@ def run_name() -> str:
     RANKSCOPE_RUN, else the Slurm job, else torchrun's run id unless that is `none` (its default without a
     rendezvous id), else a name that the ranks agree on through the process group's store.
     """
-    environment = os.environ
-    if name := environment.get("RANKSCOPE_RUN"):
-        return name[:RUN_NAME_LIMIT]
-    if job := environment.get("SLURM_JOB_ID"):
-        return f"{environment.get('SLURM_JOB_NAME', 'slurm')}-{job}"[:RUN_NAME_LIMIT]
-    run_id = environment.get("TORCHELASTIC_RUN_ID", "none")
-    return (run_id if run_id != "none" else _agreed_name())[:RUN_NAME_LIMIT]
+    if name := environment.text("RANKSCOPE_RUN", RUN_NAME_LIMIT):
+        return name
+    if job := environment.text("SLURM_JOB_ID", JOB_ID_LIMIT):
+        name = environment.text("SLURM_JOB_NAME", RUN_NAME_LIMIT - len(job) - 1)
+        return f"{name or 'slurm'}-{job}"
+    run_id = environment.text("TORCHELASTIC_RUN_ID", RUN_NAME_LIMIT)
+    return run_id if run_id not in ("", "none") else environment.printable(_agreed_name(), RUN_NAME_LIMIT)
 
 
 def _agreed_name() -> str:
-    script = Path(sys.argv[0] if sys.argv and sys.argv[0] else "python").stem
+    name = Path(sys.argv[0] if sys.argv and sys.argv[0] else "python").stem
+    script = environment.printable(name, SCRIPT_LIMIT)
     proposal = f"{script}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     if not is_distributed():
         return proposal
@@ -73,7 +78,7 @@ def _agreed_name() -> str:
 def group_name(process_group: Any = None) -> str:
     """The ranks that synchronise with each other, compactly: `0-3`, `0-6:2`, `1,4,5`. None is the default group."""
     if not is_distributed():
-        return _from_environment("RANK", default="0")
+        return environment.number("RANK", default="0")
     import torch.distributed as dist
 
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
@@ -101,9 +106,9 @@ def gpu_uuid() -> str:
         uuid = getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")
         return f"GPU-{uuid}" if uuid and not str(uuid).startswith(("GPU-", "MIG-")) else str(uuid)
     visible = [device.strip() for device in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")]
-    local_rank = int(_from_environment("LOCAL_RANK", "SLURM_LOCALID", default="0"))
+    local_rank = int(environment.number("LOCAL_RANK", "SLURM_LOCALID", default="0"))
     mine = visible[local_rank] if local_rank < len(visible) else ""
-    return mine if re.match(r"(GPU|MIG)-", mine) else ""
+    return mine if GPU_UUID.fullmatch(mine) else ""
 
 
 def file_name(info: dict[str, Any]) -> str:
@@ -117,8 +122,4 @@ def _from_group(question: str, *variables: str, default: str) -> Any:
         import torch.distributed as dist
 
         return getattr(dist, question)()
-    return _from_environment(*variables, default=default)
-
-
-def _from_environment(*variables: str, default: str) -> str:
-    return next((os.environ[name] for name in variables if name in os.environ), default)
+    return environment.number(*variables, default=default)

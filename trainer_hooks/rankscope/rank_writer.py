@@ -6,14 +6,18 @@ inherit it, so that a reader knows whether the rank lives without sharing a pid 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import fcntl
 import json
 import mmap
 import os
+import secrets
 from pathlib import Path
 from typing import Any
 
 from rankscope import record
+from rankscope.directory import opened
 from rankscope.record import PLACES
 
 SUFFIX = ".rank"
@@ -28,13 +32,18 @@ def run_directory() -> Path:
     fallback. Raises OSError where that fails.
     """
     if named := os.environ.get("RANKSCOPE_RUN_DIR"):
-        Path(named).mkdir(parents=True, exist_ok=True)
+        try:
+            Path(named).mkdir(parents=True, exist_ok=True)
+        except RecursionError as error:  # a thousand missing directories in one another
+            raise OSError(errno.ENAMETOOLONG, os.strerror(errno.ENAMETOOLONG), named) from error
         return Path(named)
     if os.access(SYSTEM_RUN_DIR, os.W_OK | os.X_OK):
         return SYSTEM_RUN_DIR
-    if not SHARED_MEMORY_RUN_DIR.is_dir():
-        SHARED_MEMORY_RUN_DIR.mkdir(exist_ok=True)
-        SHARED_MEMORY_RUN_DIR.chmod(0o1777)  # like /tmp: every user's ranks may write here
+    with contextlib.suppress(FileExistsError):
+        SHARED_MEMORY_RUN_DIR.mkdir()
+        # Like /tmp: every user's ranks may write here. Only of what we have made just now: another user may have put a
+        # link there since one looked, and then it is the link's target that everybody could write to.
+        SHARED_MEMORY_RUN_DIR.chmod(0o1777)
     return SHARED_MEMORY_RUN_DIR
 
 
@@ -53,26 +62,43 @@ class RankWriter:
         self._memory[: record.HEADER.size] = record.header()
 
     def publish(self, directory: Path, name: str, info: dict[str, Any]) -> None:
-        """Make the record readable for others as `directory/name.rank`. Raises OSError where that fails."""
+        """Make the record readable for others as `directory/name.rank`, or a longer name where that is taken.
+
+        Raises OSError where that fails.
+        """
         self.write_info(info)
-        path = directory / f"{name}{SUFFIX}"
-        temporary = directory / f".{name}{SUFFIX}"
-        temporary.unlink(missing_ok=True)  # of a process with the same number that was killed before the renaming
-        descriptor = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o644)
+        with opened(directory) as parent:
+            try:
+                self._publish(directory, parent, name)
+            except OSError:
+                # Where only its owner may remove a file, anybody can keep a name from us. Not one that he cannot guess.
+                self._publish(directory, parent, f"{name}.{secrets.token_hex(8)}")
+
+    def _publish(self, directory: Path, parent: int, name: str) -> None:
+        final, temporary = f"{name}{SUFFIX}", f".{name}{SUFFIX}"
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary, dir_fd=parent)  # of a process with the same number that was killed before the renaming
+        # Not for others to open before it is locked: a lock for reading would keep us from ours.
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(temporary, flags, 0o600, dir_fd=parent)
         try:
+            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Writing every byte reserves the memory: on a full tmpfs this raises, where a store into a
             # hole of the mapping would kill the process with SIGBUS.
             if os.write(descriptor, self._memory) != record.SIZE:
                 raise OSError(f"no room for a rank record in {directory}")
-            fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.lseek(descriptor, record.LAST_WORDS_OFFSET, os.SEEK_SET)
             memory = mmap.mmap(descriptor, record.SIZE)
-            temporary.rename(path)
+            # Everybody may read it. Nobody opens it to write any more: a careless `: > x.rank` of the job's own user
+            # would take the pages from under the mapping, and the next store would kill the training with SIGBUS.
+            os.fchmod(descriptor, 0o444)
+            os.rename(temporary, final, src_dir_fd=parent, dst_dir_fd=parent)
         except BaseException:
             os.close(descriptor)
-            temporary.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                os.unlink(temporary, dir_fd=parent)
             raise
-        self.path, self._descriptor = path, descriptor
+        self.path, self._descriptor = directory / final, descriptor
         self._use(memory)
 
     def write_info(self, info: dict[str, Any]) -> None:

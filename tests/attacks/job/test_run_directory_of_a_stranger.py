@@ -1,0 +1,116 @@
+"""The attacks: a run directory that is another user's link or his own, and one where everybody can remove records."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tests.attacks.job.jobs import ATTACKER, needs_root, train
+
+import rankscope
+from rankscope import rank_writer
+
+pytestmark = [needs_root, pytest.mark.usefixtures("guest")]
+
+
+@pytest.fixture
+def target(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory, and beside it a link to it that the job is told to use."""
+    target = run_dir / "target"
+    target.mkdir()
+    (run_dir / "link").symlink_to(target)
+    monkeypatch.setenv("RANKSCOPE_RUN_DIR", str(run_dir / "link"))
+    return target
+
+
+def give_away(path: Path) -> None:
+    os.chown(path, ATTACKER, ATTACKER, follow_symlinks=False)
+
+
+def test_another_users_link_is_not_followed_and_the_job_goes_on(
+    target: Path, run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = train()
+    give_away(run_dir / "link")
+    rankscope.instrument()
+    assert train() == expected
+    assert list(target.iterdir()) == []
+    (warning,) = caplog.messages
+    assert "RANKSCOPE_RUN_DIR: the run directory is a link that another user made" in warning
+
+
+def test_a_link_of_ones_own_is_followed(target: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rankscope.instrument()
+    train()
+    assert len(list(target.iterdir())) == 1
+    assert caplog.messages == []
+
+
+def test_a_link_that_comes_while_the_fallback_is_made_gives_nobody_the_right_to_write_to_its_target(
+    target: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fallback, mkdir = run_dir / "fallback", Path.mkdir
+
+    def attacked(path: Path, *arguments: object, **options: object) -> None:
+        fallback.symlink_to(target)
+        give_away(fallback)
+        mkdir(path, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(rank_writer, "SYSTEM_RUN_DIR", run_dir / "none")
+    monkeypatch.setattr(rank_writer, "SHARED_MEMORY_RUN_DIR", fallback)
+    monkeypatch.delenv("RANKSCOPE_RUN_DIR")
+    monkeypatch.setattr(Path, "mkdir", attacked)
+    before = stat.S_IMODE(target.stat().st_mode)
+    rankscope.instrument()
+    train()
+    assert stat.S_IMODE(target.stat().st_mode) == before
+    assert list(target.iterdir()) == []
+    assert "is a link that another user made" in caplog.text
+
+
+def test_the_fallback_is_made_for_all_and_nobody_removes_anothers_records_there(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(rank_writer, "SYSTEM_RUN_DIR", run_dir / "none")
+    monkeypatch.setattr(rank_writer, "SHARED_MEMORY_RUN_DIR", run_dir / "fallback")
+    monkeypatch.delenv("RANKSCOPE_RUN_DIR")
+    rankscope.instrument()
+    train()
+    assert stat.S_IMODE((run_dir / "fallback").stat().st_mode) == 0o1777
+    assert len(list((run_dir / "fallback").iterdir())) == 1
+    assert caplog.messages == []
+
+
+@pytest.mark.parametrize(
+    ("owner", "mode", "warning"),
+    [
+        (ATTACKER, 0o1777, f"belongs to another user ({ATTACKER})"),
+        (0, 0o777, "is not sticky"),
+        (0, 0o1777, None),
+        (65534, 0o1777, None),  # root's, as a container with a user namespace sees it
+        (0, 0o2770, None),  # for a group: those in it trust each other
+    ],
+)
+def test_a_directory_where_others_can_remove_records_is_used_with_one_warning(
+    run_dir: Path, owner: int, mode: int, warning: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir.chmod(mode)
+    os.chown(run_dir, owner, owner)
+    rankscope.instrument()
+    train()
+    assert len(list(run_dir.iterdir())) == 1
+    assert len(caplog.messages) == (warning is not None)
+    assert (warning or "") in caplog.text
+    assert warning is None or str(run_dir) in caplog.text
+
+
+def test_of_a_nodes_ranks_one_warns_of_the_directory(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    run_dir.chmod(0o777)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    rankscope.instrument()
+    train()
+    assert caplog.messages == []

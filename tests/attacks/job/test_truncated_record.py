@@ -1,0 +1,58 @@
+"""The attack, or the slip: `: > RUN_DIR/x.rank` takes the pages from under the mapping; the next store is a SIGBUS."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+from tests.attacks.job.jobs import VICTIM, needs_root, run_job
+
+from rankscope.rank_reader import read_rank
+from rankscope.rank_writer import RankWriter
+
+TRUNCATED_BY_THE_SHELL = """
+step()
+path = str(attach.current().writer.path)
+done = subprocess.run(["sh", "-c", ': > "$1"', "sh", path], capture_output=True, text=True)
+step()
+print(done.returncode, "Permission denied" in done.stderr, stat.filemode(os.stat(path).st_mode))
+"""
+
+
+@needs_root
+def test_the_jobs_own_user_cannot_truncate_its_record_by_a_slip(shared: Path) -> None:
+    done = run_job(TRUNCATED_BY_THE_SHELL, shared, VICTIM)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "2 True -r--r--r--\n"
+    (path,) = shared.iterdir()
+    assert read_rank(path)["steps"] == 2
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_a_record_can_be_read_by_all_and_opened_for_writing_by_nobody_whatever_the_umask(
+    run_dir: Path, umask: int
+) -> None:
+    before = os.umask(umask)
+    try:
+        writer = RankWriter()
+        writer.publish(run_dir, "r.0", {"run": "r", "rank": "0"})
+    finally:
+        os.umask(before)
+    assert writer.path is not None
+    assert stat.S_IMODE(writer.path.stat().st_mode) == 0o444
+
+
+def test_a_record_that_is_deleted_costs_the_job_nothing(run_dir: Path) -> None:
+    done = run_job("step(); attach.current().writer.path.unlink(); step(); print('goes on')", run_dir)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "goes on\n", "")
+
+
+@pytest.mark.parametrize("mode", [0o444, 0o644])
+def test_a_record_is_read_whether_its_owner_may_write_to_it_or_not(run_dir: Path, mode: int) -> None:
+    writer = RankWriter()
+    writer.publish(run_dir, "r.0", {"run": "r", "rank": "0"})
+    assert writer.path is not None
+    writer.path.chmod(mode)
+    assert read_rank(writer.path).info["run"] == "r"

@@ -1,0 +1,54 @@
+"""Records that are over are removed when the next one of their owner is made.
+
+Everybody may write beside them, so: a bounded number of names is looked at, and only files of this process's user are
+read. Without that, 300,000 empty files of another user made a job's first step 3.5 s longer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from rankscope.rank_reader import UnreadableRecordError, read_rank
+from rankscope.rank_writer import SUFFIX
+
+RECORD_OUTLIVES_ITS_PROCESS = 600.0  # seconds: as long as the exporter shows it
+NAMES_LIMIT = 8192  # looked at: as many as the exporter looks at
+READ_LIMIT = 256  # records read: a node has some eight of a run
+
+
+def remove_old_records(path: Path, directory: int, info: dict[str, Any]) -> None:
+    """Remove this rank's dead records of the same run, and any that ended longer ago than they are shown.
+
+    `directory` is `path`, opened. One that may not be listed keeps them.
+    """
+    with contextlib.suppress(OSError):
+        listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+        try:
+            for name in islice(_own_names(listing), READ_LIMIT):
+                with contextlib.suppress(OSError, UnreadableRecordError):  # gone already, or no record
+                    if _is_over(path / name, listing, info):
+                        os.unlink(name, dir_fd=listing)
+        finally:
+            os.close(listing)
+
+
+def _own_names(listing: int) -> Iterator[str]:
+    """What may be a record of this user's, also one that its process was killed before it had its name."""
+    with os.scandir(listing) as entries:
+        for entry in islice(entries, NAMES_LIMIT):
+            with contextlib.suppress(OSError):  # gone since
+                if entry.name.endswith(SUFFIX) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
+                    yield entry.name
+
+
+def _is_over(path: Path, directory: int, info: dict[str, Any]) -> bool:
+    rank = read_rank(path, directory)
+    is_mine = all(rank.info.get(label) == info[label] for label in ("run", "rank"))
+    is_old = time.time() - rank.unix(rank.last_progress) > RECORD_OUTLIVES_ITS_PROCESS
+    return (is_mine or is_old) and not rank.alive
