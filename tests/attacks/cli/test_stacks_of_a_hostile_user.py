@@ -6,7 +6,6 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,7 +23,7 @@ MIB = 1024**2
 
 
 @pytest.fixture
-def shared(run_dir: Path) -> Iterator[Path]:
+def shared(run_dir: Path) -> Path:
     """A run directory that every user may write to."""
     need_root()
     run_dir.chmod(0o1777)

@@ -85,8 +85,7 @@ def rules(data: object) -> list[Rule]:
 
 def _sample(series: Mapping[str, Any], needed: tuple[str, ...]) -> Sample:
     labels = _texts(series.get("metric"))
-    if any(name not in labels for name in needed):
-        _malformed()
+    _malformed_unless_all(needed, labels)
     value = _list(series.get("value"))
     number = _number(value[1]) if len(value) == 2 else None
     if number is None:
@@ -149,6 +148,11 @@ def _dict(value: object) -> dict[str, Any]:
 
 def _list(value: object) -> list[Any]:
     return value if isinstance(value, list) else _malformed()
+
+
+def _malformed_unless_all(needed: tuple[str, ...], labels: Mapping[str, str]) -> None:
+    if any(name not in labels for name in needed):
+        _malformed()
 
 
 def _malformed() -> NoReturn:
