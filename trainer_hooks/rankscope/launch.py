@@ -25,8 +25,8 @@ where its time went; RANKSCOPE_QUIET=1 keeps it from that."""
 
 STACKS_DESCRIPTION = """\
 Print the Python stacks of every thread of every living rank on this machine: by py-spy where it is installed and
-permitted, else by the hook itself. To be run as the job's user, in the job's container if it has one. Changes nothing
-in the job. Exits with 1 if a rank does not answer, with 2 if there is none."""
+permitted, else by the hook itself. To be run as the job's user, in the job's container if it has one; root is shown
+everybody's ranks. Changes nothing in the job. Exits with 1 if a rank does not answer, with 2 if there is none."""
 EXPLAIN_DESCRIPTION = """\
 Say what holds a run back: its GPU time by what it is lost to, the alert that the rules have come to, the numbers
 compared, and where to read on. Asks a Prometheus that has Rankscope's rules. To be run anywhere. Exits with 2 if

@@ -20,7 +20,7 @@ from rankscope.rank_reader import UnreadableRecordError, read_rank
 from rankscope.rank_snapshot import RankSnapshot
 from rankscope.rank_writer import SUFFIX
 
-NAMES_LIMIT = 100_000  # looked at in one directory: half a second
+NAMES_LIMIT = 100_000  # looked at in one directory: a second
 FILES_LIMIT = 1024  # read
 NUMBER = re.compile(r"[0-9]{1,10}")
 

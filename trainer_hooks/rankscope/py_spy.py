@@ -13,7 +13,7 @@ import time
 
 WITHIN = 30.0  # seconds; it reads the symbols of every library first
 ENDS_WITHIN = 5.0  # once it is killed; one that the kernel does not let go is left to it
-MEMORY = 2 * 1024**3  # bytes; on a rank with torch it takes 30 MiB
+MEMORY = 2 * 1024**3  # bytes; of a process with torch it takes 12 MiB
 
 
 def stacks_by_py_spy(pid: int, limit: int) -> str:

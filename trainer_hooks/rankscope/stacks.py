@@ -32,7 +32,7 @@ from rankscope.stack_dump import MEMORY_FILE
 ANSWER_WITHIN = 5.0  # seconds; a stopped process does not answer
 COMPLETE_AFTER = 0.1  # seconds without a further line; a dump takes a millisecond
 LOOK_EVERY = 0.01
-ANSWER_LIMIT = 1024**2  # bytes; a rank with a hundred threads writes some hundred thousand
+ANSWER_LIMIT = 1024**2  # bytes; a hundred threads, the most that faulthandler writes, are a tenth of it
 RANKS_LIMIT = 256  # asked, as many as the exporter shows
 OWNER_WITHIN = 120.0  # seconds that the ranks of one user may take: nobody holds up the answer about all others
 NAME_LIMIT = 200  # characters, as of a label
