@@ -5,9 +5,12 @@ PYTHON ?= python3
 REPORT ?= docs/measurements/gpu_check.json
 BIN := .venv/bin
 PYTESTS = $(BIN)/python -m pytest
+RELEASE := .release/bin
+# Wheels for every platform that the image is built for, and no index in it: pip's own settings say where packages are.
+COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-build --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month soak clean
+.PHONY: help venv servers demo test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month soak lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -72,6 +75,22 @@ gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .
 gpu-check: ## every GPU metric beside nvidia-smi and a known load, and the hook, on a real GPU, without a network (8 minutes); to docs/measurements/
 	@$(PYTHON) -m benchmarks.gpu_check --json $(REPORT)
 
+lock: $(RELEASE)/.installed ## pin by hash what the exporter's image installs and is built with (UPGRADE=1: the newest versions)
+	@$(COMPILE) pyproject.toml --extra exporter --output-file exporter/requirements.txt
+	@$(RELEASE)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' | $(COMPILE) - --output-file exporter/requirements-build.txt
+
+sbom: $(RELEASE)/.installed ## the Python packages of the exporter's image as CycloneDX, to dist/
+	@mkdir -p dist && $(RELEASE)/python -W ignore -m cyclonedx_py requirements exporter/requirements.txt --pyproject pyproject.toml --output-reproducible --of JSON --output-file dist/rankscope-exporter.cdx.json
+
+audit: $(RELEASE)/.installed ## whether an advisory is known for one of them; fails where the advisory service cannot say
+	@$(RELEASE)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off --requirement exporter/requirements.txt || \
+		{ echo 'rankscope: not audited, or not clean: the line above says which; nothing is known of the packages after it' >&2; exit 1; }
+
+$(RELEASE)/.installed: pyproject.toml
+	@$(PYTHON) -m venv .release && $(RELEASE)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
+	@$(RELEASE)/pip install --quiet --disable-pip-version-check --group release
+	@touch $@
+
 venv: $(BIN)/.installed ## the virtual environment .venv with everything for development
 
 $(BIN)/.installed: pyproject.toml
@@ -82,4 +101,4 @@ servers: ## Prometheus and Alertmanager, installed by apt unless they are on the
 	@deploy/setup.sh servers
 
 clean: ## remove the virtual environment and caches
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache dist
+	rm -rf .venv .release .mypy_cache .ruff_cache .pytest_cache dist

@@ -11,30 +11,42 @@
 #
 # slurmd gives SLURM_JOB_GPUS (numbers of the GPUs), SLURM_JOB_ID and SLURM_JOB_USER; the job's name not in every
 # version. A failing prolog drains the node, so this one never fails: who has a GPU is not worth that.
+#
+# A job's name is its user's, who may put anything in it: what is not printable ASCII becomes a `?`, as a line break
+# would be a job of its own, which no epilog removes; and 200 bytes are enough, as the exporter reads 4096 of a file.
 
 PATH=/usr/bin:/bin
 DIR=${RANKSCOPE_SLURM_DIR:-/run/rankscope-slurm}
+umask 022 # the exporter is another user
+set -f    # nothing here is a pattern
+
+# Not echo: that of dash makes a line break of a backslash and an n.
+printable() {
+    printf '%.200s' "$(printf '%s' "$1" | LC_ALL=C tr -c '\040-\176' '?')"
+}
 
 with_this_job() {
-    echo "$SLURM_JOB_ID $SLURM_JOB_USER $SLURM_JOB_NAME"
+    printf '%s %s %s\n' "$SLURM_JOB_ID" "$(printable "$SLURM_JOB_USER")" "$(printable "$SLURM_JOB_NAME")"
     other_jobs "$1"
 }
 
 other_jobs() {
-    [ ! -f "$DIR/$1" ] || grep -v -x -e "$SLURM_JOB_ID" -e "$SLURM_JOB_ID .*" "$DIR/$1"
+    [ ! -f "$DIR/$1" ] || grep -a -v -x -e "$SLURM_JOB_ID" -e "$SLURM_JOB_ID .*" -- "$DIR/$1"
 }
 
 # The new content under another name first, so that nobody reads half of it.
 keep() {
     "$1" "$2" >"$DIR/.$2.new"
-    if [ -s "$DIR/.$2.new" ]; then mv "$DIR/.$2.new" "$DIR/$2"; else rm -f "$DIR/.$2.new" "$DIR/$2"; fi
+    if [ -s "$DIR/.$2.new" ]; then mv -f "$DIR/.$2.new" "$DIR/$2"; else rm -f "$DIR/.$2.new" "$DIR/$2"; fi
 }
 
-[ -n "$SLURM_JOB_ID" ] && [ -n "$SLURM_JOB_GPUS" ] || exit 0
+case "$SLURM_JOB_ID" in '' | *[!0-9_+]*) exit 0 ;; esac
+[ -n "$SLURM_JOB_GPUS" ] || exit 0
 mkdir -p "$DIR" && : >>"$DIR/.lock" || exit 0
 exec 9>>"$DIR/.lock" # one at a time: jobs that share a GPU may begin and end together
 flock -w 5 9
-for gpu in $(echo "$SLURM_JOB_GPUS" | tr ',' ' '); do
+for gpu in $(printf '%s' "$SLURM_JOB_GPUS" | tr ',' ' '); do
+    case "$gpu" in [!0-9A-Za-z]* | *[!0-9A-Za-z-]*) continue ;; esac # a file's name, and no path
     case "$SLURM_SCRIPT_CONTEXT" in
         prolog*) keep with_this_job "$gpu" ;;
         epilog*) keep other_jobs "$gpu" ;;

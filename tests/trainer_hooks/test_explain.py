@@ -286,7 +286,7 @@ def test_several_runs_are_listed_and_one_can_be_chosen(explain_at: Explain) -> N
     status, out, err = explain_at("two runs")
     assert (status, out) == (2, "")
     run = r"\(4 ranks\)"
-    assert re.search(rf'has 2 runs; choose one with --run: other "run"\?\[2J {run}, train {run}$', err)
+    assert re.search(rf'has 2 runs; choose one with --run: other "run"\\x1b\[2J {run}, train {run}$', err)
     assert explain_at("two runs", "--run", "train")[0] == 0
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import shutil
 import sys
@@ -12,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from rankscope._version import __version__
+from rankscope.printable import printable
 
 DESCRIPTION = "Rankscope's hook for training jobs: which rank holds the others up, and why."
 RUN_DESCRIPTION = """\
@@ -23,8 +25,8 @@ where its time went; RANKSCOPE_QUIET=1 keeps it from that."""
 
 STACKS_DESCRIPTION = """\
 Print the Python stacks of every thread of every living rank on this machine: by py-spy where it is installed and
-permitted, else by the hook itself. To be run as the job's user, in the job's container if it has one. Changes nothing
-in the job. Exits with 1 if a rank does not answer, with 2 if there is none."""
+permitted, else by the hook itself. To be run as the job's user, in the job's container if it has one; root is shown
+everybody's ranks. Changes nothing in the job. Exits with 1 if a rank does not answer, with 2 if there is none."""
 EXPLAIN_DESCRIPTION = """\
 Say what holds a run back: its GPU time by what it is lost to, the alert that the rules have come to, the numbers
 compared, and where to read on. Asks a Prometheus that has Rankscope's rules. To be run anywhere. Exits with 2 if
@@ -35,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and do what it says. Exits with 2 if it is wrong."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    if options.action != "run" and isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal's encoding does not have
     if options.action == "stacks":
         from rankscope.stacks import show
 
@@ -52,9 +56,14 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
     if not command:
         parser.error("run: no command given, as in: rankscope run -- torchrun --nproc-per-node 8 train.py")
     if shutil.which(command[0]) is None:
-        parser.error(f"run: no such command: {command[0]}")
+        parser.error(f"run: no such command: {printable(command[0])}")
+    if options.run and not options.run.isprintable():
+        parser.error(f"run: the name {printable(options.run)} is not printable: no exporter would show such a run")
     os.environ.update(_environment(options))
-    os.execvp(command[0], command)  # noqa: S606 - running the user's command is what this is for
+    try:
+        os.execvp(command[0], command)  # noqa: S606 - running the user's command is what this is for
+    except OSError as error:  # of another machine's format, or an environment that is too large
+        parser.error(f"run: {printable(command[0])}: {error.strerror}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -94,12 +103,16 @@ def _add_explain(explain: argparse.ArgumentParser) -> None:
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
-        message = (
-            "rankscope: TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading the hook; call instrument() instead"
-        )
-        print(message, file=sys.stderr)  # noqa: T201 - this is a command line
+        _warn("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading the hook; call instrument() instead")
+    inherited = os.environ.get("RANKSCOPE_RUN", "")
+    if not options.run and not inherited.isprintable():
+        _warn(f"RANKSCOPE_RUN={printable(inherited, 200)} is not printable: no exporter will show this run")
     named = {"RANKSCOPE": "1", "RANKSCOPE_RUN": options.run, "RANKSCOPE_RUN_DIR": options.run_dir}
     return {name: value for name, value in named.items() if value}
+
+
+def _warn(text: str) -> None:
+    print(f"rankscope: {text}", file=sys.stderr)  # noqa: T201 - this is a command line
 
 
 if __name__ == "__main__":

@@ -2,31 +2,41 @@
 
 By py-spy where it is installed and may look, else by the hook's own answer to a signal (stack_dump.py). That signal
 kills a process that has no handler for it, so three things are made sure of before it is sent: that the process holds
-the lock of the record, that it has the file for the answer, and that it catches the signal now.
+the lock of the record and is of the record's owner (lock_holder.py), that it has the file for the answer, and that it
+catches the signal now. Root asks other users' processes, which may be hostile: all that they say is bounded, and
+printed as printable text.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
+import pwd
 import signal
-import subprocess
+import stat
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TextIO
+from typing import Any, TextIO, TypeGuard
 
 from rankscope import record
-from rankscope.rank_reader import UnreadableRecordError, read_rank
+from rankscope.living_ranks import LivingRank, RunDirectoryError, fair_share, living_ranks
+from rankscope.lock_holder import NotTheRankError, Process, process_of
+from rankscope.printable import printable
+from rankscope.py_spy import stacks_by_py_spy
 from rankscope.rank_snapshot import RankSnapshot
-from rankscope.rank_writer import SHARED_MEMORY_RUN_DIR, SUFFIX, SYSTEM_RUN_DIR
+from rankscope.rank_writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 from rankscope.stack_dump import MEMORY_FILE
 
-PY_SPY_WITHIN = 30.0  # seconds; it reads the symbols of every library first
 ANSWER_WITHIN = 5.0  # seconds; a stopped process does not answer
 COMPLETE_AFTER = 0.1  # seconds without a further line; a dump takes a millisecond
 LOOK_EVERY = 0.01
+ANSWER_LIMIT = 1024**2  # bytes; a hundred threads, the most that faulthandler writes, are a tenth of it
+RANKS_LIMIT = 256  # asked, as many as the exporter shows
+OWNER_WITHIN = 120.0  # seconds that the ranks of one user may take: nobody holds up the answer about all others
+NAME_LIMIT = 200  # characters, as of a label
+LARGEST_DESCRIPTOR = 2**31
 
 
 class NoStacksError(Exception):
@@ -36,23 +46,41 @@ class NoStacksError(Exception):
 def show(run: str | None, rank: str | None, directory: Path | None, out: TextIO = sys.stdout) -> int:
     """Print the stacks of the living ranks that are asked for. The exit status: 1 if one does not answer, 2 if none is.
 
-    `directory` None is where ranks leave their records by default.
+    `directory` None is where ranks leave their records by default. Root asks everybody's ranks, others their own.
     """
     directories = _directories(directory)
-    found = [snapshot for snapshot in _living(directories) if _is_wanted(snapshot, run, rank)]
-    if not found:
+    wanted = [one for one in _living(directories) if _is_wanted(one, run, rank)]
+    mine = [one for one in wanted if os.geteuid() in (0, one.owner)]
+    if not mine:
         asked = "".join(f" --{name} {value}" for name, value in (("run", run), ("rank", rank)) if value is not None)
-        places = ", ".join(map(str, directories))
-        print(f"rankscope stacks: no living rank in {places}{asked}", file=sys.stderr)  # noqa: T201 - a command
+        others = f"; {len(wanted)} of other users: run this as the job's user" if wanted else ""
+        _complain(f"no living rank in {', '.join(map(str, directories))}{asked}{others}")
         return 2
+    if len(mine) > RANKS_LIMIT:
+        _complain(f"{len(mine)} ranks, of which {RANKS_LIMIT} are asked; choose with --run and --rank")
+    return _show(sorted(fair_share(mine, RANKS_LIMIT), key=_order), out)
+
+
+def _show(ranks: Iterable[LivingRank], out: TextIO) -> int:
+    spent: Counter[int] = Counter()  # milliseconds by owner
     status = 0
-    for snapshot in found:
+    for one in ranks:
+        began = time.monotonic()
         try:
-            text = stacks(snapshot)
+            if spent[one.owner] > 1000 * OWNER_WITHIN:
+                raise NoStacksError(f"not asked: other ranks of its user took {OWNER_WITHIN:.0f} s")
+            text = stacks(one)
         except NoStacksError as error:
             text, status = f"no stacks: {error}", 1
-        out.write(f"{heading(snapshot)}\n{text.strip()}\n\n")
+        spent[one.owner] += round(1000 * (time.monotonic() - began))
+        lines = "\n".join(map(printable, text.strip().split("\n")))
+        out.write(f"{heading(one.snapshot)}{_user(one.owner)}\n{lines}\n\n")
+        out.flush()
     return status
+
+
+def _complain(what: str) -> None:
+    print(f"rankscope stacks: {printable(what)}", file=sys.stderr)  # noqa: T201 - a command
 
 
 def heading(snapshot: RankSnapshot) -> str:
@@ -60,10 +88,23 @@ def heading(snapshot: RankSnapshot) -> str:
     info = snapshot.info
     since = snapshot.read_monotonic - snapshot.phase_since
     pid = snapshot.lock_pid or info.get("pid")
+    run, rank, number, phase = (
+        printable(str(one), NAME_LIMIT) for one in (info.get("run"), info.get("rank"), pid, snapshot.phase)
+    )
     return (
-        f"=== run {info.get('run')}, rank {info.get('rank')}, pid {pid}: {snapshot.phase} for {since:.1f} s, "
+        f"=== run {run}, rank {rank}, pid {number}: {phase} for {since:.1f} s, "
         f"step {snapshot['steps']:.0f}{_collective(snapshot)}"
     )
+
+
+def _user(owner: int) -> str:
+    """Whose it is, where that is not who asks: a run's name is anybody's."""
+    if owner == os.geteuid():
+        return ""
+    try:
+        return f", of user {printable(pwd.getpwuid(owner).pw_name, NAME_LIMIT)}"
+    except KeyError:
+        return f", of user {owner}"
 
 
 def _collective(snapshot: RankSnapshot) -> str:
@@ -72,15 +113,23 @@ def _collective(snapshot: RankSnapshot) -> str:
         return ""
     text = f", in {record.OPS[op - 1]}"
     if group < len(snapshot.groups):
-        text += f" with {snapshot.groups[group]}, number {snapshot.many('group_collectives')[group]:.0f}"
+        name, number = printable(snapshot.groups[group], NAME_LIMIT), snapshot.many("group_collectives")[group]
+        text += f" with {name}, number {number:.0f}"
     return text
 
 
-def stacks(snapshot: RankSnapshot) -> str:
+def stacks(rank: LivingRank) -> str:
     """The stacks of all threads. Raises NoStacksError."""
-    if not snapshot.lock_pid:
+    pid = rank.snapshot.lock_pid
+    if not pid:
         raise NoStacksError("its process cannot be seen from here, as it is in another container")
-    return _by_py_spy(snapshot.lock_pid) or _by_signal(snapshot)
+    try:
+        with process_of(rank.snapshot.path, pid, rank.owner) as process:
+            said = stacks_by_py_spy(pid, ANSWER_LIMIT) or _by_signal(rank, process)
+    except NotTheRankError as error:
+        raise NoStacksError(str(error)) from error
+    is_whole = len(said.encode(errors="replace")) < ANSWER_LIMIT
+    return said if is_whole else f"{said}\n(cut off after {ANSWER_LIMIT} bytes)"
 
 
 def _directories(directory: Path | None) -> Sequence[Path]:
@@ -89,53 +138,38 @@ def _directories(directory: Path | None) -> Sequence[Path]:
     return [SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR]
 
 
-def _living(directories: Iterable[Path]) -> list[RankSnapshot]:
-    paths = (path for directory in directories for path in directory.glob(f"[!.]*{SUFFIX}"))
-    found = (_read(path) for path in paths)
-    return sorted((snapshot for snapshot in found if snapshot and snapshot.alive), key=_order)
+def _living(directories: Iterable[Path]) -> list[LivingRank]:
+    return sorted((one for directory in directories for one in _living_in(directory)), key=_order)
 
 
-def _read(path: Path) -> RankSnapshot | None:
+def _living_in(directory: Path) -> list[LivingRank]:
     try:
-        return read_rank(path)
-    except (FileNotFoundError, UnreadableRecordError):
-        return None
+        return living_ranks(directory)
+    except RunDirectoryError as error:
+        _complain(str(error))
+        return []
 
 
-def _order(snapshot: RankSnapshot) -> tuple[str, int, str]:
-    run, rank = str(snapshot.info.get("run")), str(snapshot.info.get("rank"))
-    return run, int(rank) if rank.isdecimal() else 0, rank
+def _order(one: LivingRank) -> tuple[str, int, int]:
+    return one.run, int(one.rank), one.owner
 
 
-def _is_wanted(snapshot: RankSnapshot, run: str | None, rank: str | None) -> bool:
-    return run in (None, snapshot.info.get("run")) and rank in (None, snapshot.info.get("rank"))
+def _is_wanted(one: LivingRank, run: str | None, rank: str | None) -> bool:
+    return run in (None, one.run) and rank in (None, one.rank)
 
 
-def _by_py_spy(pid: int) -> str:
-    """Empty where it is not installed, or not permitted."""
-    command = shutil.which("py-spy")
-    if command is None:
-        return ""
+def _by_signal(rank: LivingRank, process: Process) -> str:
+    number, answer_path = _asked_by(rank.snapshot)
     try:
-        done = subprocess.run(  # noqa: S603 - the user's own py-spy, with a number
-            [command, "dump", "--pid", str(pid)], capture_output=True, text=True, timeout=PY_SPY_WITHIN, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout if done.returncode == 0 else ""
-
-
-def _by_signal(snapshot: RankSnapshot) -> str:
-    number, answer_path = _asked_by(snapshot)
-    try:
-        descriptor = os.open(answer_path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = _opened(answer_path, rank.owner)
     except OSError as error:
         raise NoStacksError(f"{answer_path}: {error.strerror}; run this as the job's user") from error
     try:
         before = os.fstat(descriptor).st_size
-        if not catches(snapshot.lock_pid, number):
+        if not catches(process.pid, number):
             raise NoStacksError(f"its process no longer handles signal {number}")
-        os.kill(snapshot.lock_pid, number)
+        process.still()
+        process.send(number)
         return _answer(descriptor, before)
     except OSError as error:
         raise NoStacksError(error.strerror or str(error)) from error
@@ -143,12 +177,25 @@ def _by_signal(snapshot: RankSnapshot) -> str:
         os.close(descriptor)
 
 
+def _opened(path: Path, owner: int) -> int:
+    """The file for the answer, if it is one in memory and the rank's: nothing of a device, pipe or mount is opened."""
+    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    try:
+        status = os.fstat(place)
+        if not stat.S_ISREG(status.st_mode) or status.st_nlink or status.st_uid != owner:
+            raise NoStacksError("its process no longer has the file for them")
+        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    finally:
+        os.close(place)
+
+
 def _asked_by(snapshot: RankSnapshot) -> tuple[int, Path]:
     """The signal, and where the answer will be. Raises NoStacksError unless both are what only the hook makes."""
-    dump = snapshot.info.get("stacks") or {}
-    number, descriptor = (dump.get(name) for name in ("signal", "descriptor")) if isinstance(dump, dict) else (0, 0)
+    dump = snapshot.info.get("stacks")
+    asked: dict[str, Any] = dump if isinstance(dump, dict) else {}
+    number, descriptor = asked.get("signal"), asked.get("descriptor")
     # Whatever a record says, nothing is ever sent but a real-time signal.
-    if not (isinstance(number, int) and signal.SIGRTMIN <= number <= signal.SIGRTMAX and isinstance(descriptor, int)):
+    if not (_is_within(number, signal.SIGRTMIN, signal.SIGRTMAX) and _is_within(descriptor, 0, LARGEST_DESCRIPTOR)):
         raise NoStacksError("its hook has no signal for them; install py-spy")
     path = Path(f"/proc/{snapshot.lock_pid}/fd/{descriptor}")
     try:
@@ -160,21 +207,27 @@ def _asked_by(snapshot: RankSnapshot) -> tuple[int, Path]:
     return number, path
 
 
+def _is_within(number: object, least: int, largest: int) -> TypeGuard[int]:
+    return isinstance(number, int) and not isinstance(number, bool) and least <= number <= largest
+
+
 def catches(pid: int, number: int) -> bool:
     """Whether the process handles the signal now, by /proc/PID/status."""
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
+    with Path(f"/proc/{pid}/status").open(errors="replace") as lines:  # a process's name may be any bytes
+        caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
     return bool(caught >> (number - 1) & 1)
 
 
 def _answer(descriptor: int, before: int) -> str:
     """What is written after `before` bytes, once nothing more comes. Raises NoStacksError if nothing does."""
     size, changed, began = before, time.monotonic(), time.monotonic()
-    while size == before or time.monotonic() - changed < COMPLETE_AFTER:
+    while size <= before or (size < before + ANSWER_LIMIT and time.monotonic() - changed < COMPLETE_AFTER):
         if time.monotonic() - began > ANSWER_WITHIN:
+            if size > before:
+                break  # it writes on and on; this much is the answer
             raise NoStacksError(f"no answer within {ANSWER_WITHIN:.0f} s: the process is stopped, or blocks the signal")
         time.sleep(LOOK_EVERY)
         now = os.fstat(descriptor).st_size
         if now != size:
             size, changed = now, time.monotonic()
-    return os.pread(descriptor, size - before, before).decode(errors="replace")
+    return os.pread(descriptor, min(size - before, ANSWER_LIMIT), before).decode(errors="replace")

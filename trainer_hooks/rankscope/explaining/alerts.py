@@ -9,7 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rankscope.explaining.prometheus import Prometheus, Sample
+from rankscope.explaining.answers import ActiveAlert, Rule, Sample
+from rankscope.explaining.prometheus import Prometheus
 
 # deploy/prometheus/causes.yml and deploy/alertmanager/alertmanager.yml, without YAML.
 KNOWN: dict[str, Any] = json.loads(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))
@@ -51,7 +52,7 @@ class Alert:
 
 def alerts_of(prometheus: Prometheus, here: str, is_now: bool, places: Mapping[str, set[str]]) -> list[Alert]:
     """Those of the cluster `here` whose run, GPU or exporter is among `places`. Raises PrometheusError."""
-    found = prometheus.query(f'ALERTS{{alertname=~"Rankscope.+",{here}}}')
+    found = prometheus.query(f'ALERTS{{alertname=~"Rankscope.+",{here}}}', "alertname", "alertstate")
     ours = [alert for sample in found if _concerns(alert := _alert(sample), places)]
     told = heard(ours)
     rules = prometheus.alert_rules() if told else []
@@ -91,8 +92,8 @@ def _concerns(alert: Alert, places: Mapping[str, set[str]]) -> bool:
     return alert.labels.get(by) in places[by]
 
 
-def _with_words(alerts: Iterable[Alert], rules: Iterable[dict[str, Any]]) -> list[Alert]:
-    active = {_identity(told["labels"]): told for rule in rules for told in rule.get("alerts", ())}
+def _with_words(alerts: Iterable[Alert], rules: Iterable[Rule]) -> list[Alert]:
+    active = {_identity(told.labels): told for rule in rules for told in rule.alerts}
     return [_told(alert, active.get(_identity(alert.labels))) for alert in alerts]
 
 
@@ -100,21 +101,21 @@ def _identity(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset(labels.items())
 
 
-def _told(alert: Alert, told: dict[str, Any] | None) -> Alert:
+def _told(alert: Alert, told: ActiveAlert | None) -> Alert:
     if told is None:
         return alert
-    return replace(alert, value=float(told["value"]), annotations=told["annotations"], since=told.get("activeAt", ""))
+    return replace(alert, value=told.value, annotations=told.annotations, since=told.since)
 
 
-def _with_values(prometheus: Prometheus, alerts: Iterable[Alert], rules: Iterable[dict[str, Any]]) -> list[Alert]:
+def _with_values(prometheus: Prometheus, alerts: Iterable[Alert], rules: Iterable[Rule]) -> list[Alert]:
     """Of a moment in the past nobody has kept the values and the words; the rules' expressions give the values."""
-    by_name = {rule["name"]: rule for rule in rules}
+    by_name = {rule.name: rule for rule in rules}
     wanted = {alert.name for alert in alerts} & by_name.keys()
-    values = {name: prometheus.query(by_name[name]["query"]) for name in wanted}
-    return [_valued(alert, values.get(alert.name, ()), by_name.get(alert.name, {})) for alert in alerts]
+    values = {name: prometheus.query(by_name[name].query) for name in wanted}
+    return [_valued(alert, values.get(alert.name, ()), by_name.get(alert.name)) for alert in alerts]
 
 
-def _valued(alert: Alert, values: Iterable[Sample], rule: Mapping[str, Any]) -> Alert:
+def _valued(alert: Alert, values: Iterable[Sample], rule: Rule | None) -> Alert:
     found = (sample.value for sample in values if sample.labels.items() <= alert.labels.items())
-    link = {name: text for name, text in rule.get("annotations", {}).items() if name == "runbook_url"}
+    link = {name: text for name, text in rule.annotations.items() if name == "runbook_url"} if rule else {}
     return replace(alert, value=next(found, None), annotations=link)

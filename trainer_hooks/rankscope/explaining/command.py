@@ -8,13 +8,15 @@ import shutil
 import sys
 import textwrap
 import time
-from collections.abc import Iterator
-from datetime import datetime
+from collections.abc import Callable, Iterator
 
 from rankscope.explaining.alerts import KNOWN, Alert
 from rankscope.explaining.explanation import Explanation, explain
+from rankscope.explaining.fetching import within
+from rankscope.explaining.moments import parse_moment, said, said_iso
 from rankscope.explaining.not_yet import STALL, NotYet
 from rankscope.explaining.prometheus import Prometheus, PrometheusError
+from rankscope.printable import printable
 
 CAUSES_SHOWN = 3  # with the sum of the others: more than that nobody acts upon
 SHOWN_FROM = 0.0005  # what is less is 0.0%
@@ -24,47 +26,34 @@ MEANINGS: dict[str, str] = KNOWN["meanings"]  # docs/lost-time.md has the whole 
 CLOCKS = {"device": "the devices' clock", "host": "the hosts' clock", "mixed": "the devices' clock or the hosts'"}
 BLAME = re.compile(r'rank:rankscope_blame:ratio\{rank="(.+)",phase="(.+)"\}')
 COMPARED = ("rank:rankscope_wait:ratio", "group:rankscope_wait:reference", "rank:rankscope_lag:ratio")
-CLOCKS_APART = 60.0  # seconds, of this machine's and Prometheus'
-SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+EXPLAINED_WITHIN = 120.0  # seconds for all of its some twenty questions: a server may be slow, or mean it
+LINE_LIMIT = 1000  # characters; what is longer is a name that is none
+ERROR_LIMIT = 8000  # a choice of twenty runs, with names as long as a hook gives them
 
 
-def show(url: str, run: str | None, cluster: str | None, at: str | None, as_json: bool) -> int:
+def show(
+    url: str,
+    run: str | None,
+    cluster: str | None,
+    at: str | None,
+    as_json: bool,
+    connect: Callable[[str, float | None], Prometheus] = Prometheus,
+) -> int:
     """Print it. The exit status: 2 if there is nothing to explain, with the reason on stderr."""
     try:
         moment = None if at is None else parse_moment(at)
-        found = explain(Prometheus(url, moment), run, cluster, is_now=moment is None)
-    except (PrometheusError, ValueError) as error:
-        print(f"rankscope explain: {_printable(str(error))}", file=sys.stderr)  # noqa: T201 - a command
+        prometheus = connect(url, moment)
+        found = within(EXPLAINED_WITHIN, lambda: explain(prometheus, run, cluster, is_now=moment is None))
+    except (PrometheusError, ValueError, TimeoutError) as error:
+        print(f"rankscope explain: {printable(str(error), ERROR_LIMIT)}", file=sys.stderr)  # noqa: T201 - a command
         return 2
     when = time.time() if moment is None else moment
     if as_json:
         sys.stdout.write(json.dumps(as_object(found, when)) + "\n")
     else:
         width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
-        sys.stdout.writelines(f"{_printable(line)}\n" for line in as_lines(found, when, width))
+        sys.stdout.writelines(f"{printable(line, LINE_LIMIT)}\n" for line in as_lines(found, when, width))
     return 0
-
-
-def parse_moment(text: str) -> float:
-    """Unix seconds of such a number, of `30m` (that long ago) or of an ISO 8601 time. Raises ValueError."""
-    moment = _moment(text)
-    if moment > time.time() + CLOCKS_APART:
-        raise ValueError(f"--at {text} is in the future")
-    return moment
-
-
-def _moment(text: str) -> float:
-    if ago := re.fullmatch(r"(\d+)([smhd])", text):
-        return time.time() - int(ago[1]) * SECONDS[ago[2]]
-    try:
-        # Python 3.10 does not know the Z.
-        return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else datetime.fromisoformat(_utc(text)).timestamp()
-    except (ValueError, OverflowError):
-        raise ValueError(f"--at {text} is no time such as 30m (ago), 2026-11-21T02:40 or 1795228800") from None
-
-
-def _utc(text: str) -> str:
-    return re.sub("[zZ]$", "+00:00", text)
 
 
 def as_object(found: Explanation, when: float) -> dict[str, object]:
@@ -86,8 +75,8 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
         "share": verdict and verdict.share(found.lost),
         "not_yet": found.not_yet and found.not_yet.as_object(),
         "evidence": {
+            **(verdict.annotations if verdict else {}),  # first: none of them stands in for what we compared
             "value": verdict and verdict.value,
-            **(verdict.annotations if verdict else {}),
             "lost": found.lost,
             "lost_gpu_hours": found.gpu_hours,
             "compared": found.compared,
@@ -98,7 +87,7 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
 
 def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
     """For people."""
-    moment = datetime.fromtimestamp(when).astimezone().strftime("%Y-%m-%d %H:%M:%S %Z")
+    moment = said(when, "%Y-%m-%d %H:%M:%S %Z")
     useful = f", {found.lost['none']:.1%} of the GPU time is useful compute" if "none" in found.lost else ""
     judged = f", judged by {CLOCKS[found.clock]}" if found.clock in CLOCKS else ""
     yield f"{found.run}: {_size(found)}{judged}{useful}, {moment}"
@@ -197,11 +186,8 @@ def _state(alert: Alert) -> str:
 
 
 def _since(verdict: Alert) -> str:
-    try:
-        since = datetime.fromisoformat(_utc(re.sub(r"\.\d+", "", verdict.since)))
-    except ValueError:
-        return ""
-    return f" since {since.astimezone().strftime('%Y-%m-%d %H:%M:%S')}"
+    since = said_iso(verdict.since)
+    return f" since {since}" if since else ""
 
 
 def _in_short(alert: Alert, found: Explanation) -> str:
@@ -234,8 +220,3 @@ def _others(found: Explanation, width: int) -> Iterator[str]:
 
 def _wrapped(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False)  # names stay whole
-
-
-def _printable(text: str) -> str:
-    """Names of runs are anybody's, and a terminal obeys what is not printable."""
-    return "".join(character if character.isprintable() else "?" for character in text)

@@ -9,14 +9,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
 from itertools import islice
 from typing import NamedTuple
 
 from rankscope.explaining import not_yet
 from rankscope.explaining.alerts import Alert, alerts_of
+from rankscope.explaining.answers import Sample
+from rankscope.explaining.moments import said
 from rankscope.explaining.not_yet import NotYet
-from rankscope.explaining.prometheus import Prometheus, PrometheusError, Sample, quoted
+from rankscope.explaining.prometheus import Prometheus, PrometheusError, quoted
 
 RUNS_SHOWN = 20
 
@@ -78,7 +79,7 @@ def explain(prometheus: Prometheus, name: str | None, cluster: str | None = None
     """What the rules say of the run of this name and cluster, or of the only one there is. Raises PrometheusError."""
     run = _only(prometheus, name, cluster)
     where = run.where
-    lost = _by_cause(prometheus.query(f"run:rankscope_lost:ratio{{{where}}}"))
+    lost = _by_cause(prometheus.query(f"run:rankscope_lost:ratio{{{where}}}", "cause"))
     ranks = prometheus.query(f"last_over_time(rankscope_rank_info{{{where}}}[1h])")
     alerts = alerts_of(prometheus, run.here, is_now, {"run": {run.name}} | _places(ranks))
     if not lost and not alerts and not _has_rules(prometheus, run.here):
@@ -93,9 +94,9 @@ def explain(prometheus: Prometheus, name: str | None, cluster: str | None = None
         ranks=round(sum(node.value for node in nodes)),
         nodes=len(nodes),
         lost=lost,
-        gpu_hours=_by_cause(prometheus.query(f"run:rankscope_lost_gpu_hours:total{{{where}}}")),
+        gpu_hours=_by_cause(prometheus.query(f"run:rankscope_lost_gpu_hours:total{{{where}}}", "cause")),
         alerts=alerts,
-        clock=_clock(prometheus.query(f"group by (clock) (group:rankscope_clock:info{{{where}}})")),
+        clock=_clock(prometheus.query(f"group by (clock) (group:rankscope_clock:info{{{where}}})", "clock")),
         ended=None if nodes else _ended(prometheus, where),
         not_yet=None if alerts else not_yet.find(prometheus, where),
         host=labels.get("node") or _host(labels.get("uuid"), ranks),
@@ -135,7 +136,7 @@ def _choice(prometheus: Prometheus, runs: Sequence[Run], living: Mapping[Run, fl
     def described(run: Run) -> str:
         words = [f"{living[run]:.0f} ranks" if run in living else "no live rank"]
         if run in began:
-            words.append(f"began {datetime.fromtimestamp(began[run]).strftime('%Y-%m-%d %H:%M')}")
+            words.append(f"began {said(began[run], '%Y-%m-%d %H:%M')}")
         if run in steps:
             words.append(f"step {steps[run]:.0f}")
         return f"{run} ({', '.join(words)})"
@@ -153,7 +154,7 @@ def _listed(runs: Iterable[str]) -> str:
 
 def _by_run(prometheus: Prometheus, expression: str) -> dict[Run, float]:
     """What an expression by run and cluster is."""
-    samples = prometheus.query(expression)
+    samples = prometheus.query(expression, "run")
     return {Run(sample.labels["run"], sample.labels.get("cluster", "")): sample.value for sample in samples}
 
 

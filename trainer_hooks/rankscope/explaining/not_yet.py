@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
 from rankscope.explaining.alerts import KNOWN
-from rankscope.explaining.prometheus import Prometheus, Sample, quoted
+from rankscope.explaining.answers import Sample
+from rankscope.explaining.prometheus import Prometheus, quoted
 
 STALL = "stall"
 LOOKED_BACK = "30m"  # for when it began: twice as long as the longest tier
@@ -50,8 +51,8 @@ def _standstill(prometheus: Prometheus, where: str) -> NotYet | None:
 def _loss(prometheus: Prometheus, where: str) -> NotYet | None:
     """Of one rank where it explains half of what is lost to stragglers, as in the rules."""
     lags, losses = (
-        prometheus.query(f"topk(1, {series}{{{where}}} > {LIMIT})")
-        for series in ("rank:rankscope_lag:ratio", "run:rankscope_loss:ratio")
+        prometheus.query(f"topk(1, {series}{{{where}}} > {LIMIT})", label)
+        for series, label in (("rank:rankscope_lag:ratio", "rank"), ("run:rankscope_loss:ratio", "cause"))
     )
     largest = max(lags + losses, key=lambda one: one.value, default=None)
     if largest is None:

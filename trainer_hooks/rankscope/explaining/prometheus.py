@@ -5,100 +5,73 @@ from __future__ import annotations
 import base64
 import http.client
 import json
-import math
-import urllib.error
 import urllib.parse
-import urllib.request
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import TypeVar
 
-ANSWERS_WITHIN = 20.0  # seconds; a query takes Prometheus milliseconds
+from rankscope.explaining import answers
+from rankscope.explaining.answers import MalformedError, Rule, Sample
+from rankscope.explaining.fetching import Answer, FetchError, fetch
 
-Json = TypeVar("Json", list[Any], dict[str, Any])
+ResultT = TypeVar("ResultT")
+SAID = 300  # characters of what a server says of an error
 
 
 class PrometheusError(Exception):
     """Why there is no answer, in one line, without the password."""
 
 
-@dataclass(frozen=True)
-class Sample:
-    """One series of an instant vector. `labels` are without the name."""
-
-    name: str
-    labels: dict[str, str]
-    value: float
-
-
 class Prometheus:
     """A server by its URL, which may have a path and, for basic auth, `USER:PASSWORD@`. Raises PrometheusError."""
 
-    def __init__(self, url: str, at: float | None = None) -> None:
-        """Questions are about the moment `at` (unix seconds), or now."""
+    def __init__(self, url: str, at: float | None = None, fetch: Callable[[str, str], Answer] = fetch) -> None:
+        """Questions are about the moment `at` (unix seconds), or now. `fetch` gets a page, with credentials."""
         parts = _split(url)
         self.url = _without_password(parts).rstrip("/")
         self._credentials = _credentials(parts)
         self._at = at
+        self._fetch = fetch
 
-    def query(self, expression: str) -> list[Sample]:
-        """The instant vector of a PromQL expression. What is not a number is left out, as it says nothing."""
+    def query(self, expression: str, *needed: str) -> list[Sample]:
+        """The instant vector of a PromQL expression, each series with the labels `needed`."""
         moment = {} if self._at is None else {"time": f"{self._at:.3f}"}
-        found = self._get("query", list, "result", query=expression, **moment)
-        samples = (_sample(series["metric"], float(series["value"][1])) for series in found)
-        return [sample for sample in samples if math.isfinite(sample.value)]
+        data = self._get("query", query=expression, **moment)
+        return self._understood(lambda: answers.samples(data, needed))
 
-    def alert_rules(self) -> list[dict[str, Any]]:
-        """The alerting rules as they are now, with their active alerts; none where the server keeps no rules."""
-        groups = self._get("rules", list, "groups", type="alert")
-        return [rule for group in groups for rule in group["rules"] if rule.get("type") == "alerting"]
+    def alert_rules(self) -> list[Rule]:
+        """Rankscope's alerting rules as they are now, with their active alerts; none where the server keeps none."""
+        data = self._get("rules", type="alert")
+        return self._understood(lambda: answers.rules(data))
 
     def evaluation_interval(self) -> float | None:
         """Seconds between two evaluations of Rankscope's alerts; None where the server does not say."""
-        groups = self._get("rules", list, "groups", type="alert")
-        return next((g["interval"] for g in groups if "interval" in g and any(map(_is_ours, g["rules"]))), None)
+        return next((rule.interval for rule in self.alert_rules() if rule.interval is not None), None)
 
-    def _get(self, path: str, kind: type[Json], field: str, **parameters: str) -> Json:
-        request = urllib.request.Request(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}")  # noqa: S310 - http or https, see __init__
-        if self._credentials:
-            # Not to where a redirection leads.
-            request.add_unredirected_header("Authorization", self._credentials)
+    def _get(self, path: str, **parameters: str) -> object:
         try:
-            with urllib.request.urlopen(request, timeout=ANSWERS_WITHIN) as answer:  # noqa: S310 - the same
-                body = answer.read()
-        except urllib.error.HTTPError as error:
-            with error:
-                raise PrometheusError(self._refusal(error)) from None
-        except (OSError, http.client.HTTPException) as error:
-            raise PrometheusError(f"cannot reach {self.url}: {getattr(error, 'reason', error)}") from None
-        return self._field(body, kind, field)
+            answer = self._fetch(f"{self.url}/api/v1/{path}?{urllib.parse.urlencode(parameters)}", self._credentials)
+        except FetchError as error:
+            raise PrometheusError(f"{self.url}: {error}") from None
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            why = str(getattr(error, "reason", error))[:SAID]
+            raise PrometheusError(f"cannot reach {self.url}: {why}") from None
+        if answer.status != 200:
+            raise PrometheusError(self._refusal(answer))
+        return self._understood(lambda: answers.data_of(answer.body))
 
-    def _field(self, body: bytes, kind: type[Json], field: str) -> Json:
+    def _understood(self, read: Callable[[], ResultT]) -> ResultT:
         try:
-            value = json.loads(body)["data"][field]
-        except (ValueError, KeyError, TypeError):
-            value = None
-        if not isinstance(value, kind):
-            raise PrometheusError(f"{self.url} is no Prometheus: it does not answer as one")
-        return value
+            return read()
+        except MalformedError:
+            raise PrometheusError(f"{self.url} is no Prometheus: it does not answer as one") from None
 
-    def _refusal(self, error: urllib.error.HTTPError) -> str:
-        if error.code == 401:
+    def _refusal(self, answer: Answer) -> str:
+        if answer.status == 401:
             return f"{self.url} wants a user and a password: --url http://USER:PASSWORD@HOST:PORT"
-        if error.code == 404:
+        if answer.status == 404:
             return f"{self.url} is no Prometheus: it has no /api/v1"
-        try:
-            why = str(json.loads(error.read())["error"])
-        except (OSError, ValueError, KeyError, TypeError):
-            why = str(error.reason)
-        return f"{self.url} answers {error.code}: {why}"
-
-
-def _is_ours(rule: dict[str, Any]) -> bool:
-    return str(rule.get("name")).startswith("Rankscope")
-
-
-def _sample(labels: dict[str, str], value: float) -> Sample:
-    return Sample(labels.get("__name__", ""), {k: v for k, v in labels.items() if k != "__name__"}, value)
+        why = answers.error_of(answer.body) or answer.reason
+        return f"{self.url} answers {answer.status}: {why[:SAID]}"
 
 
 def _split(url: str) -> urllib.parse.SplitResult:

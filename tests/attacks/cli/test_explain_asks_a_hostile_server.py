@@ -1,0 +1,287 @@
+"""The attack: what answers `rankscope explain` is no Prometheus, or one whose runs and alerts somebody named badly."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import threading
+import time
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks.explain_answers import Scene, answer
+from tests.exporter.web.conftest import Authority
+
+from rankscope import launch
+from rankscope.explaining import command
+from rankscope.explaining.fetching import BODY_LIMIT
+
+MIB = 1024**2
+Serve = Callable[[Callable[[BaseHTTPRequestHandler], None]], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """Starts a server of which each request is answered by a function; its address."""
+    servers: list[ThreadingHTTPServer] = []
+
+    def start(answers: Callable[[BaseHTTPRequestHandler], None], context: ssl.SSLContext | None = None) -> str:
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                answers(self)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that hangs up is what is wanted
+        if context:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        return f"localhost:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def answers(body: bytes, status: int = 200, **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
+    def answer_it(request: BaseHTTPRequestHandler) -> None:
+        request.send_response(status)
+        for name, value in headers.items():
+            request.send_header(name, value)
+        request.end_headers()
+        request.wfile.write(body)
+
+    return answer_it
+
+
+class Endless:
+    """A body without end, and how much of it was taken. It gives up at 100 MiB."""
+
+    def __init__(self, status: int = 200, begin: bytes = b'{"data":{"result":[', **headers: str) -> None:
+        self.begun, self.taken, self.is_over = answers(begin, status, **headers), 0, threading.Event()
+
+    def __call__(self, request: BaseHTTPRequestHandler) -> None:
+        try:
+            self.begun(request)
+            while self.taken < 100 * MIB:
+                request.wfile.write(b"[]," * 100_000)
+                self.taken += 300_000
+        except OSError:
+            pass
+        finally:
+            self.is_over.set()
+
+
+def explain(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[object, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["explain", *flags])
+    out, err = capsys.readouterr()
+    return ended.value.code, out, err
+
+
+def complaint(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
+    code, out, err = explain(capsys, *flags)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert err[:-1].isprintable()
+    return err
+
+
+VECTOR = b'{"data":{"result":[%s]}}'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[" * 100_000,
+        b'{"data":' * 100_000,
+        b"9" * 10_000,
+        b"null",
+        b'{"data":{"result":[null]}}',
+        VECTOR % b"{}",
+        VECTOR % b'{"metric":{},"value":[0,"1"]}',
+        VECTOR % b'{"metric":{"run":"a"}}',
+        VECTOR % b'{"metric":{"run":"a"},"value":[0]}',
+        VECTOR % b'{"metric":{"run":"a"},"value":[0,null]}',
+        VECTOR % b'{"metric":{"run":"a"},"value":[0,"a number"]}',
+        VECTOR % b'{"metric":{"run":["a"]},"value":[0,"1"]}',
+        VECTOR % b'{"metric":["run"],"value":[0,"1"]}',
+        VECTOR % (b'{"metric":{"run":"%s"},"value":[0,"1"]}' % (b"x" * 5000)),
+        VECTOR % (b'{"metric":{"run":"a"},"value":[0,%s]}' % (b"9" * 4000)),
+    ],
+)
+def test_what_no_prometheus_answers_is_one_line(capsys: pytest.CaptureFixture[str], serve: Serve, body: bytes) -> None:
+    address = serve(answers(body))
+    assert "is no Prometheus: it does not answer as one" in complaint(capsys, "--url", f"http://{address}")
+
+
+@pytest.mark.parametrize("value", [b'"NaN"', b'"1e400"', b'"1e308"', b'"-Inf"', b"NaN"])
+def test_a_number_that_is_none_is_no_series(capsys: pytest.CaptureFixture[str], serve: Serve, value: bytes) -> None:
+    address = serve(answers(VECTOR % (b'{"metric":{"run":"a"},"value":[0,%s]}' % value)))
+    assert "has no run" in complaint(capsys, "--url", f"http://{address}")
+
+
+@pytest.mark.parametrize("status", [200, 302, 500])
+def test_a_body_without_end_is_not_read_to_its_end(
+    capsys: pytest.CaptureFixture[str], serve: Serve, status: int
+) -> None:
+    endless = Endless(status, **({"Location": "/elsewhere"} if status == 302 else {}))
+    complaint(capsys, "--url", f"http://{serve(endless)}")
+    assert endless.is_over.wait(30)
+    assert endless.taken < 6 * (BODY_LIMIT + 8 * MIB)  # of six requests; 8 MiB is what lies in the sockets' buffers
+
+
+@pytest.mark.parametrize("phase", ["head", "body"])
+def test_an_answer_that_never_ends_is_given_up(
+    capsys: pytest.CaptureFixture[str], serve: Serve, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    monkeypatch.setattr(command, "EXPLAINED_WITHIN", 1.0, raising=False)
+    over = threading.Event()
+
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        request.wfile.write(b"HTTP/1.1 200 OK\r\n" if phase == "head" else b"HTTP/1.1 200 OK\r\n\r\n")
+        until = time.monotonic() + 15
+        while not over.wait(0.05) and time.monotonic() < until:
+            request.wfile.write(b"X: y\r\n" if phase == "head" else b" ")
+
+    try:
+        assert "no answer within 1 s" in complaint(capsys, "--url", f"http://{serve(drip)}")
+    finally:
+        over.set()
+
+
+@pytest.mark.parametrize("target", ["ftp://127.0.0.1:1/a", "file:///etc/passwd", "data:,x", "http://u:p@127.0.0.1:1/"])
+def test_a_redirection_leads_to_http_alone(capsys: pytest.CaptureFixture[str], serve: Serve, target: str) -> None:
+    said = complaint(capsys, "--url", f"http://{serve(answers(b'', 302, Location=target))}")
+    assert f"it redirects from http to '{target}" in said
+
+
+def test_a_redirection_to_itself_comes_to_an_end(capsys: pytest.CaptureFixture[str], serve: Serve) -> None:
+    asked: list[str] = []
+
+    def again(request: BaseHTTPRequestHandler) -> None:
+        asked.append(request.path)
+        answers(b"", 307, Location=f"/{len(asked)}")(request)
+
+    assert "redirects more than" in complaint(capsys, "--url", f"http://{serve(again)}")
+    assert len(asked) <= 10
+
+
+def test_https_does_not_become_http(
+    capsys: pytest.CaptureFixture[str], serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    certificate, key = Authority(tmp_path).issue("server", "localhost")
+    monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificate, key)
+    asked: list[str] = []
+
+    def in_the_clear(request: BaseHTTPRequestHandler) -> None:
+        asked.append(request.path)
+        answers(VECTOR % b"")(request)
+
+    clear = serve(in_the_clear)
+    secret = serve(answers(b"", 302, Location=f"http://{clear}/api/v1/query"), context)
+    assert "it redirects from https to 'http://" in complaint(capsys, "--url", f"https://{secret}")
+    assert asked == []
+
+
+def scene(found: dict[str, dict[str, Any]]) -> Callable[[BaseHTTPRequestHandler], None]:
+    """As a Prometheus, but what stands in `found` under the beginning of a question."""
+
+    def answer_it(request: BaseHTTPRequestHandler) -> None:
+        body = answer(request.path, Scene())
+        for part, other in found.items():
+            body = other if part in request.path else body
+        answers(json.dumps(body).encode())(request)
+
+    return answer_it
+
+
+def vector(*series: tuple[dict[str, Any], str]) -> dict[str, Any]:
+    return {"data": {"result": [{"metric": metric, "value": [0, value]} for metric, value in series]}}
+
+
+EVIL = "\x1b]0;owned\x07\x9b2J\u202e\nCRITICAL: a line of its own"
+HOSTILE = {
+    "an alert without a name": {"query=ALERTS": vector(({"alertstate": "firing", "run": "train"}, "1"))},
+    "an alert without a state": {"query=ALERTS": vector(({"alertname": "RankscopeX", "run": "train"}, "1"))},
+    "a loss without a cause": {"query=run%3Arankscope_lost%3A": vector(({}, "1"))},
+    "a clock without a name": {"clock%29": vector(({}, "1"))},
+    "rules of no group": {"/rules": {"data": {"groups": [1]}}},
+    "a rule that is none": {"/rules": {"data": {"groups": [{"rules": [[]]}]}}},
+    "alerts without labels": {
+        "/rules": {
+            "data": {"groups": [{"rules": [{"type": "alerting", "name": "RankscopeX", "query": "x", "alerts": [{}]}]}]}
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_an_answer_without_what_it_has_to_have_is_one_line(
+    capsys: pytest.CaptureFixture[str], serve: Serve, what: str
+) -> None:
+    address = serve(scene(HOSTILE[what]))
+    assert "does not answer as one" in complaint(capsys, "--url", f"http://{address}")
+
+
+def test_names_and_words_with_escapes_are_lines_that_a_terminal_can_take(
+    capsys: pytest.CaptureFixture[str], serve: Serve
+) -> None:
+    firing = {"alertname": "RankscopeRankLagging", "alertstate": "firing", "run": "train"}
+    found = {
+        "query=ALERTS": vector(({**firing, "severity": EVIL, "rank": EVIL}, "1")),
+        "lost%3Aratio": vector(({"cause": EVIL}, "0.5")),
+    }
+    code, out, err = explain(capsys, "--url", f"http://{serve(scene(found))}")
+    assert (code, err) == (0, "")
+    assert all(line.isprintable() for line in out.split("\n"))
+    assert not any(line.startswith("CRITICAL: a line") for line in out.split("\n"))
+
+
+def test_values_of_an_alert_that_are_none_are_null_in_json(capsys: pytest.CaptureFixture[str], serve: Serve) -> None:
+    rules = answer("/api/v1/rules", Scene())
+    for alert in rules["data"]["groups"][0]["rules"][0]["alerts"]:
+        alert |= {"value": "NaN", "activeAt": "0001-01-01T00:00:00+14:00", "annotations": {"value": "7", "lost": "all"}}
+    _, out, _ = explain(capsys, "--url", f"http://{serve(scene({'/rules': rules}))}", "--json")
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(f"{constant} is no JSON")
+
+    evidence = json.loads(out, parse_constant=refuse)["evidence"]
+    assert evidence["value"] is None or isinstance(evidence["value"], float)
+    assert isinstance(evidence["lost"], dict)
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        *("9" * 400, "9" * 5000, "9" * 400 + "d", "9" * 5000 + "d", "999999d", "-1"),
+        *("0001-01-01", "0001-01-01T00:00+14:00", "\udcff"),
+    ],
+)
+def test_a_moment_that_no_calendar_has_is_one_line(capsys: pytest.CaptureFixture[str], serve: Serve, at: str) -> None:
+    said = complaint(capsys, "--url", f"http://{serve(scene({}))}", f"--at={at}")
+    assert "is no time such as" in said or "is in the future" in said
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        *("http://a b/", "http://127.0.0.1:1/\x1b[2J", "http://127.0.0.1:1/\u202e", "http://127.0.0.1:99999"),
+        *("http://\udcff@127.0.0.1:1", "http://127.0.0.1:1/\udcff", "http://xn--\u0301/", "http://[::1]:1:2"),
+        *("http://%zz:1", "http://" + "a" * 300),
+    ],
+)
+def test_a_hostile_address_of_the_environment_is_one_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str
+) -> None:
+    monkeypatch.setenv("PROMETHEUS_URL", url)
+    complaint(capsys)

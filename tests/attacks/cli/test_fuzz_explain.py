@@ -1,0 +1,38 @@
+"""The attack: answers to `rankscope explain` that are damaged in all kinds of ways, some thousands of them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from benchmarks.fuzz_explain import FuzzError, run
+
+from rankscope.explaining import answers, command, moments
+
+
+@pytest.fixture(autouse=True)
+def width(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+def test_no_damaged_answer_breaks_explain() -> None:
+    outcome = run(seed=2, first=0, inputs=3000)
+    assert outcome.total() == 3000
+    assert outcome["explained"] > 150  # damage that the checks let through is in the test as well
+    assert outcome["no Prometheus"] > 500
+
+
+MISSING = {
+    "nested brackets": (answers, "RecursionError", ZeroDivisionError),
+    "labels that are needed": (answers, "_malformed_unless_all", lambda *_: None),
+    "numbers": (answers, "LARGEST", math.inf),
+    "printable text": (command, "printable", lambda text, _: text),
+    "years": (moments, "NO_MOMENT", ()),
+}
+
+
+@pytest.mark.parametrize("check", MISSING)
+def test_the_fuzzer_notices_a_check_that_is_missing(check: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(*MISSING[check], raising=False)
+    with pytest.raises(FuzzError, match=r"seed 2, input \d+"):
+        run(seed=2, first=0, inputs=20_000)

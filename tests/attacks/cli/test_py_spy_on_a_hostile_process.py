@@ -1,0 +1,70 @@
+"""The attack: a process that makes py-spy print escapes, print for ever, or never end."""
+
+from __future__ import annotations
+
+import io
+import time
+from pathlib import Path
+
+import pytest
+from tests.attacks.cli_support import ask, process
+
+from rankscope import living_ranks, py_spy, stacks
+
+MIB = 1024**2
+RANK = 'w = publish("e.0"); live()'
+
+
+def fake(directory: Path, script: str) -> str:
+    program = directory / "py-spy"
+    program.write_text(f"#!/bin/sh\nPATH=/usr/bin:/bin\n{script}\n")
+    program.chmod(0o755)
+    return str(directory)
+
+
+def test_names_of_threads_and_functions_are_printed_escaped(run_dir: Path, tmp_path: Path) -> None:
+    path = fake(tmp_path, r"""printf 'Thread 1 (idle): "\033]0;owned\007"\n    \302\2332Jloop (a.py:1)\r\n'""")
+    with process(RANK, run_dir, user=0):
+        answer = ask(run_dir, path=path)
+    assert answer.returncode == 0
+    assert all(line.isprintable() for line in answer.stdout.split("\n"))
+    assert r'Thread 1 (idle): "\x1b]0;owned\x07"' in answer.stdout
+
+
+def test_output_without_end_is_cut_off(run_dir: Path, tmp_path: Path) -> None:
+    path = fake(tmp_path, f"head -c {64 * MIB} /dev/zero | tr '\\0' x")
+    with process(RANK, run_dir, user=0):
+        answer = ask(run_dir, path=path)
+    assert len(answer.stdout) < 2 * MIB
+    assert f"(cut off after {MIB} bytes)" in answer.stdout
+
+
+def test_one_that_never_ends_is_ended_with_what_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    child = tmp_path / "child"
+    monkeypatch.setenv("PATH", fake(tmp_path, f"sleep 600 & echo $! > {child}; echo begun; wait"))
+    monkeypatch.setattr(py_spy, "WITHIN", 1.0)
+    assert py_spy.stacks_by_py_spy(1, limit=MIB) == ""
+    stat = Path(f"/proc/{child.read_text().strip()}/stat")
+    until = time.monotonic() + 10
+    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":  # a zombie is init's to collect
+        assert time.monotonic() < until, "what py-spy started outlives it"
+        time.sleep(0.01)
+
+
+def test_after_half_an_answer_and_an_error_the_hook_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", fake(tmp_path, "echo half; exit 1"))
+    assert py_spy.stacks_by_py_spy(1, limit=MIB) == ""
+
+
+def test_ranks_of_a_user_that_take_too_long_hold_up_no_other_users(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stacks, "stacks", lambda rank: f"asked of {rank.owner}")
+    with process('w = [publish(f"e.{n}", rank=str(n)) for n in range(2)]; live()', run_dir, user=0):
+        found = [living_ranks.LivingRank(one.snapshot, owner) for owner in (1, 2) for one in stacks._living([run_dir])]
+    monkeypatch.setattr(stacks, "OWNER_WITHIN", 0.0)
+    spent = iter(range(100))
+    monkeypatch.setattr(stacks.time, "monotonic", lambda: float(next(spent)))
+    out = io.StringIO()
+    assert stacks._show(found, out) == 1
+    assert [out.getvalue().count(text) for text in ("asked of 1", "asked of 2", "not asked")] == [1, 1, 2]

@@ -1,0 +1,101 @@
+"""The attack: a Slurm job whose name makes lines, patterns, paths or commands in the prolog, in dash and bash."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rankscope_exporter.allocation.slurm import SlurmJobs
+
+SCRIPT = Path(__file__).parents[3] / "deploy/slurm/gpu_jobs.sh"
+
+
+class Slurmd:
+    """Runs the script by a shell with nothing in its environment but what slurmd puts there."""
+
+    def __init__(self, shell: str, directory: Path) -> None:
+        self._shell, self.directory = shell, directory
+
+    def runs(self, context: str, **variables: str) -> None:
+        environment = {"RANKSCOPE_SLURM_DIR": str(self.directory), "SLURM_SCRIPT_CONTEXT": f"{context}_slurmd"}
+        environment |= {f"SLURM_JOB_{name}": value for name, value in variables.items()}
+        command = [self._shell, str(SCRIPT)]
+        done = subprocess.run(command, env=environment, capture_output=True, check=False, cwd=self.directory.parent)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), "a prolog that fails drains the node"
+
+    @property
+    def jobs(self) -> dict[str, list[tuple[str, str, str]]]:
+        found = SlurmJobs(self.directory).holders()
+        return {gpu: [(job.slurm_job_id, job.user, job.slurm_job_name) for job in jobs] for gpu, jobs in found.items()}
+
+
+@pytest.fixture(params=["dash", "bash"])
+def slurmd(request: pytest.FixtureRequest, tmp_path: Path) -> Slurmd:
+    shell = shutil.which(request.param)
+    assert shell, f"{request.param} is not installed"
+    return Slurmd(shell, tmp_path / "rankscope-slurm")
+
+
+NAMES = {
+    r"x\n666 root all": r"x\n666 root all",
+    "x\n666 root all": "x?666 root all",
+    "x\r666 root all": "x?666 root all",
+    "x\x0b666 root all\x0c667 root all\x1c668 root all": "x?666 root all?667 root all?668 root all",
+    "x\x85666 root all": "x??666 root all",
+    "x\u2028666 root all": "x???666 root all",
+    r"x\0\c\e[2J\x1b[2J": r"x\0\c\e[2J\x1b[2J",
+    "x\x1b]0;owned\x07": "x?]0;owned?",
+    "$(touch owned) `touch owned` ; touch owned & | > owned": "$(touch owned) `touch owned` ; touch owned & | > owned",
+    "* ? [a-z]* ~ {a,b}": "* ? [a-z]* ~ {a,b}",
+    "'\"'\"' %s %n %d": "'\"'\"' %s %n %d",
+    "-n -e --help": "-n -e --help",
+    "100 kB " + "x" * 100_000: "100 kB " + "x" * 193,
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_name_is_one_line_and_goes_with_its_job(slurmd: Slurmd, name: str) -> None:
+    slurmd.runs("prolog", ID="7", USER="alice", NAME=name, GPUS="0")
+    assert slurmd.jobs == {"0": [("7", "alice", NAMES[name])]}
+    slurmd.runs("epilog", ID="7", USER="alice", GPUS="0")
+    assert slurmd.jobs == {}
+    assert not list(slurmd.directory.parent.rglob("owned"))
+
+
+def test_a_long_name_hides_no_other_job_of_a_shared_gpu(slurmd: Slurmd) -> None:
+    slurmd.runs("prolog", ID="7", USER="alice", NAME="train", GPUS="0")
+    slurmd.runs("prolog", ID="8", USER="bob", NAME="x" * 100_000, GPUS="0")
+    assert [job[0] for job in slurmd.jobs["0"]] == ["8", "7"]
+
+
+def test_a_user_with_a_line_break_is_one_line(slurmd: Slurmd) -> None:
+    slurmd.runs("prolog", ID="7", USER="a\n666 root", NAME="train", GPUS="0")
+    assert [job[0] for job in slurmd.jobs["0"]] == ["7"]
+
+
+@pytest.mark.parametrize("number", [".*", "7\n666", "-e", "7 root x", "$(id)", "[0-9]*"])
+def test_what_is_no_jobs_number_leaves_and_removes_nothing(slurmd: Slurmd, number: str) -> None:
+    slurmd.runs("prolog", ID="8", USER="bob", NAME="train", GPUS="0")
+    for context in ("prolog", "epilog"):
+        slurmd.runs(context, ID=number, USER="alice", GPUS="0")
+    assert slurmd.jobs == {"0": [("8", "bob", "train")]}
+
+
+@pytest.mark.parametrize("gpus", ["../owned", "/owned", "*", "-f", ".", "..", "0/../../owned", ".lock"])
+def test_what_is_no_gpu_makes_no_file(slurmd: Slurmd, gpus: str) -> None:
+    slurmd.runs("prolog", ID="8", USER="bob", NAME="train", GPUS="0")
+    slurmd.runs("prolog", ID="7", USER="alice", GPUS=f"{gpus},1")
+    slurmd.runs("epilog", ID="7", USER="alice", GPUS=gpus)
+    made = sorted(path.relative_to(slurmd.directory.parent).as_posix() for path in slurmd.directory.parent.rglob("*"))
+    assert made == ["rankscope-slurm", "rankscope-slurm/.lock", "rankscope-slurm/0", "rankscope-slurm/1"]
+
+
+def test_the_files_are_there_for_another_user_to_read_and_not_to_write(slurmd: Slurmd) -> None:
+    command = ["sh", "-c", 'umask 077; exec "$0" "$@"', slurmd._shell, str(SCRIPT)]
+    environment = {"RANKSCOPE_SLURM_DIR": str(slurmd.directory), "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
+    environment |= {"SLURM_JOB_ID": "7", "SLURM_JOB_USER": "alice", "SLURM_JOB_GPUS": "0"}
+    subprocess.run(command, env=environment, check=True)
+    assert [path.stat().st_mode & 0o777 for path in (slurmd.directory, slurmd.directory / "0")] == [0o755, 0o644]

@@ -1,0 +1,98 @@
+"""One question to an HTTP server that may be hostile: bounded in bytes and time, redirected within http(s) alone."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable
+from http.client import HTTPResponse
+from typing import NamedTuple, TypeVar
+
+ANSWERS_WITHIN = 20.0  # seconds without a byte; a query takes Prometheus milliseconds
+BODY_LIMIT = 8 * 1024**2  # bytes: some 15,000 ranks
+REFUSAL_LIMIT = 64 * 1024  # bytes of an error's body
+REDIRECTS = 5
+REDIRECTING = (301, 302, 303, 307, 308)
+
+ResultT = TypeVar("ResultT")
+
+
+class Answer(NamedTuple):
+    """What came back."""
+
+    status: int
+    reason: str
+    body: bytes
+
+
+class FetchError(Exception):
+    """Why nothing did, in words."""
+
+
+def fetch(url: str, authorization: str = "") -> Answer:
+    """GET a page. Raises FetchError, OSError, HTTPException or ValueError."""
+    for _ in range(REDIRECTS + 1):
+        request = urllib.request.Request(url)  # noqa: S310 - http or https, as _target and Prometheus see to
+        if authorization:
+            request.add_unredirected_header("Authorization", authorization)
+        with _opened(request) as answer:
+            if answer.status not in REDIRECTING:
+                return Answer(answer.status, answer.reason or "", _body(answer))
+            url = _target(url, answer.headers.get("Location") or "")
+        authorization = ""  # a redirection leads nobody's password anywhere
+    raise FetchError(f"it redirects more than {REDIRECTS} times")
+
+
+def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
+    """What `work` returns or raises, in a thread that is left to itself after `seconds`. Raises TimeoutError then.
+
+    A socket's own limit counts from its last byte: a server that sends one now and then holds it up for ever.
+    """
+    done: queue.Queue[tuple[ResultT | None, BaseException | None]] = queue.Queue()
+
+    def run() -> None:
+        try:
+            done.put((work(), None))
+        except BaseException as error:
+            done.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        result, error = done.get(timeout=seconds)
+    except queue.Empty:
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
+    if error is not None:
+        raise error
+    return result  # type: ignore[return-value]  # without an error it is one
+
+
+def _opened(request: urllib.request.Request) -> HTTPResponse:
+    """The answer of any status. An opener of our own: the usual one has file:, ftp: and data: in it, and reads all."""
+    opener = urllib.request.OpenerDirector()
+    for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
+        opener.add_handler(handler)
+    answer = opener.open(request, timeout=ANSWERS_WITHIN)
+    if not isinstance(answer, HTTPResponse):
+        raise FetchError("neither http nor https")
+    return answer
+
+
+def _body(answer: HTTPResponse) -> bytes:
+    limit = BODY_LIMIT if answer.status == 200 else REFUSAL_LIMIT
+    body = answer.read(limit + 1)
+    if len(body) > limit and answer.status == 200:
+        raise FetchError(f"its answer has more than {limit // 1024**2} MiB")
+    return body[:limit]
+
+
+def _target(url: str, location: str) -> str:
+    """Where a redirection leads, if that is a place to go to."""
+    target = urllib.parse.urljoin(url, location)
+    before, after = urllib.parse.urlsplit(url), urllib.parse.urlsplit(target)
+    is_one = after.scheme in ("http", "https") and after.hostname and "@" not in after.netloc
+    if not is_one or (before.scheme == "https" and after.scheme == "http"):
+        raise FetchError(f"it redirects from {before.scheme} to {target[:200]!r}")
+    return target
