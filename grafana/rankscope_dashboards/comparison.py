@@ -96,7 +96,7 @@ COMPARISON = Row(
             "a change saves in one phase, another may take.",
             Query(
                 for_both_runs(
-                    f"sum by (run, phase) ({PHASE_RATIOS}) / on (run, owner) group_left () (sum by (run) ({PHASE_RATIOS}) > 0)"
+                    f"sum by (run, phase) ({PHASE_RATIOS}) / on (run) group_left () (sum by (run) ({PHASE_RATIOS}) > 0)"
                 )
             ),
             bar="run",

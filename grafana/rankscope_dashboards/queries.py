@@ -48,7 +48,7 @@ class PanelQuery(NamedTuple):
 def panel_queries(
     *, run: str, owner: str, instance: str, interval: str = "1m", compare: str = NO_RUN
 ) -> Iterator[PanelQuery]:
-    """Every query of both dashboards, for all ranks of `owner`'s `run`, beside `compare`, and for the exporter `instance`.
+    """Every query of both dashboards: for all ranks of `owner`'s `run`, beside `compare`, for the exporter `instance`.
 
     `interval` stands for Grafana's rate interval (at least four scrape intervals) and for the time range. No moment
     has data for all of them, as some are about live ranks and one about ended ones: ask over the whole life of a run

@@ -65,7 +65,7 @@ def selectors(expr: str) -> Iterator[Any]:
 def documented_labels() -> dict[str, set[str]]:
     """Every metric of docs/metrics.md with its labels; a histogram by the names of its series."""
     labels: dict[str, set[str]] = {}
-    common = {"gpu": {"gpu", "uuid"}, "rank": {"run", "rank"}, "exporter": set()}
+    common = {"gpu": {"gpu", "uuid"}, "rank": {"run", "owner", "rank"}, "exporter": set()}
     for line in (ROOT / "docs/metrics.md").read_text(encoding="utf-8").splitlines():
         if match := re.match(r"\| `(rankscope_(gpu|rank|exporter)_\w+)` \| (\w+) \|[^|]*\|([^|]*)\|", line):
             name, level, kind, more = match.groups()

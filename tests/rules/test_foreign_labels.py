@@ -195,13 +195,10 @@ def test_a_strangers_dead_record_is_told_as_the_strangers(tmp_path: Path) -> Non
     def owned(series: str, values: Words) -> Iterator[tuple[str, Words]]:
         yield (with_labels(series, 'owner="1000"') if "run=" in series else series), values
 
-    (plan,) = (EXPECTED["a slow rank"][0],)
-    kind = type("Attacked", (WithAStranger,), {"relabel": staticmethod(owned)})
-    run = kind(plan, simulate(plan), 0, SCRAPES)
-    told = {
-        (one["alertname"], one["rank"], one["owner"])
-        for one in map(lambda one: dict(one.labels), fire([run], RULES / "15s.yml", tmp_path)[run])
-    }
+    plan = EXPECTED["a slow rank"][0]
+    run = type("Attacked", (WithAStranger,), {"relabel": staticmethod(owned)})(plan, simulate(plan), 0, SCRAPES)
+    fired = [dict(one.labels) for one in fire([run], RULES / "15s.yml", tmp_path)[run]]
+    told = {(one["alertname"], one["rank"], one["owner"]) for one in fired}
     assert told == {("RankscopeRankLagging", "3", "1000"), ("RankscopeRankCrashed", "999", "1001")}
 
 

@@ -199,8 +199,8 @@ def test_an_operators_own_rules_need_nothing_but_pyyaml(tmp_path: Path) -> None:
     assert "> 3600" in rules["RankscopeCheckpointOverdue"]["expr"]
     assert "[2m]" in rules["rank:rankscope_steps:rate"]["expr"]
     assert "* 2.5" in rules["run:rankscope_lost_money:total"]["expr"]
-    assert rules["run:rankscope_steps:rate"]["expr"] == "max by (run, cluster, team) (rank:rankscope_steps:rate)"
-    asked = 'run:rankscope_lost:ratio{run=%q,cause="straggler",cluster=%q,team=%q}` $labels.run $labels.cluster $'
+    assert rules["run:rankscope_steps:rate"]["expr"] == "max by (run, owner, cluster, team) (rank:rankscope_steps:rate)"
+    asked = '{run=%q,cause="straggler",owner=%q,cluster=%q,team=%q}` $labels.run $labels.owner $labels.cluster $'
     assert asked in rules["RankscopeTransferBound"]["annotations"]["description"]
     assert (
         "SUCCESS"
@@ -237,6 +237,7 @@ def test_a_mistake_in_what_an_operator_asks_for_is_one_line(
 def test_labels_of_an_empty_join_and_of_prose_are_left_alone() -> None:
     source = "expr: a and on () vector(1) > on (run) b\nsummary: 'on {{ with printf `c{run=%q}` $labels.run | query }}'"
     assert render.render(source, values({}), "x") == (
-        "expr: a and on () vector(1) > on (run, cluster) b\n"
-        "summary: 'on {{ with printf `c{run=%q,cluster=%q}` $labels.run $labels.cluster | query }}'\n"
+        "expr: a and on () vector(1) > on (run, owner, cluster) b\n"
+        "summary: 'on {{ with printf `c{run=%q,owner=%q,cluster=%q}` "
+        "$labels.run $labels.owner $labels.cluster | query }}'\n"
     )
