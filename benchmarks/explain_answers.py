@@ -54,7 +54,7 @@ def answer(url: str, scene: Scene) -> dict[str, Any]:
 
 
 def _found(query: str, scene: Scene) -> list[Series]:
-    if query.startswith("group by (run, cluster)"):
+    if query.startswith("group by (run, cluster, owner)"):
         return _runs(scene, 1.0)
     if query.startswith("ALERTS"):
         return _alerts(scene)
@@ -83,9 +83,9 @@ def _table(scene: Scene) -> Mapping[str, list[Series]]:
         r"last_over_time\(rankscope_rank_info": RANKS,
         r"last_over_time\(rankscope_gpu_info": [({"gpu": "0", "uuid": "GPU-0"}, 1.0)],
         r"count by \(node\)": [({"node": "vm"}, 4.0)] if scene.runs != ("ended",) else [],
-        r"count by \(run, cluster\)": _runs(scene, 4.0),
-        r"max by \(run, cluster\) \(last_over_time\(rankscope_rank_start": _runs(scene, NOW - 3600),
-        r"max by \(run, cluster\)": _runs(scene, 1234.0),
+        r"count by \(run, cluster, owner\)": _runs(scene, 4.0),
+        r"max by \(run, cluster, owner\) \(last_over_time\(rankscope_rank_start": _runs(scene, NOW - 3600),
+        r"max by \(run, cluster, owner\)": _runs(scene, 1234.0),
         r"group by \(clock\)": [({"clock": "device"}, 1.0)],
         r"group by \(instance": [({"instance": "vm:10417"}, 1.0)],
         r"max\(last_over_time": [({}, NOW - 30)],

@@ -154,7 +154,7 @@ def explained(seed: int, number: int) -> str:
 
     try:
         with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = show("http://alice:secret@127.0.0.1:9090", run, None, at, as_json, connect=connect)
+            status = show("http://alice:secret@127.0.0.1:9090", run, None, None, at, as_json, connect=connect)
         return _checked(status, out.getvalue(), err.getvalue(), as_json)
     except Exception as error:
         raise FuzzError(f"seed {seed}, input {number}: {error!r}") from error

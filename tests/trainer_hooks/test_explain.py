@@ -70,9 +70,14 @@ def in_cluster(name: str, series: str) -> str:
     return re.sub(r"(?m)^(\w\S*?){", rf'\1{{cluster="{name}",', series)
 
 
+def of_owner(uid: str, series: str) -> str:
+    return re.sub(r"(?m)^(\w\S*?){(?=[^}]*run=)", rf'\1{{owner="{uid}",', series)
+
+
 MOMENTS |= {
     "two clusters": in_cluster("healthy", HEALTHY) + in_cluster("sick", LAGGING + XID % ("2", OF_RANK_2)),
     "one of two clusters loses little": in_cluster("a", HEALTHY) + in_cluster("b", WITHOUT_ALERTS),
+    "two owners": of_owner("1000", HEALTHY) + of_owner("1001", LAGGING),
     "a cluster and none": HEALTHY + in_cluster("sick", LAGGING),
     "one of two clusters has rules": in_cluster("a", RAW) + "\n" + in_cluster("b", HEALTHY),
     "another run in each of two clusters": in_cluster("a", HEALTHY)
@@ -303,6 +308,19 @@ def test_runs_of_one_name_in_two_clusters_are_listed_and_one_is_chosen_by_its_cl
     runs = "train in cluster healthy (4 ranks), train in cluster sick (4 ranks)"
     assert err.endswith(f"has 2 runs; choose one with --cluster: {runs}\n")
     assert explain_at("two clusters", "--cluster", "sick")[0] == 0
+
+
+def test_runs_of_one_name_of_two_users_are_listed_and_one_is_chosen_by_its_owner(explain_at: Explain) -> None:
+    status, out, err = explain_at("two owners", "--run", "train")
+    assert (status, out) == (2, "")
+    runs = "train (owner 1000, 4 ranks), train (owner 1001, 4 ranks)"
+    assert err.endswith(f"has 2 runs; choose one with --owner: {runs}\n")
+    told = {owner: json.loads(explain_at("two owners", "--owner", owner, "--json")[1]) for owner in ("1000", "1001")}
+    assert {owner: (one["owner"], one["alert"]) for owner, one in told.items()} == {
+        "1000": ("1000", None),
+        "1001": ("1001", "RankscopeRankZeroLagging"),
+    }
+    assert explain_at("two owners", "--owner", "1")[2].endswith("has no run of owner 1; it has: train, train\n")
 
 
 def test_each_cluster_has_its_own_ranks_alerts_and_figures(explain_at: Explain) -> None:

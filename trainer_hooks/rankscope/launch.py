@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.action == "explain":
         from rankscope.explaining.command import show as explain
 
-        sys.exit(explain(options.url, options.run, options.cluster, options.at, options.json))
+        sys.exit(explain(options.url, options.run, options.cluster, options.owner, options.at, options.json))
     _run(parser, options)
 
 
@@ -97,6 +97,7 @@ def _add_explain(explain: argparse.ArgumentParser) -> None:
     )
     explain.add_argument("--run", metavar="NAME", help="which run (default: the only one)")
     explain.add_argument("--cluster", metavar="NAME", help="which cluster, where several have such a run (its label)")
+    explain.add_argument("--owner", metavar="UID", help="whose run, where several users have one of that name")
     explain.add_argument("--at", metavar="TIME", help="30m (ago), 2026-11-21T02:40 or unix seconds (default: now)")
     explain.add_argument("--json", action="store_true", help="one line of JSON")
 

@@ -50,10 +50,12 @@ class Alert:
         return all(_is_matched(self.labels.get(label, ""), operator, value) for label, operator, value in matchers)
 
 
-def alerts_of(prometheus: Prometheus, here: str, is_now: bool, places: Mapping[str, set[str]]) -> list[Alert]:
-    """Those of the cluster `here` whose run, GPU or exporter is among `places`. Raises PrometheusError."""
+def alerts_of(
+    prometheus: Prometheus, here: str, is_now: bool, run: Mapping[str, str], places: Mapping[str, set[str]]
+) -> list[Alert]:
+    """Those of the cluster `here` of this run, or whose GPU or exporter is among `places`. Raises PrometheusError."""
     found = prometheus.query(f'ALERTS{{alertname=~"Rankscope.+",{here}}}', "alertname", "alertstate")
-    ours = [alert for sample in found if _concerns(alert := _alert(sample), places)]
+    ours = [alert for sample in found if _concerns(alert := _alert(sample), run, places)]
     told = heard(ours)
     rules = prometheus.alert_rules() if told else []
     return _with_words(told, rules) if is_now else _with_values(prometheus, told, rules)
@@ -86,9 +88,11 @@ def _alert(sample: Sample) -> Alert:
     return Alert(labels, sample.labels["alertstate"] == "firing")
 
 
-def _concerns(alert: Alert, places: Mapping[str, set[str]]) -> bool:
-    """By the run; if it names none by the GPU, if it names none by the exporter."""
-    by = next((key for key in ("run", "uuid", "instance") if alert.labels.get(key)), "run")
+def _concerns(alert: Alert, run: Mapping[str, str], places: Mapping[str, set[str]]) -> bool:
+    """By the run and its owner; if it names none by the GPU, if it names none by the exporter."""
+    if alert.labels.get("run"):
+        return all(alert.labels.get(label, "") == value for label, value in run.items())
+    by = next((key for key in ("uuid", "instance") if alert.labels.get(key)), "uuid")
     return alert.labels.get(by) in places[by]
 
 

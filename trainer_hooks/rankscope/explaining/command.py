@@ -35,6 +35,7 @@ def show(
     url: str,
     run: str | None,
     cluster: str | None,
+    owner: str | None,
     at: str | None,
     as_json: bool,
     connect: Callable[[str, float | None], Prometheus] = Prometheus,
@@ -43,7 +44,7 @@ def show(
     try:
         moment = None if at is None else parse_moment(at)
         prometheus = connect(url, moment)
-        found = within(EXPLAINED_WITHIN, lambda: explain(prometheus, run, cluster, is_now=moment is None))
+        found = within(EXPLAINED_WITHIN, lambda: explain(prometheus, run, cluster, owner, is_now=moment is None))
     except (PrometheusError, ValueError, TimeoutError) as error:
         print(f"rankscope explain: {printable(str(error), ERROR_LIMIT)}", file=sys.stderr)  # noqa: T201 - a command
         return 2
@@ -62,6 +63,7 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
     return {
         "run": found.run.name,
         "cluster": found.run.cluster or None,
+        "owner": found.run.owner or None,
         "at": round(when, 3),
         "clock": found.clock,
         "alert": verdict and verdict.name,

@@ -23,11 +23,13 @@ RUNS_SHOWN = 20
 
 
 class Run(NamedTuple):
-    """A run. One of the same name in another cluster is another one."""
+    """A run. One of the same name in another cluster, or of another user, is another one."""
 
     name: str
     cluster: str
     """The label of its series; empty where they have none."""
+    owner: str
+    """The uid of the user whose it is, likewise."""
 
     def __str__(self) -> str:
         return f"{self.name} in cluster {self.cluster}" if self.cluster else self.name
@@ -40,7 +42,7 @@ class Run(NamedTuple):
     @property
     def where(self) -> str:
         """The matchers of its series."""
-        return f"run={quoted(self.name)},{self.here}"
+        return f"run={quoted(self.name)},owner={quoted(self.owner)},{self.here}"
 
 
 @dataclass(frozen=True)
@@ -75,13 +77,15 @@ class Explanation:
         return self.alerts[0] if self.alerts else None
 
 
-def explain(prometheus: Prometheus, name: str | None, cluster: str | None = None, *, is_now: bool) -> Explanation:
-    """What the rules say of the run of this name and cluster, or of the only one there is. Raises PrometheusError."""
-    run = _only(prometheus, name, cluster)
+def explain(
+    prometheus: Prometheus, name: str | None, cluster: str | None = None, owner: str | None = None, *, is_now: bool
+) -> Explanation:
+    """What the rules say of the run of this name, cluster and owner, or of the only one. Raises PrometheusError."""
+    run = _only(prometheus, name, cluster, owner)
     where = run.where
     lost = _by_cause(prometheus.query(f"run:rankscope_lost:ratio{{{where}}}", "cause"))
     ranks = prometheus.query(f"last_over_time(rankscope_rank_info{{{where}}}[1h])")
-    alerts = alerts_of(prometheus, run.here, is_now, {"run": {run.name}} | _places(ranks))
+    alerts = alerts_of(prometheus, run.here, is_now, {"run": run.name, "owner": run.owner}, _places(ranks))
     if not lost and not alerts and not _has_rules(prometheus, run.here):
         raise PrometheusError(
             f"{prometheus.url} has run {run}, but Rankscope's rules are not loaded there (rule_files)"
@@ -105,18 +109,20 @@ def explain(prometheus: Prometheus, name: str | None, cluster: str | None = None
     )
 
 
-def _only(prometheus: Prometheus, name: str | None, cluster: str | None) -> Run:
-    """The only one of this name and in this cluster, or the only one of these that lives."""
+def _only(prometheus: Prometheus, name: str | None, cluster: str | None, owner: str | None) -> Run:
+    """The only one of this name, in this cluster and of this owner, or the only one of these that lives."""
     runs = _runs(prometheus)
     if not runs:
         raise PrometheusError(f"{prometheus.url} has no run{_why_none(prometheus)}")
-    meant = [run for run in runs if name in (None, run.name) and cluster in (None, run.cluster)]
+    asked_for = (name, cluster, owner)
+    meant = [run for run in runs if all(asked in (None, its) for asked, its in zip(asked_for, run, strict=True))]
     if not meant:
-        asked = ("" if name is None else f" {name}") + ("" if cluster is None else f" in cluster {cluster}")
+        words = {" ": name, " in cluster ": cluster, " of owner ": owner}
+        asked = "".join(f"{word}{value}" for word, value in words.items() if value is not None)
         raise PrometheusError(f"{prometheus.url} has no run{asked}; it has: {_listed(map(str, runs))}")
     if len(meant) == 1:
         return meant[0]
-    living = _by_run(prometheus, "count by (run, cluster) (rank:rankscope_rank_info:live)")
+    living = _by_run(prometheus, "count by (run, cluster, owner) (rank:rankscope_rank_info:live)")
     alive = [run for run in meant if run in living]
     if len(alive) != 1:
         raise PrometheusError(f"{prometheus.url} has {len(meant)} runs; {_choice(prometheus, meant, living)}")
@@ -125,16 +131,26 @@ def _only(prometheus: Prometheus, name: str | None, cluster: str | None) -> Run:
 
 def _runs(prometheus: Prometheus) -> list[Run]:
     known = 'rankscope_rank_info or run:rankscope_allocated:ratio or ALERTS{alertname=~"Rankscope.+",run!=""}'
-    return sorted(_by_run(prometheus, f"group by (run, cluster) ({known})"))
+    return sorted(_by_run(prometheus, f"group by (run, cluster, owner) ({known})"))
 
 
 def _choice(prometheus: Prometheus, runs: Sequence[Run], living: Mapping[Run, float]) -> str:
     """With the state, the start and the last step of each, the living and the youngest first."""
-    began = _by_run(prometheus, "max by (run, cluster) (last_over_time(rankscope_rank_start_timestamp_seconds[1h]))")
-    steps = _by_run(prometheus, "max by (run, cluster) (last_over_time(rankscope_rank_steps_total[1h]))")
+    began = _by_run(
+        prometheus, "max by (run, cluster, owner) (last_over_time(rankscope_rank_start_timestamp_seconds[1h]))"
+    )
+    steps = _by_run(prometheus, "max by (run, cluster, owner) (last_over_time(rankscope_rank_steps_total[1h]))")
+
+    differ = {
+        "--run": {run.name for run in runs},
+        "--cluster": {run.cluster for run in runs},
+        "--owner": {run.owner for run in runs},
+    }
 
     def described(run: Run) -> str:
         words = [f"{living[run]:.0f} ranks" if run in living else "no live rank"]
+        if len(differ["--owner"]) > 1:
+            words.insert(0, f"owner {run.owner}")
         if run in began:
             words.append(f"began {said(began[run], '%Y-%m-%d %H:%M')}")
         if run in steps:
@@ -142,7 +158,6 @@ def _choice(prometheus: Prometheus, runs: Sequence[Run], living: Mapping[Run, fl
         return f"{run} ({', '.join(words)})"
 
     ordered = sorted(runs, key=lambda run: (run not in living, -began.get(run, 0.0), run))
-    differ = {"--run": {run.name for run in runs}, "--cluster": {run.cluster for run in runs}}
     flags = " and ".join(flag for flag, values in differ.items() if len(values) > 1)
     return f"choose one with {flags}: {_listed(map(described, ordered))}"
 
@@ -153,9 +168,12 @@ def _listed(runs: Iterable[str]) -> str:
 
 
 def _by_run(prometheus: Prometheus, expression: str) -> dict[Run, float]:
-    """What an expression by run and cluster is."""
+    """What an expression by run, cluster and owner is."""
     samples = prometheus.query(expression, "run")
-    return {Run(sample.labels["run"], sample.labels.get("cluster", "")): sample.value for sample in samples}
+    return {
+        Run(of["run"], of.get("cluster", ""), of.get("owner", "")): value
+        for of, value in ((sample.labels, sample.value) for sample in samples)
+    }
 
 
 def _why_none(prometheus: Prometheus) -> str:
