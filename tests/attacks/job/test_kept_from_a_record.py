@@ -85,5 +85,5 @@ def test_a_rank_whose_name_another_user_has_taken_is_shown_all_the_same(shared: 
         ranks = RunDirectory([shared]).scan().ranks
         victim.communicate()
     assert name.startswith("r.0.")
-    assert [(rank.key, rank.owner, rank.snapshot.alive) for rank in ranks] == [(("r", "0"), VICTIM, True)]
+    assert [(rank.key, rank.owner, rank.snapshot.alive) for rank in ranks] == [(("r", "0", str(VICTIM)), VICTIM, True)]
     assert sorted(path.name for path in shared.iterdir()) == sorted([taken, name])
