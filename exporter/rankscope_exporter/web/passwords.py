@@ -133,12 +133,15 @@ class Passwords:
         """Check all that wait."""
         try:
             while check := self._queue.next():
-                try:
-                    check.matches.set_result(await self._result(check))
-                except ValueError as error:  # what bcrypt says of a hash that it cannot use: its asker's to hear
-                    check.matches.set_exception(error)
+                await self._answer(check)
         finally:
             self._worker = None
+
+    async def _answer(self, check: Check) -> None:
+        try:
+            check.matches.set_result(await self._result(check))
+        except Exception as error:  # what bcrypt says of a hash that it cannot use: its asker's to hear, not the next's
+            check.matches.set_exception(error)
 
     async def _result(self, check: Check) -> bool:
         if self._is_verified(check.user, check.digest):  # by a check that was here first

@@ -7,8 +7,11 @@ ahead, and waits for ever for a client to read.
 from __future__ import annotations
 
 import asyncio
+import socket
 import ssl
+import struct
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -18,6 +21,7 @@ from rankscope_exporter.web.connections import Connections, Page, Told, whose
 
 REQUESTING, ANSWERING, IDLE = "no complete request in time", "an answer not read in time", "idle"
 SECONDS = {REQUESTING: limits.REQUEST_SECONDS, ANSWERING: limits.ANSWER_SECONDS, IDLE: limits.KEEP_ALIVE_SECONDS}
+AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: for no second
 
 
 class TooMuchError(Exception):
@@ -55,7 +59,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """Close at once."""
         self._told.note(reason)
         self._everybody.remove(self)
-        if self._socket:
+        if self._socket and not self.is_lost:
+            # By a reset: what the kernel still has for a client that does not read, some MB, is freed with it.
+            with suppress(OSError):
+                self._socket.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
             self._socket.abort()
 
     def sends(self, page: Page) -> None:
