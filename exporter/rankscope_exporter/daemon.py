@@ -103,6 +103,7 @@ def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvic
         loop="uvloop",
         http=protocol(Connections(), _tls(web_config)),
         log_config=None,
+        log_level="error",  # its warnings are one for each bad request; protocol.py counts those
         access_log=False,
         ws="none",
         proxy_headers=False,  # it would believe a local client whatever address that says it has

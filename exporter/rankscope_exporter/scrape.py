@@ -112,7 +112,10 @@ class Scrape:
 
 @lru_cache(maxsize=16)  # whoever scrapes asks for the same each time
 def _negotiated(accept: str, accept_encoding: str) -> tuple[Form, str]:
-    _, content_type = choose_encoder(accept)
+    try:
+        _, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # it compares a version that is no number, or has thousands of digits, with one
+        _, content_type = choose_encoder("")
     return Form(content_type.startswith(OPENMETRICS), _accepts_gzip(accept_encoding)), content_type
 
 

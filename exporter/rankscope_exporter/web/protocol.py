@@ -14,7 +14,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, cast
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.connections import Connections, Page, Told, whose
@@ -47,6 +47,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._handshake: asyncio.Task[None] | None = None
         self._state = ""
         self._deadline: asyncio.TimerHandle | None = None
+        self._cycles: list[RequestResponseCycle] = []  # requests whose answers are not complete
         self._received = 0  # bytes of a request that is not complete
         self._has_served = False
 
@@ -117,6 +118,8 @@ class BoundedProtocol(HttpToolsProtocol):
         self._everybody.remove(self)
         if self._deadline:
             self._deadline.cancel()
+        for cycle in self._cycles:  # uvicorn tells the last one alone, and another would write to a closed socket
+            cycle.disconnected = True
         if self.transport:  # else it came no further than the handshake
             super().connection_lost(exc)
 
@@ -156,6 +159,7 @@ class BoundedProtocol(HttpToolsProtocol):
         if len(self.pipeline) >= limits.PIPELINED:
             raise TooMuchError
         super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete] + [self.cycle]
 
     def on_message_complete(self) -> None:
         """The parser has all of a request."""
