@@ -18,7 +18,6 @@ import json
 import logging
 import random
 import re
-import resource
 import socket
 import tempfile
 import threading
@@ -316,15 +315,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         outcome = run(Path(directory), options.seed, first, options.requests)
     seconds = time.monotonic() - began
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(f"{options.requests} requests from number {first}, seed {options.seed}, in {seconds:.1f} s: no failure")
-    print(f"  server and clients together: {memory:.0f} MiB at the most")
     for name, count in outcome.most_common():
         print(f"  {name:18} {count:8}")
     if options.json:
         total = Counter(before["outcome"]) + outcome
         report = {"seed": options.seed, "requests": first + options.requests, "outcome": dict(sorted(total.items()))}
-        report |= {"seconds": round(before["seconds"] + seconds, 1), "peak_mebibytes": round(memory)}
+        report["seconds"] = round(before["seconds"] + seconds, 1)
         options.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -1,9 +1,9 @@
 """Every connection that the exporter's server has, and which of them gives way where there are too many.
 
 Whoever comes is let in, and a connection of the address that has the most is closed for it: so somebody who holds all
-that there are loses his own, and not the scrape of another address. Of one address the one goes that has been without a
-complete request for longest. A scrape from an attacker's address gets in as well: it has sent its request long before a
-hundred others have come after it.
+that there are loses his own, and not the scrape of another address. Of one address the one goes that has done the same
+for longest: waited for a request's end, for its answer to be read, or for another request. So a scrape from an
+attacker's address gets in as well: it is over long before a hundred others have come after it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,6 @@ class Connection(Protocol):
     is_lost: bool
     """Whether the client has left."""
 
-    @property
-    def is_answering(self) -> bool:
-        """Whether it has a complete request."""
-
     def cut_off(self, reason: str) -> None:
         """Close it at once, whatever it has not sent."""
 
@@ -61,7 +57,7 @@ class Connections:
         """Let it in."""
         self._open[connection] = None
         while len(self._open) > self._limit:
-            self._cut_off(_gives_way(self._open), "too many connections")
+            self._cut_off(_gives_way(self._open, connection), "too many connections")
 
     def remove(self, connection: Connection) -> None:
         """It is closed."""
@@ -71,8 +67,8 @@ class Connections:
     def sends(self, connection: Connection, page: Page) -> None:
         """It begins to send a page."""
         self._sending[connection] = page
-        while self.held_bytes > self._page_bytes and (others := [c for c in self._sending if c is not connection]):
-            self._cut_off(_gives_way(others), "too much that its client did not read")
+        while self.held_bytes > self._page_bytes and len(self._sending) > 1:
+            self._cut_off(_gives_way(self._sending, connection), "too much that its client did not read")
 
     def has_sent(self, connection: Connection) -> None:
         """It holds no page any more."""
@@ -88,9 +84,10 @@ class Connections:
         connection.cut_off(reason)
 
 
-def _gives_way(among: Collection[Connection]) -> Connection:
+def _gives_way(among: Collection[Connection], newest: Connection) -> Connection:
     crowd = Counter(connection.address for connection in among)
-    return max(among, key=lambda one: (crowd[one.address], not one.is_answering, -one.since))
+    others = (connection for connection in among if connection is not newest)
+    return max(others, key=lambda one: (crowd[one.address], -one.since))
 
 
 def whose(host: str) -> str:

@@ -51,11 +51,6 @@ class BoundedProtocol(HttpToolsProtocol):
         self._received = 0  # bytes of a request that is not complete
         self._has_served = False
 
-    @property
-    def is_answering(self) -> bool:
-        """Whether the client has sent a request and its answer is not complete."""
-        return self._state == ANSWERING
-
     def cut_off(self, reason: str) -> None:
         """Close at once."""
         self._told.note(reason)

@@ -22,7 +22,7 @@ from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.config_file import WebConfigFile
 
 ASK = b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n"
-PATIENCE = 60  # seconds: a test that waits as long has failed
+PATIENCE = 40  # seconds: a test that waits as long has failed
 
 
 class Large:

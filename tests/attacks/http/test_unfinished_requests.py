@@ -7,7 +7,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from tests.attacks.http.clients import connect, everything, few_descriptors, scrape, server
+from tests.attacks.http.clients import Large, ask, connect, everything, few_descriptors, scrape, server
 
 BEGINNINGS = {
     "nothing": b"",
@@ -38,15 +38,15 @@ def test_a_connection_that_never_begins_tls_is_closed(
         assert everything(silent) == everything(half) == b""
 
 
-@pytest.mark.parametrize("beginning", [b"", b"GET /metrics HTTP/1.1\r\n", b"GET /-/healthy HTTP/1.1\r\n\r\n"])
+@pytest.mark.parametrize("beginning", ["nothing", "headers without an end", "an empty line after a request"])
 def test_a_scrape_gets_in_though_one_client_holds_more_connections_than_there_are_descriptors(
-    free_port: int, run_dir: Path, beginning: bytes
+    free_port: int, run_dir: Path, beginning: str
 ) -> None:
     with few_descriptors(free_port, 64, f"--run-dir={run_dir}"), ExitStack() as held:
         for _ in range(200):
             held.enter_context(connection := connect(free_port))
             with suppress(ConnectionError):  # it has given way to those after it
-                connection.sendall(beginning)
+                connection.sendall(BEGINNINGS[beginning])
         assert [scrape(free_port) for _ in range(20)] == [200] * 20
 
 
@@ -57,3 +57,14 @@ def test_connections_of_one_address_never_cost_another_its_own() -> None:
         kept.sendall(b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert everything(kept).startswith(b"HTTP/1.1 200")
         assert scrape(other, host="::1") == 200
+
+
+def test_a_scrape_gets_in_though_its_own_address_holds_all_connections_with_unread_answers() -> None:
+    with server(Large(16 * 1024 * 1024)) as (port, _), ExitStack() as held:
+        crowd = [held.enter_context(ask(port, "/-/healthy")) for _ in range(128)]
+        for connection in crowd:
+            connection.recv(4096)
+        for connection in crowd:  # in turn, so that they have pages of their own; most are cut off for the last ones'
+            with suppress(ConnectionError):
+                connection.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
+        assert [scrape(port) for _ in range(5)] == [200] * 5
