@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -33,14 +33,18 @@ from rankscope_exporter.run_directory import Rank, RunDirectory
 from rankscope_exporter.sampler import Sampler
 from rankscope_exporter.scrape import Collector, Scrape
 from rankscope_exporter.source import GpuSource, SourceCollector
+from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app
+from rankscope_exporter.web.connections import Connections
+from rankscope_exporter.web.protocol import protocol
 
 # What only some ask for is imported where it is used: with YAML and bcrypt it takes 2 MiB.
 if TYPE_CHECKING:
+    import ssl
+
     from rankscope_exporter.web.config_file import WebConfigFile
     from rankscope_exporter.web.gate import Gate
 
-BACKLOG = 128
 RUNS_NAMED = 10  # in a line of the log
 USERS_NAMED_EVERY = 1.0  # seconds: as often as the ranks are read
 GOODBYE = 2  # seconds for requests in flight when the daemon is told to stop
@@ -79,7 +83,8 @@ def run(settings: Config) -> None:
         sampler.start()
         gc.freeze()  # what was imported stays: a full collection takes 0.1 ms instead of 38
         try:
-            _serve(server_configuration(app, web_config), listener)
+            scheme = "https" if web_config and web_config.current().context else "http"
+            _serve(server_configuration(app, web_config), listener, scheme)
         finally:
             sampler.stop()
 
@@ -100,16 +105,25 @@ def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvic
     configuration = uvicorn.Config(
         _gated(app, web_config) if web_config else app,
         loop="uvloop",
-        http="httptools",
+        http=protocol(Connections(), _tls(web_config)),
         log_config=None,
+        log_level="error",  # its warnings are one for each bad request; protocol.py counts those
         access_log=False,
         ws="none",
+        proxy_headers=False,  # it would believe a local client whatever address that says it has
+        timeout_keep_alive=limits.KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GOODBYE,
+        backlog=limits.connections(),  # accepted in one turn of the event loop, before any of them can be closed
     )
     configuration.load()
-    if web_config:  # uvicorn's own settings can neither set versions nor renew a certificate
-        configuration.ssl = web_config.current().context
     return configuration
+
+
+def _tls(web_config: WebConfigFile | None) -> Callable[[], ssl.SSLContext] | None:
+    """A new connection's context, if there is TLS: uvicorn's own settings can neither set versions nor renew it."""
+    if web_config is None or (context := web_config.current().context) is None:
+        return None
+    return lambda: web_config.current().context or context
 
 
 def _gated(app: ASGIApp, web_config: WebConfigFile) -> Gate:
@@ -118,9 +132,8 @@ def _gated(app: ASGIApp, web_config: WebConfigFile) -> Gate:
     return Gate(app, web_config.current)
 
 
-def _serve(configuration: uvicorn.Config, listener: socket.socket) -> None:
+def _serve(configuration: uvicorn.Config, listener: socket.socket, scheme: str) -> None:
     host, port = listener.getsockname()[:2]
-    scheme = "https" if configuration.ssl else "http"
     address = f"[{host}]" if ":" in host else host
     logger.info("rankscope-exporter %s listens on %s://%s:%s", __version__, scheme, address, port)
     uvicorn.Server(configuration).run(sockets=[listener])
@@ -129,15 +142,16 @@ def _serve(configuration: uvicorn.Config, listener: socket.socket) -> None:
 @contextmanager
 def _listening(settings: Config) -> Iterator[socket.socket]:
     """A listening socket: without a host, on every address of both families where the machine has both."""
+    backlog = limits.connections()  # uvicorn sets it again, to the same
     try:
         if settings.host:
             family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
-            listener = socket.create_server((settings.host, settings.port), family=family, backlog=BACKLOG)
+            listener = socket.create_server((settings.host, settings.port), family=family, backlog=backlog)
         elif socket.has_dualstack_ipv6():
             address = ("", settings.port)
-            listener = socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True, backlog=BACKLOG)
+            listener = socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
         else:
-            listener = socket.create_server(("", settings.port), backlog=BACKLOG)
+            listener = socket.create_server(("", settings.port), backlog=backlog)
     except OSError as error:
         reason = error.strerror or error
         raise StartError(f"--web.listen-address: cannot listen on {settings.host}:{settings.port}: {reason}") from error

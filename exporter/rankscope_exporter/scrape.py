@@ -6,9 +6,9 @@ import gzip
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
@@ -42,6 +42,13 @@ METRICS = (
 )
 
 logger = logging.getLogger(__name__)
+
+
+class Form(NamedTuple):
+    """What a body may be: there are four."""
+
+    openmetrics: bool
+    compressed: bool
 
 
 class Collector(Protocol):
@@ -79,12 +86,14 @@ class Scrape:
 
     def render(self, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
         """Body and headers of an answer to these request headers."""
-        content_type, is_compressed = _negotiated(accept, accept_encoding)
-        headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
-        body = self._expositions[content_type.startswith(OPENMETRICS)].render(self.collect())
-        if is_compressed:
-            return gzip.compress(body, GZIP_LEVEL), {**headers, "Content-Encoding": "gzip"}
-        return body, headers
+        form, headers = negotiated(accept, accept_encoding)
+        return self.bodies([form])[form], headers
+
+    def bodies(self, forms: Collection[Form]) -> dict[Form, bytes]:
+        """What one look at all collectors gives, in each of these forms."""
+        families = self.collect()
+        plain = {kind: self._expositions[kind].render(families) for kind in {form.openmetrics for form in forms}}
+        return {form: _packed(plain[form.openmetrics], form) for form in forms}
 
     def _run(self, collector: Collector) -> list[Metric] | None:
         """The collector's metrics, all or none; None if it raised. That is logged when it begins, not each time."""
@@ -102,10 +111,23 @@ class Scrape:
 
 
 @lru_cache(maxsize=16)  # whoever scrapes asks for the same each time
-def _negotiated(accept: str, accept_encoding: str) -> tuple[str, bool]:
-    """The content type, and whether to compress."""
-    _, content_type = choose_encoder(accept)
-    return content_type, _accepts_gzip(accept_encoding)
+def _negotiated(accept: str, accept_encoding: str) -> tuple[Form, str]:
+    try:
+        _, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # it compares a version that is no number, or has thousands of digits, with one
+        _, content_type = choose_encoder("")
+    return Form(content_type.startswith(OPENMETRICS), _accepts_gzip(accept_encoding)), content_type
+
+
+def negotiated(accept: str, accept_encoding: str) -> tuple[Form, dict[str, str]]:
+    """What to answer to these request headers, and the answer's headers."""
+    form, content_type = _negotiated(accept, accept_encoding)
+    headers = {"Content-Type": content_type, "Vary": "Accept, Accept-Encoding"}
+    return form, {**headers, "Content-Encoding": "gzip"} if form.compressed else headers
+
+
+def _packed(body: bytes, form: Form) -> bytes:
+    return gzip.compress(body, GZIP_LEVEL) if form.compressed else body
 
 
 def _accepts_gzip(accept_encoding: str) -> bool:

@@ -10,11 +10,14 @@ from fastapi import FastAPI, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.scrape import Scrape, negotiated
+from rankscope_exporter.web.connections import Page
 from rankscope_exporter.web.lifecycle import Gpus, add_lifecycle
+from rankscope_exporter.web.pages import Pages, send_page
 from rankscope_exporter.web.status_page import render_status
 
 READ = ["GET", "HEAD"]
+ASKED = (b"accept", b"accept-encoding")
 # They answer the status page and lifecycle.py's requests; more would only leave memory behind.
 THREADS = 4
 
@@ -35,7 +38,7 @@ class MetricsFirst:
 
     def __init__(self, app: ASGIApp, scrape: Scrape) -> None:
         self._app = app
-        self._scrape = scrape
+        self._pages = Pages(scrape.bodies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One request."""
@@ -48,12 +51,12 @@ class MetricsFirst:
 
     async def _answer(self, scope: Scope, send: Send) -> None:
         asked = dict(scope["headers"])
-        accept, encoding = (asked.get(name, b"").decode("latin-1") for name in (b"accept", b"accept-encoding"))
-        body, headers = self._scrape.render(accept, encoding)
-        headers["Content-Length"] = str(len(body))
+        form, headers = negotiated(*(asked.get(name, b"").decode("latin-1") for name in ASKED))
+        page = await self._pages.next(form)
+        headers["Content-Length"] = str(len(page.body))
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
         await send({"type": "http.response.start", "status": 200, "headers": raw})
-        await send({"type": "http.response.body", "body": b"" if scope["method"] == "HEAD" else body})
+        await send_page(page if scope["method"] == "GET" else Page(b""), scope, send)
 
 
 def create_app(scrape: Scrape, gpus: Gpus, *, has_lifecycle: bool = False) -> ASGIApp:

@@ -7,8 +7,10 @@ is an unknown key, never silently ignored (docs/security.md has the list).
 from __future__ import annotations
 
 import logging
+import math
 import re
 import ssl
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +18,15 @@ from typing import Any
 
 import yaml
 
-from rankscope_exporter.web.tls import CIPHER_SUITES, CLIENT_AUTH, VERSIONS, TlsError, TlsSettings, server_context
+from rankscope_exporter.web.tls import (
+    CIPHER_SUITES,
+    CLIENT_AUTH,
+    VERSIONS,
+    TlsError,
+    TlsSettings,
+    ends_at,
+    server_context,
+)
 
 # Cost, salt, hash. The salt's 16 bytes leave four bits of its last character zero; bcrypt raises where they are not.
 BCRYPT = re.compile(r"\$2[abxy]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}")
@@ -45,6 +55,8 @@ class WebConfig:
     users: Mapping[str, bytes]
     """bcrypt hashes by user name."""
     headers: Mapping[str, str]
+    certificate_ends_at: float = math.inf
+    """Unix time; infinity also where it is not known."""
 
 
 class WebConfigFile:
@@ -54,9 +66,11 @@ class WebConfigFile:
     socket and need one. A file that has become unusable is logged once, and what it said before holds on.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
         """Raises WebConfigError."""
         self._path = path
+        self._clock = clock
+        self._expired: WebConfig | None = None  # the one of which that has been told
         self._config = load(path)
         self._state = self._files()
         if self._config.context:
@@ -70,6 +84,7 @@ class WebConfigFile:
                 self._replace(load(self._path))
             except WebConfigError as error:
                 logger.error("--web.config.file: keeping what was loaded before: %s", error)
+        self._tell_if_expired()
         return self._config
 
     def _replace(self, config: WebConfig) -> None:
@@ -77,6 +92,14 @@ class WebConfigFile:
             raise WebConfigError(f"{self._path}: tls_server_config: other settings need a restart")
         self._config = config
         logger.info("--web.config.file: loaded again")
+
+    def _tell_if_expired(self) -> None:
+        # Clients see it and refuse; on this side every handshake fails as if nobody had wanted one.
+        tls, ends_at = self._config.tls, self._config.certificate_ends_at
+        if tls and ends_at <= self._clock() and self._expired is not self._config:
+            self._expired = self._config
+            ended = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ends_at))
+            logger.error("--web.config.file: %s has expired, at %s UTC: scrapes fail", tls.cert_file, ended)
 
     def _use_newest_certificate(self, connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
         # Called in every handshake, whether or not the client names the server.
@@ -110,7 +133,8 @@ def _parse(document: object, directory: Path) -> WebConfig:
         context = server_context(tls) if tls else None
     except TlsError as error:
         raise TlsError(f"tls_server_config.{error}") from error
-    return WebConfig(tls, context, _users(top.get("basic_auth_users")), _headers(top.get("http_server_config")))
+    users, headers = _users(top.get("basic_auth_users")), _headers(top.get("http_server_config"))
+    return WebConfig(tls, context, users, headers, ends_at(tls) if tls else math.inf)
 
 
 def _tls(value: object, directory: Path) -> TlsSettings | None:

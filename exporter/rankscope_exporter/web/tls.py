@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import ssl
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,7 @@ CIPHER_SUITES = {
         ("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305"),
     )
 }
+NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for
 
 
 class TlsError(ValueError):
@@ -63,6 +66,28 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
         context.sslobject_class = _only_clients_named(settings.client_allowed_sans)
     _load_files(context, settings)
     return context
+
+
+def ends_at(settings: TlsSettings) -> float:
+    """The Unix time at which the certificate is not valid any more; infinity where that cannot be told.
+
+    Asked of it by a client that believes it at any time: Python's ssl reads no certificate but one that a peer shows.
+    """
+    server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    server.load_cert_chain(settings.cert_file, settings.key_file)
+    client.check_hostname = False
+    client.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    asking = client.wrap_bio(to_client, to_server)
+    asked = server.wrap_bio(to_server, to_client, server_side=True)
+    try:
+        client.load_verify_locations(settings.cert_file)
+        for side in (asking, asked, asking):
+            with suppress(ssl.SSLWantReadError):
+                side.do_handshake()
+        return ssl.cert_time_to_seconds(str((asking.getpeercert() or {})["notAfter"]))
+    except (ssl.SSLError, ValueError, KeyError):  # not for servers, say: clients may take it all the same
+        return math.inf
 
 
 def _check_together(settings: TlsSettings) -> None:

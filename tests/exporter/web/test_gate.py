@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope_exporter.web import gate
-from rankscope_exporter.web.gate import Passwords, credentials
+from rankscope_exporter.web import passwords
+from rankscope_exporter.web.gate import credentials
+from rankscope_exporter.web.passwords import Passwords
 
 
 def users(**passwords: bytes) -> dict[str, bytes]:
@@ -28,7 +29,7 @@ def checks(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         asked.append(password)
         return check(password, hashed)
 
-    monkeypatch.setattr(gate.bcrypt, "checkpw", counting)
+    monkeypatch.setattr(passwords.bcrypt, "checkpw", counting)
     return asked
 
 

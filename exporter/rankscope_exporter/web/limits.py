@@ -1,0 +1,58 @@
+"""What a client may cost the exporter: every bound of its server, and why it is what it is."""
+
+from __future__ import annotations
+
+import resource
+
+REQUEST_SECONDS = 10.0
+"""From the connection's first moment, TLS handshake included, or a later request's first byte, to its last one. A
+scrape's arrives within a few round trips, and Prometheus itself gives a whole scrape 10 s by default."""
+
+ANSWER_SECONDS = 30.0
+"""From a request to the last byte of its answer handed to the kernel: 15 MB at 4 Mbit/s. A release of the GPUs may wait
+10 s for the driver."""
+
+KEEP_ALIVE_SECONDS = 5
+"""How long a connection may stay without a request; uvicorn's own default."""
+
+REQUEST_BYTES = 64 * 1024
+"""A request, its body included, which no page reads. Prometheus's has some 400 bytes."""
+
+HEADERS = 100
+"""Header lines of a request, as in Apache httpd: each costs 150 bytes beside what it says, and is looked at in turn."""
+
+PIECE = 16 * 1024
+"""Bytes that are parsed at once, and by which a request may be longer than it may be: uvloop reads 256,000 at once."""
+
+PIPELINED = 8
+"""Requests that may wait on one connection for an answer to those before. No Prometheus sends any; each has 3 kB."""
+
+CONNECTIONS = 128
+"""At once, whoever has them: what is above makes another one give way (connections.py). A Prometheus needs one."""
+
+SHARE_OF_DESCRIPTORS = 4
+"""One in so many file descriptors may be a client's: ranks' files, the driver and the interpreter need the others."""
+
+PAGE_BYTES = 64 * 1024 * 1024
+"""Of pages that wait for their readers, all different ones together. One page may be larger, alone."""
+
+SENT_AT_ONCE = 64 * 1024
+"""Bytes of a page that a connection's transport gets at a time, the same as its buffer's high-water mark: the rest is
+shared with the others that wait for that page."""
+
+CHECKS = 64
+"""Passwords that may wait to be checked, 60 ms each at bcrypt's cost 10: 4 s, less than a scrape's 10 s."""
+
+CHECKS_OF_ONE_ADDRESS = 16
+"""Those of one address among them: 1 s."""
+
+TOLD_EVERY = 60.0
+"""Seconds between two lines of the log about clients that were cut off."""
+
+
+def connections() -> int:
+    """How many connections this process may have at once."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY:
+        return CONNECTIONS
+    return max(2, min(CONNECTIONS, soft // SHARE_OF_DESCRIPTORS))

@@ -1,0 +1,61 @@
+"""/metrics for many clients at once: one look at the collectors for all that ask meanwhile, sent in pieces."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Collection
+
+from starlette.types import Scope, Send
+
+from rankscope_exporter.scrape import Form
+from rankscope_exporter.web import limits
+from rankscope_exporter.web.connections import Page
+
+
+class Pages:
+    """Pages that are made after they were asked for, each for all who asked until then.
+
+    So nobody gets a page older than the request, and clients that ask as fast as they can cost a scrape of somebody
+    else's no more than one page, in the four forms that it may have.
+    """
+
+    def __init__(self, make: Callable[[Collection[Form]], dict[Form, bytes]]) -> None:
+        self._make = make
+        self._wanted: dict[Form, asyncio.Future[Page]] = {}
+
+    async def next(self, form: Form) -> Page:
+        """The page of the event loop's next turn: what has come in until then is answered with it, too."""
+        loop = asyncio.get_running_loop()
+        if not self._wanted:
+            loop.call_soon(self._answer)
+        # Shielded: who leaves takes nobody else's page with him.
+        return await asyncio.shield(self._wanted.setdefault(form, loop.create_future()))
+
+    def _answer(self) -> None:
+        wanted, self._wanted = self._wanted, {}
+        try:
+            bodies = self._make(wanted)
+        except Exception as error:
+            for future in wanted.values():
+                future.set_exception(error)
+            return
+        for form, future in wanted.items():
+            future.set_result(Page(bodies[form]))
+
+
+async def send_page(page: Page, scope: Scope, send: Send) -> None:
+    """Send a page's body, in pieces: a client that does not read has a piece of its own, and shares the rest."""
+    connection = scope.get("state", {}).get("connection")  # none where there is no server of ours, in a test
+    if len(page.body) <= limits.SENT_AT_ONCE or connection is None:
+        await send({"type": "http.response.body", "body": page.body})
+        return
+    connection.sends(page)
+    try:
+        for start in range(0, len(page.body), limits.SENT_AT_ONCE):
+            end = start + limits.SENT_AT_ONCE
+            body = page.body[start:end]
+            await send({"type": "http.response.body", "body": body, "more_body": end < len(page.body)})
+            if connection.is_lost:
+                return
+    finally:
+        connection.has_sent()

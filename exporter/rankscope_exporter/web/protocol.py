@@ -1,0 +1,219 @@
+"""uvicorn's HTTP protocol with deadlines and sizes: what uvicorn has options for is set in daemon.py, this is the rest.
+
+uvicorn by itself waits for ever for a request's end, keeps all that a client sends of it, parses any number of requests
+ahead, and waits for ever for a client to read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import struct
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, cast
+
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
+
+from rankscope_exporter.web import limits
+from rankscope_exporter.web.connections import Connections, Page, Told, whose
+
+REQUESTING, ANSWERING, IDLE = "no complete request in time", "an answer not read in time", "idle"
+SECONDS = {REQUESTING: limits.REQUEST_SECONDS, ANSWERING: limits.ANSWER_SECONDS, IDLE: limits.KEEP_ALIVE_SECONDS}
+AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: for no second
+
+
+class TooMuchError(Exception):
+    """Raised inside the parser: it stops there, and the rest of what came is never looked at."""
+
+
+class BoundedProtocol(HttpToolsProtocol):
+    """One connection, as `Connections` sees it too.
+
+    TLS begins here and not in the listening socket: there a connection would be nobody's before its handshake ended.
+    """
+
+    def __init__(
+        self, *, connections: Connections, told: Told, tls: Callable[[], ssl.SSLContext] | None, **uvicorns: Any
+    ) -> None:
+        super().__init__(**uvicorns)
+        self.address, self.since, self.is_lost = "", 0.0, False
+        self._everybody = connections
+        self._told = told
+        self._tls = tls
+        self._socket: asyncio.Transport | None = None  # what is beneath TLS, where there is TLS
+        self._early = b""
+        self._handshake: asyncio.Task[None] | None = None
+        self._state = ""
+        self._deadline: asyncio.TimerHandle | None = None
+        self._cycles: list[RequestResponseCycle] = []  # requests whose answers are not complete
+        self._received = 0  # bytes of a request that is not complete
+        self._has_served = False
+
+    def cut_off(self, reason: str) -> None:
+        """Close at once."""
+        self._told.note(reason)
+        self._everybody.remove(self)
+        if self._socket and not self.is_lost:
+            # By a reset: what the kernel still has for a client that does not read, some MB, is freed with it.
+            with suppress(OSError):
+                self._socket.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+            self._socket.abort()
+
+    def sends(self, page: Page) -> None:
+        """It begins to send this page, in pieces."""
+        self._everybody.sends(self, page)
+
+    def has_sent(self) -> None:
+        """Of the page no more is held for it than its transport has."""
+        self._everybody.has_sent(self)
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn's
+        """A client has connected; with TLS the handshake is next."""
+        self._socket = transport
+        self.address = whose((transport.get_extra_info("peername") or ("",))[0])
+        self._settle()
+        self._everybody.add(self)
+        if self._tls is None:
+            super().connection_made(transport)
+        elif not transport.is_closing():
+            self._handshake = self.loop.create_task(self._secure(transport, self._tls()))
+            self.loop.call_soon(self.loop.call_soon, self._hand_over, transport)
+
+    async def _secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
+        if transport.is_closing():
+            return
+        try:
+            secured = await self.loop.start_tls(
+                transport,
+                self,
+                context,
+                server_side=True,
+                ssl_handshake_timeout=limits.REQUEST_SECONDS,
+                ssl_shutdown_timeout=limits.REQUEST_SECONDS,
+            )
+        except OSError:  # ssl.SSLError is one, too: no TLS, no certificate in common, or the client has left
+            transport.abort()
+            return
+        if secured and not self.is_lost:
+            super().connection_made(secured)
+
+    def _hand_over(self, transport: asyncio.Transport) -> None:
+        """Give TLS what came before it began: uvloop reads once between `connection_made` and the next task's step."""
+        tls: Any = transport.get_protocol()
+        if self._early and tls is not self:
+            tls.get_buffer(len(self._early))[: len(self._early)] = self._early  # it has 256 KiB, uvloop reads 250 KB
+            tls.buffer_updated(len(self._early))
+        self._early = b""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The client has left, or was cut off."""
+        self.is_lost = True
+        self._everybody.remove(self)
+        if self._deadline:
+            self._deadline.cancel()
+        for cycle in self._cycles:  # uvicorn tells the last one alone, and another would write to a closed socket
+            cycle.disconnected = True
+        if self.transport:  # else it came no further than the handshake
+            super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Some of a request, or several."""
+        if not self.transport:
+            self._early += data
+            return
+        for start in range(0, len(data), limits.PIECE):
+            piece = data[start : start + limits.PIECE]
+            self._received += len(piece)
+            if self._received <= limits.REQUEST_BYTES:
+                super().data_received(piece)
+            elif self.cycle and self.cycle.scope is self.scope:  # its headers are complete, perhaps its answer, too
+                self.cut_off("endless requests")
+            else:
+                self._refuse(431)
+            if self.transport.is_closing():
+                break
+        self._settle()
+
+    def on_message_begin(self) -> None:
+        """The parser has seen the first byte of a request."""
+        super().on_message_begin()
+        self._received = self._received or 1  # it may be in the same piece as the last one's end
+        self.scope["state"]["connection"] = self
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """The parser has a header."""
+        if len(self.headers) >= limits.HEADERS:
+            self._refuse(431)
+            raise TooMuchError
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        """The parser has a request, but for its body."""
+        if len(self.pipeline) >= limits.PIPELINED:
+            raise TooMuchError
+        super().on_headers_complete()
+        self._cycles = [cycle for cycle in self._cycles if not cycle.response_complete] + [self.cycle]
+
+    def on_message_complete(self) -> None:
+        """The parser has all of a request."""
+        self._received, self._has_served = 0, True
+        super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        """The last of an answer has been handed to the transport."""
+        super().on_response_complete()
+        self._settle()
+
+    def timeout_keep_alive_handler(self) -> None:
+        """Not used: uvicorn forgets it with the next byte, whatever that is."""
+
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text says no more than the status
+        """What came is no HTTP."""
+        self._refuse(400)
+
+    def _refuse(self, status: int) -> None:
+        if self.transport.is_closing():
+            return
+        if self._is_answer_due():  # a refusal would stand in the middle of an answer
+            self.cut_off(f"requests refused with {status}")
+            return
+        self._told.note(f"requests refused with {status}")
+        self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
+        self.transport.close()
+
+    def _settle(self) -> None:
+        """Begin the deadline of what the connection does now, if that is something else than before."""
+        state = self._what_it_does()
+        if state == self._state:
+            return
+        self._state, self.since = state, self.loop.time()
+        if self._deadline:
+            self._deadline.cancel()
+        self._deadline = None if self.is_lost else self.loop.call_later(SECONDS[state], self._expire)
+
+    def _what_it_does(self) -> str:
+        if self._is_answer_due() or (self.transport and self.transport.is_closing()):
+            return ANSWERING
+        return IDLE if self._has_served and not self._received else REQUESTING
+
+    def _is_answer_due(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _expire(self) -> None:
+        if self._state == IDLE:
+            self.transport.close()  # after the last of the answer; until then it is answering
+            self._settle()
+        else:
+            self.cut_off(self._state)
+
+
+def protocol(connections: Connections, tls: Callable[[], ssl.SSLContext] | None) -> type[asyncio.Protocol]:
+    """What uvicorn makes a connection's protocol with."""
+    told = Told()
+
+    def make(**uvicorns: Any) -> BoundedProtocol:
+        return BoundedProtocol(connections=connections, told=told, tls=tls, **uvicorns)
+
+    return cast(type[asyncio.Protocol], make)

@@ -1,0 +1,139 @@
+"""Clients that do not behave, and the one that does: a scrape. Loopback only."""
+
+from __future__ import annotations
+
+import select
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import uvicorn
+from prometheus_client.core import GaugeMetricFamily, Metric
+from tests.exporter.web.conftest import READY
+
+from rankscope_exporter.daemon import server_configuration
+from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.web.app import create_app
+from rankscope_exporter.web.config_file import WebConfigFile
+
+ASK = b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n"
+PATIENCE = 40  # seconds: a test that waits as long has failed
+
+
+class Large:
+    """A collector whose page has so many bytes; `looks` counts how often it was looked at, each after `before`."""
+
+    name, help = "large", ""
+
+    def __init__(self, size: int = 0, before: Callable[[], None] = lambda: None) -> None:
+        self.looks = 0
+        self._size = size
+        self._before = before
+
+    def collect(self) -> Iterable[Metric]:
+        self._before()
+        self.looks += 1
+        family = GaugeMetricFamily("rankscope_large", "Large.", labels=["text"])
+        family.add_metric(["x" * self._size], self.looks)
+        return [family]
+
+
+@contextmanager
+def server(*collectors: Large, web_config: Path | None = None) -> Iterator[tuple[int, int]]:
+    """The exporter's server in this process; the value is its port on 127.0.0.1, and on ::1, another address."""
+    app = create_app(Scrape(collectors), READY)
+    running = uvicorn.Server(server_configuration(app, WebConfigFile(web_config) if web_config else None))
+    with ExitStack() as stack:
+        listeners = [
+            stack.enter_context(socket.create_server((host, 0), family=family, backlog=128))
+            for host, family in (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6))
+        ]
+        ports = listeners[0].getsockname()[1], listeners[1].getsockname()[1]
+        thread = threading.Thread(target=running.run, kwargs={"sockets": listeners})
+        thread.start()
+        try:
+            yield ports
+        finally:
+            running.should_exit = True
+            thread.join()
+
+
+@contextmanager
+def few_descriptors(port: int, count: int, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
+    """The exporter as a process that may have only so many file descriptors."""
+    command = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{port}", *flags]
+    limited = ["prlimit", f"--nofile={count}:{count}", *command]
+    with subprocess.Popen(limited, stderr=subprocess.PIPE) as process:
+        try:
+            deadline = time.monotonic() + PATIENCE
+            while scrape(port, "/-/healthy") != 200:
+                assert time.monotonic() < deadline, "it does not start"
+                time.sleep(0.1)
+            yield process
+        finally:
+            process.terminate()
+            process.communicate(timeout=PATIENCE)
+
+
+def connect(port: int, host: str = "127.0.0.1") -> socket.socket:
+    """A connection of its own."""
+    return socket.create_connection((host, port), timeout=PATIENCE)
+
+
+def ask(port: int, path: str = "/metrics", *, host: str = "127.0.0.1", **headers: str) -> socket.socket:
+    """A connection on which a request has been sent."""
+    connection = connect(port, host)
+    lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+    connection.sendall(ASK % (path.encode(), lines.encode()))
+    return connection
+
+
+def scrape(port: int, path: str = "/metrics", *, host: str = "127.0.0.1", **headers: str) -> int:
+    """The status of a request of its own, 0 if there is none."""
+    try:
+        with ask(port, path, host=host, **{"Connection": "close", **headers}) as connection:
+            return status(everything(connection))
+    except OSError:
+        return 0
+
+
+def status(answer: bytes) -> int:
+    """The status in the first line of an answer; 0 where there is none."""
+    line = answer.split(b"\r\n")[0].split(b" ")
+    return int(line[1]) if len(line) > 1 else 0
+
+
+def everything(connection: socket.socket) -> bytes:
+    """All that comes until the server closes, be it by a reset. Raises TimeoutError where it does not close."""
+    parts = []
+    try:
+        while part := connection.recv(1 << 20):
+            parts.append(part)
+    except ConnectionError:
+        pass
+    return b"".join(parts)
+
+
+def flood(connection: socket.socket, part: bytes, limit: int) -> int:
+    """Send this again and again; how many bytes were taken before the server closed."""
+    sent = 0
+    try:
+        while sent < limit:
+            sent += connection.send(part)
+    except ConnectionError:
+        pass
+    return sent
+
+
+def reset(connections: Sequence[socket.socket], seconds: float = 0.0) -> list[socket.socket]:
+    """Those that the server has reset, without reading from any; waits so long for one."""
+    poll = select.poll()
+    by_number = {connection.fileno(): connection for connection in connections}
+    for number in by_number:
+        poll.register(number, 0)  # errors are told always
+    return [by_number[number] for number, event in poll.poll(seconds * 1000) if event & select.POLLERR]

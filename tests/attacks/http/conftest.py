@@ -1,0 +1,7 @@
+"""The exporter's server as its own tests start it, for those that attack it."""
+
+from __future__ import annotations
+
+from tests.exporter.web.conftest import authority, serve, web_config
+
+__all__ = ["authority", "serve", "web_config"]

@@ -1,0 +1,53 @@
+"""Attack: requests that do not end, be it in one header, in many, in a body or in requests ahead."""
+
+from __future__ import annotations
+
+import pytest
+from tests.attacks.http.clients import connect, everything, flood, scrape, server, status
+
+LIMIT = 24 * 1024 * 1024  # the kernel's buffers of a connection hold some 6 MiB that the server never looks at
+START = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
+POST = b"POST /-/release HTTP/1.1\r\nHost: x\r\n"
+ENDLESS = {
+    "line": (b"GET /", b"a" * 65536),
+    "header": (START + b"X-Long: ", b"a" * 65536),
+    "name": (START, b"a" * 65536),
+    "headers": (START, b"a: b\r\n" * 10000),
+    "empty lines": (b"", b"\r\n" * 32768),
+    "body": (POST + b"Content-Length: 999999999999\r\n\r\n", b"a" * 65536),
+    "chunks": (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 10000),
+    "chunk extension": (POST + b"Transfer-Encoding: chunked\r\n\r\n1;", b"a" * 65536),
+    "trailers": (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"a: b\r\n" * 10000),
+    "requests ahead": (b"", b"GET /-/healthy HTTP/1.1\r\n\r\n" * 2500),
+}
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_an_endless_request_is_cut_off_and_a_scrape_gets_in(kind: str) -> None:
+    beginning, part = ENDLESS[kind]
+    with server() as (port, _), connect(port) as connection:
+        connection.sendall(beginning)
+        assert flood(connection, part, LIMIT) < LIMIT
+        assert scrape(port) == 200
+
+
+@pytest.mark.parametrize("headers", [b"a: b\r\n" * 101, b"X-Long: " + b"a" * 66000 + b"\r\n"])
+def test_too_many_or_too_long_headers_are_refused_with_the_status_for_it(headers: bytes) -> None:
+    with server() as (port, _), connect(port) as connection:
+        connection.sendall(START + headers)
+        assert status(everything(connection)) == 431
+
+
+def test_a_body_that_nobody_reads_costs_its_request_nothing() -> None:
+    with server() as (port, _), connect(port) as connection:
+        connection.sendall(POST + b"Connection: close\r\nContent-Length: 10000\r\n\r\n" + b"a" * 10000)
+        assert status(everything(connection)) == 403  # no --web.enable-lifecycle
+
+
+def test_a_few_requests_ahead_are_all_answered() -> None:
+    with server() as (port, _), connect(port) as connection:
+        connection.sendall(
+            b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n" * 5
+            + b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        )
+        assert everything(connection).count(b"HTTP/1.1 200") == 6
