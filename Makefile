@@ -10,7 +10,7 @@ RELEASE := .release/bin
 COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-build --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month soak lock sbom audit clean
+.PHONY: help venv servers demo test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month soak siege lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -68,6 +68,9 @@ month: venv servers ## a thousand simulated days of healthy runs, and faulty one
 
 soak: venv servers ## faults at production speed while what watches them is killed, stopped, restarted and deceived (2 hours); to docs/measurements/
 	@$(BIN)/python -m tests.soak --json docs/measurements/soak.json $(SOAK)
+
+siege: venv servers ## every attack of tests/attacks at once on a real job, exporter and Prometheus, as root (20 minutes); to docs/measurements/
+	@$(BIN)/python -m benchmarks.siege --json docs/measurements/siege.json $(SIEGE)
 
 gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (14 MiB)
 	@$(PYTHON) -m benchmarks.gpu_check.wheels
