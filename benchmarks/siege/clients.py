@@ -13,7 +13,7 @@ from types import TracebackType
 from benchmarks.fuzz_requests import OPENMETRICS, STATUS, damaged
 from benchmarks.siege.target import INSIDER, Seen, Target
 
-PATIENCE = 1.0  # seconds for one call
+PATIENCE = 5.0  # seconds for one call
 MANY = 400  # connections of one attacker: three times as many as the exporter lets in
 NEW = 40  # connections an act at the most
 ENDLESS = 24 * 1024 * 1024  # bytes after which one is given up: the kernel's buffers of a connection hold some 6 MiB
@@ -78,6 +78,7 @@ class Crowd:
             except OSError:
                 self._seen["not let in"] += 1
                 return
+            connection.setblocking(False)
             self._held[connection.fileno()] = connection
             self._poll.register(connection, select.POLLRDHUP)
             self._seen["opened"] += 1
@@ -86,7 +87,7 @@ class Crowd:
         """Each sends some more."""
         for connection in self._held.values():
             with suppress(OSError):
-                connection.send(words, socket.MSG_DONTWAIT)
+                connection.send(words)
 
     def read(self) -> None:
         """The statuses of those that were answered, which are closed."""
@@ -196,9 +197,9 @@ def damaged_requests(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def _status(connection: socket.socket) -> str:
-    """Of the answer that has come; the connection may be one that waits, or not."""
+    """Of the answer. Raises BlockingIOError where there is none yet and the connection does not wait."""
     try:
-        answer = connection.recv(4096, socket.MSG_DONTWAIT if connection.gettimeout() == PATIENCE else 0)
+        answer = connection.recv(4096)
     except (ConnectionError, TimeoutError):
         return "no answer"
     found = STATUS.match(answer)

@@ -103,7 +103,7 @@ def _checks(observed: Observed, figures: Figures) -> list[Figures]:
     slower, control = figures["differences_ms"]["siege - quiet"], figures["differences_ms"]["quiet again - quiet (A/A)"]
     idle = [one["attack"] for one in figures["attackers"] if not one["seen"]]
     return [
-        _check("99 of 100 scrapes within 50 ms", late <= LONGEST_SCRAPE * 1000, f"{late:.1f} ms"),
+        _check("99 of 100 scrapes within 50 ms", late <= LONGEST_SCRAPE * 1000, _late(late)),
         _check("the exporter within 150 MB", observed.peak <= MOST_MEMORY, f"{observed.peak / 1e6:.1f} MB at the most"),
         _check(
             "both ranks of the victim on every page",
@@ -122,6 +122,10 @@ def _checks(observed: Observed, figures: Figures) -> list[Figures]:
 
 def _check(what: str, holds: bool, found: str) -> Figures:
     return {"check": what, "holds": holds, "found": found}
+
+
+def _late(milliseconds: float) -> str:
+    return f"{milliseconds:.1f} ms" if math.isfinite(milliseconds) else "no page"
 
 
 def _phase(observed: Observed, name: str, steps: Sequence[Blocks]) -> Figures:
