@@ -93,6 +93,7 @@ def is_about_victim(labels: dict[str, str]) -> bool:
 def _checks(observed: Observed, figures: Figures) -> list[Figures]:
     (siege,) = (phase for phase in figures["phases"] if phase["phase"] == SIEGE)
     late = siege["p99_ms"]
+    found = f"{_late(late)}; of Prometheus's {observed.failed} failed"
     absent = sum(len(one.ranks) < RANKS for one in observed.scrapes if not one.error)
     missed = sum(observed.missed.values())
     false = Counter(
@@ -103,7 +104,7 @@ def _checks(observed: Observed, figures: Figures) -> list[Figures]:
     slower, control = figures["differences_ms"]["siege - quiet"], figures["differences_ms"]["quiet again - quiet (A/A)"]
     idle = [one["attack"] for one in figures["attackers"] if not one["seen"]]
     return [
-        _check("99 of 100 scrapes within 50 ms", late <= LONGEST_SCRAPE * 1000, _late(late)),
+        _check("99 of 100 scrapes within 50 ms", late <= LONGEST_SCRAPE * 1000, found),
         _check("the exporter within 150 MB", observed.peak <= MOST_MEMORY, f"{observed.peak / 1e6:.1f} MB at the most"),
         _check(
             "both ranks of the victim on every page",
@@ -141,6 +142,7 @@ def _phase(observed: Observed, name: str, steps: Sequence[Blocks]) -> Figures:
         "failed": Counter(one.error for one in scrapes if one.error),
         **{f"p{share}_ms": percentile(times, share / 100) for share in (50, 99)},
         "max_ms": max(times, default=math.nan),
+        "connect_max_ms": max((one.connected * 1000 for one in scrapes), default=math.nan),
         "page_bytes": max((one.size for one in scrapes), default=0),
         "exporter_processor": round(sum(phase.processor for phase in phases) / seconds, 3) if seconds else math.nan,
         "step_ms": statistics.median(medians) * 1000 if medians else math.nan,

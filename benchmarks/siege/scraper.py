@@ -35,13 +35,16 @@ class Scraped:
     error: str = ""
     ranks: tuple[str, ...] = ()
     size: int = 0  # bytes of the page
+    connected: float = 0.0  # seconds until there was a connection
 
 
 def scrape(host: str, port: int, source: str, headers: dict[str, str]) -> Scraped:
     """Ask once."""
-    at, began, error, body = time.time(), time.perf_counter(), "", b""
+    at, began, error, body, connected = time.time(), time.perf_counter(), "", b"", 0.0
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT, source_address=(source, 0))
     try:
+        connection.connect()
+        connected = time.perf_counter() - began
         connection.request("GET", "/metrics", headers=headers)
         answer = connection.getresponse()
         body = answer.read()
@@ -52,9 +55,9 @@ def scrape(host: str, port: int, source: str, headers: dict[str, str]) -> Scrape
         connection.close()
     seconds = time.perf_counter() - began
     if error:
-        return Scraped(at, seconds, error)
+        return Scraped(at, seconds, error, connected=connected)
     page = gzip.decompress(body).decode()
-    return Scraped(at, seconds, "", victims(page), len(page))
+    return Scraped(at, seconds, "", victims(page), len(page), connected)
 
 
 def victims(page: str) -> tuple[str, ...]:
