@@ -29,7 +29,7 @@ from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.nvml.driver import Driver
 from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.rank_watcher import RankSource, RankWatcher
-from rankscope_exporter.run_directory import Rank, RunDirectory
+from rankscope_exporter.run_directory import Beliefs, Rank, RunDirectory
 from rankscope_exporter.sampler import Sampler
 from rankscope_exporter.scrape import Collector, Scrape
 from rankscope_exporter.source import GpuSource, SourceCollector
@@ -56,7 +56,8 @@ def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     web_config = _web_config(settings)
     users = UserNames(name_of_user)
-    run_directory = RunDirectory(settings.run_dirs, user_name=users.name, has_owner=settings.has_owner)
+    beliefs = Beliefs(users.name, has_owner=settings.has_owner)
+    run_directory = RunDirectory(settings.run_dirs, beliefs=beliefs)  # its end is that of the process
     with (
         _listening(settings) as listener,
         _resolved(users),
