@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from rankscope import __version__
 from rankscope.identity import compact
 from rankscope_exporter.allocation.claims import ClaimsWatcher, Scheduler
+from rankscope_exporter.allocation.occupants import Occupants
 from rankscope_exporter.allocation.pod_resources import KubeletError, PodResources
 from rankscope_exporter.allocation.processes import ProcessTable, UserNames, name_of_user
 from rankscope_exporter.allocation.slurm import SlurmJobs
@@ -55,15 +56,15 @@ class StartError(Exception):
 def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     web_config = _web_config(settings)
-    users = UserNames(name_of_user)
-    beliefs = Beliefs(users.name, has_owner=settings.has_owner)
+    users, occupants = UserNames(name_of_user), Occupants(ProcessTable(settings.procfs))
+    beliefs = Beliefs(users.name, occupants.are_others, settings.has_owner)
     run_directory = RunDirectory(settings.run_dirs, beliefs=beliefs)  # its end is that of the process
     with (
         _listening(settings) as listener,
         _resolved(users),
         _simulation(settings, run_directory),
         _watched_ranks(settings, run_directory) as ranks,
-        _sources(settings, ranks) as enabled,
+        _sources(settings, ranks, occupants) as enabled,
     ):
         averages = Averages(enabled) if settings.dcgm else None
         sources = averages.sources if averages else enabled
@@ -150,7 +151,7 @@ def _listening(settings: Config) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _sources(settings: Config, ranks: RankWatcher) -> Iterator[list[GpuSource[Any]]]:
+def _sources(settings: Config, ranks: RankWatcher, occupants: Occupants) -> Iterator[list[GpuSource[Any]]]:
     """The GPU sources that are on; with `allocation`, whoever watches the claims to the GPUs for it."""
     enabled = [source for source in GPU_SOURCES if source.name in settings.collectors]
     if allocation.SOURCE not in enabled:
@@ -162,7 +163,7 @@ def _sources(settings: Config, ranks: RankWatcher) -> Iterator[list[GpuSource[An
     # Simulated GPUs have processes of wherever the exporter runs.
     processes = ProcessTable(settings.procfs, sees_all=True if settings.simulate else None)
     watcher = ClaimsWatcher(_schedulers(settings), ranks.scan, users)
-    enabled[enabled.index(allocation.SOURCE)] = allocation.watching(watcher.claims, processes, users)
+    enabled[enabled.index(allocation.SOURCE)] = allocation.watching(watcher.claims, processes, users, occupants)
     watcher.start()
     try:
         yield enabled
