@@ -3,7 +3,9 @@
 Real records are damaged at random: bits, slots, JSON, lengths, header, truncation. They lie in a run directory in
 batches, half of them with a living owner, and each batch is scraped as in production: read, collected, rendered.
 Then everything rendered has to be what Prometheus takes: no exception, finite and non-negative values, printable
-labels, no series twice. File N depends on the seed and N alone: `--first N --files 1` brings a failure back.
+labels, no series twice. Where the fuzzer is root the files are of several users: every series then says whose it is,
+and the lines of the ranks fit into what the limit of a page counts on. File N depends on the seed and N alone:
+`--first N --files 1` brings a failure back.
 
 With `--json` the report is kept, and a next call goes on where the last one ended: a million may take several.
 What is neither shown nor skipped ended too long ago, or is an older record of a rank that is shown.
@@ -15,6 +17,7 @@ import argparse
 import json
 import logging
 import math
+import os
 import random
 import struct
 import subprocess
@@ -36,9 +39,13 @@ from rankscope import record
 from rankscope.record import PLACES
 from rankscope_exporter.collectors.ranks import Ranks
 from rankscope_exporter.exposition import Collected
-from rankscope_exporter.run_directory import LABEL_LIMIT, LABELS, RunDirectory
+from rankscope_exporter.lines import WrittenFamily
+from rankscope_exporter.rank_metric import RANK_LABELS
+from rankscope_exporter.rank_share import TextLimit
+from rankscope_exporter.run_directory import LABEL_LIMIT, LABELS, RunDirectory, Scan
 
-BATCH = 200  # below the limits of files and ranks, so that each file of a batch counts
+BATCH = 100  # below the limits of files and ranks of one owner, so that each file of a batch counts
+OWNERS = (0, 1, 1000, 65_534, 2**32 - 2) if os.geteuid() == 0 else (os.geteuid(),)  # of the files, in turn
 NOW = 1_800_000_000.0  # by the reader's clock, and when every record ended
 PARSED_EVERY = 20  # batches whose text is parsed again: that takes longer than all the rest
 ODD_NUMBERS = (0.0, -0.0, -1.0, 0.5, 1e18, 2.0**63, 1e308, -1e308, math.inf, -math.inf, math.nan, 5e-324)
@@ -46,6 +53,8 @@ ODD_TEXTS: tuple[Any, ...] = (
     *("", "\n", "\x00", "\x7f", "\x9b2J", "\u202e", "\ud800", "\\", '"', "{", "x" * 201, "é" * 200, "²", "٣", "-1"),
     *(None, True, 0, -1, 1e400, [], {}, ["other"], [""], [1], ["a", "a"], [f"p{n}" for n in range(40)]),
 )
+WORLDS = ("", *["1000"] * 12, "500", "0")  # how many ranks one says that there are; its number is below 1,000
+STARTS = (-1e6, -100.0, -1.0, *[0.0] * 8, 30.0, 90.0, 1e12)
 HOLDER = """
 import fcntl, sys
 files = [open(path, "r+b") for path in sys.argv[1:]]
@@ -64,7 +73,7 @@ def damaged(seed: int, number: int) -> bytes:
     """The bytes of file `number`: a good record with one to four injuries."""
     choose = random.Random(f"{seed}/{number}")  # noqa: S311 - reproducible, not secret
     info: dict[str, Any] = dict.fromkeys(LABELS, "label")
-    info |= {"run": f"run-{number}", "rank": str(number % 1000), "pid": "1"}
+    info |= {"run": f"run-{number}", "rank": str(number % 1000), "pid": "1", "world_size": choose.choice(WORLDS)}
     info |= {"phases": ["tokenize"], "probes_disabled": []}
     injuries: list[Callable[..., None]] = choose.choices(INJURIES, k=choose.randint(1, 4))
     for injure in injuries:
@@ -90,6 +99,7 @@ def _record(choose: random.Random, info: dict[str, Any]) -> bytearray:
     _store(data, PLACES["phase"], float(choose.randrange(len(record.PHASES))))
     _store(data, PLACES["ended"], choose.choice((record.RUNNING, record.FINISHED, record.EXCEPTION)))
     _store(data, PLACES["ended_unix"], NOW)
+    _store(data, PLACES["started_unix"], NOW + choose.choice(STARTS))
     return data
 
 
@@ -157,10 +167,27 @@ def check(families: Iterable[Metric]) -> None:
                     raise FuzzError(f"{series} has the label {value!r}")
 
 
+def check_owners(scan: Scan, families: Sequence[Metric]) -> None:
+    """Raises FuzzError at a series of nobody's file, a start in the future, and more bytes than the limits count on."""
+    keys = {rank.key for rank in scan.ranks}
+    for family in families:
+        for sample in family.samples if family.name.startswith("rankscope_rank_") else ():
+            if tuple(sample.labels[label] for label in RANK_LABELS) not in keys:
+                raise FuzzError(f"{sample} is of no record that is shown")
+    for rank in scan.ranks:
+        if rank.snapshot["started_unix"] > NOW + 60:
+            raise FuzzError(f"{rank.key} began in the future")
+    written = sum(len(family.text) for family in families if isinstance(family, WrittenFamily))
+    if written > (counted := sum(TextLimit(rank.snapshot).of(rank.snapshot) for rank in scan.ranks) + 1000):
+        raise FuzzError(f"{written} bytes, where {counted} are counted on")
+
+
 def scrape(run_directory: RunDirectory, parse: bool, ranks: Ranks | None = None) -> tuple[int, Counter[str]]:
     """One scrape, checked: how many ranks it shows, and how many files it skipped for which reason."""
-    families = (ranks or Ranks()).look(run_directory.scan())
+    scan = run_directory.scan()
+    families = (ranks or Ranks()).look(scan)
     check(families)
+    check_owners(scan, families)
     text = generate_latest(Collected(families)).decode()
     if parse:
         check(text_string_to_metric_families(text))
@@ -181,8 +208,9 @@ def living(paths: Sequence[Path]) -> Iterator[None]:
 def run(directory: Path, seed: int, first: int, files: int, parsed_every: int = PARSED_EVERY) -> Counter[str]:
     """Fuzz files `first` … `first + files`; what became of them. Raises FuzzError that names the file."""
     places = [directory / f"{place}.rank" for place in range(BATCH)]
-    for path in places:
+    for place, path in enumerate(places):
         path.touch()
+        os.chown(path, OWNERS[place % len(OWNERS)], -1)
     run_directory, ranks = RunDirectory([directory], clock=lambda: NOW), Ranks()
     outcome: Counter[str] = Counter()
     with living(places[::2]):

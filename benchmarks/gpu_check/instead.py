@@ -39,6 +39,7 @@ INSTEAD: Mapping[str, Rule] = {
     "rankscope_exporter_collector_success": ALWAYS_1,
     "rankscope_exporter_collector_duration_seconds": BRIEF,
     "rankscope_exporter_rank_files_skipped": ALWAYS_0,
+    "rankscope_exporter_rank_gpus_contradicted": ALWAYS_0,
 }
 
 

@@ -15,6 +15,7 @@ from starlette.types import ASGIApp
 from rankscope import __version__
 from rankscope.identity import compact
 from rankscope_exporter.allocation.claims import ClaimsWatcher, Scheduler
+from rankscope_exporter.allocation.occupants import Occupants
 from rankscope_exporter.allocation.pod_resources import KubeletError, PodResources
 from rankscope_exporter.allocation.processes import ProcessTable, UserNames, name_of_user
 from rankscope_exporter.allocation.slurm import SlurmJobs
@@ -29,7 +30,7 @@ from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.nvml.driver import Driver
 from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.rank_watcher import RankSource, RankWatcher
-from rankscope_exporter.run_directory import Rank, RunDirectory
+from rankscope_exporter.run_directory import Beliefs, Rank, RunDirectory
 from rankscope_exporter.sampler import Sampler
 from rankscope_exporter.scrape import Collector, Scrape
 from rankscope_exporter.source import GpuSource, SourceCollector
@@ -59,14 +60,15 @@ class StartError(Exception):
 def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     web_config = _web_config(settings)
-    users = UserNames(name_of_user)
-    run_directory = RunDirectory(settings.run_dirs, user_name=users.name, has_owner=settings.has_owner)
+    users, occupants = UserNames(name_of_user), Occupants(ProcessTable(settings.procfs))
+    beliefs = Beliefs(users.name, occupants.are_others, settings.has_owner)
+    run_directory = RunDirectory(settings.run_dirs, beliefs=beliefs)  # its end is that of the process
     with (
         _listening(settings) as listener,
         _resolved(users),
         _simulation(settings, run_directory),
         _watched_ranks(settings, run_directory) as ranks,
-        _sources(settings, ranks) as enabled,
+        _sources(settings, ranks, occupants) as enabled,
     ):
         averages = Averages(enabled) if settings.dcgm else None
         sources = averages.sources if averages else enabled
@@ -163,7 +165,7 @@ def _listening(settings: Config) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _sources(settings: Config, ranks: RankWatcher) -> Iterator[list[GpuSource[Any]]]:
+def _sources(settings: Config, ranks: RankWatcher, occupants: Occupants) -> Iterator[list[GpuSource[Any]]]:
     """The GPU sources that are on; with `allocation`, whoever watches the claims to the GPUs for it."""
     enabled = [source for source in GPU_SOURCES if source.name in settings.collectors]
     if allocation.SOURCE not in enabled:
@@ -175,7 +177,7 @@ def _sources(settings: Config, ranks: RankWatcher) -> Iterator[list[GpuSource[An
     # Simulated GPUs have processes of wherever the exporter runs.
     processes = ProcessTable(settings.procfs, sees_all=True if settings.simulate else None)
     watcher = ClaimsWatcher(_schedulers(settings), ranks.scan, users)
-    enabled[enabled.index(allocation.SOURCE)] = allocation.watching(watcher.claims, processes, users)
+    enabled[enabled.index(allocation.SOURCE)] = allocation.watching(watcher.claims, processes, users, occupants)
     watcher.start()
     try:
         yield enabled

@@ -2,47 +2,29 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from itertools import islice
 from pathlib import Path
 
 from rankscope.rank_reader import UnreadableRecordError, read_rank
 from rankscope.rank_snapshot import RankSnapshot
-from rankscope_exporter.rank_files import RankFile, fair_share, list_files, open_directory
+from rankscope_exporter.rank_checks import CLOCKS_APART, check_info, check_time
+from rankscope_exporter.rank_checks import LABEL_LIMIT as LABEL_LIMIT  # known from here, as what a Rank has
+from rankscope_exporter.rank_checks import LABELS as LABELS
+from rankscope_exporter.rank_complaints import Complaints, Skipped
+from rankscope_exporter.rank_files import Listing, RankFile, each_once, fair_share, open_directory
+from rankscope_exporter.rank_share import RANKS_LIMIT, TextLimit, fair_page
 
 ENDED_RANKS_SHOWN_FOR = 600.0  # seconds: long enough for a scrape, an alert and a look at it
-LABELS = (
-    "run",
-    "rank",
-    "local_rank",
-    "world_size",
-    "group",
-    "node",
-    "pid",
-    "uuid",
-    "backend",
-    "torch_version",
-    "rankscope_version",
-)
-LABEL_LIMIT = 200  # characters; the hook's longest is a run's name with 128
-
 FILES_LIMIT = 1024  # read in a scan; a full one of bad files costs a tenth of a second
-RANKS_LIMIT = 256  # shown
 SERIES_LIMIT = 246  # of one rank: every phase, operation and group that a record has a place for
-COMPLAINTS_LIMIT = 10  # log lines in a scan
-NUMBER = re.compile(r"[0-9]{1,10}")
 
 Key = tuple[str, str, str]
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -57,28 +39,45 @@ class Rank:
     """The owner's name where this machine knows one."""
     has_owner: bool = True
     """Whether its owner is part of who it is."""
+    weight: int = 1
+    """As how many ordinary ranks it counts on a page."""
+    is_elsewhere: bool = False
+    """Whether the processes on the GPU that it names are others'."""
 
     @property
     def key(self) -> Key:
         """Run, rank and owner: the labels of all its series."""
         return self.snapshot.info["run"], self.snapshot.info["rank"], str(self.owner) if self.has_owner else ""
 
+    @property
+    def uuid(self) -> str:
+        """Of its GPU; empty if it names none, or one that it cannot be on."""
+        return "" if self.is_elsewhere else str(self.snapshot.info["uuid"])
+
 
 @dataclass(frozen=True)
 class Scan:
-    """What the run directories hold now: the newest record of each rank, and how many files were skipped why."""
+    """What the run directories hold now: the record that counts of each rank, and how many files were skipped why."""
 
     ranks: Sequence[Rank]
     skipped: Counter[str]
 
 
+@dataclass(frozen=True)
+class Beliefs:
+    """What else this machine knows of ranks. Both are asked with each scan and must not block."""
+
+    user_name: Callable[[int], str] = lambda _uid: ""
+    is_elsewhere: Callable[[Rank], bool] = lambda _rank: False
+    has_owner: bool = True
+    """If not, a run's identity is its name alone."""
+
+
 class RunDirectory:
     """Reads the records below `paths`; directories that do not exist yet are simply empty.
 
-    At most `files_limit` files are read in a scan and `ranks_limit` ranks found, living ones first. A node has some
-    eight ranks of a job; the limits bound what users who fill a directory can cost a scrape and Prometheus.
-
-    `user_name` is asked with each scan and must not block. Without `has_owner` a run's identity is its name alone.
+    At most `files_limit` files are read in a scan and `ranks_limit` ordinary ranks shown. A node has some eight ranks
+    of a job; the limits bound what users who fill a directory can cost a scrape and Prometheus.
     """
 
     def __init__(
@@ -87,52 +86,65 @@ class RunDirectory:
         clock: Callable[[], float] = time.time,
         files_limit: int = FILES_LIMIT,
         ranks_limit: int = RANKS_LIMIT,
-        user_name: Callable[[int], str] = lambda _uid: "",
-        *,
-        has_owner: bool = True,
+        beliefs: Beliefs | None = None,
     ) -> None:
-        self._paths = tuple(paths)
+        self._listings = {path: Listing(path) for path in paths}
         self._clock = clock
         self._files_limit = files_limit
         self._ranks_limit = ranks_limit
-        self._user_name = user_name
-        self._has_owner = has_owner
+        self._beliefs = beliefs or Beliefs()
         self._noticed: dict[Path, float] = {}  # when a record was first seen without its process
         self._shown: dict[Key, Rank] = {}  # by the last scan
-        self._complained: set[Path] = set()
-        self._checked: dict[Path, object] = {}  # the info whose labels were found to be good
+        self._in_vain: set[tuple[int, int, int]] = set()  # stamps of the files that were no records in the last scan
+        self._checked: dict[Path, tuple[object, TextLimit]] = {}  # the info whose labels were found to be good
+        self._complaints = Complaints()
         self._lock = threading.Lock()  # scrapes come from several threads
+
+    def close(self) -> None:
+        """Let go of the directories whose listing is not at its end."""
+        with self._lock:
+            for listing in self._listings.values():
+                listing.close()
 
     def scan(self, *, with_steps: bool = False) -> Scan:
         """Read every record once, `with_steps` their last steps too. A file that cannot be read costs no other."""
         with self._lock, ExitStack() as directories:
-            skipped = _Skipped()
-            files = [file for path in self._paths for file in self._list(path, directories, skipped)]
-            chosen = fair_share(files, self._files_limit)
+            skipped = Skipped()
+            known = {rank.snapshot.path for rank in self._shown.values()}
+            files = each_once(self._files(known, directories, skipped), known)
+            chosen = fair_share(files, self._files_limit, known, self._in_vain)
             skipped.count["too_many_files"] += len(files) - len(chosen)
-            found = self._newest(chosen, skipped, with_steps)
-            ranks = sorted(found.values(), key=lambda rank: not rank.snapshot.alive)[: self._ranks_limit]
+            found = self._that_count(chosen, skipped, with_steps)
+            ranks = fair_page(found.values(), self._shown, self._ranks_limit)
             skipped.count["too_many_ranks"] += len(found) - len(ranks)
-            self._complain(skipped.errors)
-            self._forget_all_but({file.path for file in chosen} | set(self._paths))
-            self._shown = {rank.key: rank for rank in ranks}
-            named = tuple(replace(rank, user=self._user_name(rank.owner)) for rank in ranks)
-            return Scan(named, +skipped.count)  # without the zeros
+            ranks = [self._placed(rank) for rank in ranks]
+            self._complaints.log("skipped a file in the run directory", skipped.errors)
+            self._complaints.log("not believed about its GPU", map(_contradiction, _elsewhere(ranks)))
+            self._remember({file.path for file in chosen}, ranks, skipped)
+            return Scan(tuple(ranks), +skipped.count)  # without the zeros
 
-    def _list(self, path: Path, directories: ExitStack, skipped: _Skipped) -> list[RankFile]:
-        try:
-            descriptor = open_directory(path)
-        except FileNotFoundError:
-            return []
-        except UnreadableRecordError as error:
-            skipped.add(error)
-            return []
-        directories.callback(os.close, descriptor)
-        files, are_more = list_files(path, descriptor)
-        skipped.count["too_many_files"] += are_more
-        return files
+    def _files(self, known: Collection[Path], directories: ExitStack, skipped: Skipped) -> Iterable[RankFile]:
+        for path, listing in self._listings.items():
+            names = [one.name for one in known if one.parent == path]
+            try:
+                descriptor = open_directory(path)
+                directories.callback(os.close, descriptor)
+                listed = listing.look(descriptor, names)
+            except FileNotFoundError:
+                listing.close()
+                continue
+            except UnreadableRecordError as error:
+                skipped.add(error)
+                continue
+            except OSError as error:  # of a file system that fails, or as there are no descriptors left
+                skipped.add(UnreadableRecordError("unreadable", path, error.strerror or str(error)))
+                continue
+            skipped.count["too_many_files"] += listed.are_more
+            if listed.error:
+                skipped.add(listed.error, listed.failures)
+            yield from listed.files
 
-    def _newest(self, files: Iterable[RankFile], skipped: _Skipped, with_steps: bool) -> dict[Key, Rank]:
+    def _that_count(self, files: Iterable[RankFile], skipped: Skipped, with_steps: bool) -> dict[Key, Rank]:
         """The record that counts of each run, rank and owner."""
         found: dict[Key, Rank] = {}
         for file in files:
@@ -155,35 +167,46 @@ class RunDirectory:
         is_same_owner = before is not None and before.owner == rank.owner
         return alive, is_same_owner, alive and is_known, rank.snapshot["started_unix"]
 
-    def _read(self, file: RankFile, skipped: _Skipped, with_steps: bool) -> Rank | None:
+    def _read(self, file: RankFile, skipped: Skipped, with_steps: bool) -> Rank | None:
         try:
             snapshot = read_rank(file.path, file.descriptor, with_steps=with_steps)
-            if self._checked.get(file.path) is not snapshot.info:
-                _check_labels(snapshot)
-                self._checked[file.path] = snapshot.info
+            info, limit = self._checked.get(file.path, (None, None))
+            if limit is None or info is not snapshot.info:
+                check_info(snapshot)
+                limit = TextLimit(snapshot)
+                self._checked[file.path] = snapshot.info, limit
+            check_time(snapshot, self._clock())
         except FileNotFoundError:
             return None
         except UnreadableRecordError as error:
             skipped.add(error)
+            skipped.stamps.add(file.stamp)
             return None
-        exit_unix = None if snapshot.alive else snapshot.exit_unix or self._first_noticed(file.path)
-        return Rank(snapshot, exit_unix, file.owner, has_owner=self._has_owner)
+        exit_unix = None if snapshot.alive else self._exit_unix(snapshot)
+        return Rank(snapshot, exit_unix, file.owner, has_owner=self._beliefs.has_owner, weight=limit.weight(snapshot))
 
-    def _first_noticed(self, path: Path) -> float:
-        return self._noticed.setdefault(path, self._clock())
+    def _exit_unix(self, snapshot: RankSnapshot) -> float:
+        """By its own account, unless that is in the future: then it would be shown until that has come."""
+        said = snapshot.exit_unix
+        if said and said <= self._clock() + CLOCKS_APART:
+            return said
+        return self._noticed.setdefault(snapshot.path, self._clock())
 
     def _is_shown(self, rank: Rank) -> bool:
         return rank.exit_unix is None or self._clock() - rank.exit_unix < ENDED_RANKS_SHOWN_FOR
 
-    def _complain(self, errors: Iterable[UnreadableRecordError]) -> None:
-        """Log each file once, and a few at a time: names that change all the time shall not fill the log."""
-        news = (error for error in errors if error.path not in self._complained)
-        for error in islice(news, COMPLAINTS_LIMIT):
-            logger.warning("skipped a file in the run directory: %s", error)
-            self._complained.add(error.path)
+    def _placed(self, rank: Rank) -> Rank:
+        """With its owner's name, and whether it can be on the GPU that it names: of one that has ended, as it lived."""
+        before = self._shown.get(rank.key)
+        if before and before.snapshot.path == rank.snapshot.path and not rank.snapshot.alive:
+            is_elsewhere = before.is_elsewhere
+        else:
+            is_elsewhere = bool(rank.snapshot.info["uuid"]) and self._beliefs.is_elsewhere(rank)
+        return replace(rank, user=self._beliefs.user_name(rank.owner), is_elsewhere=is_elsewhere)
 
-    def _forget_all_but(self, present: set[Path]) -> None:
-        self._complained &= present
+    def _remember(self, present: set[Path], ranks: Iterable[Rank], skipped: Skipped) -> None:
+        self._shown = {rank.key: rank for rank in ranks}
+        self._in_vain = skipped.stamps
         self._noticed = {path: when for path, when in self._noticed.items() if path in present}
         self._checked = {path: info for path, info in self._checked.items() if path in present}
 
@@ -193,28 +216,10 @@ def _are_rivals(one: Rank, other: Rank) -> bool:
     return one.owner != other.owner or (one.snapshot.alive and other.snapshot.alive)
 
 
-class _Skipped:
-    """What one scan did not show, and why."""
-
-    def __init__(self) -> None:
-        self.count: Counter[str] = Counter()
-        self.errors: list[UnreadableRecordError] = []
-
-    def add(self, error: UnreadableRecordError) -> None:
-        self.count[error.reason] += 1
-        self.errors.append(error)
+def _elsewhere(ranks: Iterable[Rank]) -> Iterable[Rank]:
+    return (rank for rank in ranks if rank.is_elsewhere)
 
 
-def _check_labels(snapshot: RankSnapshot) -> None:
-    for label in LABELS:
-        value = snapshot.info.get(label)
-        if not isinstance(value, str) or len(value) > LABEL_LIMIT or not value.isprintable():
-            raise UnreadableRecordError(
-                "foreign", snapshot.path, f"its {label} is no printable text of ≤ {LABEL_LIMIT}"
-            )
-    if not (NUMBER.fullmatch(snapshot.info["rank"]) and NUMBER.fullmatch(snapshot.info["pid"])):
-        raise UnreadableRecordError("foreign", snapshot.path, "its rank or pid is no number")
-    settings = snapshot.info.get("settings", {})
-    for text in (*snapshot.info.get("phases", ()), *snapshot.groups, *settings.values()):
-        if len(text) > LABEL_LIMIT or not text.isprintable():
-            raise UnreadableRecordError("foreign", snapshot.path, f"a name in it is no printable text: {text[:20]!r}")
+def _contradiction(rank: Rank) -> UnreadableRecordError:
+    detail = f"only processes of other users are on {rank.snapshot.info['uuid']}"
+    return UnreadableRecordError("elsewhere", rank.snapshot.path, detail)

@@ -105,7 +105,7 @@ class StepAlignment:
     def __init__(self, reference_interval: float) -> None:
         """`reference_interval` is how many seconds a reference step stands for the others, at least on average."""
         self._reference_interval = reference_interval
-        self._records: dict[tuple[Path, float], _Record] = {}
+        self._records: dict[tuple[Path, float, Key], _Record] = {}
 
     def take(self, ranks: Iterable[Rank]) -> list[Alignment]:
         """Take the steps that are new and align them. Returns what there is of each rank that has any.
@@ -116,7 +116,9 @@ class StepAlignment:
         groups: dict[tuple[str, str, str], list[tuple[Rank, _Record]]] = defaultdict(list)
         for rank in sorted(ranks, key=lambda rank: int(rank.key[1])):
             info = rank.snapshot.info
-            identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
+            # The key, too: a record that says to be another rank now must not go on under its old name beside the one
+            # that has that name.
+            identity = rank.snapshot.path, rank.snapshot["started_monotonic"], rank.key
             record = self._records[identity] = known.get(identity) or _Record(rank)
             groups[rank.key[2], info["run"], info["group"]].append((rank, record))
         for members in groups.values():

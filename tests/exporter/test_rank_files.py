@@ -9,7 +9,7 @@ import pytest
 
 from rankscope.rank_reader import UnreadableRecordError
 from rankscope_exporter import rank_files
-from rankscope_exporter.rank_files import RankFile, fair_share, list_files, open_directory
+from rankscope_exporter.rank_files import Listing, RankFile, fair_share, open_directory
 
 
 def file(name: str, owner: int, modified: float = 0.0) -> RankFile:
@@ -31,10 +31,12 @@ def test_a_listing_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.rank").touch()
     descriptor = open_directory(tmp_path)
-    assert len(list_files(tmp_path, descriptor, 5)[0]) == 5
-    assert list_files(tmp_path, descriptor, 5)[1] is False
-    files, are_more = list_files(tmp_path, descriptor, 3)
-    assert (len(files), are_more) == (3, True)
+    all_of_them = Listing(tmp_path, 5).look(descriptor)
+    assert (len(all_of_them.files), all_of_them.are_more) == (5, False)
+    listing = Listing(tmp_path, 3)
+    some = listing.look(descriptor)
+    assert (len(some.files), some.are_more) == (3, True)
+    listing.close()
     rank_files.os.close(descriptor)
 
 

@@ -17,10 +17,9 @@ import pytest
 from rankscope import record
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
-from rankscope_exporter import run_directory
 from rankscope_exporter.collectors.ranks import Ranks
-from rankscope_exporter.rank_files import RankFile, list_files
-from rankscope_exporter.run_directory import LABELS, SERIES_LIMIT, RunDirectory
+from rankscope_exporter.rank_files import Listed, Listing
+from rankscope_exporter.run_directory import LABELS, SERIES_LIMIT, Beliefs, RunDirectory
 
 NOW = 1_700_000_000.0
 
@@ -273,11 +272,13 @@ def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path)
 def owned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """A file belongs to the user whose number its name begins with: only root could make such files."""
 
-    def with_owners(path: Path, descriptor: int) -> tuple[list[RankFile], bool]:
-        files, are_more = list_files(path, descriptor)
-        return [replace(file, owner=int(file.name[0])) for file in files], are_more
+    look = Listing.look
 
-    monkeypatch.setattr(run_directory, "list_files", with_owners)
+    def with_owners(*arguments: Any) -> Listed:
+        listed = look(*arguments)
+        return replace(listed, files=[replace(file, owner=int(file.name[0])) for file in listed.files])
+
+    monkeypatch.setattr(Listing, "look", with_owners)
 
 
 @pytest.mark.parametrize("has_owner", [True, False])
@@ -286,7 +287,7 @@ def test_nobody_pushes_out_another_users_living_rank(
     run_dir: Path, living_rank: Callable[..., None], has_owner: bool
 ) -> None:
     living_rank("1.rank", node="mine")
-    directory = RunDirectory([run_dir], Clock(), has_owner=has_owner)
+    directory = RunDirectory([run_dir], Clock(), beliefs=Beliefs(has_owner=has_owner))
     directory.scan()
     living_rank("2.rank", node="theirs")  # begun later
     scan = directory.scan()
@@ -299,7 +300,26 @@ def test_without_owners_a_name_whose_rank_has_ended_is_free_for_another_user(
     run_dir: Path, living_rank: Callable[..., None]
 ) -> None:
     leave_record(run_dir, "1.rank", ended_unix=NOW, node="mine")
-    directory = RunDirectory([run_dir], Clock(), has_owner=False)
+    directory = RunDirectory([run_dir], Clock(), beliefs=Beliefs(has_owner=False))
     directory.scan()
     living_rank("2.rank", node="theirs")
     assert [rank.snapshot.info["node"] for rank in directory.scan().ranks] == ["theirs"]
+
+
+@pytest.mark.usefixtures("owned_by_name")
+def test_ranks_of_a_run_whose_pods_have_uids_of_their_own_are_one_run_if_that_is_asked_for(run_dir: Path) -> None:
+    for number in (1, 2):
+        leave_record(run_dir, f"{number}.rank", ended_unix=NOW, rank=str(number))
+    apart = RunDirectory([run_dir], Clock()).scan().ranks
+    together = RunDirectory([run_dir], Clock(), beliefs=Beliefs(has_owner=False)).scan().ranks
+    assert sorted(rank.key[2] for rank in apart) == ["1", "2"]
+    assert [rank.key[2] for rank in together] == ["", ""]
+
+
+def test_an_owner_has_a_name_where_the_machine_knows_one(run_dir: Path) -> None:
+    names = {os.getuid(): "alice"}
+    leave_record(run_dir, "r", ended_unix=NOW)
+    (rank,) = RunDirectory([run_dir], Clock(), beliefs=Beliefs(lambda uid: names.get(uid, ""))).scan().ranks
+    assert rank.user == "alice"
+    info = next(family for family in Ranks().look(RunDirectory([run_dir], Clock()).scan()) if "info" in family.name)
+    assert [sample.labels["user"] for sample in info.samples] == [""]

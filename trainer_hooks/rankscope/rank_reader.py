@@ -26,7 +26,7 @@ _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: Li
 _READ_ATTEMPTS = 50
 _BUCKETS = slice(PLACES["step_buckets"], PLACES["step_buckets"] + FIELDS["step_buckets"])
 _SLOTS = struct.Struct(f"{record.SLOTS}d")
-INFOS_REMEMBERED = 256  # of at most 8 kB each
+INFOS_REMEMBERED = 1024  # of at most 8 kB each: as many as the exporter reads in a second
 
 
 class UnreadableRecordError(Exception):
@@ -157,7 +157,13 @@ def _parsed(text: bytes) -> dict[str, Any]:
         or not _are_settings(info.get("settings", {}))
     ):
         raise ValueError("not of the form we know")
-    return info
+    # Of what is remembered, nothing that takes many times as much memory as its text.
+    return {name: value for name, value in info.items() if _is_flat(value)}
+
+
+def _is_flat(value: object) -> bool:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return not any(isinstance(one, (dict, list)) for one in inner)
 
 
 def _are_texts(value: object) -> TypeGuard[list[str]]:
@@ -189,7 +195,12 @@ def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
 
 
 def _lock_holder(descriptor: int) -> int | None:
-    """Who holds the record's lock; 0 if it is nobody whom this process's pid namespace shows, None if it is free."""
-    question = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    """Who holds the record's lock; 0 if it is nobody whom this process's pid namespace shows, None if it is free.
+
+    Only a lock for writing is life: it takes a descriptor that may write, which nobody but the owner gets. A lock for
+    reading anybody may hold on a record that he can read, for as long as he likes. Only the first is in the way of one
+    for reading, so that is what the kernel is asked about.
+    """
+    question = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
     return None if kind == fcntl.F_UNLCK else max(0, int(pid))  # -1: a lock of an open file, of no process

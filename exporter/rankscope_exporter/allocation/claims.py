@@ -132,6 +132,6 @@ def _holder(rank: Rank) -> Holder:
 def _living(scan: Scan) -> Mapping[str, Sequence[Rank]]:
     ranks: dict[str, list[Rank]] = defaultdict(list)
     for rank in scan.ranks:
-        if rank.snapshot.alive and rank.snapshot.info["uuid"]:
-            ranks[rank.snapshot.info["uuid"]].append(rank)
+        if rank.snapshot.alive and rank.uuid:
+            ranks[rank.uuid].append(rank)
     return dict(ranks)

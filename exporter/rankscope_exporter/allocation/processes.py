@@ -30,6 +30,9 @@ class Process:
     uid: int
     cgroup: str
     """The text of /proc/PID/cgroup."""
+    pid: int = 0
+    name: str = ""
+    """Its first 15 characters."""
 
 
 class UserNames:
@@ -76,7 +79,7 @@ class ProcessTable:
         state, uid = _field(status, "State"), _field(status, "Uid")
         if not uid.isdecimal() or state in DEAD_STATES:
             return None
-        return Process(int(uid), self._text(pid, "cgroup"))
+        return Process(int(uid), self._text(pid, "cgroup"), pid, _field(status, "Name"))
 
     def _text(self, pid: int, name: str) -> str:
         """Empty if there is no such process; no other error means that it has ended."""

@@ -65,7 +65,7 @@ GPU_METRICS: tuple[Declaration, ...] = (
     *xid.METRICS,
 )
 RANK_METRICS: tuple[Declaration, ...] = (*ranks.METRICS, *alignment.METRICS, *rank_processes.METRICS)
-EXPORTER_METRICS: tuple[Declaration, ...] = (*exporter.METRICS, *scrape.METRICS, ranks.SKIPPED)
+EXPORTER_METRICS: tuple[Declaration, ...] = (*exporter.METRICS, *scrape.METRICS, ranks.SKIPPED, ranks.CONTRADICTED)
 
 
 class Described(Protocol):

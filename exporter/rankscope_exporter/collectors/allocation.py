@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from rankscope_exporter.allocation.claims import Claims
 from rankscope_exporter.allocation.holder import LABELS, Holder, labels
 from rankscope_exporter.allocation.idleness import STATES, Facts, are_stuck, classify
+from rankscope_exporter.allocation.occupants import Occupants
 from rankscope_exporter.allocation.processes import ProcessTable, UserNames, holders_of, look_up
 from rankscope_exporter.nvml.device import Device
 from rankscope_exporter.source import GpuMetric, GpuSource, Tick, counter, gauge
@@ -52,8 +53,15 @@ class LastKernel:
 class AllocationMeter:
     """Looks at one GPU and integrates its states: the one at a reading is taken to have held since the last."""
 
-    def __init__(self, claims: Callable[[], Claims], processes: ProcessTable, users: UserNames) -> None:
+    def __init__(
+        self,
+        claims: Callable[[], Claims],
+        processes: ProcessTable,
+        users: UserNames,
+        occupants: Occupants | None = None,
+    ) -> None:
         self._claims = claims
+        self._occupants = occupants
         self._processes = processes
         self._users = users
         self._last_kernel = LastKernel()
@@ -68,6 +76,8 @@ class AllocationMeter:
         claims = self._claims()
         claimed, ranks = claims.on(device.index, device.uuid), claims.ranks.get(device.uuid, ())
         seen = look_up(pids, self._processes)
+        if self._occupants:
+            self._occupants.see(device.uuid, seen)
         facts = Facts(
             allocated=bool(claimed) or (False if claims.is_complete else None),
             # Where processes cannot be seen, living ranks are the processes that one knows of.
@@ -117,9 +127,11 @@ def _share_in_use(device: Device) -> float | None:
     return memory.used / memory.total if memory and memory.total else None
 
 
-def watching(claims: Callable[[], Claims], processes: ProcessTable, users: UserNames) -> GpuSource[Allocation]:
-    """The source with these eyes on the world."""
-    return replace(SOURCE, reader=lambda: AllocationMeter(claims, processes, users))
+def watching(
+    claims: Callable[[], Claims], processes: ProcessTable, users: UserNames, occupants: Occupants | None = None
+) -> GpuSource[Allocation]:
+    """The source with these eyes on the world. `occupants` are told who is on each GPU."""
+    return replace(SOURCE, reader=lambda: AllocationMeter(claims, processes, users, occupants))
 
 
 SOURCE: GpuSource[Allocation] = GpuSource(

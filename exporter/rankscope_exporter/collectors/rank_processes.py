@@ -17,7 +17,7 @@ from rankscope_exporter.lines import Lines, Values, families
 from rankscope_exporter.metric import ReadMetric
 from rankscope_exporter.process_usage import PROCFS, Usage, read_usage
 from rankscope_exporter.rank_metric import RANK_LABELS
-from rankscope_exporter.run_directory import Scan
+from rankscope_exporter.run_directory import Key, Scan
 
 
 @dataclass
@@ -104,14 +104,14 @@ class RankProcesses:
 
     def __init__(self, procfs: Path = PROCFS) -> None:
         self._procfs = procfs
-        self._processes: dict[tuple[Path, float], RankProcess] = {}
+        self._processes: dict[tuple[Path, float, Key], RankProcess] = {}
 
     def look(self, scan: Scan) -> list[Metric]:
         """Of every living rank whose process can be seen."""
         known, self._processes = self._processes, {}
         for rank in scan.ranks:
             if rank.snapshot.lock_pid:
-                identity = rank.snapshot.path, rank.snapshot["started_monotonic"]
+                identity = rank.snapshot.path, rank.snapshot["started_monotonic"], rank.key
                 process = self._processes[identity] = known.get(identity) or RankProcess(Lines(METRICS, rank.key))
                 process.update(self._usage(rank.snapshot.lock_pid))
         return families(METRICS, [process.lines.write(process) for process in self._processes.values()])

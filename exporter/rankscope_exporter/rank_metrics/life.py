@@ -4,10 +4,16 @@ from __future__ import annotations
 
 from rankscope import record
 from rankscope_exporter.lines import Values
+from rankscope_exporter.rank_checks import LABELS
 from rankscope_exporter.rank_metric import gauge
-from rankscope_exporter.run_directory import LABELS, Rank
+from rankscope_exporter.run_directory import Rank
 
 MARKERS = ", ".join(f"`{marker}`" for marker in record.STEP_MARKERS if marker)
+
+
+def _info(rank: Rank) -> Values:
+    info = {**rank.snapshot.info, "uuid": rank.uuid}
+    return {(*(info[label] for label in LABELS[2:]), rank.user): 1}
 
 
 def _settings(rank: Rank) -> Values:
@@ -22,9 +28,9 @@ def _has_ended(rank: Rank) -> bool:
 METRICS = (
     gauge(
         "info",
-        "What the rank is and where it runs; `uuid` is that of its GPU, `user` its owner's name where this machine "
-        "knows one.",
-        lambda rank: {(*(rank.snapshot.info[label] for label in LABELS[2:]), rank.user): 1},
+        "What the rank is and where it runs; `uuid` is that of its GPU (empty while only other users' processes are on "
+        "it), `user` its owner's name where this machine knows one.",
+        _info,
         *LABELS[2:],
         "user",
     ),

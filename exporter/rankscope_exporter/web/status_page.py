@@ -213,6 +213,8 @@ LEFT_OUT = {
     "symlink": "symbolic links",
     "unreadable": "unreadable",
     "duplicate": "about a rank that is shown",
+    "impossible_rank": "with a rank beyond the world size",
+    "future_start": "that begin in the future",
     "too_many_files": "past the limit of files",
     "too_many_ranks": "past the limit of ranks",
 }

@@ -16,6 +16,7 @@ from rankscope_exporter.allocation.processes import (
     container_of_cgroup,
     holders_of,
     look_up,
+    name_of_user,
 )
 
 ID = "c0ffee" * 10 + "c0de"
@@ -95,7 +96,7 @@ def test_the_living_are_told_from_the_dead_and_from_zombies(tmp_path: Path) -> N
     procfs.process(10)
     procfs.process(11, state="Z (zombie)")
     seen = look_up({10, 11, 12}, ProcessTable(tmp_path))
-    assert (seen.living, seen.dead, seen.count) == ([Process(1000, "0::/\n")], 2, 1)
+    assert (seen.living, seen.dead, seen.count) == ([Process(1000, "0::/\n", 10, "train")], 2, 1)
 
 
 def test_where_the_hosts_processes_are_not_seen_nobody_is_called_dead(tmp_path: Path) -> None:
@@ -142,3 +143,18 @@ def test_a_real_process_lives_until_it_has_ended() -> None:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         assert table.find(process.pid) is None, "a zombie"
     assert table.find(process.pid) is None
+
+
+def test_names_of_a_whole_range_of_uids_are_not_kept_for_ever() -> None:
+    users = UserNames(str)
+    for first in range(5000, 25_000, 1000):
+        for uid in (4711, *range(first, first + 1000)):
+            users.name(uid)
+        users.resolve()
+    assert users.name(4711) == "4711", "who is asked for again and again is remembered"
+    assert users.name(5000) == "", "and others are forgotten"
+
+
+def test_a_uid_without_a_name_has_none() -> None:
+    assert name_of_user(0) == "root"
+    assert name_of_user(4_000_000_000) == ""

@@ -1,0 +1,50 @@
+"""What a readable record has to be to be shown: what no rank can say of itself is refused."""
+
+from __future__ import annotations
+
+import re
+
+from rankscope.rank_reader import UnreadableRecordError
+from rankscope.rank_snapshot import RankSnapshot
+
+LABELS = (
+    "run",
+    "rank",
+    "local_rank",
+    "world_size",
+    "group",
+    "node",
+    "pid",
+    "uuid",
+    "backend",
+    "torch_version",
+    "rankscope_version",
+)
+LABEL_LIMIT = 200  # characters; the hook's longest is a run's name with 128
+NUMBER = re.compile(r"[0-9]{1,10}")
+CLOCKS_APART = 60.0  # seconds: a record is written on this machine, by its clock
+
+
+def check_info(snapshot: RankSnapshot) -> None:
+    """Raises UnreadableRecordError if labels and names are not what Prometheus and people take, or contradict."""
+    info = snapshot.info
+    for label in LABELS:
+        value = info.get(label)
+        if not isinstance(value, str) or len(value) > LABEL_LIMIT or not value.isprintable():
+            raise UnreadableRecordError(
+                "foreign", snapshot.path, f"its {label} is no printable text of ≤ {LABEL_LIMIT}"
+            )
+    if not (NUMBER.fullmatch(info["rank"]) and NUMBER.fullmatch(info["pid"])):
+        raise UnreadableRecordError("foreign", snapshot.path, "its rank or pid is no number")
+    for text in (*info.get("phases", ()), *snapshot.groups, *info.get("settings", {}).values()):
+        if len(text) > LABEL_LIMIT or not text.isprintable():
+            raise UnreadableRecordError("foreign", snapshot.path, f"a name in it is no printable text: {text[:20]!r}")
+    if NUMBER.fullmatch(info["world_size"]) and int(info["rank"]) >= int(info["world_size"]):
+        detail = f"it says to be rank {info['rank']} of a run of {info['world_size']}"
+        raise UnreadableRecordError("impossible_rank", snapshot.path, detail)
+
+
+def check_time(snapshot: RankSnapshot, now: float) -> None:
+    """Raises UnreadableRecordError if it began in the future: it would be younger than every other."""
+    if snapshot["started_unix"] > now + CLOCKS_APART:
+        raise UnreadableRecordError("future_start", snapshot.path, "it says to have begun in the future")

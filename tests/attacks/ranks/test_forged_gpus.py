@@ -1,0 +1,97 @@
+"""Attack: a record that names a GPU on which somebody else works, to put one's own run on it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, as_user, kill, living, need_root
+from tests.exporter.test_daemon import eventually, exporter, metrics
+
+from rankscope_exporter.simulation import simulated_uuid
+
+UUID = simulated_uuid(0)
+ELSEWHERE = simulated_uuid(1)
+
+
+@contextmanager
+def working(uid: int) -> Iterator[int]:
+    """The pid of a process of that user, which the simulated driver lists on GPU 0."""
+    with subprocess.Popen([*as_user(uid), "sleep", "600"]) as process:
+        try:
+            eventually(lambda: f"Uid:\t{uid}" in Path(f"/proc/{process.pid}/status").read_text())
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@contextmanager
+def node(run_dir: Path, port: int, *pids: int) -> Iterator[str]:
+    """An exporter whose GPU 0 has these processes; GPU 1 has none."""
+    listed = ", ".join(f"{{pid: {pid}}}" for pid in pids)
+    scenario = run_dir / "scenario.yml"
+    scenario.write_text(f"gpus: 2\ntimeline:\n  0: [{{at: 0, processes: [{listed}]}}]\n  1: [{{at: 0}}]\n")
+    with exporter(port, f"--run-dir={run_dir}", f"--simulate={scenario}") as url:
+        eventually(lambda: any(line.startswith("rankscope_gpu_state_info") for line in metrics(url)))
+        yield url
+
+
+def gpu_of(url: str, run: str) -> str | None:
+    """That a run's rank is said to be on; None if there is no such run."""
+    lines = [line for line in metrics(url) if line.startswith("rankscope_rank_info{")]
+    found = [re.search(r'uuid="([^"]*)"', line) for line in lines if f'run="{run}"' in line]
+    return found[0][1] if found and found[0] else None
+
+
+def held_by(url: str, label: str) -> str:
+    """What GPU 0's holder says."""
+    (line,) = (one for one in metrics(url) if one.startswith("rankscope_gpu_allocation_info{") and 'gpu="0"' in one)
+    found = re.search(rf'\b{label}="([^"]*)"', line)
+    return found[1] if found else ""
+
+
+def test_a_record_puts_no_run_on_a_gpu_where_only_others_work(run_dir: Path, free_port: int) -> None:
+    need_root()
+    with (
+        working(VICTIM) as pid,
+        living(run_dir, MALLORY, "forged", run="forged", uuid=UUID),
+        node(run_dir, free_port, pid) as url,
+    ):
+        eventually(lambda: gpu_of(url, "forged") == "")
+        eventually(lambda: held_by(url, "run") == "")
+        assert "rankscope_exporter_rank_gpus_contradicted 1.0" in metrics(url)
+
+
+def test_an_ended_record_does_neither(run_dir: Path, free_port: int) -> None:
+    need_root()
+    with working(VICTIM) as pid, node(run_dir, free_port, pid) as url:
+        with living(run_dir, MALLORY, "forged", run="forged", uuid=UUID) as forged:
+            eventually(lambda: gpu_of(url, "forged") == "")
+            kill(forged)
+        eventually(lambda: any(line.startswith("rankscope_rank_exit_info{") for line in metrics(url)))
+        assert gpu_of(url, "forged") == ""
+
+
+def test_a_user_who_works_on_it_is_believed_beside_others(run_dir: Path, free_port: int) -> None:
+    need_root()
+    with (
+        working(VICTIM) as pid,
+        working(MALLORY) as another,
+        living(run_dir, VICTIM, "mine", run="mine", uuid=UUID),
+        node(run_dir, free_port, pid, another) as url,
+    ):
+        eventually(lambda: gpu_of(url, "mine") == UUID)
+        eventually(lambda: held_by(url, "run") == "mine")
+
+
+def test_a_rank_that_has_not_yet_touched_a_free_gpu_is_believed(run_dir: Path, free_port: int) -> None:
+    need_root()
+    with (
+        working(VICTIM) as pid,
+        living(run_dir, VICTIM, "mine", run="mine", uuid=ELSEWHERE),
+        node(run_dir, free_port, pid) as url,
+    ):
+        eventually(lambda: gpu_of(url, "mine") == ELSEWHERE)

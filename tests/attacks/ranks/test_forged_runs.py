@@ -1,0 +1,136 @@
+"""Attack: a record about somebody else's run, which is to raise an alert for it, hide its crash, or take its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.samples import Sample
+from tests.attacks.ranks.ranks_support import (
+    MALLORY,
+    NOW,
+    VICTIM,
+    clock,
+    ended,
+    kill,
+    living,
+    need_root,
+    owned,
+    say,
+)
+
+from rankscope_exporter.collectors.alignment import AlignedSteps
+from rankscope_exporter.collectors.rank_processes import RankProcesses
+from rankscope_exporter.collectors.ranks import Ranks
+from rankscope_exporter.run_directory import RunDirectory
+
+
+@pytest.fixture(autouse=True)
+def _several_users() -> None:
+    need_root()
+
+
+@pytest.fixture
+def directory(run_dir: Path) -> RunDirectory:
+    return RunDirectory([run_dir], clock)
+
+
+def samples(directory: RunDirectory) -> Iterator[Sample]:
+    scan = directory.scan(with_steps=True)
+    for source in (Ranks(), AlignedSteps(30.0), RankProcesses()):
+        for family in source.look(scan):
+            yield from (sample for sample in family.samples if sample.name.startswith("rankscope_rank_"))
+
+
+def test_every_series_of_a_rank_says_whose_record_it_is_from(run_dir: Path, directory: RunDirectory) -> None:
+    ended(run_dir, MALLORY, "forged", run="victim", rank="999")
+    with living(run_dir, VICTIM, "mine", run="victim", rank="0"):
+        found = list(samples(directory))
+    assert found
+    assert {(sample.labels["rank"], sample.labels.get("owner")) for sample in found} == {
+        ("999", str(MALLORY)),
+        ("0", str(VICTIM)),
+    }
+
+
+def test_a_living_forgery_does_not_hide_a_crash(run_dir: Path, directory: RunDirectory) -> None:
+    with living(run_dir, VICTIM, "mine") as victim, living(run_dir, MALLORY, "forged", started=NOW - 1):
+        directory.scan()
+        kill(victim)
+        (mine,) = owned(directory.scan(), VICTIM)
+    assert not mine.snapshot.alive
+
+
+def test_a_forgery_that_begins_in_the_future_is_counted_and_not_shown(run_dir: Path, directory: RunDirectory) -> None:
+    with living(run_dir, MALLORY, "forged", started=NOW + 3600):
+        scan = directory.scan()
+    assert scan.ranks == ()
+    assert scan.skipped == {"future_start": 1}
+
+
+def test_clocks_may_be_some_seconds_apart(run_dir: Path, directory: RunDirectory) -> None:
+    with living(run_dir, VICTIM, "mine", started=NOW + 30):
+        assert len(directory.scan().ranks) == 1
+
+
+def test_a_rank_that_its_own_world_has_no_room_for_is_counted_and_not_shown(
+    run_dir: Path, directory: RunDirectory
+) -> None:
+    ended(run_dir, MALLORY, "forged", run="victim", rank="999", world_size="4")
+    ended(run_dir, VICTIM, "last", run="victim", rank="3", world_size="4")
+    scan = directory.scan()
+    assert [rank.key[:2] for rank in scan.ranks] == [("victim", "3")]
+    assert scan.skipped == {"impossible_rank": 1}
+
+
+def test_a_forgery_that_waits_does_not_take_over_when_the_rank_dies(run_dir: Path, directory: RunDirectory) -> None:
+    with living(run_dir, VICTIM, "mine", node="here") as victim, living(run_dir, MALLORY, "forged", node="there"):
+        assert directory.scan().skipped == {}, "it is no duplicate, but another user's run"
+        kill(victim)
+        for _ in range(2):
+            assert [rank.snapshot.info["node"] for rank in owned(directory.scan(), VICTIM)] == ["here"]
+
+
+def test_a_run_that_is_started_again_takes_over_from_its_ended_rank_at_once(
+    run_dir: Path, directory: RunDirectory
+) -> None:
+    with living(run_dir, VICTIM, "first") as first:
+        directory.scan()
+        kill(first)
+        assert not directory.scan().ranks[0].snapshot.alive
+        with living(run_dir, VICTIM, "second", started=NOW - 1, node="again"):
+            (rank,) = directory.scan().ranks
+    assert (rank.snapshot.alive, rank.snapshot.info["node"]) == (True, "again")
+
+
+def test_of_two_living_records_of_one_owner_the_first_stays(run_dir: Path, directory: RunDirectory) -> None:
+    with living(run_dir, VICTIM, "first", node="first"):
+        directory.scan()
+        with living(run_dir, VICTIM, "second", started=NOW - 1, node="second"):
+            scan = directory.scan()
+    assert [rank.snapshot.info["node"] for rank in scan.ranks] == ["first"]
+    assert scan.skipped == {"duplicate": 1}
+
+
+def test_an_end_in_the_future_is_the_moment_at_which_it_was_noticed(run_dir: Path) -> None:
+    now = [NOW]
+    directory = RunDirectory([run_dir], lambda: now[0])
+    ended(run_dir, MALLORY, "forged", at=NOW + 1e9)
+    assert len(directory.scan().ranks) == 1
+    now[0] += 601
+    assert directory.scan().ranks == ()
+
+
+def test_a_record_that_says_to_be_another_rank_now_makes_no_series_twice(
+    run_dir: Path, directory: RunDirectory
+) -> None:
+    processes = RankProcesses()
+    with living(run_dir, MALLORY, "first", rank="7") as first:
+        processes.look(directory.scan())
+        say(first, rank="8")
+        with living(run_dir, MALLORY, "second", rank="7"):
+            found = [sample for family in processes.look(directory.scan()) for sample in family.samples]
+    series = [(sample.name, *sorted(sample.labels.items())) for sample in found]
+    assert {sample.labels["rank"] for sample in found} == {"7", "8"}
+    assert len(series) == len(set(series))

@@ -1,0 +1,87 @@
+"""Attack: as many and as large records as the limits allow, to make a page that nobody can scrape or parse."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, clock, ended, need_root, owned
+
+from rankscope import rank_reader, record
+from rankscope.rank_reader import read_rank
+from rankscope.record import PLACES
+from rankscope_exporter.collectors.ranks import Ranks
+from rankscope_exporter.run_directory import RunDirectory
+
+PAGE = 256 * 32_768  # bytes
+LARGE: dict[str, Any] = {
+    "phases": [f"{number:0>198}" for number in range(record.MAX_PHASES - len(record.PHASES))],
+    "groups": [f"{number:0>100}" for number in range(record.MAX_GROUPS)],
+}
+
+
+def forge(run_dir: Path, uid: int, count: int, **labels: Any) -> None:
+    """Records of so many ranks, each with a value in every place."""
+    for number in range(count):
+        path = ended(run_dir, uid, f"{uid}-{number}", rank=str(number), **labels)
+        with path.open("r+b") as file:
+            file.seek(record.SLOTS_OFFSET + 8 * PLACES["steps"])
+            slots = memoryview(bytearray(8 * (record.SLOTS - PLACES["steps"]))).cast("d")
+            for place in range(len(slots)):
+                slots[place] = 1.0
+            file.write(slots)
+
+
+def page(directory: RunDirectory) -> tuple[int, Counter[int]]:
+    """Its bytes, and how many ranks of each owner are on it."""
+    scan = directory.scan()
+    written = sum(len(family.text) for family in Ranks().look(scan))  # type: ignore[attr-defined]
+    return written, Counter(rank.owner for rank in scan.ranks)
+
+
+def test_a_page_of_the_largest_records_has_a_bound_and_one_owner_half_of_it(run_dir: Path) -> None:
+    need_root()
+    directory = RunDirectory([run_dir], clock)
+    forge(run_dir, MALLORY, 256, run="r" * 200, **LARGE)
+    alone, shown = page(directory)
+    assert alone <= PAGE / 2
+    assert shown[MALLORY] > 0
+    assert directory.scan().skipped["too_many_ranks"] == 256 - shown[MALLORY]
+
+
+def test_who_has_a_few_ordinary_ranks_has_them_beside_whoever_fills_the_page(run_dir: Path) -> None:
+    need_root()
+    directory = RunDirectory([run_dir], clock)
+    for uid in range(MALLORY, MALLORY + 4):
+        forge(run_dir, uid, 200)
+    for number in range(16):
+        ended(run_dir, VICTIM, f"mine{number}", rank=str(number))
+    written, shown = page(directory)
+    assert len(owned(directory.scan(), VICTIM)) == 16
+    assert written <= PAGE
+    assert {shown[uid] for uid in range(MALLORY, MALLORY + 4)} == {60}
+
+
+def test_one_owners_files_are_read_up_to_a_number_of_his_own(run_dir: Path) -> None:
+    need_root()
+    forge(run_dir, MALLORY, 300)
+    assert RunDirectory([run_dir], clock).scan().skipped["too_many_files"] == 300 - 256
+
+
+def test_as_many_infos_are_remembered_as_files_are_read(run_dir: Path) -> None:
+    need_root()
+    for uid in range(MALLORY, MALLORY + 4):
+        forge(run_dir, uid, 256, node=f"{uid}" * 20)
+    directory = RunDirectory([run_dir], clock)
+    directory.scan()
+    parsed = rank_reader._parsed.cache_info().misses
+    directory.scan()
+    assert rank_reader._parsed.cache_info().misses == parsed
+
+
+def test_nothing_of_an_info_is_kept_that_takes_many_times_the_memory_of_its_text(run_dir: Path) -> None:
+    path = ended(run_dir, 0, "nested", more=[[] for _ in range(1000)], stacks={"signal": 40, "descriptor": 3})
+    info = read_rank(path).info
+    assert "more" not in info
+    assert info["stacks"] == {"signal": 40, "descriptor": 3}

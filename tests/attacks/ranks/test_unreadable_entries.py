@@ -1,0 +1,97 @@
+"""Attack: a directory that may be listed and not entered, and descriptors that run out, to blind it for all ranks."""
+
+from __future__ import annotations
+
+import logging
+import os
+import resource
+from pathlib import Path
+
+import pytest
+from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, clock, ended, need_root
+
+from rankscope_exporter.run_directory import RunDirectory, Scan
+
+
+def as_nobody(work: str) -> str:
+    """Does it in a child that is not root, as the exporter is none."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.setgroups([])
+            os.setgid(65534)
+            os.setuid(65534)
+            os.write(writing, WORK[work]().encode())
+        except BaseException as error:
+            os.write(writing, repr(error).encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    with os.fdopen(reading) as answer:
+        return answer.read()
+
+
+def said(scan: Scan) -> str:
+    return f"{len(scan.ranks)} {dict(scan.skipped)}"
+
+
+WORK = {}
+
+
+@pytest.fixture
+def directories(run_dir: Path) -> list[Path]:
+    """One that may be listed and not entered, with three files, and a proper one with a rank in it."""
+    need_root()
+    run_dir.chmod(0o1777)
+    closed, proper = run_dir / "closed", run_dir / "proper"
+    for one in (closed, proper):
+        one.mkdir()
+    for name in ("a", "b", "c"):
+        (closed / f"{name}.rank").touch()
+    os.chown(closed, MALLORY, MALLORY)
+    closed.chmod(0o744)
+    ended(proper, VICTIM, "mine")
+    return [closed, proper]
+
+
+def test_a_directory_that_cannot_be_entered_blinds_nobody_in_another(
+    directories: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(WORK, "scan", lambda: said(RunDirectory(directories, clock).scan()))
+    assert as_nobody("scan") == "1 {'unreadable': 3}"
+
+
+def test_it_is_logged_once_for_the_directory(directories: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def logged() -> str:
+        lines: list[str] = []
+        monkeypatch.setattr(logging.Logger, "warning", lambda _, text, *values: lines.append(text % values))
+        directory = RunDirectory(directories, clock)
+        for _ in range(3):
+            directory.scan()
+        return "\n".join(lines)
+
+    monkeypatch.setitem(WORK, "log", logged)
+    line = as_nobody("log")
+    assert line == f"skipped a file in the run directory: {directories[0]}: files in it: Permission denied"
+
+
+def test_without_descriptors_left_a_scan_says_so_and_the_next_one_sees_again(
+    directories: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def starved() -> str:
+        directory = RunDirectory(directories[1:], clock)
+        before, (soft, hard) = said(directory.scan()), resource.getrlimit(resource.RLIMIT_NOFILE)
+        # The directory can still be opened, and then there is none left to list it or to open a file in it.
+        for free in range(3):
+            taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1 + free, hard))
+            scan = directory.scan()
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            list(map(os.close, taken))
+            if free < 2 and not scan.skipped["unreadable"]:
+                return f"with {free} descriptors: {said(scan)}"
+        return f"{before}, then {said(directory.scan())}"
+
+    monkeypatch.setitem(WORK, "starve", starved)
+    assert as_nobody("starve") == "1 {}, then 1 {}"

@@ -1,0 +1,87 @@
+"""What takes away a rank's claim to a GPU, and what is no evidence: a true claim is never taken away."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from rankscope.rank_snapshot import RankSnapshot
+from rankscope_exporter.allocation.claims import ClaimsWatcher
+from rankscope_exporter.allocation.occupants import Occupants
+from rankscope_exporter.allocation.processes import Process, ProcessTable, Seen, UserNames
+from rankscope_exporter.run_directory import Rank, Scan
+
+UUID = "GPU-51300000-0000-4000-8000-000000000000"
+OWNER, OTHER, PID = 61_002, 61_001, 4711
+
+
+class Asking:
+    """Who is on the GPU, and whether that contradicts a rank of OWNER whose record's lock PID holds."""
+
+    def __init__(self, procfs: Path, lock_pid: int = PID) -> None:
+        self.now = 100.0
+        self._occupants = Occupants(ProcessTable(procfs), lambda: self.now)
+        info = {"run": "train", "rank": "0", "uuid": UUID}
+        self.rank = Rank(RankSnapshot(Path("x"), True, (), info, None, 0.0, lock_pid), None, OWNER)
+
+    def __call__(self, *processes: Process | None, count: int | None = 1, later: float = 0.0) -> bool:
+        self._occupants.see(UUID, Seen(processes, 0, count))
+        self.now += later
+        return self._occupants.are_others(self.rank)
+
+
+@pytest.fixture
+def are_others(tmp_path: Path) -> Asking:
+    (tmp_path / str(PID)).mkdir()
+    (tmp_path / str(PID) / "status").write_text("Name:\tpython\nState:\tS (sleeping)\nUid:\t300000\t0\t0\t0\n")
+    return Asking(tmp_path)
+
+
+def test_processes_of_others_alone_contradict(are_others: Asking) -> None:
+    assert are_others(Process(OTHER, "", 7, "python"))
+
+
+def test_what_was_seen_some_seconds_ago_is_no_evidence(are_others: Asking) -> None:
+    assert not are_others(Process(OTHER, "", 7, "python"), later=6.0)
+
+
+def test_a_gpu_without_processes_is_none(are_others: Asking) -> None:
+    assert not are_others(count=0)
+
+
+def test_nor_is_one_whose_processes_cannot_all_be_looked_up(are_others: Asking) -> None:
+    assert are_others(Process(OTHER, "", 7, "python"))
+    assert not are_others(Process(OTHER, "", 7, "python"), None, count=2)
+
+
+def test_nor_is_a_server_that_works_for_clients_which_the_driver_may_not_list(are_others: Asking) -> None:
+    assert not are_others(Process(0, "", 7, "nvidia-cuda-mps"))
+
+
+def test_another_process_of_the_owner_is_enough(are_others: Asking) -> None:
+    assert not are_others(Process(OTHER, "", 7, "python"), Process(OWNER, "", 8, "python"), count=2)
+
+
+def test_the_process_of_the_lock_is_believed_whoever_owns_its_file(are_others: Asking) -> None:
+    """As in a pod whose volumes are idmapped: the file belongs to another uid than the process."""
+    assert not are_others(Process(300_000, "", PID, "python"))
+
+
+def test_so_is_another_process_of_its_user(are_others: Asking) -> None:
+    assert not are_others(Process(300_000, "", 8, "python"))
+
+
+def test_a_rank_whose_process_cannot_be_seen_is_judged_by_its_file(tmp_path: Path) -> None:
+    asking = Asking(tmp_path, lock_pid=0)
+    assert asking(Process(OTHER, "", 7, "python"))
+    assert not asking(Process(OWNER, "", 7, "python"))
+
+
+def test_a_contradicted_rank_lays_no_claim(are_others: Asking) -> None:
+    from dataclasses import replace
+
+    elsewhere = replace(are_others.rank, is_elsewhere=True)
+    watching = ClaimsWatcher((), lambda: Scan([elsewhere], Counter()), UserNames())
+    assert watching.claims().ranks == {}
