@@ -2,8 +2,8 @@
 
 What a rank lags by and what a run loses is computed here from the same samples as the rules do, and a stretch is kept
 where any of it comes up to 0.8 of what a tier asks for, over that tier's span, or something happens that other rules
-are about. Before it somewhat more than an hour is kept, as the rules look back that long for what the run is used to, and six
-minutes after it. That this leaves out nothing is shown by days that are judged whole (report.py).
+are about. Before it somewhat more than an hour is kept, as the rules look back that long for what the run is used
+to, and six minutes after it. That this leaves out nothing is shown by days that are judged whole (report.py).
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     web_config = _web_config(settings)
     users, occupants = UserNames(name_of_user), Occupants(ProcessTable(settings.procfs))
-    beliefs = Beliefs(users.name, occupants.are_others, settings.has_owner)
+    beliefs = Beliefs(users.name, occupants.are_others, settings.has_owner, settings.users)
     run_directory = RunDirectory(settings.run_dirs, beliefs=beliefs)  # its end is that of the process
     with (
         _listening(settings) as listener,
