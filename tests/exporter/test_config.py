@@ -44,6 +44,11 @@ def test_whose_ranks_are_shown_is_a_list_of_names_and_uids(capsys: pytest.Captur
         assert "--collector.ranks.users: " in capsys.readouterr().err
 
 
+def test_a_run_is_its_owners_unless_that_is_switched_off() -> None:
+    assert parsed().has_owner
+    assert not parsed("--collector.ranks.owner=none").has_owner
+
+
 def test_a_collector_can_be_switched_off() -> None:
     assert parsed("--no-collector.load").collectors == ("ranks",)
 
@@ -97,6 +102,7 @@ def test_addresses_are_host_and_port(address: str, host_and_port: tuple[str, int
         (["--collector.alignment.reference-interval=0.5"], "--collector.alignment.reference-interval: '0.5'"),
         (["--collector.alignment.reference-interval=1m"], "--collector.alignment.reference-interval: '1m'"),
         (["--collector.alignment.reference-interval=nan"], "--collector.alignment.reference-interval: 'nan'"),
+        (["--collector.ranks.owner=name"], "--collector.ranks.owner"),
         (["--collector.alignment.reference-interval=inf"], "--collector.alignment.reference-interval: 'inf'"),
         (["--run"], "--run"),
     ],
