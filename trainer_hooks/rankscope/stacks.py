@@ -27,6 +27,7 @@ PY_SPY_WITHIN = 30.0  # seconds; it reads the symbols of every library first
 ANSWER_WITHIN = 5.0  # seconds; a stopped process does not answer
 COMPLETE_AFTER = 0.1  # seconds without a further line; a dump takes a millisecond
 LOOK_EVERY = 0.01
+NAMED = 8  # ranks, where none is as it was asked for
 
 
 class NoStacksError(Exception):
@@ -39,11 +40,10 @@ def show(run: str | None, rank: str | None, directory: Path | None, out: TextIO 
     `directory` None is where ranks leave their records by default.
     """
     directories = _directories(directory)
-    found = [snapshot for snapshot in _living(directories) if _is_wanted(snapshot, run, rank)]
+    living = _living(directories)
+    found = [snapshot for snapshot in living if _is_wanted(snapshot, run, rank)]
     if not found:
-        asked = "".join(f" --{name} {value}" for name, value in (("run", run), ("rank", rank)) if value is not None)
-        places = ", ".join(map(str, directories))
-        print(f"rankscope stacks: no living rank in {places}{asked}", file=sys.stderr)  # noqa: T201 - a command
+        print(f"rankscope stacks: {_none(directories, living, run, rank)}", file=sys.stderr)  # noqa: T201 - a command
         return 2
     status = 0
     for snapshot in found:
@@ -53,6 +53,15 @@ def show(run: str | None, rank: str | None, directory: Path | None, out: TextIO 
             text, status = f"no stacks: {error}", 1
         out.write(f"{heading(snapshot)}\n{text.strip()}\n\n")
     return status
+
+
+def _none(directories: Iterable[Path], living: Sequence[RankSnapshot], run: str | None, rank: str | None) -> str:
+    """That none is as it was asked for, where that was looked for, and which there are."""
+    asked = ("" if rank is None else f" {rank}") + ("" if run is None else f" of run {run}")
+    names = [f"{snapshot.info.get('run')} rank {snapshot.info.get('rank')}" for snapshot in living]
+    there = f"; there are: {', '.join(names[:NAMED])}{', ...' * (len(names) > NAMED)}" if names else ""
+    text = f"no living rank{asked} in {', '.join(map(str, directories))}{there}"
+    return "".join(character if character.isprintable() else "?" for character in text)  # names are anybody's
 
 
 def heading(snapshot: RankSnapshot) -> str:
