@@ -76,15 +76,13 @@ class Explanation:
 
 def explain(prometheus: Prometheus, name: str | None, cluster: str | None = None, *, is_now: bool) -> Explanation:
     """What the rules say of the run of this name and cluster, or of the only one there is. Raises PrometheusError."""
-    run = _only(prometheus, name, cluster)
+    run = _only(prometheus, name, cluster, is_now)
     where = run.where
     lost = _by_cause(prometheus.query(f"run:rankscope_lost:ratio{{{where}}}"))
     ranks = prometheus.query(f"last_over_time(rankscope_rank_info{{{where}}}[1h])")
     alerts = alerts_of(prometheus, run.here, is_now, {"run": {run.name}} | _places(ranks))
     if not lost and not alerts and not _has_rules(prometheus, run.here):
-        raise PrometheusError(
-            f"{prometheus.url} has run {run}, but Rankscope's rules are not loaded there (rule_files)"
-        )
+        raise PrometheusError(f"{prometheus.url} has run {run}, but {_why_nothing(prometheus, is_now)}")
     alerts.sort(key=lambda alert: _order(alert, lost))
     labels = alerts[0].labels if alerts else {}
     nodes = prometheus.query(f"count by (node) (rank:rankscope_rank_info:live{{{where}}})")
@@ -104,11 +102,11 @@ def explain(prometheus: Prometheus, name: str | None, cluster: str | None = None
     )
 
 
-def _only(prometheus: Prometheus, name: str | None, cluster: str | None) -> Run:
+def _only(prometheus: Prometheus, name: str | None, cluster: str | None, is_now: bool) -> Run:
     """The only one of this name and in this cluster, or the only one of these that lives."""
     runs = _runs(prometheus)
     if not runs:
-        raise PrometheusError(f"{prometheus.url} has no run{_why_none(prometheus)}")
+        raise PrometheusError(f"{prometheus.url} {_none(prometheus, is_now)}")
     meant = [run for run in runs if name in (None, run.name) and cluster in (None, run.cluster)]
     if not meant:
         asked = ("" if name is None else f" {name}") + ("" if cluster is None else f" in cluster {cluster}")
@@ -157,16 +155,29 @@ def _by_run(prometheus: Prometheus, expression: str) -> dict[Run, float]:
     return {Run(sample.labels["run"], sample.labels.get("cluster", "")): sample.value for sample in samples}
 
 
-def _why_none(prometheus: Prometheus) -> str:
-    answering = prometheus.query("group by (instance, cluster) (rankscope_exporter_build_info)")
-    if not answering:
-        return ", and no exporter of Rankscope answers it: its page /targets says why"
-    return f": {len(answering)} exporters of Rankscope answer, and none shows a rank"
+def _none(prometheus: Prometheus, is_now: bool) -> str:
+    """That it has no run, and what is known of why."""
+    exporters = len(prometheus.query("group by (instance, cluster) (rankscope_exporter_build_info)"))
+    if is_now and exporters:
+        return f"has no run: exporters of Rankscope answer ({exporters}), and none shows a rank"
+    if is_now:
+        return "has no run, and no exporter of Rankscope answers it: its page /targets says why"
+    if exporters:
+        return f"had no run then: exporters of Rankscope answered ({exporters}), and none showed a rank"
+    return "had no run then, and no exporter of Rankscope answered it"
 
 
 def _has_rules(prometheus: Prometheus, here: str) -> bool:
     """Every rank and every GPU makes them record something."""
     return bool(prometheus.query(f'count({{__name__=~"(run|rank|gpu):rankscope_.+",{here}}})'))
+
+
+def _why_nothing(prometheus: Prometheus, is_now: bool) -> str:
+    """Rules that were loaded a moment ago are first evaluated after up to an interval."""
+    interval = prometheus.evaluation_interval() if is_now else None
+    if interval is None:
+        return "Rankscope's rules are not loaded there (rule_files)"
+    return f"Rankscope's rules have recorded nothing of it yet: they are evaluated each {interval:g} s"
 
 
 def _by_cause(samples: Iterable[Sample]) -> dict[str, float]:

@@ -69,7 +69,9 @@ class Prometheus:
             with error:
                 raise PrometheusError(self._refusal(error)) from None
         except (OSError, http.client.HTTPException) as error:
-            raise PrometheusError(f"cannot reach {self.url}: {getattr(error, 'reason', error)}") from None
+            reason = getattr(error, "reason", error)
+            why = getattr(reason, "strerror", None) or reason
+            raise PrometheusError(f"cannot reach {self.url}: {why} (--url names the Prometheus)") from None
         return self._field(body, kind, field)
 
     def _field(self, body: bytes, kind: type[Json], field: str) -> Json:
