@@ -155,7 +155,7 @@ def _listening(settings: Config) -> Iterator[socket.socket]:
         else:
             listener = socket.create_server(("", settings.port), backlog=backlog)
     except OSError as error:
-        reason = error.strerror or error
+        reason = str(error.strerror or error).partition(" (while")[0]  # create_server adds the address, as a tuple
         raise StartError(f"--web.listen-address: cannot listen on {settings.host}:{settings.port}: {reason}") from error
     # asyncio does this only for sockets that were made with IPPROTO_TCP; accepted ones inherit it. Without it a body
     # that follows its headers waits for their delayed acknowledgement: 40 ms a scrape on a connection that is kept.
