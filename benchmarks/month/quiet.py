@@ -2,8 +2,8 @@
 
 What a rank lags by and what a run loses is computed here from the same samples as the rules do, and a stretch is kept
 where any of it comes up to 0.8 of what a tier asks for, over that tier's span, or something happens that other rules
-are about. Before it twenty minutes are kept, as the rules look back, and six after it. That this leaves out nothing is
-shown by days that are judged whole (report.py).
+are about. Before it somewhat more than an hour is kept, as the rules look back that long for what the run is used
+to, and six minutes after it. That this leaves out nothing is shown by days that are judged whole (report.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from deploy.prometheus.shipped import HERE
 from numpy.lib.stride_tricks import sliding_window_view
 
 MARGIN = 0.8  # of what a tier asks for
-BEFORE, AFTER = 80, 25  # scrapes
+BEFORE, AFTER = 260, 25  # scrapes
 WINDOW = 2  # scrape intervals: the span of a rate
 BASELINE = 240  # scrapes
 STANDSTILL = 30.0  # seconds: two thirds of the least that is a hang (stuck_floor),

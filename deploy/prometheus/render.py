@@ -33,7 +33,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import yaml
+try:
+    import yaml
+except ModuleNotFoundError:
+    sys.exit("render.py: needs PyYAML: pip install PyYAML")
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "trainer_hooks"))  # for those who have not installed Rankscope here
@@ -55,6 +58,7 @@ KEPT = ("cluster",)
 OWNED = {"run": "owner"}
 """What belongs to a label: a run is one of its owner's, as the kernel tells (decision 24)."""
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*)"')
+TRIED = (5, 60)  # seconds between scrapes, as docs/install/existing-prometheus.md promises
 FIRST_TIER = "first_tier_"
 EACH_TIER, END = "# <<for each tier>>", "# <<end>>"
 SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
@@ -388,7 +392,11 @@ def _write_own(options: argparse.Namespace) -> None:
     speed = Speed(options.interval, _whole_seconds(options.interval))
     text = group(speed, own=options.thresholds, kept=(*KEPT, *options.keep))
     options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / f"{speed.name}.yml").write_text(text)
+    path = options.out / f"{speed.name}.yml"
+    path.write_text(text)
+    sys.stdout.write(f"{path}\n")
+    if not min(TRIED) <= speed.interval <= max(TRIED):
+        sys.stderr.write(f"render.py: {speed.name} is not tried: intervals between 5s and 1m are\n")
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ import difflib
 import math
 import os
 import platform
+import pwd
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -60,6 +61,8 @@ class Config:
     """Seconds for which a rank's reference step is shown, at least on average."""
     has_owner: bool
     """Whether a run's identity is its name and its owner's uid, or its name alone."""
+    users: frozenset[int] | None
+    """Uids of those whose ranks are shown; None: everybody's."""
     procfs: Path
     simulate: str | None
     """A number of GPUs or the path of a scenario; None is the real driver."""
@@ -100,6 +103,7 @@ def parse(
         kubelet_socket=options.kubelet_socket,
         reference_interval=options.reference_interval,
         has_owner=options.ranks_owner == "uid",
+        users=options.ranks_users,
         procfs=options.procfs,
         simulate=options.simulate,
         log_level=options.log_level,
@@ -124,6 +128,20 @@ def _interval(text: str) -> float:
     if not 1.0 <= seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, 1 or more")
     return seconds
+
+
+def _users(text: str) -> frozenset[int]:
+    """Raises what argparse makes a message of."""
+    return frozenset(map(_uid, text.split(",")))
+
+
+def _uid(user: str) -> int:
+    if user.isdecimal() and len(user) <= 10:
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except (KeyError, ValueError):  # the latter of what cannot be a name
+        raise argparse.ArgumentTypeError(f"{user!r} is no user of this machine, and no uid") from None
 
 
 def _run_dirs(given: list[Path] | None, environment: Mapping[str, str]) -> tuple[Path, ...]:
@@ -218,6 +236,13 @@ def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.Argu
         help="the label `owner` of ranks: the uid of their records' files, by which two users' runs of one name are "
         "told apart; `none`, alike on all nodes, where each pod of a run has a user namespace and uids of its own: "
         "then whoever may write records can write one about any run (default: %(default)s)",
+    )
+    group.add_argument(
+        "--collector.ranks.users",
+        dest="ranks_users",
+        type=_users,
+        metavar="USER,…",
+        help="whose ranks are shown, by names or uids; records of others are not read (default: everybody's)",
     )
     for name, text in collectors.items():
         group.add_argument(

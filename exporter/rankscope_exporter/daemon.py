@@ -61,7 +61,7 @@ def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     web_config = _web_config(settings)
     users, occupants = UserNames(name_of_user), Occupants(ProcessTable(settings.procfs))
-    beliefs = Beliefs(users.name, occupants.are_others, settings.has_owner)
+    beliefs = Beliefs(users.name, occupants.are_others, settings.has_owner, settings.users)
     run_directory = RunDirectory(settings.run_dirs, beliefs=beliefs)  # its end is that of the process
     with (
         _listening(settings) as listener,
@@ -155,7 +155,7 @@ def _listening(settings: Config) -> Iterator[socket.socket]:
         else:
             listener = socket.create_server(("", settings.port), backlog=backlog)
     except OSError as error:
-        reason = error.strerror or error
+        reason = str(error.strerror or error).partition(" (while")[0]  # create_server adds the address, as a tuple
         raise StartError(f"--web.listen-address: cannot listen on {settings.host}:{settings.port}: {reason}") from error
     # asyncio does this only for sockets that were made with IPPROTO_TCP; accepted ones inherit it. Without it a body
     # that follows its headers waits for their delayed acknowledgement: 40 ms a scrape on a connection that is kept.

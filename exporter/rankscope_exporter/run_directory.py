@@ -71,6 +71,12 @@ class Beliefs:
     is_elsewhere: Callable[[Rank], bool] = lambda _rank: False
     has_owner: bool = True
     """If not, a run's identity is its name alone."""
+    users: frozenset[int] | None = None
+    """Whose ranks are shown, if not everybody's."""
+
+    def admits(self, file: RankFile) -> bool:
+        """Whether the file is read at all."""
+        return self.users is None or file.owner in self.users
 
 
 class RunDirectory:
@@ -142,7 +148,7 @@ class RunDirectory:
             skipped.count["too_many_files"] += listed.are_more
             if listed.error:
                 skipped.add(listed.error, listed.failures)
-            yield from listed.files
+            yield from filter(self._beliefs.admits, listed.files)
 
     def _that_count(self, files: Iterable[RankFile], skipped: Skipped, with_steps: bool) -> dict[Key, Rank]:
         """The record that counts of each run, rank and owner."""

@@ -35,6 +35,15 @@ def test_how_long_a_reference_step_is_shown_is_a_number_of_seconds() -> None:
     assert parsed("--collector.alignment.reference-interval=2.5").reference_interval == 2.5
 
 
+def test_whose_ranks_are_shown_is_a_list_of_names_and_uids(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parsed().users is None
+    assert parsed("--collector.ranks.users=root,1002").users == {0, 1002}
+    for nobody in ("no-such-user", "root,", "1" * 5000):
+        with pytest.raises(SystemExit, match="2"):
+            parsed(f"--collector.ranks.users={nobody}")
+        assert "--collector.ranks.users: " in capsys.readouterr().err
+
+
 def test_a_run_is_its_owners_unless_that_is_switched_off() -> None:
     assert parsed().has_owner
     assert not parsed("--collector.ranks.owner=none").has_owner

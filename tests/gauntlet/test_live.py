@@ -69,3 +69,5 @@ def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(run, n
     assert (verdict["fired"], verdict["place_right"], verdict["cause_right"]) == (True, True, True), line
     assert line["resolved"]
     assert said_by_explain(line) == said_by_the_notification(line), line
+    assert line["runbook"]
+    assert all(answer["right"] for answer in line["runbook"]), line["runbook"]

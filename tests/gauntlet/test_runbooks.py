@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from threading import Thread
 from urllib.parse import parse_qs, urlsplit
 
 import promql_parser
 import pytest
-from tests.gauntlet.runbooks import RUNBOOKS, ask, queries
+from tests.gauntlet.runbooks import PLACEHOLDER, RUNBOOKS, ask, queries
+from tests.rules import promtool
 
 ALERTS = sorted(path.stem for path in RUNBOOKS.glob("Rankscope*.md"))
 LAGGING = "RankscopeRankLagging"
@@ -69,6 +71,30 @@ def test_a_sorted_query_is_right_if_its_first_line_is_the_place_of_the_fault(
     samples[:] = found
     (line,) = ask(url, "train", [(LAGGING, {"rank": "3"})])
     assert (line["alert"], line["query"], line["right"]) == (LAGGING, 1, is_right)
+
+
+def test_a_killed_rank_stands_first_though_its_end_is_noticed_after_the_others(tmp_path: Path) -> None:
+    (query,) = queries("RankscopeRankCrashed")
+    first = query.text.replace(PLACEHOLDER, '"train"').replace("sort(", "bottomk(1, ", 1)
+    labels = 'instance="a", job="gpus", run="train"'
+    ranks = {"0": ("sigterm", 29, 30.2), "1": ("killed", 29.1, 34.0), "2": ("exception", 29.2, 29.9)}
+    series = {
+        f'rankscope_rank_{name}{{{labels}, rank="{rank}"{more}}}': values
+        for rank, (reason, progress, end) in ranks.items()
+        for name, more, values in (
+            ("exit_info", f', reason="{reason}"', "_x2 1x6"),
+            ("exit_timestamp_seconds", "", f"_x2 {end}x6"),
+            ("last_progress_timestamp_seconds", "", f"{progress}x8"),
+        )
+    }
+    expected = {"labels": f'{{{labels}, rank="1", reason="killed"}}', "value": 29.1}
+    question = {"expr": first, "eval_time": "60s", "exp_samples": [expected]}
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [question],
+    }
+    assert not promtool.complaint(test, promtool.PRODUCTION, tmp_path / "test.yml")
 
 
 def test_a_query_that_not_every_run_has_may_return_nothing(answers: tuple[str, list[object]]) -> None:

@@ -210,6 +210,25 @@ def test_an_operators_own_rules_need_nothing_but_pyyaml(tmp_path: Path) -> None:
     )
 
 
+def test_what_has_been_rendered_is_named(tmp_path: Path) -> None:
+    done = own(tmp_path, "--interval", "30s", "--out", tmp_path / "rules")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path / 'rules/30s.yml'}\n", "")
+
+
+@pytest.mark.parametrize("interval", ["2s", "2m"])
+def test_an_interval_that_is_not_tried_is_rendered_and_called_so(tmp_path: Path, interval: str) -> None:
+    done = own(tmp_path, "--interval", interval, "--out", tmp_path / "rules")
+    assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'rules'}/{interval}.yml\n")
+    assert done.stderr == f"render.py: {interval} is not tried: intervals between 5s and 1m are\n"
+
+
+def test_without_pyyaml_it_says_how_to_get_it() -> None:
+    command = [sys.executable, "-I", "-S", render.__file__, "--interval", "30s", "--out", "/nonexistent"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "render.py: needs PyYAML: pip install PyYAML\n"
+
+
 @pytest.mark.parametrize(
     ("arguments", "mine", "complaint"),
     [

@@ -62,6 +62,7 @@ MOMENTS |= {
     "stands still": HEALTHY + PAUSE,
     "has no name": re.sub(r'(run:rankscope_lost:ratio{cause="other".*}) .*', r"\1 0.93", HEALTHY),
     "ended with a time": RAW + "\ngpu:rankscope_busy:ratio 0\n" + EXIT,
+    "ended with an alert": RAW + "\n" + EXIT + "".join(re.findall(r"(?m)^ALERTS.*\n", LAGGING)),
     "one of two runs lives": HEALTHY + RAW.replace('run="train"', 'run="old"'),
 }
 
@@ -391,12 +392,29 @@ def test_a_run_that_is_not_there_is_an_error_with_those_that_are(explain_at: Exp
     ("moment", "error"),
     [
         ("without rules", "has run train, but Rankscope's rules are not loaded there (rule_files)"),
-        ("without ranks", "has no run: 1 exporters of Rankscope answer, and none shows a rank"),
-        ("nothing", "has no run, and no exporter of Rankscope answers it: its page /targets says why"),
+        ("without ranks", "had no run then: exporters of Rankscope answered (1), and none showed a rank"),
+        ("nothing", "had no run then, and no exporter of Rankscope answered it"),
     ],
 )
 def test_it_says_why_there_is_nothing_to_explain(explain_at: Explain, moment: str, error: str) -> None:
     status, out, err = explain_at(moment)
+    assert (status, out) == (2, "")
+    assert err.endswith(f"{error}\n")
+
+
+@pytest.mark.parametrize(
+    ("moment", "error"),
+    [
+        (
+            "without rules",
+            "has run train, but Rankscope's rules have recorded nothing of it yet: they are evaluated each 15 s",
+        ),
+        ("without ranks", "has no run: exporters of Rankscope answer (1), and none shows a rank"),
+        ("nothing", "has no run, and no exporter of Rankscope answers it: its page /targets says why"),
+    ],
+)
+def test_of_now_it_says_where_to_look_or_that_it_is_too_early(explain_now: Explain, moment: str, error: str) -> None:
+    status, out, err = explain_now(moment)
     assert (status, out) == (2, "")
     assert err.endswith(f"{error}\n")
 
@@ -412,6 +430,13 @@ def test_of_a_run_that_has_ended_it_says_of_when_to_ask(explain_at: Explain) -> 
     assert explain_at("ended with a time")[1].endswith(
         "its ranks have ended. Ask of before that with --at 1795283669.\n"
     )
+
+
+def test_an_alert_that_outlives_its_run_comes_with_of_when_to_ask(explain_at: Explain) -> None:
+    status, out, _ = explain_at("ended with an alert")
+    assert status == 0
+    assert "RankscopeRankZeroLagging" in out
+    assert out.endswith("Its ranks have ended. Ask of before that with --at 1795283669.\n")
 
 
 def test_of_several_runs_the_one_that_lives_is_meant(explain_at: Explain) -> None:

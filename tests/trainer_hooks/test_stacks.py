@@ -129,7 +129,22 @@ def test_only_the_ranks_that_are_asked_for_answer(run_dir: Path) -> None:
 def test_without_a_living_rank_it_says_so_and_exits_with_2(run_dir: Path) -> None:
     answer = ask(run_dir, "--run=job", "--rank=7")
     assert (answer.returncode, answer.stdout) == (2, "")
-    assert answer.stderr == f"rankscope stacks: no living rank in {run_dir} --run job --rank 7\n"
+    assert answer.stderr == f"rankscope stacks: no living rank 7 of run job in {run_dir}\n"
+
+
+def test_a_rank_that_is_not_there_is_an_error_with_those_that_are(run_dir: Path) -> None:
+    with process([TRAIN + LISTEN], run_dir, RANK="1", RANKSCOPE_RUN="a\x1b[2Jb"):
+        answer = ask(run_dir, "--rank=7")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.endswith(f"no living rank 7 in {run_dir}; there are: a?[2Jb rank 1\n")
+
+
+def test_whoever_reads_only_its_beginning_gets_no_traceback(run_dir: Path) -> None:
+    command = f"{sys.executable} -m rankscope.launch stacks --run-dir={run_dir} | true"
+    with process([TRAIN + LISTEN], run_dir):
+        script = f"set -o pipefail; {command}"
+        done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize(

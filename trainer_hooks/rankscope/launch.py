@@ -9,7 +9,7 @@ import io
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rankscope._version import __version__
@@ -42,12 +42,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.action == "stacks":
         from rankscope.stacks import show
 
-        sys.exit(show(options.run, options.rank, options.run_dir))
+        sys.exit(_told(lambda: show(options.run, options.rank, options.run_dir)))
     if options.action == "explain":
         from rankscope.explaining.command import show as explain
 
-        sys.exit(explain(options.url, options.run, options.cluster, options.owner, options.at, options.json))
+        asked = options.run, options.cluster, options.owner
+        sys.exit(_told(lambda: explain(options.url, *asked, options.at, options.json)))
     _run(parser, options)
+
+
+def _told(tell: Callable[[], int]) -> int:
+    """The status of what writes to the standard output, also where nobody reads that to the end, as `| head` does."""
+    try:
+        status = tell()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # At its end Python tries once more to write what is left.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    return status
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:

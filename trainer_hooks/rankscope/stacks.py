@@ -37,6 +37,7 @@ RANKS_LIMIT = 256  # asked, as many as the exporter shows
 OWNER_WITHIN = 120.0  # seconds that the ranks of one user may take: nobody holds up the answer about all others
 NAME_LIMIT = 200  # characters, as of a label
 LARGEST_DESCRIPTOR = 2**31
+NAMED = 8  # ranks, where none is as it was asked for
 
 
 class NoStacksError(Exception):
@@ -49,12 +50,13 @@ def show(run: str | None, rank: str | None, directory: Path | None, out: TextIO 
     `directory` None is where ranks leave their records by default. Root asks everybody's ranks, others their own.
     """
     directories = _directories(directory)
-    wanted = [one for one in _living(directories) if _is_wanted(one, run, rank)]
-    mine = [one for one in wanted if os.geteuid() in (0, one.owner)]
+    living = _living(directories)
+    wanted = [one for one in living if _is_wanted(one, run, rank)]
+    mine = [one for one in wanted if _may_ask(one)]
     if not mine:
-        asked = "".join(f" --{name} {value}" for name, value in (("run", run), ("rank", rank)) if value is not None)
-        others = f"; {len(wanted)} of other users: run this as the job's user" if wanted else ""
-        _complain(f"no living rank in {', '.join(map(str, directories))}{asked}{others}")
+        others = f"; {len(wanted)} of other users: run this as the job's user" if wanted else _there(living)
+        asked = ("" if rank is None else f" {rank}") + ("" if run is None else f" of run {run}")
+        _complain(f"no living rank{asked} in {', '.join(map(str, directories))}{others}")
         return 2
     if len(mine) > RANKS_LIMIT:
         _complain(f"{len(mine)} ranks, of which {RANKS_LIMIT} are asked; choose with --run and --rank")
@@ -79,8 +81,19 @@ def _show(ranks: Iterable[LivingRank], out: TextIO) -> int:
     return status
 
 
+def _may_ask(one: LivingRank) -> bool:
+    return os.geteuid() in (0, one.owner)
+
+
 def _complain(what: str) -> None:
     print(f"rankscope stacks: {printable(what)}", file=sys.stderr)  # noqa: T201 - a command
+
+
+def _there(living: Iterable[LivingRank]) -> str:
+    """Which ranks there are that may be asked."""
+    infos = [one.snapshot.info for one in living if _may_ask(one)]
+    names = [f"{info.get('run')} rank {info.get('rank')}" for info in infos]
+    return f"; there are: {', '.join(names[:NAMED])}{', ...' * (len(names) > NAMED)}" if names else ""
 
 
 def heading(snapshot: RankSnapshot) -> str:

@@ -39,7 +39,7 @@ def test_stacks_says_in_a_line_what_is_no_run_directory(directory: str) -> None:
 
 @pytest.mark.parametrize("name", [ESCAPES, "\udcff", "x" * 100_000, "../../etc"])
 def test_stacks_of_a_run_that_is_not_there_is_a_line(run_dir: Path, name: str) -> None:
-    assert only_line(rankscope("stacks", f"--run={name}")).startswith("rankscope stacks: no living rank in ")
+    assert only_line(rankscope("stacks", f"--run={name}")).startswith("rankscope stacks: no living rank of run ")
 
 
 def test_a_name_that_the_terminal_has_no_letters_for_is_printed(run_dir: Path) -> None:

@@ -23,7 +23,7 @@ from tests.attacks.ranks.ranks_support import (
 from rankscope_exporter.collectors.alignment import AlignedSteps
 from rankscope_exporter.collectors.rank_processes import RankProcesses
 from rankscope_exporter.collectors.ranks import Ranks
-from rankscope_exporter.run_directory import RunDirectory
+from rankscope_exporter.run_directory import Beliefs, RunDirectory
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +52,13 @@ def test_every_series_of_a_rank_says_whose_record_it_is_from(run_dir: Path, dire
         ("999", str(MALLORY)),
         ("0", str(VICTIM)),
     }
+
+
+def test_of_whom_the_administrator_has_not_listed_nothing_is_shown(run_dir: Path) -> None:
+    ended(run_dir, MALLORY, "forged", run="victim", rank="999")
+    with living(run_dir, VICTIM, "mine", run="victim", rank="0"):
+        ranks = RunDirectory([run_dir], clock, beliefs=Beliefs(users=frozenset({VICTIM}))).scan().ranks
+    assert [rank.owner for rank in ranks] == [VICTIM]
 
 
 def test_a_living_forgery_does_not_hide_a_crash(run_dir: Path, directory: RunDirectory) -> None:

@@ -99,6 +99,8 @@ def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
         return
     yield from _verdict(found, found.verdict, width)
     yield from _others(found, width)
+    if found.ended is not None:  # an alert that outlives its run has no numbers any more
+        yield f"Its ranks have ended. {_before(found.ended)}"
 
 
 def _size(found: Explanation) -> str:
@@ -132,10 +134,14 @@ def _no_verdict(found: Explanation) -> str:
     if "none" not in found.lost and found.not_yet is None:
         if found.ended is None:
             return "No alert, and no figures: its ranks have only begun, or have ended."
-        return f"No alert, and no figures: its ranks have ended. Ask of before that with --at {found.ended - 30:.0f}."
+        return f"No alert, and no figures: its ranks have ended. {_before(found.ended)}"
     if found.not_yet is not None:
         return f"No alert yet: {_not_yet(found.not_yet)}"
     return f"No alert: no loss is large enough for the rules to name it.{_blamed(found)}{_nameless(found)}"
+
+
+def _before(ended: float) -> str:
+    return f"Ask of before that with --at {ended - 30:.0f}."
 
 
 def _not_yet(what: NotYet) -> str:

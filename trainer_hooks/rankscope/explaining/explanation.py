@@ -81,15 +81,13 @@ def explain(
     prometheus: Prometheus, name: str | None, cluster: str | None = None, owner: str | None = None, *, is_now: bool
 ) -> Explanation:
     """What the rules say of the run of this name, cluster and owner, or of the only one. Raises PrometheusError."""
-    run = _only(prometheus, name, cluster, owner)
+    run = _only(prometheus, (name, cluster, owner), is_now)
     where = run.where
     lost = _by_cause(prometheus.query(f"run:rankscope_lost:ratio{{{where}}}", "cause"))
     ranks = prometheus.query(f"last_over_time(rankscope_rank_info{{{where}}}[1h])")
     alerts = alerts_of(prometheus, run.here, is_now, {"run": run.name, "owner": run.owner}, _places(ranks))
     if not lost and not alerts and not _has_rules(prometheus, run.here):
-        raise PrometheusError(
-            f"{prometheus.url} has run {run}, but Rankscope's rules are not loaded there (rule_files)"
-        )
+        raise PrometheusError(f"{prometheus.url} has run {run}, but {_why_nothing(prometheus, is_now)}")
     alerts.sort(key=lambda alert: _order(alert, lost))
     labels = alerts[0].labels if alerts else {}
     nodes = prometheus.query(f"count by (node) (rank:rankscope_rank_info:live{{{where}}})")
@@ -109,16 +107,15 @@ def explain(
     )
 
 
-def _only(prometheus: Prometheus, name: str | None, cluster: str | None, owner: str | None) -> Run:
-    """The only one of this name, in this cluster and of this owner, or the only one of these that lives."""
+def _only(prometheus: Prometheus, wanted: tuple[str | None, ...], is_now: bool) -> Run:
+    """The only one that has these of name, cluster and owner that are given, or the only one of these that lives."""
     runs = _runs(prometheus)
     if not runs:
-        raise PrometheusError(f"{prometheus.url} has no run{_why_none(prometheus)}")
-    asked_for = (name, cluster, owner)
-    meant = [run for run in runs if all(asked in (None, its) for asked, its in zip(asked_for, run, strict=True))]
+        raise PrometheusError(f"{prometheus.url} {_none(prometheus, is_now)}")
+    meant = [run for run in runs if all(asked in (None, its) for asked, its in zip(wanted, run, strict=True))]
     if not meant:
-        words = {" ": name, " in cluster ": cluster, " of owner ": owner}
-        asked = "".join(f"{word}{value}" for word, value in words.items() if value is not None)
+        words = zip((" ", " in cluster ", " of owner "), wanted, strict=True)
+        asked = "".join(f"{word}{value}" for word, value in words if value is not None)
         raise PrometheusError(f"{prometheus.url} has no run{asked}; it has: {_listed(map(str, runs))}")
     if len(meant) == 1:
         return meant[0]
@@ -176,16 +173,29 @@ def _by_run(prometheus: Prometheus, expression: str) -> dict[Run, float]:
     }
 
 
-def _why_none(prometheus: Prometheus) -> str:
-    answering = prometheus.query("group by (instance, cluster) (rankscope_exporter_build_info)")
-    if not answering:
-        return ", and no exporter of Rankscope answers it: its page /targets says why"
-    return f": {len(answering)} exporters of Rankscope answer, and none shows a rank"
+def _none(prometheus: Prometheus, is_now: bool) -> str:
+    """That it has no run, and what is known of why."""
+    exporters = len(prometheus.query("group by (instance, cluster) (rankscope_exporter_build_info)"))
+    if is_now and exporters:
+        return f"has no run: exporters of Rankscope answer ({exporters}), and none shows a rank"
+    if is_now:
+        return "has no run, and no exporter of Rankscope answers it: its page /targets says why"
+    if exporters:
+        return f"had no run then: exporters of Rankscope answered ({exporters}), and none showed a rank"
+    return "had no run then, and no exporter of Rankscope answered it"
 
 
 def _has_rules(prometheus: Prometheus, here: str) -> bool:
     """Every rank and every GPU makes them record something."""
     return bool(prometheus.query(f'count({{__name__=~"(run|rank|gpu):rankscope_.+",{here}}})'))
+
+
+def _why_nothing(prometheus: Prometheus, is_now: bool) -> str:
+    """Rules that were loaded a moment ago are first evaluated after up to an interval."""
+    interval = prometheus.evaluation_interval() if is_now else None
+    if interval is None:
+        return "Rankscope's rules are not loaded there (rule_files)"
+    return f"Rankscope's rules have recorded nothing of it yet: they are evaluated each {interval:g} s"
 
 
 def _by_cause(samples: Iterable[Sample]) -> dict[str, float]:

@@ -53,8 +53,9 @@ class Prometheus:
         except FetchError as error:
             raise PrometheusError(f"{self.url}: {error}") from None
         except (OSError, http.client.HTTPException, ValueError) as error:
-            why = str(getattr(error, "reason", error))[:SAID]
-            raise PrometheusError(f"cannot reach {self.url}: {why}") from None
+            reason = getattr(error, "reason", error)
+            why = str(getattr(reason, "strerror", None) or reason)[:SAID]
+            raise PrometheusError(f"cannot reach {self.url}: {why} (--url names the Prometheus)") from None
         if answer.status != 200:
             raise PrometheusError(self._refusal(answer))
         return self._understood(lambda: answers.data_of(answer.body))
