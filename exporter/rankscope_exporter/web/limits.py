@@ -33,6 +33,10 @@ CONNECTIONS = 128
 SHARE_OF_DESCRIPTORS = 4
 """One in so many file descriptors may be a client's: ranks' files, the driver and the interpreter need the others."""
 
+PAGES_APART = 0.02
+"""Seconds from one page to the next, however many ask: one takes a millisecond or two of the event loop, and who asks
+meanwhile gets the next one together. Nobody who asks once a second waits for it."""
+
 PAGE_BYTES = 64 * 1024 * 1024
 """Of pages that wait for their readers, all different ones together. One page may be larger, alone."""
 

@@ -16,18 +16,19 @@ class Pages:
     """Pages that are made after they were asked for, each for all who asked until then.
 
     So nobody gets a page older than the request, and clients that ask as fast as they can cost a scrape of somebody
-    else's no more than one page, in the four forms that it may have.
+    else's no more than one page, in the four forms that it may have, and the processor no more than fifty a second.
     """
 
     def __init__(self, make: Callable[[Collection[Form]], dict[Form, bytes]]) -> None:
         self._make = make
         self._wanted: dict[Form, asyncio.Future[Page]] = {}
+        self._next = 0.0  # when one may be made again, by the event loop's clock
 
     async def next(self, form: Form) -> Page:
-        """The page of the event loop's next turn: what has come in until then is answered with it, too."""
+        """The page of the event loop's next turn, or soon after the last one: all who ask until then get it, too."""
         loop = asyncio.get_running_loop()
         if not self._wanted:
-            loop.call_soon(self._answer)
+            loop.call_at(self._next, self._answer)
         # Shielded: who leaves takes nobody else's page with him.
         return await asyncio.shield(self._wanted.setdefault(form, loop.create_future()))
 
@@ -39,6 +40,8 @@ class Pages:
             for future in wanted.values():
                 future.set_exception(error)
             return
+        finally:
+            self._next = asyncio.get_running_loop().time() + limits.PAGES_APART
         for form, future in wanted.items():
             future.set_result(Page(bodies[form]))
 
