@@ -9,6 +9,7 @@ from rankscope_exporter.lines import Values
 from rankscope_exporter.rank_metric import counter, gauge, nonzero
 from rankscope_exporter.run_directory import Rank
 
+SCALER = ("amp_scale", "amp_skipped_steps")  # one of them is not 0 where there is a scaler
 GENERATIONS = tuple(map(str, range(record.GC_GENERATIONS)))
 
 
@@ -26,7 +27,8 @@ def _after_checkpoint(field: str) -> Callable[[Rank], Values]:
 
 
 def _with_scaler(field: str) -> Callable[[Rank], Values]:
-    return lambda rank: rank.snapshot[field] if rank.snapshot["amp_scale"] else None
+    """A scale that has collapsed becomes 0 after some 200 skipped steps, and is what the alert is about."""
+    return lambda rank: rank.snapshot[field] if any(map(rank.snapshot.__getitem__, SCALER)) else None
 
 
 def _with_cuda(field: str) -> Callable[[Rank], Values]:

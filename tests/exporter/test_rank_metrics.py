@@ -1,0 +1,29 @@
+"""What is shown of a rank and what is absent, by what its record holds."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from rankscope_exporter.rank_metrics import process
+
+
+def shown(name: str, **fields: float) -> Any:
+    """The metric's value of a rank whose record has these fields."""
+    (metric,) = (one for one in process.METRICS if one.name == name)
+    rank: Any = SimpleNamespace(snapshot=fields)
+    return metric.values(rank)
+
+
+@pytest.mark.parametrize(
+    ("scale", "skipped", "expected"),
+    [(0.0, 0.0, (None, None)), (65536.0, 0.0, (65536.0, 0.0)), (0.0, 200.0, (0.0, 200.0))],
+)
+def test_a_loss_scale_that_has_collapsed_to_nothing_is_shown_and_without_a_scaler_there_is_none(
+    scale: float, skipped: float, expected: tuple[float | None, float | None]
+) -> None:
+    names = ("rankscope_rank_amp_scale", "rankscope_rank_amp_skipped_steps_total")
+    found = tuple(shown(name, amp_scale=scale, amp_skipped_steps=skipped) for name in names)
+    assert found == expected
