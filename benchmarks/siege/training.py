@@ -2,7 +2,8 @@
 
     torchrun --standalone --nproc-per-node 2 -m benchmarks.siege.training DIRECTORY
 
-Rank 0 writes when each step ended (unix time) and how long it took to DIRECTORY/steps, each rank its pid beside it.
+Rank 0 writes when each step ended (unix time) and how long it took to DIRECTORY/steps, each rank its pid beside it; and
+each twenty seconds a checkpoint, as a run that never writes one is told after a while.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 DEVICE_SECONDS = 0.045
+CHECKPOINT_STEPS = 400
 
 
 def main() -> None:
@@ -31,12 +33,15 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     images, targets = torch.rand(32, 64), torch.randint(10, (32,))
     with (directory / f"steps-{rank}").open("w", buffering=1) as steps:
-        last = time.perf_counter()
+        last, number = time.perf_counter(), 0
         while os.getppid() == parent:
             optimizer.zero_grad()
             scores = DeviceTime.apply(model(images), DEVICE_SECONDS)  # type: ignore[no-untyped-call]  # torch's
             nn.functional.cross_entropy(scores, targets).backward()  # type: ignore[no-untyped-call]  # torch's
             optimizer.step()
+            number += 1
+            if rank == 0 and number % CHECKPOINT_STEPS == 0:
+                torch.save(model.state_dict(), directory / "checkpoint.pt")
             now = time.perf_counter()
             steps.write(f"{time.time()} {now - last}\n")
             last = now

@@ -115,7 +115,7 @@ def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvic
         proxy_headers=False,  # it would believe a local client whatever address that says it has
         timeout_keep_alive=limits.KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GOODBYE,
-        backlog=limits.connections(),  # accepted in one turn of the event loop, before any of them can be closed
+        backlog=limits.waiting(),
     )
     configuration.load()
     return configuration
@@ -144,7 +144,7 @@ def _serve(configuration: uvicorn.Config, listener: socket.socket, scheme: str) 
 @contextmanager
 def _listening(settings: Config) -> Iterator[socket.socket]:
     """A listening socket: without a host, on every address of both families where the machine has both."""
-    backlog = limits.connections()  # uvicorn sets it again, to the same
+    backlog = limits.waiting()  # uvicorn sets it again, to the same
     try:
         if settings.host:
             family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]

@@ -30,6 +30,11 @@ PIPELINED = 8
 CONNECTIONS = 128
 """At once, whoever has them: what is above makes another one give way (connections.py). A Prometheus needs one."""
 
+WAITING = 512
+"""Connections that the kernel may keep until they are accepted, all of them in one turn of the event loop, before any
+can be closed. Where there is no room for one its client tries again after a second: so were the slowest scrapes of ten
+minutes of siege, with room for 128."""
+
 SHARE_OF_DESCRIPTORS = 4
 """One in so many file descriptors may be a client's: ranks' files, the driver and the interpreter need the others."""
 
@@ -56,7 +61,16 @@ TOLD_EVERY = 60.0
 
 def connections() -> int:
     """How many connections this process may have at once."""
+    return _within_descriptors(CONNECTIONS)
+
+
+def waiting() -> int:
+    """How many may wait to be accepted."""
+    return _within_descriptors(WAITING)
+
+
+def _within_descriptors(number: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
-        return CONNECTIONS
-    return max(2, min(CONNECTIONS, soft // SHARE_OF_DESCRIPTORS))
+        return number
+    return max(2, min(number, soft // SHARE_OF_DESCRIPTORS))
