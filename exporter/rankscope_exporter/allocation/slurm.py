@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rankscope_exporter.allocation.holder import Holder
+from rankscope_exporter.rank_checks import LABEL_LIMIT
 
 FILE_LIMIT = 4096  # bytes: some dozens of jobs
 FILE_NAME = re.compile(r"\d+|GPU-[0-9a-f-]{36}")
@@ -52,10 +53,20 @@ class SlurmJobs:
 
 
 def parse_jobs(text: str) -> list[Holder]:
-    """A job a line: its id, and if there are more words, its user and its name. Other lines count as nothing."""
-    words = (line.split(maxsplit=2) for line in text.splitlines())
+    """A job a line: its id, and if there are more words, its user and its name. Other lines count as nothing.
+
+    Lines end with a line feed and with nothing else: a job's name is its user's, and may have whatever else ends one.
+    """
+    words = (line.split(maxsplit=2) for line in text.split("\n"))
     jobs = ([*line, "", ""][:3] for line in words if line and JOB_ID.fullmatch(line[0]))
-    return [Holder("slurm", slurm_job_id=job, user=user, slurm_job_name=name) for job, user, name in jobs]
+    return [
+        Holder("slurm", slurm_job_id=job, user=_label(user), slurm_job_name=_label(name)) for job, user, name in jobs
+    ]
+
+
+def _label(text: str) -> str:
+    """What is fit to be a label's value: printable, and not too long."""
+    return "".join(character if character.isprintable() else "?" for character in text[:LABEL_LIMIT])
 
 
 def job_of_cgroup(cgroup: str) -> str:
@@ -72,6 +83,9 @@ def _read(path: Path) -> str:
     """Neither follows a link nor waits for a pipe's other end that has taken the file's place."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
-        return os.read(descriptor, FILE_LIMIT).decode(errors="replace")
+        data = os.read(descriptor, FILE_LIMIT + 1)
     finally:
         os.close(descriptor)
+    if len(data) > FILE_LIMIT:  # of a line that is cut off the number may be another job's
+        data = data[: data.rfind(b"\n", 0, FILE_LIMIT) + 1]
+    return data.decode(errors="replace")

@@ -56,6 +56,19 @@ def test_a_huge_file_is_read_in_part(tmp_path: Path) -> None:
     assert len(SlurmJobs(tmp_path).holders()["0"]) == FILE_LIMIT // 2
 
 
+def test_of_a_job_that_is_cut_off_no_other_is_made(tmp_path: Path) -> None:
+    (tmp_path / "0").write_text("1 " + "x" * (FILE_LIMIT - 5) + "\n" + "4711\n")
+    assert [job.slurm_job_id for job in SlurmJobs(tmp_path).holders()["0"]] == ["1"]
+
+
+@pytest.mark.parametrize("end", ["\x0b", "\x0c", "\r", "\x1c", "\x85", "\u2028"])
+def test_a_jobs_name_ends_no_line_and_is_fit_for_a_label(end: str) -> None:
+    (job,) = parse_jobs(f"7 al\x1b[2Jice x{end}666 root {'y' * 4000}\n")
+    assert (job.slurm_job_id, job.user) == ("7", "al?[2Jice")
+    assert job.slurm_job_name.startswith("x?666 root y")
+    assert len(job.slurm_job_name) == 200
+
+
 def test_a_directory_that_cannot_be_read_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
