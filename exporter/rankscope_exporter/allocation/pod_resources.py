@@ -57,7 +57,12 @@ class PodResources:
         import grpc
 
         # A Go server refuses the authority that some versions of gRPC make of a socket's path (grpc/grpc-go#2628).
-        options = [("grpc.default_authority", "localhost"), ("grpc.max_receive_message_length", ANSWER_LIMIT)]
+        options = [
+            ("grpc.default_authority", "localhost"),
+            ("grpc.max_receive_message_length", ANSWER_LIMIT),
+            # Else a connection that just failed is shared, and with it the second that gRPC waits until it tries again.
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
         try:
             with grpc.insecure_channel(f"unix:{self._socket}", options=options) as channel:
                 ask = channel.unary_unary(LIST, request_serializer=None, response_deserializer=None)
