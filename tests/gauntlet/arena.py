@@ -20,6 +20,8 @@ from examples.demo.stack import Stack, wait_for
 from tests.gauntlet.devices import GLOO
 from tests.gauntlet.training import RANKS, STARTS_WITHIN, JobError, Training
 
+from rankscope import record
+
 GPUS = RANKS + 2  # two that belong to no rank
 RUN = "train"
 QUIET_FOR = 8.0  # seconds without an alert, pending or firing: the rules' window, and some
@@ -57,6 +59,7 @@ class Arena:
         self._memory, self._device, self._machine, self._healthy = memory, device, machine, healthy
         self._run_dir, self._claims = memory / "run", memory / "claims"
         self._changes, self._holders = memory / "gpus", memory / "holders"
+        self._newer = self._run_dir / "newer.rank"
         for made in (self._run_dir, self._claims, self._changes, self._holders):
             made.mkdir(parents=True, exist_ok=True)
         scenario = directory / "scenario.yml"
@@ -117,6 +120,17 @@ class Arena:
         (self._claims / str(gpu)).write_text("4711 alice notebook\n")
         self._began(time.time())
 
+    def stop_exporter(self) -> None:
+        """Nobody watches the node any more."""
+        self.exporter.stop()
+        self._began(time.time())
+
+    def publish_of_another_version(self) -> None:
+        """A record with the header of another version is among those of the ranks."""
+        header = record.HEADER.pack(record.MAGIC, record.VERSION + 1, record.SIZE, record.LAYOUT)
+        self._newer.write_bytes(header.ljust(record.SIZE, b"\0"))
+        self._began(time.time())
+
     def wait_for_ranks(self) -> None:
         """Until all ranks of the job have a record, though none may have made a step yet. Raises JobError."""
         began = f'rankscope_rank_start_timestamp_seconds{{run="{self.run}"}} > {self.job.started}'
@@ -138,6 +152,9 @@ class Arena:
         self._stop_children()
         for path in (*self._changes.glob("*.yml"), *self._claims.iterdir()):
             path.unlink()
+        self._newer.unlink(missing_ok=True)
+        if self.exporter.pid is None:
+            self.exporter.start()
         if not self.job.is_running():
             self.start_job()
             self.job.wait_until_training()

@@ -78,6 +78,11 @@ def its_gpu(target: Target) -> dict[str, str]:
     return {"gpu": str(target.rank)}
 
 
+def the_rank_and_its_gpu(target: Target) -> dict[str, str]:
+    """Both."""
+    return {**the_rank(target), **its_gpu(target)}
+
+
 def the_spare_gpu(target: Target) -> dict[str, str]:
     """The GPU without a rank that was drawn."""
     return {"gpu": str(target.spare_gpu)}

@@ -28,8 +28,7 @@ def test_every_block_is_one_query_that_prometheus_understands(alert: str) -> Non
 @pytest.mark.parametrize("alert", ALERTS)
 def test_what_is_about_a_run_asks_for_that_run(alert: str) -> None:
     about = [query.text for query in queries(alert) if "rankscope_rank_" in query.text or "run:" in query.text]
-    everywhere = {"RankscopeExporterDown", "RankscopeGpuAllocatedIdle"}  # alerts that name no run
-    assert alert in everywhere or all('{run="RUN"' in text for text in about)
+    assert alert == "RankscopeExporterDown" or all('{run="RUN"' in text for text in about)
 
 
 @pytest.fixture
