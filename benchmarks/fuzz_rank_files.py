@@ -32,13 +32,12 @@ from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import Metric
-from prometheus_client.openmetrics.exposition import generate_latest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from rankscope import record
 from rankscope.record import PLACES
 from rankscope_exporter.collectors.ranks import Ranks
-from rankscope_exporter.exposition import Collected
+from rankscope_exporter.exposition import Exposition
 from rankscope_exporter.lines import WrittenFamily
 from rankscope_exporter.rank_metric import RANK_LABELS
 from rankscope_exporter.rank_share import TextLimit
@@ -148,6 +147,7 @@ def _info(choose: random.Random, info: dict[str, Any]) -> None:
     info[choose.choice((*LABELS, "phases", "probes_disabled", "more"))] = choose.choice(ODD_TEXTS)
 
 
+OPENMETRICS = Exposition(openmetrics=True)
 INJURIES = (_bits, _bits, _slot, _slot, _slot, _info, _info, _json, _last_words, _header, _length, _growth)
 
 
@@ -167,7 +167,7 @@ def check(families: Iterable[Metric]) -> None:
                     raise FuzzError(f"{series} has the label {value!r}")
 
 
-def check_owners(scan: Scan, families: Sequence[Metric]) -> None:
+def check_owners(scan: Scan, families: Sequence[Metric], written: int) -> None:
     """Raises FuzzError at a series of nobody's file, a start in the future, and more bytes than the limits count on."""
     keys = {rank.key for rank in scan.ranks}
     for family in families:
@@ -177,7 +177,6 @@ def check_owners(scan: Scan, families: Sequence[Metric]) -> None:
     for rank in scan.ranks:
         if rank.snapshot["started_unix"] > NOW + 60:
             raise FuzzError(f"{rank.key} began in the future")
-    written = sum(len(family.text) for family in families if isinstance(family, WrittenFamily))
     if written > (counted := sum(TextLimit(rank.snapshot).of(rank.snapshot) for rank in scan.ranks) + 1000):
         raise FuzzError(f"{written} bytes, where {counted} are counted on")
 
@@ -185,15 +184,23 @@ def check_owners(scan: Scan, families: Sequence[Metric]) -> None:
 def scrape(run_directory: RunDirectory, parse: bool, ranks: Ranks | None = None) -> tuple[int, Counter[str]]:
     """One scrape, checked: how many ranks it shows, and how many files it skipped for which reason."""
     scan = run_directory.scan()
-    families = (ranks or Ranks()).look(scan)
+    collected = (ranks or Ranks()).look(scan)
+    families = [_with_samples(family) for family in collected]
     check(families)
-    check_owners(scan, families)
-    text = generate_latest(Collected(families)).decode()
+    check_owners(scan, families, sum(len(family.text) for family in collected if isinstance(family, WrittenFamily)))
+    text = OPENMETRICS.render(collected).decode()
     if parse:
         check(text_string_to_metric_families(text))
     samples = {family.name: family.samples for family in families}
     skipped = samples["rankscope_exporter_rank_files_skipped"]
     return len(samples["rankscope_rank_info"]), Counter({s.labels["reason"]: int(s.value) for s in skipped})
+
+
+def _with_samples(family: Metric) -> Metric:
+    """The same with its samples made once: a written family makes them of its text each time that it is asked."""
+    made = Metric(family.name, family.documentation, family.type)
+    made.samples = family.samples
+    return made
 
 
 @contextmanager
