@@ -1,0 +1,192 @@
+"""`/metrics` of a simulated node with every collector, and a rank's record, byte for byte as they are committed.
+
+Both are interfaces that dashboards, rules and other people's jobs read. A change of either shows in the difference of
+the golden file, which is written anew with `RANKSCOPE_GOLDEN=1` and this test.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.core import Metric
+from tests.exporter.conftest import START, Clock
+from tests.exporter.simulated_job import Job, SimulatedRank, lagging
+
+import rankscope_exporter.collectors.exporter as exporter_collector
+from rankscope import record
+from rankscope.rank_reader import read_rank
+from rankscope_exporter.allocation.claims import Claims
+from rankscope_exporter.allocation.holder import Holder
+from rankscope_exporter.allocation.processes import ProcessTable, UserNames
+from rankscope_exporter.collectors import COLLECTORS, GPU_SOURCES, allocation
+from rankscope_exporter.collectors.alignment import AlignedSteps
+from rankscope_exporter.collectors.exporter import ExporterCollector
+from rankscope_exporter.collectors.rank_processes import RankProcesses
+from rankscope_exporter.collectors.ranks import Ranks
+from rankscope_exporter.collectors.xid import XidCollector
+from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
+from rankscope_exporter.device_sampler import DeviceSampler, Timing
+from rankscope_exporter.gpu_states import GpuStates
+from rankscope_exporter.run_directory import RunDirectory, Scan
+from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.simulation import simulated_uuid
+from rankscope_exporter.source import SourceCollector
+
+HERE = Path(__file__).parent / "golden"
+UUIDS = [simulated_uuid(index) for index in range(2)]
+SCENARIO = """
+gpus: 2
+timeline:
+  0: [{at: 0, busy: 0.8, memory_used: 60 GiB, temperature: 71, processes: [{pid: 101, memory: 59 GiB}]},
+      {at: 10, busy: 0.6, throttle: [sw_power_cap, sw_thermal_slowdown]}]
+  1: [{at: 0, busy: 0.5}, {at: 12, lost: true}]
+"""
+SPLIT = (
+    "{gpus: 1, model: {like: A100, mig: [1g.5gb, 2g.10gb]}, timeline: {0: [{at: 0, busy: 0.4, memory_used: 8 GiB}]}}"
+)
+SECONDS = 20
+PID, WORKER, OWNER = 101, 102, 1000
+JOB = Holder("slurm", slurm_job_id="7", user="alice")
+
+
+def compare(name: str, found: bytes) -> None:
+    path = HERE / name
+    if os.environ.get("RANKSCOPE_GOLDEN"):
+        path.write_bytes(found)
+    # By lines, so that a difference is readable.
+    assert found.splitlines() == path.read_bytes().splitlines()
+    assert found == path.read_bytes()
+
+
+class Node:
+    """Its GPUs as the sampler has read them, and its ranks as the watcher has; no clock but the test's."""
+
+    def __init__(self, machine: Any, run_dir: Path, procfs: Path) -> None:
+        self.clock: Clock = machine.clock
+        claims = Claims({UUIDS[1]: [JOB]}, True)
+        users = UserNames(lambda _: "alice")
+        eyes = allocation.watching(lambda: claims, ProcessTable(procfs, sees_all=True), users)
+        self.averages = Averages([eyes if source is allocation.SOURCE else source for source in GPU_SOURCES])
+        self.gpus = GpuStates(self.averages.sources, oldest=lambda: self.clock() - 5)
+        timing = Timing(unix=self.clock, monotonic=self.clock)
+        assert machine.driver.connect()
+        count = machine.driver.device_count()
+        self._samplers = [DeviceSampler(n, machine.driver.device, self.gpus.of, timing) for n in range(count)]
+        self._uuids = UUIDS[:count]
+        self._run_directory = RunDirectory([run_dir], clock=self.clock)
+        self._ranks = [Ranks(), AlignedSteps(30.0), RankProcesses(procfs)]
+        self._users = users
+
+    def watch(self, seconds: int) -> None:
+        for second in range(seconds):
+            self.clock.advance(1)
+            for sampler in self._samplers:
+                sampler.round()
+            if second == 0:
+                for uuid in self._uuids:
+                    self.gpus.hear(uuid, None, self.clock())
+            self._users.resolve()
+        self.gpus.hear(self._uuids[-1], 79, self.clock())
+
+    def scan(self) -> Scan:
+        """As the ranks' own node sees them alive: this process is all of them, and sees none of its own locks."""
+        found = self._run_directory.scan(with_steps=True)
+        ranks = [
+            replace(
+                rank,
+                owner=OWNER,
+                user="alice",
+                snapshot=replace(rank.snapshot, alive=True, read_monotonic=1060.0, lock_pid=PID),
+            )
+            for rank in sorted(found.ranks, key=lambda rank: rank.key)  # not as the file system lists them
+        ]
+        return replace(found, ranks=ranks)
+
+    def collectors(self, metrics: Callable[[Any], Iterable[Metric]]) -> list[Any]:
+        """All that there are; `metrics` says what a source of ranks makes of the scan."""
+        state = SimpleNamespace(nvml_up=True, gpus_seen=1, gpus_expected=2, is_released=False)
+        ranks = [SimpleNamespace(name=one.name, collect=lambda one=one: metrics(one)) for one in self._ranks]
+        sources = [SourceCollector(source, self.gpus) for source in self.averages.sources]
+        mine = [*sources, XidCollector(self.gpus), *ranks, ExporterCollector(state)]
+        assert [one.name for one in mine] == [one.name for one in COLLECTORS]
+        return [*mine, DcgmCollector(self.averages, self.gpus)]
+
+
+def written_processes(procfs: Path) -> None:
+    """Just what is read of a rank's process and its loader worker."""
+    for pid, name in ((PID, "python"), (WORKER, "pt_data_worker")):
+        process = procfs / str(pid)
+        (process / f"task/{pid}").mkdir(parents=True)
+        (process / f"task/{pid}/children").write_text(f"{WORKER} " if pid == PID else "")
+        fields = ["S", "1", *["0"] * 9, "1200", "300", "40", "10", *["0"] * 6, "250000", "0"]
+        (process / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}")
+        (process / "schedstat").write_text("15000000000 2500000000 900")
+        (process / "io").write_text("rchar: 1\nread_bytes: 4096000\n")
+        (process / "status").write_text(
+            f"Name:\t{name}\nState:\tS (sleeping)\nUid:\t{OWNER}\t{OWNER}\t{OWNER}\t{OWNER}\n"
+        )
+        (process / "cgroup").write_text("0::/user.slice\n")
+        (process / "comm").write_text(f"{name}\n")
+
+
+def trained(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Two ranks after forty steps, of which one lags."""
+    monkeypatch.setattr("time.time", lambda: START - 60)
+    labels: dict[str, object] = {"world_size": "2", "rankscope_version": "0.1.0", "torch_version": "2.4.1"}
+    labels |= {"backend": "gloo", "phases": ["tokenize"], "group": "0-1", "pid": str(PID), "probes_disabled": []}
+    job = Job(directory, ranks=0)
+    job.ranks = [SimulatedRank(directory, rank, 1000.0, uuid=UUIDS[rank], **labels) for rank in range(2)]
+    job.run(40, lagging("data_wait", laggard=1))
+    return job
+
+
+PAGES = {
+    "metrics.txt": (SCENARIO, "text/plain"),
+    "openmetrics.txt": (SCENARIO, "application/openmetrics-text;version=1.0.0"),
+    "mig.txt": (SPLIT, "text/plain"),
+}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_what_a_node_says_of_itself(machine, run_dir, tmp_path, monkeypatch, name) -> None:
+    scenario, accept = PAGES[name]
+    written_processes(tmp_path)
+    trained(run_dir, monkeypatch)
+    monkeypatch.setattr("time.time", lambda: START)
+    monkeypatch.setattr(platform, "python_version", lambda: "3.11.7")
+    monkeypatch.setattr(exporter_collector, "__version__", "0.1.0")
+    node = Node(machine(scenario), run_dir, tmp_path)
+    node.watch(SECONDS)
+    scan = node.scan()
+    scrape = Scrape(node.collectors(lambda source: source.look(scan)), clock=lambda: 0.0)
+    body, _ = scrape.render(accept, "")
+    succeeded = [line for line in body.splitlines() if line.startswith(b"rankscope_exporter_collector_success{")]
+    assert len(succeeded) == len(COLLECTORS) + 1
+    assert all(line.endswith(b" 1.0") for line in succeeded)
+    compare(name, body)
+
+
+@pytest.mark.skipif(sys.byteorder != "little", reason="a record is in the machine's own order of bytes")
+def test_what_a_rank_writes_down(run_dir, monkeypatch) -> None:
+    monkeypatch.setattr("time.time", lambda: START - 60)
+    job = trained(run_dir, monkeypatch)
+    path = job.ranks[1].writer.path
+    assert path is not None
+    compare("rank.record", path.read_bytes())
+    assert len(path.read_bytes()) == record.SIZE
+    assert read_rank(path).info["phases"] == ["tokenize"]
+
+
+def test_every_slot_has_its_place() -> None:
+    lines = [f"{place:4d} {field} {record.FIELDS[field]}\n" for field, place in record.PLACES.items()]
+    offsets = {name: value for name, value in vars(record).items() if name.endswith("_OFFSET")}
+    lines += [f"{name} {value}\n" for name, value in sorted(offsets.items())]
+    compare("record.txt", "".join(lines).encode())
