@@ -26,9 +26,9 @@ from rankscope import record
 from rankscope.rank_writer import RankWriter
 from rankscope.sampling import is_sampled
 from rankscope.timeline import Timeline
-from rankscope_exporter.collectors.alignment import AlignedSteps
-from rankscope_exporter.collectors.rank_processes import RankProcesses
-from rankscope_exporter.run_directory import LABELS, RunDirectory
+from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
+from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
+from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
 
 STEPS = 20
 POLLS = 100

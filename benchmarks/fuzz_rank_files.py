@@ -36,12 +36,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from rankscope import record
 from rankscope.record import PLACES
-from rankscope_exporter.collectors.ranks import Ranks
-from rankscope_exporter.exposition import Exposition
-from rankscope_exporter.lines import WrittenFamily
-from rankscope_exporter.rank_metric import RANK_LABELS
-from rankscope_exporter.rank_share import TextLimit
-from rankscope_exporter.run_directory import LABEL_LIMIT, LABELS, RunDirectory, Scan
+from rankscope_exporter.exposition.encoder import Exposition
+from rankscope_exporter.exposition.sample_cache import WrittenFamily
+from rankscope_exporter.ranks.collectors.ranks import Ranks
+from rankscope_exporter.ranks.metric import RANK_LABELS
+from rankscope_exporter.ranks.run_directory import LABEL_LIMIT, LABELS, RunDirectory, Scan
+from rankscope_exporter.ranks.share import TextLimit
 
 BATCH = 100  # below the limits of files and ranks of one owner, so that each file of a batch counts
 OWNERS = (0, 1, 1000, 65_534, 2**32 - 2) if os.geteuid() == 0 else (os.geteuid(),)  # of the files, in turn

@@ -33,10 +33,10 @@ import bcrypt
 import uvicorn
 import yaml
 
-from rankscope_exporter.collectors.ranks import Ranks
 from rankscope_exporter.daemon import server_configuration
-from rankscope_exporter.run_directory import RunDirectory
-from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.exposition.scrape import Scrape
+from rankscope_exporter.ranks.collectors.ranks import Ranks
+from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.config_file import WebConfigFile
 

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from rankscope.sampling import next_sampled
-from rankscope_exporter.rank_metrics.steps import ISSUING
-from rankscope_exporter.step_alignment import CAUSES, UNKNOWN
+from rankscope_exporter.ranks.metrics.steps import ISSUING
+from rankscope_exporter.ranks.step_alignment import CAUSES, UNKNOWN
 
 RANKS_PER_NODE = 8
 RUN = "simulated"

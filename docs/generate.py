@@ -9,15 +9,15 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
-from rankscope_exporter.collectors import EXPORTER_METRICS, GPU_METRICS, GPU_SOURCES, RANK_METRICS
-from rankscope_exporter.collectors.xid import WELL_KNOWN
-from rankscope_exporter.metric import Declaration
-from rankscope_exporter.nvml.driver import Driver
-from rankscope_exporter.rank_metric import RANK_LABELS
+from rankscope_exporter.exposition.metric import Declaration
+from rankscope_exporter.gpu.collectors.xid import WELL_KNOWN
+from rankscope_exporter.gpu.nvml.driver import Driver
+from rankscope_exporter.gpu.source import GPU_LABELS, Gpu, Tick
+from rankscope_exporter.ranks.metric import RANK_LABELS
+from rankscope_exporter.registry import EXPORTER_METRICS, GPU_METRICS, GPU_SOURCES, RANK_METRICS
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.scenario import parse_scenario
-from rankscope_exporter.source import GPU_LABELS, Gpu, Tick
 
 OUTPUT = Path(__file__).parent / "metrics.md"
 MODELS = {

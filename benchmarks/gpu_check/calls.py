@@ -10,11 +10,11 @@ from typing import Any
 
 from benchmarks.gpu_check.report import Check, surviving
 
-from rankscope_exporter.collectors import GPU_SOURCES
-from rankscope_exporter.nvml import health, links, mig, modes, temperature, throttle
-from rankscope_exporter.nvml.device import CLOCK_DOMAINS, Device
-from rankscope_exporter.nvml.gpm import supports_gpm
-from rankscope_exporter.source import GpuSource, Tick
+from rankscope_exporter.gpu.nvml import health, links, mig, modes, temperature, throttle
+from rankscope_exporter.gpu.nvml.device import CLOCK_DOMAINS, Device
+from rankscope_exporter.gpu.nvml.gpm import supports_gpm
+from rankscope_exporter.gpu.source import GpuSource, Tick
+from rankscope_exporter.registry import GPU_SOURCES
 
 PART = "cost of the driver's calls"
 TIMES = 20

@@ -13,9 +13,9 @@ from typing import Any
 import pynvml
 from benchmarks.gpu_check.report import Check, Outcome, surviving
 
-from rankscope_exporter.nvml.device import Device
-from rankscope_exporter.nvml.events import XidEvents
-from rankscope_exporter.nvml.fields import ALL_LINKS
+from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.nvml.events import XidEvents
+from rankscope_exporter.gpu.nvml.fields import ALL_LINKS
 
 PART = "facts about the driver"
 RINGS = {

@@ -22,10 +22,10 @@ from benchmarks.gpu_check.instead import judge_rules
 from benchmarks.gpu_check.loaded import under_load
 from benchmarks.gpu_check.report import Check, surviving
 
-from rankscope_exporter.collectors import GPU_SOURCES
-from rankscope_exporter.nvml.device import Device
-from rankscope_exporter.nvml.errors import DriverError
-from rankscope_exporter.nvml.links import pcie_bytes
+from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.nvml.errors import DriverError
+from rankscope_exporter.gpu.nvml.links import pcie_bytes
+from rankscope_exporter.registry import GPU_SOURCES
 
 EVERYTHING = tuple(f"--collector.{source.name}" for source in GPU_SOURCES)
 

@@ -15,7 +15,7 @@ from typing import Any
 from benchmarks.gpu_check.effects import AFTER, BEFORE
 from benchmarks.gpu_check.report import Check, judge, number
 
-from rankscope_exporter.nvml.errors import DriverError
+from rankscope_exporter.gpu.nvml.errors import DriverError
 
 PART = "PCIe counters under load"
 EVERY = 0.1  # seconds; 32 bits hold 0.08 s of a fast link's bytes, and 0.3 s of a slow one's

@@ -22,7 +22,7 @@ from rankscope import record
 from rankscope.rank_reader import UnreadableRecordError, read_rank
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
-from rankscope_exporter.run_directory import LABELS
+from rankscope_exporter.ranks.run_directory import LABELS
 from rankscope_exporter.simulation import simulated_uuid
 
 NAMES = 9000  # at once: more than an exporter looks at in one scan

@@ -16,8 +16,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         complaint = f"{', '.join(missing)} missing; install with: pip install 'rankscope[exporter]'"
         sys.exit(_complaint(complaint))
     from rankscope_exporter import config, logs
-    from rankscope_exporter.collectors import COLLECTORS, OFF_UNLESS_ASKED_FOR
     from rankscope_exporter.daemon import StartError, run
+    from rankscope_exporter.registry import COLLECTORS, OFF_UNLESS_ASKED_FOR
 
     known = {collector.name: collector.help for collector in COLLECTORS}
     settings = config.parse(known, arguments, off=OFF_UNLESS_ASKED_FOR)

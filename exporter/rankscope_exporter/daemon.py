@@ -14,26 +14,27 @@ from starlette.types import ASGIApp
 
 from rankscope import __version__
 from rankscope.identity import compact
-from rankscope_exporter.allocation.claims import ClaimsWatcher, Scheduler
-from rankscope_exporter.allocation.occupants import Occupants
-from rankscope_exporter.allocation.pod_resources import KubeletError, PodResources
-from rankscope_exporter.allocation.processes import ProcessTable, UserNames, name_of_user
-from rankscope_exporter.allocation.slurm import SlurmJobs
-from rankscope_exporter.collectors import GPU_SOURCES, allocation
-from rankscope_exporter.collectors.alignment import AlignedSteps
-from rankscope_exporter.collectors.exporter import ExporterCollector
-from rankscope_exporter.collectors.rank_processes import RankProcesses
-from rankscope_exporter.collectors.ranks import Ranks
-from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
-from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.exposition.exporter import ExporterCollector
+from rankscope_exporter.exposition.scrape import Collector, Scrape
+from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher, Scheduler
+from rankscope_exporter.gpu.allocation.occupants import Occupants
+from rankscope_exporter.gpu.allocation.pod_resources import KubeletError, PodResources
+from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, name_of_user
+from rankscope_exporter.gpu.allocation.slurm import SlurmJobs
+from rankscope_exporter.gpu.collectors import allocation
+from rankscope_exporter.gpu.collectors.xid import XidCollector
+from rankscope_exporter.gpu.nvml.driver import Driver
+from rankscope_exporter.gpu.sampler import Sampler
+from rankscope_exporter.gpu.source import GpuSource, SourceCollector
 from rankscope_exporter.periodic import Periodic
-from rankscope_exporter.rank_watcher import RankSource, RankWatcher
-from rankscope_exporter.run_directory import Beliefs, Rank, RunDirectory
-from rankscope_exporter.sampler import Sampler
-from rankscope_exporter.scrape import Collector, Scrape
-from rankscope_exporter.source import GpuSource, SourceCollector
+from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
+from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
+from rankscope_exporter.ranks.collectors.ranks import Ranks
+from rankscope_exporter.ranks.run_directory import Beliefs, Rank, RunDirectory
+from rankscope_exporter.ranks.watcher import RankSource, RankWatcher
+from rankscope_exporter.registry import GPU_SOURCES
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.connections import Connections

@@ -13,7 +13,7 @@ from benchmarks.gpu_check.instead import INSTEAD
 from benchmarks.gpu_check.loaded import JUDGED_HERE
 from benchmarks.gpu_check.report import Check
 
-from rankscope_exporter.collectors import EXPORTER_METRICS, GPU_METRICS
+from rankscope_exporter.registry import EXPORTER_METRICS, GPU_METRICS
 
 DOCUMENTS = Path(__file__).parent / "nvidia_smi"
 H100 = "GPU-00000000-0000-0000-0000-000000000001"

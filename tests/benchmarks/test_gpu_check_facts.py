@@ -19,9 +19,9 @@ from benchmarks.gpu_check.report import Check, judge
 from benchmarks.gpu_check.run import attempt
 from benchmarks.gpu_check.wrap import judge_wrap
 
-from rankscope_exporter.collectors import GPU_SOURCES
-from rankscope_exporter.nvml.device import Device
-from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.nvml.driver import Driver
+from rankscope_exporter.registry import GPU_SOURCES
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.scenario import parse_scenario

@@ -8,12 +8,12 @@ from benchmarks.gpu_check.exporter import Scrape
 from benchmarks.gpu_check.table import ROWS, WORDS, Row, Word
 from docs.generate import Clock
 
-from rankscope_exporter.collectors import GPU_SOURCES
-from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.gpu.nvml.driver import Driver
+from rankscope_exporter.gpu.source import Gpu, Tick
+from rankscope_exporter.registry import GPU_SOURCES
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.scenario import parse_scenario
-from rankscope_exporter.source import Gpu, Tick
 
 UUID = "GPU-1"
 # But for what is not served before 4 GiB, which no simulated GPU has sent after a second.

@@ -17,7 +17,7 @@ from deploy.prometheus.shipped import HERE
 
 from rankscope.rank_snapshot import Step
 from rankscope.record import PHASES as HOOK_PHASES
-from rankscope_exporter import step_alignment
+from rankscope_exporter.ranks import step_alignment
 
 
 def a_run(**others: object) -> Plan:

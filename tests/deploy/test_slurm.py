@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope_exporter.allocation.slurm import SlurmJobs
+from rankscope_exporter.gpu.allocation.slurm import SlurmJobs
 
 SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "gpu_jobs.sh"
 

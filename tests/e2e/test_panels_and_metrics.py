@@ -20,7 +20,7 @@ from examples.demo.job import Job
 from examples.demo.stack import Stack, wait_for
 
 from rankscope_dashboards.queries import PanelQuery, panel_queries
-from rankscope_exporter.collectors import GPU_SOURCES
+from rankscope_exporter.registry import GPU_SOURCES
 
 RUN = "troubled"
 OTHER_RUN = "compared"

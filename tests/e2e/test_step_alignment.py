@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope_exporter.run_directory import RunDirectory
-from rankscope_exporter.step_alignment import Alignment, StepAlignment
+from rankscope_exporter.ranks.run_directory import RunDirectory
+from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
 TESTS = Path(__file__).parents[1]
 STEPS = 100

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from rankscope_exporter.nvml.device import Device
-from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.scenario import parse_scenario

@@ -13,8 +13,8 @@ from typing import Any
 from rankscope import record
 from rankscope.rank_writer import RankWriter
 from rankscope.timeline import Timeline
-from rankscope_exporter.run_directory import LABELS, RunDirectory, Scan
-from rankscope_exporter.step_alignment import Alignment, StepAlignment
+from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory, Scan
+from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
 COMPUTE, TRANSFER, DELAY = 0.04, 0.005, 0.03
 

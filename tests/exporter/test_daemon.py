@@ -21,7 +21,7 @@ from rankscope.rank_snapshot import RankSnapshot
 from rankscope.rank_writer import RankWriter
 from rankscope.timeline import Timeline
 from rankscope_exporter import config, daemon
-from rankscope_exporter.run_directory import LABELS, Rank
+from rankscope_exporter.ranks.run_directory import LABELS, Rank
 from rankscope_exporter.simulation import simulated_uuid
 
 from .allocation.kubelet import Kubelet

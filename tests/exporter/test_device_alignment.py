@@ -27,9 +27,9 @@ from tests.exporter.simulated_job import (
 
 from rankscope import record
 from rankscope.sampling import is_sampled
-from rankscope_exporter.collectors.alignment import AlignedSteps
-from rankscope_exporter.run_directory import RunDirectory
-from rankscope_exporter.step_alignment import REMEMBERED
+from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
+from rankscope_exporter.ranks.run_directory import RunDirectory
+from rankscope_exporter.ranks.step_alignment import REMEMBERED
 
 
 @pytest.fixture

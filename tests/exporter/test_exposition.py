@@ -11,10 +11,10 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from rankscope_exporter.exposition import Exposition
-from rankscope_exporter.lines import Lines, families
-from rankscope_exporter.metric import Declaration
-from rankscope_exporter.source import Gpu, GpuMetric, gauge
+from rankscope_exporter.exposition.encoder import Exposition
+from rankscope_exporter.exposition.metric import Declaration
+from rankscope_exporter.exposition.sample_cache import Lines, families
+from rankscope_exporter.gpu.source import Gpu, GpuMetric, gauge
 
 PARSERS: dict[bool, Callable[[str], Iterable[Metric]]] = {False: parse_text, True: parse_openmetrics}
 NUMBERS = [0, 1, True, -1.5, 0.1, 123456.0, 1234567.0, 8589934592, 1.7e9 + 0.25, 1e300, 2.5e-9, math.inf, -math.inf]

@@ -16,8 +16,8 @@ from prometheus_client.core import GaugeMetricFamily
 
 from rankscope import rank_reader, record
 from rankscope.record import PLACES
-from rankscope_exporter import run_directory
-from rankscope_exporter.run_directory import LABELS, RunDirectory
+from rankscope_exporter.ranks import run_directory
+from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
 
 TEXTS = st.text(max_size=220)
 JSON = st.recursive(

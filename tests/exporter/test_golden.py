@@ -20,25 +20,26 @@ from prometheus_client.core import Metric
 from tests.exporter.conftest import START, Clock
 from tests.exporter.simulated_job import Job, SimulatedRank, lagging
 
-import rankscope_exporter.collectors.exporter as exporter_collector
+import rankscope_exporter.exposition.exporter as exporter_collector
 from rankscope import record
 from rankscope.rank_reader import read_rank
-from rankscope_exporter.allocation.claims import Claims
-from rankscope_exporter.allocation.holder import Holder
-from rankscope_exporter.allocation.processes import ProcessTable, UserNames
-from rankscope_exporter.collectors import COLLECTORS, GPU_SOURCES, allocation
-from rankscope_exporter.collectors.alignment import AlignedSteps
-from rankscope_exporter.collectors.exporter import ExporterCollector
-from rankscope_exporter.collectors.rank_processes import RankProcesses
-from rankscope_exporter.collectors.ranks import Ranks
-from rankscope_exporter.collectors.xid import XidCollector
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
-from rankscope_exporter.device_sampler import DeviceSampler, Timing
-from rankscope_exporter.gpu_states import GpuStates
-from rankscope_exporter.run_directory import RunDirectory, Scan
-from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.exposition.exporter import ExporterCollector
+from rankscope_exporter.exposition.scrape import Scrape
+from rankscope_exporter.gpu.allocation.claims import Claims
+from rankscope_exporter.gpu.allocation.holder import Holder
+from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
+from rankscope_exporter.gpu.collectors import allocation
+from rankscope_exporter.gpu.collectors.xid import XidCollector
+from rankscope_exporter.gpu.device_sampler import DeviceSampler, Timing
+from rankscope_exporter.gpu.source import SourceCollector
+from rankscope_exporter.gpu.states import GpuStates
+from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
+from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
+from rankscope_exporter.ranks.collectors.ranks import Ranks
+from rankscope_exporter.ranks.run_directory import RunDirectory, Scan
+from rankscope_exporter.registry import COLLECTORS, GPU_SOURCES
 from rankscope_exporter.simulation import simulated_uuid
-from rankscope_exporter.source import SourceCollector
 
 HERE = Path(__file__).parent / "golden"
 UUIDS = [simulated_uuid(index) for index in range(2)]

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankscope_exporter.rank_metrics import process
+from rankscope_exporter.ranks.metrics import process
 
 
 def shown(name: str, **fields: float) -> Any:

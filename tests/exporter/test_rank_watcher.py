@@ -8,9 +8,9 @@ from threading import Event
 
 import pytest
 
-from rankscope_exporter.metric import Declaration
-from rankscope_exporter.rank_watcher import OutdatedError, RankWatcher
-from rankscope_exporter.run_directory import Scan
+from rankscope_exporter.exposition.metric import Declaration
+from rankscope_exporter.ranks.run_directory import Scan
+from rankscope_exporter.ranks.watcher import OutdatedError, RankWatcher
 
 COUNT = Declaration("gauge", "looks", "How often it has looked.")
 

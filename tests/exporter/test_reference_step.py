@@ -19,9 +19,9 @@ from tests.exporter.simulated_job import (
 
 from rankscope.rank_snapshot import Step
 from rankscope.sampling import is_sampled, next_sampled
-from rankscope_exporter.collectors.alignment import AlignedSteps
-from rankscope_exporter.reference_step import level_of, newest_sampled
-from rankscope_exporter.run_directory import RunDirectory
+from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
+from rankscope_exporter.ranks.reference_step import level_of, newest_sampled
+from rankscope_exporter.ranks.run_directory import RunDirectory
 
 INTERVAL = 0.3  # seconds: seven steps of 45 ms, so that one of each eight is shown
 LEVEL = 3

@@ -10,12 +10,13 @@ from dataclasses import replace
 import pynvml
 import pytest
 
-from rankscope_exporter.collectors import GPU_SOURCES, gpu, load
-from rankscope_exporter.collectors.exporter import ExporterCollector
-from rankscope_exporter.device_sampler import Timing
-from rankscope_exporter.sampler import ReleaseError, Sampler
+from rankscope_exporter.exposition.exporter import ExporterCollector
+from rankscope_exporter.gpu.collectors import gpu, load
+from rankscope_exporter.gpu.device_sampler import Timing
+from rankscope_exporter.gpu.sampler import ReleaseError, Sampler
+from rankscope_exporter.gpu.source import Gpu, SourceCollector
+from rankscope_exporter.registry import GPU_SOURCES
 from rankscope_exporter.simulation import simulated_uuid
-from rankscope_exporter.source import Gpu, SourceCollector
 
 FIRST, SECOND = Gpu(0, simulated_uuid(0)), Gpu(1, simulated_uuid(1))
 TIMING = Timing(interval=0.02, deadline=120, reopen_after=0.02)

@@ -17,9 +17,9 @@ import pytest
 from rankscope import record
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
-from rankscope_exporter.collectors.ranks import Ranks
-from rankscope_exporter.rank_files import Listed, Listing
-from rankscope_exporter.run_directory import LABELS, SERIES_LIMIT, Beliefs, RunDirectory
+from rankscope_exporter.ranks.collectors.ranks import Ranks
+from rankscope_exporter.ranks.files import Listed, Listing
+from rankscope_exporter.ranks.run_directory import LABELS, SERIES_LIMIT, Beliefs, RunDirectory
 
 NOW = 1_700_000_000.0
 

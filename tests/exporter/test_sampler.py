@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 import pynvml
 import pytest
 
-from rankscope_exporter.collectors import GPU_SOURCES, gpu, load, memory, power, temperature
-from rankscope_exporter.device_sampler import DeviceSampler, Timing
-from rankscope_exporter.gpu_states import GpuState, GpuStates
-from rankscope_exporter.sampler import Sampler
+from rankscope_exporter.gpu.collectors import gpu, load, memory, power, temperature
+from rankscope_exporter.gpu.device_sampler import DeviceSampler, Timing
+from rankscope_exporter.gpu.sampler import Sampler
+from rankscope_exporter.gpu.source import Gpu, GpuSource, SourceCollector
+from rankscope_exporter.gpu.states import GpuState, GpuStates
+from rankscope_exporter.registry import GPU_SOURCES
 from rankscope_exporter.simulation import simulated_uuid
-from rankscope_exporter.source import Gpu, GpuSource, SourceCollector
 
 FAST = Timing(interval=0.02, deadline=2, reopen_after=0.02)
 PATIENT = Timing(interval=0.02, deadline=120, reopen_after=0.02)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 import pytest
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.exposition.scrape import Scrape
 
 
 class Good:

@@ -21,7 +21,7 @@ from tests.exporter.simulated_job import (
 )
 
 from rankscope import record
-from rankscope_exporter.step_alignment import REMEMBERED, UNKNOWN, Alignment
+from rankscope_exporter.ranks.step_alignment import REMEMBERED, UNKNOWN, Alignment
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from fastapi.testclient import TestClient
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.samples import Sample
 
-from rankscope_exporter.collectors.ranks import SKIP_REASONS, SKIPPED
-from rankscope_exporter.sampler import ReleaseError
-from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.exposition.scrape import Scrape
+from rankscope_exporter.gpu.sampler import ReleaseError
+from rankscope_exporter.ranks.collectors.ranks import SKIP_REASONS, SKIPPED
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.status_page import LEFT_OUT, render_status
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope_exporter.nvml.errors import DriverError
-from rankscope_exporter.nvml.events import XidEvent
-from rankscope_exporter.xid_watcher import WAIT, XidWatcher
+from rankscope_exporter.gpu.nvml.errors import DriverError
+from rankscope_exporter.gpu.nvml.events import XidEvent
+from rankscope_exporter.gpu.xid_watcher import WAIT, XidWatcher
 
 
 class Device:

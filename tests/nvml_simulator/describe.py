@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from rankscope_exporter.nvml.device import ClockDomain, Device
-from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.gpu.nvml.device import ClockDomain, Device
+from rankscope_exporter.gpu.nvml.driver import Driver
 
 CLOCKS: tuple[ClockDomain, ...] = ("graphics", "sm", "memory")  # the C library has no video clock
 

@@ -7,16 +7,16 @@ from typing import Any, Protocol
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.collectors import allocation, gpu, memory, mig
-from rankscope_exporter.collectors.gpu import Identity
-from rankscope_exporter.collectors.xid import XidEvents
 from rankscope_exporter.dcgm import xid
 from rankscope_exporter.dcgm.labels import NO_INSTANCE, NOBODY, holder_values, identity_values, instance_values
 from rankscope_exporter.dcgm.metrics import COUNTS, METRICS, WHOLE_GPU, ByInstance, Framebuffers
 from rankscope_exporter.dcgm.recent import Recent
-from rankscope_exporter.metric import Declaration
-from rankscope_exporter.nvml.mig import MigInstance
-from rankscope_exporter.source import Gpu, GpuSource
+from rankscope_exporter.exposition.metric import Declaration
+from rankscope_exporter.gpu.collectors import allocation, gpu, memory, mig
+from rankscope_exporter.gpu.collectors.gpu import Identity
+from rankscope_exporter.gpu.collectors.xid import XidEvents
+from rankscope_exporter.gpu.nvml.mig import MigInstance
+from rankscope_exporter.gpu.source import Gpu, GpuSource
 
 NEEDED = {metric.collector for metric in METRICS} | {gpu.SOURCE.name, mig.SOURCE.name, allocation.SOURCE.name}
 

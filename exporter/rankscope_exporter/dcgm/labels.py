@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from rankscope_exporter.allocation.holder import labels as labels_of_holders
-from rankscope_exporter.collectors.allocation import Allocation
-from rankscope_exporter.collectors.gpu import Identity
-from rankscope_exporter.nvml.mig import MigInstance
-from rankscope_exporter.source import Gpu
+from rankscope_exporter.gpu.allocation.holder import labels as labels_of_holders
+from rankscope_exporter.gpu.collectors.allocation import Allocation
+from rankscope_exporter.gpu.collectors.gpu import Identity
+from rankscope_exporter.gpu.nvml.mig import MigInstance
+from rankscope_exporter.gpu.source import Gpu
 
 # In the order of dcgm-exporter's template (internal/pkg/rendermetrics). One that is empty is absent to Prometheus.
 IDENTITY = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION")

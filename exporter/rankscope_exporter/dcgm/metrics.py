@@ -11,12 +11,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-from rankscope_exporter.collectors import clocks, ecc, gpm, load, memory, nvlink, pcie, power, temperature
 from rankscope_exporter.dcgm.labels import LABELS
 from rankscope_exporter.dcgm.recent import WINDOW, Amounts
-from rankscope_exporter.metric import Declaration
-from rankscope_exporter.nvml.device import Memory
-from rankscope_exporter.source import GpuSource
+from rankscope_exporter.exposition.metric import Declaration
+from rankscope_exporter.gpu.collectors import clocks, ecc, gpm, load, memory, nvlink, pcie, power, temperature
+from rankscope_exporter.gpu.nvml.device import Memory
+from rankscope_exporter.gpu.source import GpuSource
 
 R = TypeVar("R")
 Number = float | None

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Generic, TypeVar
 
-from rankscope_exporter.nvml.device import Device
-from rankscope_exporter.source import Gpu, GpuSource, Reader, Tick
+from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.source import Gpu, GpuSource, Reader, Tick
 
 R = TypeVar("R")
 

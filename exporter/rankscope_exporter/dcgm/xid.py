@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rankscope_exporter.dcgm.labels import LABELS
-from rankscope_exporter.metric import Declaration
+from rankscope_exporter.exposition.metric import Declaration
 
 METRIC = Declaration(
     "gauge",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from rankscope_exporter.nvml.health import ERROR_KINDS, LOCATIONS
+from rankscope_exporter.gpu.nvml.health import ERROR_KINDS, LOCATIONS
 from rankscope_exporter.simulation.symbols import symbol
 
 if TYPE_CHECKING:  # the scenario, which the GPU needs, asks these files which symbols there are

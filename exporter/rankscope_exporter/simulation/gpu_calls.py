@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pynvml
 
-from rankscope_exporter.nvml.device import CLOCK_EVENT_REASONS
+from rankscope_exporter.gpu.nvml.device import CLOCK_EVENT_REASONS
 from rankscope_exporter.simulation import device_calls, field_values, gpm
 from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS, symbol
 

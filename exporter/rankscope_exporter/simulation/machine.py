@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
 from rankscope import phases
-from rankscope_exporter.run_directory import RunDirectory
+from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.ranks import RankActivity

@@ -34,9 +34,9 @@ from typing import Any
 
 import yaml
 
-from rankscope_exporter.nvml.device import CLOCK_EVENT_REASONS
-from rankscope_exporter.nvml.errors import CODES
-from rankscope_exporter.nvml.health import ERROR_KINDS
+from rankscope_exporter.gpu.nvml.device import CLOCK_EVENT_REASONS
+from rankscope_exporter.gpu.nvml.errors import CODES
+from rankscope_exporter.gpu.nvml.health import ERROR_KINDS
 from rankscope_exporter.simulation.gpu_calls import SYMBOLS
 from rankscope_exporter.simulation.mig import PROFILE
 from rankscope_exporter.simulation.models import H100, MODELS, GpuModel

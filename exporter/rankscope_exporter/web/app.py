@@ -10,7 +10,7 @@ from fastapi import FastAPI, Response
 from fastapi.responses import HTMLResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from rankscope_exporter.scrape import Scrape, negotiated
+from rankscope_exporter.exposition.scrape import Scrape, negotiated
 from rankscope_exporter.web.connections import Page
 from rankscope_exporter.web.lifecycle import Gpus, add_lifecycle
 from rankscope_exporter.web.pages import Pages, send_page

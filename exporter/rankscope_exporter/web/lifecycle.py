@@ -8,7 +8,7 @@ from typing import Protocol
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from rankscope_exporter.sampler import ReleaseError
+from rankscope_exporter.gpu.sampler import ReleaseError
 
 RELEASED_FOR = 900.0  # seconds, unless the request says otherwise: a reset takes some ten, a driver's upgrade minutes
 LONGEST = 86_400.0  # seconds: a release that is forgotten must not leave a machine unwatched for good

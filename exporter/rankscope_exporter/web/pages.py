@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection
 
 from starlette.types import Scope, Send
 
-from rankscope_exporter.scrape import Form
+from rankscope_exporter.exposition.scrape import Form
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.connections import Page
 

@@ -14,7 +14,7 @@ from prometheus_client.samples import Sample
 
 from rankscope import __version__
 from rankscope.phases import PLANNED
-from rankscope_exporter.rank_metric import RANK_LABELS
+from rankscope_exporter.ranks.metric import RANK_LABELS
 
 Row = dict[str, str]
 Labels = tuple[str, ...]

@@ -17,7 +17,7 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from tests.exporter.web.conftest import READY
 
 from rankscope_exporter.daemon import server_configuration
-from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.config_file import WebConfigFile
 

@@ -12,7 +12,7 @@ from tests.attacks.job.jobs import FOR_EACH, VICTIM, needs_root, run_job, train
 
 import rankscope
 from rankscope import identity
-from rankscope_exporter.run_directory import RunDirectory
+from rankscope_exporter.ranks.run_directory import RunDirectory
 
 IN_EACH_DIRECTORY = f"""
 {FOR_EACH}

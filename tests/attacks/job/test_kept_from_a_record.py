@@ -14,7 +14,7 @@ from tests.attacks.job.jobs import ATTACKER, VICTIM, attack, needs_root, process
 
 from rankscope import rank_writer
 from rankscope.rank_writer import RankWriter
-from rankscope_exporter.run_directory import LABELS, RunDirectory
+from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
 
 INFO = {**dict.fromkeys(LABELS, ""), "run": "r", "rank": "0", "pid": "1"}
 

@@ -16,7 +16,7 @@ import pytest
 from rankscope import record
 from rankscope.rank_writer import RankWriter
 from rankscope.record import PLACES
-from rankscope_exporter.run_directory import LABELS, Rank, Scan
+from rankscope_exporter.ranks.run_directory import LABELS, Rank, Scan
 
 VICTIM, MALLORY = 61_001, 61_002
 NOW = 1_700_000_000.0

@@ -10,7 +10,7 @@ import pytest
 from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, clock, ended, living, need_root, owned
 
 from rankscope import record
-from rankscope_exporter.run_directory import RunDirectory
+from rankscope_exporter.ranks.run_directory import RunDirectory
 
 OWNERS = range(100_000, 101_100)  # as a user has them who was given a range of subordinate ids
 SCANS = 10  # within which a new rank has to be seen

@@ -20,10 +20,10 @@ from tests.attacks.ranks.ranks_support import (
     say,
 )
 
-from rankscope_exporter.collectors.alignment import AlignedSteps
-from rankscope_exporter.collectors.rank_processes import RankProcesses
-from rankscope_exporter.collectors.ranks import Ranks
-from rankscope_exporter.run_directory import Beliefs, RunDirectory
+from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
+from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
+from rankscope_exporter.ranks.collectors.ranks import Ranks
+from rankscope_exporter.ranks.run_directory import Beliefs, RunDirectory
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, clock, ended, nee
 from rankscope import rank_reader, record
 from rankscope.rank_reader import read_rank
 from rankscope.record import PLACES
-from rankscope_exporter.collectors.ranks import Ranks
-from rankscope_exporter.run_directory import RunDirectory
+from rankscope_exporter.ranks.collectors.ranks import Ranks
+from rankscope_exporter.ranks.run_directory import RunDirectory
 
 PAGE = 256 * 32_768  # bytes
 LARGE: dict[str, Any] = {

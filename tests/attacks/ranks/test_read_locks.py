@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.attacks.ranks.ranks_support import BECOME, MALLORY, VICTIM, clock, kill, living, need_root
 
-from rankscope_exporter.run_directory import RunDirectory
+from rankscope_exporter.ranks.run_directory import RunDirectory
 
 # By process (lockf) or by open file (F_OFD_SETLK), for reading or, where that is refused, not at all.
 IMPORTS = "import fcntl, struct"

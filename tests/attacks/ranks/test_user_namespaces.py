@@ -16,7 +16,7 @@ from tests.attacks.ranks.ranks_support import (
     need_root,
 )
 
-from rankscope_exporter.run_directory import RunDirectory
+from rankscope_exporter.ranks.run_directory import RunDirectory
 
 # Becomes root of a user namespace in which nobody but its user is known. As unshare(1) does it, in a process
 # whose interpreter may lie where nobody else may enter; a process that has changed its uid owns none of its /proc.
@@ -46,7 +46,7 @@ def test_an_exporter_in_a_user_namespace_sees_the_users_it_does_not_know_as_one(
     ended(run_dir, MALLORY, "forged", run="forged")
     run_dir.chmod(0o755)
     code = (
-        "import sys; from pathlib import Path; from rankscope_exporter.run_directory import RunDirectory\n"
+        "import sys; from pathlib import Path; from rankscope_exporter.ranks.run_directory import RunDirectory\n"
         "print(sorted(rank.key for rank in RunDirectory([Path(sys.argv[1])], lambda: 1.7e9).scan().ranks))"
     )
     command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", code, str(run_dir)]

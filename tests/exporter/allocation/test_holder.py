@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rankscope_exporter.allocation.holder import LABELS, Holder, labels
+from rankscope_exporter.gpu.allocation.holder import LABELS, Holder, labels
 
 
 def known(*holders: Holder) -> dict[str, str]:

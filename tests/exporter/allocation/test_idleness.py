@@ -10,7 +10,7 @@ import pytest
 
 from rankscope.rank_snapshot import RankSnapshot
 from rankscope.record import PHASES, PLACES, SLOTS
-from rankscope_exporter.allocation.idleness import STATES, Facts, are_stuck, classify
+from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
 
 TABLE = [
     # nobody is there

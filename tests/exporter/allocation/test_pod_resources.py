@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope_exporter.allocation.holder import Holder
-from rankscope_exporter.allocation.pod_resources import KubeletError, PodResources, gpu_of_device, parse_pods
+from rankscope_exporter.gpu.allocation.holder import Holder
+from rankscope_exporter.gpu.allocation.pod_resources import KubeletError, PodResources, gpu_of_device, parse_pods
 
 from .kubelet import Kubelet
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope_exporter.allocation.holder import Holder
-from rankscope_exporter.allocation.processes import (
+from rankscope_exporter.gpu.allocation.holder import Holder
+from rankscope_exporter.gpu.allocation.processes import (
     Process,
     ProcessTable,
     UserNames,

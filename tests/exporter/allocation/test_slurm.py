@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope_exporter.allocation.holder import Holder
-from rankscope_exporter.allocation.slurm import FILE_LIMIT, SlurmJobs, job_of_cgroup, parse_jobs
+from rankscope_exporter.gpu.allocation.holder import Holder
+from rankscope_exporter.gpu.allocation.slurm import FILE_LIMIT, SlurmJobs, job_of_cgroup, parse_jobs
 
 UUID = "GPU-51300000-0000-4000-8000-000000000000"
 

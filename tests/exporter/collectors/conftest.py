@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankscope_exporter.source import Gpu, GpuSource, Tick
+from rankscope_exporter.gpu.source import Gpu, GpuSource, Tick
 
 GPU0 = Gpu(0, "GPU-0")
 Published = dict[str, dict[Any, float]]

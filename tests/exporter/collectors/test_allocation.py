@@ -10,15 +10,15 @@ import pytest
 
 from rankscope.rank_snapshot import RankSnapshot
 from rankscope.record import PHASES, PLACES, SLOTS
-from rankscope_exporter.allocation.claims import Claims
-from rankscope_exporter.allocation.holder import Holder
-from rankscope_exporter.allocation.idleness import STATES
-from rankscope_exporter.allocation.processes import ProcessTable, UserNames
-from rankscope_exporter.collectors.allocation import SOURCE, AllocationMeter, LastKernel
-from rankscope_exporter.nvml.device import UtilizationSample
-from rankscope_exporter.run_directory import Rank
+from rankscope_exporter.gpu.allocation.claims import Claims
+from rankscope_exporter.gpu.allocation.holder import Holder
+from rankscope_exporter.gpu.allocation.idleness import STATES
+from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
+from rankscope_exporter.gpu.collectors.allocation import SOURCE, AllocationMeter, LastKernel
+from rankscope_exporter.gpu.nvml.device import UtilizationSample
+from rankscope_exporter.gpu.source import Gpu, Tick
+from rankscope_exporter.ranks.run_directory import Rank
 from rankscope_exporter.simulation import simulated_uuid
-from rankscope_exporter.source import Gpu, Tick
 
 ALIVE = "SELF"  # this process: its number in a test's name would make that another in each worker of pytest
 DEAD = 4_194_305  # above the largest pid that Linux gives (2**22)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pynvml
 
-from rankscope_exporter.collectors import ecc
+from rankscope_exporter.gpu.collectors import ecc
 
 PREFIX = "rankscope_gpu_"
 

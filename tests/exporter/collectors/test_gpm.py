@@ -9,11 +9,11 @@ import time
 import pynvml
 import pytest
 
-from rankscope_exporter.collectors import gpm
-from rankscope_exporter.device_sampler import Timing
-from rankscope_exporter.nvml.errors import DriverError
-from rankscope_exporter.nvml.gpm import GpmSampler
-from rankscope_exporter.sampler import Sampler
+from rankscope_exporter.gpu.collectors import gpm
+from rankscope_exporter.gpu.device_sampler import Timing
+from rankscope_exporter.gpu.nvml.errors import DriverError
+from rankscope_exporter.gpu.nvml.gpm import GpmSampler
+from rankscope_exporter.gpu.sampler import Sampler
 from rankscope_exporter.simulation.gpu import NVLINK_RATE, PCIE_RATE
 
 PREFIX = "rankscope_gpu_"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from rankscope_exporter.collectors import nvlink, pcie, pcie_throughput
+from rankscope_exporter.gpu.collectors import nvlink, pcie, pcie_throughput
 from rankscope_exporter.simulation.gpu import NVLINK_RATE, PCIE_RATE
 
 PREFIX = "rankscope_gpu_"

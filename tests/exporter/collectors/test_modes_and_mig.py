@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from rankscope_exporter.collectors import load, mig, modes
+from rankscope_exporter.gpu.collectors import load, mig, modes
 from rankscope_exporter.simulation import simulated_uuid
 
 PREFIX = "rankscope_gpu_"

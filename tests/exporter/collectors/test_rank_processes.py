@@ -13,11 +13,11 @@ import pytest
 from prometheus_client.core import Metric
 
 from rankscope.rank_reader import read_rank
-from rankscope_exporter.collectors.rank_processes import METRICS, RankProcess, RankProcesses
-from rankscope_exporter.lines import Lines
-from rankscope_exporter.process_usage import Usage, read_usage
-from rankscope_exporter.rank_metric import RANK_LABELS
-from rankscope_exporter.run_directory import LABELS, RunDirectory
+from rankscope_exporter.exposition.sample_cache import Lines
+from rankscope_exporter.ranks.collectors.rank_processes import METRICS, RankProcess, RankProcesses
+from rankscope_exporter.ranks.metric import RANK_LABELS
+from rankscope_exporter.ranks.process_usage import Usage, read_usage
+from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
 
 RANK = f"""
 import json, os, sys, time

@@ -11,27 +11,15 @@ import socket
 import pynvml
 import pytest
 
-from rankscope_exporter.collectors import (
-    COLLECTORS,
-    EXPORTER_METRICS,
-    GPU_METRICS,
-    GPU_SOURCES,
-    RANK_METRICS,
-    clocks,
-    gpu,
-    memory,
-    power,
-    process,
-    processes,
-    temperature,
-)
-from rankscope_exporter.collectors.clocks import ThrottleMeter
-from rankscope_exporter.collectors.xid import METRICS as XID_METRICS
-from rankscope_exporter.collectors.xid import WELL_KNOWN, XidCollector
-from rankscope_exporter.nvml.errors import DeviceLostError
-from rankscope_exporter.nvml.throttle import clock_event_seconds
-from rankscope_exporter.source import Gpu, SourceCollector, Tick
-from rankscope_exporter.xid_watcher import Xids
+from rankscope_exporter.gpu.collectors import clocks, gpu, memory, power, process, processes, temperature
+from rankscope_exporter.gpu.collectors.clocks import ThrottleMeter
+from rankscope_exporter.gpu.collectors.xid import METRICS as XID_METRICS
+from rankscope_exporter.gpu.collectors.xid import WELL_KNOWN, XidCollector
+from rankscope_exporter.gpu.nvml.errors import DeviceLostError
+from rankscope_exporter.gpu.nvml.throttle import clock_event_seconds
+from rankscope_exporter.gpu.source import Gpu, SourceCollector, Tick
+from rankscope_exporter.gpu.xid_watcher import Xids
+from rankscope_exporter.registry import COLLECTORS, EXPORTER_METRICS, GPU_METRICS, GPU_SOURCES, RANK_METRICS
 
 GPU0 = Gpu(0, "GPU-0")
 TICK = Tick(unix=1000.0, elapsed=1.0)
@@ -93,7 +81,7 @@ def test_every_collector_has_a_name_of_its_own_and_one_line_of_help():
 
 def test_a_source_is_named_like_its_file():
     for source in GPU_SOURCES:
-        assert importlib.import_module(f"rankscope_exporter.collectors.{source.name}").SOURCE is source
+        assert importlib.import_module(f"rankscope_exporter.gpu.collectors.{source.name}").SOURCE is source
 
 
 @pytest.mark.parametrize("source", GPU_SOURCES, ids=lambda source: source.name)

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from rankscope_exporter.collectors import GPU_SOURCES
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
-from rankscope_exporter.nvml.errors import DriverError
-from rankscope_exporter.source import Gpu, GpuSource, Tick
-from rankscope_exporter.xid_watcher import Xids
+from rankscope_exporter.gpu.nvml.errors import DriverError
+from rankscope_exporter.gpu.source import Gpu, GpuSource, Tick
+from rankscope_exporter.gpu.xid_watcher import Xids
+from rankscope_exporter.registry import GPU_SOURCES
 
 Labels = dict[str, str]
 

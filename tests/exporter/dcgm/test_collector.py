@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from rankscope_exporter.allocation.claims import Claims
-from rankscope_exporter.allocation.holder import Holder
-from rankscope_exporter.allocation.processes import ProcessTable, UserNames
-from rankscope_exporter.collectors import GPU_SOURCES, allocation, power
-from rankscope_exporter.collectors.xid import WELL_KNOWN
 from rankscope_exporter.dcgm.metrics import METRICS
 from rankscope_exporter.dcgm.xid import MESSAGES, METRIC
+from rankscope_exporter.gpu.allocation.claims import Claims
+from rankscope_exporter.gpu.allocation.holder import Holder
+from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
+from rankscope_exporter.gpu.collectors import allocation, power
+from rankscope_exporter.gpu.collectors.xid import WELL_KNOWN
+from rankscope_exporter.registry import GPU_SOURCES
 from rankscope_exporter.simulation import simulated_uuid
 
 Make = Callable[..., Any]

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from rankscope_exporter.collectors import load
 from rankscope_exporter.dcgm.recent import WINDOW, Recent
-from rankscope_exporter.nvml.errors import DriverError
-from rankscope_exporter.source import Gpu, GpuSource, Tick
+from rankscope_exporter.gpu.collectors import load
+from rankscope_exporter.gpu.nvml.errors import DriverError
+from rankscope_exporter.gpu.source import Gpu, GpuSource, Tick
 
 Counts = dict[str, float] | None
 GPU = Gpu(0, "GPU-0")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from rankscope_exporter.nvml.device import Memory
-from rankscope_exporter.nvml.errors import DeviceLostError, DriverError, ask
+from rankscope_exporter.gpu.nvml.device import Memory
+from rankscope_exporter.gpu.nvml.errors import DeviceLostError, DriverError, ask
 from rankscope_exporter.simulation import simulated_uuid
 
 GIB = 2**30

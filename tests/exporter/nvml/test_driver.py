@@ -5,9 +5,9 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from rankscope_exporter.nvml.driver import Driver
-from rankscope_exporter.nvml.errors import DriverError
-from rankscope_exporter.nvml.events import XidEvent
+from rankscope_exporter.gpu.nvml.driver import Driver
+from rankscope_exporter.gpu.nvml.errors import DriverError
+from rankscope_exporter.gpu.nvml.events import XidEvent
 from rankscope_exporter.simulation import simulated_uuid
 
 

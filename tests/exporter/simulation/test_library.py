@@ -5,7 +5,7 @@ from __future__ import annotations
 import pynvml
 import pytest
 
-from rankscope_exporter.nvml.driver import Driver
+from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import install, installed

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from rankscope_exporter.daemon import server_configuration
-from rankscope_exporter.scrape import Scrape
+from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.config_file import WebConfigFile
 

@@ -1,0 +1,62 @@
+"""Puts families together as text: Prometheus's format 0.0.4, or OpenMetrics 1.0.0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.core import Metric
+from prometheus_client.exposition import generate_latest
+from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
+
+from rankscope_exporter.exposition.sample_cache import Declared, WrittenFamily
+
+EOF = b"# EOF\n"
+TOTAL = "_total"
+
+
+class Exposition:
+    """One notation. May be used by several threads."""
+
+    def __init__(self, *, openmetrics: bool) -> None:
+        self._openmetrics = openmetrics
+        self._heads: dict[str, bytes] = {}  # by name: there are as many as metrics are declared
+
+    def render(self, families: Iterable[Metric]) -> bytes:
+        """The whole body. A family of prometheus_client's own is left to prometheus_client."""
+        parts: list[bytes] = []
+        for family in families:
+            if isinstance(family, WrittenFamily):
+                parts += (self._heads.get(family.declared.name) or self._head(family.declared), family.text)
+            else:
+                parts.append(self._foreign(family))
+        if self._openmetrics:
+            parts.append(EOF)
+        return b"".join(parts)
+
+    def _head(self, declared: Declared) -> bytes:
+        text = declared.help.replace("\\", r"\\").replace("\n", r"\n")
+        name, kind = declared.name, declared.kind
+        if self._openmetrics:
+            text = text.replace('"', r"\"")
+            if kind == "counter":  # it has none without `_total`: dcgm-exporter's are of no known type there
+                name, kind = (name.removesuffix(TOTAL), kind) if name.endswith(TOTAL) else (name, "unknown")
+        head = self._heads[declared.name] = f"# HELP {name} {text}\n# TYPE {name} {kind}\n".encode()
+        return head
+
+    def _foreign(self, family: Metric) -> bytes:
+        registry = Collected([family])
+        if not self._openmetrics:
+            return generate_latest(registry)
+        body: bytes = generate_openmetrics(registry)  # type: ignore[no-untyped-call]  # prometheus_client has no type
+        return body.removesuffix(EOF)
+
+
+class Collected:
+    """What prometheus_client's encoders take for a registry."""
+
+    def __init__(self, families: Iterable[Metric]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """The families."""
+        return self._families

@@ -1,0 +1,60 @@
+"""Whether a rank may be on the GPU that its record names, by the processes that the driver lists there.
+
+A record is its owner's word. It is believed unless it is contradicted: only processes of others are on the GPU.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rankscope_exporter.gpu.allocation.processes import ProcessTable, Seen
+from rankscope_exporter.ranks.run_directory import Rank
+
+STALE_AFTER = 5.0  # seconds, as of GPUs' readings
+MPS_SERVER = "nvidia-cuda-mps"  # holds the GPU for its clients, which the driver may not list
+
+
+@dataclass(frozen=True)
+class _Occupants:
+    since: float
+    pids: frozenset[int]
+    uids: frozenset[int]
+
+
+class Occupants:
+    """Who was seen on each GPU last. Told by the threads of the GPUs, asked by that of the ranks."""
+
+    def __init__(self, processes: ProcessTable, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._processes = processes
+        self._monotonic = monotonic
+        self._by_uuid: dict[str, _Occupants] = {}
+
+    def see(self, uuid: str, seen: Seen) -> None:
+        """What is on a GPU now. Where one process cannot be looked up, or holds it for others, nothing is known."""
+        living = [process for process in seen.living if process and process.name != MPS_SERVER]
+        if living and len(living) == len(seen.living):
+            pids, uids = ({process.pid for process in living}, {process.uid for process in living})
+            self._by_uuid[uuid] = _Occupants(self._monotonic(), frozenset(pids), frozenset(uids))
+        else:
+            self._by_uuid.pop(uuid, None)
+
+    def are_others(self, rank: Rank) -> bool:
+        """Whether the GPU that the rank names has processes, and none is the rank's or of a user of the rank's.
+
+        That is the record's owner, or whose process holds its lock: a file that was written through an idmapped mount,
+        as in a pod with a user namespace, belongs to another than its process.
+        """
+        there = self._by_uuid.get(rank.snapshot.info["uuid"])
+        if there is None or self._monotonic() - there.since > STALE_AFTER:
+            return False
+        pid = rank.snapshot.lock_pid
+        return not (rank.owner in there.uids or pid in there.pids or self._uid(pid) in there.uids)
+
+    def _uid(self, pid: int) -> int | None:
+        try:
+            process = self._processes.find(pid) if pid else None
+        except OSError:
+            return None
+        return process.uid if process else None

@@ -1,0 +1,127 @@
+"""Kubernetes pods: which of them holds which GPU, asked of the kubelet's pod resources API (v1) at its Unix socket.
+
+Only gRPC's transport is used (`pip install 'rankscope[kubernetes]'`), and imported only when a socket is configured.
+The answer needs five fields of four nested messages, which the few lines below read; generated code would tie the
+exporter to a version of the protobuf runtime (docs/decisions).
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import cast
+
+from rankscope_exporter.gpu.allocation.holder import Holder
+
+LIST = "/v1.PodResourcesLister/List"
+ANSWER_WITHIN = 5.0  # seconds
+ANSWER_LIMIT = 16 * 2**20  # bytes; gRPC's own is 4 MiB, which a node with hundreds of pods and many CPUs may exceed
+
+# Device ids of NVIDIA's device plugin: GPU-<uuid>, with time slicing GPU-<uuid>::<replica>, and for MIG under drivers
+# before 470 MIG-GPU-<uuid>/<gi>/<ci>. GKE's plugin: nvidia<index>, with parts /gi<n> or /vgpu<n>.
+UUID_ID = re.compile(r"(?:MIG-)?(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:::\d+|/\d+/\d+)?")
+INDEX_ID = re.compile(r"nvidia(\d+)(?:/.+)?")
+
+VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5  # protobuf.dev/programming-guides/encoding
+
+
+class KubeletError(Exception):
+    """The kubelet has not answered, or not so that it can be read."""
+
+
+class PodResources:
+    """The pods that hold GPUs of this node, running or not yet: the kubelet lists them once devices are assigned."""
+
+    name = "kubernetes"
+
+    def __init__(self, socket: Path) -> None:
+        """Raises KubeletError without gRPC."""
+        if importlib.util.find_spec("grpc") is None:
+            raise KubeletError("grpc missing; install with: pip install 'rankscope[kubernetes]'")
+        self._socket = socket
+
+    def holders(self) -> Mapping[str, Sequence[Holder]]:
+        """By index or UUID. Raises KubeletError."""
+        found: dict[str, list[Holder]] = {}
+        try:
+            for gpu, holder in parse_pods(self._list()):
+                found.setdefault(gpu, []).append(holder)
+        except (ValueError, IndexError) as error:
+            raise KubeletError(f"{self._socket}: no list of pod resources: {error}") from error
+        return found
+
+    def _list(self) -> bytes:
+        """The answer as it came. A connection of its own each time: the kubelet may have been restarted."""
+        import grpc
+
+        # A Go server refuses the authority that some versions of gRPC make of a socket's path (grpc/grpc-go#2628).
+        options = [
+            ("grpc.default_authority", "localhost"),
+            ("grpc.max_receive_message_length", ANSWER_LIMIT),
+            # Else a connection that just failed is shared, and with it the second that gRPC waits until it tries again.
+            ("grpc.use_local_subchannel_pool", 1),
+        ]
+        try:
+            with grpc.insecure_channel(f"unix:{self._socket}", options=options) as channel:
+                ask = channel.unary_unary(LIST, request_serializer=None, response_deserializer=None)
+                return cast("bytes", ask(b"", timeout=ANSWER_WITHIN))
+        except grpc.RpcError as error:
+            raise KubeletError(f"{self._socket}: {error.code().name}: {error.details()}") from error
+
+
+def parse_pods(answer: bytes) -> Iterator[tuple[str, Holder]]:
+    """Every GPU of a ListPodResourcesResponse, by index or UUID, with its pod and container.
+
+    Raises ValueError or IndexError if it is none.
+    """
+    for pod in _all(answer, 1):
+        name, namespace = _text(pod, 1), _text(pod, 2)
+        for container in _all(pod, 3):
+            holder = Holder("kubernetes", k8s_namespace=namespace, k8s_pod=name, k8s_container=_text(container, 1))
+            devices = (device for devices in _all(container, 2) for device in _all(devices, 2))
+            yield from ((gpu, holder) for gpu in map(gpu_of_device, devices) if gpu)
+
+
+def gpu_of_device(device: bytes) -> str | None:
+    """The UUID or the index of the GPU that a device id names; None if it names none."""
+    text = device.decode(errors="replace")
+    found = UUID_ID.fullmatch(text) or INDEX_ID.fullmatch(text)
+    return found[1] if found else None
+
+
+def _text(message: bytes, number: int) -> str:
+    return b"".join(_all(message, number)[-1:]).decode(errors="replace")
+
+
+def _all(message: bytes, number: int) -> list[bytes]:
+    return [value for field, value in _fields(message) if field == number]
+
+
+def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
+    """Number and content of each field with a length (texts and messages); all others are skipped."""
+    place = 0
+    while place < len(message):
+        tag, place = _varint(message, place)
+        kind, length = tag & 7, {EIGHT_BYTES: 8, FOUR_BYTES: 4}.get(tag & 7, 0)
+        if kind == VARINT:
+            _, place = _varint(message, place)
+        elif kind == LENGTH_DELIMITED:
+            length, place = _varint(message, place)
+        elif not length:
+            raise ValueError(f"a field of kind {kind}")
+        if place + length > len(message):
+            raise ValueError("the message ends within a field")
+        if kind == LENGTH_DELIMITED:
+            yield tag >> 3, message[place : place + length]
+        place += length
+
+
+def _varint(message: bytes, place: int) -> tuple[int, int]:
+    """The number that begins there, seven bits a byte, the lowest first; and the place after it."""
+    value = shift = 0
+    while message[place] & 0x80:
+        value |= (message[place] & 0x7F) << shift
+        place, shift = place + 1, shift + 7
+    return value | message[place] << shift, place + 1

@@ -1,0 +1,1 @@
+"""The GPU collectors, one file each: file = collector = `--collector.<name>` = value of the label `collector`."""

@@ -1,0 +1,142 @@
+"""Who holds each GPU, and what its time goes to: work, or one of the ways of being idle."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from rankscope_exporter.gpu.allocation.claims import Claims
+from rankscope_exporter.gpu.allocation.holder import LABELS, Holder, labels
+from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
+from rankscope_exporter.gpu.allocation.occupants import Occupants
+from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, holders_of, look_up
+from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Tick, counter, gauge
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Holders and state now, and seconds by state since the exporter first saw the GPU."""
+
+    holders: Sequence[Holder]
+    state: str
+    seconds: Mapping[str, float]
+
+
+class LastKernel:
+    """For how long one GPU has run no kernel, by the driver's ring of samples or else by its utilisation now."""
+
+    def __init__(self) -> None:
+        self._seen: float | None = None
+        self._cursor_us = 0  # the first time all that the ring holds: some 20 s from before the exporter began
+
+    def __call__(self, device: Device, tick: Tick) -> float | None:
+        """Seconds; infinite if none was ever seen, None if the device does not tell."""
+        if device.samples_utilization():
+            samples = device.utilization_samples(self._cursor_us) or ()
+            busy = max((sample.timestamp_us / 1e6 for sample in samples if sample.percent > 0), default=None)
+            # None newer: then all of them the next time, for the clock may have been set back.
+            self._cursor_us = max((sample.timestamp_us for sample in samples), default=0)
+        else:
+            utilization = device.utilization()
+            if utilization is None:
+                return None
+            busy = tick.unix if utilization > 0 else None
+        self._seen = self._seen if busy is None else busy
+        if self._seen is None:
+            return math.inf
+        self._seen = min(self._seen, tick.unix)  # else a clock that is set back would show a kernel for as long
+        return tick.unix - self._seen
+
+
+class AllocationMeter:
+    """Looks at one GPU and integrates its states: the one at a reading is taken to have held since the last."""
+
+    def __init__(
+        self,
+        claims: Callable[[], Claims],
+        processes: ProcessTable,
+        users: UserNames,
+        occupants: Occupants | None = None,
+    ) -> None:
+        self._claims = claims
+        self._occupants = occupants
+        self._processes = processes
+        self._users = users
+        self._last_kernel = LastKernel()
+        # Each from 0 on, because a counter that is born with its first second never increases by that second.
+        self._seconds = dict.fromkeys(STATES, 0.0)
+
+    def __call__(self, device: Device, tick: Tick) -> Allocation | None:
+        """Who holds it and what it does. None if the device tells neither its processes nor its utilisation."""
+        pids, idle_for = device.pids(), self._last_kernel(device, tick)
+        if pids is None and idle_for is None:
+            return None
+        claims = self._claims()
+        claimed, ranks = claims.on(device.index, device.uuid), claims.ranks.get(device.uuid, ())
+        seen = look_up(pids, self._processes)
+        if self._occupants:
+            self._occupants.see(device.uuid, seen)
+        facts = Facts(
+            allocated=bool(claimed) or (False if claims.is_complete else None),
+            # Where processes cannot be seen, living ranks are the processes that one knows of.
+            processes=seen.count if seen.count is not None else len(ranks) or None,
+            dead=seen.dead,
+            memory=None if seen.count else _share_in_use(device),
+            idle_for=idle_for,
+            is_stuck=are_stuck([rank.snapshot for rank in ranks]),
+        )
+        state = classify(facts)
+        self._seconds[state] += tick.elapsed
+        return Allocation([*claimed, *holders_of(seen.living, self._users)], state, dict(self._seconds))
+
+
+METRICS: tuple[GpuMetric[Allocation], ...] = (
+    gauge(
+        "allocation_info",
+        "Who holds the GPU, as far as it is known; one series a GPU, so that joining it multiplies nothing: several "
+        "holders stand in one label with commas. `source` is the best of `slurm`, `kubernetes`, `container`, `user`, "
+        "`process`, `rank`. Absent while nobody is known to hold it.",
+        "Slurm's files, the kubelet, /proc, rank records",
+        lambda allocation: {tuple(labels(allocation.holders).values()): 1} if allocation.holders else None,
+        labels=LABELS,
+    ),
+    gauge(
+        "state_info",
+        "What the GPU's time goes to now.",
+        "the same, and nvmlDeviceGetSamples(GPU_UTILIZATION)",
+        lambda allocation: {allocation.state: 1},
+        labels=("state",),
+    ),
+    counter(
+        "state_seconds_total",
+        "The GPU's time by what it went to; the states partition the time in which it was watched: `working` (a pause "
+        "of up to 60 s included), `free`, `allocated_no_process` (a scheduler or a rank claims it), `process_no_work`, "
+        "`memory_held_by_dead`, `suspected_hang` (kernels run, and no rank on it has made progress for 5 min, in "
+        "start-up, checkpoint and evaluation 30), `unknown`. Limits and reasons: `allocation/idleness.py`.",
+        "the same, integrated",
+        lambda allocation: allocation.seconds,
+        labels=("state",),
+    ),
+)
+
+
+def _share_in_use(device: Device) -> float | None:
+    memory = device.memory()
+    return memory.used / memory.total if memory and memory.total else None
+
+
+def watching(
+    claims: Callable[[], Claims], processes: ProcessTable, users: UserNames, occupants: Occupants | None = None
+) -> GpuSource[Allocation]:
+    """The source with these eyes on the world. `occupants` are told who is on each GPU."""
+    return replace(SOURCE, reader=lambda: AllocationMeter(claims, processes, users, occupants))
+
+
+SOURCE: GpuSource[Allocation] = GpuSource(
+    "allocation",
+    "who holds each GPU (Slurm job, pod, container, user, ranks), and its time by state of use",
+    lambda: AllocationMeter(lambda: Claims(is_complete=True), ProcessTable(), UserNames()),
+    METRICS,
+)

@@ -1,0 +1,106 @@
+"""Clocks and the performance state, and for how long what held the clocks down."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rankscope_exporter.gpu.nvml.device import CLOCK_DOMAINS, CLOCK_EVENT_REASONS, Device
+from rankscope_exporter.gpu.nvml.throttle import clock_event_seconds
+from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Seldom, Tick, counter, gauge
+
+# Clocks that are low because nothing runs, or because somebody set them so, are no throttling.
+NO_THROTTLING = frozenset({"gpu_idle", "applications_clocks_setting"})
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Hertz by domain, and seconds by reason; None if no reasons are told."""
+
+    hertz: Mapping[str, float | None]
+    max_hertz: Mapping[str, float | None]
+    performance_state: int | None
+    throttled_seconds: Mapping[str, float] | None
+
+
+class ThrottleMeter:
+    """One GPU's throttled time by reason, from the driver's own counter where it keeps one.
+
+    Other reasons are integrated: one that holds at a reading is taken to have held since the last. Which of the two
+    a reason is does not change while the exporter lives, for a counter must not jump.
+    """
+
+    def __init__(self) -> None:
+        # Each from 0 on, because a counter that is born with its first second never increases by that second.
+        self._seconds = {reason: 0.0 for reason in CLOCK_EVENT_REASONS.values() if reason not in NO_THROTTLING}
+        self._counted: frozenset[str] | None = None
+
+    def __call__(self, device: Device, tick: Tick) -> Mapping[str, float] | None:
+        """Seconds so far."""
+        counted = clock_event_seconds(device)
+        if self._counted is None:
+            self._counted = frozenset(counted)
+        reasons = device.clock_event_reasons()
+        for reason in (reasons or frozenset()) - NO_THROTTLING - self._counted:
+            self._seconds[reason] = self._seconds.get(reason, 0.0) + tick.elapsed
+        integrated = {} if reasons is None else self._seconds
+        own = {reason: seconds for reason, seconds in integrated.items() if reason not in self._counted}
+        driver = {reason: seconds for reason, seconds in counted.items() if reason in self._counted}
+        return own | driver or None
+
+
+class ClocksReader:
+    """The highest clocks are asked once."""
+
+    def __init__(self) -> None:
+        self._max = Seldom(lambda device, _: _max_hertz(device))
+        self._throttle = ThrottleMeter()
+
+    def __call__(self, device: Device, tick: Tick) -> Clocks:
+        """The clocks now, and the reasons so far."""
+        return Clocks(
+            hertz={domain: device.clock(domain) for domain in CLOCK_DOMAINS},
+            max_hertz=self._max(device, tick),
+            performance_state=device.performance_state(),
+            throttled_seconds=self._throttle(device, tick),
+        )
+
+
+def _max_hertz(device: Device) -> Mapping[str, float | None]:
+    return {domain: device.clock_max(domain) for domain in CLOCK_DOMAINS}
+
+
+METRICS: tuple[GpuMetric[Clocks], ...] = (
+    gauge(
+        "clock_hertz",
+        "Clock of the GPU now, by domain.",
+        "nvmlDeviceGetClockInfo",
+        lambda clocks: clocks.hertz,
+        labels=("domain",),
+    ),
+    gauge(
+        "clock_max_hertz",
+        "Highest clock that the GPU can run at.",
+        "nvmlDeviceGetMaxClockInfo",
+        lambda clocks: clocks.max_hertz,
+        labels=("domain",),
+    ),
+    gauge(
+        "performance_state",
+        "Performance state (P-state): 0 is the highest performance, 15 the lowest.",
+        "nvmlDeviceGetPerformanceState",
+        lambda clocks: clocks.performance_state,
+        since="Kepler",
+    ),
+    counter(
+        "throttled_seconds_total",
+        "Time in which the GPU's clocks were held down, by reason (several may hold at once): the driver's counter "
+        "since it was loaded where it has one, else integrated by the exporter. Being idle or set so is no throttling.",
+        "nvmlDeviceGetFieldValues(PERF_POLICY_…, CLOCKS_EVENT_REASON_…), nvmlDeviceGetCurrentClocksEventReasons",
+        lambda clocks: clocks.throttled_seconds,
+        labels=("reason",),
+        since="Kepler",
+    ),
+)
+
+SOURCE = GpuSource("clocks", "clocks, performance state, and throttled time by reason", ClocksReader, METRICS)

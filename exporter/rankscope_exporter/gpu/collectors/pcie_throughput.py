@@ -1,0 +1,30 @@
+"""PCIe throughput where there is no counter of bytes. Off unless asked for: it blocks 40 ms a reading and GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.nvml.links import pcie_throughput
+from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Tick, gauge
+
+Throughput = Mapping[str, float | None]
+
+
+def read(device: Device, _tick: Tick) -> Throughput:
+    """Bytes a second by direction."""
+    return pcie_throughput(device)
+
+
+METRICS: tuple[GpuMetric[Throughput], ...] = (
+    gauge(
+        "pcie_throughput_bytes_per_second",
+        "Throughput of PCIe over 20 ms, by direction as the GPU sees it; what lies between two readings is not seen.",
+        "nvmlDeviceGetPcieThroughput",
+        lambda throughput: throughput,
+        labels=("direction",),
+        since="Maxwell",
+    ),
+)
+
+SOURCE = GpuSource("pcie_throughput", "PCIe throughput (blocks 40 ms a GPU)", lambda: read, METRICS, is_on=False)

@@ -1,0 +1,40 @@
+"""The processes that use each GPU: how many, and what memory they hold together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Tick, gauge
+
+Processes = Mapping[int, int | None]
+"""Bytes by pid; None if the driver does not tell them."""
+
+
+def read(device: Device, _tick: Tick) -> Processes | None:
+    """The processes now; one with both kinds of context counts once."""
+    return device.processes()
+
+
+def total(processes: Processes) -> int | None:
+    """Bytes of all processes; None unless all are known."""
+    known = [size for size in processes.values() if size is not None]
+    return sum(known) if len(known) == len(processes) else None
+
+
+METRICS: tuple[GpuMetric[Processes], ...] = (
+    gauge(
+        "processes",
+        "Processes with a compute or graphics context on the GPU, each pid once.",
+        "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
+        len,
+    ),
+    gauge(
+        "processes_memory_bytes",
+        "Memory that these processes hold together.",
+        "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
+        total,
+    ),
+)
+
+SOURCE = GpuSource("processes", "number and memory of the processes on each GPU", lambda: read, METRICS)

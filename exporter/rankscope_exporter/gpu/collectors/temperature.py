@@ -1,0 +1,91 @@
+"""Temperatures of the GPU die and the memory, and how far they may go."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.nvml.temperature import margin, margin_thresholds, memory_temperature, thresholds
+from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Seldom, Tick, gauge
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    """By name, in degrees Celsius; GPUs since Ada tell how far from the slowdown temperature instead."""
+
+    temperatures: Mapping[str, float | None]
+    margins: Mapping[str, float | None]
+
+
+@dataclass(frozen=True)
+class Temperatures:
+    """Degrees Celsius."""
+
+    gpu: float | None
+    memory: float | None
+    margin: float | None
+    thresholds: Thresholds
+
+
+class TemperatureReader:
+    """Thresholds are asked once."""
+
+    def __init__(self) -> None:
+        self._thresholds = Seldom(read_thresholds)
+
+    def __call__(self, device: Device, tick: Tick) -> Temperatures:
+        """The temperatures now."""
+        return Temperatures(
+            device.temperature(),
+            memory_temperature(device),
+            margin(device),
+            self._thresholds(device, tick),
+        )
+
+
+def read_thresholds(device: Device, _tick: Tick) -> Thresholds:
+    """Of both kinds: most devices have one of them."""
+    return Thresholds(thresholds(device), margin_thresholds(device))
+
+
+METRICS: tuple[GpuMetric[Temperatures], ...] = (
+    gauge(
+        "temperature_celsius",
+        "Temperature of the GPU die.",
+        "nvmlDeviceGetTemperature",
+        lambda celsius: celsius.gpu,
+    ),
+    gauge(
+        "memory_temperature_celsius",
+        "Temperature of the GPU's memory (HBM).",
+        "nvmlDeviceGetFieldValues(MEMORY_TEMP)",
+        lambda celsius: celsius.memory,
+        since="Volta",
+    ),
+    gauge(
+        "temperature_margin_celsius",
+        "How much hotter the GPU may become before it is slowed down (T.Limit).",
+        "nvmlDeviceGetMarginTemperature",
+        lambda celsius: celsius.margin,
+        since="Ada",
+    ),
+    gauge(
+        "temperature_threshold_celsius",
+        "Temperature at which the GPU slows down or shuts down, or that it or its memory should not exceed.",
+        "nvmlDeviceGetTemperatureThreshold",
+        lambda celsius: celsius.thresholds.temperatures,
+        labels=("threshold",),
+        since="Kepler, to Ampere",
+    ),
+    gauge(
+        "temperature_margin_threshold_celsius",
+        "The margin (T.Limit) at which that happens; it may be negative.",
+        "nvmlDeviceGetFieldValues(TEMPERATURE_…_TLIMIT)",
+        lambda celsius: celsius.thresholds.margins,
+        labels=("threshold",),
+        since="Ada",
+    ),
+)
+
+SOURCE = GpuSource("temperature", "temperatures of the GPU die and memory, and thresholds", TemperatureReader, METRICS)

@@ -1,0 +1,95 @@
+"""XID errors: what the driver says went wrong, counted by code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Protocol
+
+from prometheus_client.core import Metric
+
+from rankscope_exporter.exposition.sample_cache import Lines, Texts, Values, families
+from rankscope_exporter.gpu.source import Gpu, GpuMetric, counter, gauge
+from rankscope_exporter.gpu.xid_watcher import Xids
+
+# Codes with an entry of their own in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) that training jobs
+# meet. They exist from the start at 0, because a counter that is born at 1 never increases; any other code appears
+# with its first event.
+WELL_KNOWN = (
+    13,  # graphics engine exception
+    31,  # GPU memory page fault
+    32,  # invalid or corrupted push buffer
+    43,  # GPU stopped processing
+    45,  # preemptive cleanup after another error
+    46,  # GPU stopped processing, reset needed
+    48,  # double-bit ECC error
+    61,  # internal micro-controller breakpoint
+    62,  # internal micro-controller halt
+    63,  # ECC page retirement or row remapping recorded
+    64,  # ECC page retirement or row remapping failed
+    68,  # video processor exception
+    69,  # graphics engine class error
+    74,  # NVLink error
+    79,  # GPU has fallen off the bus
+    92,  # high single-bit ECC error rate
+    94,  # contained ECC error
+    95,  # uncontained ECC error
+    119,  # GSP RPC timeout
+    120,  # GSP error
+    121,  # C2C link error
+    122,  # SPI PMU RPC read failure
+    140,  # unrecovered ECC error
+)
+
+
+def _counts(xids: Xids) -> Values:
+    counts = xids.counts
+    return None if counts is None else {str(code): counts.get(code, 0) for code in sorted({*WELL_KNOWN, *counts})}
+
+
+METRICS: tuple[GpuMetric[Xids], ...] = (
+    counter(
+        "xid_errors_total",
+        "XID errors that the driver reported, by code; the well-known ones exist from the start at 0. Stays when the "
+        "GPU is lost: XID 79 is the last that one hears of it.",
+        "nvmlEventSetWait",
+        _counts,
+        labels=("xid",),
+        since="Kepler",
+    ),
+    gauge(
+        "xid_last_timestamp_seconds",
+        "When the driver last reported this XID error, in unix time; absent for one that never happened.",
+        "nvmlEventSetWait",
+        lambda xids: {str(code): unix for code, unix in sorted(xids.last.items())},
+        labels=("xid",),
+        since="Kepler",
+    ),
+)
+
+
+class XidEvents(Protocol):
+    """Who has listened to the driver."""
+
+    def xids(self) -> Mapping[Gpu, Xids]:
+        """What was heard of every GPU ever seen."""
+
+
+class XidCollector:
+    """Counts of events, which stay true when the GPU is lost: XID 79 is the last thing that one hears of it."""
+
+    name = "xid"
+    help = "XID errors by code, and when each was last seen"
+
+    def __init__(self, events: XidEvents) -> None:
+        self._events = events
+        self._written: dict[Gpu, tuple[Xids, Texts]] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        """Events by code."""
+        self._written = {gpu: self._write(gpu, xids) for gpu, xids in self._events.xids().items()}
+        return families(METRICS, [texts for _, texts in self._written.values()])
+
+    def _write(self, gpu: Gpu, xids: Xids) -> tuple[Xids, Texts]:
+        """Anew only after an event, which is rare."""
+        known = self._written.get(gpu)
+        return known if known and known[0] is xids else (xids, Lines(METRICS, gpu.values()).write(xids))

@@ -1,0 +1,98 @@
+"""GPM: what the parts of a GPU did between two samples (Hopper and later), for a whole GPU or a MIG instance.
+
+One thread makes, fills and compares the samples of a device, and nobody else touches them: sharing one between
+threads was reported to panic the kernel. Unlike DCGM's profiling it takes no lock that Nsight would contend for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import pynvml
+
+from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.nvml.errors import ask, perform
+
+# Percent of the time between the samples.
+RATIOS = {
+    "graphics": pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
+    "sm": pynvml.NVML_GPM_METRIC_SM_UTIL,
+    "sm_occupancy": pynvml.NVML_GPM_METRIC_SM_OCCUPANCY,
+    "dram": pynvml.NVML_GPM_METRIC_DRAM_BW_UTIL,
+    "tensor": pynvml.NVML_GPM_METRIC_ANY_TENSOR_UTIL,
+    "tensor_hmma": pynvml.NVML_GPM_METRIC_HMMA_TENSOR_UTIL,
+    "tensor_imma": pynvml.NVML_GPM_METRIC_IMMA_TENSOR_UTIL,
+    "tensor_dfma": pynvml.NVML_GPM_METRIC_DFMA_TENSOR_UTIL,
+    "fp64": pynvml.NVML_GPM_METRIC_FP64_UTIL,
+    "fp32": pynvml.NVML_GPM_METRIC_FP32_UTIL,
+    "fp16": pynvml.NVML_GPM_METRIC_FP16_UTIL,
+}
+# MiB a second.
+RATES = {
+    "pcie_transmit": pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC,
+    "pcie_receive": pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC,
+    "nvlink_transmit": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC,
+    "nvlink_receive": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC,
+}
+SHORTEST = 0.1  # seconds between two samples; NVML refuses to compare closer ones
+MIB = 2**20
+
+
+class GpmSampler:
+    """The samples of one device or MIG instance. Belongs to one thread."""
+
+    def __init__(self, device: Device, gpu_instance: int | None = None) -> None:
+        """Raises DriverError; ask `supports_gpm` first."""
+        self._device = device
+        self._gpu_instance = gpu_instance
+        self._request = pynvml.c_nvmlGpmMetricsGet_t()  # some 20 kB, so it is kept
+        self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
+        self._request.numMetrics = len(RATIOS) + len(RATES)
+        for place, metric in enumerate((*RATIOS.values(), *RATES.values())):
+            self._request.metrics[place].metricId = metric
+        self._last, self._spare = ask(pynvml.nvmlGpmSampleAlloc), ask(pynvml.nvmlGpmSampleAlloc)
+        self._has_last = False
+        self._elapsed = 0.0
+
+    def measure(self, elapsed: float) -> Mapping[str, float]:
+        """Seconds and bytes since the last time, of those quantities that this device has.
+
+        `elapsed` is in seconds since the call before; 0 begins anew, and what was before is not looked at.
+        """
+        self._elapsed += elapsed
+        if not elapsed:
+            self._has_last = False
+        elif self._elapsed <= SHORTEST:
+            return {}
+        had_last, self._has_last = self._has_last, self._take(self._spare)
+        if not self._has_last:
+            return {}
+        self._last, self._spare = self._spare, self._last
+        covered, self._elapsed = self._elapsed, 0.0
+        return dict(self._compare(covered)) if had_last else {}
+
+    def close(self) -> None:
+        """Give the samples back. Raises DriverError."""
+        for sample in (self._last, self._spare):
+            perform(pynvml.nvmlGpmSampleFree, sample)
+
+    def _take(self, sample: Any) -> bool:
+        if self._gpu_instance is None:
+            return perform(pynvml.nvmlGpmSampleGet, self._device.handle, sample)
+        return perform(pynvml.nvmlGpmMigSampleGet, self._device.handle, self._gpu_instance, sample)
+
+    def _compare(self, seconds: float) -> Iterable[tuple[str, float]]:
+        self._request.sample1, self._request.sample2 = self._spare, self._last
+        if not perform(pynvml.nvmlGpmMetricsGet, self._request):
+            return
+        for name, metric in zip((*RATIOS, *RATES), self._request.metrics, strict=False):
+            if metric.nvmlReturn == pynvml.NVML_SUCCESS and metric.value >= 0:  # which NaN is not
+                rate = min(metric.value, 100.0) / 100 if name in RATIOS else metric.value * MIB
+                yield name, rate * seconds
+
+
+def supports_gpm(device: Device) -> bool:
+    """Whether the device has GPM."""
+    support = ask(pynvml.nvmlGpmQueryDeviceSupport, device.handle)
+    return support is not None and bool(support.isSupportedDevice)

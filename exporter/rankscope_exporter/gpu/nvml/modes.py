@@ -1,0 +1,107 @@
+"""How a GPU is set up, in words; empty where the driver does not say."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import pynvml
+
+from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.nvml.errors import ask, perform
+
+_SWITCH = {pynvml.NVML_FEATURE_DISABLED: "disabled", pynvml.NVML_FEATURE_ENABLED: "enabled"}
+_COMPUTE = {
+    pynvml.NVML_COMPUTEMODE_DEFAULT: "default",
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_THREAD: "exclusive_thread",
+    pynvml.NVML_COMPUTEMODE_PROHIBITED: "prohibited",
+    pynvml.NVML_COMPUTEMODE_EXCLUSIVE_PROCESS: "exclusive_process",
+}
+_VIRTUALIZATION = {
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE: "none",
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_PASSTHROUGH: "passthrough",
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_VGPU: "vgpu",
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VGPU: "host_vgpu",
+    pynvml.NVML_GPU_VIRTUALIZATION_MODE_HOST_VSGA: "host_vsga",
+}
+_RECOVERY = {
+    pynvml.NVML_GPU_RECOVERY_ACTION_NONE: "none",
+    pynvml.NVML_GPU_RECOVERY_ACTION_GPU_RESET: "gpu_reset",
+    pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "node_reboot",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "drain_p2p",
+    pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: "drain_and_reset",
+    5: "recover_imex_domain",  # these by number: bindings before 13.590 do not name them
+    6: "bus_reset",
+    7: "system_reboot",
+}
+_FABRIC_STATES = {
+    pynvml.NVML_GPU_FABRIC_STATE_NOT_STARTED: "not_started",
+    pynvml.NVML_GPU_FABRIC_STATE_IN_PROGRESS: "in_progress",
+    pynvml.NVML_GPU_FABRIC_STATE_COMPLETED: "completed",
+}
+
+
+@dataclass(frozen=True)
+class Modes:
+    """What an administrator sets."""
+
+    persistence: str
+    compute: str
+    virtualization: str
+    mig: str
+    ecc: str
+
+
+@dataclass(frozen=True)
+class Fabric:
+    """A GPU's place in an NVSwitch fabric. Until `state` is completed, no job can use NVLink."""
+
+    state: str
+    status: str
+    """`success`, or the return code of the probe that failed."""
+    cluster_uuid: str
+    clique: str
+
+
+def modes(device: Device) -> Modes:
+    """All modes now."""
+    return Modes(
+        persistence=_word(_SWITCH, ask(pynvml.nvmlDeviceGetPersistenceMode, device.handle)),
+        compute=_word(_COMPUTE, ask(pynvml.nvmlDeviceGetComputeMode, device.handle)),
+        virtualization=_word(_VIRTUALIZATION, ask(pynvml.nvmlDeviceGetVirtualizationMode, device.handle)),
+        mig=_word(_SWITCH, _first(ask(pynvml.nvmlDeviceGetMigMode, device.handle))),
+        ecc=_word(_SWITCH, _first(ask(pynvml.nvmlDeviceGetEccMode, device.handle))),
+    )
+
+
+def recovery_action(device: Device) -> str | None:
+    """What the driver wants done so that the GPU works again."""
+    action = device.fields(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)[0]
+    return None if action is None else _word(_RECOVERY, int(action))
+
+
+def fabric(device: Device) -> Fabric | None:
+    """None where there is no fabric."""
+    info = pynvml.c_nvmlGpuFabricInfo_v2_t()  # with its version; drivers that know later ones still take this
+    if not perform(pynvml.nvmlDeviceGetGpuFabricInfoV, device.handle, ctypes.byref(info)):
+        return None
+    if info.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
+        return None
+    return Fabric(
+        state=_word(_FABRIC_STATES, info.state),
+        status="success" if info.status == pynvml.NVML_SUCCESS else str(info.status),
+        cluster_uuid=str(UUID(bytes=bytes(info.clusterUuid))),
+        clique=str(info.cliqueId),
+    )
+
+
+def _first(answer: Any) -> Any:
+    """The current mode, of that and the pending one."""
+    return None if answer is None else answer[0]
+
+
+def _word(words: dict[int, str], value: int | None) -> str:
+    """A value that is newer than this version is told by its number."""
+    return "" if value is None else words.get(value, str(value))

@@ -1,0 +1,111 @@
+"""What is known of the GPUs: the last reading of each and its lines, kept by UUID for as long as the exporter lives.
+
+The threads that read write here, and scrapes take from here. A reading that is too old is none.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+from rankscope_exporter.exposition.sample_cache import Texts
+from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.source import Gpu, GpuSource, Reader
+from rankscope_exporter.gpu.xid_watcher import Xids
+
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one round brought, by source: a value, None, or the exception that was raised by mistake; and its lines."""
+
+    taken: float
+    values: Mapping[GpuSource[Any], object]
+    texts: Mapping[GpuSource[Any], Texts]
+
+
+class GpuState:
+    """What is known of one GPU: counters outlast a lost device."""
+
+    def __init__(self, gpu: Gpu, sources: Iterable[GpuSource[Any]]) -> None:
+        self.readers: dict[GpuSource[Any], Reader[Any]] = {source: source.reader() for source in sources}
+        self.at(gpu)
+        self.latest: Reading | None = None
+        self.xids = Xids(None, {})
+
+    def at(self, gpu: Gpu) -> None:
+        """The GPU has this index now."""
+        self.gpu = gpu
+        self.lines = {source: source.lines(gpu) for source in self.readers}
+
+    def since(self, oldest: float) -> Reading | None:
+        """The last reading, unless it is older."""
+        latest = self.latest
+        return latest if latest is not None and latest.taken >= oldest else None
+
+
+class GpuStates:
+    """All GPUs ever seen. `oldest` is the monotonic time from which on readings count now."""
+
+    def __init__(self, sources: Sequence[GpuSource[Any]], oldest: Callable[[], float]) -> None:
+        self._sources = sources
+        self._oldest = oldest
+        self._states: dict[str, GpuState] = {}
+        self._by_index: tuple[GpuState, ...] = ()
+        self._lock = threading.Lock()
+
+    def of(self, device: Device) -> GpuState:
+        """The state of the GPU with this UUID, at whatever index it is now."""
+        gpu = Gpu(device.index, device.uuid)
+        with self._lock:
+            state = self._states.setdefault(device.uuid, GpuState(gpu, self._sources))
+            if state.gpu != gpu:
+                state.at(gpu)
+            self._by_index = tuple(sorted(self._states.values(), key=lambda state: state.gpu.index))
+            return state
+
+    @property
+    def seen(self) -> int:
+        """GPUs that answer now."""
+        oldest = self._oldest()
+        return sum(state.since(oldest) is not None for state in self._by_index)
+
+    def readings(self, source: GpuSource[R]) -> dict[Gpu, R | None]:
+        """The source's last reading of every GPU; None where it is down or does not have this.
+
+        Raises what the source's reader raised by mistake.
+        """
+        return {gpu: cast("R | None", value) for gpu, value, _ in self._latest(source)}
+
+    def texts(self, source: GpuSource[Any]) -> list[Texts]:
+        """The lines of these readings."""
+        return [texts for _, _, texts in self._latest(source)]
+
+    def xids(self) -> dict[Gpu, Xids]:
+        """XID events of every GPU, lost ones included."""
+        return {state.gpu: state.xids for state in self._by_index}
+
+    def hear(self, uuid: str, code: int | None, unix: float) -> None:
+        """An XID event; None: from now on the driver reports them."""
+        state = self._states[uuid]
+        state.xids = state.xids.listening() if code is None else state.xids.with_event(code, unix)
+
+    def forget(self) -> None:
+        """What was read belongs to a driver that is gone, or that may be another one when the GPUs are read again."""
+        for state in self._by_index:
+            state.latest = None
+
+    def _latest(self, source: GpuSource[Any]) -> Iterator[tuple[Gpu, object, Texts]]:
+        oldest = self._oldest()
+        for state in self._by_index:
+            latest = state.since(oldest)
+            if latest is None:
+                yield state.gpu, None, source.lines(state.gpu).write(None)
+                continue
+            value = latest.values[source]
+            if isinstance(value, Exception):
+                raise value
+            yield state.gpu, value, latest.texts[source]

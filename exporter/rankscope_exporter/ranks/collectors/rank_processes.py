@@ -1,0 +1,123 @@
+"""What the ranks' processes use, seen from outside: processor, run queue, storage, memory, loader workers.
+
+The process is the one that holds the lock of the rank's record: its pid comes from the kernel, in this process's pid
+namespace and without a chance that it is another's by now. Where the rank's is not visible here all this is absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from prometheus_client.core import Metric
+
+from rankscope_exporter.exposition.metric import ReadMetric
+from rankscope_exporter.exposition.sample_cache import Lines, Values, families
+from rankscope_exporter.ranks.metric import RANK_LABELS
+from rankscope_exporter.ranks.process_usage import PROCFS, Usage, read_usage
+from rankscope_exporter.ranks.run_directory import Key, Scan
+
+
+@dataclass
+class RankProcess:
+    """Counters of one rank's record, which never go back; and the last usage that was read."""
+
+    lines: Lines[RankProcess]
+    usage: Usage | None = None
+    cpu: dict[str, float] = field(default_factory=dict)
+    read_bytes: float | None = None
+    workers_run_queue: float | None = None
+
+    def update(self, usage: Usage | None) -> None:
+        """Take a newer usage. Figures of children can go back for a moment: when one has just ended."""
+        before, self.usage = self.usage, usage
+        if usage is None:
+            return
+        self._add_waits(before.children_run_queue if before else {}, usage.children_run_queue)
+        self._raise("training", usage.cpu)
+        if usage.children_cpu is not None:
+            self._raise("workers", usage.children_cpu)
+        if usage.read_bytes is not None:
+            self.read_bytes = max(usage.read_bytes, self.read_bytes or 0.0)
+
+    def _add_waits(self, before: Mapping[int, float], now: Mapping[int, float]) -> None:
+        # A new worker's first reading counts from 0. One that goes back is another process with the same pid.
+        added = [waited - before.get(pid, 0.0) for pid, waited in now.items()]
+        if now or self.workers_run_queue is not None:
+            self.workers_run_queue = (self.workers_run_queue or 0.0) + sum(max(wait, 0.0) for wait in added)
+
+    def _raise(self, name: str, value: float) -> None:
+        self.cpu[name] = max(value, self.cpu.get(name, 0.0))
+
+
+def _metric(
+    name: str, text: str, value: Callable[[RankProcess, Usage], Values], *labels: str
+) -> ReadMetric[RankProcess]:
+    def of_usage(process: RankProcess) -> Values:
+        return value(process, process.usage) if process.usage else None
+
+    kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
+    return ReadMetric(kind, f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), values=of_usage)
+
+
+METRICS = (
+    _metric(
+        "cpu_seconds_total",
+        "Processor time of the rank's process (`training`, all its threads) and of its child processes (`workers`: "
+        "the loader's, mostly).",
+        lambda process, _: process.cpu,
+        "who",
+    ),
+    _metric(
+        "run_queue_seconds_total",
+        "Time that the main thread of the rank could have run and had no processor.",
+        lambda _, usage: usage.run_queue,
+    ),
+    _metric(
+        "workers_run_queue_seconds_total",
+        "Time that the main threads of its child processes could have run and had no processor: with their processor "
+        "time, what they would have computed on a machine of their own.",
+        lambda process, _: process.workers_run_queue,
+    ),
+    _metric(
+        "read_bytes_total",
+        "Bytes that the rank and its child processes read from storage, not from the page cache; absent where the "
+        "exporter may not know.",
+        lambda process, _: process.read_bytes,
+    ),
+    _metric("child_processes", "Child processes of the rank: loader workers, mostly.", lambda _, usage: usage.children),
+    _metric(
+        "resident_memory_bytes",
+        "Resident memory of the rank's process, without its children's.",
+        lambda _, usage: usage.resident,
+    ),
+)
+
+
+class RankProcesses:
+    """Reads procfs: some files for each rank and each of its workers."""
+
+    name = "rank_processes"
+    help = "training ranks' processes: processor, run queue, storage, memory, workers"
+
+    def __init__(self, procfs: Path = PROCFS) -> None:
+        self._procfs = procfs
+        self._processes: dict[tuple[Path, float, Key], RankProcess] = {}
+
+    def look(self, scan: Scan) -> list[Metric]:
+        """Of every living rank whose process can be seen."""
+        known, self._processes = self._processes, {}
+        for rank in scan.ranks:
+            if rank.snapshot.lock_pid:
+                identity = rank.snapshot.path, rank.snapshot["started_monotonic"], rank.key
+                process = self._processes[identity] = known.get(identity) or RankProcess(Lines(METRICS, rank.key))
+                process.update(self._usage(rank.snapshot.lock_pid))
+        return families(METRICS, [process.lines.write(process) for process in self._processes.values()])
+
+    def _usage(self, pid: int) -> Usage | None:
+        try:
+            return read_usage(pid, self._procfs)
+        except OSError:  # it has ended since, or is hidden
+            return None

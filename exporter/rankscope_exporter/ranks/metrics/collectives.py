@@ -1,0 +1,87 @@
+"""A rank's collectives: how many, how long, how large, with whom, and which one it is in."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rankscope import record
+from rankscope_exporter.exposition.sample_cache import Values
+from rankscope_exporter.ranks.metric import counter, gauge
+from rankscope_exporter.ranks.run_directory import Rank
+
+
+def _by_op(field: str) -> Callable[[Rank], Values]:
+    """A field with one place an operation, of the operations that there were; absent where it is 0: not known."""
+
+    def values(rank: Rank) -> Values:
+        return {op: value for op, value in zip(record.OPS, rank.snapshot.many(field), strict=True) if value}
+
+    return values
+
+
+def _exposed(rank: Rank) -> Values:
+    calls, seconds = rank.snapshot.many("collectives"), rank.snapshot.many("collective_seconds")
+    return {op: spent for op, called, spent in zip(record.OPS, calls, seconds, strict=True) if called}
+
+
+def _by_group(field: str) -> Callable[[Rank], Values]:
+    return lambda rank: dict(zip(rank.snapshot.groups, rank.snapshot.many(field), strict=False))
+
+
+def _open(rank: Rank) -> Values:
+    snapshot = rank.snapshot
+    op, group = int(snapshot["collective_op"]), int(snapshot["collective_group"])
+    if not (snapshot.alive and 0 < op <= len(record.OPS) and group < len(snapshot.groups)):
+        return None
+    return {(record.OPS[op - 1], snapshot.groups[group]): 1}
+
+
+METRICS = (
+    counter(
+        "collectives",
+        "Collectives that the rank took part in; `ddp_all_reduce` is DDP's gradient averaging, once a backward pass.",
+        _by_op("collectives"),
+        "op",
+    ),
+    counter(
+        "collective_seconds",
+        "Time that the training thread spent in collectives: exposed, not overlapped.",
+        _exposed,
+        "op",
+    ),
+    counter(
+        "collective_duration_seconds",
+        "Time from the issue of collectives to their completion, overlapped or not, of those of which it is known: "
+        "whose end the training thread waited for, and the passes that DDP's own logger samples (one in a hundred).",
+        _by_op("collective_duration_seconds"),
+        "op",
+    ),
+    counter("collective_bytes", "Payload that the rank handed to collectives.", _by_op("collective_bytes"), "op"),
+    counter(
+        "collective_bus_bytes",
+        "The payload of the collectives of known duration as each rank's link sees it, by NCCL-tests' factors "
+        "(2(n-1)/n for an all-reduce over n ranks): divided by the duration it is the bus bandwidth.",
+        _by_op("collective_bus_bytes"),
+        "op",
+    ),
+    gauge(
+        "collective_open_info",
+        "The collective that the training thread is in; absent while it is in none.",
+        _open,
+        "op",
+        "group",
+    ),
+    counter(
+        "group_collectives",
+        "Sequence number of the last collective that the rank issued in the group: in a hang, who is behind the "
+        "others never came.",
+        _by_group("group_collectives"),
+        "group",
+    ),
+    counter(
+        "group_wait_seconds",
+        "Time that the training thread waited for the ranks of the group, exposed.",
+        _by_group("group_wait_seconds"),
+        "group",
+    ),
+)

@@ -1,0 +1,67 @@
+"""Who a rank is, whether it lives and how it ended."""
+
+from __future__ import annotations
+
+from rankscope import record
+from rankscope_exporter.exposition.sample_cache import Values
+from rankscope_exporter.ranks.checks import LABELS
+from rankscope_exporter.ranks.metric import gauge
+from rankscope_exporter.ranks.run_directory import Rank
+
+MARKERS = ", ".join(f"`{marker}`" for marker in record.STEP_MARKERS if marker)
+
+
+def _info(rank: Rank) -> Values:
+    info = {**rank.snapshot.info, "uuid": rank.uuid}
+    return {(*(info[label] for label in LABELS[2:]), rank.user): 1}
+
+
+def _settings(rank: Rank) -> Values:
+    settings = rank.snapshot.info.get("settings")
+    return {tuple(settings.get(name, "") for name in record.SETTINGS): 1} if settings else None
+
+
+def _has_ended(rank: Rank) -> bool:
+    return bool(rank.snapshot.exit_reason and rank.exit_unix)
+
+
+METRICS = (
+    gauge(
+        "info",
+        "What the rank is and where it runs; `uuid` is that of its GPU (empty while only other users' processes are on "
+        "it), `user` its owner's name where this machine knows one.",
+        _info,
+        *LABELS[2:],
+        "user",
+    ),
+    gauge("up", "1 while the rank's process lives.", lambda rank: float(rank.snapshot.alive)),
+    gauge(
+        "start_timestamp_seconds",
+        "When the rank's record began, in unix time.",
+        lambda rank: rank.snapshot["started_unix"],
+    ),
+    gauge(
+        "exit_info",
+        "Only after the end: how the rank ended: `finished` (left Python in order, whatever its exit code), "
+        "`exception`, `interrupted` (Ctrl-C), `sigterm` or `killed` (without a word).",
+        lambda rank: {rank.snapshot.exit_reason or "": 1} if _has_ended(rank) else None,
+        "reason",
+    ),
+    gauge(
+        "exit_timestamp_seconds",
+        "When the rank ended, in unix time: by its own clock, and for a killed one when the exporter noticed.",
+        lambda rank: rank.exit_unix if _has_ended(rank) else None,
+    ),
+    gauge(
+        "settings_info",
+        "What was chosen for the run and may explain its speed; empty where it is not known. `step_marker` is what "
+        f"marks the steps: {MARKERS} (`rankscope.step()`).",
+        _settings,
+        *record.SETTINGS,
+    ),
+    gauge(
+        "probes_disabled",
+        "Probes switched off in the rank after an error of their own.",
+        lambda rank: len(rank.snapshot.info.get("probes_disabled", ())),
+    ),
+)

@@ -1,0 +1,231 @@
+"""The ranks of this machine: finds their records in the run directories and says which live and how others ended."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from rankscope.rank_reader import UnreadableRecordError, read_rank
+from rankscope.rank_snapshot import RankSnapshot
+from rankscope_exporter.ranks.checks import CLOCKS_APART, check_info, check_time
+from rankscope_exporter.ranks.checks import LABEL_LIMIT as LABEL_LIMIT  # known from here, as what a Rank has
+from rankscope_exporter.ranks.checks import LABELS as LABELS
+from rankscope_exporter.ranks.complaints import Complaints, Skipped
+from rankscope_exporter.ranks.files import Listing, RankFile, each_once, fair_share, open_directory
+from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
+
+ENDED_RANKS_SHOWN_FOR = 600.0  # seconds: long enough for a scrape, an alert and a look at it
+FILES_LIMIT = 1024  # read in a scan; a full one of bad files costs a tenth of a second
+SERIES_LIMIT = 246  # of one rank: every phase, operation and group that a record has a place for
+
+Key = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Rank:
+    """One rank as its record shows it; `exit_unix` is set once it has ended."""
+
+    snapshot: RankSnapshot
+    exit_unix: float | None
+    owner: int
+    """User id of the file's owner."""
+    user: str = ""
+    """The owner's name where this machine knows one."""
+    has_owner: bool = True
+    """Whether its owner is part of who it is."""
+    weight: int = 1
+    """As how many ordinary ranks it counts on a page."""
+    is_elsewhere: bool = False
+    """Whether the processes on the GPU that it names are others'."""
+
+    @property
+    def key(self) -> Key:
+        """Run, rank and owner: the labels of all its series."""
+        return self.snapshot.info["run"], self.snapshot.info["rank"], str(self.owner) if self.has_owner else ""
+
+    @property
+    def uuid(self) -> str:
+        """Of its GPU; empty if it names none, or one that it cannot be on."""
+        return "" if self.is_elsewhere else str(self.snapshot.info["uuid"])
+
+
+@dataclass(frozen=True)
+class Scan:
+    """What the run directories hold now: the record that counts of each rank, and how many files were skipped why."""
+
+    ranks: Sequence[Rank]
+    skipped: Counter[str]
+
+
+@dataclass(frozen=True)
+class Beliefs:
+    """What else this machine knows of ranks. Both are asked with each scan and must not block."""
+
+    user_name: Callable[[int], str] = lambda _uid: ""
+    is_elsewhere: Callable[[Rank], bool] = lambda _rank: False
+    has_owner: bool = True
+    """If not, a run's identity is its name alone."""
+    users: frozenset[int] | None = None
+    """Whose ranks are shown, if not everybody's."""
+
+    def admits(self, file: RankFile) -> bool:
+        """Whether the file is read at all."""
+        return self.users is None or file.owner in self.users
+
+
+class RunDirectory:
+    """Reads the records below `paths`; directories that do not exist yet are simply empty.
+
+    At most `files_limit` files are read in a scan and `ranks_limit` ordinary ranks shown. A node has some eight ranks
+    of a job; the limits bound what users who fill a directory can cost a scrape and Prometheus.
+    """
+
+    def __init__(
+        self,
+        paths: Iterable[Path],
+        clock: Callable[[], float] = time.time,
+        files_limit: int = FILES_LIMIT,
+        ranks_limit: int = RANKS_LIMIT,
+        beliefs: Beliefs | None = None,
+    ) -> None:
+        self._listings = {path: Listing(path) for path in paths}
+        self._clock = clock
+        self._files_limit = files_limit
+        self._ranks_limit = ranks_limit
+        self._beliefs = beliefs or Beliefs()
+        self._noticed: dict[Path, float] = {}  # when a record was first seen without its process
+        self._shown: dict[Key, Rank] = {}  # by the last scan
+        self._in_vain: set[tuple[int, int, int]] = set()  # stamps of the files that were no records in the last scan
+        self._checked: dict[Path, tuple[object, TextLimit]] = {}  # the info whose labels were found to be good
+        self._complaints = Complaints()
+        self._lock = threading.Lock()  # scrapes come from several threads
+
+    def close(self) -> None:
+        """Let go of the directories whose listing is not at its end."""
+        with self._lock:
+            for listing in self._listings.values():
+                listing.close()
+
+    def scan(self, *, with_steps: bool = False) -> Scan:
+        """Read every record once, `with_steps` their last steps too. A file that cannot be read costs no other."""
+        with self._lock, ExitStack() as directories:
+            skipped = Skipped()
+            known = {rank.snapshot.path for rank in self._shown.values()}
+            files = each_once(self._files(known, directories, skipped), known)
+            chosen = fair_share(files, self._files_limit, known, self._in_vain)
+            skipped.count["too_many_files"] += len(files) - len(chosen)
+            found = self._that_count(chosen, skipped, with_steps)
+            ranks = fair_page(found.values(), self._shown, self._ranks_limit)
+            skipped.count["too_many_ranks"] += len(found) - len(ranks)
+            ranks = [self._placed(rank) for rank in ranks]
+            self._complaints.log("skipped a file in the run directory", skipped.errors)
+            self._complaints.log("not believed about its GPU", map(_contradiction, _elsewhere(ranks)))
+            self._remember({file.path for file in chosen}, ranks, skipped)
+            return Scan(tuple(ranks), +skipped.count)  # without the zeros
+
+    def _files(self, known: Collection[Path], directories: ExitStack, skipped: Skipped) -> Iterable[RankFile]:
+        for path, listing in self._listings.items():
+            names = [one.name for one in known if one.parent == path]
+            try:
+                descriptor = open_directory(path)
+                directories.callback(os.close, descriptor)
+                listed = listing.look(descriptor, names)
+            except FileNotFoundError:
+                listing.close()
+                continue
+            except UnreadableRecordError as error:
+                skipped.add(error)
+                continue
+            except OSError as error:  # of a file system that fails, or as there are no descriptors left
+                skipped.add(UnreadableRecordError("unreadable", path, error.strerror or str(error)))
+                continue
+            skipped.count["too_many_files"] += listed.are_more
+            if listed.error:
+                skipped.add(listed.error, listed.failures)
+            yield from filter(self._beliefs.admits, listed.files)
+
+    def _that_count(self, files: Iterable[RankFile], skipped: Skipped, with_steps: bool) -> dict[Key, Rank]:
+        """The record that counts of each run, rank and owner."""
+        found: dict[Key, Rank] = {}
+        for file in files:
+            rank = self._read(file, skipped, with_steps)
+            if rank and self._is_shown(rank):
+                other = found.get(rank.key)
+                skipped.count["duplicate"] += other is not None and _are_rivals(rank, other)
+                if other is None or self._precedence(rank) > self._precedence(other):
+                    found[rank.key] = rank
+        return found
+
+    def _precedence(self, rank: Rank) -> tuple[bool, bool, bool, float]:
+        """Which of two records of one key is shown: of those that live the one that was there in the last scan.
+
+        A run that was started again takes over at once from its ended rank. Owners differ only where they are no part
+        of the key; there nobody's rank takes the place of another user's before that has ended.
+        """
+        alive, before = rank.snapshot.alive, self._shown.get(rank.key)
+        is_known = before is not None and before.snapshot.path == rank.snapshot.path
+        is_same_owner = before is not None and before.owner == rank.owner
+        return alive, is_same_owner, alive and is_known, rank.snapshot["started_unix"]
+
+    def _read(self, file: RankFile, skipped: Skipped, with_steps: bool) -> Rank | None:
+        try:
+            snapshot = read_rank(file.path, file.descriptor, with_steps=with_steps)
+            info, limit = self._checked.get(file.path, (None, None))
+            if limit is None or info is not snapshot.info:
+                check_info(snapshot)
+                limit = TextLimit(snapshot)
+                self._checked[file.path] = snapshot.info, limit
+            check_time(snapshot, self._clock())
+        except FileNotFoundError:
+            return None
+        except UnreadableRecordError as error:
+            skipped.add(error)
+            skipped.stamps.add(file.stamp)
+            return None
+        exit_unix = None if snapshot.alive else self._exit_unix(snapshot)
+        return Rank(snapshot, exit_unix, file.owner, has_owner=self._beliefs.has_owner, weight=limit.weight(snapshot))
+
+    def _exit_unix(self, snapshot: RankSnapshot) -> float:
+        """By its own account, unless that is in the future: then it would be shown until that has come."""
+        said = snapshot.exit_unix
+        if said and said <= self._clock() + CLOCKS_APART:
+            return said
+        return self._noticed.setdefault(snapshot.path, self._clock())
+
+    def _is_shown(self, rank: Rank) -> bool:
+        return rank.exit_unix is None or self._clock() - rank.exit_unix < ENDED_RANKS_SHOWN_FOR
+
+    def _placed(self, rank: Rank) -> Rank:
+        """With its owner's name, and whether it can be on the GPU that it names: of one that has ended, as it lived."""
+        before = self._shown.get(rank.key)
+        if before and before.snapshot.path == rank.snapshot.path and not rank.snapshot.alive:
+            is_elsewhere = before.is_elsewhere
+        else:
+            is_elsewhere = bool(rank.snapshot.info["uuid"]) and self._beliefs.is_elsewhere(rank)
+        return replace(rank, user=self._beliefs.user_name(rank.owner), is_elsewhere=is_elsewhere)
+
+    def _remember(self, present: set[Path], ranks: Iterable[Rank], skipped: Skipped) -> None:
+        self._shown = {rank.key: rank for rank in ranks}
+        self._in_vain = skipped.stamps
+        self._noticed = {path: when for path, when in self._noticed.items() if path in present}
+        self._checked = {path: info for path, info in self._checked.items() if path in present}
+
+
+def _are_rivals(one: Rank, other: Rank) -> bool:
+    """Whether not to show one of them hides something: of one owner's, an ended one has only been succeeded."""
+    return one.owner != other.owner or (one.snapshot.alive and other.snapshot.alive)
+
+
+def _elsewhere(ranks: Iterable[Rank]) -> Iterable[Rank]:
+    return (rank for rank in ranks if rank.is_elsewhere)
+
+
+def _contradiction(rank: Rank) -> UnreadableRecordError:
+    detail = f"only processes of other users are on {rank.snapshot.info['uuid']}"
+    return UnreadableRecordError("elsewhere", rank.snapshot.path, detail)

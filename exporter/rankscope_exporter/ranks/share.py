@@ -1,0 +1,78 @@
+"""How many ranks a page shows, and whose: a bound on its bytes, and where that is too little the same for each owner.
+
+A page is counted in ordinary ranks. One whose names are long, or that names many phases and groups, counts as several.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable
+from typing import TYPE_CHECKING
+
+from rankscope.record import FIELDS, PLACES
+from rankscope_exporter.ranks.checks import LABELS
+
+if TYPE_CHECKING:
+    from rankscope.rank_snapshot import RankSnapshot
+    from rankscope_exporter.ranks.run_directory import Key, Rank
+
+RANKS_LIMIT = 256  # ordinary ones on a page
+OWNER_RANKS_LIMIT = 128  # of one owner
+ORDINARY = 32_768  # bytes: with 100 series of its own it has 13,000, with each series that there can be 21,000
+# By the tests: no more than so many series of a rank with neither operations nor phases or groups of its own, and no
+# more bytes of one, but for the names that are in it.
+BARE_SERIES = 155
+LINE = 140
+_BY_OP = slice(PLACES["collectives"], PLACES["collective_bus_bytes"] + FIELDS["collective_bus_bytes"])
+
+
+class TextLimit:
+    """What the lines of ranks with this info take on a page at most, in bytes."""
+
+    def __init__(self, snapshot: RankSnapshot) -> None:
+        info = snapshot.info
+        self._line = line = LINE + _length(info["run"])
+        labels = (*(info[label] for label in LABELS), *info.get("settings", {}).values())
+        self._named = (
+            BARE_SERIES * line
+            + sum(5 * (line + _length(phase)) for phase in info.get("phases", ()))
+            + sum(3 * (line + _length(group)) for group in snapshot.groups)
+            + sum(40 + _length(label) for label in labels)
+        )
+
+    def of(self, snapshot: RankSnapshot) -> int:
+        """Of one of them."""
+        by_op = snapshot.slots[_BY_OP]
+        return self._named + (len(by_op) - by_op.count(0.0)) * self._line
+
+    def weight(self, snapshot: RankSnapshot) -> int:
+        """As how many ordinary ranks it counts."""
+        return 1 + self.of(snapshot) // ORDINARY
+
+
+def _length(text: str) -> int:
+    """As it is sent: UTF-8, with a backslash before each quote and backslash."""
+    return len(text.encode(errors="surrogatepass")) + text.count('"') + text.count("\\")
+
+
+def fair_page(
+    ranks: Iterable[Rank], shown: Collection[Key], limit: int = RANKS_LIMIT, owner_limit: int = OWNER_RANKS_LIMIT
+) -> list[Rank]:
+    """Those that fit: of each owner one, then of each a second, and so on; living ones first, then who was `shown`."""
+    spent: Counter[int] = Counter()
+    in_turn = []
+    for rank in sorted(ranks, key=lambda rank: _order(rank, shown)):
+        spent[rank.owner] += rank.weight
+        if spent[rank.owner] <= owner_limit:
+            in_turn.append((spent[rank.owner], rank))
+    in_turn.sort(key=lambda pair: pair[0])  # stable
+    page, room = [], limit
+    for _, rank in in_turn:
+        if rank.weight <= room:
+            room -= rank.weight
+            page.append(rank)
+    return page
+
+
+def _order(rank: Rank, shown: Collection[Key]) -> tuple[bool, bool, float]:
+    return not rank.snapshot.alive, rank.key not in shown, -rank.snapshot["started_unix"]
