@@ -22,10 +22,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
 
-from rankscope import record
-from rankscope.rank_writer import RankWriter
-from rankscope.sampling import is_sampled
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.sampling import is_sampled
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
@@ -33,7 +33,7 @@ from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
 STEPS = 20
 POLLS = 100
 LEVEL = 4  # of the steps that are measured on a device: one in 16
-STEP = {record.DATA_WAIT: 0.001, record.FORWARD: 0.012, record.BACKWARD: 0.03, record.COLLECTIVE_WAIT: 0.007}
+STEP = {layout.DATA_WAIT: 0.001, layout.FORWARD: 0.012, layout.BACKWARD: 0.03, layout.COLLECTIVE_WAIT: 0.007}
 
 
 def live(directory: Path, rank: int, options: argparse.Namespace, orders: Connection) -> None:
@@ -60,10 +60,10 @@ def live(directory: Path, rank: int, options: argparse.Namespace, orders: Connec
 
 def measure(writer: RankWriter, number: int, end: float) -> None:
     """The device has done step `number`."""
-    nth = writer.slots[record.PLACES["device_steps"]] + 1
-    phases = [STEP.get(phase, 0.0) for phase in range(len(record.PHASES))]
-    writer.device_ring[int(nth) % record.DEVICE_RING_STEPS][:] = array("d", [nth, number, end, number, *phases])
-    writer.slots[record.PLACES["device_steps"]] = nth
+    nth = writer.slots[layout.PLACES["device_steps"]] + 1
+    phases = [STEP.get(phase, 0.0) for phase in range(len(layout.PHASES))]
+    writer.device_ring[int(nth) % layout.DEVICE_RING_STEPS][:] = array("d", [nth, number, end, number, *phases])
+    writer.slots[layout.PLACES["device_steps"]] = nth
 
 
 def cost(action: Callable[[], object]) -> float:

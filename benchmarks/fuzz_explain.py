@@ -27,9 +27,9 @@ from typing import Any, NoReturn
 
 from benchmarks.explain_answers import NOW, Scene, answer
 
-from rankscope.explaining.command import show
-from rankscope.explaining.fetching import BODY_LIMIT, Answer, FetchError
-from rankscope.explaining.prometheus import Prometheus
+from rankscope.cli.explaining.command import show
+from rankscope.cli.explaining.fetching import BODY_LIMIT, Answer, FetchError
+from rankscope.cli.explaining.prometheus import Prometheus
 
 QUESTIONS = 24  # asked at the most, about; each input damages the answers to some of them
 LINES = 250  # that an explanation has at the most, with texts of the greatest length

@@ -34,8 +34,8 @@ from typing import Any
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
-from rankscope import record
-from rankscope.record import PLACES
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
 from rankscope_exporter.exposition.encoder import Exposition
 from rankscope_exporter.exposition.sample_cache import WrittenFamily
 from rankscope_exporter.ranks.collectors.ranks import Ranks
@@ -86,24 +86,24 @@ def damaged(seed: int, number: int) -> bytes:
 
 
 def _record(choose: random.Random, info: dict[str, Any]) -> bytearray:
-    data = bytearray(record.SIZE)
-    data[: record.HEADER.size] = record.header()
-    text = json.dumps(info, ensure_ascii=choose.random() < 0.9).encode(errors="surrogatepass")[: record.INFO_CAPACITY]
-    data[record.INFO_OFFSET : record.INFO_OFFSET + len(text)] = text
-    for place in range(record.SLOTS):
+    data = bytearray(layout.SIZE)
+    data[: layout.HEADER.size] = layout.header()
+    text = json.dumps(info, ensure_ascii=choose.random() < 0.9).encode(errors="surrogatepass")[: layout.INFO_CAPACITY]
+    data[layout.INFO_OFFSET : layout.INFO_OFFSET + len(text)] = text
+    for place in range(layout.SLOTS):
         _store(data, place, float(choose.randrange(1000)))
     _store(data, PLACES["info_sequence"], 2.0)
     _store(data, PLACES["phase_since"], 1e4)  # later than the start
     _store(data, PLACES["info_place"], float(len(text)))
-    _store(data, PLACES["phase"], float(choose.randrange(len(record.PHASES))))
-    _store(data, PLACES["ended"], choose.choice((record.RUNNING, record.FINISHED, record.EXCEPTION)))
+    _store(data, PLACES["phase"], float(choose.randrange(len(layout.PHASES))))
+    _store(data, PLACES["ended"], choose.choice((layout.RUNNING, layout.FINISHED, layout.EXCEPTION)))
     _store(data, PLACES["ended_unix"], NOW)
     _store(data, PLACES["started_unix"], NOW + choose.choice(STARTS))
     return data
 
 
 def _store(data: bytearray, place: int, value: float) -> None:
-    struct.pack_into("d", data, record.SLOTS_OFFSET + 8 * place, value)
+    struct.pack_into("d", data, layout.SLOTS_OFFSET + 8 * place, value)
 
 
 def _bits(choose: random.Random, data: bytearray) -> None:
@@ -113,25 +113,25 @@ def _bits(choose: random.Random, data: bytearray) -> None:
 
 
 def _header(choose: random.Random, data: bytearray) -> None:
-    data[: record.HEADER.size] = choose.randbytes(record.HEADER.size)
+    data[: layout.HEADER.size] = choose.randbytes(layout.HEADER.size)
 
 
 def _slot(choose: random.Random, data: bytearray) -> None:
-    if len(data) >= record.SIZE:
+    if len(data) >= layout.SIZE:
         odd = (*ODD_NUMBERS, struct.unpack("d", choose.randbytes(8))[0], choose.uniform(-100, 1e4))
-        _store(data, choose.randrange(record.SLOTS), choose.choice(odd))
+        _store(data, choose.randrange(layout.SLOTS), choose.choice(odd))
 
 
 def _json(choose: random.Random, data: bytearray) -> None:
-    if len(data) >= record.SIZE:
-        at = record.INFO_OFFSET + choose.randrange(400)
+    if len(data) >= layout.SIZE:
+        at = layout.INFO_OFFSET + choose.randrange(400)
         junk = choose.choice((b"[" * 5000, b'{"a":' * 1000, b"\xff", b'"', b"\\ud800", b"9" * 5000, b"NaN", b"\x00"))
         data[at : at + len(junk)] = junk
-        _store(data, PLACES["info_place"], float(choose.choice((100, 500, 6000, record.INFO_CAPACITY))))
+        _store(data, PLACES["info_place"], float(choose.choice((100, 500, 6000, layout.INFO_CAPACITY))))
 
 
 def _length(choose: random.Random, data: bytearray) -> None:
-    del data[choose.randrange(record.SIZE + 1) :]
+    del data[choose.randrange(layout.SIZE + 1) :]
 
 
 def _growth(choose: random.Random, data: bytearray) -> None:
@@ -139,7 +139,7 @@ def _growth(choose: random.Random, data: bytearray) -> None:
 
 
 def _last_words(choose: random.Random, data: bytearray) -> None:
-    data[record.LAST_WORDS_OFFSET : record.LAST_WORDS_OFFSET + 64] = choose.randbytes(64)
+    data[layout.LAST_WORDS_OFFSET : layout.LAST_WORDS_OFFSET + 64] = choose.randbytes(64)
 
 
 def _info(choose: random.Random, info: dict[str, Any]) -> None:

@@ -41,7 +41,7 @@ from torch import nn
 
 import rankscope
 from rankscope import attach, probes
-from rankscope.rank_writer import SUFFIX
+from rankscope.record.writer import SUFFIX
 
 RANKS = 2
 STEPS = 4

@@ -24,9 +24,9 @@ from typing import Any
 
 from nvml_simulator import environment, install
 
-from rankscope import record
-from rankscope.rank_writer import RankWriter
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.simulation.scenario import Scenario
 
@@ -155,7 +155,7 @@ def _live(directory: Path, rank: int) -> None:
     timeline = Timeline(writer)
     writer.publish(directory, f"benchmark.{rank}", _info(rank))
     while True:
-        for phase, share in ((record.DATA_WAIT, 0.1), (record.FORWARD, 0.3), (record.BACKWARD, 0.6)):
+        for phase, share in ((layout.DATA_WAIT, 0.1), (layout.FORWARD, 0.3), (layout.BACKWARD, 0.6)):
             opened = timeline.enter(phase)
             time.sleep(STEP * share)
             timeline.leave(opened)

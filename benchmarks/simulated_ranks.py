@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from rankscope.sampling import next_sampled
+from rankscope.record.sampling import next_sampled
 from rankscope_exporter.ranks.metrics.steps import ISSUING
 from rankscope_exporter.ranks.step_alignment import CAUSES, UNKNOWN
 

@@ -34,11 +34,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 import rankscope
-from rankscope import device_clock
-from rankscope.phases import PLANNED
-from rankscope.rank_reader import read_rank
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.rank_writer import SUFFIX
+from rankscope.record.phases import PLANNED
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.writer import SUFFIX
+from rankscope.timeline import device_clock
 
 WORK_SECONDS = 0.005  # of every rank, in forward and in backward
 FAULT_SECONDS = 0.030  # of one rank, on top

@@ -18,8 +18,8 @@ from benchmarks.gpu_check.exporter import STARTED, environment
 from benchmarks.gpu_check.report import Check, Outcome, judge, number, surviving
 from benchmarks.simulated_node import free_port
 
-from rankscope.device_clock import SECONDS_PER_MARK, STEADY
-from rankscope.sampling import is_sampled
+from rankscope.record.sampling import is_sampled
+from rankscope.timeline.device_clock import SECONDS_PER_MARK, STEADY
 
 PART = "hook on the GPU"
 HOST = 3e-4  # seconds that the host needs, under the profiler, from one call to the next

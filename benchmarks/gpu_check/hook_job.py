@@ -27,9 +27,11 @@ from benchmarks.hook_overhead.in_process import alternating, interval
 from torch.profiler import ProfilerActivity, profile
 
 import rankscope
-from rankscope import attach, device_clock, guard, record
-from rankscope.rank_reader import read_rank
-from rankscope.record import FIELDS, PLACES
+from rankscope import attach, guard
+from rankscope.record import layout
+from rankscope.record.layout import FIELDS, PLACES
+from rankscope.record.reader import read_rank
+from rankscope.timeline import device_clock
 
 LATE = 0.02  # seconds by which the last of several ranks comes late to each step
 MOST_STEPS = 30  # that a device ring holds and one reading gives
@@ -237,7 +239,7 @@ class Job:
         grown = [after - earlier for after, earlier in zip(slots.tolist(), before, strict=True)]
         host = {
             "host": by_phase(many(grown, "phase_seconds")),
-            "collectives": {op: n for op, n in zip(record.OPS, many(grown, "collectives"), strict=True) if n},
+            "collectives": {op: n for op, n in zip(layout.OPS, many(grown, "collectives"), strict=True) if n},
             "device_waits": grown[PLACES["device_waits"]],
         }
         return ended, host, {"issued": dict(issued), "waits": training.waits, "waited": training.waited}
@@ -337,7 +339,7 @@ def many(slots: Sequence[float], field: str) -> Sequence[float]:
 
 def by_phase(seconds: Sequence[float]) -> dict[str, float]:
     """By the record's phases: this training has none of its own."""
-    return dict(zip(record.PHASES, seconds, strict=False))
+    return dict(zip(layout.PHASES, seconds, strict=False))
 
 
 def say(told: Mapping[str, Any]) -> None:

@@ -39,12 +39,13 @@ class Rankscope(Nobody):
 
     def collectives(self) -> float:
         """Collectives so far, from the record."""
-        from rankscope import attach, record
+        from rankscope import attach
+        from rankscope.record import layout
 
         attachment = attach.current()
         assert attachment is not None
-        place = record.PLACES["collectives"]
-        return float(sum(attachment.writer.slots[place : place + len(record.OPS)]))
+        place = layout.PLACES["collectives"]
+        return float(sum(attachment.writer.slots[place : place + len(layout.OPS)]))
 
 
 class PrometheusClient(Nobody):

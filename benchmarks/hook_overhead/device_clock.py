@@ -41,8 +41,9 @@ from benchmarks.hook_overhead.in_process import (
 from benchmarks.hook_overhead.trainings import Ddp
 
 import rankscope
-from rankscope import attach, device_clock
-from rankscope.record import PLACES
+from rankscope import attach
+from rankscope.record.layout import PLACES
+from rankscope.timeline import device_clock
 
 LONG_STEP = 0.02  # seconds, of the steps in which the marks of a second are counted
 STREAM = SimpleNamespace(device="cuda:0")

@@ -8,7 +8,7 @@ import numpy as np
 from benchmarks.month.plan import RANKS_PER_NODE, Plan
 from benchmarks.month.steps import BEGAN, PHASES, WAIT, Array, Block, P, Start, timeline
 
-from rankscope.sampling import is_sampled
+from rankscope.record.sampling import is_sampled
 
 SCRAPE = 15.0  # seconds
 CAUSES = [number for name, number in P.items() if name not in ("collective_wait", "startup")]

@@ -18,10 +18,10 @@ from typing import Any
 from benchmarks.fuzz_rank_files import damaged
 from benchmarks.siege.target import GPUS, RUN, VICTIM, Seen, Target
 
-from rankscope import record
-from rankscope.rank_reader import UnreadableRecordError, read_rank
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.reader import UnreadableRecordError, read_rank
+from rankscope.record.writer import RankWriter
 from rankscope_exporter.ranks.run_directory import LABELS
 from rankscope_exporter.simulation import simulated_uuid
 
@@ -79,7 +79,7 @@ def forged_living(target: Target, seen: Seen) -> Iterator[None]:
     try:
         while True:
             for writer in living:
-                writer.slots[PLACES["phase_seconds"] + record.DATA_WAIT] += 1.0
+                writer.slots[PLACES["phase_seconds"] + layout.DATA_WAIT] += 1.0
                 writer.slots[PLACES["started_unix"]] += 0.1
                 seen["told lies"] += 1
             yield
@@ -96,7 +96,7 @@ def forged_dead(target: Target, seen: Seen) -> Iterator[None]:
             rank = ("0", "1", "999")[number % 3]
             writer = _published(target, f"dead-{number}", rank=rank)
             if number % 2:
-                writer.slots[PLACES["ended"]] = record.EXCEPTION
+                writer.slots[PLACES["ended"]] = layout.EXCEPTION
                 writer.slots[PLACES["ended_unix"]] = time.time()
             assert writer.path is not None
             dead.append(writer.path)
@@ -164,7 +164,7 @@ def broken(target: Target, seen: Seen) -> Iterator[None]:
                     present.popleft().unlink(missing_ok=True)
                 made += 1
                 path.write_bytes(data)  # which truncates it first
-                os.truncate(path, made % record.SIZE)
+                os.truncate(path, made % layout.SIZE)
                 seen["truncated"] += 1
                 yield
         finally:
@@ -211,7 +211,7 @@ def _of_victim(target: Target) -> list[Path]:
 
 def _copy_of_victim(target: Target) -> bytes:
     paths = _of_victim(target)
-    return paths[0].read_bytes() if paths else bytes(record.SIZE)
+    return paths[0].read_bytes() if paths else bytes(layout.SIZE)
 
 
 def _published(target: Target, name: str, now: float | None = None, **labels: str) -> RankWriter:

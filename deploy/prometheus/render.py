@@ -15,7 +15,7 @@ The order of the files and of the rules in them is that of the evaluation, facts
 evaluates the rules of a group one after the other and those of several groups beside each other.
 
 What is rendered is committed, so that Prometheus needs nothing but it. In a source `<<name>>` is a threshold,
-`<<planned_phases>>` and `<<computing_phases>>` are phases of `rankscope.phases`, and `<<cause_words>>` and
+`<<planned_phases>>` and `<<computing_phases>>` are phases of `rankscope.record.phases`, and `<<cause_words>>` and
 `<<cause_advice>>` are what causes.yml has on each cause of the alert. What stands between the lines
 `# <<for each tier>>` and `# <<end>>` is there once for each row of `tiers`, whose fields are `<<tier_limit>>` and so
 on. `<<first_tier_span>>` is that of the first row. Kept labels are added wherever series are joined, aggregated or
@@ -41,9 +41,9 @@ except ModuleNotFoundError:
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parents[1] / "trainer_hooks"))  # for those who have not installed Rankscope here
 
-from rankscope.phases import COMPUTING, PLANNED  # noqa: E402
+from rankscope.record.phases import COMPUTING, PLANNED  # noqa: E402
 
-KNOWN = HERE.parents[1] / "trainer_hooks/rankscope/explaining/known.json"
+KNOWN = HERE.parents[1] / "trainer_hooks/rankscope/cli/explaining/known.json"
 ALERTMANAGER = HERE.parent / "alertmanager/alertmanager.yml"
 RUNBOOKS = "https://github.com/rankscope/rankscope/blob/main/docs/runbooks"
 PLACEHOLDER = re.compile(r"<<\s*(?P<name>\w+)\s*(?:\|\s*(?P<form>\w+)\s*)?>>")

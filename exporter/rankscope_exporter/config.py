@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope import __version__
-from rankscope.rank_writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
+from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 
 DEFAULT_PORT = 10417
 DEFAULT_REFERENCE_INTERVAL = 30.0  # seconds: twice the scrape interval of deploy/prometheus

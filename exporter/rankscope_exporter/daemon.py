@@ -13,7 +13,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from rankscope import __version__
-from rankscope.identity import compact
+from rankscope.process.identity import compact
 from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.exposition.exporter import ExporterCollector

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import yaml
 
-from rankscope import phases
+from rankscope.record import phases
 from rankscope_dashboards.panels import NEUTRAL
 
 COLORS = {

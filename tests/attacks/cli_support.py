@@ -16,8 +16,8 @@ STRANGER = 65534
 BECOME = """
 import ctypes, fcntl, json, os, signal, sys, time
 from pathlib import Path
-import rankscope.launch, rankscope.living_ranks, rankscope.stacks
-from rankscope.rank_writer import RankWriter
+import rankscope.cli.launch, rankscope.cli.living_ranks, rankscope.cli.stacks
+from rankscope.record.writer import RankWriter
 directory, user = Path(sys.argv[1]), int(sys.argv[2])
 def become():
     os.setgroups([])
@@ -54,6 +54,6 @@ def process(code: str, run_dir: Path, user: int = STRANGER) -> Iterator[subproce
 
 def ask(run_dir: Path, *flags: str, path: str = "/nowhere") -> subprocess.CompletedProcess[str]:
     """`rankscope stacks`; `path` is where it may find py-spy."""
-    command = [sys.executable, "-m", "rankscope.launch", "stacks", f"--run-dir={run_dir}", *flags]
+    command = [sys.executable, "-m", "rankscope.cli.launch", "stacks", f"--run-dir={run_dir}", *flags]
     environment = {**os.environ, "PATH": path}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)

@@ -11,7 +11,7 @@ from benchmarks.gpu_check import hook, hook_job, trace
 from benchmarks.gpu_check.hook_ways import WAYS
 from benchmarks.gpu_check.report import Check
 
-from rankscope.sampling import is_sampled
+from rankscope.record.sampling import is_sampled
 
 SMALL = ("--backend=gloo", "--device=cpu", "--width=8", "--batch=4", "--steps=3", "--pairs=1", "--block=2")
 

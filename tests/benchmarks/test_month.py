@@ -15,8 +15,8 @@ from benchmarks.month.samples import Stretch
 from benchmarks.month.steps import PHASES, WAIT, P
 from deploy.prometheus.shipped import HERE
 
-from rankscope.rank_snapshot import Step
-from rankscope.record import PHASES as HOOK_PHASES
+from rankscope.record.layout import PHASES as HOOK_PHASES
+from rankscope.record.snapshot import Step
 from rankscope_exporter.ranks import step_alignment
 
 

@@ -23,7 +23,7 @@ from benchmarks.siege.target import INSIDER, RUN, VICTIM, Seen, Target
 from tests.attacks.http.clients import server
 from tests.exporter.web.conftest import web_config
 
-from rankscope.rank_reader import read_rank
+from rankscope.record.reader import read_rank
 
 __all__ = ["web_config"]
 
@@ -74,7 +74,7 @@ class TestOnTheDirectory:
         if os.geteuid() != 0:
             pytest.skip("did not run: only root can make a second user")
         code = (
-            "import sys, json; from pathlib import Path; from rankscope.rank_writer import RankWriter\n"
+            "import sys, json; from pathlib import Path; from rankscope.record.writer import RankWriter\n"
             "writer = RankWriter(); writer.publish(Path(sys.argv[1]), sys.argv[2], {})\n"
             "print('published', flush=True); sys.stdin.read()"
         )

@@ -14,7 +14,7 @@ import pytest
 import tomllib
 import yaml
 
-from rankscope.rank_writer import SYSTEM_RUN_DIR
+from rankscope.record.writer import SYSTEM_RUN_DIR
 from rankscope_exporter.config import DEFAULT_PORT
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ import pytest
 import yaml
 from examples.demo.servers import free_port
 
-from rankscope.rank_writer import SYSTEM_RUN_DIR
+from rankscope.record.writer import SYSTEM_RUN_DIR
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/install"

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rankscope.rank_reader import read_rank
+from rankscope.record.reader import read_rank
 
 README = Path(__file__).parents[2] / "README.md"
 

@@ -18,7 +18,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import rankscope
-from rankscope import device_clock, guard
+from rankscope import guard
+from rankscope.timeline import device_clock
 
 COMPUTING, DELAY = 0.01, 0.03  # seconds
 

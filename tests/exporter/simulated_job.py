@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from rankscope import record
-from rankscope.rank_writer import RankWriter
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory, Scan
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
@@ -38,7 +38,7 @@ class SimulatedRank:
             "group": "0-3",
             **labels,
         }
-        self._phases = (*record.PHASES, *info.get("phases", ()))
+        self._phases = (*layout.PHASES, *info.get("phases", ()))
         self.writer.publish(directory, f"{info['run']}.{rank}.{start}", info)
 
     def spend(self, phase: str, seconds: float) -> None:
@@ -51,11 +51,11 @@ class SimulatedRank:
 
     def measure(self, seconds: Mapping[str, float], sequence: int) -> None:
         """The device has done the step that the host ended last."""
-        slots, nth = self.writer.slots, self.writer.slots[record.PLACES["device_steps"]] + 1
-        phases = [seconds.get(phase, 0.0) for phase in record.PHASES]
+        slots, nth = self.writer.slots, self.writer.slots[layout.PLACES["device_steps"]] + 1
+        phases = [seconds.get(phase, 0.0) for phase in layout.PHASES]
         entry = (nth, self._timeline.steps, self.now, sequence, *phases)
-        self.writer.device_ring[int(nth) % record.DEVICE_RING_STEPS][:] = array("d", entry)
-        slots[record.PLACES["device_steps"]] = nth
+        self.writer.device_ring[int(nth) % layout.DEVICE_RING_STEPS][:] = array("d", entry)
+        slots[layout.PLACES["device_steps"]] = nth
 
 
 class Job:

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.rank_writer import RankWriter
-from rankscope.timeline import Timeline
+from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 from rankscope_exporter import config, daemon
 from rankscope_exporter.ranks.run_directory import LABELS, Rank
 from rankscope_exporter.simulation import simulated_uuid

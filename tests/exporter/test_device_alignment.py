@@ -25,8 +25,8 @@ from tests.exporter.simulated_job import (
     scan,
 )
 
-from rankscope import record
-from rankscope.sampling import is_sampled
+from rankscope.record import layout
+from rankscope.record.sampling import is_sampled
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.ranks.step_alignment import REMEMBERED
@@ -172,7 +172,7 @@ def test_no_more_steps_are_remembered_than_are_compared(run_dir: Path, alignment
 def test_each_phase_but_waiting_and_start_up_may_be_to_blame(run_dir: Path, alignment: Aligning) -> None:
     AsynchronousJob(run_dir, 0, 0).run(range(1, 3), even)
     alignment.poll()
-    assert set(alignment.alignments()[0].blame) == {*record.PHASES, "unknown"} - {"collective_wait", "startup"}
+    assert set(alignment.alignments()[0].blame) == {*layout.PHASES, "unknown"} - {"collective_wait", "startup"}
 
 
 NUMBERS = st.sampled_from([0.0, 5e-324, 1.0, 2.0, 1e3, 2.0**53, 2.0**199]) | st.floats(0, 9)
@@ -180,7 +180,7 @@ NUMBERS = st.sampled_from([0.0, 5e-324, 1.0, 2.0, 1e3, 2.0**53, 2.0**199]) | st.
 
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    entries=st.lists(st.lists(NUMBERS, min_size=record.DEVICE_RING_WIDTH - 1, max_size=record.DEVICE_RING_WIDTH - 1)),
+    entries=st.lists(st.lists(NUMBERS, min_size=layout.DEVICE_RING_WIDTH - 1, max_size=layout.DEVICE_RING_WIDTH - 1)),
     pace=st.lists(NUMBERS, min_size=2, max_size=2),
 )
 def test_whatever_stands_in_the_rings_of_two_ranks_prometheus_can_take_what_comes_of_it(
@@ -192,9 +192,9 @@ def test_whatever_stands_in_the_rings_of_two_ranks_prometheus_can_take_what_come
         rank = SimulatedRank(run_dir, number, 0.0, backend="nccl")
         slots = rank.writer.slots
         for nth, entry in enumerate(entries, start=1):
-            rank.writer.device_ring[nth % record.DEVICE_RING_STEPS][:] = array("d", [nth, *entry])
-        slots[record.PLACES["device_steps"]] = len(entries)
-        slots[record.PLACES["step_seconds"]], slots[record.PLACES["steps"]] = pace
+            rank.writer.device_ring[nth % layout.DEVICE_RING_STEPS][:] = array("d", [nth, *entry])
+        slots[layout.PLACES["device_steps"]] = len(entries)
+        slots[layout.PLACES["step_seconds"]], slots[layout.PLACES["steps"]] = pace
     families = AlignedSteps(30.0).look(scan(RunDirectory([run_dir])))
     check(families)
     assert all(sample.value >= 0 for family in families for sample in family.samples)

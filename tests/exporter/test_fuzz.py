@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.core import GaugeMetricFamily
 
-from rankscope import rank_reader, record
-from rankscope.record import PLACES
+from rankscope.record import layout, reader
+from rankscope.record.layout import PLACES
 from rankscope_exporter.ranks import run_directory
 from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
 
@@ -27,17 +27,17 @@ JSON = st.recursive(
 )
 GOOD = {**dict.fromkeys(LABELS, ""), "run": "r", "rank": "0", "pid": "1", "phases": [], "probes_disabled": []}
 INFOS = st.fixed_dictionaries({}, optional=dict.fromkeys((*LABELS, "phases", "probes_disabled"), TEXTS | JSON))
-SLOTS = st.dictionaries(st.integers(0, record.SLOTS - 1), st.floats() | st.integers(0, 2**53).map(float), max_size=8)
+SLOTS = st.dictionaries(st.integers(0, layout.SLOTS - 1), st.floats() | st.integers(0, 2**53).map(float), max_size=8)
 
 
 def made(info: dict[str, Any], slots: dict[int, float]) -> bytes:
-    text = json.dumps({**GOOD, **info}).encode()[: record.INFO_CAPACITY]
-    values = [0.0] * record.SLOTS
+    text = json.dumps({**GOOD, **info}).encode()[: layout.INFO_CAPACITY]
+    values = [0.0] * layout.SLOTS
     values[PLACES["info_place"]] = float(len(text))
     for place, value in slots.items():
         values[place] = value
-    data = record.header().ljust(record.SLOTS_OFFSET, b"\0") + struct.pack(f"{record.SLOTS}d", *values)
-    return (data.ljust(record.INFO_OFFSET, b"\0") + text).ljust(record.SIZE, b"\0")
+    data = layout.header().ljust(layout.SLOTS_OFFSET, b"\0") + struct.pack(f"{layout.SLOTS}d", *values)
+    return (data.ljust(layout.INFO_OFFSET, b"\0") + text).ljust(layout.SIZE, b"\0")
 
 
 def test_no_damaged_file_stops_a_scrape_or_gets_a_bad_label_out(run_dir: Path) -> None:
@@ -59,7 +59,7 @@ def test_no_record_made_of_anything_gets_out_but_as_prometheus_takes_it(
 
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.binary(max_size=300).map(lambda junk: record.header() + junk) | st.binary(max_size=300))
+@given(data=st.binary(max_size=300).map(lambda junk: layout.header() + junk) | st.binary(max_size=300))
 def test_no_bytes_are_taken_for_a_record(run_dir: Path, data: bytes) -> None:
     (run_dir / "made.rank").write_bytes(data)
     shown, skipped = scrape(RunDirectory([run_dir]), parse=False)
@@ -69,9 +69,9 @@ def test_no_bytes_are_taken_for_a_record(run_dir: Path, data: bytes) -> None:
 MISSING = {
     "future starts": (run_directory, "check_time", lambda *_: None),
     "labels": (run_directory, "check_info", lambda _: None),
-    "numbers": (rank_reader, "LARGEST", math.inf),
-    "whole buckets": (rank_reader, "_BUCKETS", slice(0, 0)),
-    "nested brackets": (rank_reader, "RecursionError", ZeroDivisionError),
+    "numbers": (reader, "LARGEST", math.inf),
+    "whole buckets": (reader, "_BUCKETS", slice(0, 0)),
+    "nested brackets": (reader, "RecursionError", ZeroDivisionError),
 }
 
 

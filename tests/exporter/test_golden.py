@@ -21,8 +21,8 @@ from tests.exporter.conftest import START, Clock
 from tests.exporter.simulated_job import Job, SimulatedRank, lagging
 
 import rankscope_exporter.exposition.exporter as exporter_collector
-from rankscope import record
-from rankscope.rank_reader import read_rank
+from rankscope.record import layout
+from rankscope.record.reader import read_rank
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.exposition.exporter import ExporterCollector
 from rankscope_exporter.exposition.scrape import Scrape
@@ -182,12 +182,12 @@ def test_what_a_rank_writes_down(run_dir, monkeypatch) -> None:
     path = job.ranks[1].writer.path
     assert path is not None
     compare("rank.record", path.read_bytes())
-    assert len(path.read_bytes()) == record.SIZE
+    assert len(path.read_bytes()) == layout.SIZE
     assert read_rank(path).info["phases"] == ["tokenize"]
 
 
 def test_every_slot_has_its_place() -> None:
-    lines = [f"{place:4d} {field} {record.FIELDS[field]}\n" for field, place in record.PLACES.items()]
-    offsets = {name: value for name, value in vars(record).items() if name.endswith("_OFFSET")}
+    lines = [f"{place:4d} {field} {layout.FIELDS[field]}\n" for field, place in layout.PLACES.items()]
+    offsets = {name: value for name, value in vars(layout).items() if name.endswith("_OFFSET")}
     lines += [f"{name} {value}\n" for name, value in sorted(offsets.items())]
     compare("record.txt", "".join(lines).encode())

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.rank_reader import UnreadableRecordError
+from rankscope.record.reader import UnreadableRecordError
 from rankscope_exporter.ranks import files
 from rankscope_exporter.ranks.files import Listing, RankFile, fair_share, open_directory
 

@@ -17,8 +17,8 @@ from tests.exporter.simulated_job import (
     scan,
 )
 
-from rankscope.rank_snapshot import Step
-from rankscope.sampling import is_sampled, next_sampled
+from rankscope.record.sampling import is_sampled, next_sampled
+from rankscope.record.snapshot import Step
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.reference_step import level_of, newest_sampled
 from rankscope_exporter.ranks.run_directory import RunDirectory

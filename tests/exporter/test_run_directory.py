@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from rankscope import record
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.files import Listed, Listing
 from rankscope_exporter.ranks.run_directory import LABELS, SERIES_LIMIT, Beliefs, RunDirectory
@@ -26,7 +26,7 @@ NOW = 1_700_000_000.0
 LIVING_RANK = """
 import json, sys
 from pathlib import Path
-from rankscope.rank_writer import RankWriter
+from rankscope.record.writer import RankWriter
 writer = RankWriter()
 writer.publish(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))
 print("published", flush=True)
@@ -44,7 +44,7 @@ def leave_record(directory: Path, name: str, ended_unix: float = 0.0, **labels: 
     writer.publish(directory, name, info(**labels))
     writer.slots[PLACES["started_unix"]] = NOW - 100
     if ended_unix:
-        writer.slots[PLACES["ended"]] = record.FINISHED
+        writer.slots[PLACES["ended"]] = layout.FINISHED
         writer.slots[PLACES["ended_unix"]] = ended_unix
     assert writer.path is not None
     return writer.path
@@ -164,12 +164,12 @@ def write_record(path: Path, text: bytes, **slots: float) -> None:
     """A record whose info is exactly `text`."""
     writer = RankWriter()
     writer.publish(path.parent, path.stem, info())
-    for field, value in {"started_unix": NOW, "ended": record.FINISHED, "ended_unix": NOW, **slots}.items():
+    for field, value in {"started_unix": NOW, "ended": layout.FINISHED, "ended_unix": NOW, **slots}.items():
         writer.slots[PLACES[field]] = value
     writer.slots[PLACES["info_place"]] = len(text)
     path.chmod(0o644)
     with path.open("r+b") as file:
-        file.seek(record.INFO_OFFSET)
+        file.seek(layout.INFO_OFFSET)
         file.write(text)
 
 
@@ -255,14 +255,14 @@ def test_a_run_directory_that_is_none_is_counted_and_logged(run_dir: Path, caplo
 
 
 def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path) -> None:
-    phases = [f"phase-{number}" for number in range(record.MAX_PHASES - len(record.PHASES))]
-    groups = [f"{number}-{number + 1}" for number in range(record.MAX_GROUPS)]
+    phases = [f"phase-{number}" for number in range(layout.MAX_PHASES - len(layout.PHASES))]
+    groups = [f"{number}-{number + 1}" for number in range(layout.MAX_GROUPS)]
     leave_record(run_dir, "r", ended_unix=NOW, phases=phases, groups=groups, settings={"precision": "bf16"})
     path = run_dir / "r.rank"
     path.chmod(0o644)
     with path.open("r+b") as file:
-        for place in range(PLACES["steps"], record.SLOTS):
-            file.seek(record.SLOTS_OFFSET + 8 * place)
+        for place in range(PLACES["steps"], layout.SLOTS):
+            file.seek(layout.SLOTS_OFFSET + 8 * place)
             file.write(struct.pack("d", 1.0))
     families = Ranks().look(RunDirectory([run_dir], Clock()).scan())
     assert sum(len(family.samples) for family in families if family.name.startswith("rankscope_rank_")) == SERIES_LIMIT

@@ -20,7 +20,7 @@ from tests.exporter.simulated_job import (
     rotating,
 )
 
-from rankscope import record
+from rankscope.record import layout
 from rankscope_exporter.ranks.step_alignment import REMEMBERED, UNKNOWN, Alignment
 
 
@@ -96,7 +96,7 @@ def test_steps_that_were_missed_do_not_count(run_dir: Path, alignment: Aligning)
     job.run(1000, even)
     alignment.poll()
     missed = alignment.alignments()[0].steps
-    assert missed <= record.RING_STEPS
+    assert missed <= layout.RING_STEPS
     job.run(10, even)
     alignment.poll()
     assert alignment.alignments()[0].steps == missed + 10

@@ -16,7 +16,7 @@ from tests.exporter.test_run_directory import info
 LEAVE_RECORD = """
 import json, sys
 from pathlib import Path
-from rankscope.rank_writer import RankWriter
+from rankscope.record.writer import RankWriter
 RankWriter().publish(Path(sys.argv[1]), "r.0", json.loads(sys.argv[2]))
 """
 

@@ -20,7 +20,7 @@ from examples.demo.stack import Stack, wait_for
 from tests.gauntlet.devices import GLOO
 from tests.gauntlet.training import RANKS, STARTS_WITHIN, JobError, Training
 
-from rankscope import record
+from rankscope.record import layout
 
 GPUS = RANKS + 2  # two that belong to no rank
 RUN = "train"
@@ -127,8 +127,8 @@ class Arena:
 
     def publish_of_another_version(self) -> None:
         """A record with the header of another version is among those of the ranks."""
-        header = record.HEADER.pack(record.MAGIC, record.VERSION + 1, record.SIZE, record.LAYOUT)
-        self._newer.write_bytes(header.ljust(record.SIZE, b"\0"))
+        header = layout.HEADER.pack(layout.MAGIC, layout.VERSION + 1, layout.SIZE, layout.LAYOUT)
+        self._newer.write_bytes(header.ljust(layout.SIZE, b"\0"))
         self._began(time.time())
 
     def wait_for_ranks(self) -> None:

@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 import rankscope
-from rankscope import device_clock
+from rankscope.timeline import device_clock
 
 WIDTH, BATCH = 64, 32
 INITIAL_SCALE = 65536.0

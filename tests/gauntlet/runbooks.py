@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankscope.explaining.prometheus import Prometheus, PrometheusError
+from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
 
 RUNBOOKS = Path(__file__).resolve().parents[2] / "docs/runbooks"
 BLOCK = re.compile(r"```promql( optional)?\n(.*?)```", re.DOTALL)

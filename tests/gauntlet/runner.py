@@ -14,9 +14,9 @@ from tests.gauntlet.schedule import Run
 from tests.gauntlet.score import Verdict, false_alarms, judge
 from tests.gauntlet.training import JobError
 
-from rankscope.explaining.command import as_object
-from rankscope.explaining.explanation import explain
-from rankscope.explaining.prometheus import Prometheus, PrometheusError
+from rankscope.cli.explaining.command import as_object
+from rankscope.cli.explaining.explanation import explain
+from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
 
 TOLD_WITHIN = 60.0  # seconds from the onset: what comes later does not count
 LISTEN_ON = 5.0  # after the last of the expected: for more than was right

@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 import generate
-from rankscope import phases
+from rankscope.record import phases
 from rankscope_dashboards.panels import CAUTION, NEUTRAL
 from rankscope_dashboards.phases import CAUSES, PHASES
 from rankscope_dashboards.queries import DASHBOARDS, NEEDS_CUDA, PanelQuery, panel_queries

@@ -15,7 +15,7 @@ from typing import Any
 
 import yaml
 
-from rankscope.phases import PLANNED
+from rankscope.record.phases import PLANNED
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules"
 ENVIRONMENT = {**os.environ, "GOGC": "800"}

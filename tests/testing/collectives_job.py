@@ -22,8 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import read_rank
-from rankscope.record import OPS
+from rankscope.record.layout import OPS
+from rankscope.record.reader import read_rank
 
 BATCH = 8
 

@@ -9,7 +9,7 @@ import pytest
 import rankscope
 from rankscope import attach, guard
 from rankscope.attach import Attachment
-from rankscope.timeline import Timeline
+from rankscope.timeline.timeline import Timeline
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import read_rank
-from rankscope.rank_snapshot import RankSnapshot
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
 
 STEPS = 8
 OVERFLOWS = (0, 3, 4)  # steps in which a gradient is not finite; the first of all comes before any optimizer stepped

@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from rankscope import record
 from rankscope.announcements import beginning, duration, percent, say, summary
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.rank_writer import SHARED_MEMORY_RUN_DIR
-from rankscope.record import PLACES
-from rankscope.timeline import BACKWARD_PASS, OPTIMIZER_STEP
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.writer import SHARED_MEMORY_RUN_DIR
+from rankscope.timeline.timeline import BACKWARD_PASS, OPTIMIZER_STEP
 
 TRAIN = """
 import contextlib, os, signal, sys
@@ -154,12 +154,12 @@ def snapshot(
     host: dict[str, float], device: dict[str, float] | None = None, world_size: int = 1, steps: int = 100
 ) -> RankSnapshot:
     """Of a record with so many seconds of the host and of the device, by phase."""
-    slots = [0.0] * record.SLOTS
+    slots = [0.0] * layout.SLOTS
     slots[PLACES["steps"]] = float(steps)
     slots[PLACES["device_steps"]] = float(bool(device))
     for field, seconds in (("phase_seconds", host), ("device_seconds", device or {})):
         for phase, value in seconds.items():
-            slots[PLACES[field] + record.PHASES.index(phase)] = value
+            slots[PLACES[field] + layout.PHASES.index(phase)] = value
     info = {"world_size": str(world_size)}
     return RankSnapshot(Path(), True, tuple(slots), info, last_words_at=None, read_monotonic=sum(host.values()))
 

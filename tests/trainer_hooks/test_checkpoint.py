@@ -22,12 +22,13 @@ import torch.distributed.checkpoint as distributed_checkpoint
 from tests.trainer_hooks.jobs.leaving import leave
 
 import rankscope
-from rankscope import attach, guard, record
+from rankscope import attach, guard
 from rankscope.guard import Guard
 from rankscope.probes import checkpoint
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 
 JOB = Path(__file__).parent / "jobs" / "distributed_checkpoint.py"
 MODEL = torch.nn.Linear(256, 256)
@@ -73,7 +74,7 @@ def test_its_time_is_checkpoint_time_and_agrees_with_the_scripts_own_timer(timel
     torch.save({"model": MODEL.state_dict(), "slow": Slow()}, tmp_path / "model.pt")
     took = time.monotonic() - began
     assert 0.2 <= value(timeline, "checkpoint_last_seconds") <= took
-    assert 0.2 <= seconds(timeline, record.CHECKPOINT) <= took
+    assert 0.2 <= seconds(timeline, layout.CHECKPOINT) <= took
 
 
 def test_torch_save_to_an_open_file_counts_what_it_wrote(timeline: Timeline, tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_what_is_saved_into_memory_or_a_pipe_is_no_checkpoint(timeline: Timeline
         torch.save(1, pipe)
     os.close(read_end)
     assert value(timeline, "checkpoints") == 0
-    assert seconds(timeline, record.CHECKPOINT) == 0
+    assert seconds(timeline, layout.CHECKPOINT) == 0
 
 
 @pytest.mark.parametrize("metric", [torch.zeros(4), {"loss": 0.5, "step": 7}, [1, 2, 3]])
@@ -177,7 +178,7 @@ def test_a_distributed_save_counts_once_with_what_this_rank_wrote(timeline: Time
     written = sum(path.stat().st_size for path in (tmp_path / "1").glob("__0_*.distcp"))
     assert value(timeline, "checkpoints") == 1
     assert value(timeline, "checkpoint_last_bytes") == written
-    assert 0 < value(timeline, "checkpoint_last_seconds") <= seconds(timeline, record.CHECKPOINT) * 1.01
+    assert 0 < value(timeline, "checkpoint_last_seconds") <= seconds(timeline, layout.CHECKPOINT) * 1.01
 
 
 @pytest.fixture
@@ -191,7 +192,7 @@ def process_group(tmp_path: Path) -> Iterator[None]:
 @pytest.mark.usefixtures("process_group")
 def test_torchs_asynchronous_save_counts_with_its_bytes(timeline: Timeline, tmp_path: Path) -> None:
     future = distributed_checkpoint.async_save({"model": MODEL.state_dict()}, checkpoint_id=tmp_path / "1")
-    blocked = seconds(timeline, record.CHECKPOINT)
+    blocked = seconds(timeline, layout.CHECKPOINT)
     assert isinstance(future, Future)
     future.result()
     deadline = time.monotonic() + 10  # what the future is waited with wakes us before its callbacks run
@@ -225,7 +226,7 @@ def test_an_asynchronous_save_counts_when_it_is_finished_with_the_time_that_it_b
     future: Future[Any] = Future()
     save = checkpoint.in_checkpoint(timeline, Guard("checkpoint", lambda _: None), saves.measure)(lambda: future)
     assert save() is future
-    blocked = seconds(timeline, record.CHECKPOINT)
+    blocked = seconds(timeline, layout.CHECKPOINT)
     saves.look()
     assert value(timeline, "checkpoints") == 0
     thread = threading.Thread(target=future.set_result, args=(None,))

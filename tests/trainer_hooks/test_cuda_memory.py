@@ -9,9 +9,9 @@ import torch
 from rankscope.guard import Guard
 from rankscope.probes import cuda_memory
 from rankscope.probes.cuda_memory import AllocatorReader
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
-from rankscope.timeline import SETTLED_STEPS, Timeline
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import SETTLED_STEPS, Timeline
 
 
 def stats(allocated: int, peak: int, reserved: int, retries: int = 0, failures: int = 0) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.record import OPS
+from rankscope.record.layout import OPS
 
 JOB = Path(__file__).parent / "jobs" / "every_variant.py"
 VARIANTS = ("plain", "fp16", "no_sync", "static_graph", "find_unused", "peek", "unused")

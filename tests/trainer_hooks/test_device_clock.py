@@ -11,13 +11,14 @@ import torch.distributed as dist
 from tests.trainer_hooks.jobs.leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope import device_clock, record
-from rankscope.device_clock import DeviceClock
 from rankscope.guard import Guard
 from rankscope.probes import backward, ddp, device_time, device_wait
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
+from rankscope.timeline import device_clock
+from rankscope.timeline.device_clock import DeviceClock
+from rankscope.timeline.timeline import Timeline
 
 
 class Host:
@@ -139,21 +140,21 @@ def phase(timeline: Timeline, gpu: Gpu, phase: int, seconds: float) -> None:
 def train(timeline: Timeline, gpu: Gpu, steps: int = 1) -> None:
     """Six seconds of the device's a step, issued in four milliseconds of the host's."""
     for _ in range(steps):
-        phase(timeline, gpu, record.FORWARD, 2)
+        phase(timeline, gpu, layout.FORWARD, 2)
         gpu.issue(0.5)  # the loss
-        backward = timeline.enter(record.BACKWARD)
+        backward = timeline.enter(layout.BACKWARD)
         gpu.issue(2)
-        phase(timeline, gpu, record.COLLECTIVE_WAIT, 1)
+        phase(timeline, gpu, layout.COLLECTIVE_WAIT, 1)
         timeline.leave(backward)
-        phase(timeline, gpu, record.OPTIMIZER, 0.5)
+        phase(timeline, gpu, layout.OPTIMIZER, 0.5)
         timeline.step()
 
 
 def seconds(timeline: Timeline) -> dict[str, float]:
     """Phases that have any time of the device's."""
     place = PLACES["device_seconds"]
-    values = timeline.writer.slots[place : place + len(record.PHASES)].tolist()
-    return {name: value for name, value in zip(record.PHASES, values, strict=True) if value}
+    values = timeline.writer.slots[place : place + len(layout.PHASES)].tolist()
+    return {name: value for name, value in zip(layout.PHASES, values, strict=True) if value}
 
 
 STEP = {"other": 0.5, "forward": 2, "backward": 2, "collective_wait": 1, "optimizer": 0.5}
@@ -184,7 +185,7 @@ def test_the_phases_partition_the_devices_time_whether_it_works_or_idles(timelin
     for _ in range(3):
         train(timeline, gpu, 2)
         gpu.synchronize()
-        data_wait = timeline.enter(record.DATA_WAIT)
+        data_wait = timeline.enter(layout.DATA_WAIT)
         gpu.host.now += 3
         timeline.leave(data_wait)
     for _ in range(2):
@@ -216,7 +217,7 @@ def test_the_device_is_not_asked_before_the_job_uses_it(timeline: Timeline, gpu:
 def test_steps_that_last_longer_than_their_marks_may_cost_are_all_measured(timeline: Timeline, gpu: Gpu) -> None:
     started(timeline, gpu)
     for _ in range(5):
-        phase(timeline, gpu, record.FORWARD, 1)
+        phase(timeline, gpu, layout.FORWARD, 1)
         gpu.synchronize()  # the loss is printed
         timeline.step()
     timeline.step()
@@ -228,7 +229,7 @@ def test_of_short_steps_as_many_are_measured_as_the_marks_may_cost_each_from_sta
 ) -> None:
     started(timeline, gpu)
     for _ in range(10_240):
-        for number in (record.FORWARD, record.BACKWARD):
+        for number in (layout.FORWARD, layout.BACKWARD):
             phase(timeline, gpu, number, 0.001)
         timeline.step()
     found = seconds(timeline)
@@ -246,7 +247,7 @@ def test_ranks_whose_steps_look_differently_long_measure_the_same_ones(monkeypat
         started(timeline, gpu)
         numbers = []
         for _ in range(4000):
-            phase(timeline, gpu, record.FORWARD, 0.001)
+            phase(timeline, gpu, layout.FORWARD, 0.001)
             gpu.host.now += step_seconds - 0.001
             timeline.step()
             numbers.append(int(last_entry(timeline)[1]))
@@ -261,7 +262,7 @@ def test_of_steps_with_very_many_marks_one_a_minute_is_measured(timeline: Timeli
     started(timeline, gpu)
     for _ in range(1300):
         for _ in range(1000):
-            timeline.leave(timeline.enter(record.FORWARD))
+            timeline.leave(timeline.enter(layout.FORWARD))
         gpu.host.now += 1
         timeline.step()
     # 2000 marks a step of a second: by the budget one of 256, and one of 64 as it is at least one a minute.
@@ -270,7 +271,7 @@ def test_of_steps_with_very_many_marks_one_a_minute_is_measured(timeline: Timeli
 
 def last_entry(timeline: Timeline) -> list[float]:
     nth = int(timeline.writer.slots[PLACES["device_steps"]])
-    return timeline.writer.device_ring[nth % record.DEVICE_RING_STEPS].tolist()
+    return timeline.writer.device_ring[nth % layout.DEVICE_RING_STEPS].tolist()
 
 
 @pytest.mark.usefixtures("clock")
@@ -280,17 +281,17 @@ def test_the_ring_has_each_measured_step_whole(timeline: Timeline, gpu: Gpu) -> 
     timeline.writer.slots[PLACES["group_collectives"]] = 7  # by the next step's end
     gpu.synchronize()
     timeline.step()
-    phases = [STEP.get(name, 0.0) for name in record.PHASES]
+    phases = [STEP.get(name, 0.0) for name in layout.PHASES]
     assert last_entry(timeline) == pytest.approx([3, 4, ended, 0, *phases])
 
 
 @pytest.mark.usefixtures("clock")
 def test_a_phase_of_the_scripts_own_is_other_in_the_ring(timeline: Timeline, gpu: Gpu) -> None:
-    phase(timeline, gpu, len(record.PHASES), 2)
+    phase(timeline, gpu, len(layout.PHASES), 2)
     timeline.step()
     gpu.synchronize()
     timeline.step()
-    assert last_entry(timeline)[4 + record.OTHER] == pytest.approx(2)
+    assert last_entry(timeline)[4 + layout.OTHER] == pytest.approx(2)
 
 
 def test_nobody_waits_for_the_host_while_the_device_is_behind(timeline: Timeline, gpu: Gpu, clock: DeviceClock) -> None:
@@ -308,7 +309,7 @@ def test_the_device_is_dry_while_it_keeps_up_with_a_host_that_issues_slowly(time
     for _ in range(3):
         wait_for_the_device(timeline, gpu)
         for name in ("forward", "backward", "optimizer"):
-            opened = timeline.enter(record.PHASES.index(name))
+            opened = timeline.enter(layout.PHASES.index(name))
             for _ in range(100):
                 gpu.host.now += 0.01
                 gpu.issue(0.001)
@@ -331,7 +332,7 @@ def test_after_a_value_was_read_the_device_is_dry_until_it_gets_work(timeline: T
 
 
 def wait_for_the_device(timeline: Timeline, gpu: Gpu) -> None:
-    opened = timeline.enter(record.DEVICE_WAIT)
+    opened = timeline.enter(layout.DEVICE_WAIT)
     gpu.synchronize()
     gpu.host.now += 0.0001
     timeline.leave(opened)
@@ -339,8 +340,8 @@ def wait_for_the_device(timeline: Timeline, gpu: Gpu) -> None:
 
 def dry(timeline: Timeline) -> dict[str, float]:
     place = PLACES["device_dry_seconds"]
-    values = timeline.writer.slots[place : place + len(record.PHASES)].tolist()
-    return {name: value for name, value in zip(record.PHASES, values, strict=True) if value > 1e-3}
+    values = timeline.writer.slots[place : place + len(layout.PHASES)].tolist()
+    return {name: value for name, value in zip(layout.PHASES, values, strict=True) if value > 1e-3}
 
 
 @pytest.mark.usefixtures("clock")
@@ -371,7 +372,7 @@ def test_a_host_that_runs_too_far_ahead_leaves_a_gap_and_nothing_wrong(timeline:
 def test_a_graph_capture_gets_no_event_and_is_asked_nothing(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
     gpu.synchronize()
-    capture = timeline.enter(record.FORWARD)
+    capture = timeline.enter(layout.FORWARD)
     gpu.capturing = True
     train(timeline, gpu)
     gpu.capturing = False
@@ -385,7 +386,7 @@ def test_a_graph_capture_gets_no_event_and_is_asked_nothing(timeline: Timeline, 
 @pytest.mark.usefixtures("clock")
 def test_a_step_within_which_a_scaler_skipped_others_is_not_measured(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
-    phase(timeline, gpu, record.FORWARD, 100)
+    phase(timeline, gpu, layout.FORWARD, 100)
     timeline.writer.slots[PLACES["amp_skipped_steps"]] += 1
     train(timeline, gpu, 2)  # the first of them ends the step that is too long
     gpu.synchronize()
@@ -396,11 +397,11 @@ def test_a_step_within_which_a_scaler_skipped_others_is_not_measured(timeline: T
 @pytest.mark.usefixtures("clock")
 def test_what_is_issued_in_another_stream_is_no_time_of_the_main_one(timeline: Timeline, gpu: Gpu) -> None:
     first, second = gpu.stream, Stream("cuda:0")
-    phase(timeline, gpu, record.FORWARD, 2)
+    phase(timeline, gpu, layout.FORWARD, 2)
     gpu.stream = second
-    phase(timeline, gpu, record.BACKWARD, 4)
+    phase(timeline, gpu, layout.BACKWARD, 4)
     gpu.stream = first
-    phase(timeline, gpu, record.OPTIMIZER, 1)
+    phase(timeline, gpu, layout.OPTIMIZER, 1)
     timeline.step()
     gpu.synchronize()
     timeline.step()
@@ -479,8 +480,8 @@ def test_ddps_exposed_wait_lies_between_two_events(timeline: Timeline, gpu: Gpu,
     for take_back in undo:
         take_back()
     leave()
-    phases = [record.OTHER, record.FORWARD, record.OTHER, record.BACKWARD, record.COLLECTIVE_WAIT]
-    assert [mark.phase for mark in clock._marks] == [*phases, record.OTHER]
+    phases = [layout.OTHER, layout.FORWARD, layout.OTHER, layout.BACKWARD, layout.COLLECTIVE_WAIT]
+    assert [mark.phase for mark in clock._marks] == [*phases, layout.OTHER]
 
 
 def test_a_torch_for_the_cpu_has_no_device_to_time(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -567,11 +568,11 @@ def test_a_wait_of_the_main_stream_is_named_for_what_the_thread_did_in_the_other
     main, side = gpu.stream, cuda.Stream("cuda:0")
     for _ in range(2):
         gpu.stream = side
-        phase(timeline, gpu, record.PHASES.index(met_in), 5)
+        phase(timeline, gpu, layout.PHASES.index(met_in), 5)
         event = cuda.Event()
         event.record()
         gpu.stream = main
-        phase(timeline, gpu, record.FORWARD, 2)
+        phase(timeline, gpu, layout.FORWARD, 2)
         event.wait(main)
         gpu.issue(1)
         timeline.step()
@@ -585,7 +586,7 @@ def test_a_wait_of_the_main_stream_is_named_for_what_the_thread_did_in_the_other
 def test_a_wait_of_the_main_stream_counts_whichever_stream_is_current(timeline: Timeline, gpu: Gpu, cuda: Cuda) -> None:
     main, side = gpu.stream, cuda.Stream("cuda:0")
     gpu.stream = side
-    phase(timeline, gpu, record.COLLECTIVE_WAIT, 5)
+    phase(timeline, gpu, layout.COLLECTIVE_WAIT, 5)
     event = cuda.Event()
     event.record()
     event.wait(main)
@@ -601,7 +602,7 @@ def test_an_event_of_the_step_before_is_known(
 ) -> None:
     main, side = gpu.stream, cuda.Stream("cuda:0")
     gpu.stream = side
-    phase(timeline, gpu, record.H2D_COPY, 1)  # now the stream is known
+    phase(timeline, gpu, layout.H2D_COPY, 1)  # now the stream is known
     gpu.stream = main
     monkeypatch.setattr(device_clock, "SECONDS_PER_MARK", 0.1)
     event = cuda.Event()
@@ -618,7 +619,7 @@ def test_an_event_of_the_step_before_is_known(
     slots = timeline.writer.slots
     measured = slots[PLACES["device_steps"]]
     assert 20 < measured < 120
-    assert slots[PLACES["device_seconds"] + record.H2D_COPY] > 0.9 * 0.04 * measured
+    assert slots[PLACES["device_seconds"] + layout.H2D_COPY] > 0.9 * 0.04 * measured
 
 
 def test_a_communication_stream_that_waits_for_another_holds_nobody_up(
@@ -626,12 +627,12 @@ def test_a_communication_stream_that_waits_for_another_holds_nobody_up(
 ) -> None:
     main, side, third = gpu.stream, cuda.Stream("cuda:0"), cuda.Stream("cuda:0")
     gpu.stream = side
-    phase(timeline, gpu, record.COLLECTIVE_WAIT, 5)
+    phase(timeline, gpu, layout.COLLECTIVE_WAIT, 5)
     event = cuda.Event()
     event.record(side)
     event.wait(third)
     gpu.stream = main
-    phase(timeline, gpu, record.FORWARD, 2)
+    phase(timeline, gpu, layout.FORWARD, 2)
     timeline.step()
     gpu.synchronize()
     timeline.step()
@@ -641,13 +642,13 @@ def test_a_communication_stream_that_waits_for_another_holds_nobody_up(
 def test_waiting_for_the_device_is_a_phase_of_the_hosts_and_no_time_of_the_devices(
     timeline: Timeline, gpu: Gpu, cuda: Cuda
 ) -> None:
-    phase(timeline, gpu, record.FORWARD, 2)
+    phase(timeline, gpu, layout.FORWARD, 2)
     torch.cuda.synchronize()
-    phase(timeline, gpu, record.BACKWARD, 3)
+    phase(timeline, gpu, layout.BACKWARD, 3)
     gpu.stream.synchronize()
     timeline.step()
     timeline.step()
-    host = timeline.writer.slots[PLACES["phase_seconds"] + record.DEVICE_WAIT]
+    host = timeline.writer.slots[PLACES["phase_seconds"] + layout.DEVICE_WAIT]
     assert host == pytest.approx(5 - 0.002)
     assert timeline.writer.slots[PLACES["device_waits"]] == 2
     assert seconds(timeline) == pytest.approx({"forward": 2, "backward": 3})

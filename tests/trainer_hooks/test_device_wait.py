@@ -7,14 +7,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from rankscope import guard, record
+from rankscope import guard
 from rankscope.guard import Guard
 from rankscope.probes import device_wait
 from rankscope.probes.device_wait import methods
 from rankscope.probes.tensor_methods import TensorMethods
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 
 
 @pytest.fixture
@@ -37,8 +38,8 @@ def test_reading_a_devices_value_is_waiting_for_it(timeline: Timeline, method: s
     with pytest.raises((RuntimeError, NotImplementedError)):  # a meta tensor has no value
         getattr(torch.zeros(1, device="meta"), method)()
     assert waits(timeline) == 1
-    assert timeline.writer.slots[PLACES["phase_seconds"] + record.DEVICE_WAIT] > 0
-    assert timeline.open_phases == (record.OTHER, None)
+    assert timeline.writer.slots[PLACES["phase_seconds"] + layout.DEVICE_WAIT] > 0
+    assert timeline.open_phases == (layout.OTHER, None)
 
 
 def test_reading_the_hosts_is_not(timeline: Timeline) -> None:

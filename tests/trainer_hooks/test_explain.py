@@ -21,8 +21,8 @@ import pytest
 from deploy.prometheus.fast import prometheus_config
 from examples.demo import servers
 
-from rankscope import launch
-from rankscope.explaining.command import parse_moment
+from rankscope.cli import launch
+from rankscope.cli.explaining.command import parse_moment
 
 RECORDED = Path(__file__).parent / "explained"
 HEALTHY, LAGGING, HANGING = (

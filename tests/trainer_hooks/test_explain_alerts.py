@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rankscope.explaining.alerts import KNOWN, Alert, heard
+from rankscope.cli.explaining.alerts import KNOWN, Alert, heard
 
 ROOT = Path(__file__).resolve().parents[2]
 INHIBIT_RULES = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["inhibit_rules"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rankscope import launch
+from rankscope.cli import launch
 
 NOTHING = b'{"status":"success","data":{"resultType":"vector","result":[]}}'
 

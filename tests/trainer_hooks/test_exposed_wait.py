@@ -12,14 +12,14 @@ import torch.distributed as dist
 from tests.trainer_hooks.jobs.leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope import record
 from rankscope.guard import Guard
 from rankscope.probes import backward, ddp
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 
-ALL_REDUCE = record.OPS.index("ddp_all_reduce")
+ALL_REDUCE = layout.OPS.index("ddp_all_reduce")
 
 
 def fail(probe: str) -> None:
@@ -52,7 +52,7 @@ def found(timeline: Timeline) -> tuple[float, float, bool]:
     """All-reduces, the collective that the record says is open, and whether its wait is all of the phase's time."""
     slots = timeline.writer.slots
     seconds = slots[PLACES["collective_seconds"] + ALL_REDUCE]
-    in_phase = slots[PLACES["phase_seconds"] + record.COLLECTIVE_WAIT]
+    in_phase = slots[PLACES["phase_seconds"] + layout.COLLECTIVE_WAIT]
     calls = slots[PLACES["collectives"] + ALL_REDUCE]
     return calls, slots[PLACES["collective_op"]], in_phase == pytest.approx(seconds) and seconds > 0
 
@@ -60,13 +60,13 @@ def found(timeline: Timeline) -> tuple[float, float, bool]:
 def test_each_backward_pass_has_one_wait(timeline: Timeline, model: torch.nn.Module) -> None:
     for _ in range(3):
         model(torch.ones(1, 2)).sum().backward()
-        assert timeline.open_phases == (record.OTHER, None)
+        assert timeline.open_phases == (layout.OTHER, None)
     assert found(timeline) == (3, 0, True)
 
 
 def test_gradients_that_are_asked_for_end_it_too(timeline: Timeline, model: torch.nn.Module) -> None:
     model(torch.ones(1, 2)).sum().backward(inputs=list(model.parameters()))
-    assert timeline.open_phases == (record.OTHER, None)
+    assert timeline.open_phases == (layout.OTHER, None)
     assert found(timeline) == (1, 0, True)
 
 
@@ -79,7 +79,7 @@ def test_an_error_in_the_middle_of_the_wait_ends_it(timeline: Timeline, model: t
     with pytest.raises(RuntimeError, match="of the job's"):
         model(torch.ones(1, 2)).sum().backward()
     DistributedDataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()  # DDP's own is of no more use
-    assert timeline.open_phases == (record.OTHER, None)
+    assert timeline.open_phases == (layout.OTHER, None)
     assert timeline.writer.slots[PLACES["collective_op"]] == 0
 
 
@@ -102,7 +102,7 @@ class TrainsWithin(torch.autograd.Function):
 
 def test_of_a_backward_pass_within_another_it_ends_with_the_inner(timeline: Timeline, model: torch.nn.Module) -> None:
     TrainsWithin.apply(torch.ones(2, requires_grad=True), model, timeline).sum().backward()
-    assert timeline.open_phases == (record.OTHER, None)
+    assert timeline.open_phases == (layout.OTHER, None)
     assert found(timeline) == (1, 0, True)
 
 

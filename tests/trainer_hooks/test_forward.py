@@ -22,9 +22,9 @@ from torch.utils.data.dataloader import default_collate
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import read_rank
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.record import OPS
+from rankscope.record.layout import OPS
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
 
 SECONDS = 0.02  # that a slow module takes
 

@@ -13,7 +13,7 @@ import torch
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import read_rank
+from rankscope.record.reader import read_rank
 
 
 class Trainer:

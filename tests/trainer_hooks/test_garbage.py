@@ -12,8 +12,8 @@ from rankscope import guard
 from rankscope.guard import Guard
 from rankscope.probes import garbage
 from rankscope.probes.garbage import COLLECTIONS, SECONDS, PauseCounter
-from rankscope.rank_writer import RankWriter
-from rankscope.timeline import Timeline
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import record
-from rankscope.groups import UNCOUNTED, Groups, bus_factors
-from rankscope.rank_reader import read_rank
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.rank_writer import RankWriter
-from rankscope.record import OPS
+from rankscope.record import layout
+from rankscope.record.layout import OPS
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.groups import UNCOUNTED, Groups, bus_factors
 
 JOB = Path(__file__).parent / "jobs" / "standing_still.py"
 DEADLINE = 60.0  # seconds
@@ -114,14 +114,14 @@ class CountedProcessGroup:
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
     """Groups of a process whose process groups are called as the tests say."""
-    monkeypatch.setattr("rankscope.identity.is_distributed", lambda: True)
-    monkeypatch.setattr("rankscope.identity.group_name", lambda group=None: getattr(group, "called", "0-3"))
+    monkeypatch.setattr("rankscope.process.identity.is_distributed", lambda: True)
+    monkeypatch.setattr("rankscope.process.identity.group_name", lambda group=None: getattr(group, "called", "0-3"))
     return Groups(RankWriter())
 
 
 def numbers(groups: Groups) -> list[float]:
-    start = record.PLACES["group_collectives"]
-    return groups._writer.slots[start : start + record.MAX_GROUPS].tolist()
+    start = layout.PLACES["group_collectives"]
+    return groups._writer.slots[start : start + layout.MAX_GROUPS].tolist()
 
 
 def test_a_backend_that_does_not_count_is_counted_here(groups: Groups) -> None:
@@ -206,16 +206,16 @@ def test_groups_past_the_last_place_are_not_counted_and_said_once(
     groups: Groups, caplog: pytest.LogCaptureFixture
 ) -> None:
     alive = []
-    for place in range(record.MAX_GROUPS + 5):
+    for place in range(layout.MAX_GROUPS + 5):
         process_group = CountedProcessGroup()
         process_group.called = str(place)  # type: ignore[attr-defined]  # read by the fixture's names
         process_group.number = 1
         groups.issued(process_group)
         alive.append(process_group)
-    assert len(groups.names) == record.MAX_GROUPS
+    assert len(groups.names) == layout.MAX_GROUPS
     assert groups.of(alive[-1]).place == UNCOUNTED
-    assert numbers(groups) == [0.0] + [1.0] * (record.MAX_GROUPS - 1)
-    assert groups._writer.slots[record.PLACES["group_wait_seconds"]] == 0
+    assert numbers(groups) == [0.0] + [1.0] * (layout.MAX_GROUPS - 1)
+    assert groups._writer.slots[layout.PLACES["group_wait_seconds"]] == 0
     assert len(caplog.records) == 1
 
 
@@ -227,7 +227,7 @@ def test_a_process_group_that_torch_does_not_know_by_its_ranks_is_not_counted_by
             return "0-3"
         raise KeyError(group)
 
-    monkeypatch.setattr("rankscope.identity.group_name", unknown)
+    monkeypatch.setattr("rankscope.process.identity.group_name", unknown)
     assert groups.of(CountedProcessGroup()).place == UNCOUNTED
     assert groups.names == ["0-3"]
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from rankscope import guard, record
+from rankscope import guard
 from rankscope.guard import Guard
 from rankscope.probes.h2d_copy import install, methods
 from rankscope.probes.tensor_methods import TensorMethods
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 
 BATCH = torch.zeros(8, 4)
 METHODS = ("to", "cuda", "copy_")
@@ -62,7 +63,7 @@ COPIES = {
 def test_a_copy_that_blocks_is_counted_however_the_device_is_named(timeline: Timeline, name: str) -> None:
     assert COPIES[name]().device.type == "meta"
     assert counted(timeline) == (1, BATCH.nbytes)
-    assert timeline.writer.slots[PLACES["phase_seconds"] + record.H2D_COPY] > 0
+    assert timeline.writer.slots[PLACES["phase_seconds"] + layout.H2D_COPY] > 0
 
 
 OTHERS = {
@@ -99,7 +100,7 @@ def test_the_calls_errors_are_the_scripts_and_unbalance_nothing(timeline: Timeli
     with pytest.raises(RuntimeError, match="nonsense"):
         BATCH.to("nonsense")
     assert counted(timeline) == (0, 0)
-    assert timeline.writer.slots[PLACES["phase"]] == record.OTHER
+    assert timeline.writer.slots[PLACES["phase"]] == layout.OTHER
 
 
 class Labelled(torch.Tensor):

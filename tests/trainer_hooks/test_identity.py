@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope import identity
+from rankscope.process import identity
 
 SOURCES = ("RANKSCOPE_RUN", "SLURM_JOB_ID", "SLURM_JOB_NAME", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "RANK")
 

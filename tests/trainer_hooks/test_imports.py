@@ -33,4 +33,4 @@ def test_the_exporter_imports_no_torch() -> None:
 
 
 def test_explaining_a_run_brings_in_nothing_but_the_standard_library() -> None:
-    assert modules_brought_in_by("rankscope.explaining.command") - {"rankscope"} <= set(sys.stdlib_module_names)
+    assert modules_brought_in_by("rankscope.cli.explaining.command") - {"rankscope"} <= set(sys.stdlib_module_names)

@@ -19,9 +19,9 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 import rankscope
 from rankscope import attach, guard
 from rankscope.attach import Attachment
-from rankscope.rank_reader import read_rank
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.timeline import Timeline
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
+from rankscope.timeline.timeline import Timeline
 
 PATCHED = (
     dataloader._BaseDataLoaderIter,

@@ -14,8 +14,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, _utils, datal
 
 import rankscope
 from rankscope.probes.loader_workers import PLACES_OF_WORKERS, Accounts, Board
-from rankscope.record import LOADER_WORKER_STATES, PLACES
-from rankscope.timeline import Timeline
+from rankscope.record.layout import LOADER_WORKER_STATES, PLACES
+from rankscope.timeline.timeline import Timeline
 
 PER_SAMPLE = 0.02  # seconds
 WORKERS = 2

@@ -23,10 +23,11 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankscope
-from rankscope import attach, guard, record
+from rankscope import attach, guard
 from rankscope.attach import Attachment
 from rankscope.probes.ddp import WatchedModule
-from rankscope.rank_reader import read_rank
+from rankscope.record import layout
+from rankscope.record.reader import read_rank
 
 HOOK = str(Path(attach.__file__).parent)
 STEPS = 25  # past the search for root modules and the settled settings
@@ -133,7 +134,7 @@ def test_instrumenting_again_begins_a_new_record_of_the_same_run_in_the_place_of
     (path,) = run_dir.iterdir()
     second = read_rank(path)
     assert second["steps"] == 2
-    assert second["ended"] == record.RUNNING
+    assert second["ended"] == layout.RUNNING
     assert second["started_unix"] > first["started_unix"]
 
 
@@ -147,7 +148,7 @@ def test_training_that_moves_to_another_thread_and_back_is_followed() -> None:
         else:
             train(10)
         assert attached().timeline.steps == expected
-        assert attached().timeline.open_phases == (record.OTHER, None)
+        assert attached().timeline.open_phases == (layout.OTHER, None)
 
 
 def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:
@@ -169,10 +170,10 @@ def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:
     both(barrier)
     thread.join()
     timeline, slots = attached().timeline, attached().writer.slots
-    place = record.PLACES["phase_seconds"]
-    total = sum(slots[place : place + record.MAX_PHASES])
-    assert timeline.open_phases == (record.OTHER, None)
-    assert total == pytest.approx(timeline.last_event - slots[record.PLACES["started_monotonic"]], abs=1e-6)
+    place = layout.PLACES["phase_seconds"]
+    total = sum(slots[place : place + layout.MAX_PHASES])
+    assert timeline.open_phases == (layout.OTHER, None)
+    assert total == pytest.approx(timeline.last_event - slots[layout.PLACES["started_monotonic"]], abs=1e-6)
 
 
 @pytest.mark.usefixtures("process_group")
@@ -218,7 +219,7 @@ def test_process_groups_that_come_and_go_keep_their_name_and_their_number_grows(
             del group
         train(2)
         leave()
-        numbers.append(attached().writer.slots[record.PLACES["group_collectives"]])
+        numbers.append(attached().writer.slots[layout.PLACES["group_collectives"]])
     gc.collect()
     assert attached().timeline.groups.names == ["0"]
     assert len(attached().timeline.groups._known) <= 1

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import record
-from rankscope.rank_reader import read_rank
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.reader import read_rank
+from rankscope.record.writer import RankWriter
 
 JOB = Path(__file__).parent / "jobs" / "killed.py"
 INFO = {"run": "r", "rank": "0"}
@@ -46,6 +46,6 @@ def test_a_new_info_does_not_touch_the_old_one_before_it_is_whole(run_dir: Path)
         content = writer.path.read_bytes()
         writer.write_info({**INFO, "groups": [str(number), "x" * 100 * number]})
         assert read_rank(writer.path).info["groups"][0] == str(number)
-        offset, length = map(int, divmod(before, record.INFO_OFFSET_UNIT))
-        old = slice(record.INFO_OFFSET + offset, record.INFO_OFFSET + offset + length)
+        offset, length = map(int, divmod(before, layout.INFO_OFFSET_UNIT))
+        old = slice(layout.INFO_OFFSET + offset, layout.INFO_OFFSET + offset + length)
         assert writer.path.read_bytes()[old] == content[old]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.rank_reader import read_rank
-from rankscope.rank_snapshot import RankSnapshot
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
 
 JOBS = Path(__file__).parent / "jobs"
 

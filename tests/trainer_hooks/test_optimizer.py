@@ -13,8 +13,8 @@ from tests.trainer_hooks.jobs.leaving import leave
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import read_rank
-from rankscope.rank_snapshot import RankSnapshot
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
 
 ROUNDS = 6
 SECONDS = 0.02

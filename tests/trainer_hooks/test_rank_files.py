@@ -12,18 +12,18 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import record
-from rankscope.rank_reader import UnreadableRecordError, read_rank
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.reader import UnreadableRecordError, read_rank
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 
 INFO = {"run": "r", "rank": "0", "phases": ["tokenize"]}
 
 HOLDER = """
 import sys
 from pathlib import Path
-from rankscope.rank_writer import RankWriter
+from rankscope.record.writer import RankWriter
 writer = RankWriter()
 writer.publish(Path(sys.argv[1]), "held", {"run": "r", "rank": "0"})
 print("published", flush=True)
@@ -93,7 +93,7 @@ def test_a_record_is_alive_until_its_process_ends(run_dir: Path) -> None:
 def test_a_truncated_file_is_refused(run_dir: Path) -> None:
     path = published(run_dir)
     content = path.read_bytes()
-    for length in (0, 10, record.SIZE - 1):
+    for length in (0, 10, layout.SIZE - 1):
         (run_dir / "short.rank").write_bytes(content[:length])
         assert refusal(run_dir / "short.rank") == "truncated"
 
@@ -109,7 +109,7 @@ def test_a_foreign_file_is_refused(run_dir: Path) -> None:
 )
 def test_values_that_no_rank_writes_are_refused(run_dir: Path, field: str, value: float) -> None:
     content = bytearray(published(run_dir).read_bytes())
-    struct.pack_into("d", content, record.SLOTS_OFFSET + 8 * PLACES[field], value)
+    struct.pack_into("d", content, layout.SLOTS_OFFSET + 8 * PLACES[field], value)
     path = run_dir / "odd.rank"
     path.write_bytes(content)
     assert refusal(path) == "foreign"
@@ -117,7 +117,7 @@ def test_values_that_no_rank_writes_are_refused(run_dir: Path, field: str, value
 
 def test_a_record_of_another_version_says_so(run_dir: Path) -> None:
     content = bytearray(published(run_dir).read_bytes())
-    struct.pack_into("<I", content, 8, record.VERSION + 1)
+    struct.pack_into("<I", content, 8, layout.VERSION + 1)
     path = run_dir / "newer.rank"
     path.write_bytes(content)
     assert refusal(path) == "version"
@@ -151,7 +151,7 @@ def test_publishing_into_a_missing_directory_leaves_the_writer_counting(run_dir:
 
 def test_an_info_that_does_not_fit_is_refused_and_leaves_no_file(run_dir: Path) -> None:
     with pytest.raises(ValueError, match="8192 fit"):
-        RankWriter().publish(run_dir, "r.0", {"run": "x" * record.INFO_CAPACITY})
+        RankWriter().publish(run_dir, "r.0", {"run": "x" * layout.INFO_CAPACITY})
     assert list(run_dir.iterdir()) == []
 
 
@@ -179,7 +179,7 @@ def test_a_reader_never_sees_half_of_an_info(run_dir: Path) -> None:
 
 def test_a_store_is_never_seen_half_done(run_dir: Path) -> None:
     path = run_dir / "busy"
-    path.write_bytes(bytes(record.SIZE))
+    path.write_bytes(bytes(layout.SIZE))
     with subprocess.Popen([sys.executable, "-c", BUSY_WRITER, str(path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
         writer.stdout.readline()
@@ -200,11 +200,11 @@ def test_a_phase_is_open_since_the_last_event_and_one_that_absorbs_since_it_bega
     writer.publish(run_dir, "r.0", INFO)
     assert writer.path is not None
     found = []
-    for phase in (record.FORWARD, record.EVALUATION):
+    for phase in (layout.FORWARD, layout.EVALUATION):
         now += 1
         opened = timeline.enter(phase)
         now += 2
-        timeline.leave(timeline.enter(record.DATA_WAIT))
+        timeline.leave(timeline.enter(layout.DATA_WAIT))
         now += 4
         snapshot = read_rank(writer.path)
         found.append((snapshot.phase, now - snapshot.phase_since))

@@ -14,22 +14,22 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rankscope import record
-from rankscope.rank_reader import UnreadableRecordError, read_rank
-from rankscope.rank_snapshot import DeviceStep, Step
-from rankscope.rank_writer import RankWriter
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.reader import UnreadableRecordError, read_rank
+from rankscope.record.snapshot import DeviceStep, Step
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 
-DEVICE_STEPS = record.PLACES["device_steps"]
+DEVICE_STEPS = layout.PLACES["device_steps"]
 INFO = {"run": "r", "rank": "0", "phases": []}
 
 # Each step n lasts n seconds by the writer's clock, all of them in forward: any mixture of two entries shows.
 FAST_WRITER = """
 import sys
 from pathlib import Path
-from rankscope import record
-from rankscope.rank_writer import RankWriter
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 now = 0.0
 writer = RankWriter()
 timeline = Timeline(writer, lambda: now)
@@ -38,7 +38,7 @@ print("stepping", flush=True)
 number = 0
 while True:
     number += 1
-    opened = timeline.enter(record.FORWARD)
+    opened = timeline.enter(layout.FORWARD)
     now += number
     timeline.leave(opened)
     timeline.step()
@@ -49,16 +49,16 @@ FAST_DEVICE = """
 import sys
 from array import array
 from pathlib import Path
-from rankscope import record
-from rankscope.rank_writer import RankWriter
+from rankscope.record import layout
+from rankscope.record.writer import RankWriter
 writer = RankWriter()
 writer.publish(Path(sys.argv[1]), "fast", {"run": "r", "rank": "0"})
 print("stepping", flush=True)
 number = 0
 while True:
     number += 1
-    writer.device_ring[number % record.DEVICE_RING_STEPS][:] = array("d", [number] * record.DEVICE_RING_WIDTH)
-    writer.slots[record.PLACES["device_steps"]] = number
+    writer.device_ring[number % layout.DEVICE_RING_STEPS][:] = array("d", [number] * layout.DEVICE_RING_WIDTH)
+    writer.slots[layout.PLACES["device_steps"]] = number
 """
 
 
@@ -73,7 +73,7 @@ class Job:
 
     def step(self, **phases: float) -> None:
         for phase, seconds in phases.items():
-            opened = self.timeline.enter(record.PHASES.index(phase))
+            opened = self.timeline.enter(layout.PHASES.index(phase))
             self.now += seconds
             self.timeline.leave(opened)
         self.timeline.step()
@@ -85,8 +85,8 @@ class Job:
     def measure(self, number: int, end: float = 1.0, sequence: int = 1, **phases: float) -> None:
         """The device has done step `number`."""
         slots, nth = self.writer.slots, self.writer.slots[DEVICE_STEPS] + 1
-        entry = (nth, number, end, sequence, *(phases.get(phase, 0.0) for phase in record.PHASES))
-        self.writer.device_ring[int(nth) % record.DEVICE_RING_STEPS][:] = array("d", entry)
+        entry = (nth, number, end, sequence, *(phases.get(phase, 0.0) for phase in layout.PHASES))
+        self.writer.device_ring[int(nth) % layout.DEVICE_RING_STEPS][:] = array("d", entry)
         slots[DEVICE_STEPS] = nth
 
     def device_steps_after(self, nth: int) -> list[DeviceStep]:
@@ -95,7 +95,7 @@ class Job:
 
 
 def in_phase(step: Step | DeviceStep, phase: str) -> float:
-    return step.phases[record.PHASES.index(phase)]
+    return step.phases[layout.PHASES.index(phase)]
 
 
 def test_a_step_has_its_end_its_length_and_its_phases(run_dir: Path) -> None:
@@ -127,7 +127,7 @@ def test_what_was_overwritten_and_what_the_writer_may_be_at_is_left_out(run_dir:
         job.step(forward=1.0)
     numbers = [step.number for step in job.steps_after(0)]
     # The writer may be at entry 301, in the place of 173; of 174 the beginning is then unknown.
-    assert numbers == list(range(300 - record.RING_STEPS + 3, 301))
+    assert numbers == list(range(300 - layout.RING_STEPS + 3, 301))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -192,11 +192,11 @@ def test_an_entry_that_no_rank_writes_is_left_out(run_dir: Path, value: float, p
 def test_a_number_of_steps_that_nobody_took_costs_no_time(run_dir: Path, value: float) -> None:
     job = Job(run_dir)
     job.step(forward=1.0)
-    job.writer.slots[record.PLACES["steps"]] = value
+    job.writer.slots[layout.PLACES["steps"]] = value
     assert job.steps_after(0) == []
 
 
-@pytest.mark.parametrize("ring", [record.RING_OFFSET, record.DEVICE_RING_OFFSET])
+@pytest.mark.parametrize("ring", [layout.RING_OFFSET, layout.DEVICE_RING_OFFSET])
 def test_a_record_that_is_cut_within_a_ring_is_truncated(run_dir: Path, ring: int) -> None:
     job = Job(run_dir)
     assert job.writer.path is not None
@@ -230,7 +230,7 @@ def test_measured_steps_that_were_overwritten_are_left_out(run_dir: Path) -> Non
     for number in range(1, 101):
         job.measure(number, forward=1.0)
     # The writer may be at entry 101, in the place of 69.
-    assert [step.nth for step in job.device_steps_after(0)] == list(range(100 - record.DEVICE_RING_STEPS + 2, 101))
+    assert [step.nth for step in job.device_steps_after(0)] == list(range(100 - layout.DEVICE_RING_STEPS + 2, 101))
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 2.0**201])

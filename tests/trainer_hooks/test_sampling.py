@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankscope.sampling import MAX_LEVEL, is_sampled, next_sampled
+from rankscope.record.sampling import MAX_LEVEL, is_sampled, next_sampled
 
 STEPS = st.integers(0, 2**40)
 LEVELS = st.integers(0, MAX_LEVEL)

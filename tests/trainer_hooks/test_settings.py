@@ -19,12 +19,13 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankscope
-from rankscope import attach, guard, record
-from rankscope.rank_reader import read_rank
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
+from rankscope import attach, guard
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.reader import read_rank
+from rankscope.record.writer import RankWriter
 from rankscope.settings import INTERVAL, Settings
-from rankscope.timeline import SETTLED_STEPS, Timeline
+from rankscope.timeline.timeline import SETTLED_STEPS, Timeline
 
 
 @pytest.fixture
@@ -66,7 +67,7 @@ def test_a_plain_loop_is_described_once_it_has_settled() -> None:
     train(torch.nn.Linear(8, 2), SETTLED_STEPS - 1)
     assert settings() == {}
     train(torch.nn.Linear(8, 2), SETTLED_STEPS)
-    assert list(settings()) == list(record.SETTINGS)
+    assert list(settings()) == list(layout.SETTINGS)
     assert {name: value for name, value in settings().items() if name not in ("accumulation_steps", "compiled")} == {
         "step_marker": "optimizer",
         "parallelism": "single",
@@ -195,7 +196,7 @@ def test_gradients_averaged_by_hand_are_told_by_their_collectives(run: Run, monk
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     run.steps()
     assert run.settings.known["parallelism"] == ""
-    run.timeline.writer.slots[PLACES["collectives"] + record.OPS.index("all_reduce")] = SETTLED_STEPS
+    run.timeline.writer.slots[PLACES["collectives"] + layout.OPS.index("all_reduce")] = SETTLED_STEPS
     run.now += INTERVAL
     run.steps()
     assert run.settings.known["parallelism"] == "hand"
@@ -259,4 +260,4 @@ def test_long_names_leave_room_in_the_record(run: Run) -> None:
     hook.__name__ = "h" * 10000
     run.sees("ddp", Module(_comm_hooks=[(hook, None)], bucket_bytes_cap=1))
     run.steps()
-    assert len(json.dumps(run.settings.known)) < record.INFO_CAPACITY / 8
+    assert len(json.dumps(run.settings.known)) < layout.INFO_CAPACITY / 8

@@ -13,11 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from rankscope import record, stacks
-from rankscope.rank_reader import read_rank
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
-from rankscope.stack_dump import SIGNAL, StackDump
+from rankscope.cli import stacks
+from rankscope.process.stack_dump import SIGNAL, StackDump
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.reader import read_rank
+from rankscope.record.writer import RankWriter
 
 TRAIN = """
 import os, re, signal, sys, threading, time
@@ -44,7 +45,7 @@ hopeless()
 WITHOUT_HANDLER = """
 import json, os, sys
 from pathlib import Path
-from rankscope.rank_writer import RankWriter
+from rankscope.record.writer import RankWriter
 answer = {"signal": int(sys.argv[2]), "descriptor": os.memfd_create(sys.argv[3])}
 writer = RankWriter()
 writer.publish(Path(sys.argv[1]), "r.0", {"run": "r", "rank": "0", "pid": "1", "stacks": answer})
@@ -78,7 +79,7 @@ def is_still_here(job: subprocess.Popen[str]) -> bool:
 
 def ask(run_dir: Path, *flags: str, path: str = "/nowhere") -> subprocess.CompletedProcess[str]:
     """The command; `path` is where it may find py-spy."""
-    command = [sys.executable, "-m", "rankscope.launch", "stacks", f"--run-dir={run_dir}", *flags]
+    command = [sys.executable, "-m", "rankscope.cli.launch", "stacks", f"--run-dir={run_dir}", *flags]
     environment = {**os.environ, "PATH": path}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
@@ -140,7 +141,7 @@ def test_a_rank_that_is_not_there_is_an_error_with_those_that_are(run_dir: Path)
 
 
 def test_whoever_reads_only_its_beginning_gets_no_traceback(run_dir: Path) -> None:
-    command = f"{sys.executable} -m rankscope.launch stacks --run-dir={run_dir} | true"
+    command = f"{sys.executable} -m rankscope.cli.launch stacks --run-dir={run_dir} | true"
     with process([TRAIN + LISTEN], run_dir):
         script = f"set -o pipefail; {command}"
         done = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=False, timeout=60)
@@ -236,10 +237,10 @@ def test_a_handler_that_the_job_set_since_outlives_it() -> None:
 def test_the_heading_names_the_collective_that_is_open(run_dir: Path) -> None:
     writer = RankWriter()
     writer.publish(run_dir, "r.0", {"run": "r", "rank": "0", "pid": "7", "groups": ["0-3", "0,2"]})
-    for field, value in (("steps", 41), ("phase", record.COLLECTIVE_WAIT), ("collective_group", 1)):
+    for field, value in (("steps", 41), ("phase", layout.COLLECTIVE_WAIT), ("collective_group", 1)):
         writer.slots[PLACES[field]] = value
     assert ", in " not in stacks.heading(read_rank(run_dir / "r.0.rank"))
-    writer.slots[PLACES["collective_op"]] = record.OPS.index("all_gather") + 1
+    writer.slots[PLACES["collective_op"]] = layout.OPS.index("all_gather") + 1
     writer.slots[PLACES["group_collectives"] + 1] = 17
     heading = stacks.heading(read_rank(run_dir / "r.0.rank"))
     assert heading.startswith("=== run r, rank 0, pid 7: collective_wait for ")

@@ -13,9 +13,9 @@ import torch
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import read_rank
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.record import PASSES_WITHOUT_STEP
+from rankscope.record.layout import PASSES_WITHOUT_STEP
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
 
 JOB = str(Path(__file__).parent / "jobs" / "by_hand.py")
 STEPS = 30  # that are seen, after as many passes as are waited

@@ -8,11 +8,11 @@ import threading
 import pytest
 import torch
 
-from rankscope import record
 from rankscope.probes.collectives import NOTHING, Collectives
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
 
 
 class Clock:
@@ -39,14 +39,14 @@ def timeline(clock: Clock) -> Timeline:
 
 def seconds(timeline: Timeline) -> dict[str, float]:
     """Closed phases that have any time."""
-    values = timeline.writer.slots[PLACES["phase_seconds"] : PLACES["phase_seconds"] + len(record.PHASES)].tolist()
-    return {name: value for name, value in zip(record.PHASES, values, strict=True) if value}
+    values = timeline.writer.slots[PLACES["phase_seconds"] : PLACES["phase_seconds"] + len(layout.PHASES)].tolist()
+    return {name: value for name, value in zip(layout.PHASES, values, strict=True) if value}
 
 
 def test_the_innermost_phase_gets_the_time(timeline: Timeline, clock: Clock) -> None:
-    backward = timeline.enter(record.BACKWARD)
+    backward = timeline.enter(layout.BACKWARD)
     clock.now += 2
-    wait = timeline.enter(record.COLLECTIVE_WAIT)
+    wait = timeline.enter(layout.COLLECTIVE_WAIT)
     clock.now += 3
     timeline.leave(wait)
     clock.now += 1
@@ -54,57 +54,57 @@ def test_the_innermost_phase_gets_the_time(timeline: Timeline, clock: Clock) -> 
     assert seconds(timeline) == {"backward": 3.0, "collective_wait": 3.0}
 
 
-@pytest.mark.parametrize("absorbing", [record.EVALUATION, record.CHECKPOINT])
+@pytest.mark.parametrize("absorbing", [layout.EVALUATION, layout.CHECKPOINT])
 def test_evaluation_and_checkpoint_absorb_what_they_contain(timeline: Timeline, clock: Clock, absorbing: int) -> None:
     outer = timeline.enter(absorbing)
     clock.now += 1
-    inner = timeline.enter(record.DATA_WAIT)
+    inner = timeline.enter(layout.DATA_WAIT)
     clock.now += 2
     timeline.leave(inner)
     timeline.leave(outer)
-    assert seconds(timeline) == {record.PHASES[absorbing]: 3.0}
+    assert seconds(timeline) == {layout.PHASES[absorbing]: 3.0}
 
 
 def test_start_up_absorbs_everything_up_to_the_end_of_the_first_step(clock: Clock) -> None:
     timeline = Timeline(RankWriter(), clock)
     clock.now += 4
-    forward = timeline.enter(record.FORWARD)
+    forward = timeline.enter(layout.FORWARD)
     clock.now += 5
     timeline.leave(forward)
     timeline.step()
     clock.now += 1
-    timeline.leave(timeline.enter(record.FORWARD))
+    timeline.leave(timeline.enter(layout.FORWARD))
     assert seconds(timeline) == {"startup": 9.0, "other": 1.0}
 
 
 def test_a_phase_open_across_the_end_of_start_up_still_closes_in_its_place(clock: Clock) -> None:
     timeline = Timeline(RankWriter(), clock)
-    epoch = timeline.enter(record.FORWARD)
+    epoch = timeline.enter(layout.FORWARD)
     timeline.step()
     clock.now += 1
     timeline.leave(epoch)
     clock.now += 2
-    timeline.leave(timeline.enter(record.BACKWARD))
+    timeline.leave(timeline.enter(layout.BACKWARD))
     assert seconds(timeline) == {"forward": 1.0, "other": 2.0}
 
 
 def test_leaving_an_outer_phase_closes_what_was_left_open_within_it(timeline: Timeline, clock: Clock) -> None:
-    backward = timeline.enter(record.BACKWARD)
-    timeline.enter(record.COLLECTIVE_WAIT)  # an exception in backward: nobody leaves it
+    backward = timeline.enter(layout.BACKWARD)
+    timeline.enter(layout.COLLECTIVE_WAIT)  # an exception in backward: nobody leaves it
     timeline.leave(backward)
     clock.now += 7
-    timeline.leave(timeline.enter(record.FORWARD))
+    timeline.leave(timeline.enter(layout.FORWARD))
     assert seconds(timeline) == {"other": 7.0}
 
 
 def test_of_two_phases_that_overlap_the_outer_closes_the_inner(timeline: Timeline, clock: Clock) -> None:
-    outer = timeline.enter(record.FORWARD)
-    inner = timeline.enter(record.H2D_COPY)
+    outer = timeline.enter(layout.FORWARD)
+    inner = timeline.enter(layout.H2D_COPY)
     clock.now += 1
     timeline.leave(outer)
     timeline.leave(inner)
     clock.now += 2
-    timeline.leave(timeline.enter(record.BACKWARD))
+    timeline.leave(timeline.enter(layout.BACKWARD))
     assert seconds(timeline) == {"h2d_copy": 1.0, "other": 2.0}
 
 
@@ -120,14 +120,14 @@ class ProcessGroup:
 
 def test_within_a_collective_another_one_or_a_phase_may_open_and_close(timeline: Timeline, clock: Clock) -> None:
     collectives, process_group = Collectives(timeline), ProcessGroup()
-    forward = timeline.enter(record.FORWARD)
+    forward = timeline.enter(layout.FORWARD)
     outer = collectives.begin(process_group, 0, timeline.groups.issuing)
     inner = collectives.begin(process_group, 1, timeline.groups.issuing)
     clock.now += 1
     assert inner is not None
     collectives.issued(inner, 1, NOTHING, None)
     clock.now += 1
-    copy = timeline.enter(record.H2D_COPY)
+    copy = timeline.enter(layout.H2D_COPY)
     clock.now += 4
     timeline.leave(copy)
     assert outer is not None
@@ -135,24 +135,24 @@ def test_within_a_collective_another_one_or_a_phase_may_open_and_close(timeline:
     clock.now += 8
     timeline.leave(forward)
     assert seconds(timeline) == {"collective_wait": 2.0, "h2d_copy": 4.0, "forward": 8.0}
-    assert timeline.writer.slots[PLACES["phase"]] == record.OTHER
+    assert timeline.writer.slots[PLACES["phase"]] == layout.OTHER
 
 
 def test_a_collective_that_ends_after_the_phase_around_it_opens_nothing(timeline: Timeline, clock: Clock) -> None:
     collectives = Collectives(timeline)
-    backward = timeline.enter(record.BACKWARD)
+    backward = timeline.enter(layout.BACKWARD)
     call = collectives.begin(ProcessGroup(), 0, timeline.groups.issuing)
     timeline.leave(backward)  # an exception in backward
     assert call is not None
     collectives.issued(call, 0, NOTHING, None)
     clock.now += 2
-    timeline.leave(timeline.enter(record.OPTIMIZER))
+    timeline.leave(timeline.enter(layout.OPTIMIZER))
     assert seconds(timeline) == {"other": 2.0}
 
 
 def test_a_collective_within_an_evaluation_is_the_evaluation_s(timeline: Timeline, clock: Clock) -> None:
     collectives = Collectives(timeline)
-    evaluation = timeline.enter(record.EVALUATION)
+    evaluation = timeline.enter(layout.EVALUATION)
     call = collectives.begin(ProcessGroup(), 0, timeline.groups.issuing)
     clock.now += 2
     assert call is not None
@@ -166,7 +166,7 @@ def test_unwinding_in_the_middle_of_a_collective_leaves_no_collective_open(timel
     Collectives(timeline).begin(ProcessGroup(), 0, timeline.groups.issuing)
     timeline.unwind()
     clock.now += 2
-    timeline.leave(timeline.enter(record.OPTIMIZER))
+    timeline.leave(timeline.enter(layout.OPTIMIZER))
     assert seconds(timeline) == {"other": 2.0}
     assert timeline.writer.slots[PLACES["collective_op"]] == 0
 
@@ -185,16 +185,16 @@ def issue_synchronously(timeline: Timeline, collectives: Collectives, clock: Clo
 
 def test_a_synchronous_collective_is_one_event(timeline: Timeline, clock: Clock) -> None:
     collectives, slots = Collectives(timeline), timeline.writer.slots
-    forward = timeline.enter(record.FORWARD)
+    forward = timeline.enter(layout.FORWARD)
     issue_synchronously(timeline, collectives, clock)
-    assert (slots[PLACES["phase"]], slots[PLACES["collective_op"]]) == (record.COLLECTIVE_WAIT, 3)
+    assert (slots[PLACES["phase"]], slots[PLACES["collective_op"]]) == (layout.COLLECTIVE_WAIT, 3)
     began = slots[PLACES["phase_since"]]
     wait = collectives.begin_wait(KEY)
     clock.now += 2
     assert (slots[PLACES["phase_since"]], slots[PLACES["collective_op"]]) == (began, 3)
     assert wait is not None
     collectives.waited(wait, is_complete=True)
-    assert (slots[PLACES["phase"]], slots[PLACES["collective_op"]]) == (record.FORWARD, 0)
+    assert (slots[PLACES["phase"]], slots[PLACES["collective_op"]]) == (layout.FORWARD, 0)
     clock.now += 4
     timeline.leave(forward)
     assert seconds(timeline) == {"collective_wait": 3.0, "forward": 4.0}
@@ -207,7 +207,7 @@ def test_a_synchronous_collective_that_nobody_waits_for_ends_with_the_next_phase
 ) -> None:
     collectives, slots = Collectives(timeline), timeline.writer.slots
     issue_synchronously(timeline, collectives, clock)
-    timeline.leave(timeline.enter(record.FORWARD))
+    timeline.leave(timeline.enter(layout.FORWARD))
     clock.now += 2
     call = collectives.begin(ProcessGroup(), 5, timeline.groups.issuing)
     assert slots[PLACES["collective_op"]] == 6
@@ -229,7 +229,7 @@ def test_a_wait_for_another_collective_than_the_synchronous_one_is_its_own(timel
     assert wait is not None
     collectives.waited(wait, is_complete=True)
     clock.now += 4
-    timeline.leave(timeline.enter(record.FORWARD))
+    timeline.leave(timeline.enter(layout.FORWARD))
     assert seconds(timeline) == {"collective_wait": 3.0, "other": 4.0}
     assert [slots[PLACES["collective_seconds"] + op] for op in (2, 5)] == [0, 2]
     assert slots[PLACES["collective_op"]] == 0
@@ -242,7 +242,7 @@ def test_unwinding_between_a_synchronous_collective_and_its_wait_leaves_none_ope
     issue_synchronously(timeline, collectives, clock)
     timeline.unwind()
     clock.now += 2
-    timeline.leave(timeline.enter(record.OPTIMIZER))
+    timeline.leave(timeline.enter(layout.OPTIMIZER))
     assert seconds(timeline) == {"collective_wait": 1.0, "other": 2.0}
     assert timeline.writer.slots[PLACES["collective_op"]] == 0
 
@@ -253,12 +253,12 @@ def test_the_first_step_has_no_duration_and_later_ones_go_into_the_histogram(clo
         clock.now += duration
         timeline.step()
     slots = timeline.writer.slots
-    buckets = slots[PLACES["step_buckets"] : PLACES["step_buckets"] + len(record.STEP_BOUNDS) + 1].tolist()
+    buckets = slots[PLACES["step_buckets"] : PLACES["step_buckets"] + len(layout.STEP_BOUNDS) + 1].tolist()
     assert slots[PLACES["steps"]] == 5
     assert {place: count for place, count in enumerate(buckets) if count} == {
-        record.STEP_BOUNDS.index(0.05): 1,
-        record.STEP_BOUNDS.index(0.25): 2,
-        len(record.STEP_BOUNDS): 1,
+        layout.STEP_BOUNDS.index(0.05): 1,
+        layout.STEP_BOUNDS.index(0.25): 2,
+        len(layout.STEP_BOUNDS): 1,
     }
     assert slots[PLACES["step_seconds"]] == pytest.approx(1000.54)
 
@@ -270,20 +270,20 @@ def test_attributes_are_few_enough_to_be_read_in_place(timeline: Timeline) -> No
 
 def test_events_of_other_threads_are_ignored(timeline: Timeline, clock: Clock) -> None:
     def other() -> None:
-        opened = timeline.enter(record.DATA_WAIT)
+        opened = timeline.enter(layout.DATA_WAIT)
         clock.now += 5
         timeline.leave(opened)
 
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
-    timeline.leave(timeline.enter(record.FORWARD))
+    timeline.leave(timeline.enter(layout.FORWARD))
     assert seconds(timeline) == {"other": 5.0}
 
 
 @pytest.mark.parametrize(
     ("phase", "graph_task", "is_counted"),
-    [(record.BACKWARD, 3, True), (record.BACKWARD, -1, False), (record.FORWARD, 3, False)],
+    [(layout.BACKWARD, 3, True), (layout.BACKWARD, -1, False), (layout.FORWARD, 3, False)],
 )
 def test_the_autograd_engines_own_thread_acts_for_the_one_that_waits_for_it(
     timeline: Timeline, clock: Clock, monkeypatch: pytest.MonkeyPatch, phase: int, graph_task: int, is_counted: bool
@@ -292,7 +292,7 @@ def test_the_autograd_engines_own_thread_acts_for_the_one_that_waits_for_it(
     is_done = threading.Event()
 
     def hook_of_a_gradient() -> None:
-        opened = timeline.enter(record.COLLECTIVE_WAIT)
+        opened = timeline.enter(layout.COLLECTIVE_WAIT)
         clock.now += 5
         timeline.leave(opened)
         is_done.set()
@@ -301,7 +301,7 @@ def test_the_autograd_engines_own_thread_acts_for_the_one_that_waits_for_it(
     _thread.start_new_thread(hook_of_a_gradient, ())  # as the engine's: none that Python's threading knows
     is_done.wait()
     timeline.leave(outer)
-    assert seconds(timeline) == {"collective_wait" if is_counted else record.PHASES[phase]: 5.0}
+    assert seconds(timeline) == {"collective_wait" if is_counted else layout.PHASES[phase]: 5.0}
 
 
 def test_a_thread_of_the_scripts_own_with_a_backward_pass_of_its_own_is_ignored(
@@ -310,11 +310,11 @@ def test_a_thread_of_the_scripts_own_with_a_backward_pass_of_its_own_is_ignored(
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 3)
 
     def other() -> None:
-        opened = timeline.enter(record.COLLECTIVE_WAIT)
+        opened = timeline.enter(layout.COLLECTIVE_WAIT)
         clock.now += 5
         timeline.leave(opened)
 
-    outer = timeline.enter(record.BACKWARD)
+    outer = timeline.enter(layout.BACKWARD)
     thread = threading.Thread(target=other)
     thread.start()
     thread.join()
@@ -326,6 +326,6 @@ def test_a_stopped_timeline_changes_nothing(timeline: Timeline, clock: Clock) ->
     timeline.stop()
     before = timeline.writer.slots.tolist()
     clock.now += 1
-    timeline.leave(timeline.enter(record.FORWARD))
+    timeline.leave(timeline.enter(layout.FORWARD))
     timeline.step()
     assert timeline.writer.slots.tolist() == before

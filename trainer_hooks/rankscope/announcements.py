@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from rankscope.autoload import ON
-from rankscope.phases import COMPUTING, PHASES, PLANNED
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.rank_writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
-from rankscope.record import PASSES_WITHOUT_STEP
-from rankscope.timeline import BACKWARD_PASS, Timeline
+from rankscope.record.layout import PASSES_WITHOUT_STEP
+from rankscope.record.phases import COMPUTING, PHASES, PLANNED
+from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
+from rankscope.timeline.timeline import BACKWARD_PASS, Timeline
 
 logger = logging.getLogger("rankscope")
 

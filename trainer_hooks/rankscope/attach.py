@@ -8,24 +8,26 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from rankscope import forks, guard, identity, probes, record
+from rankscope import guard, probes
 from rankscope.announcements import Announcer
-from rankscope.directory import opened, weakness
-from rankscope.ending import Ending
-from rankscope.environment import number, printable
 from rankscope.guard import Guard, logger
-from rankscope.old_records import remove_old_records
 from rankscope.patch import Undo
-from rankscope.rank_writer import RankWriter, run_directory
+from rankscope.process import forks, identity
+from rankscope.process.ending import Ending
+from rankscope.process.environment import number, printable
+from rankscope.process.stack_dump import StackDump
+from rankscope.record import layout
+from rankscope.record.directory import opened, weakness
+from rankscope.record.old_records import remove_old_records
+from rankscope.record.writer import RankWriter, run_directory
 from rankscope.settings import Settings
-from rankscope.stack_dump import StackDump
-from rankscope.timeline import SCRIPT, Phases, Timeline
+from rankscope.timeline.timeline import SCRIPT, Phases, Timeline
 
 ERROR_LIMIT = 200  # characters of a path or an error: a path may have thousands
 
 # Events after which a process without a process group is surely training. Fetching data is none of them: a
 # distributed script may look at its data before it knows its rank.
-TRAINING_EVENTS = frozenset({record.FORWARD, record.BACKWARD, record.OPTIMIZER})
+TRAINING_EVENTS = frozenset({layout.FORWARD, layout.BACKWARD, layout.OPTIMIZER})
 
 STEPS_WITHOUT_GROUP = 20  # a warm-up before init_process_group is shorter
 
@@ -80,7 +82,7 @@ class Attachment:
         for undo in reversed(self._undo):
             _take_back(undo)
         self._undo.clear()
-        self._ending.write(record.FINISHED)
+        self._ending.write(layout.FINISHED)
         self._ending.forget()
         self._stack_dump.forget()
         self.writer.detach()
@@ -95,26 +97,26 @@ class Attachment:
     def _phase_index(self, name: str) -> int:
         """The index of a phase, one of the record's own or the user's; OTHER once no place is left."""
         name = str(name)
-        names = [*record.PHASES, *self._phases]
+        names = [*layout.PHASES, *self._phases]
         if name in names:
             return names.index(name)
-        if len(names) == record.MAX_PHASES:
+        if len(names) == layout.MAX_PHASES:
             if not self._phases_are_full:
-                logger.warning("rankscope: no place for phase %r: %d are in use", name, record.MAX_PHASES)
+                logger.warning("rankscope: no place for phase %r: %d are in use", name, layout.MAX_PHASES)
             self._phases_are_full = True
-            return record.OTHER
+            return layout.OTHER
         self._phases.append(name)
         self._refresh()
         return len(names)
 
     def _enter_phase(self, name: str) -> Phases | None:
         index = self._phase_index(name)
-        return self.timeline.checkpoints.begin() if index == record.CHECKPOINT else self.timeline.enter(index)
+        return self.timeline.checkpoints.begin() if index == layout.CHECKPOINT else self.timeline.enter(index)
 
     def _leave_phase(self, name: str, opened: Phases | None, succeeded: bool) -> None:
         if opened is None:
             return
-        if str(name) == record.PHASES[record.CHECKPOINT]:
+        if str(name) == layout.PHASES[layout.CHECKPOINT]:
             self.timeline.checkpoints.end(opened, 0.0 if succeeded else None)
         else:
             self.timeline.leave(opened)

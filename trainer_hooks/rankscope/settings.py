@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from rankscope import record
-from rankscope.record import PLACES
-from rankscope.timeline import BACKWARD_PASS, SETTLED_STEPS, Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.timeline.timeline import BACKWARD_PASS, SETTLED_STEPS, Timeline
 
 INTERVAL = 10.0  # seconds
 LONGEST = 80  # characters of a value: a hook may have any name, the info has a fixed size
@@ -25,7 +25,7 @@ MICRO_STEPS = PLACES["micro_steps"]
 COLLECTIVES = PLACES["collectives"]
 
 # What a loop averages its gradients with if nobody does it for it.
-AVERAGING = [record.OPS.index(op) for op in ("all_reduce", "all_gather", "reduce_scatter")]
+AVERAGING = [layout.OPS.index(op) for op in ("all_reduce", "all_gather", "reduce_scatter")]
 
 
 class Settings:
@@ -57,13 +57,13 @@ class Settings:
         found = {
             "parallelism": self._parallelism(module, optimizer),
             "precision": self._precision(optimizer),
-            "step_marker": record.STEP_MARKERS[self._timeline.step_marker],
+            "step_marker": layout.STEP_MARKERS[self._timeline.step_marker],
             "accumulation_steps": self._accumulation_steps(),
             "compiled": compiled(),
             **of_loader(loader),
             **of_ddp(module),
         }
-        return {name: found.get(name, "")[:LONGEST] for name in record.SETTINGS}
+        return {name: found.get(name, "")[:LONGEST] for name in layout.SETTINGS}
 
     def _object(self, role: str) -> Any:
         reference = self._timeline.seen.get(role)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import re
 
-from rankscope.rank_reader import UnreadableRecordError
-from rankscope.rank_snapshot import RankSnapshot
+from rankscope.record.reader import UnreadableRecordError
+from rankscope.record.snapshot import RankSnapshot
 
 LABELS = (
     "run",

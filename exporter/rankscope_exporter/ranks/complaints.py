@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 
-from rankscope.rank_reader import UnreadableRecordError
+from rankscope.record.reader import UnreadableRecordError
 
 COMPLAINTS_LIMIT = 10  # log lines a minute
 COMPLAINTS_REMEMBERED = 4096

@@ -16,10 +16,10 @@ from functools import lru_cache
 from itertools import chain, islice
 from pathlib import Path
 
-from rankscope import directory
-from rankscope.rank_reader import UnreadableRecordError
-from rankscope.rank_writer import SUFFIX
-from rankscope.record import SIZE
+from rankscope.record import directory
+from rankscope.record.layout import SIZE
+from rankscope.record.reader import UnreadableRecordError
+from rankscope.record.writer import SUFFIX
 
 # In one directory and scan, measured on tmpfs; where there are more, the next scan goes on with those.
 NAMES_LIMIT = 32_768  # seen, of whatever kind: 40 ms

@@ -1,9 +1,9 @@
 """Which of a rank's steps stands for the others, so that ranks can be compared step by step across nodes.
 
 Exporters cannot see each other's ranks, but Prometheus sees all of them: where every rank shows the same step, rules
-can lay them side by side. Which one that is follows from the step's number alone (`rankscope.sampling`) and from a
-level that the mean step gives: at ranks that train together it comes out alike, and where two are one level apart, what
-is chosen at the higher one is chosen at both.
+can lay them side by side. Which one that is follows from the step's number alone (`rankscope.record.sampling`) and from
+a level that the mean step gives: at ranks that train together it comes out alike, and where two are one level apart,
+what is chosen at the higher one is chosen at both.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from math import ceil
 from typing import NamedTuple
 
-from rankscope.rank_snapshot import DeviceStep, RankSnapshot, Step
-from rankscope.sampling import MAX_LEVEL, is_sampled, next_sampled
+from rankscope.record.sampling import MAX_LEVEL, is_sampled, next_sampled
+from rankscope.record.snapshot import DeviceStep, RankSnapshot, Step
 
 AnyStep = Step | DeviceStep
 

@@ -11,8 +11,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from rankscope.rank_reader import UnreadableRecordError, read_rank
-from rankscope.rank_snapshot import RankSnapshot
+from rankscope.record.reader import UnreadableRecordError, read_rank
+from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import CLOCKS_APART, check_info, check_time
 from rankscope_exporter.ranks.checks import LABEL_LIMIT as LABEL_LIMIT  # known from here, as what a Rank has
 from rankscope_exporter.ranks.checks import LABELS as LABELS

@@ -9,11 +9,11 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from rankscope.record import FIELDS, PLACES
+from rankscope.record.layout import FIELDS, PLACES
 from rankscope_exporter.ranks.checks import LABELS
 
 if TYPE_CHECKING:
-    from rankscope.rank_snapshot import RankSnapshot
+    from rankscope.record.snapshot import RankSnapshot
     from rankscope_exporter.ranks.run_directory import Key, Rank
 
 RANKS_LIMIT = 256  # ordinary ones on a page

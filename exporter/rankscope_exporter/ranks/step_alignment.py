@@ -17,8 +17,8 @@ from itertools import islice
 from pathlib import Path
 from statistics import median
 
-from rankscope.rank_snapshot import DeviceStep
-from rankscope.record import COLLECTIVE_WAIT, PHASES, STARTUP
+from rankscope.record.layout import COLLECTIVE_WAIT, PHASES, STARTUP
+from rankscope.record.snapshot import DeviceStep
 from rankscope_exporter.ranks.reference_step import AnyStep, Reference, level_of, newest_sampled
 from rankscope_exporter.ranks.run_directory import Key, Rank
 

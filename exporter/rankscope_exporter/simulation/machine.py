@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
 
-from rankscope import phases
+from rankscope.record import phases
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed

@@ -13,7 +13,7 @@ from prometheus_client.core import Metric
 from prometheus_client.samples import Sample
 
 from rankscope import __version__
-from rankscope.phases import PLANNED
+from rankscope.record.phases import PLANNED
 from rankscope_exporter.ranks.metric import RANK_LABELS
 
 Row = dict[str, str]

@@ -15,9 +15,9 @@ import pytest
 from benchmarks.explain_answers import Scene, answer
 from tests.exporter.web.conftest import Authority
 
-from rankscope import launch
-from rankscope.explaining import command
-from rankscope.explaining.fetching import BODY_LIMIT
+from rankscope.cli import launch
+from rankscope.cli.explaining import command
+from rankscope.cli.explaining.fetching import BODY_LIMIT
 
 MIB = 1024**2
 Serve = Callable[[Callable[[BaseHTTPRequestHandler], None]], str]

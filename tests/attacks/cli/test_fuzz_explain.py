@@ -7,7 +7,7 @@ import math
 import pytest
 from benchmarks.fuzz_explain import FuzzError, run
 
-from rankscope.explaining import answers, command, moments
+from rankscope.cli.explaining import answers, command, moments
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ ESCAPES = "\x1b]0;owned\x07\n\u202e"
 
 
 def rankscope(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "rankscope.launch", *arguments]
+    command = [sys.executable, "-m", "rankscope.cli.launch", *arguments]
     environment = {**os.environ, **variables}
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=60)
 
@@ -46,7 +46,7 @@ def test_a_name_that_the_terminal_has_no_letters_for_is_printed(run_dir: Path) -
     code = """
 import sys
 from pathlib import Path
-from rankscope.rank_writer import RankWriter
+from rankscope.record.writer import RankWriter
 writer = RankWriter()
 writer.publish(Path(sys.argv[1]), "r.0", {"run": "gr\\u00f6\\u00dfer", "rank": "0", "pid": "1"})
 print("ready", flush=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.attacks.cli_support import ask, process
 
-from rankscope import living_ranks, py_spy, stacks
+from rankscope.cli import living_ranks, py_spy, stacks
 
 MIB = 1024**2
 RANK = 'w = publish("e.0"); live()'

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tests.attacks.cli_support import BECOME, STRANGER, ask, need_root, process
 
-from rankscope.rank_writer import RankWriter
-from rankscope.stack_dump import SIGNAL
+from rankscope.process.stack_dump import SIGNAL
+from rankscope.record.writer import RankWriter
 
 # Catches the signal, and has the file that the answer is to be in.
 ANSWERING = f"""
@@ -133,7 +133,7 @@ live()
 
 
 def test_an_unprivileged_user_asks_no_other_users_ranks(shared: Path) -> None:
-    code = 'become(); rankscope.launch.main(["stacks", f"--run-dir={directory}"])'
+    code = 'become(); rankscope.cli.launch.main(["stacks", f"--run-dir={directory}"])'
     with process('w = publish("v.0", run="victim\\x1b[2J"); live()', shared):
         command = [sys.executable, "-c", BECOME + code, str(shared), str(STRANGER)]
         answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)

@@ -26,7 +26,7 @@ os.setresuid(user, user, user)
 """
 HOOK = """
 import importlib, torch
-import rankscope.attach, rankscope.rank_writer, torch.utils.data
+import rankscope.attach, rankscope.record.writer, torch.utils.data
 for name in [*rankscope.probes.all_probes(), *rankscope.probes.late_probes()]:
     importlib.import_module(f"rankscope.probes.{name}")
 """

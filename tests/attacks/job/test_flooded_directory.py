@@ -10,9 +10,9 @@ import pytest
 from tests.attacks.job.jobs import ATTACKER, attack, needs_root, run_job, train
 
 import rankscope
-from rankscope import record
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
 
 FLOOD = """
 for number in range(int(sys.argv[2])):
@@ -34,7 +34,7 @@ def dead_record(directory: Path, name: str, run: str = "job", age: float = 1e6) 
     writer = RankWriter()
     writer.publish(directory, name, {"run": run, "rank": "0"})
     writer.slots[PLACES["started_unix"]] = time.time() - age
-    writer.slots[PLACES["ended"]] = record.FINISHED
+    writer.slots[PLACES["ended"]] = layout.FINISHED
     assert writer.path is not None
     return writer.path
 
@@ -57,7 +57,7 @@ def test_a_job_reads_a_bounded_number_even_of_its_own_users_files(run_dir: Path)
 
 @pytest.mark.usefixtures("guest")
 def test_a_job_looks_at_a_bounded_number_of_names(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rankscope.old_records.NAMES_LIMIT", 10)
+    monkeypatch.setattr("rankscope.record.old_records.NAMES_LIMIT", 10)
     for number in range(30):
         dead_record(run_dir, str(number))
     rankscope.instrument()

@@ -11,7 +11,7 @@ import pytest
 from tests.attacks.job.jobs import FOR_EACH, VICTIM, needs_root, run_job, train
 
 import rankscope
-from rankscope import identity
+from rankscope.process import identity
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
 IN_EACH_DIRECTORY = f"""
@@ -29,7 +29,7 @@ NONSENSE = ["none", "-1", "1.5", "9" * 5000, "../../x", "\x1b[2J", "\udcff", "٣
 
 @pytest.fixture(autouse=True)
 def every_warning_anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    if warned := getattr(sys.modules.get("rankscope.environment"), "_warned", None):
+    if warned := getattr(sys.modules.get("rankscope.process.environment"), "_warned", None):
         warned.clear()
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)

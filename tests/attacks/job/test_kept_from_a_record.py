@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from tests.attacks.job.jobs import ATTACKER, VICTIM, attack, needs_root, process
 
-from rankscope import rank_writer
-from rankscope.rank_writer import RankWriter
+from rankscope.record import writer
+from rankscope.record.writer import RankWriter
 from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
 
 INFO = {**dict.fromkeys(LABELS, ""), "run": "r", "rank": "0", "pid": "1"}
@@ -34,7 +34,7 @@ getattr(Path(sys.argv[1]), sys.argv[2])()
 """
 PUBLISH = """
 import json
-writer = rankscope.rank_writer.RankWriter()
+writer = rankscope.record.writer.RankWriter()
 writer.publish(Path(sys.argv[1]), "r.0", json.loads(sys.argv[2]))
 print(writer.path.name, flush=True)
 sys.stdin.read()
@@ -58,7 +58,7 @@ def test_another_user_gets_no_lock_between_the_making_of_a_record_and_its_own(
         return lockf(*arguments)
 
     said: list[str] = []
-    monkeypatch.setattr(rank_writer.fcntl, "lockf", attacked)
+    monkeypatch.setattr(writer.fcntl, "lockf", attacked)
     try:
         RankWriter().publish(shared, "r.0", INFO)
     finally:
@@ -73,7 +73,7 @@ def test_another_user_gets_no_lock_between_the_making_of_a_record_and_its_own(
 @pytest.mark.parametrize("kind", ["touch", "mkdir"])
 def test_a_rank_whose_name_another_user_has_taken_is_shown_all_the_same(shared: Path, taken: str, kind: str) -> None:
     attack(TAKE, shared / taken, kind)
-    hook = "import rankscope.rank_writer"
+    hook = "import rankscope.record.writer"
     with subprocess.Popen(
         process(VICTIM, PUBLISH, shared, json.dumps(INFO), imports=hook),
         stdin=subprocess.PIPE,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.attacks.job.jobs import FOR_EACH, TRAIN, needs_root, process, run_job
 
-from rankscope.rank_reader import read_rank
+from rankscope.record.reader import read_rank
 
 IMPORT_ALL = """
 import importlib

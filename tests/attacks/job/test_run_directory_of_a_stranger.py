@@ -10,7 +10,7 @@ import pytest
 from tests.attacks.job.jobs import ATTACKER, needs_root, train
 
 import rankscope
-from rankscope import rank_writer
+from rankscope.record import writer
 
 pytestmark = [needs_root, pytest.mark.usefixtures("guest")]
 
@@ -58,8 +58,8 @@ def test_a_link_that_comes_while_the_fallback_is_made_gives_nobody_the_right_to_
         give_away(fallback)
         mkdir(path, *arguments, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(rank_writer, "SYSTEM_RUN_DIR", run_dir / "none")
-    monkeypatch.setattr(rank_writer, "SHARED_MEMORY_RUN_DIR", fallback)
+    monkeypatch.setattr(writer, "SYSTEM_RUN_DIR", run_dir / "none")
+    monkeypatch.setattr(writer, "SHARED_MEMORY_RUN_DIR", fallback)
     monkeypatch.delenv("RANKSCOPE_RUN_DIR")
     monkeypatch.setattr(Path, "mkdir", attacked)
     before = stat.S_IMODE(target.stat().st_mode)
@@ -73,8 +73,8 @@ def test_a_link_that_comes_while_the_fallback_is_made_gives_nobody_the_right_to_
 def test_the_fallback_is_made_for_all_and_nobody_removes_anothers_records_there(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(rank_writer, "SYSTEM_RUN_DIR", run_dir / "none")
-    monkeypatch.setattr(rank_writer, "SHARED_MEMORY_RUN_DIR", run_dir / "fallback")
+    monkeypatch.setattr(writer, "SYSTEM_RUN_DIR", run_dir / "none")
+    monkeypatch.setattr(writer, "SHARED_MEMORY_RUN_DIR", run_dir / "fallback")
     monkeypatch.delenv("RANKSCOPE_RUN_DIR")
     rankscope.instrument()
     train()

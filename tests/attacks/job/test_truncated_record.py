@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from tests.attacks.job.jobs import VICTIM, needs_root, run_job
 
-from rankscope.rank_reader import read_rank
-from rankscope.rank_writer import RankWriter
+from rankscope.record.reader import read_rank
+from rankscope.record.writer import RankWriter
 
 TRUNCATED_BY_THE_SHELL = """
 step()

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from rankscope import record
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
 from rankscope_exporter.ranks.run_directory import LABELS, Rank, Scan
 
 VICTIM, MALLORY = 61_001, 61_002
@@ -33,8 +33,8 @@ os.setuid(uid)
 IMPORTS = """
 import ctypes, json, sys
 from pathlib import Path
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
+from rankscope.record.writer import RankWriter
+from rankscope.record.layout import PLACES
 """
 LIVING = """
 writer = RankWriter()
@@ -85,7 +85,7 @@ def ended(directory: Path, uid: int, name: str, at: float = NOW, **labels: Any) 
     """The record of a rank of that user which ended with an exception."""
     writer = RankWriter()
     writer.publish(directory, name, info(**labels))
-    for field, value in {"started_unix": NOW - 100, "ended": record.EXCEPTION, "ended_unix": at}.items():
+    for field, value in {"started_unix": NOW - 100, "ended": layout.EXCEPTION, "ended_unix": at}.items():
         writer.slots[PLACES[field]] = value
     assert writer.path is not None
     path = writer.path

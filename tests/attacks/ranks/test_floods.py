@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, clock, ended, living, need_root, owned
 
-from rankscope import record
+from rankscope.record import layout
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
 OWNERS = range(100_000, 101_100)  # as a user has them who was given a range of subordinate ids
@@ -99,7 +99,7 @@ def of_many_owners(run_dir: Path) -> None:
     for uid in OWNERS:
         path = run_dir / f"{uid}.rank"
         with path.open("wb") as file:
-            file.truncate(record.SIZE)
+            file.truncate(layout.SIZE)
         os.chown(path, uid, uid)
         os.utime(path, (4e9, 4e9))
 

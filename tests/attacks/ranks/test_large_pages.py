@@ -8,16 +8,16 @@ from typing import Any
 
 from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, clock, ended, need_root, owned
 
-from rankscope import rank_reader, record
-from rankscope.rank_reader import read_rank
-from rankscope.record import PLACES
+from rankscope.record import layout, reader
+from rankscope.record.layout import PLACES
+from rankscope.record.reader import read_rank
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
 PAGE = 256 * 32_768  # bytes
 LARGE: dict[str, Any] = {
-    "phases": [f"{number:0>198}" for number in range(record.MAX_PHASES - len(record.PHASES))],
-    "groups": [f"{number:0>100}" for number in range(record.MAX_GROUPS)],
+    "phases": [f"{number:0>198}" for number in range(layout.MAX_PHASES - len(layout.PHASES))],
+    "groups": [f"{number:0>100}" for number in range(layout.MAX_GROUPS)],
 }
 
 
@@ -26,8 +26,8 @@ def forge(run_dir: Path, uid: int, count: int, **labels: Any) -> None:
     for number in range(count):
         path = ended(run_dir, uid, f"{uid}-{number}", rank=str(number), **labels)
         with path.open("r+b") as file:
-            file.seek(record.SLOTS_OFFSET + 8 * PLACES["steps"])
-            slots = memoryview(bytearray(8 * (record.SLOTS - PLACES["steps"]))).cast("d")
+            file.seek(layout.SLOTS_OFFSET + 8 * PLACES["steps"])
+            slots = memoryview(bytearray(8 * (layout.SLOTS - PLACES["steps"]))).cast("d")
             for place in range(len(slots)):
                 slots[place] = 1.0
             file.write(slots)
@@ -75,9 +75,9 @@ def test_as_many_infos_are_remembered_as_files_are_read(run_dir: Path) -> None:
         forge(run_dir, uid, 256, node=f"{uid}" * 20)
     directory = RunDirectory([run_dir], clock)
     directory.scan()
-    parsed = rank_reader._parsed.cache_info().misses
+    parsed = reader._parsed.cache_info().misses
     directory.scan()
-    assert rank_reader._parsed.cache_info().misses == parsed
+    assert reader._parsed.cache_info().misses == parsed
 
 
 def test_nothing_of_an_info_is_kept_that_takes_many_times_the_memory_of_its_text(run_dir: Path) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.rank_snapshot import RankSnapshot
+from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation.claims import Claims, ClaimsWatcher
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.processes import UserNames

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.record import PHASES, PLACES, SLOTS
+from rankscope.record.layout import PHASES, PLACES, SLOTS
+from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
 
 TABLE = [

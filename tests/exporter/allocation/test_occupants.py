@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.rank_snapshot import RankSnapshot
+from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher
 from rankscope_exporter.gpu.allocation.occupants import Occupants
 from rankscope_exporter.gpu.allocation.processes import Process, ProcessTable, Seen, UserNames

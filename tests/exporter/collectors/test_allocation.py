@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.record import PHASES, PLACES, SLOTS
+from rankscope.record.layout import PHASES, PLACES, SLOTS
+from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation.claims import Claims
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.idleness import STATES

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.core import Metric
 
-from rankscope.rank_reader import read_rank
+from rankscope.record.reader import read_rank
 from rankscope_exporter.exposition.sample_cache import Lines
 from rankscope_exporter.ranks.collectors.rank_processes import METRICS, RankProcess, RankProcesses
 from rankscope_exporter.ranks.metric import RANK_LABELS
@@ -22,7 +22,7 @@ from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
 RANK = f"""
 import json, os, sys, time
 from pathlib import Path
-from rankscope.rank_writer import RankWriter
+from rankscope.record.writer import RankWriter
 writer = RankWriter()
 info = {{**dict.fromkeys({LABELS!r}, ""), "run": "r", "rank": "3", "pid": "1"}}
 writer.publish(Path(sys.argv[1]), "r.3", info)

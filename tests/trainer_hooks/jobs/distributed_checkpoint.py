@@ -20,7 +20,7 @@ from torch.distributed.fsdp import fully_shard
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import read_rank
+from rankscope.record.reader import read_rank
 
 FIELDS = ("checkpoints", "checkpoint_bytes", "checkpoint_last_bytes", "checkpoint_last_seconds")
 

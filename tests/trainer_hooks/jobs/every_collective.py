@@ -19,9 +19,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import read_rank
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.record import OPS
+from rankscope.record.layout import OPS
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
 
 try:
     from torch.distributed.fsdp import fully_shard

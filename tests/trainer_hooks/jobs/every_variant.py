@@ -20,8 +20,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.rank_reader import read_rank
-from rankscope.rank_snapshot import RankSnapshot
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
 
 STEPS = 12
 

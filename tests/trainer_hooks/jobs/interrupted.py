@@ -24,8 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankscope
-from rankscope import attach, record
-from rankscope.record import PLACES
+from rankscope import attach
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
 
 HOOK = str(Path(attach.__file__).parent)
 STEPS_AFTERWARDS = 2
@@ -109,10 +110,10 @@ def wrongs(job: Job) -> list[str]:
     for _ in range(STEPS_AFTERWARDS):
         job.step()
     counted = [slots[PLACES[name]] - count for name, count in zip(names, before, strict=True)]
-    sums = sum(slots[PLACES["phase_seconds"] : PLACES["phase_seconds"] + record.MAX_PHASES])
+    sums = sum(slots[PLACES["phase_seconds"] : PLACES["phase_seconds"] + layout.MAX_PHASES])
     truths = {
-        f"open {timeline.open_phases}": timeline.open_phases == (record.OTHER, None),
-        f"in {slots[PLACES['phase']]}": slots[PLACES["phase"]] == record.OTHER,
+        f"open {timeline.open_phases}": timeline.open_phases == (layout.OTHER, None),
+        f"in {slots[PLACES['phase']]}": slots[PLACES["phase"]] == layout.OTHER,
         f"in collective {slots[PLACES['collective_op']]}": slots[PLACES["collective_op"]] == 0,
         f"counted {counted}": counted == [STEPS_AFTERWARDS] * len(names),
         "partition": abs(slots[PLACES["started_monotonic"]] + sums - timeline.last_event) < 1e-6,

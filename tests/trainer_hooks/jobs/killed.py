@@ -24,7 +24,7 @@ import torch
 
 import rankscope
 from rankscope import attach
-from rankscope.rank_reader import UnreadableRecordError, read_rank
+from rankscope.record.reader import UnreadableRecordError, read_rank
 
 HOOK = str(Path(attach.__file__).parent)
 RUN_DIR = Path(os.environ["RANKSCOPE_RUN_DIR"])

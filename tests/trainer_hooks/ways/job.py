@@ -24,8 +24,8 @@ from tests.trainer_hooks.ways.run import Parameters, Run
 
 import rankscope
 from rankscope import attach
-from rankscope.rank_reader import read_rank
-from rankscope.rank_snapshot import RankSnapshot
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
 
 
 class Messages(logging.Handler):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 
 from rankscope.guard import Guard
-from rankscope.timeline import Timeline
+from rankscope.timeline.timeline import Timeline
 
 Install = Callable[[Timeline, Guard], Sequence[Callable[[], None]]]
 

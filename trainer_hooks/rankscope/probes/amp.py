@@ -18,12 +18,12 @@ from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
-from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.span import in_phase
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.timeline.timeline import Timeline
 
 SCALE, SKIPPED = PLACES["amp_scale"], PLACES["amp_skipped_steps"]
 READ_SECONDS = 1.0  # between two readings of a device
@@ -141,7 +141,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         # Unscaling and the wait for what it found belong to the optimizer's time.
-        watched = in_phase(timeline, guard, record.OPTIMIZER, watch.stepped)(original)
+        watched = in_phase(timeline, guard, layout.OPTIMIZER, watch.stepped)(original)
 
         def step(*args: Any, **kwargs: Any) -> Any:
             if not handles:

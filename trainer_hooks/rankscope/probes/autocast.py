@@ -9,7 +9,7 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.timeline import SETTLED_STEPS, Timeline
+from rankscope.timeline.timeline import SETTLED_STEPS, Timeline
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:

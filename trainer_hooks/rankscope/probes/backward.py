@@ -12,16 +12,16 @@ from typing import Any
 
 import torch
 
-from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_frame
 from rankscope.probes.span import Function, in_phase
-from rankscope.record import PLACES
-from rankscope.timeline import OPTIMIZER_STEP, Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.timeline.timeline import OPTIMIZER_STEP, Timeline
 
 MICRO_STEPS = PLACES["micro_steps"]
-NOT_WITHIN = frozenset({record.BACKWARD})
+NOT_WITHIN = frozenset({layout.BACKWARD})
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
@@ -52,5 +52,5 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
         return skip_frame(watched)
 
-    watch = in_phase(timeline, guard, record.BACKWARD, count, unless_within=NOT_WITHIN, left_alone=nested)
+    watch = in_phase(timeline, guard, layout.BACKWARD, count, unless_within=NOT_WITHIN, left_alone=nested)
     return [replace(torch.autograd, "_engine_run_backward", watch)]

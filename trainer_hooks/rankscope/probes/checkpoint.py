@@ -19,7 +19,7 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.timeline import Phases, Timeline
+from rankscope.timeline.timeline import Phases, Timeline
 
 # Smaller files are checkpoints only if they hold a model's or an optimizer's state: metrics are saved too.
 SMALLEST = 64 * 1024

@@ -13,13 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, strided
 from torch.compiler import is_dynamo_compiling
 
-from rankscope import record
-from rankscope.groups import GROUP_WAIT, UNCOUNTED, Group
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
-from rankscope.record import COLLECTIVE_WAIT, PLACES
-from rankscope.timeline import COLLECTIVE_BUS_BYTES, COLLECTIVE_DURATION, OPEN_OP, Phases, Timeline
+from rankscope.record import layout
+from rankscope.record.layout import COLLECTIVE_WAIT, PLACES
+from rankscope.timeline.groups import GROUP_WAIT, UNCOUNTED, Group
+from rankscope.timeline.timeline import COLLECTIVE_BUS_BYTES, COLLECTIVE_DURATION, OPEN_OP, Phases, Timeline
 
 COLLECTIVES = PLACES["collectives"]
 COLLECTIVE_SECONDS = PLACES["collective_seconds"]
@@ -66,7 +66,7 @@ MAX_PENDING = 4096  # works that nobody has waited for yet; past that they are f
 # A wait that finds its collective complete cannot know when that was. Where it follows so closely upon the issue (a
 # synchronous call), the answer is this exact all the same.
 TIGHT = 50e-6  # seconds
-BARRIER = record.OPS.index("barrier")  # has no tensors; its wait blocks the host whatever the device
+BARRIER = layout.OPS.index("barrier")  # has no tensors; its wait blocks the host whatever the device
 
 Function = Callable[..., Any]
 Count = Callable[[Any], Group]
@@ -227,7 +227,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Function], Function]:
     """Around a process group's method. Guarded in place, as is the wait: they run several times a step."""
-    op, place = record.OPS.index(METHODS[name][0]), METHODS[name][1]
+    op, place = layout.OPS.index(METHODS[name][0]), METHODS[name][1]
     at = 0 if place is None else place + 1  # among the method's arguments, of which the first is the process group
     is_uneven, work_class = name in UNEVEN, dist.Work  # a subclass in Python has a wait of its own
     begin, issued, groups = collectives.begin, collectives.issued, collectives.groups

@@ -14,8 +14,8 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record.layout import PLACES
+from rankscope.timeline.timeline import Timeline
 
 ALLOCATED = PLACES["cuda_allocated_bytes"]
 RESERVED = PLACES["cuda_reserved_bytes"]

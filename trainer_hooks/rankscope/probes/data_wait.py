@@ -13,17 +13,17 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, is_grad_enabled
 from torch.utils.data import dataloader
 
-from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.span import in_phase
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.timeline.timeline import Timeline
 
 Item = TypeVar("Item")
 
 STEPS = PLACES["steps"]
-NOT_WITHIN = frozenset({record.EVALUATION, record.DATA_WAIT})
+NOT_WITHIN = frozenset({layout.EVALUATION, layout.DATA_WAIT})
 LOADER = "loader"  # the role, in `Timeline.seen`, of the iterator that the last batch came from
 
 
@@ -115,12 +115,12 @@ class TimedIterator(Generic[Item]):
 
 def timed(timeline: Timeline, guard: Guard, iterator: Iterator[Item]) -> Iterator[Item]:
     """The same iterator, watched."""
-    watch = in_phase(timeline, guard, record.DATA_WAIT, BatchCounter(timeline).fetched)
+    watch = in_phase(timeline, guard, layout.DATA_WAIT, BatchCounter(timeline).fetched)
     return TimedIterator(iterator, watch(lambda watched: next(watched.iterator)))
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch the one method that every DataLoader iterator, single- or multi-process, goes through."""
     iterator: Any = dataloader._BaseDataLoaderIter  # noqa: SLF001 - the only place that sees every loader
-    watch = in_phase(timeline, guard, record.DATA_WAIT, BatchCounter(timeline).fetched)
+    watch = in_phase(timeline, guard, layout.DATA_WAIT, BatchCounter(timeline).fetched)
     return [replace(iterator, "__next__", watch)]

@@ -21,17 +21,17 @@ from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
-from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.collectives import Collectives, Function, Issue, measure
 from rankscope.probes.compiler import skip_call, skip_frame, uncompiled
 from rankscope.probes.span import in_phase
-from rankscope.record import BACKWARD
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.layout import BACKWARD
+from rankscope.timeline.timeline import Timeline
 
-DDP_ALL_REDUCE = record.OPS.index("ddp_all_reduce")
-DDP_BROADCAST = record.OPS.index("ddp_broadcast")
+DDP_ALL_REDUCE = layout.OPS.index("ddp_all_reduce")
+DDP_BROADCAST = layout.OPS.index("ddp_broadcast")
 # DDP's logger (kDDPRuntimeLoggingSampleRate in torch's reducer) measures the first ten passes, then each hundredth, and
 # has the result at the next forward.
 FIRST_SAMPLES, SAMPLING_RATE = 10, 100
@@ -231,7 +231,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     sandwich = Sandwich(timeline, guard)
     for called_by_the_engine in (sandwich.queue, sandwich.before_reducer, sandwich.after_reducer):
         skip_call(called_by_the_engine)
-    forward = in_phase(timeline, guard, record.FORWARD, sandwich.arm)
+    forward = in_phase(timeline, guard, layout.FORWARD, sandwich.arm)
     return [
         sandwich.remove,
         replace(DistributedDataParallel, "forward", forward),

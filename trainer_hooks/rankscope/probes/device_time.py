@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch.compiler import is_dynamo_compiling
 
-from rankscope.device_clock import DeviceClock, Event
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
-from rankscope.timeline import Timeline
+from rankscope.timeline.device_clock import DeviceClock, Event
+from rankscope.timeline.timeline import Timeline
 
 Function = Callable[..., Any]
 

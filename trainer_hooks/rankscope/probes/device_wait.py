@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.span import in_phase
 from rankscope.probes.tensor_methods import Arguments, Begin, End, TensorMethods
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.timeline.timeline import Timeline
 
 DEVICE_WAITS = PLACES["device_waits"]
 METHODS = ("item", "tolist", "cpu")
@@ -28,7 +28,7 @@ def methods(timeline: Timeline) -> dict[str, tuple[Begin, bool]]:
     """What is watched of a device's tensors, as `TensorMethods` wants it."""
 
     def begin(_tensor: Any, _args: Arguments, _kwargs: dict[str, Any]) -> End:
-        opened = timeline.enter(record.DEVICE_WAIT)
+        opened = timeline.enter(layout.DEVICE_WAIT)
 
         def end(_returned: bool) -> None:
             timeline.leave(opened)
@@ -48,7 +48,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     def count(_call: Arguments, _result: object, _seconds: float) -> None:
         timeline.writer.slots[DEVICE_WAITS] += 1
 
-    watch = in_phase(timeline, guard, record.DEVICE_WAIT, count)
+    watch = in_phase(timeline, guard, layout.DEVICE_WAIT, count)
     # Newer torch has a module that knows no kind of device.
     agnostic = [torch.accelerator] if hasattr(torch, "accelerator") else []
     places: list[Any] = [torch.cuda, torch.cuda.Stream, torch.cuda.Event, *agnostic]

@@ -15,15 +15,15 @@ import torch
 from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_frame
 from rankscope.probes.span import Function, in_phase
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.timeline.timeline import Timeline
 
 # A module called within these is part of them: a submodule, a recomputed activation, a transform of the data.
-NOT_WITHIN = frozenset({record.FORWARD, record.BACKWARD, record.DATA_WAIT})
+NOT_WITHIN = frozenset({layout.FORWARD, layout.BACKWARD, layout.DATA_WAIT})
 
 # Replacing nn.Module.__call__ updates every module class of the process: 0.15 ms with torch's own 400 classes, 0.9 ms
 # with 3,400. So the search is rare: after the first step (which is start-up) and then at powers of ten. It lasts two
@@ -44,8 +44,8 @@ class RootModules:
         self._found: dict[type[torch.nn.Module], list[float]] = {}  # by class, the seconds of each call
         self._next_search = 1
         self._end_search: Undo | None = None
-        self._in_search = in_phase(timeline, guard, record.FORWARD, self._note, unless_within=NOT_WITHIN)
-        self._in_forward = in_phase(timeline, guard, record.FORWARD, unless_within=NOT_WITHIN)
+        self._in_search = in_phase(timeline, guard, layout.FORWARD, self._note, unless_within=NOT_WITHIN)
+        self._in_forward = in_phase(timeline, guard, layout.FORWARD, unless_within=NOT_WITHIN)
 
     def wake(self, step: int) -> int:
         """Begin or end a search at the end of `step`; returns the step at whose end to be called again."""

@@ -10,30 +10,30 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.span import in_phase
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.timeline.timeline import Timeline
 
 # A validation loop has no public name in Lightning; `Trainer.validate` is not called within `fit`.
 LIGHTNING: tuple[tuple[str, str, str, int], ...] = (
-    ("loops.evaluation_loop", "_EvaluationLoop", "run", record.EVALUATION),
-    ("loops.prediction_loop", "_PredictionLoop", "run", record.EVALUATION),
-    ("trainer.trainer", "Trainer", "save_checkpoint", record.CHECKPOINT),
+    ("loops.evaluation_loop", "_EvaluationLoop", "run", layout.EVALUATION),
+    ("loops.prediction_loop", "_PredictionLoop", "run", layout.EVALUATION),
+    ("trainer.trainer", "Trainer", "save_checkpoint", layout.CHECKPOINT),
 )
 # Module, class (none: a function of the module), method, phase. Lightning has two names for the same package, of which
 # a job uses one.
 METHODS: tuple[tuple[str, str, str, int], ...] = (
     *((f"lightning.pytorch.{module}", name, method, phase) for module, name, method, phase in LIGHTNING),
     *((f"pytorch_lightning.{module}", name, method, phase) for module, name, method, phase in LIGHTNING),
-    ("transformers.trainer", "Trainer", "evaluate", record.EVALUATION),
-    ("transformers.trainer", "Trainer", "predict", record.EVALUATION),
-    ("transformers.trainer", "Trainer", "_save_checkpoint", record.CHECKPOINT),
-    ("accelerate.accelerator", "Accelerator", "save_state", record.CHECKPOINT),
-    ("accelerate.accelerator", "Accelerator", "save_model", record.CHECKPOINT),
+    ("transformers.trainer", "Trainer", "evaluate", layout.EVALUATION),
+    ("transformers.trainer", "Trainer", "predict", layout.EVALUATION),
+    ("transformers.trainer", "Trainer", "_save_checkpoint", layout.CHECKPOINT),
+    ("accelerate.accelerator", "Accelerator", "save_state", layout.CHECKPOINT),
+    ("accelerate.accelerator", "Accelerator", "save_model", layout.CHECKPOINT),
     # Its loader is a generator, which may run already; this is the most that it does after fetching.
-    ("accelerate.data_loader", "", "send_to_device", record.DATA_WAIT),
+    ("accelerate.data_loader", "", "send_to_device", layout.DATA_WAIT),
 )
 
 

@@ -14,12 +14,12 @@ import torch.distributed as dist
 from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 
-from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.collectives import Collectives, Function, Issue, Wait, measure
 from rankscope.probes.compiler import skip_call, skip_frame
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.timeline.timeline import Timeline
 
 Arguments = tuple[Any, ...]
 
@@ -45,7 +45,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     for names, (op, place) in FUNCTIONS.items():
         found = next((name for name in names if hasattr(module, name)), None)
         if found is not None:
-            watches.append(replace(module, found, _issue(collectives, guard, record.OPS.index(op), place)))
+            watches.append(replace(module, found, _issue(collectives, guard, layout.OPS.index(op), place)))
     return watches
 
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
-from rankscope.record import GC_GENERATIONS, PLACES
-from rankscope.timeline import Timeline
+from rankscope.record.layout import GC_GENERATIONS, PLACES
+from rankscope.timeline.timeline import Timeline
 
 COLLECTIONS = PLACES["gc_collections"]
 SECONDS = PLACES["gc_seconds"]

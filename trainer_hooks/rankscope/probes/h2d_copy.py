@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo
 from rankscope.probes.tensor_methods import PLAIN, Arguments, Begin, End, TensorMethods
-from rankscope.record import PLACES
-from rankscope.timeline import Phases, Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.timeline.timeline import Phases, Timeline
 
 COPIES = PLACES["copies"]
 COPY_BYTES = PLACES["copy_bytes"]
@@ -43,7 +43,7 @@ class Copies:
             is_awaited = not (is_non_blocking and source.is_pinned())
             if not is_awaited and self._timeline.on_boundary is None:
                 return None
-            opened = self._timeline.enter(record.H2D_COPY)
+            opened = self._timeline.enter(layout.H2D_COPY)
             size = float(source.nbytes) if is_awaited else 0.0
             return lambda returned: self._end(opened, size * returned)
 

@@ -16,15 +16,15 @@ from typing import Any
 
 from torch.utils.data import _utils, dataloader
 
-from rankscope import record
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.data_wait import LOADER
-from rankscope.record import PLACES
-from rankscope.timeline import Timeline
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.timeline.timeline import Timeline
 
 WORKING = PLACES["loader_worker_seconds"]
-IDLE = WORKING + record.LOADER_WORKER_STATES.index("idle")
+IDLE = WORKING + layout.LOADER_WORKER_STATES.index("idle")
 
 PLACES_OF_WORKERS = 512  # a place is used again when so many workers have been started since
 

@@ -25,8 +25,8 @@ from torch.optim.optimizer import (
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
-from rankscope.record import BACKWARD, OPTIMIZER
-from rankscope.timeline import OPTIMIZER_STEP, SCRIPT, Phases, Timeline
+from rankscope.record.layout import BACKWARD, OPTIMIZER
+from rankscope.timeline.timeline import OPTIMIZER_STEP, SCRIPT, Phases, Timeline
 
 # Backward passes after which an optimizer that marked the steps is no longer in use: more than a GAN's critic takes
 # between two steps of its generator, or an accumulation between two of anybody.

@@ -9,7 +9,7 @@ from torch.compiler import is_dynamo_compiling
 
 from rankscope.guard import Guard
 from rankscope.probes.compiler import skip_call, skip_frame
-from rankscope.timeline import Timeline
+from rankscope.timeline.timeline import Timeline
 
 Function = Callable[..., Any]
 Done = Callable[[tuple[Any, ...], Any, float], None]

@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from rankscope import phases
-from rankscope.rank_snapshot import RankSnapshot
+from rankscope.record import phases
+from rankscope.record.snapshot import RankSnapshot
 
 WORKING = "working"
 FREE = "free"

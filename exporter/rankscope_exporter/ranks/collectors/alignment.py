@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 from prometheus_client.core import Metric
 
-from rankscope.record import COLLECTIVE_WAIT, OTHER, PHASES
+from rankscope.record.layout import COLLECTIVE_WAIT, OTHER, PHASES
 from rankscope_exporter.exposition.metric import ReadMetric
 from rankscope_exporter.exposition.sample_cache import Lines, Values, families
 from rankscope_exporter.ranks.metric import RANK_LABELS

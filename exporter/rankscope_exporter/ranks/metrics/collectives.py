@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rankscope import record
+from rankscope.record import layout
 from rankscope_exporter.exposition.sample_cache import Values
 from rankscope_exporter.ranks.metric import counter, gauge
 from rankscope_exporter.ranks.run_directory import Rank
@@ -14,14 +14,14 @@ def _by_op(field: str) -> Callable[[Rank], Values]:
     """A field with one place an operation, of the operations that there were; absent where it is 0: not known."""
 
     def values(rank: Rank) -> Values:
-        return {op: value for op, value in zip(record.OPS, rank.snapshot.many(field), strict=True) if value}
+        return {op: value for op, value in zip(layout.OPS, rank.snapshot.many(field), strict=True) if value}
 
     return values
 
 
 def _exposed(rank: Rank) -> Values:
     calls, seconds = rank.snapshot.many("collectives"), rank.snapshot.many("collective_seconds")
-    return {op: spent for op, called, spent in zip(record.OPS, calls, seconds, strict=True) if called}
+    return {op: spent for op, called, spent in zip(layout.OPS, calls, seconds, strict=True) if called}
 
 
 def _by_group(field: str) -> Callable[[Rank], Values]:
@@ -31,9 +31,9 @@ def _by_group(field: str) -> Callable[[Rank], Values]:
 def _open(rank: Rank) -> Values:
     snapshot = rank.snapshot
     op, group = int(snapshot["collective_op"]), int(snapshot["collective_group"])
-    if not (snapshot.alive and 0 < op <= len(record.OPS) and group < len(snapshot.groups)):
+    if not (snapshot.alive and 0 < op <= len(layout.OPS) and group < len(snapshot.groups)):
         return None
-    return {(record.OPS[op - 1], snapshot.groups[group]): 1}
+    return {(layout.OPS[op - 1], snapshot.groups[group]): 1}
 
 
 METRICS = (

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from rankscope import record
+from rankscope.record import layout
 from rankscope_exporter.exposition.sample_cache import Values
 from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.metric import gauge
 from rankscope_exporter.ranks.run_directory import Rank
 
-MARKERS = ", ".join(f"`{marker}`" for marker in record.STEP_MARKERS if marker)
+MARKERS = ", ".join(f"`{marker}`" for marker in layout.STEP_MARKERS if marker)
 
 
 def _info(rank: Rank) -> Values:
@@ -18,7 +18,7 @@ def _info(rank: Rank) -> Values:
 
 def _settings(rank: Rank) -> Values:
     settings = rank.snapshot.info.get("settings")
-    return {tuple(settings.get(name, "") for name in record.SETTINGS): 1} if settings else None
+    return {tuple(settings.get(name, "") for name in layout.SETTINGS): 1} if settings else None
 
 
 def _has_ended(rank: Rank) -> bool:
@@ -57,7 +57,7 @@ METRICS = (
         "What was chosen for the run and may explain its speed; empty where it is not known. `step_marker` is what "
         f"marks the steps: {MARKERS} (`rankscope.step()`).",
         _settings,
-        *record.SETTINGS,
+        *layout.SETTINGS,
     ),
     gauge(
         "probes_disabled",

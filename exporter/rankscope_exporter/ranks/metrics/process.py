@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rankscope import record
+from rankscope.record import layout
 from rankscope_exporter.exposition.sample_cache import Values
 from rankscope_exporter.ranks.metric import counter, gauge, nonzero
 from rankscope_exporter.ranks.run_directory import Rank
 
 SCALER = ("amp_scale", "amp_skipped_steps")  # one of them is not 0 where there is a scaler
-GENERATIONS = tuple(map(str, range(record.GC_GENERATIONS)))
+GENERATIONS = tuple(map(str, range(layout.GC_GENERATIONS)))
 
 
 def _by_generation(field: str) -> Callable[[Rank], Values]:
@@ -19,7 +19,7 @@ def _by_generation(field: str) -> Callable[[Rank], Values]:
 
 def _by_loader_worker_state(rank: Rank) -> Values:
     seconds = rank.snapshot.many("loader_worker_seconds")
-    return dict(zip(record.LOADER_WORKER_STATES, seconds, strict=True)) if any(seconds) else None
+    return dict(zip(layout.LOADER_WORKER_STATES, seconds, strict=True)) if any(seconds) else None
 
 
 def _after_checkpoint(field: str) -> Callable[[Rank], Values]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-from rankscope import phases, record
+from rankscope.record import layout, phases
 from rankscope_exporter.exposition.sample_cache import Values
 from rankscope_exporter.ranks.metric import RANK_LABELS, RankHistogram, counter, gauge, nonzero
 from rankscope_exporter.ranks.run_directory import Rank
 
-BUCKETS = tuple(("_bucket", bound) for bound in (*map(str, record.STEP_BOUNDS), "+Inf"))
+BUCKETS = tuple(("_bucket", bound) for bound in (*map(str, layout.STEP_BOUNDS), "+Inf"))
 NAMES = ", ".join(f"`{name}`" for name in phases.NAMES)
 # The phases of every record in which a device may wait for the host; the user's own may be such, too.
 ISSUING = ("other", *phases.COMPUTING)
@@ -33,7 +33,7 @@ METRICS = (
     counter(
         "steps",
         "Training steps that the rank has finished: optimizer steps, or calls of `rankscope.step()`; where there was "
-        f"neither in {record.PASSES_WITHOUT_STEP} backward passes, each further one. `step_marker` says which.",
+        f"neither in {layout.PASSES_WITHOUT_STEP} backward passes, each further one. `step_marker` says which.",
         lambda rank: rank.snapshot["steps"],
     ),
     counter(

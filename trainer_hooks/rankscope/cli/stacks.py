@@ -20,14 +20,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeGuard
 
-from rankscope import record
-from rankscope.living_ranks import LivingRank, RunDirectoryError, fair_share, living_ranks
-from rankscope.lock_holder import NotTheRankError, Process, process_of
-from rankscope.printable import printable
-from rankscope.py_spy import stacks_by_py_spy
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.rank_writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
-from rankscope.stack_dump import MEMORY_FILE
+from rankscope.cli.living_ranks import LivingRank, RunDirectoryError, fair_share, living_ranks
+from rankscope.cli.lock_holder import NotTheRankError, Process, process_of
+from rankscope.cli.printable import printable
+from rankscope.cli.py_spy import stacks_by_py_spy
+from rankscope.process.stack_dump import MEMORY_FILE
+from rankscope.record import layout
+from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 
 ANSWER_WITHIN = 5.0  # seconds; a stopped process does not answer
 COMPLETE_AFTER = 0.1  # seconds without a further line; a dump takes a millisecond
@@ -122,9 +122,9 @@ def _user(owner: int) -> str:
 
 def _collective(snapshot: RankSnapshot) -> str:
     op, group = int(snapshot["collective_op"]), int(snapshot["collective_group"])
-    if not 0 < op <= len(record.OPS):
+    if not 0 < op <= len(layout.OPS):
         return ""
-    text = f", in {record.OPS[op - 1]}"
+    text = f", in {layout.OPS[op - 1]}"
     if group < len(snapshot.groups):
         name, number = printable(snapshot.groups[group], NAME_LIMIT), snapshot.many("group_collectives")[group]
         text += f" with {name}, number {number:.0f}"

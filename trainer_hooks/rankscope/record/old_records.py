@@ -14,8 +14,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rankscope.rank_reader import UnreadableRecordError, read_rank
-from rankscope.rank_writer import SUFFIX
+from rankscope.record.reader import UnreadableRecordError, read_rank
+from rankscope.record.writer import SUFFIX
 
 RECORD_OUTLIVES_ITS_PROCESS = 600.0  # seconds: as long as the exporter shows it
 NAMES_LIMIT = 8192  # looked at: as many as the exporter looks at

@@ -15,15 +15,16 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from rankscope import identity, record
 from rankscope.guard import logger
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
+from rankscope.process import identity
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
 
 GROUP_COLLECTIVES = PLACES["group_collectives"]
 GROUP_WAIT = PLACES["group_wait_seconds"]
 NAME_LIMIT = 128  # characters: MAX_GROUPS such names fit into the info
-UNCOUNTED = record.MAX_GROUPS  # the place of a group for which none is left
+UNCOUNTED = layout.MAX_GROUPS  # the place of a group for which none is left
 
 
 class Group:
@@ -62,7 +63,7 @@ def bus_factors(ranks: int) -> tuple[float, ...]:
         "ddp_all_reduce": 2 * others / ranks,
         "ddp_broadcast": 1.0,
     }
-    return tuple(factors[op] for op in record.OPS)
+    return tuple(factors[op] for op in layout.OPS)
 
 
 class Groups:
@@ -146,7 +147,7 @@ class Groups:
             return UNCOUNTED
         if name in self.names:
             return self.names.index(name)
-        if len(self.names) == record.MAX_GROUPS:
+        if len(self.names) == layout.MAX_GROUPS:
             if not self._is_full:
                 logger.warning("rankscope: group %s and further ones are not counted by group: too many", name)
             self._is_full = True

@@ -20,9 +20,9 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from rankscope import record
-from rankscope.rank_writer import RankWriter
-from rankscope.record import PLACES
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
 
 
 class Ending:
@@ -82,7 +82,7 @@ class Ending:
     def write(self, how: float) -> None:
         """Record how it ended, unless that is already known."""
         slots = self._writer.slots
-        if slots[PLACES["ended"]] == record.RUNNING:
+        if slots[PLACES["ended"]] == layout.RUNNING:
             slots[PLACES["ended_unix"]] = time.time()
             slots[PLACES["ended"]] = how
             self._on_end()
@@ -91,7 +91,7 @@ class Ending:
         """In order, unless an exception is on its way out, or went through an excepthook that was not ours."""
         error = sys.exc_info()[1]
         if isinstance(error, SystemExit):
-            self.write(record.FINISHED if error.code in (None, 0) else record.EXCEPTION)
+            self.write(layout.FINISHED if error.code in (None, 0) else layout.EXCEPTION)
             return
         last = None if is_interactive() else getattr(sys, "last_value", None)
         self._write_error(error or (last if last is not self._error_before else None))
@@ -103,9 +103,9 @@ class Ending:
 
     def _write_error(self, error: BaseException | None) -> None:
         if error is None:
-            self.write(record.FINISHED)
+            self.write(layout.FINISHED)
         else:
-            self.write(record.INTERRUPTED if isinstance(error, KeyboardInterrupt) else record.EXCEPTION)
+            self.write(layout.INTERRUPTED if isinstance(error, KeyboardInterrupt) else layout.EXCEPTION)
 
 
 def is_interactive() -> bool:

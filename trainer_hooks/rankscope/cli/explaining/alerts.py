@@ -9,8 +9,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from rankscope.explaining.answers import ActiveAlert, Rule, Sample
-from rankscope.explaining.prometheus import Prometheus
+from rankscope.cli.explaining.answers import ActiveAlert, Rule, Sample
+from rankscope.cli.explaining.prometheus import Prometheus
 
 # deploy/prometheus/causes.yml and deploy/alertmanager/alertmanager.yml, without YAML.
 KNOWN: dict[str, Any] = json.loads(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))

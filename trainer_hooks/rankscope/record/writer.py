@@ -16,9 +16,9 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-from rankscope import record
-from rankscope.directory import opened
-from rankscope.record import PLACES
+from rankscope.record import layout
+from rankscope.record.directory import opened
+from rankscope.record.layout import PLACES
 
 SUFFIX = ".rank"
 SYSTEM_RUN_DIR = Path("/run/rankscope")
@@ -58,8 +58,8 @@ class RankWriter:
         self.path: Path | None = None
         self._descriptor = -1
         self._info_sequence = 0
-        self._use(bytearray(record.SIZE))
-        self._memory[: record.HEADER.size] = record.header()
+        self._use(bytearray(layout.SIZE))
+        self._memory[: layout.HEADER.size] = layout.header()
 
     def publish(self, directory: Path, name: str, info: dict[str, Any]) -> None:
         """Make the record readable for others as `directory/name.rank`, or a longer name where that is taken.
@@ -85,10 +85,10 @@ class RankWriter:
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             # Writing every byte reserves the memory: on a full tmpfs this raises, where a store into a
             # hole of the mapping would kill the process with SIGBUS.
-            if os.write(descriptor, self._memory) != record.SIZE:
+            if os.write(descriptor, self._memory) != layout.SIZE:
                 raise OSError(f"no room for a rank record in {directory}")
-            os.lseek(descriptor, record.LAST_WORDS_OFFSET, os.SEEK_SET)
-            memory = mmap.mmap(descriptor, record.SIZE)
+            os.lseek(descriptor, layout.LAST_WORDS_OFFSET, os.SEEK_SET)
+            memory = mmap.mmap(descriptor, layout.SIZE)
             # Everybody may read it. Nobody opens it to write any more: a careless `: > x.rank` of the job's own user
             # would take the pages from under the mapping, and the next store would kill the training with SIGBUS.
             os.fchmod(descriptor, 0o444)
@@ -104,15 +104,15 @@ class RankWriter:
     def write_info(self, info: dict[str, Any]) -> None:
         """Replace the info. Raises ValueError if it does not fit."""
         text = json.dumps(info, separators=(",", ":")).encode()
-        if len(text) > record.INFO_CAPACITY:
-            raise ValueError(f"the rank's info has {len(text)} bytes; {record.INFO_CAPACITY} fit")
+        if len(text) > layout.INFO_CAPACITY:
+            raise ValueError(f"the rank's info has {len(text)} bytes; {layout.INFO_CAPACITY} fit")
         at = self._room_beside(len(text))
         self._info_sequence += 2
         if at is None:
             at = 0
             self.slots[PLACES["info_sequence"]] = self._info_sequence - 1
-        self._memory[record.INFO_OFFSET + at : record.INFO_OFFSET + at + len(text)] = text
-        self.slots[PLACES["info_place"]] = at * record.INFO_OFFSET_UNIT + len(text)
+        self._memory[layout.INFO_OFFSET + at : layout.INFO_OFFSET + at + len(text)] = text
+        self.slots[PLACES["info_place"]] = at * layout.INFO_OFFSET_UNIT + len(text)
         self.slots[PLACES["info_sequence"]] = self._info_sequence
 
     def _room_beside(self, length: int) -> int | None:
@@ -120,10 +120,10 @@ class RankWriter:
 
         So a process that is killed in the middle of it, or stopped, leaves one that is whole.
         """
-        offset, present = divmod(int(self.slots[PLACES["info_place"]]), record.INFO_OFFSET_UNIT)
+        offset, present = divmod(int(self.slots[PLACES["info_place"]]), layout.INFO_OFFSET_UNIT)
         if length <= offset:
             return 0
-        return offset + present if offset + present + length <= record.INFO_CAPACITY else None
+        return offset + present if offset + present + length <= layout.INFO_CAPACITY else None
 
     def fileno(self) -> int:
         """The record's descriptor, placed at the last words; -1 while unpublished. Never open the file again:
@@ -141,11 +141,11 @@ class RankWriter:
     def _use(self, memory: bytearray | mmap.mmap) -> None:
         self._memory = memory
         view = memoryview(memory)
-        self.slots = view[record.SLOTS_OFFSET : record.SLOTS_OFFSET + 8 * record.SLOTS].cast("d")
+        self.slots = view[layout.SLOTS_OFFSET : layout.SLOTS_OFFSET + 8 * layout.SLOTS].cast("d")
         self.phase_seconds = self.slots[PLACES["phase_seconds"] : PLACES["phase"] + 1]  # and at its end, the open phase
-        self.copied = self.slots[record.COPIED]
-        self.ring = _entries(view, record.RING_OFFSET, record.RING_STEPS, record.RING_WIDTH)
-        self.device_ring = _entries(view, record.DEVICE_RING_OFFSET, record.DEVICE_RING_STEPS, record.DEVICE_RING_WIDTH)
+        self.copied = self.slots[layout.COPIED]
+        self.ring = _entries(view, layout.RING_OFFSET, layout.RING_STEPS, layout.RING_WIDTH)
+        self.device_ring = _entries(view, layout.DEVICE_RING_OFFSET, layout.DEVICE_RING_STEPS, layout.DEVICE_RING_WIDTH)
 
 
 def _entries(view: memoryview, offset: int, steps: int, width: int) -> list[memoryview[float]]:

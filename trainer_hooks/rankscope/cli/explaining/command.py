@@ -10,13 +10,13 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 
-from rankscope.explaining.alerts import KNOWN, Alert
-from rankscope.explaining.explanation import Explanation, explain
-from rankscope.explaining.fetching import within
-from rankscope.explaining.moments import parse_moment, said, said_iso
-from rankscope.explaining.not_yet import STALL, NotYet
-from rankscope.explaining.prometheus import Prometheus, PrometheusError
-from rankscope.printable import printable
+from rankscope.cli.explaining.alerts import KNOWN, Alert
+from rankscope.cli.explaining.explanation import Explanation, explain
+from rankscope.cli.explaining.fetching import within
+from rankscope.cli.explaining.moments import parse_moment, said, said_iso
+from rankscope.cli.explaining.not_yet import STALL, NotYet
+from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
+from rankscope.cli.printable import printable
 
 CAUSES_SHOWN = 3  # with the sum of the others: more than that nobody acts upon
 SHOWN_FROM = 0.0005  # what is less is 0.0%

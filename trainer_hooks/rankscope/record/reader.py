@@ -18,14 +18,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from rankscope import record
-from rankscope.rank_snapshot import LARGEST, RankSnapshot, Rings
-from rankscope.record import FIELDS, PLACES
+from rankscope.record import layout
+from rankscope.record.layout import FIELDS, PLACES
+from rankscope.record.snapshot import LARGEST, RankSnapshot, Rings
 
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: Linux's struct flock on 64 bits
 _READ_ATTEMPTS = 50
 _BUCKETS = slice(PLACES["step_buckets"], PLACES["step_buckets"] + FIELDS["step_buckets"])
-_SLOTS = struct.Struct(f"{record.SLOTS}d")
+_SLOTS = struct.Struct(f"{layout.SLOTS}d")
 INFOS_REMEMBERED = 1024  # of at most 8 kB each: as many as the exporter reads in a second
 
 
@@ -45,12 +45,12 @@ def read_rank(path: Path, directory: int | None = None, *, with_steps: bool = Fa
     Raises FileNotFoundError if it is gone, UnreadableRecordError with the reason otherwise.
     """
     with _opened(path, directory) as descriptor:
-        _check_header(path, os.fstat(descriptor), os.pread(descriptor, record.HEADER.size, 0))
+        _check_header(path, os.fstat(descriptor), os.pread(descriptor, layout.HEADER.size, 0))
         # The lock before the data: what a dead process left is then final, and no clean end looks like a kill.
         lock_pid = _lock_holder(descriptor)
         data = _consistent(descriptor, path, is_final=lock_pid is None)
         rings = _rings(descriptor, path) if with_steps else Rings()
-        spoke_last_words = os.pread(descriptor, 1, record.LAST_WORDS_OFFSET) != b"\0"
+        spoke_last_words = os.pread(descriptor, 1, layout.LAST_WORDS_OFFSET) != b"\0"
         modified = os.fstat(descriptor).st_mtime
     info = _info(path, data)
     return RankSnapshot(
@@ -66,14 +66,14 @@ def read_rank(path: Path, directory: int | None = None, *, with_steps: bool = Fa
 
 
 def _rings(descriptor: int, path: Path) -> Rings:
-    steps = _ring(descriptor, path, record.RING_OFFSET, record.RING_SLOTS, "steps")
-    return Rings(*steps, *_ring(descriptor, path, record.DEVICE_RING_OFFSET, record.DEVICE_RING_SLOTS, "device_steps"))
+    steps = _ring(descriptor, path, layout.RING_OFFSET, layout.RING_SLOTS, "steps")
+    return Rings(*steps, *_ring(descriptor, path, layout.DEVICE_RING_OFFSET, layout.DEVICE_RING_SLOTS, "device_steps"))
 
 
 def _ring(descriptor: int, path: Path, offset: int, slots: int, counter: str) -> tuple[bytes, float]:
     """A ring, and then the counter of its entries: the sooner, the fewer are thought to be overwritten meanwhile."""
     ring = _read(descriptor, path, 8 * slots, offset)
-    (after,) = struct.unpack("d", _read(descriptor, path, 8, record.SLOTS_OFFSET + 8 * PLACES[counter]))
+    (after,) = struct.unpack("d", _read(descriptor, path, 8, layout.SLOTS_OFFSET + 8 * PLACES[counter]))
     return ring, after
 
 
@@ -99,21 +99,21 @@ def _opened(path: Path, directory: int | None) -> Iterator[int]:
 
 
 def _check_header(path: Path, status: os.stat_result, header: bytes) -> None:
-    if len(header) < record.HEADER.size:
+    if len(header) < layout.HEADER.size:
         raise UnreadableRecordError("truncated", path, f"only {status.st_size} bytes")
-    magic, version, _, layout = record.HEADER.unpack(header)
-    if magic != record.MAGIC:
+    magic, version, _, digest = layout.HEADER.unpack(header)
+    if magic != layout.MAGIC:
         raise UnreadableRecordError("foreign", path, "not a rank record")
-    if (version, layout) != (record.VERSION, record.LAYOUT):
-        raise UnreadableRecordError("version", path, f"a record of layout {version}/{layout.hex()}, not ours")
-    if status.st_size < record.SIZE:
-        raise UnreadableRecordError("truncated", path, f"{status.st_size} bytes of {record.SIZE}")
+    if (version, digest) != (layout.VERSION, layout.LAYOUT):
+        raise UnreadableRecordError("version", path, f"a record of layout {version}/{digest.hex()}, not ours")
+    if status.st_size < layout.SIZE:
+        raise UnreadableRecordError("truncated", path, f"{status.st_size} bytes of {layout.SIZE}")
 
 
 def _consistent(descriptor: int, path: Path, is_final: bool) -> bytes:
     """The record's bytes before the ring, read while its info was not being changed; a dead process changes none."""
     for _ in range(_READ_ATTEMPTS):
-        data = _read(descriptor, path, record.RING_OFFSET, 0)
+        data = _read(descriptor, path, layout.RING_OFFSET, 0)
         sequence = _info_sequence(data)
         if sequence % 2 == 0 and sequence == _info_sequence(os.pread(descriptor, 80, 0)):
             return data
@@ -125,20 +125,20 @@ def _consistent(descriptor: int, path: Path, is_final: bool) -> bytes:
 def _read(descriptor: int, path: Path, size: int, offset: int) -> bytes:
     data = os.pread(descriptor, size, offset)
     if len(data) < size:
-        raise UnreadableRecordError("truncated", path, f"{offset + len(data)} bytes of {record.SIZE}")
+        raise UnreadableRecordError("truncated", path, f"{offset + len(data)} bytes of {layout.SIZE}")
     return data
 
 
 def _info_sequence(data: bytes) -> float:
-    return float(struct.unpack_from("d", data, record.SLOTS_OFFSET + 8 * PLACES["info_sequence"])[0])
+    return float(struct.unpack_from("d", data, layout.SLOTS_OFFSET + 8 * PLACES["info_sequence"])[0])
 
 
 def _info(path: Path, data: bytes) -> dict[str, Any]:
-    (place,) = struct.unpack_from("d", data, record.SLOTS_OFFSET + 8 * PLACES["info_place"])
-    offset, length = divmod(place, record.INFO_OFFSET_UNIT)
-    if not (offset >= 0 and length >= 1 and offset + length <= record.INFO_CAPACITY):  # NaN is none of these
+    (place,) = struct.unpack_from("d", data, layout.SLOTS_OFFSET + 8 * PLACES["info_place"])
+    offset, length = divmod(place, layout.INFO_OFFSET_UNIT)
+    if not (offset >= 0 and length >= 1 and offset + length <= layout.INFO_CAPACITY):  # NaN is none of these
         raise UnreadableRecordError("foreign", path, f"an info at {place}")
-    begin = record.INFO_OFFSET + int(offset)
+    begin = layout.INFO_OFFSET + int(offset)
     try:
         return _parsed(data[begin : begin + int(length)])
     except (ValueError, RecursionError) as error:  # brackets in thousands exhaust the parser's stack
@@ -171,19 +171,19 @@ def _are_texts(value: object) -> TypeGuard[list[str]]:
 
 
 def _are_settings(value: object) -> bool:
-    return isinstance(value, dict) and value.keys() <= set(record.SETTINGS) and _are_texts(list(value.values()))
+    return isinstance(value, dict) and value.keys() <= set(layout.SETTINGS) and _are_texts(list(value.values()))
 
 
 def _are_names(value: object) -> bool:
     if not _are_texts(value) or not all(value):
         return False
-    names = [*record.PHASES, *value]
-    return len(names) <= record.MAX_PHASES and len(names) == len(set(names))
+    names = [*layout.PHASES, *value]
+    return len(names) <= layout.MAX_PHASES and len(names) == len(set(names))
 
 
 def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
-    slots = _SLOTS.unpack_from(data, record.SLOTS_OFFSET)
-    phases = len(record.PHASES) + len(info.get("phases", ()))
+    slots = _SLOTS.unpack_from(data, layout.SLOTS_OFFSET)
+    phases = len(layout.PHASES) + len(info.get("phases", ()))
     # What is no number makes the sum none, and then it is not below anything.
     are_values = min(slots) >= 0.0 and sum(slots) <= LARGEST and slots[PLACES["phase"]] < phases
     since = slots[PLACES["phase_since"]]

@@ -9,9 +9,9 @@ import urllib.parse
 from collections.abc import Callable
 from typing import TypeVar
 
-from rankscope.explaining import answers
-from rankscope.explaining.answers import MalformedError, Rule, Sample
-from rankscope.explaining.fetching import Answer, FetchError, fetch
+from rankscope.cli.explaining import answers
+from rankscope.cli.explaining.answers import MalformedError, Rule, Sample
+from rankscope.cli.explaining.fetching import Answer, FetchError, fetch
 
 ResultT = TypeVar("ResultT")
 SAID = 300  # characters of what a server says of an error

@@ -18,9 +18,8 @@ from dataclasses import dataclass, field
 from math import log2
 from typing import Any, Protocol
 
-from rankscope.groups import GROUP_COLLECTIVES
 from rankscope.guard import Guard
-from rankscope.record import (
+from rankscope.record.layout import (
     ABSORBS,
     COLLECTIVE_WAIT,
     DATA_WAIT,
@@ -32,9 +31,10 @@ from rankscope.record import (
     PHASES,
     PLACES,
 )
-from rankscope.sampling import MAX_LEVEL, next_sampled
-from rankscope.streams import TELLING, Streams
-from rankscope.timeline import STEPS, Timeline
+from rankscope.record.sampling import MAX_LEVEL, next_sampled
+from rankscope.timeline.groups import GROUP_COLLECTIVES
+from rankscope.timeline.streams import TELLING, Streams
+from rankscope.timeline.timeline import STEPS, Timeline
 
 DEVICE_STEPS = PLACES["device_steps"]
 SKIPPED = PLACES["amp_skipped_steps"]

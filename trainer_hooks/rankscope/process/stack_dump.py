@@ -11,7 +11,7 @@ import faulthandler
 import os
 import signal
 
-from rankscope.ending import has_foreign_handler
+from rankscope.process.ending import has_foreign_handler
 
 SIGNAL = getattr(signal, "SIGRTMIN", 0) + 10  # a Mac has none; nothing is watched there, but this is imported
 MEMORY_FILE = "rankscope-stacks"

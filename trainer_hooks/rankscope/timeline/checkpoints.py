@@ -6,11 +6,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rankscope import record
-from rankscope.record import PLACES
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
 
 if TYPE_CHECKING:
-    from rankscope.timeline import Phases, Timeline
+    from rankscope.timeline.timeline import Phases, Timeline
 
 STEPS = PLACES["steps"]
 CHECKPOINTS = PLACES["checkpoints"]
@@ -39,7 +39,7 @@ class CheckpointCounter:
 
     def begin(self) -> Phases | None:
         """A save begins; pass what this returns to `end`."""
-        opened = self._timeline.enter(record.CHECKPOINT)
+        opened = self._timeline.enter(layout.CHECKPOINT)
         if opened:
             if self._open == 0:
                 self._began, self._bytes = self._clock(), 0.0

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rankscope import environment
 from rankscope._version import __version__
+from rankscope.process import environment
 
 RUN_NAME_LIMIT = 128
 JOB_ID_LIMIT = 32

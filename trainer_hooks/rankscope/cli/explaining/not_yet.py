@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
-from rankscope.explaining.alerts import KNOWN
-from rankscope.explaining.answers import Sample
-from rankscope.explaining.prometheus import Prometheus, quoted
+from rankscope.cli.explaining.alerts import KNOWN
+from rankscope.cli.explaining.answers import Sample
+from rankscope.cli.explaining.prometheus import Prometheus, quoted
 
 STALL = "stall"
 LOOKED_BACK = "30m"  # for when it began: twice as long as the longest tier

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import NamedTuple
 
-from rankscope.explaining import not_yet
-from rankscope.explaining.alerts import Alert, alerts_of
-from rankscope.explaining.answers import Sample
-from rankscope.explaining.moments import said
-from rankscope.explaining.not_yet import NotYet
-from rankscope.explaining.prometheus import Prometheus, PrometheusError, quoted
+from rankscope.cli.explaining import not_yet
+from rankscope.cli.explaining.alerts import Alert, alerts_of
+from rankscope.cli.explaining.answers import Sample
+from rankscope.cli.explaining.moments import said
+from rankscope.cli.explaining.not_yet import NotYet
+from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError, quoted
 
 RUNS_SHOWN = 20
 

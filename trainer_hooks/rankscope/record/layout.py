@@ -31,7 +31,7 @@ import hashlib
 import struct
 from itertools import accumulate
 
-from rankscope import phases
+from rankscope.record import phases
 
 MAGIC = b"RANKSCOP"
 VERSION = 3

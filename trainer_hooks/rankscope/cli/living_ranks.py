@@ -15,10 +15,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from rankscope import record
-from rankscope.rank_reader import UnreadableRecordError, read_rank
-from rankscope.rank_snapshot import RankSnapshot
-from rankscope.rank_writer import SUFFIX
+from rankscope.record import layout
+from rankscope.record.reader import UnreadableRecordError, read_rank
+from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.writer import SUFFIX
 
 NAMES_LIMIT = 100_000  # looked at in one directory: a second
 FILES_LIMIT = 1024  # read
@@ -93,7 +93,7 @@ def _files(descriptor: int) -> Iterator[_File]:
                 status = entry.stat(follow_symlinks=False)
             except OSError:  # gone, or in a directory that may be listed and not entered
                 continue
-            if stat.S_ISREG(status.st_mode) and status.st_size >= record.SIZE:
+            if stat.S_ISREG(status.st_mode) and status.st_size >= layout.SIZE:
                 yield _File(entry.name, status.st_uid, status.st_mtime)
 
 

@@ -18,11 +18,11 @@ from types import SimpleNamespace
 from typing import Any
 from weakref import ReferenceType
 
-from rankscope import record
-from rankscope.checkpoint_counter import CheckpointCounter
-from rankscope.groups import Group, Groups
-from rankscope.rank_writer import RankWriter
-from rankscope.record import ABSORBS, PASSES_WITHOUT_STEP, PLACES, RING_STEPS, STEP_BOUNDS
+from rankscope.record import layout
+from rankscope.record.layout import ABSORBS, PASSES_WITHOUT_STEP, PLACES, RING_STEPS, STEP_BOUNDS
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.checkpoints import CheckpointCounter
+from rankscope.timeline.groups import Group, Groups
 
 # The phases that are open: the innermost, and likewise those around it (None: there is none). It never changes, so that
 # identity tells whether what `enter` opened is still what is open.
@@ -32,7 +32,7 @@ Phases = tuple[int, Any]
 Absorber = tuple[int, int]
 NOBODY: Absorber = (-1, -1)
 
-NOTHING, BACKWARD_PASS, OPTIMIZER_STEP, SCRIPT = range(len(record.STEP_MARKERS))
+NOTHING, BACKWARD_PASS, OPTIMIZER_STEP, SCRIPT = range(len(layout.STEP_MARKERS))
 
 SETTLED_STEPS = 20  # after each of the first ones the looks are taken, later once a second
 LOOK_INTERVAL = 1.0  # seconds
@@ -85,8 +85,8 @@ class Timeline:
         self._owner: int | None = threading.main_thread().ident
         self._on_boundary: Callable[[int], object] | None = None
         # The outermost is start-up, and OTHER when that ends.
-        self.open_phases: Phases = (record.STARTUP, None)
-        self._absorber: Absorber = (record.STARTUP, 0)
+        self.open_phases: Phases = (layout.STARTUP, None)
+        self._absorber: Absorber = (layout.STARTUP, 0)
         self.has_started = False
         self.awaited: Any = None  # a synchronous collective that was issued and whose wait comes next (collectives.py)
         self.owner_after_wait: int | None = None  # what `usual_owner` will be again
@@ -99,11 +99,11 @@ class Timeline:
         self.fetched_samples = self.fetched_tokens = 0.0  # since the last step: counted when the next one ends
         self.checkpoints = CheckpointCounter(self, self.clock)
         slots = self.writer.slots
-        for place in range(record.SLOTS):
+        for place in range(layout.SLOTS):
             slots[place] = 0.0
         slots[PLACES["started_monotonic"]] = slots[PHASE_SINCE] = self.last_event
         slots[PLACES["started_unix"]] = time.time()
-        self.writer.phase_seconds[OPEN] = record.STARTUP
+        self.writer.phase_seconds[OPEN] = layout.STARTUP
 
     @property
     def on_event(self) -> Callable[[int], object] | None:
@@ -198,7 +198,7 @@ class Timeline:
 
         Of a device's tensors the engine runs it in a thread of its own, made in C++: FSDP's hooks come from there.
         """
-        return self.is_within((record.BACKWARD,)) and runs_backward()
+        return self.is_within((layout.BACKWARD,)) and runs_backward()
 
     def _leave_unusually(self, opened: Phases | None) -> float:
         """`leave` in every case."""
@@ -259,7 +259,7 @@ class Timeline:
         if self._owner is None:
             return
         if self._on_event is not None:
-            self._on_event(record.OPTIMIZER)
+            self._on_event(layout.OPTIMIZER)
         self.adopt()
         self._pass()
         self.step_ended()
@@ -371,7 +371,7 @@ class Timeline:
         *within, _ = flat(self.open_phases)
         absorbing = [(phase, len(within) - place) for place, phase in enumerate(within) if ABSORBS[phase]]
         absorber = absorbing[-1] if absorbing else NOBODY  # the outermost
-        phases: Phases = (record.OTHER, None)
+        phases: Phases = (layout.OTHER, None)
         for phase in reversed(within):
             phases = phase, phases
         # From here on without a call, after which Ctrl-C might come in between.

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from rankscope._version import __version__
-from rankscope.printable import printable
+from rankscope.cli.printable import printable
 
 DESCRIPTION = "Rankscope's hook for training jobs: which rank holds the others up, and why."
 RUN_DESCRIPTION = """\
@@ -40,11 +40,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.action != "run" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal's encoding does not have
     if options.action == "stacks":
-        from rankscope.stacks import show
+        from rankscope.cli.stacks import show
 
         sys.exit(_told(lambda: show(options.run, options.rank, options.run_dir)))
     if options.action == "explain":
-        from rankscope.explaining.command import show as explain
+        from rankscope.cli.explaining.command import show as explain
 
         asked = options.run, options.cluster, options.owner
         sys.exit(_told(lambda: explain(options.url, *asked, options.at, options.json)))

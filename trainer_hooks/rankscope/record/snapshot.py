@@ -8,10 +8,10 @@ from operator import sub
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rankscope import record
-from rankscope.record import FIELDS, PLACES
+from rankscope.record import layout
+from rankscope.record.layout import FIELDS, PLACES
 
-_RING_PHASES = slice(record.RING_WIDTH - len(record.PHASES), record.RING_WIDTH)
+_RING_PHASES = slice(layout.RING_WIDTH - len(layout.PHASES), layout.RING_WIDTH)
 _ROUNDING = 1e-6  # seconds: of sums that have run for years
 LARGEST = 2.0**200  # of all slots together: a loss scale (float32) may come to 2**127; their sum stays finite
 
@@ -22,7 +22,7 @@ class Step(NamedTuple):
     number: int
     end: float  # monotonic
     seconds: float
-    phases: tuple[float, ...]  # seconds of this step in each of record.PHASES; the user's own phases are the rest
+    phases: tuple[float, ...]  # seconds of this step in each of layout.PHASES; the user's own phases are the rest
 
 
 class DeviceStep(NamedTuple):
@@ -32,7 +32,7 @@ class DeviceStep(NamedTuple):
     number: int  # the step's, as in `Step`
     end: float  # monotonic: when the host ended it, which may be long before the device did
     sequence: int  # of the last collective that the default group had issued by then; 0 if none is known
-    phases: tuple[float, ...]  # seconds of the device in each of record.PHASES; the user's own phases are missing
+    phases: tuple[float, ...]  # seconds of the device in each of layout.PHASES; the user's own phases are missing
 
     @property
     def seconds(self) -> float:
@@ -108,9 +108,9 @@ class RankSnapshot:
         if not newest <= LARGEST:
             return []
         # What the writer may have been at is the entry after the newest, in the place of the one RING_STEPS before it.
-        oldest = max(number, int(newest) + 2 - record.RING_STEPS, 1)
+        oldest = max(number, int(newest) + 2 - layout.RING_STEPS, 1)
         ring = memoryview(self.rings.steps).cast("d")
-        entries = [_entry(ring, at, record.RING_STEPS) for at in range(oldest, int(self["steps"]) + 1)]
+        entries = [_entry(ring, at, layout.RING_STEPS) for at in range(oldest, int(self["steps"]) + 1)]
         return [step for before, after in pairwise(entries) if before and after and (step := _step(before, after))]
 
     def device_steps_after(self, nth: int) -> list[DeviceStep]:
@@ -118,15 +118,15 @@ class RankSnapshot:
         newest = max(self["device_steps"], self.rings.device_after)
         if not newest <= LARGEST:
             return []
-        oldest = max(nth + 1, int(newest) + 2 - record.DEVICE_RING_STEPS, 1)
+        oldest = max(nth + 1, int(newest) + 2 - layout.DEVICE_RING_STEPS, 1)
         ring = memoryview(self.rings.device).cast("d")
-        entries = [_entry(ring, at, record.DEVICE_RING_STEPS) for at in range(oldest, int(self["device_steps"]) + 1)]
+        entries = [_entry(ring, at, layout.DEVICE_RING_STEPS) for at in range(oldest, int(self["device_steps"]) + 1)]
         return [step for entry in entries if entry and (step := _device_step(entry))]
 
     @property
     def groups(self) -> tuple[str, ...]:
         """The groups of ranks that it synchronises with, in the order of the fields that have one place a group."""
-        return tuple(self.info.get("groups", ()))[: record.MAX_GROUPS]
+        return tuple(self.info.get("groups", ()))[: layout.MAX_GROUPS]
 
     @property
     def device_seconds(self) -> dict[str, float]:
@@ -143,11 +143,11 @@ class RankSnapshot:
         """`finished`, `exception`, `interrupted`, `sigterm` or `killed`, whichever came first; None while it lives."""
         if self.alive:
             return None
-        spoke = self["ended"] != record.RUNNING
+        spoke = self["ended"] != layout.RUNNING
         if self.last_words_at is not None and not (spoke and self["ended_unix"] <= self.last_words_at):
             return "sigterm"
         if spoke:
-            return record.ENDINGS.get(self["ended"], "exception")
+            return layout.ENDINGS.get(self["ended"], "exception")
         return "killed"
 
     @property
@@ -159,7 +159,7 @@ class RankSnapshot:
         return dict(zip(self._phase_names(), self.many(field), strict=False))
 
     def _phase_names(self) -> tuple[str, ...]:
-        return (*record.PHASES, *self.info.get("phases", ()))
+        return (*layout.PHASES, *self.info.get("phases", ()))
 
 
 Entry = tuple[float, ...]  # of a ring: its number first

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rankscope.record import COLLECTIVE_WAIT, H2D_COPY
+from rankscope.record.layout import COLLECTIVE_WAIT, H2D_COPY
 
 TELLING = (COLLECTIVE_WAIT, H2D_COPY)
 MANY_EVENTS = 4096

@@ -1,0 +1,1 @@
+"""Where a rank's time goes: phases, steps, waits, groups, checkpoints, and the clock of its device."""
