@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.exporter_cost import MEBIBYTE, resident_bytes
-from benchmarks.simulated_node import HEADERS, Exporter, conditions, keep, markdown, running
+from testing.simulated_node import HEADERS, Exporter, conditions, keep, markdown, running
 
 from rankscope_exporter.simulation.scenario import Scenario
 from rankscope_exporter.simulation.timeline import State, Timeline

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulated_node import HEADERS, Exporter, conditions, keep, markdown, running
+from testing.simulated_node import HEADERS, Exporter, conditions, keep, markdown, running
 
 from rankscope_exporter.simulation.scenario import Scenario
 from rankscope_exporter.simulation.timeline import SimulatedProcess, State, Timeline

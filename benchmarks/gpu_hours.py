@@ -24,9 +24,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import yaml
-from benchmarks.simulated_node import markdown
 from deploy.prometheus import render
-from examples.demo import servers
+from testing import servers
+from testing.simulated_node import markdown
 
 INTERVALS = (5, 15, 30, 60)  # seconds
 RANKS = 4

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulated_node import Exporter, conditions, keep, markdown, running
+from testing.simulated_node import Exporter, conditions, keep, markdown, running
 
 from rankscope_exporter.simulation.scenario import Scenario
 from rankscope_exporter.simulation.timeline import State, Timeline

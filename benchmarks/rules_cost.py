@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from benchmarks.simulated_node import markdown
-from benchmarks.simulated_ranks import RANKS_PER_NODE, serve
 from deploy.prometheus import render
 from deploy.prometheus.shipped import HERE
-from examples.demo import servers
+from testing import servers
+from testing.simulated_node import markdown
+from testing.simulated_ranks import RANKS_PER_NODE, serve
 
 SPEEDS = {speed.name: speed for speed in render.SPEEDS if not speed.is_fast}
 SHOWN = 12  # rules

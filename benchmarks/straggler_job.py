@@ -23,7 +23,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from testing.asynchronous_device import BACKEND, asynchronous_device, launch, read
-from tests.trainer_hooks.jobs.leaving import leave
+from testing.leaving import leave
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard

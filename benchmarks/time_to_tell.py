@@ -4,7 +4,7 @@
 
 What is counted is from the first scrape that can show the fault to the first evaluation in which the right alert
 fires. To that come the time from the onset to that scrape, half an interval on average, and what Alertmanager waits.
-The recordings are the gauntlet's (tests/rules/recorded), stretched as tests/rules/replay.py says.
+The recordings are the gauntlet's (tests/rules/recorded), stretched as testing/replay.py says.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from math import ceil
 from pathlib import Path
 
-from tests.rules import promtool, replay
-from tests.rules.recording import RECORDED, Recording
+from testing import promtool, replay
+from testing.recording import RECORDED, Recording
 
 SPEEDS = {speed.name: speed for speed in (promtool.PRODUCTION, promtool.BRISK)}
 NOT_COUNTED = {

@@ -1,6 +1,6 @@
 """How true the record is in every way to train: `python -m benchmarks.ways` (a quarter of an hour for 1,000 steps).
 
-Each way of tests/trainer_hooks/ways is trained without and with the hook. The phases are compared with the wall time,
+Each way of testing/ways is trained without and with the hook. The phases are compared with the wall time,
 and data wait, checkpoints, evaluations and steps with clocks in the training script. Of each, the worst rank is shown.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.trainer_hooks.ways import WAYS
-from tests.trainer_hooks.ways.launch import launch
+from testing.ways import WAYS
+from testing.ways.launch import launch
 
 Line = dict[str, Any]
 LEGEND = """\

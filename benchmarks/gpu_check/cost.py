@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from benchmarks.exporter_cost import MEBIBYTE, PAUSE, cpu_seconds, resident_bytes
 from benchmarks.gpu_check.exporter import Exporter, Series, running
 from benchmarks.gpu_check.report import Check
-from benchmarks.simulated_node import HEADERS
+from testing.simulated_node import HEADERS
 
 COST = "cost of the exporter"
 UNPRIVILEGED = "as nobody"

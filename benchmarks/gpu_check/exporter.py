@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.simulated_node import free_port
 from prometheus_client.parser import text_string_to_metric_families
+from testing.simulated_node import free_port
 
 READY_WITHIN = 60.0  # seconds
 EVERY = 0.5  # seconds between scrapes; the exporter reads its GPUs once a second

@@ -16,7 +16,7 @@ from typing import Any
 from benchmarks.gpu_check import report
 from benchmarks.gpu_check.exporter import STARTED, environment
 from benchmarks.gpu_check.report import Check, Outcome, judge, number, surviving
-from benchmarks.simulated_node import free_port
+from testing.simulated_node import free_port
 
 from rankscope.record.sampling import is_sampled
 from rankscope.timeline.device_clock import SECONDS_PER_MARK, STEADY

@@ -31,7 +31,7 @@ from benchmarks.month.plan import DOSES, HANG, Plan
 from benchmarks.month.record import simulate
 from benchmarks.month.samples import Stretch
 from deploy.prometheus.shipped import HERE
-from examples.demo import servers
+from testing import servers
 
 LEDGER = HERE.parents[1] / "docs/measurements/month.jsonl"
 TOGETHER = 8  # tasks that a process takes at a time

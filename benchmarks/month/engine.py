@@ -13,8 +13,8 @@ from pathlib import Path
 from benchmarks.month.record import SCRAPE
 from benchmarks.month.samples import Stretch
 from deploy.prometheus import render
-from examples.demo import servers
-from tests.rules.promtool import ENVIRONMENT
+from testing import servers
+from testing.promtool import ENVIRONMENT
 
 # promtool's complaint: the time of an expression, and what it had.
 EVALUATION = re.compile(r"time: (\S+),")

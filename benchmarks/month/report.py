@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.month.plan import ALERTS, DAY, DOSES, FAULTS, HANG, HOUR
 from benchmarks.month.record import SCRAPE
-from benchmarks.simulated_node import markdown
+from testing.simulated_node import markdown
 
 Line = dict[str, Any]
 Alarm = dict[str, Any]

@@ -1,7 +1,7 @@
 """A stretch of a run as promtool's input: what a Prometheus has that scrapes its exporters each 15 s.
 
 Exporters have restarts, scrapes fail, and clocks are apart; after a failed scrape every series is stale. Series that
-stay as they are in a healthy run, of GPUs for the most part, are those of the rules' tests (tests/rules/promtool.py).
+stay as they are in a healthy run, of GPUs for the most part, are those of the rules' tests (testing/promtool.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from benchmarks.month.plan import RANKS_PER_NODE, Plan
 from benchmarks.month.record import BUCKETS, CAUSES, SCRAPE, UNKNOWN, Record
 from benchmarks.month.steps import PHASES, WAIT, Array, P
-from tests.rules.promtool import GIB
+from testing.promtool import GIB
 
 BUSY = [P[name] for name in ("optimizer", "forward", "backward", "collective_wait")]
 PLANNED = [P[name] for name in ("startup", "checkpoint", "evaluation")]

@@ -22,8 +22,8 @@ from benchmarks.siege.clients import basic
 from benchmarks.siege.interpreter import ROOT, as_user, environment, for_user
 from benchmarks.siege.target import ATTACKER, EXPORTER, GPUS, INSIDER, RANKS, RUN, VICTIM, Target
 from deploy.prometheus import fast
-from examples.demo import servers
-from examples.demo.stack import wait_for
+from testing import servers
+from testing.stack import wait_for
 
 from rankscope_exporter.simulation import simulated_uuid
 

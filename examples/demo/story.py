@@ -12,10 +12,11 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from examples.demo import servers
+from testing import servers
+from testing.stack import Stack, wait_for
+from testing.webhook import Notification
+
 from examples.demo.job import Job
-from examples.demo.stack import Stack, wait_for
-from examples.demo.webhook import Notification
 
 RUN = "digits"
 GPUS = 4

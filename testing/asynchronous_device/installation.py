@@ -84,4 +84,4 @@ def unregister() -> None:
     backend.backend_list.remove(BACKEND)
     for known in (backend.backend_type_map, backend.backend_capability):
         known.pop(BACKEND)
-    backend._plugins.pop(BACKEND.upper())  # noqa: SLF001 - where `register_backend` has put it
+    backend._plugins.pop(BACKEND.upper())

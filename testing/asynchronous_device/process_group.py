@@ -11,8 +11,6 @@ torch.distributed's Python goes by `dist.ProcessGroup`, everything else directly
 work of torch's own class, whose methods are replaced in `dist.Work` itself, and C++ code one of a subclass.
 """
 
-# ruff: noqa: SLF001 - torch's own private names, of the version that the tests pin; it has no public ones for this
-
 from __future__ import annotations
 
 import sys

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from benchmarks.gpu_check import hook
 from benchmarks.gpu_check.exporter import environment
-from benchmarks.simulated_node import free_port
+from testing.simulated_node import free_port
 
 JOB = Path(__file__).parent / "asynchronous_job.py"
 STEPS = 4

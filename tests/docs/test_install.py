@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from examples.demo.servers import free_port
+from testing.servers import free_port
 
 from rankscope.record.writer import SYSTEM_RUN_DIR
 

@@ -13,7 +13,7 @@ import time
 import torch
 import torch.distributed as dist
 from testing.asynchronous_device import BACKEND, asynchronous_device, launch, read
-from tests.trainer_hooks.jobs.leaving import leave
+from testing.leaving import leave
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 import yaml
-from examples.demo import servers
-from examples.demo.stack import wait_for
+from testing import servers
+from testing.stack import wait_for
 
 DASHBOARD: dict[str, Any] = yaml.safe_load(Path(__file__).with_name("dcgm_dashboard.yml").read_text(encoding="utf-8"))
 WHOLE = "{gpus: 2, timeline: {0: [{at: 0, busy: 0.5, memory_used: 10 GiB}, {at: 1, xid: 31}]}}"

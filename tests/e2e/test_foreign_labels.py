@@ -8,9 +8,9 @@ from typing import cast
 
 import yaml
 from deploy.prometheus import fast
-from examples.demo import servers
 from examples.demo.job import Job
-from examples.demo.stack import Stack, wait_for
+from testing import servers
+from testing.stack import Stack, wait_for
 
 RUN = "labelled"
 FOREIGN = {"namespace": "monitoring", "container": "exporter", "service": "gpus", "endpoint": "metrics"}

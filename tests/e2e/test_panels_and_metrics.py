@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples.demo import servers
 from examples.demo.job import Job
-from examples.demo.stack import Stack, wait_for
+from testing import servers
+from testing.stack import Stack, wait_for
 
 from rankscope_dashboards.queries import PanelQuery, panel_queries
 from rankscope_exporter.registry import GPU_SOURCES

@@ -36,7 +36,7 @@ class Kind:
 
 
 # Of the first step nobody knows the beginning.
-GLOO = Kind(TESTS / "trainer_hooks/jobs/straggler.py", "host", (STEPS - 1,), "data_wait")
+GLOO = Kind(TESTS / "e2e/straggler.py", "host", (STEPS - 1,), "data_wait")
 # The hook looks for a device when a step has ended, and after the last step nobody reads what was measured of it.
 ASYNCHRONOUS = Kind(TESTS / "e2e/asynchronous_straggler.py", "device", range(STEPS - 4, STEPS), "forward")
 

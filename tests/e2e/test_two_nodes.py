@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from examples.demo import servers
 from examples.demo.job import Job
-from examples.demo.stack import Stack, wait_for
+from testing import servers
+from testing.stack import Stack, wait_for
 
 RUN = "two-nodes"
 

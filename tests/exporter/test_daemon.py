@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.exporter.gpu.allocation.kubelet import Kubelet
 
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import RankWriter
@@ -23,8 +24,6 @@ from rankscope.timeline.timeline import Timeline
 from rankscope_exporter import config, daemon
 from rankscope_exporter.ranks.run_directory import LABELS, Rank
 from rankscope_exporter.simulation import simulated_uuid
-
-from .allocation.kubelet import Kubelet
 
 EXPORTER = [sys.executable, "-m", "rankscope_exporter"]
 

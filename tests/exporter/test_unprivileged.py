@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.exporter.ranks.test_run_directory import info
 from tests.exporter.test_daemon import eventually, metrics, status
-from tests.exporter.test_run_directory import info
 
 LEAVE_RECORD = """
 import json, sys

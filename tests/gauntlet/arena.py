@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
-from examples.demo import servers
-from examples.demo.stack import Stack, wait_for
+from testing import servers
+from testing.stack import Stack, wait_for
 from tests.gauntlet.devices import GLOO
 from tests.gauntlet.training import RANKS, STARTS_WITHIN, JobError, Training
 

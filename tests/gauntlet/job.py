@@ -25,9 +25,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from testing.asynchronous_device import BACKEND, asynchronous_device, launch, read
+from testing.leaving import leave
 from tests.gauntlet.control import Behaviour, Control, Progress
 from tests.gauntlet.devices import ASYNCHRONOUS, GLOO
-from tests.trainer_hooks.jobs.leaving import leave
 from torch import nn
 from torch._C._distributed_c10d import GradBucket
 from torch.nn.parallel import DistributedDataParallel

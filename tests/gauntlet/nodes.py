@@ -22,8 +22,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from examples.demo import servers
-from examples.demo.stack import Stack, wait_for
+from testing import servers
+from testing.stack import Stack, wait_for
 from tests.gauntlet.devices import DEVICES
 from tests.gauntlet.node_job import node
 from tests.gauntlet.training import Training

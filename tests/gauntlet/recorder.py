@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from examples.demo.servers import Prometheus
+from testing.recording import Recording, Series, is_timestamp
+from testing.servers import Prometheus
 from tests.gauntlet.ledger import Line
 from tests.gauntlet.schedule import Run
-from tests.rules.recording import Recording, Series, is_timestamp
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules/15s.yml"
 SELECTOR = re.compile(r"(?<![\w:])rankscope_\w+(?![\w:])(?:\{[^}]*\})?")

@@ -6,8 +6,8 @@ import os
 import time
 from typing import Any
 
-from examples.demo.stack import wait_for
-from examples.demo.webhook import Notification
+from testing.stack import wait_for
+from testing.webhook import Notification
 from tests.gauntlet.arena import RUN, LoneArena
 from tests.gauntlet.runbooks import ask
 from tests.gauntlet.schedule import Run

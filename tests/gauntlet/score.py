@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from examples.demo.webhook import Notification
+from testing.webhook import Notification
 from tests.gauntlet.case import Case, Target
 
 

@@ -11,8 +11,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import promql_parser
 import pytest
+from testing import promtool
 from tests.gauntlet.runbooks import PLACEHOLDER, RUNBOOKS, ask, queries
-from tests.rules import promtool
 
 ALERTS = sorted(path.stem for path in RUNBOOKS.glob("Rankscope*.md"))
 LAGGING = "RankscopeRankLagging"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from examples.demo.webhook import Notification
+from testing.webhook import Notification
 from tests.gauntlet.case import Target, all_cases
 from tests.gauntlet.score import false_alarms, judge
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from examples.demo.stack import wait_for
+from testing.stack import wait_for
 from tests.gauntlet.control import Orders, Progress
 from tests.gauntlet.devices import GLOO
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from tests.rules import promtool
+from testing import promtool
+from testing.promtool import PRODUCTION, complaint
 from tests.rules.diagnosis_cases import CASES
-from tests.rules.promtool import PRODUCTION, complaint
 
 from rankscope_dashboards.queries import panel_queries
 

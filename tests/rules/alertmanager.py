@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from deploy.prometheus import fast
-from examples.demo import servers
+from testing import servers
 
 NOWHERE = "http://127.0.0.1:9/"  # the discard port: routing and inhibition are asked for, not delivered
 PATIENCE = 30.0  # seconds

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.rules.promtool import GIB, HOST_WAITS, IN_COLLECTIVE, STEPS, Case, Fault, everywhere, phases
+from testing.promtool import GIB, HOST_WAITS, IN_COLLECTIVE, STEPS, Case, Fault, everywhere, phases
 
 
 def alert(name: str, severity: str = "warning", **labels: str) -> dict[str, str]:

@@ -6,9 +6,9 @@ import time
 from pathlib import Path
 
 from deploy.prometheus import fast
-from examples.demo import servers
-from examples.demo.stack import wait_for
-from examples.demo.webhook import WebhookReceiver
+from testing import servers
+from testing.stack import wait_for
+from testing.webhook import WebhookReceiver
 from tests.rules.alertmanager import Alertmanager
 
 LAGGING = {"alertname": "RankscopeRankLagging", "run": "train", "rank": "2", "severity": "warning"}

@@ -11,7 +11,7 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from tests.rules import promtool
+from testing import promtool
 from tests.rules.diagnosis_cases import ALL_LOADERS_SLOW, CASES, FAULTS, ONLY_BY_THE_DEVICE
 
 BY_BOTH_CLOCKS = tuple(product(("host", "device"), (promtool.PRODUCTION, promtool.FAST)))

@@ -14,7 +14,7 @@ from benchmarks.month.engine import fire
 from benchmarks.month.plan import HANG, Happening, Plan
 from benchmarks.month.record import simulate
 from benchmarks.month.samples import Line, Stretch
-from tests.rules.promtool import ENVIRONMENT, RULES
+from testing.promtool import ENVIRONMENT, RULES
 
 SCRAPES = 200
 HALF_AN_HOUR = 1800.0

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 from deploy.prometheus import render
-from tests.rules.promtool import ENVIRONMENT
+from testing.promtool import ENVIRONMENT
 
 RANKS, SHARES = 4, {"forward": 0.5, "data_wait": 0.3, "checkpoint": 0.15, "other": 0.05}
 LOST = RANKS * (1 - SHARES["forward"])  # GPU-hours an hour

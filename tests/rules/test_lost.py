@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.prometheus import render
-from tests.rules import promtool
+from testing import promtool
+from testing.promtool import FAST, HEALTHY_RANK, Case, Fault, everywhere, phases
 from tests.rules.diagnosis_cases import CLOCK, THROTTLED
-from tests.rules.promtool import FAST, HEALTHY_RANK, Case, Fault, everywhere, phases
 
 ENDED = {name: None for name in HEALTHY_RANK if "_up" not in name and "_start_" not in name}
 STANDS_STILL = phases(

@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from tests.rules import promtool, replay
+from testing import promtool, replay
+from testing.recording import RECORDED, Recording
+from testing.replay import AFTERWARDS, FAILED
 from tests.rules.alertmanager import Alert, running
-from tests.rules.recording import RECORDED, Recording
-from tests.rules.replay import AFTERWARDS, FAILED
 
 RECORDINGS = [Recording.read(path) for path in sorted(RECORDED.glob("*.json"))]
 

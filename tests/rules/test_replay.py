@@ -6,9 +6,9 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from tests.rules import promtool
-from tests.rules.recording import RECORDED, Recording, Values
-from tests.rules.replay import QUIET, REPEATED, series, timed
+from testing import promtool
+from testing.recording import RECORDED, Recording, Values
+from testing.replay import QUIET, REPEATED, series, timed
 
 HEALTHY, CHANGING = 5, 3
 SCRAPES = HEALTHY + CHANGING + REPEATED

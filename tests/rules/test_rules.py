@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import yaml
-from benchmarks.simulated_ranks import gpu_series, rank_series
 from deploy.prometheus import fast
+from testing.promtool import HEALTHY_GPU, HEALTHY_RANK, HOST_WAITS
+from testing.simulated_ranks import gpu_series, rank_series
 from tests.gauntlet.runbooks import queries
 from tests.rules.diagnosis_cases import CASES, DEVICE_FAULTS, FAULTS, ONLY_BY_THE_DEVICE
-from tests.rules.promtool import HEALTHY_GPU, HEALTHY_RANK, HOST_WAITS
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy/prometheus/rules"

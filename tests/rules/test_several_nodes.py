@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.rules import promtool
-from tests.rules.promtool import FAST, MEASURED, PRODUCTION, Speed
+from testing import promtool
+from testing.promtool import FAST, MEASURED, PRODUCTION, Speed
 
 NODES = 8
 SHOWN = 2  # scrapes for which a rank shows the same step

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import Any
 
-from examples.demo.servers import Prometheus
+from testing.servers import Prometheus
 
 STEP = 15.0  # seconds between two evaluations
 Sample = tuple[float, float]

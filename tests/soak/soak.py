@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from deploy.prometheus import shipped
-from examples.demo.servers import Server
-from examples.demo.stack import Stack
-from examples.demo.webhook import Notification
+from testing.servers import Server
+from testing.stack import Stack
+from testing.webhook import Notification
 from tests.gauntlet.training import JobError
 from tests.soak import plan
 from tests.soak.history import history

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,6 +12,11 @@ import rankscope
 from rankscope import attach, guard
 from rankscope.attach import Attachment
 from rankscope.timeline.timeline import Timeline
+
+# The jobs that tests start are scripts, and find what tests share as the tests do.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+)
 
 
 @pytest.fixture

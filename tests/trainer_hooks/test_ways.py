@@ -9,9 +9,9 @@ from itertools import product
 from typing import Any
 
 import pytest
-from tests.trainer_hooks.ways import WAYS
-from tests.trainer_hooks.ways.launch import launch
-from tests.trainer_hooks.ways.run import BATCH_SIZE, FETCH_SECONDS
+from testing.ways import WAYS
+from testing.ways.launch import launch
+from testing.ways.run import BATCH_SIZE, FETCH_SECONDS
 
 STEPS = 8
 Line = dict[str, Any]

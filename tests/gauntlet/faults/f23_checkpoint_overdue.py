@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from examples.demo.stack import wait_for
+from testing.stack import wait_for
 from tests.gauntlet.arena import Arena
 from tests.gauntlet.case import Case, Target, alert
 

@@ -11,7 +11,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from leaving import leave
+from testing.leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
-from leaving import leave
+from testing.leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 
 import rankscope

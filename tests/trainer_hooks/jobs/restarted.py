@@ -6,7 +6,7 @@ import os
 
 import torch
 import torch.distributed as dist
-from leaving import leave
+from testing.leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)

@@ -1,0 +1,242 @@
+"""Jobs as promtool sees them: series of a run of four ranks and their GPUs, healthy first and then with a fault.
+
+A figure is seconds per second for a counter and for a timestamp that follows the time (1.0), else a gauge's value.
+Both speeds get the same figures at their own intervals, so that the thresholds of both are tested.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rankscope.record.phases import PLANNED
+
+RULES = Path(__file__).resolve().parents[1] / "deploy/prometheus/rules"
+ENVIRONMENT = {**os.environ, "GOGC": "800"}
+"""For promtool, which spends a quarter of its time in collecting garbage otherwise."""
+STEPS = 10.0  # a second
+GIB = 2.0**30
+
+MEASURED = 0.125
+"""Of the steps, by the device's clock."""
+MEASURED_TOO = tuple(
+    f"rankscope_rank_{name}_seconds_total" for name in ("transfer_floor", "skew", "blame", "device_dry")
+)
+HOST_WAITS = "the host waits for the device"
+"""A figure that is no series: for how much of the time, where the device's clock judges."""
+IN_COLLECTIVE = 'rankscope_rank_phase_since_timestamp_seconds{phase="collective_wait"}'
+IN_DEVICE_WAIT = 'rankscope_rank_phase_since_timestamp_seconds{phase="device_wait"}'
+
+Figures = dict[str, float | None]
+Labels = Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Seconds between scrapes, and how many samples each part of a test has."""
+
+    name: str
+    interval: int
+    quiet: int
+    faulty: int
+
+
+PRODUCTION = Speed("15s", 15, 62, 90)
+BRISK = Speed("5s", 5, 62, 90)
+FAST = Speed("fast", 1, 60, 30)
+
+HEALTHY_RANK: Figures = {
+    'rankscope_rank_phase_seconds_total{phase="forward"}': 0.28,
+    'rankscope_rank_phase_seconds_total{phase="backward"}': 0.48,
+    'rankscope_rank_phase_seconds_total{phase="optimizer"}': 0.1,
+    'rankscope_rank_phase_seconds_total{phase="collective_wait"}': 0.08,
+    'rankscope_rank_phase_seconds_total{phase="data_wait"}': 0.02,
+    'rankscope_rank_phase_seconds_total{phase="h2d_copy"}': 0.01,
+    'rankscope_rank_phase_seconds_total{phase="checkpoint"}': 0.01,
+    'rankscope_rank_phase_seconds_total{phase="other"}': 0.02,
+    'rankscope_rank_phase_seconds_total{phase="startup"}': 0.0,
+    'rankscope_rank_phase_since_timestamp_seconds{phase="forward"}': 1.0,
+    "rankscope_rank_up": 1.0,
+    "rankscope_rank_start_timestamp_seconds": 0.0,
+    "rankscope_rank_last_progress_timestamp_seconds": 1.0,
+    "rankscope_rank_checkpoint_last_timestamp_seconds": 1.0,
+    "rankscope_rank_checkpoints_total": 0.5,
+    "rankscope_rank_steps_total": STEPS,
+    'rankscope_rank_cpu_seconds_total{who="workers"}': 0.6,
+    "rankscope_rank_workers_run_queue_seconds_total": 0.02,
+    "rankscope_rank_run_queue_seconds_total": 0.02,
+    "rankscope_rank_child_processes": 2.0,
+    'rankscope_rank_loader_worker_seconds_total{state="working"}': 0.8,
+    'rankscope_rank_loader_worker_seconds_total{state="idle"}': 1.2,
+    'rankscope_rank_collectives_total{op="ddp_all_reduce"}': STEPS,
+    'rankscope_rank_collective_bytes_total{op="ddp_all_reduce"}': 1e8 * STEPS,
+    'rankscope_rank_collective_seconds_total{op="ddp_all_reduce"}': 0.08,
+    'rankscope_rank_group_collectives_total{group="0-3"}': STEPS,
+}
+HEALTHY_GPU: Figures = {
+    "rankscope_gpu_busy_seconds_total": 0.9,
+    "rankscope_gpu_last_busy_timestamp_seconds": 1.0,
+    "rankscope_gpu_memory_used_bytes": 56 * GIB,
+    "rankscope_gpu_memory_total_bytes": 80 * GIB,
+    "rankscope_gpu_processes": 1.0,
+    "rankscope_gpu_up": 1.0,
+    'rankscope_gpu_throttled_seconds_total{reason="sw_thermal_slowdown"}': 0.0,
+    'rankscope_gpu_clock_hertz{domain="sm"}': 1.98e9,
+    'rankscope_gpu_clock_max_hertz{domain="sm"}': 1.98e9,
+    "rankscope_gpu_pcie_link_width": 16.0,
+    "rankscope_gpu_pcie_link_width_max": 16.0,
+}
+
+
+@dataclass
+class Fault:
+    """What becomes different: by rank, on the rank's figures and on its GPU's. A figure that is None ends."""
+
+    ranks: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
+    gpus: Mapping[int, Mapping[str, float | None]] = field(default_factory=dict)
+
+
+def phases(**seconds: float) -> dict[str, float]:
+    """Seconds per second by phase."""
+    return {f'rankscope_rank_phase_seconds_total{{phase="{phase}"}}': value for phase, value in seconds.items()}
+
+
+def everywhere(figures: Mapping[str, float | None]) -> dict[int, Mapping[str, float | None]]:
+    """The same for each of the four ranks."""
+    return dict.fromkeys(range(4), figures)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One fault in a job that is healthy but for what `usual` says; and all alerts that may fire in the end."""
+
+    name: str
+    fault: Fault
+    alerts: tuple[Labels, ...] = ()
+    usual: Fault = field(default_factory=Fault)
+    clock: str = "host"
+    """Whose phases these are. By the device's, the host runs ahead: it waits in no collective."""
+
+    @property
+    def run(self) -> str:
+        """Its label, which no other case has."""
+        return self.name.replace(" ", "-")
+
+
+def series(case: Case, speed: Speed) -> Iterator[dict[str, str]]:
+    """promtool's input for one case."""
+    fault, usual = case.fault, case.usual
+    for rank in range(4):
+        place, uuid = f'instance="{case.run}",run="{case.run}",rank="{rank}"', f"GPU-{case.run}-{rank}"
+        info = f'rankscope_rank_info{{{place},group="0-3",node="node-a",uuid="{uuid}"}}'
+        yield {"series": info, "values": f"1x{speed.quiet + speed.faulty}"}
+        before = HEALTHY_RANK | dict(usual.ranks.get(rank, {}))
+        after = before | dict(fault.ranks.get(rank, {}))
+        if case.clock == "device":
+            before, after = _run_ahead(before), _run_ahead(after)
+        yield from _of(before, after, place, speed)
+        place = f'instance="{case.run}",gpu="{rank}",uuid="{uuid}"'
+        yield {"series": f'rankscope_gpu_info{{{place},node="node-a"}}', "values": f"1x{speed.quiet + speed.faulty}"}
+        before = HEALTHY_GPU | dict(usual.gpus.get(rank, {}))
+        yield from _of(before, before | dict(fault.gpus.get(rank, {})), place, speed)
+
+
+def _run_ahead(figures: Figures) -> Figures:
+    """What a rank shows whose device has these phases: its host only issues and waits, and some steps are measured."""
+    found = dict(figures)
+    on_device = {name: value or 0.0 for name, value in figures.items() if is_judged_by_the_device(name)}
+    is_measured = MEASURED * bool(figures["rankscope_rank_steps_total"])
+    for name, value in on_device.items():
+        found[name] = 0.0
+        found[name.replace("phase_seconds", "device_seconds")] = value * is_measured
+    found["rankscope_rank_device_steps_total"] = (figures["rankscope_rank_steps_total"] or 0.0) * MEASURED
+    judged, waiting = sum(on_device.values()), found.pop(HOST_WAITS, 0.0) or 0.0
+    found |= phases(other=judged - waiting, device_wait=waiting)
+    for name in (name for name in figures if name.startswith(MEASURED_TOO)):
+        found[name] = (figures[name] or 0.0) * is_measured
+    if IN_COLLECTIVE in found:
+        found[IN_DEVICE_WAIT] = found.pop(IN_COLLECTIVE)
+    return found
+
+
+def is_judged_by_the_device(name: str) -> bool:
+    """Whether it is a phase's time, of a phase that is not planned."""
+    return name.startswith("rankscope_rank_phase_seconds_total") and not any(phase in name for phase in PLANNED)
+
+
+def _of(before: Figures, after: Figures, place: str, speed: Speed) -> Iterator[dict[str, str]]:
+    for name in before | after:
+        metric, _, labels = name.rstrip("}").partition("{")
+        values = _values(metric, before.get(name), after.get(name), speed)
+        yield {"series": f"{metric}{{{place}{',' if labels else ''}{labels}}}", "values": values}
+
+
+def _values(metric: str, before: float | None, after: float | None, speed: Speed) -> str:
+    ramps = metric.endswith(("_total", "_bucket", "_timestamp_seconds")) and "_start_" not in metric
+    first = f"_x{speed.quiet}" if before is None else _ramp(0.0 if ramps else before, before, ramps, speed, speed.quiet)
+    start = (before or 0.0) * speed.quiet * speed.interval if ramps else (after or 0.0)
+    last = f"_x{speed.faulty}" if after is None else _ramp(start, after, ramps, speed, speed.faulty)
+    return f"{first} {last}"
+
+
+def _ramp(start: float, figure: float, ramps: bool, speed: Speed, samples: int) -> str:
+    return f"{start:.9g}+{figure * speed.interval if ramps else 0:.9g}x{samples - 1}"
+
+
+def all_of(cases: Iterable[Case], speed: Speed) -> dict[str, Any]:
+    """All cases as runs of one Prometheus: that nothing fires before the fault, and in the end what is expected.
+
+    And that no alert does, of which promtool's complaint has the text.
+    """
+    cases = list(cases)
+    names = sorted({alert["alertname"] for case in cases for alert in case.alerts})
+    return {
+        "interval": f"{speed.interval}s",
+        "input_series": [one for case in cases for one in series(case, speed)],
+        "promql_expr_test": [question for case in cases for question in _questions(case, speed)],
+        "alert_rule_test": [{"alertname": name, "eval_time": _end(speed), "exp_alerts": []} for name in names],
+    }
+
+
+def _end(speed: Speed) -> str:
+    return f"{(speed.quiet + speed.faulty - 1) * speed.interval}s"
+
+
+def _questions(case: Case, speed: Speed) -> Iterator[dict[str, Any]]:
+    """What fires before the fault, in the end, and at any time: nothing else may on the way. And the time adds up."""
+    alerts = f'ALERTS{{alertstate="firing",run="{case.run}"}}'
+    firing = f"max by (alertname, severity, rank, gpu, cause) ({alerts})"
+    fired = f"max by (alertname, rank, gpu, cause) (max_over_time({alerts}[{speed.faulty * speed.interval}s]))"
+    names = [{name: value for name, value in labels.items() if name != "severity"} for labels in case.alerts]
+    samples = [{"labels": _braces(labels), "value": 1} for labels in case.alerts]
+    yield {"expr": firing, "eval_time": f"{(speed.quiet - 1) * speed.interval}s", "exp_samples": []}
+    yield {"expr": firing, "eval_time": _end(speed), "exp_samples": samples}
+    ever = [{"labels": _braces(labels), "value": 1} for labels in names]
+    yield {"expr": fired, "eval_time": _end(speed), "exp_samples": ever}
+    parts = f'round(sum by (run) (run:rankscope_lost:ratio{{run="{case.run}"}}), 0.001)'
+    one = [{"labels": _braces({"run": case.run}), "value": 1}]
+    yield {"expr": parts, "eval_time": _end(speed), "exp_samples": one}
+
+
+def complaint(test: Mapping[str, Any], speed: Speed, path: Path) -> str:
+    """What promtool has to say against one test over all rules of this speed, or ''. `path` is written."""
+    document = {
+        "rule_files": [str(RULES / f"{speed.name}.yml")],
+        "evaluation_interval": f"{speed.interval}s",
+        "tests": [test],
+    }
+    path.write_text(yaml.safe_dump(document, sort_keys=False))
+    done = subprocess.run(
+        ["promtool", "test", "rules", path], capture_output=True, text=True, check=False, env=ENVIRONMENT
+    )
+    return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def _braces(labels: Labels) -> str:
+    return "{" + ",".join(f'{name}="{value}"' for name, value in labels.items()) + "}"

@@ -1,0 +1,166 @@
+"""Exporter, Prometheus and Alertmanager as child processes on loopback, stopped by whoever started them.
+
+The demo runs its story on them and the end-to-end tests their faults. Nothing is left behind but log files in the
+directory that the caller gave.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+READY_WITHIN = 30.0  # seconds; all of them take well under one on an idle machine
+STOPPED_WITHIN = 10.0
+SNAPSHOTS = "--data.maintenance-interval=15s"
+"""Of what Alertmanager has told, as docker-compose.yml has it."""
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def program(*names: str) -> str:
+    """The first of these programs that is on the PATH. Raises FileNotFoundError, naming what to install."""
+    for name in names:
+        if path := shutil.which(name):
+            return path
+    raise FileNotFoundError(f"{names[0]} is not on the PATH; `make servers` installs it")
+
+
+@dataclass
+class Server:
+    """One child process that says over HTTP when it is ready."""
+
+    name: str
+    arguments: Sequence[str]
+    url: str
+    log: Path
+    ready: str = "/-/ready"
+    _process: subprocess.Popen[bytes] | None = field(default=None, repr=False)
+
+    @property
+    def address(self) -> str:
+        """Its host:port."""
+        return self.url.removeprefix("http://")
+
+    @property
+    def pid(self) -> int | None:
+        """None while it does not run."""
+        return self._process.pid if self._process else None
+
+    def start(self) -> None:
+        """Start it and wait until it is ready. Raises RuntimeError with its last words if it does not get there."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(self.arguments, stdout=log, stderr=log)
+        deadline = time.monotonic() + READY_WITHIN
+        while not self._is_ready():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.stop()
+                words = "\n".join(self.log.read_text(errors="replace").splitlines()[-5:])
+                raise RuntimeError(f"{self.name} did not become ready; its log {self.log} ends:\n{words}")
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        """Stop it, by force if it does not go."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(STOPPED_WITHIN)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._process = None
+
+    def kill(self) -> None:
+        """End it as a crash would."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+        self._process = None
+
+    def signal(self, number: int) -> None:
+        """Send it a signal that does not end it."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def _is_ready(self) -> bool:
+        try:
+            with urllib.request.urlopen(self.url + self.ready, timeout=1) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+
+class Prometheus(Server):
+    """A Prometheus that can be asked."""
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        """The instant vector of a PromQL expression now. Raises ValueError with Prometheus's complaint."""
+        question = urllib.parse.urlencode({"query": expression})
+        try:
+            with urllib.request.urlopen(f"{self.url}/api/v1/query?{question}", timeout=10) as answer:
+                result: list[dict[str, Any]] = json.load(answer)["data"]["result"]
+        except urllib.error.HTTPError as error:
+            raise ValueError(f"{expression}: {error.read().decode()}") from error
+        return result
+
+
+def exporter(
+    directory: Path,
+    simulate: str,
+    run_dir: Path,
+    name: str = "exporter",
+    flags: Sequence[str] = (),
+    module: Sequence[str] = ("rankscope_exporter",),
+) -> Server:
+    """An exporter for the ranks in `run_dir`, with simulated GPUs; `module` is what runs it, and its own arguments."""
+    port = free_port()
+    arguments = [sys.executable, "-m", *module, f"--web.listen-address=127.0.0.1:{port}"]
+    arguments += [f"--run-dir={run_dir}", f"--simulate={simulate}", *flags]
+    return Server(name, arguments, f"http://127.0.0.1:{port}", directory / f"{name}.log")
+
+
+def alertmanager(directory: Path, configuration: str) -> Server:
+    """An Alertmanager of its own, in no cluster."""
+    port = free_port()
+    path = directory / "alertmanager.yml"
+    path.write_text(configuration)
+    arguments = [
+        program("prometheus-alertmanager", "alertmanager"),
+        f"--config.file={path}",
+        f"--storage.path={directory / 'alertmanager-data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--cluster.listen-address=",
+        SNAPSHOTS,
+    ]
+    return Server("alertmanager", arguments, f"http://127.0.0.1:{port}", directory / "alertmanager.log")
+
+
+def prometheus(directory: Path, configuration: str) -> Prometheus:
+    """A Prometheus with an empty database."""
+    port = free_port()
+    path = directory / "prometheus.yml"
+    path.write_text(configuration)
+    arguments = [
+        program("prometheus"),
+        f"--config.file={path}",
+        f"--storage.tsdb.path={directory / 'prometheus-data'}",
+        f"--web.listen-address=127.0.0.1:{port}",
+        "--storage.tsdb.retention.time=1d",
+    ]
+    return Prometheus("prometheus", arguments, f"http://127.0.0.1:{port}", directory / "prometheus.log")

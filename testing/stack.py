@@ -1,0 +1,77 @@
+"""All that watches, fast or as shipped: exporters, Prometheus with the rules, Alertmanager, a webhook receiver."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import ModuleType
+from typing import TypeVar
+
+from deploy.prometheus import fast
+
+from testing import servers
+from testing.webhook import Notification, WebhookReceiver
+
+SomeServer = TypeVar("SomeServer", bound=servers.Server)
+
+
+class Stack:
+    """The servers, started when the context is entered and stopped when it is left."""
+
+    def __init__(
+        self,
+        directory: Path,
+        exporters: Sequence[servers.Server],
+        on_notification: Callable[[Notification], None] = lambda _: None,
+        on_start: Callable[[servers.Server], None] = lambda _: None,
+        speed: ModuleType = fast,
+        targets: Sequence[str] | None = None,
+    ) -> None:
+        """`speed` is the module whose configurations are taken; `targets` are scraped instead of `exporters`."""
+        self._directory, self._on_start, self._speed = directory, on_start, speed
+        self._targets = targets or [server.address for server in exporters]
+        self.exporters = exporters
+        self.webhook = WebhookReceiver(on_notification)
+
+    def __enter__(self) -> Stack:
+        with ExitStack() as started:
+            self.webhook.start()
+            started.callback(self.webhook.stop)
+            for exporter in self.exporters:
+                self._start(exporter, started)
+            configuration = self._speed.alertmanager_config(self.webhook.url)
+            self.alertmanager = self._start(servers.alertmanager(self._directory, configuration), started)
+            configuration = self._speed.prometheus_config(self._targets, self.alertmanager.address)
+            self.prometheus = self._start(servers.prometheus(self._directory, configuration), started)
+            self._started = started.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._started.close()
+
+    def notified(self, name: str, within: float, since: float = 0.0) -> Notification | None:
+        """The first notification of the alert `name` received after `since` (unix time), waiting `within` seconds."""
+        wait_for(lambda: self._found(name, since), within)
+        return self._found(name, since)
+
+    def _found(self, name: str, since: float) -> Notification | None:
+        found = (n for n in self.webhook.firing() if n.name == name and n.received >= since)
+        return next(found, None)
+
+    def _start(self, server: SomeServer, started: ExitStack) -> SomeServer:
+        server.start()
+        started.callback(server.stop)
+        self._on_start(server)
+        return server
+
+
+def wait_for(condition: Callable[[], object], seconds: float) -> bool:
+    """Whether `condition` came true within `seconds`."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.2)
+    return False

@@ -1,0 +1,126 @@
+"""Pods and their GPUs, from a real gRPC server on a Unix socket."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.exporter.gpu.allocation.kubelet import Kubelet
+
+from rankscope_exporter.gpu.allocation.holder import Holder
+from rankscope_exporter.gpu.allocation.pod_resources import KubeletError, PodResources, gpu_of_device, parse_pods
+
+UUID = "GPU-51300000-0000-4000-8000-00000000000"
+
+
+@pytest.fixture
+def kubelet(tmp_path: Path) -> Iterator[Kubelet]:
+    server = Kubelet(tmp_path)
+    server.start()
+    yield server
+    server.stop()
+
+
+def pod(namespace: str, name: str, container: str) -> Holder:
+    return Holder("kubernetes", k8s_namespace=namespace, k8s_pod=name, k8s_container=container)
+
+
+def test_each_gpu_is_held_by_its_pod_and_container(kubelet: Kubelet) -> None:
+    kubelet.add("ml", "train-0", worker=[f"{UUID}0", f"{UUID}1"], sidecar=[])
+    kubelet.add("web", "page", server=[])
+    kubelet.add("ml", "notebook", jupyter=["nvidia3"])
+    assert PodResources(kubelet.socket).holders() == {
+        f"{UUID}0": [pod("ml", "train-0", "worker")],
+        f"{UUID}1": [pod("ml", "train-0", "worker")],
+        "3": [pod("ml", "notebook", "jupyter")],
+    }
+
+
+def test_pods_that_share_a_gpu_all_hold_it(kubelet: Kubelet) -> None:
+    kubelet.add("ml", "a", main=[f"{UUID}0::0"])
+    kubelet.add("ml", "b", main=[f"{UUID}0::7"])
+    assert PodResources(kubelet.socket).holders() == {f"{UUID}0": [pod("ml", "a", "main"), pod("ml", "b", "main")]}
+
+
+def test_a_node_without_pods_has_no_holders(kubelet: Kubelet) -> None:
+    assert PodResources(kubelet.socket).holders() == {}
+
+
+def test_an_answer_larger_than_grpcs_own_limit_is_read(kubelet: Kubelet) -> None:
+    for number in range(200):
+        kubelet.add("ml", f"pod-{number}" + "x" * 25_000, main=[f"{UUID}0"])
+    assert kubelet.answer.ByteSize() > 4 * 2**20
+    assert len(PodResources(kubelet.socket).holders()[f"{UUID}0"]) == 200
+
+
+def test_a_kubelet_that_is_restarted_is_asked_again(kubelet: Kubelet) -> None:
+    resources = PodResources(kubelet.socket)
+    kubelet.stop()
+    with pytest.raises(KubeletError, match=r"kubelet\.sock: UNAVAILABLE"):
+        resources.holders()
+    kubelet.add("ml", "a", main=[f"{UUID}0"])
+    kubelet.start()
+    assert list(resources.holders()) == [f"{UUID}0"]
+
+
+@pytest.mark.parametrize(
+    ("device", "gpu"),
+    [
+        (f"{UUID}0", f"{UUID}0"),
+        (f"{UUID}0::12", f"{UUID}0"),
+        (f"MIG-{UUID}0/7/0", f"{UUID}0"),
+        ("nvidia2", "2"),
+        ("nvidia2/gi1", "2"),
+        ("MIG-51300000-0000-4000-8000-000000000000", None),
+        ("0000:3b:00.0", None),
+        ("2", None),
+    ],
+)
+def test_a_device_id_names_its_gpu(device: str, gpu: str | None) -> None:
+    assert gpu_of_device(device.encode()) == gpu
+
+
+def test_bytes_that_are_no_answer_are_an_error_or_nothing_and_never_anything_else(tmp_path: Path) -> None:
+    kubelet = Kubelet(tmp_path)
+    kubelet.add("ml", "train-0", worker=[f"{UUID}0"])
+    whole = kubelet.answer.SerializeToString()
+    randomly = random.Random(3)
+    outcomes = set()
+    for _ in range(3000):
+        broken = bytearray(whole[: randomly.randint(1, len(whole))])
+        broken[randomly.randrange(len(broken))] = randomly.randrange(256)
+        try:
+            outcomes.add(all(isinstance(holder, Holder) for _, holder in parse_pods(bytes(broken))))
+        except (ValueError, IndexError):
+            outcomes.add("error")
+    assert outcomes == {True, "error"}
+
+
+def test_an_answer_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
+    kubelet = Kubelet(tmp_path)
+    kubelet.add("ml", "train-0", worker=[f"{UUID}0"])
+    with pytest.raises(ValueError, match="ends within a field"):
+        list(parse_pods(kubelet.answer.SerializeToString()[:-1]))
+
+
+def test_grpc_is_not_imported_before_a_kubelet_is_asked() -> None:
+    code = "import sys, rankscope_exporter.daemon; sys.exit('grpc' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_without_grpc_the_exporter_says_what_to_install() -> None:
+    code = """if True:
+        import sys
+        sys.modules["grpc"] = None
+        from rankscope_exporter.__main__ import main
+        main(["--collector.allocation.kubelet-socket=/x", "--web.listen-address=127.0.0.1:0", "--log.level=error"])"""
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert process.returncode == 2
+    assert process.stderr == (
+        "rankscope-exporter: --collector.allocation.kubelet-socket: grpc missing; "
+        "install with: pip install 'rankscope[kubernetes]'\n"
+    )

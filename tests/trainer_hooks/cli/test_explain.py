@@ -1,0 +1,468 @@
+"""`rankscope explain` on what was recorded of real faults in a job of four ranks, asked of a real Prometheus.
+
+`explained/` holds a moment each of the fast rules' series (Prometheus' /federate) and the alerts of /api/v1/rules.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import threading
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deploy.prometheus.fast import prometheus_config
+from testing import servers
+
+from rankscope.cli import launch
+from rankscope.cli.explaining.command import parse_moment
+
+RECORDED = Path(__file__).parent / "explained"
+HEALTHY, LAGGING, HANGING = (
+    (RECORDED / f"{name}.txt").read_text() for name in ("healthy", "rank_zero_lags", "rank_hangs")
+)
+RAW = "\n".join(line for line in HEALTHY.splitlines() if line.startswith(("rankscope_rank_info", "up")))
+OF_RANK_2 = "GPU-51300000-0000-4000-8000-000000000002"
+XID = 'ALERTS{alertname="RankscopeGpuXid",alertstate="firing",severity="critical",gpu="%s",uuid="%s",xid="79"} 1\n'
+FALLBACK = 'ALERTS{alertname="RankscopeCpuFallback",alertstate="firing",severity="critical",run="train",rank="%d"} 1\n'
+CLOCK = 'group:rankscope_clock:info{run="train",group="%s",clock="%s"} 1\n'
+MOMENTS = {
+    "healthy": HEALTHY,
+    "by the device": HEALTHY + CLOCK % ("0-3", "device"),
+    "by both": HEALTHY + CLOCK % ("0-1", "device") + CLOCK % ("2-3", "host"),
+    "lagging": LAGGING,
+    "hanging": HANGING,
+    "not yet firing": LAGGING.replace('alertstate="firing"', 'alertstate="pending"'),
+    "two runs": HEALTHY + LAGGING.replace('run="train"', 'run="other \\"run\\"\x1b[2J"'),
+    "xid": LAGGING + XID % ("2", OF_RANK_2) + XID % ("7", "GPU-of-somebody-else"),
+    "many alerts": LAGGING + "".join(FALLBACK % rank for rank in range(5)),
+    "without rules": RAW,
+    "without ranks": 'rankscope_exporter_build_info{instance="a",job="gpus"} 1\n',
+    "ended": RAW + "\ngpu:rankscope_busy:ratio 0",
+    "nothing": "",
+}
+WITHOUT_ALERTS = "\n".join(line for line in LAGGING.splitlines() if not line.startswith("ALERTS")) + "\n"
+PACE = 'run:rankscope_steps:rate{run="train"} %s\n'
+EXIT = 'rankscope_rank_exit_timestamp_seconds{run="train",rank="0"} 1795283699\n'
+PAUSE = """run:rankscope_stall:seconds{run="train"} 70
+run:rankscope_pausing:seconds{run="train"} 64
+run:rankscope_patience:seconds{run="train"} 150
+"""
+MOMENTS |= {
+    "too short for an alert": WITHOUT_ALERTS + PACE % "9",
+    "too few steps for an alert": WITHOUT_ALERTS + PACE % "0.001",
+    "loaders are slow": HEALTHY + 'run:rankscope_loss:ratio{run="train",cause="data"} 0.12\n' + PACE % "9",
+    "stands still": HEALTHY + PAUSE,
+    "has no name": re.sub(r'(run:rankscope_lost:ratio{cause="other".*}) .*', r"\1 0.93", HEALTHY),
+    "ended with a time": RAW + "\ngpu:rankscope_busy:ratio 0\n" + EXIT,
+    "ended with an alert": RAW + "\n" + EXIT + "".join(re.findall(r"(?m)^ALERTS.*\n", LAGGING)),
+    "one of two runs lives": HEALTHY + RAW.replace('run="train"', 'run="old"'),
+}
+
+
+def in_cluster(name: str, series: str) -> str:
+    return re.sub(r"(?m)^(\w\S*?){", rf'\1{{cluster="{name}",', series)
+
+
+def of_owner(uid: str, series: str) -> str:
+    return re.sub(r"(?m)^(\w\S*?){(?=[^}]*run=)", rf'\1{{owner="{uid}",', series)
+
+
+MOMENTS |= {
+    "two clusters": in_cluster("healthy", HEALTHY) + in_cluster("sick", LAGGING + XID % ("2", OF_RANK_2)),
+    "one of two clusters loses little": in_cluster("a", HEALTHY) + in_cluster("b", WITHOUT_ALERTS),
+    "two owners": of_owner("1000", HEALTHY) + of_owner("1001", LAGGING),
+    "a cluster and none": HEALTHY + in_cluster("sick", LAGGING),
+    "one of two clusters has rules": in_cluster("a", RAW) + "\n" + in_cluster("b", HEALTHY),
+    "another run in each of two clusters": in_cluster("a", HEALTHY)
+    + in_cluster("b", LAGGING.replace('run="train"', 'run="other"')),
+}
+APART = 1200  # seconds; Prometheus looks back for 300
+
+Explain = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def moments() -> dict[str, int]:
+    """When each was, in unix seconds."""
+    first = int(time.time()) - len(MOMENTS) * APART
+    return {name: first + n * APART for n, name in enumerate(MOMENTS)}
+
+
+@pytest.fixture(autouse=True)
+def width(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of the terminal: what runs the tests may have one of its own, by which lines are wrapped."""
+    monkeypatch.setenv("COLUMNS", "100")
+
+
+@pytest.fixture(scope="module")
+def prometheus(tmp_path_factory: pytest.TempPathFactory, moments: dict[str, int]) -> Iterator[str]:
+    directory = tmp_path_factory.mktemp("prometheus")
+    lines = [f"{line} {moments[name]}\n" for name, text in MOMENTS.items() for line in text.splitlines() if line]
+    (directory / "series.txt").write_text("".join(lines) + "# EOF\n")
+    backfill = [servers.program("promtool"), "tsdb", "create-blocks-from", "openmetrics"]
+    subprocess.run([*backfill, directory / "series.txt", directory / "prometheus-data"], check=True)
+    server = servers.prometheus(directory, prometheus_config([]))
+    server.start()
+    yield server.url
+    server.stop()
+
+
+@pytest.fixture
+def explain_at(prometheus: str, moments: dict[str, int], capsys: pytest.CaptureFixture[str]) -> Explain:
+    """Status, stdout and stderr of `rankscope explain` for one of MOMENTS."""
+    return lambda moment, *flags: run("--url", prometheus, "--at", str(moments[moment]), *flags, capsys=capsys)
+
+
+def run(*flags: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        launch.main(["explain", *flags])
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, *capsys.readouterr()
+
+
+@pytest.fixture
+def explain_now(prometheus: str, moments: dict[str, int], capsys: pytest.CaptureFixture[str]) -> Iterator[Explain]:
+    """The same as if a moment were now: only then Prometheus has the words of the alerts."""
+    moment = ""
+
+    class Then(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            path, _, question = self.path.partition("?")
+            if path == "/api/v1/rules":
+                body = (RECORDED / "rules.json").read_bytes()
+            else:
+                then = urllib.parse.urlencode({"time": moments[moment]})
+                with urllib.request.urlopen(f"{prometheus}{path}?{question}&{then}", timeout=10) as answer:
+                    body = answer.read()
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    def explain(then: str, *flags: str) -> tuple[int, str, str]:
+        nonlocal moment
+        moment = then
+        return run("--url", f"http://127.0.0.1:{server.server_port}", *flags, capsys=capsys)
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Then) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # looks that often whether to end
+        thread.start()
+        yield explain
+        server.shutdown()
+        thread.join()
+
+
+def test_it_names_the_rank_its_host_and_gpu_the_cause_and_the_share_in_a_line_of_json(explain_at: Explain) -> None:
+    status, out, _ = explain_at("lagging", "--json")
+    told = json.loads(out)
+    assert status == 0
+    assert out.count("\n") == 1
+    named = {name: told[name] for name in ("run", "rank", "host", "gpu", "cause", "alert", "firing")}
+    alert = {"alert": "RankscopeRankZeroLagging", "firing": True}
+    assert named == {"run": "train", "rank": "0", "host": "vm", "gpu": "0", "cause": "other", **alert}
+    assert told["share"] == pytest.approx(0.2565, abs=1e-4)
+
+
+def test_the_evidence_are_the_recorded_series_that_were_compared(explain_at: Explain) -> None:
+    evidence = json.loads(explain_at("lagging", "--json")[1])["evidence"]
+    compared = evidence["compared"]
+    assert compared["rank:rankscope_wait:ratio"] == pytest.approx(0.0653, abs=1e-4)
+    assert compared["group:rankscope_wait:reference"] == pytest.approx(0.3218, abs=1e-4)
+    assert compared['rank:rankscope_blame:ratio{phase="other"}'] == pytest.approx(0.2617, abs=1e-4)
+    assert evidence["lost"]["straggler"] == max(v for cause, v in evidence["lost"].items() if cause != "none")
+
+
+def test_for_people_it_is_some_ten_lines_in_the_words_of_the_notification(explain_now: Explain) -> None:
+    status, out, _ = explain_now("lagging")
+    lines = out.splitlines()
+    assert status == 0
+    assert re.match(r"train: 4 ranks on 1 node, 63\.\d% of the GPU time is useful compute, \d{4}-", lines[0])
+    assert lines[2].split()[0] == "straggler"
+    text = " ".join(" ".join(lines).split())
+    assert "Rank 0 of train on vm, GPU 0, holds the others up by 25.65% of each step" in text
+    assert "Rank 0 waits 6.534% of its time in collectives" in text
+    assert lines[-1].strip().endswith("/docs/runbooks/RankscopeRankZeroLagging.md")
+    assert len(lines) <= 12
+
+
+def test_of_the_past_it_tells_the_alert_and_what_was_compared(explain_at: Explain) -> None:
+    out = " ".join(explain_at("lagging")[1].split())
+    assert "WARNING: RankscopeRankZeroLagging, rank 0, host vm, GPU 0, cause other, 25.7% of the GPU time" in out
+    assert "It waits 6.5% of its time in collectives, the ranks of its group 32.2%: a lag of 25.7%." in out
+    assert "/docs/runbooks/RankscopeRankZeroLagging.md" in out
+
+
+def test_what_alertmanager_keeps_back_beside_a_hang_is_kept_back_here(explain_now: Explain) -> None:
+    told = json.loads(explain_now("hanging", "--json")[1])
+    named = [told[name] for name in ("alert", "rank", "gpu", "cause", "share", "severity")]
+    assert named == ["RankscopeRankStuck", "2", "2", "other", 1.0, "critical"]
+    assert told["evidence"]["summary"] == "train stands still: rank 2 on vm, GPU 2, is stuck in other"
+    assert told["others"] == []
+
+
+def test_without_an_alert_it_says_so_and_how_much_is_useful(explain_at: Explain) -> None:
+    status, out, _ = explain_at("healthy")
+    assert status == 0
+    lines = out.splitlines()
+    assert "83.8% of the GPU time is useful compute" in lines[0]
+    assert lines[-1] == "No alert: no loss is large enough for the rules to name it."
+    told = json.loads(explain_at("healthy", "--json")[1])
+    assert [told[name] for name in ("alert", "rank", "cause", "share")] == [None] * 4
+    assert told["evidence"]["lost"]["none"] > 0.8
+
+
+def test_it_says_by_which_clock_the_ranks_are_judged(explain_at: Explain) -> None:
+    assert "4 ranks on 1 node, judged by the devices' clock, 83.8%" in explain_at("by the device")[1].splitlines()[0]
+    told = {moment: json.loads(explain_at(moment, "--json")[1])["clock"] for moment in ("by the device", "by both")}
+    assert told == {"by the device": "device", "by both": "mixed"}
+    assert json.loads(explain_at("healthy", "--json")[1])["clock"] is None
+
+
+@pytest.mark.parametrize(
+    ("moment", "said"),
+    [
+        (
+            "too short for an alert",
+            "rank 0 holds the others up by 26% of each step, in other. It has for 0 s; that is told after 60 s.",
+        ),
+        (
+            "too few steps for an alert",
+            "rank 0 holds the others up by 26% of each step, in other. It has for 20 min.",
+        ),
+        (
+            "loaders are slow",
+            "12% of the GPU time, more than usual, is lost to data. It has for 0 s; that is told after 120 s.",
+        ),
+        ("stands still", "no rank has made progress for 70 s; that is told after 150 s."),
+    ],
+)
+def test_what_is_no_alert_yet_is_said_with_how_long_it_has_to_last(
+    explain_now: Explain, moment: str, said: str
+) -> None:
+    assert " ".join(explain_now(moment)[1].split()).endswith(f"No alert yet: {said}")
+
+
+def test_a_program_is_told_what_is_no_alert_yet(explain_now: Explain) -> None:
+    told = json.loads(explain_now("loaders are slow", "--json")[1])["not_yet"]
+    assert told == {"cause": "data", "rank": None, "share": 0.12, "lasts": 0.0, "told_after": 120.0}
+    assert json.loads(explain_now("healthy", "--json")[1])["not_yet"] is None
+    assert json.loads(explain_now("lagging", "--json")[1])["not_yet"] is None
+
+
+def test_time_without_a_name_is_said_with_how_to_name_it(explain_at: Explain) -> None:
+    out = " ".join(explain_at("has no name")[1].split())
+    assert "But 93% of the time has no name" in out
+    assert 'rankscope.phase("tokenize")' in out
+    assert "rankscope.timed(batches)" in out
+    assert "has no name" not in explain_at("healthy")[1]
+
+
+def test_an_alert_that_is_pending_is_told_as_not_notified_yet(explain_at: Explain) -> None:
+    assert "PENDING, no notification yet: RankscopeRankZeroLagging" in explain_at("not yet firing")[1]
+    assert json.loads(explain_at("not yet firing", "--json")[1])["firing"] is False
+
+
+def test_an_alert_about_a_gpu_is_the_runs_if_one_of_its_ranks_is_on_it(explain_at: Explain) -> None:
+    told = json.loads(explain_at("xid", "--json")[1])
+    assert [told[name] for name in ("alert", "gpu", "host", "cause")] == ["RankscopeGpuXid", "2", "vm", "xid 79"]
+    assert [other["alertname"] for other in told["others"]] == ["RankscopeRankZeroLagging"]
+
+
+def test_other_alerts_are_a_line_each_and_then_a_number(explain_at: Explain) -> None:
+    lines = explain_at("many alerts")[1].splitlines()
+    assert any(line.startswith("CRITICAL: RankscopeCpuFallback, rank 0") for line in lines)
+    assert lines[-4:] == [
+        *(f"Also: RankscopeCpuFallback, rank {n}" for n in (1, 2, 3)),
+        "And 2 alerts more: --json has them.",
+    ]
+    assert len(json.loads(explain_at("many alerts", "--json")[1])["others"]) == 5
+
+
+def test_several_runs_are_listed_and_one_can_be_chosen(explain_at: Explain) -> None:
+    status, out, err = explain_at("two runs")
+    assert (status, out) == (2, "")
+    run = r"\(4 ranks\)"
+    assert re.search(rf'has 2 runs; choose one with --run: other "run"\\x1b\[2J {run}, train {run}$', err)
+    assert explain_at("two runs", "--run", "train")[0] == 0
+
+
+def test_the_name_of_a_run_is_quoted_for_prometheus_and_harmless_in_a_terminal(explain_at: Explain) -> None:
+    status, out, _ = explain_at("two runs", "--run", 'other "run"\x1b[2J')
+    assert status == 0
+    assert "RankscopeRankZeroLagging" in out
+    assert "\x1b" not in out
+
+
+def test_runs_of_one_name_in_two_clusters_are_listed_and_one_is_chosen_by_its_cluster(explain_at: Explain) -> None:
+    status, out, err = explain_at("two clusters", "--run", "train")
+    assert (status, out) == (2, "")
+    runs = "train in cluster healthy (4 ranks), train in cluster sick (4 ranks)"
+    assert err.endswith(f"has 2 runs; choose one with --cluster: {runs}\n")
+    assert explain_at("two clusters", "--cluster", "sick")[0] == 0
+
+
+def test_runs_of_one_name_of_two_users_are_listed_and_one_is_chosen_by_its_owner(explain_at: Explain) -> None:
+    status, out, err = explain_at("two owners", "--run", "train")
+    assert (status, out) == (2, "")
+    runs = "train (owner 1000, 4 ranks), train (owner 1001, 4 ranks)"
+    assert err.endswith(f"has 2 runs; choose one with --owner: {runs}\n")
+    told = {owner: json.loads(explain_at("two owners", "--owner", owner, "--json")[1]) for owner in ("1000", "1001")}
+    assert {owner: (one["owner"], one["alert"]) for owner, one in told.items()} == {
+        "1000": ("1000", None),
+        "1001": ("1001", "RankscopeRankZeroLagging"),
+    }
+    assert explain_at("two owners", "--owner", "1")[2].endswith("has no run of owner 1; it has: train, train\n")
+
+
+def test_each_cluster_has_its_own_ranks_alerts_and_figures(explain_at: Explain) -> None:
+    told = {
+        cluster: json.loads(explain_at("two clusters", "--run", "train", "--cluster", cluster, "--json")[1])
+        for cluster in ("healthy", "sick")
+    }
+    names = ("run", "cluster", "alert", "gpu")
+    assert [told["healthy"][name] for name in names] == ["train", "healthy", None, None]
+    assert [told["sick"][name] for name in names] == ["train", "sick", "RankscopeGpuXid", "2"]
+    assert [other["alertname"] for other in told["sick"]["others"]] == ["RankscopeRankZeroLagging"]
+    alone = {moment: json.loads(explain_at(moment, "--json")[1]) for moment in ("healthy", "xid")}
+    for cluster, moment in (("healthy", "healthy"), ("sick", "xid")):
+        assert told[cluster]["evidence"] == alone[moment]["evidence"]
+
+
+def test_people_are_told_which_cluster_it_is(explain_at: Explain) -> None:
+    healthy = explain_at("two clusters", "--cluster", "healthy")[1].splitlines()
+    assert healthy[0].startswith("train in cluster healthy: 4 ranks on 1 node, ")
+    assert healthy[-1] == "No alert: no loss is large enough for the rules to name it."
+    assert "RankscopeGpuXid, host vm, GPU 2" in explain_at("two clusters", "--cluster", "sick")[1]
+
+
+def test_what_is_no_alert_yet_in_another_cluster_is_not_told(explain_at: Explain) -> None:
+    assert "No alert yet" not in explain_at("one of two clusters loses little", "--cluster", "a")[1]
+    assert "No alert yet: rank 0" in explain_at("one of two clusters loses little", "--cluster", "b")[1]
+
+
+def test_a_run_without_a_cluster_is_told_from_one_that_has_it(explain_at: Explain) -> None:
+    runs = "train (4 ranks), train in cluster sick (4 ranks)"
+    assert explain_at("a cluster and none")[2].endswith(f"choose one with --cluster: {runs}\n")
+    told = json.loads(explain_at("a cluster and none", "--cluster", "", "--json")[1])
+    assert [told["cluster"], told["alert"]] == [None, None]
+    assert json.loads(explain_at("a cluster and none", "--cluster", "sick", "--json")[1])["rank"] == "0"
+
+
+def test_a_cluster_is_only_asked_for_where_it_says_which_run(explain_at: Explain) -> None:
+    elsewhere = "another run in each of two clusters"
+    assert explain_at(elsewhere, "--run", "train")[1].startswith("train in cluster a: 4 ranks")
+    assert "choose one with --run and --cluster: other in cluster b" in explain_at(elsewhere)[2]
+
+
+@pytest.mark.parametrize(
+    ("flags", "what"), [(["--cluster", "c"], "run in cluster c"), (["--run", "t", "--cluster", "sick"], "run t in")]
+)
+def test_a_cluster_that_is_not_there_is_an_error_with_those_that_are(
+    explain_at: Explain, flags: list[str], what: str
+) -> None:
+    status, out, err = explain_at("two clusters", *flags)
+    assert (status, out) == (2, "")
+    assert f" has no {what}" in err
+    assert err.endswith("; it has: train in cluster healthy, train in cluster sick\n")
+
+
+def test_rules_of_another_cluster_are_not_those_of_this_one(explain_at: Explain) -> None:
+    missing = explain_at("one of two clusters has rules", "--cluster", "a")
+    assert missing[0] == 2
+    assert missing[2].endswith("has run train in cluster a, but Rankscope's rules are not loaded there (rule_files)\n")
+
+
+def test_a_run_that_is_not_there_is_an_error_with_those_that_are(explain_at: Explain) -> None:
+    status, _, err = explain_at("healthy", "--run", "trian")
+    assert status == 2
+    assert err.endswith("has no run trian; it has: train\n")
+
+
+@pytest.mark.parametrize(
+    ("moment", "error"),
+    [
+        ("without rules", "has run train, but Rankscope's rules are not loaded there (rule_files)"),
+        ("without ranks", "had no run then: exporters of Rankscope answered (1), and none showed a rank"),
+        ("nothing", "had no run then, and no exporter of Rankscope answered it"),
+    ],
+)
+def test_it_says_why_there_is_nothing_to_explain(explain_at: Explain, moment: str, error: str) -> None:
+    status, out, err = explain_at(moment)
+    assert (status, out) == (2, "")
+    assert err.endswith(f"{error}\n")
+
+
+@pytest.mark.parametrize(
+    ("moment", "error"),
+    [
+        (
+            "without rules",
+            "has run train, but Rankscope's rules have recorded nothing of it yet: they are evaluated each 15 s",
+        ),
+        ("without ranks", "has no run: exporters of Rankscope answer (1), and none shows a rank"),
+        ("nothing", "has no run, and no exporter of Rankscope answers it: its page /targets says why"),
+    ],
+)
+def test_of_now_it_says_where_to_look_or_that_it_is_too_early(explain_now: Explain, moment: str, error: str) -> None:
+    status, out, err = explain_now(moment)
+    assert (status, out) == (2, "")
+    assert err.endswith(f"{error}\n")
+
+
+def test_a_run_that_has_ended_without_a_fault_is_none(explain_at: Explain) -> None:
+    status, out, _ = explain_at("ended")
+    assert status == 0
+    assert out.splitlines()[0].startswith("train: no live rank, ")
+    assert out.splitlines()[1].startswith("No alert, and no figures")
+
+
+def test_of_a_run_that_has_ended_it_says_of_when_to_ask(explain_at: Explain) -> None:
+    assert explain_at("ended with a time")[1].endswith(
+        "its ranks have ended. Ask of before that with --at 1795283669.\n"
+    )
+
+
+def test_an_alert_that_outlives_its_run_comes_with_of_when_to_ask(explain_at: Explain) -> None:
+    status, out, _ = explain_at("ended with an alert")
+    assert status == 0
+    assert "RankscopeRankZeroLagging" in out
+    assert out.endswith("Its ranks have ended. Ask of before that with --at 1795283669.\n")
+
+
+def test_of_several_runs_the_one_that_lives_is_meant(explain_at: Explain) -> None:
+    status, out, _ = explain_at("one of two runs lives")
+    assert status == 0
+    assert out.startswith("train: 4 ranks")
+
+
+def test_a_moment_in_the_future_is_refused(explain_at: Explain, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ValueError, match=r"^--at 4102444800 is in the future$"):
+        parse_moment("4102444800")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("1795283699.5", 1795283699.5),
+        ("2026-11-21T17:54:59Z", 1795283699),
+        ("2026-11-21T18:54:59+01:00", 1795283699),
+    ],
+)
+def test_a_moment_is_unix_seconds_or_an_iso_time(text: str, seconds: float) -> None:
+    assert parse_moment(text) == seconds
+
+
+def test_a_moment_is_so_long_ago() -> None:
+    before = time.time()
+    assert before - 1800 <= parse_moment("30m") <= time.time() - 1800
+    assert parse_moment("2h") < parse_moment("1h")

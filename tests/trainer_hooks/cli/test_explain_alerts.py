@@ -1,0 +1,84 @@
+"""`rankscope explain` keeps back what Alertmanager keeps back, and knows of which alerts the value is lost time."""
+
+from __future__ import annotations
+
+import re
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from rankscope.cli.explaining.alerts import KNOWN, Alert, heard
+
+ROOT = Path(__file__).resolve().parents[3]
+INHIBIT_RULES = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["inhibit_rules"]
+RULES = {
+    rule["alert"]: rule
+    for path in [ROOT / "deploy/prometheus/rules/15s.yml"]
+    for group in yaml.safe_load(path.read_text())["groups"]
+    for rule in group["rules"]
+    if "alert" in rule
+}
+MATCHER = re.compile(r'(?P<label>\w+)(?P<operator>=~|!~|!=|=)"(?P<value>.*)"')
+
+
+def matches(matcher: str, labels: dict[str, str]) -> bool:
+    found = MATCHER.fullmatch(matcher)
+    assert found, matcher
+    has, wanted = labels.get(found["label"], ""), found["value"]
+    is_so = bool(re.fullmatch(wanted, has)) if "~" in found["operator"] else has == wanted
+    return is_so != found["operator"].startswith("!")
+
+
+def alertmanager_silences(source: dict[str, str], target: dict[str, str]) -> bool:
+    def applies(rule: dict[str, Any]) -> bool:
+        return (
+            all(matches(matcher, source) for matcher in rule["source_matchers"])
+            and all(matches(matcher, target) for matcher in rule["target_matchers"])
+            and all(source.get(label) == target.get(label) for label in rule["equal"])
+        )
+
+    return any(applies(rule) for rule in INHIBIT_RULES)
+
+
+def silences(source: Alert, target: Alert) -> bool:
+    return target not in heard([source, target])
+
+
+def test_it_keeps_back_the_same_alerts_as_alertmanager() -> None:
+    place = {"run": "train", "uuid": "GPU-1", "instance": "node-a"}
+    alerts = [{"alertname": name, "severity": s, **place} for name in RULES for s in ("critical", "warning")]
+    differ = [
+        (source["alertname"], source["severity"], target["alertname"], target["severity"])
+        for source, target in product(alerts, alerts)
+        if silences(Alert(source, is_firing=True), Alert(target, is_firing=True))
+        != alertmanager_silences(source, target)
+    ]
+    assert differ == []
+
+
+def test_an_alert_of_another_run_or_gpu_keeps_nothing_back() -> None:
+    stuck = Alert({"alertname": "RankscopeRankStuck", "severity": "critical", "run": "a"}, is_firing=True)
+    idle = {"alertname": "RankscopeGpuAllocatedIdle", "severity": "warning"}
+    assert silences(stuck, Alert({**idle, "run": "a"}, is_firing=True))
+    assert not silences(stuck, Alert({**idle, "run": "b"}, is_firing=True))
+    lost = Alert({"alertname": "RankscopeGpuLost", "severity": "critical"}, is_firing=True)
+    assert not silences(lost, Alert(idle, is_firing=True))
+
+
+def test_an_alert_that_is_only_pending_keeps_nothing_back() -> None:
+    stuck = {"alertname": "RankscopeRankStuck", "severity": "critical", "run": "a"}
+    lagging = Alert({"alertname": "RankscopeRankLagging", "severity": "warning", "run": "a"}, is_firing=True)
+    assert not silences(Alert(stuck, is_firing=False), lagging)
+
+
+def test_the_value_of_an_alert_is_a_share_where_its_summary_calls_it_a_part_of_the_time() -> None:
+    parts = {name for name, rule in RULES.items() if "$value | humanizePercentage" in rule["annotations"]["summary"]}
+    # The part of the time that the GPUs are busy, and not one that is lost.
+    shares = {name for name, share_of in KNOWN["shares"].items() if share_of == "value"}
+    assert shares == parts - {"RankscopeLowUtilisation"}
+
+
+def test_the_alerts_with_a_cause_of_lost_time_are_those_of_the_rules() -> None:
+    assert set(KNOWN["shares"]) <= set(RULES)

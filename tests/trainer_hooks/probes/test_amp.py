@@ -1,0 +1,143 @@
+"""Mixed precision: the gradient scaler's scale, its skipped steps, and that a skipped step is no step."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+
+import pytest
+import torch
+from testing.leaving import leave
+from torch.amp.grad_scaler import GradScaler
+from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
+
+import rankscope
+from rankscope import attach, guard
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
+
+STEPS = 8
+OVERFLOWS = (0, 3, 4)  # steps in which a gradient is not finite; the first of all comes before any optimizer stepped
+SCALE = 2.0**10
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_behind(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(guard, "reraise", True)
+    yield
+    rankscope.uninstrument()
+
+
+class OwnScaler(GradScaler):
+    """A subclass, as frameworks make them."""
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> float | None:
+        return super().step(optimizer, *args, **kwargs)
+
+
+class WithoutHooks(torch.optim.SGD):
+    """An optimizer whose step calls no hooks."""
+
+    def _patch_step_function(self) -> None:
+        self._zero_grad_profile_name = "zero_grad"
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]  # noqa: ARG002 - torch's, with overloads
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                parameter.data -= group["lr"] * parameter.grad
+
+
+def train(
+    make: type[GradScaler] = GradScaler,
+    optimizer_class: type[torch.optim.Optimizer] = torch.optim.SGD,
+    enabled: bool = True,
+    unscale: bool = False,
+    fused: bool = False,
+) -> list[torch.Tensor]:
+    """Some steps, of which those in OVERFLOWS have a gradient that is not finite; returns the parameters."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 4)
+    options = {"fused": True} if fused else {}
+    optimizer = optimizer_class(model.parameters(), lr=0.1, **options)  # type: ignore[call-arg]  # each class its own
+    scaler = make("cpu", init_scale=SCALE, enabled=enabled)
+    for number in range(STEPS):
+        optimizer.zero_grad()
+        loss = model(torch.randn(2, 4)).square().mean() * (float("inf") if number in OVERFLOWS else 1.0)
+        scaler.scale(loss).backward()
+        if unscale:
+            scaler.unscale_(optimizer)
+        scaler.step(optimizer)
+        scaler.update()
+    return [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def snapshot() -> RankSnapshot:
+    attachment = attach.current()
+    assert attachment is not None
+    assert attachment.writer.path is not None
+    return read_rank(attachment.writer.path)
+
+
+@pytest.mark.parametrize("unscale", [False, True])
+@pytest.mark.parametrize("make", [GradScaler, OwnScaler])
+@pytest.mark.parametrize(
+    ("optimizer_class", "fused"),
+    [(torch.optim.SGD, False), (torch.optim.AdamW, False), (torch.optim.SGD, True), (torch.optim.AdamW, True)],
+)
+def test_skipped_steps_are_counted_as_such_and_as_no_steps(
+    make: type[GradScaler], optimizer_class: type[torch.optim.Optimizer], fused: bool, unscale: bool
+) -> None:
+    expected = train(make, optimizer_class, unscale=unscale, fused=fused)
+    rankscope.instrument()
+    assert all(map(torch.equal, expected, train(make, optimizer_class, unscale=unscale, fused=fused)))
+    rank = snapshot()
+    assert rank["amp_skipped_steps"] == len(OVERFLOWS)
+    assert rank["steps"] == STEPS - len(OVERFLOWS)
+    assert rank["micro_steps"] == STEPS
+    assert rank["amp_scale"] == SCALE / 2 ** len(OVERFLOWS)
+
+
+def test_the_sharded_scaler_of_fsdp_is_seen_too() -> None:
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        rankscope.instrument()
+        train(ShardedGradScaler)
+        assert snapshot()["amp_skipped_steps"] == len(OVERFLOWS)
+        assert snapshot()["steps"] == STEPS - len(OVERFLOWS)
+    finally:
+        leave()
+
+
+def test_a_scaler_that_is_not_enabled_has_no_scale() -> None:
+    rankscope.instrument()
+    train(enabled=False)
+    assert snapshot()["amp_scale"] == 0
+    assert snapshot()["amp_skipped_steps"] == 0
+    assert snapshot()["steps"] == STEPS
+
+
+def test_of_an_optimizer_that_calls_no_hooks_nothing_is_said() -> None:
+    rankscope.instrument()
+    train(optimizer_class=WithoutHooks)
+    assert snapshot()["amp_skipped_steps"] == 0
+    assert snapshot()["amp_scale"] > 0
+
+
+def test_a_scaler_that_refuses_to_step_raises_as_ever_and_counts_nothing() -> None:
+    rankscope.instrument()
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
+    scaler = GradScaler("cpu")
+    torch.ones(1, requires_grad=True).sum().backward()
+    with pytest.raises(AssertionError, match="_scale is None"):
+        scaler.step(optimizer)
+    assert snapshot()["amp_skipped_steps"] == 0
+    assert snapshot().phase == "startup"
+
+
+def test_the_scalers_method_is_restored_and_no_hook_of_an_optimizer_stays() -> None:
+    hooks = importlib.import_module("torch.optim.optimizer")._global_optimizer_pre_hooks  # torch.optim hides it
+    before = dict(vars(GradScaler)), dict(hooks)
+    rankscope.instrument()
+    train()
+    rankscope.uninstrument()
+    assert (dict(vars(GradScaler)), dict(hooks)) == before

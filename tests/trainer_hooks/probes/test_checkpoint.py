@@ -1,0 +1,334 @@
+"""What is a checkpoint and what is not, and that what the record says of one is what the script can measure."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as distributed_checkpoint
+from testing.leaving import leave
+
+import rankscope
+from rankscope import attach, guard
+from rankscope.guard import Guard
+from rankscope.probes import checkpoint
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
+
+JOB = Path(__file__).parents[1] / "jobs" / "distributed_checkpoint.py"
+MODEL = torch.nn.Linear(256, 256)
+SIZE = 256 * 257 * 4
+
+
+@pytest.fixture
+def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
+    """Of this process, past its start-up, with the probe in its place."""
+    monkeypatch.setattr(guard, "reraise", True)
+    timeline = Timeline(RankWriter())
+    undo = checkpoint.install(timeline, Guard("checkpoint", lambda _: None))
+    timeline.step()
+    yield timeline
+    for back in undo:
+        back()
+
+
+def value(timeline: Timeline, field: str) -> float:
+    return float(timeline.writer.slots[PLACES[field]])
+
+
+def seconds(timeline: Timeline, phase: int) -> float:
+    return float(timeline.writer.slots[PLACES["phase_seconds"] + phase])
+
+
+def test_torch_save_to_a_path_is_a_checkpoint_of_the_files_size(timeline: Timeline, tmp_path: Path) -> None:
+    path = tmp_path / "model.pt"
+    before = time.time()
+    torch.save(MODEL.state_dict(), path)
+    assert value(timeline, "checkpoints") == 1
+    assert value(timeline, "checkpoint_bytes") == value(timeline, "checkpoint_last_bytes") == path.stat().st_size
+    assert before <= value(timeline, "checkpoint_last_unix") <= time.time()
+
+
+def test_its_time_is_checkpoint_time_and_agrees_with_the_scripts_own_timer(timeline: Timeline, tmp_path: Path) -> None:
+    class Slow:
+        def __reduce__(self) -> tuple[Any, ...]:
+            time.sleep(0.2)
+            return (dict, ())
+
+    began = time.monotonic()
+    torch.save({"model": MODEL.state_dict(), "slow": Slow()}, tmp_path / "model.pt")
+    took = time.monotonic() - began
+    assert 0.2 <= value(timeline, "checkpoint_last_seconds") <= took
+    assert 0.2 <= seconds(timeline, layout.CHECKPOINT) <= took
+
+
+def test_torch_save_to_an_open_file_counts_what_it_wrote(timeline: Timeline, tmp_path: Path) -> None:
+    with (tmp_path / "model.pt").open("wb") as file:
+        file.write(b"a header of the user's")
+        header = file.tell()
+        torch.save(MODEL.state_dict(), file)
+        assert value(timeline, "checkpoint_last_bytes") == file.tell() - header
+
+
+def test_arguments_may_be_given_by_name(timeline: Timeline, tmp_path: Path) -> None:
+    torch.save(obj=MODEL.state_dict(), f=str(tmp_path / "model.pt"))
+    assert value(timeline, "checkpoint_bytes") == (tmp_path / "model.pt").stat().st_size
+
+
+def test_what_is_saved_into_memory_or_a_pipe_is_no_checkpoint(timeline: Timeline) -> None:
+    torch.save(MODEL.state_dict(), io.BytesIO())
+    read_end, write_end = os.pipe()
+    with os.fdopen(write_end, "wb") as pipe:
+        torch.save(1, pipe)
+    os.close(read_end)
+    assert value(timeline, "checkpoints") == 0
+    assert seconds(timeline, layout.CHECKPOINT) == 0
+
+
+@pytest.mark.parametrize("metric", [torch.zeros(4), {"loss": 0.5, "step": 7}, [1, 2, 3]])
+def test_a_small_file_without_state_is_no_checkpoint(timeline: Timeline, tmp_path: Path, metric: object) -> None:
+    torch.save(metric, tmp_path / "metric.pt")
+    assert value(timeline, "checkpoints") == 0
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        torch.nn.Linear(1, 1),
+        torch.nn.Linear(1, 1).state_dict(),
+        {"epoch": 1, "model": torch.nn.Linear(1, 1).state_dict()},
+        {"optimizer": torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1).state_dict()},
+    ],
+    ids=["module", "state_dict", "model in a dict", "optimizer in a dict"],
+)
+def test_a_small_file_with_state_is_one(timeline: Timeline, tmp_path: Path, state: object) -> None:
+    torch.save(state, tmp_path / "model.pt")
+    assert value(timeline, "checkpoints") == 1
+
+
+def test_files_saved_between_the_same_two_steps_are_one_checkpoint(timeline: Timeline, tmp_path: Path) -> None:
+    for _ in range(2):
+        for name in ("model.pt", "optimizer.pt"):
+            torch.save(MODEL.state_dict(), tmp_path / name)
+        timeline.step()
+    both = sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert value(timeline, "checkpoints") == 2
+    assert value(timeline, "checkpoint_last_bytes") == both
+    assert value(timeline, "checkpoint_bytes") == 2 * both
+
+
+def test_a_save_that_raises_is_no_checkpoint_and_the_error_is_the_scripts(timeline: Timeline, tmp_path: Path) -> None:
+    class Unpicklable:
+        def __reduce__(self) -> str:
+            raise ZeroDivisionError("the user's own")
+
+    with pytest.raises(ZeroDivisionError, match="the user's own"):
+        torch.save({"model": MODEL.state_dict(), "bad": Unpicklable()}, tmp_path / "model.pt")
+    with pytest.raises(RuntimeError, match="does not exist"):
+        torch.save(MODEL.state_dict(), tmp_path / "missing" / "model.pt")
+    assert value(timeline, "checkpoints") == 0
+    torch.save(MODEL.state_dict(), tmp_path / "model.pt")
+    assert value(timeline, "checkpoints") == 1
+
+
+def test_a_save_on_another_thread_leaves_the_record_alone(timeline: Timeline, tmp_path: Path) -> None:
+    thread = threading.Thread(target=torch.save, args=(MODEL.state_dict(), tmp_path / "model.pt"))
+    thread.start()
+    thread.join()
+    assert (tmp_path / "model.pt").exists()
+    assert value(timeline, "checkpoints") == 0
+
+
+def test_safetensors_are_checkpoints_whether_imported_before_or_after_us(tmp_path: Path) -> None:
+    sys.modules.pop("safetensors.torch", None)
+    timeline = Timeline(RankWriter())
+    undo = checkpoint.install(timeline, Guard("checkpoint", lambda _: None))
+    from safetensors.torch import load_file, save_file  # as transformers does, before the first look
+
+    timeline.step()
+    save_file(MODEL.state_dict(), tmp_path / "taken.safetensors")
+    timeline.step()
+    sys.modules["safetensors.torch"].save_model(MODEL, str(tmp_path / "model.safetensors"))
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert value(timeline, "checkpoints") == 2
+    assert value(timeline, "checkpoint_bytes") == sum(sizes)
+    assert torch.equal(load_file(tmp_path / "taken.safetensors")["weight"], MODEL.weight)
+    for back in undo:
+        back()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own: a checkpoint of a single process
+def test_a_distributed_save_counts_once_with_what_this_rank_wrote(timeline: Timeline, tmp_path: Path) -> None:
+    distributed_checkpoint.save({"model": MODEL.state_dict()}, checkpoint_id=tmp_path / "1")
+    written = sum(path.stat().st_size for path in (tmp_path / "1").glob("__0_*.distcp"))
+    assert value(timeline, "checkpoints") == 1
+    assert value(timeline, "checkpoint_last_bytes") == written
+    assert 0 < value(timeline, "checkpoint_last_seconds") <= seconds(timeline, layout.CHECKPOINT) * 1.01
+
+
+@pytest.fixture
+def process_group(tmp_path: Path) -> Iterator[None]:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    leave()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its own deprecated functions
+@pytest.mark.usefixtures("process_group")
+def test_torchs_asynchronous_save_counts_with_its_bytes(timeline: Timeline, tmp_path: Path) -> None:
+    future = distributed_checkpoint.async_save({"model": MODEL.state_dict()}, checkpoint_id=tmp_path / "1")
+    blocked = seconds(timeline, layout.CHECKPOINT)
+    assert isinstance(future, Future)
+    future.result()
+    deadline = time.monotonic() + 10  # what the future is waited with wakes us before its callbacks run
+    while value(timeline, "checkpoints") == 0 and time.monotonic() < deadline:
+        timeline.step()
+    assert value(timeline, "checkpoints") == 1
+    assert value(timeline, "checkpoint_last_bytes") >= SIZE
+    assert 0 < value(timeline, "checkpoint_last_seconds") <= blocked
+
+
+def test_each_rank_of_a_sharded_save_counts_what_it_wrote(run_dir: Path, tmp_path: Path) -> None:
+    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    job = subprocess.run([*launch, JOB, tmp_path], env=environment, capture_output=True, text=True, check=False)
+    assert job.returncode == 0, job.stderr
+    ranks = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
+    assert [rank["rank"] for rank in ranks] == [0, 1]
+    for rank in ranks:
+        for count, way in enumerate(("save", "async_save"), start=1):
+            seen, told = rank[way], rank[way]["record"]
+            assert told["checkpoints"] == count, way
+            assert told["checkpoint_last_bytes"] == seen["file_bytes"] > 0, way
+            assert told["checkpoint_bytes"] == count * seen["file_bytes"], way
+            assert 0 < told["checkpoint_last_seconds"] <= seen["took"], way
+        both = rank["save"]["took"] + rank["async_save"]["took"]
+        assert 0 < rank["async_save"]["record"]["phase_seconds"] <= both
+
+
+def test_an_asynchronous_save_counts_when_it_is_finished_with_the_time_that_it_blocked(timeline: Timeline) -> None:
+    saves = checkpoint.AsyncSaves(timeline)
+    future: Future[Any] = Future()
+    save = checkpoint.in_checkpoint(timeline, Guard("checkpoint", lambda _: None), saves.measure)(lambda: future)
+    assert save() is future
+    blocked = seconds(timeline, layout.CHECKPOINT)
+    saves.look()
+    assert value(timeline, "checkpoints") == 0
+    thread = threading.Thread(target=future.set_result, args=(None,))
+    thread.start()
+    thread.join()
+    assert value(timeline, "checkpoints") == 0  # the other thread only notes it
+    saves.look()
+    assert value(timeline, "checkpoints") == 1
+    assert value(timeline, "checkpoint_last_seconds") <= blocked
+
+
+def test_an_asynchronous_save_within_another_one_adds_its_bytes_alone(timeline: Timeline) -> None:
+    saves, metadata = checkpoint.AsyncSaves(timeline), SimpleNamespace(storage_data={})
+    metadata.storage_data = {"weight": SimpleNamespace(relative_path="__0_0.distcp", length=7)}
+    future: Future[Any] = Future()
+    outer = timeline.checkpoints.begin()
+    checkpoint.in_checkpoint(timeline, Guard("checkpoint", lambda _: None), saves.measure)(lambda: future)()
+    timeline.checkpoints.end(outer, 0.0)
+    future.set_result(metadata)
+    saves.look()
+    assert value(timeline, "checkpoints") == 1
+    assert value(timeline, "checkpoint_last_bytes") == 7
+
+
+def test_a_watched_function_can_still_be_pickled(timeline: Timeline) -> None:
+    assert pickle.loads(pickle.dumps(torch.save)) is torch.save
+    assert pickle.loads(pickle.dumps(distributed_checkpoint.save)) is distributed_checkpoint.save
+
+
+def test_an_asynchronous_save_that_fails_is_no_checkpoint(timeline: Timeline) -> None:
+    saves = checkpoint.AsyncSaves(timeline)
+    future: Future[Any] = Future()
+    checkpoint.in_checkpoint(timeline, Guard("checkpoint", lambda _: None), saves.measure)(lambda: future)()
+    future.set_exception(OSError("disk full"))
+    saves.look()
+    assert value(timeline, "checkpoints") == 0
+
+
+def test_lightnings_writer_counts_though_it_saves_into_memory_first(
+    timeline: Timeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class TorchCheckpointIO:
+        def save_checkpoint(self, checkpoint: dict[str, Any], path: Path) -> None:
+            buffer = io.BytesIO()
+            torch.save(checkpoint, buffer)
+            path.write_bytes(buffer.getvalue())
+
+    module: Any = ModuleType("lightning.fabric.plugins.io.torch_io")
+    module.TorchCheckpointIO = TorchCheckpointIO
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    timeline.step()
+    TorchCheckpointIO().save_checkpoint({"state_dict": MODEL.state_dict()}, tmp_path / "last.ckpt")
+    assert value(timeline, "checkpoints") == 1
+    assert value(timeline, "checkpoint_bytes") == (tmp_path / "last.ckpt").stat().st_size
+
+
+def test_every_function_is_what_it_was_afterwards() -> None:
+    owners: list[Any] = [torch, torch.serialization, distributed_checkpoint, distributed_checkpoint.state_dict_saver]
+    before = [dict(vars(owner)) for owner in owners]
+    timeline = Timeline(RankWriter())
+    undo = checkpoint.install(timeline, Guard("checkpoint", lambda _: None))
+    assert torch.save is not before[0]["save"]
+    for back in undo:
+        back()
+    assert [dict(vars(owner)) for owner in owners] == before
+    assert timeline.looks == []
+
+
+@pytest.mark.usefixtures("run_dir")
+class TestTheUsersOwnPhase:
+    @pytest.fixture(autouse=True)
+    def instrumented(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+        monkeypatch.setattr(guard, "reraise", True)
+        rankscope.instrument()
+        rankscope.step()
+        yield
+        rankscope.uninstrument()
+
+    def record(self) -> Timeline:
+        attachment = attach.current()
+        assert attachment is not None
+        return attachment.timeline
+
+    def test_is_one_checkpoint_with_the_bytes_of_what_is_saved_in_it(self, tmp_path: Path) -> None:
+        with rankscope.phase("checkpoint"):
+            torch.save(MODEL.state_dict(), tmp_path / "model.pt")
+            torch.save(MODEL.state_dict(), tmp_path / "best.pt")
+        sizes = sum(path.stat().st_size for path in tmp_path.iterdir())
+        assert value(self.record(), "checkpoints") == 1
+        assert value(self.record(), "checkpoint_last_bytes") == sizes
+
+    def test_counts_a_writer_that_we_do_not_know(self) -> None:
+        with rankscope.phase("checkpoint"):
+            time.sleep(0.01)
+        assert value(self.record(), "checkpoints") == 1
+        assert value(self.record(), "checkpoint_last_seconds") >= 0.01
+        assert value(self.record(), "checkpoint_last_bytes") == 0
+
+    def test_is_none_if_it_raises(self) -> None:
+        with pytest.raises(OSError, match="disk full"), rankscope.phase("checkpoint"):
+            raise OSError("disk full")
+        assert value(self.record(), "checkpoints") == 0
+        with rankscope.phase("checkpoint"):
+            pass
+        assert value(self.record(), "checkpoints") == 1

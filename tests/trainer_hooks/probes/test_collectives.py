@@ -1,0 +1,153 @@
+"""Four ranks and every kind of collective: calls, bytes, bus bytes, durations and groups, by hand-made expectation."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+JOB = Path(__file__).parents[1] / "jobs" / "every_collective.py"
+LATE = 0.3  # seconds that rank 3 comes late, as in the job
+
+# By kind: the operation, calls, bytes that a rank hands over, and what NCCL-tests' factors make of them with four
+# ranks: 3/2 of an all-reduce's, 3/4 of the whole of a gathered, scattered or exchanged size.
+EXPECTED: dict[str, tuple[str, int, float, float]] = {
+    "all_reduce": ("all_reduce", 1, 400, 600),
+    "async": ("all_reduce", 1, 400, 600),
+    "all_gather": ("all_gather", 1, 400, 1200),
+    "all_gather_into_tensor": ("all_gather", 1, 400, 1200),
+    "reduce_scatter_tensor": ("reduce_scatter", 1, 400, 300),
+    "broadcast": ("broadcast", 1, 400, 400),
+    "reduce": ("reduce", 1, 400, 400),
+    "gather": ("gather", 1, 400, 1200),
+    "scatter": ("scatter", 1, 100, 300),
+    "all_to_all": ("all_to_all", 1, 400, 300),
+    "barrier": ("barrier", 1, 0, 0),
+    "monitored_barrier": ("barrier", 1, 0, 0),
+    "coalesced": ("all_reduce", 1, 80, 120),
+    "functional": ("all_reduce", 1, 400, 600),
+    "half": ("all_reduce", 1, 400, 400),
+    "interleaved": ("all_reduce", 1, 400, 400),
+    "again": ("all_reduce", 1, 400, 600),
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the four ranks printed, in order."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKSCOPE_RUN_DIR": str(tmp_path_factory.mktemp("run"))}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    job = subprocess.run([*launch, str(JOB)], env=environment, capture_output=True, text=True, check=False)
+    assert job.returncode == 0, job.stderr
+    lines = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
+    return sorted(lines, key=lambda line: int(line["rank"]))
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_a_collective_is_counted_with_its_bytes_and_bus_bytes(ranks: list[dict[str, Any]], kind: str) -> None:
+    op, calls, size, bus_bytes = EXPECTED[kind]
+    for rank in ranks:
+        found = rank["kinds"][kind]
+        assert found["collectives"] == {op: calls}
+        assert found["collective_bytes"] == ({op: size} if size else {})
+        # Who comes last to an asynchronous one may find it complete when it waits, and so may one that the system keeps
+        # from running between a synchronous call and its wait: then its duration is not known.
+        if op in found["collective_duration_seconds"]:
+            assert found["collective_bus_bytes"] == ({op: bus_bytes} if bus_bytes else {})
+        else:
+            assert found["collective_bus_bytes"] == {}
+    if kind not in ("async", "functional"):
+        assert any(op in rank["kinds"][kind]["collective_duration_seconds"] for rank in ranks)
+
+
+@pytest.mark.parametrize("kind", EXPECTED)
+def test_no_collective_is_open_once_it_returned(ranks: list[dict[str, Any]], kind: str) -> None:
+    assert [rank["kinds"][kind]["open"] for rank in ranks] == [0] * 4
+
+
+def test_an_object_collective_is_the_two_that_it_consists_of(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["kinds"]["objects"]["collectives"] for rank in ranks] == [{"all_gather": 2}] * 4
+
+
+def test_those_who_came_in_time_wait_for_who_is_late(ranks: list[dict[str, Any]]) -> None:
+    waits = [rank["kinds"]["all_reduce"]["collective_seconds"]["all_reduce"] for rank in ranks]
+    assert all(wait > 0.8 * LATE for wait in waits[:3])
+    assert waits[3] < 0.5 * LATE
+
+
+def test_an_asynchronous_collective_lasts_from_its_issue_and_only_the_end_of_it_is_waited_for(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for rank in ranks[:3]:
+        found = rank["kinds"]["async"]
+        assert found["collective_duration_seconds"]["all_reduce"] > 0.8 * LATE
+        exposed = found["collective_seconds"]["all_reduce"]
+        assert exposed < found["collective_duration_seconds"]["all_reduce"] - 0.2 * LATE
+
+
+def test_the_duration_of_a_collective_that_nobody_saw_complete_is_absent(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        found = rank["kinds"]["complete"]
+        assert found["collectives"] == {"all_reduce": 1}
+        assert found["collective_duration_seconds"] == found["collective_bus_bytes"] == {}
+
+
+def test_what_two_ranks_send_each_other_is_counted(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["kinds"]["neighbours"]["collectives"] == {"send": 1, "recv": 1}
+    calls = [rank["kinds"]["one_pair"]["collectives"] for rank in ranks]
+    assert calls == [{"send": 1}, {"recv": 1}, {}, {}]
+
+
+def test_fsdp2_and_its_clipping_are_seen(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        found = rank["kinds"]["fsdp2"]["collectives"]
+        assert found["all_gather"] >= 1
+        assert found["reduce_scatter"] >= 1
+        assert found["all_reduce"] >= 1
+
+
+def test_the_duration_of_ddps_all_reduce_is_what_ddp_sampled_of_it(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks[:3]:
+        found = rank["kinds"]["ddp"]
+        assert found["collectives"] == {"ddp_all_reduce": 12}
+        assert found["collective_bytes"] == {"ddp_all_reduce": 12 * 256}
+        assert found["collective_bus_bytes"] == {"ddp_all_reduce": 256 * 3 / 2}  # of the one pass that was read
+        assert 0.8 * LATE / 10 < found["collective_duration_seconds"]["ddp_all_reduce"] < LATE
+
+
+def test_ddps_collectives_advance_the_sequence_on_all_ranks_alike(ranks: list[dict[str, Any]]) -> None:
+    # Twelve passes of one bucket each, and what DDP does once to agree on its buckets.
+    advances = [rank["kinds"]["ddp"]["group_collectives"]["0-3"] for rank in ranks]
+    assert advances[0] >= 12
+    assert len(set(advances)) == 1
+
+
+def test_groups_are_named_for_their_ranks_and_the_default_one_comes_first(ranks: list[dict[str, Any]]) -> None:
+    assert [rank["groups"] for rank in ranks] == [
+        ["0-3", "0-1", "0,2"],
+        ["0-3", "0-1", "1,3"],
+        ["0-3", "2-3", "0,2"],
+        ["0-3", "2-3", "1,3"],
+    ]
+
+
+def test_a_wait_is_charged_to_the_group_that_was_waited_for(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        for kind, place in (("all_reduce", 0), ("half", 1), ("interleaved", 2), ("again", 0)):
+            found = rank["kinds"][kind]
+            assert found["group_wait_seconds"] == {rank["groups"][place]: found["collective_seconds"]["all_reduce"]}
+            assert found["group_collectives"] == {rank["groups"][place]: 1}
+
+
+def test_sequence_numbers_agree_although_some_ranks_send_more_than_others(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert rank["kinds"]["one_pair"]["group_collectives"] == {}
+        assert rank["kinds"]["neighbours"]["group_collectives"] == {}
+        assert rank["kinds"]["monitored_barrier"]["group_collectives"] == {"0-3": 1}
+    assert len({tuple(rank["numbers"]) for rank in ranks}) == 1

@@ -1,0 +1,90 @@
+"""DDP under torchrun: results are bit-identical, and the record tells what happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rankscope.record.layout import OPS
+
+JOB = Path(__file__).parents[1] / "jobs" / "every_variant.py"
+VARIANTS = ("plain", "fp16", "no_sync", "static_graph", "find_unused", "peek", "unused")
+STEPS = 12
+PARAMETER_BYTES = 4 * (16 * 32 + 32 + 32 + 32 + 32 * 4 + 4)
+
+
+@pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda size: f"world size {size}")
+def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank of a job printed that trained every variant with and without the hook."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKSCOPE_RUN_DIR": str(tmp_path_factory.mktemp("run"))}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={request.param}"]
+    job = subprocess.run([*launch, str(JOB), *VARIANTS], env=environment, capture_output=True, text=True, check=False)
+    assert job.returncode == 0, job.stderr
+    lines = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == request.param
+    return lines
+
+
+def calls(result: dict[str, Any], op: str) -> float:
+    return float(result["collectives"][OPS.index(op)])
+
+
+def test_parameters_are_bit_identical_with_and_without_the_hook(ranks: list[dict[str, Any]]) -> None:
+    assert {
+        (rank["rank"], variant): rank["variants"][variant]["identical"] for rank in ranks for variant in VARIANTS
+    } == {(rank["rank"], variant): True for rank in ranks for variant in VARIANTS}
+
+
+def test_each_optimizer_step_is_one_step(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        steps = {variant: rank["variants"][variant]["steps"] for variant in VARIANTS}
+        assert steps == {variant: STEPS / 2 if variant == "no_sync" else STEPS for variant in VARIANTS}
+
+
+def test_each_synchronising_backward_is_one_all_reduce(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        for variant in VARIANTS:
+            expected = STEPS / 2 if variant == "no_sync" else STEPS
+            assert calls(rank["variants"][variant], "ddp_all_reduce") == expected, variant
+
+
+def test_the_bytes_of_an_all_reduce_are_the_gradients_and_unknown_under_a_communication_hook(
+    ranks: list[dict[str, Any]],
+) -> None:
+    for rank in ranks:
+        place = OPS.index("ddp_all_reduce")
+        assert rank["variants"]["plain"]["collective_bytes"][place] == STEPS * PARAMETER_BYTES
+        assert rank["variants"]["fp16"]["collective_bytes"][place] == 0
+
+
+def test_buffers_broadcast_in_forward_are_seen(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        assert calls(rank["variants"]["plain"], "ddp_broadcast") == STEPS
+
+
+def test_plain_collectives_are_counted_with_their_bytes(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        result = rank["variants"]["plain"]
+        assert calls(result, "all_reduce") == 1
+        assert result["collective_bytes"][OPS.index("all_reduce")] == 4
+
+
+def test_phases_sum_to_the_time_since_the_record_began(ranks: list[dict[str, Any]]) -> None:
+    for rank in ranks:
+        for variant in VARIANTS:
+            result = rank["variants"][variant]
+            assert abs(result["partition_error"]) < 1e-6, variant  # what summing floats makes
+
+
+def test_ranks_agree_on_who_they_are(ranks: list[dict[str, Any]]) -> None:
+    size = len(ranks)
+    results = [rank["variants"]["plain"] for rank in ranks]
+    assert {result["run"] for result in results} == {results[0]["run"]}
+    assert {result["group"] for result in results} == {"0" if size == 1 else f"0-{size - 1}"}
+    assert {result["world_size"] for result in results} == {str(size)}

@@ -1,0 +1,351 @@
+"""The forward pass of any model: root modules are found, submodules cost nothing, compiled code stays as it is."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from testing.leaving import leave
+from torch._dynamo.utils import counters
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.dataloader import default_collate
+
+import rankscope
+from rankscope import attach, guard
+from rankscope.record.layout import OPS
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
+
+SECONDS = 0.02  # that a slow module takes
+
+
+@pytest.fixture(autouse=True)
+def watched(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Errors of ours raise; the hook is on, and off again after the test."""
+    monkeypatch.setattr(guard, "reraise", True)
+    rankscope.instrument()
+    yield
+    rankscope.uninstrument()
+
+
+class Slow(torch.nn.Module):
+    """Takes `SECONDS` for its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 4)
+
+    def forward(self, inputs: torch.Tensor) -> Any:
+        time.sleep(SECONDS)
+        return self.layer(inputs)
+
+
+class Container(torch.nn.Module):
+    """Is never called itself, as many a GAN and many a LightningModule."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator, self.critic = Slow(), torch.nn.Sequential(Slow(), torch.nn.Sequential(torch.nn.Linear(4, 1)))
+
+
+def attached() -> attach.Attachment:
+    attachment = attach.current()
+    assert attachment is not None
+    return attachment
+
+
+def snapshot() -> RankSnapshot:
+    path = attached().writer.path
+    assert path is not None
+    return read_rank(path)
+
+
+def forward_seconds() -> float:
+    return snapshot().phase_seconds["forward"]
+
+
+def steps(count: int, forward: Callable[[], torch.Tensor], *parameters: torch.nn.Parameter) -> None:
+    """So many training steps; start-up takes the first."""
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
+    for _ in range(count):
+        optimizer.zero_grad()
+        forward().sum().backward()
+        optimizer.step()
+
+
+def own_calls() -> dict[str, bool]:
+    """Which of torch's module classes have a `__call__` of their own now."""
+    classes = (torch.nn.Linear, torch.nn.Sequential, torch.nn.ReLU, Slow)
+    return {module_class.__name__: "__call__" in vars(module_class) for module_class in classes}
+
+
+@pytest.mark.parametrize("wrap", [lambda slow: slow, lambda slow: torch.nn.Sequential(slow, torch.nn.ReLU())])
+def test_the_forward_of_a_plain_model_is_forward(wrap: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
+    model = wrap(Slow())
+    steps(7, lambda: model(torch.ones(2, 4)), *model.parameters())
+    assert forward_seconds() >= 6 * SECONDS
+    assert snapshot().phase_seconds["other"] < SECONDS
+
+
+def test_parts_of_a_model_that_is_never_called_itself_are_each_a_root() -> None:
+    model = Container()
+    steps(7, lambda: model.critic(model.generator(torch.ones(2, 4))), *model.parameters())
+    assert forward_seconds() >= 12 * SECONDS
+
+
+def test_the_forward_of_an_fsdp2_model_is_forward() -> None:
+    with process_group():
+        model = torch.nn.Sequential(Slow(), torch.nn.ReLU())
+        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+        torch.distributed.fsdp.fully_shard(model[0], mesh=mesh)  # changes the classes of these two instances
+        torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+        steps(7, lambda: model(torch.ones(2, 4)), *model.parameters())
+    assert forward_seconds() >= 6 * SECONDS
+    assert own_calls() == {"Linear": False, "Sequential": False, "ReLU": False, "Slow": False}
+
+
+def test_only_classes_of_root_modules_are_watched_once_the_search_is_over() -> None:
+    model = torch.nn.Sequential(Slow(), torch.nn.Linear(4, 4), torch.nn.ReLU())
+    before = vars(torch.nn.Module)["__call__"]
+    steps(3, lambda: model(torch.ones(2, 4)), *model.parameters())
+    assert own_calls() == {"Linear": False, "Sequential": True, "ReLU": False, "Slow": False}
+    assert vars(torch.nn.Module)["__call__"] is before
+
+
+def test_uninstrument_restores_the_classes_exactly_in_the_midst_of_a_search_and_after_it() -> None:
+    rankscope.uninstrument()
+    before = dict(vars(torch.nn.Module)), own_calls()
+    for count in (2, 4):
+        rankscope.instrument()
+        model = Slow()
+        steps(count, lambda model=model: model(torch.ones(2, 4)), *model.parameters())
+        assert (dict(vars(torch.nn.Module)), own_calls()) != before
+        rankscope.uninstrument()
+        assert (dict(vars(torch.nn.Module)), own_calls()) == before
+
+
+def test_a_second_model_that_comes_later_is_found() -> None:
+    student, teacher = torch.nn.Linear(4, 4), Slow()
+
+    def distil() -> torch.Tensor:
+        with torch.no_grad():
+            teacher(torch.ones(2, 4))
+        return student(torch.ones(2, 4))
+
+    steps(10, lambda: student(torch.ones(2, 4)), *student.parameters())
+    steps(8, distil, *student.parameters())
+    assert own_calls()["Slow"]
+
+
+def test_what_a_user_calls_a_phase_within_a_model_stays_his() -> None:
+    class Attention(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = torch.nn.Sequential(Slow())
+
+        def forward(self, inputs: torch.Tensor) -> Any:
+            with rankscope.phase("attention"):
+                return self.inner(inputs)
+
+    model = torch.nn.Sequential(Attention())
+    steps(5, lambda: model(torch.ones(2, 4)), *model.parameters())
+    assert snapshot().phase_seconds["attention"] >= 4 * SECONDS
+    assert forward_seconds() < SECONDS
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+@pytest.mark.filterwarnings("ignore:.*autocast:FutureWarning")  # torch 2.4 warns of its own call
+def test_a_forward_that_is_recomputed_in_the_backward_pass_is_backward(reentrant: bool) -> None:
+    block = torch.nn.Sequential(Slow())
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), block)
+
+    def forward() -> torch.Tensor:
+        hidden = model[0](torch.ones(2, 4))
+        return torch.utils.checkpoint.checkpoint(block, hidden, use_reentrant=reentrant)
+
+    steps(7, forward, *model.parameters())
+    seconds = snapshot().phase_seconds
+    assert seconds["backward"] >= 6 * SECONDS
+    assert 6 * SECONDS <= seconds["forward"] < 9 * SECONDS
+    assert snapshot()["micro_steps"] == 7
+
+
+def test_a_module_that_transforms_data_belongs_to_the_data_wait() -> None:
+    slow = Slow()
+
+    def collate(rows: list[Any]) -> Any:
+        with torch.no_grad():
+            return slow(default_collate(rows)[0])
+
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for batch in DataLoader(TensorDataset(torch.ones(12, 4)), batch_size=2, collate_fn=collate):
+        model(batch).sum().backward()
+        optimizer.step()
+    assert snapshot().phase_seconds["data_wait"] >= 5 * SECONDS
+    assert not own_calls()["Slow"]
+
+
+def test_blocks_that_a_script_calls_one_by_one_are_not_watched_where_that_would_cost_more_than_it_tells() -> None:
+    blocks = [torch.nn.ReLU() for _ in range(40)]
+    weight = torch.nn.Parameter(torch.ones(1))
+
+    def forward() -> torch.Tensor:
+        hidden: torch.Tensor = weight
+        for block in blocks:
+            hidden = block(hidden)
+        return hidden
+
+    steps(5, forward, weight)
+    assert not own_calls()["ReLU"]
+
+
+def test_watched_models_are_copied_pickled_and_traced_as_ever() -> None:
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    root = torch.nn.Linear(4, 4)
+    steps(5, lambda: root(model(torch.ones(2, 4))), *model.parameters())
+    assert own_calls() == {"Linear": True, "Sequential": True, "ReLU": False, "Slow": False}
+    buffer = io.BytesIO()
+    torch.save(copy.deepcopy(model), buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    assert torch.equal(loaded(torch.ones(2, 4)), model(torch.ones(2, 4)))
+    # torch.fx sees calls of modules by replacing nn.Module.__call__, which ours must still lead to.
+    assert [node.op for node in torch.fx.symbolic_trace(model).graph.nodes] == ["placeholder", "call_module", "output"]
+
+
+SENDER = """
+import sys, torch, cloudpickle, rankscope
+rankscope.instrument()
+class Model(torch.nn.Linear):
+    def forward(self, inputs):
+        return super().forward(inputs) * 0 + 7
+model = Model(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.ones(1, 4)).sum().backward()
+    optimizer.step()
+assert "__call__" in vars(Model)
+sys.stdout.buffer.write(cloudpickle.dumps(model))
+"""
+RECEIVER = """
+import sys, torch, pickle
+sys.modules["rankscope"] = None
+print(pickle.load(sys.stdin.buffer)(torch.ones(1, 4)).item())
+"""
+
+
+def test_a_model_of_the_script_itself_can_be_sent_to_a_process_without_the_hook() -> None:
+    sent = subprocess.run([sys.executable, "-c", SENDER], stdout=subprocess.PIPE, check=True).stdout
+    received = subprocess.run([sys.executable, "-c", RECEIVER], input=sent, stdout=subprocess.PIPE, check=True).stdout
+    assert float(received) == 7
+
+
+def test_an_exception_in_a_forward_passes_untouched_and_closes_the_phase() -> None:
+    class Failing(torch.nn.Module):
+        def forward(self, fail: bool) -> torch.Tensor:
+            if fail:
+                raise ZeroDivisionError("the user's own")
+            return weight
+
+    weight, model = torch.nn.Parameter(torch.ones(1)), Failing()
+    for count in (2, 4):  # in the search, and after it
+        steps(count, lambda: model(False), weight)
+        with pytest.raises(ZeroDivisionError):
+            model(True)
+        assert snapshot().phase == "other"
+
+
+def compilation(
+    count: int, make: Callable[[], torch.nn.Module], wrap: Callable[[Any], Any]
+) -> tuple[dict[str, int], list[torch.Tensor]]:
+    """What torch.compile counted over some steps with changing shapes, and the trained parameters."""
+    torch._dynamo.reset()
+    counters.clear()
+    torch.manual_seed(0)
+    model = make()
+    call = wrap(model)
+    sizes = iter([2, 3, 4, 5, 5, 6, 7, 8, 9, 10, 11, 12])
+    steps(count, lambda: call(torch.ones(next(sizes), 4)), *model.parameters())
+    kinds = {"frames": counters["frames"]["total"], "graphs": counters["stats"]["unique_graphs"]}
+    sums = {kind: sum(counters[kind].values()) for kind in ("graph_break", "recompiles", "unimplemented")}
+    return {**kinds, **sums}, [parameter.detach().clone() for parameter in model.parameters()]
+
+
+def in_place(model: torch.nn.Module) -> torch.nn.Module:
+    model.compile(backend="aot_eager")
+    return model
+
+
+def in_a_function(model: torch.nn.Module) -> Any:
+    return torch.compile(lambda inputs: model(inputs), backend="aot_eager")
+
+
+def plain_first(model: torch.nn.Module) -> Any:
+    """Called eagerly for some steps, as long as the class needs to become a watched one; then compiled."""
+    compiled = torch.compile(model, backend="aot_eager")
+    calls = iter(range(100))
+    return lambda inputs: (model if next(calls) < 4 else compiled)(inputs)
+
+
+def as_module(model: torch.nn.Module) -> Any:
+    return torch.compile(model, backend="aot_eager")
+
+
+def layers() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Sequential(torch.nn.ReLU(), torch.nn.Linear(8, 2)))
+
+
+def ddp() -> torch.nn.Module:
+    return DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)))
+
+
+@contextlib.contextmanager
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        leave()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
+@pytest.mark.parametrize("wrap", [as_module, in_place, in_a_function, plain_first])
+@pytest.mark.parametrize("make", [layers, ddp])
+def test_compiled_models_compile_as_without_the_hook(
+    make: Callable[[], torch.nn.Module], wrap: Callable[[Any], Any]
+) -> None:
+    with process_group():
+        rankscope.uninstrument()
+        compilation(12, make, wrap)  # the first time compiles more of torch's own
+        expected, parameters = compilation(12, make, wrap)
+        rankscope.instrument()
+        counted, watched_parameters = compilation(12, make, wrap)
+        assert counted["graphs"] == expected["graphs"]
+        assert {kind: count for kind, count in counted.items() if count > expected[kind]} == {}
+        assert all(map(torch.equal, parameters, watched_parameters))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
+@pytest.mark.parametrize("wrap", [as_module, in_place])
+def test_the_forward_of_a_compiled_model_is_forward(wrap: Callable[[Any], Any]) -> None:
+    compilation(8, Slow, wrap)
+    assert forward_seconds() >= 6 * SECONDS
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
+def test_the_exposed_wait_of_a_compiled_ddp_is_seen() -> None:
+    with process_group():
+        compilation(8, ddp, as_module)
+        assert snapshot().many("collectives")[OPS.index("ddp_all_reduce")] == 8

@@ -1,0 +1,357 @@
+"""Steps and micro-steps in every kind of loop: each is trained with and without the hook."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from testing.leaving import leave
+
+import rankscope
+from rankscope import attach, guard
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
+
+ROUNDS = 6
+SECONDS = 0.02
+
+Way = Callable[[], list[torch.nn.Parameter]]
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_behind(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(guard, "reraise", True)
+    yield
+    rankscope.uninstrument()
+
+
+def model() -> torch.nn.Module:
+    return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 4))
+
+
+def loss(network: torch.nn.Module) -> torch.Tensor:
+    output: torch.Tensor = network(torch.randn(8, 4))
+    return output.square().mean()
+
+
+def accumulated() -> list[torch.nn.Parameter]:
+    """Four backward passes a step."""
+    network = model()
+    optimizer = torch.optim.AdamW(network.parameters())
+    for _ in range(ROUNDS):
+        for _ in range(4):
+            (loss(network) / 4).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return list(network.parameters())
+
+
+def gan() -> list[torch.nn.Parameter]:
+    """A generator's step after three of its critic."""
+    generator, critic = model(), model()
+    optimizers = [torch.optim.Adam(network.parameters()) for network in (generator, critic)]
+    for _ in range(ROUNDS):
+        for network, optimizer in [(generator, optimizers[0]), *[(critic, optimizers[1])] * 3]:
+            optimizer.zero_grad()
+            loss(torch.nn.Sequential(generator, critic) if network is generator else critic).backward()
+            optimizer.step()
+    return [*generator.parameters(), *critic.parameters()]
+
+
+def two_each_step() -> list[torch.nn.Parameter]:
+    """One optimizer for some parameters, another for the rest."""
+    network = model()
+    matrices = [parameter for parameter in network.parameters() if parameter.ndim == 2]
+    rest = [parameter for parameter in network.parameters() if parameter.ndim != 2]
+    optimizers = [torch.optim.SGD(matrices, lr=0.1), torch.optim.AdamW(rest)]
+    for _ in range(ROUNDS):
+        loss(network).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+    return list(network.parameters())
+
+
+def in_backward() -> list[torch.nn.Parameter]:
+    """An optimizer for each parameter, which steps as soon as its gradient is there."""
+    network = model()
+    for parameter in network.parameters():
+        parameter.register_post_accumulate_grad_hook(stepping(torch.optim.AdamW([parameter])))
+    for _ in range(ROUNDS):
+        loss(network).backward()
+    return list(network.parameters())
+
+
+def stepping(optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]:
+    def hook(_: torch.Tensor) -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return hook
+
+
+def lbfgs() -> list[torch.nn.Parameter]:
+    """A closure that the optimizer calls several times a step."""
+    network = model()
+    optimizer = torch.optim.LBFGS(network.parameters(), max_iter=3, tolerance_grad=0, tolerance_change=0)
+    inputs = torch.randn(8, 4)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        value: torch.Tensor = network(inputs).square().mean()
+        value.backward()
+        return value
+
+    for _ in range(ROUNDS):
+        optimizer.step(closure)
+    return list(network.parameters())
+
+
+def closure_with_everything() -> list[torch.nn.Parameter]:
+    """As Lightning does it: forward and backward run within the optimizer's step."""
+    network = model()
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+
+    def closure() -> float:
+        optimizer.zero_grad()
+        value = loss(network)
+        value.backward()
+        return value.item()
+
+    for _ in range(ROUNDS):
+        optimizer.step(closure)
+    return list(network.parameters())
+
+
+def gradient_penalty() -> list[torch.nn.Parameter]:
+    """A gradient of a gradient, which torch.autograd.grad computes within the forward pass."""
+    network = model()
+    optimizer = torch.optim.Adam(network.parameters())
+    for _ in range(ROUNDS):
+        inputs = torch.randn(8, 4, requires_grad=True)
+        (slope,) = torch.autograd.grad(network(inputs).sum(), inputs, create_graph=True)
+        optimizer.zero_grad()
+        slope.square().mean().backward()
+        optimizer.step()
+    return list(network.parameters())
+
+
+def warmed_up() -> list[torch.nn.Parameter]:
+    """First the head alone, then all: with another optimizer, while the first one lives on."""
+    network = model()
+    head = torch.optim.SGD(list(network.parameters())[2:], lr=0.1)
+    everything = torch.optim.SGD(network.parameters(), lr=0.1)
+    for optimizer, steps in ((head, 3), (everything, 300)):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss(network).backward()
+            optimizer.step()
+    return list(network.parameters())
+
+
+def result(way: Way) -> list[torch.Tensor]:
+    torch.manual_seed(0)
+    return [parameter.detach().clone() for parameter in way()]
+
+
+def watched(way: Way) -> tuple[list[torch.Tensor], RankSnapshot]:
+    rankscope.instrument()
+    parameters = result(way)
+    return parameters, snapshot()
+
+
+def snapshot() -> RankSnapshot:
+    attachment = attach.current()
+    assert attachment is not None
+    assert attachment.writer.path is not None
+    return read_rank(attachment.writer.path)
+
+
+@pytest.mark.parametrize(
+    ("way", "steps", "micro_steps"),
+    [
+        (accumulated, ROUNDS, 4 * ROUNDS),
+        (gan, ROUNDS, 4 * ROUNDS),
+        (two_each_step, ROUNDS, ROUNDS),
+        (in_backward, ROUNDS, ROUNDS),
+        (lbfgs, ROUNDS, None),
+        (closure_with_everything, ROUNDS, ROUNDS),
+        (gradient_penalty, ROUNDS, ROUNDS),
+    ],
+)
+def test_steps_and_micro_steps_are_counted_and_results_stay_bit_identical(
+    way: Way, steps: int, micro_steps: int | None
+) -> None:
+    expected = result(way)
+    parameters, rank = watched(way)
+    assert all(map(torch.equal, expected, parameters))
+    assert rank["steps"] == steps
+    assert micro_steps is None or rank["micro_steps"] == micro_steps
+    assert rank.phase == "other"
+
+
+@pytest.mark.parametrize("way", [accumulated, gan, two_each_step, in_backward, lbfgs, closure_with_everything])
+def test_no_instant_is_counted_twice_or_left_out(way: Way) -> None:
+    watched(way)
+    before = time.monotonic()
+    with rankscope.phase("last"):
+        pass
+    after = time.monotonic()
+    rank = snapshot()
+    assert before - 1e-6 <= rank["started_monotonic"] + sum(rank.many("phase_seconds")) <= after + 1e-6
+
+
+def test_each_call_of_a_closure_is_a_micro_step() -> None:
+    _, rank = watched(lbfgs)
+    assert rank["micro_steps"] > 2 * ROUNDS
+
+
+def test_an_optimizer_that_marked_the_steps_and_is_no_longer_used_is_replaced() -> None:
+    _, rank = watched(warmed_up)
+    assert 3 < rank["steps"] < 303
+
+
+class SlowSGD(torch.optim.SGD):
+    """Takes `SECONDS` for its own part of the step, and raises when told to."""
+
+    fail = False
+
+    def step(self, closure: Any = None) -> Any:
+        if self.fail:
+            raise FloatingPointError("the user's own")
+        time.sleep(SECONDS)
+        return super().step(closure)
+
+
+def test_of_a_step_with_a_closure_only_the_rest_is_the_optimizers() -> None:
+    rankscope.instrument()
+    network = model()
+    optimizer = SlowSGD(network.parameters(), lr=0.1)
+
+    def closure() -> torch.Tensor:
+        time.sleep(SECONDS)
+        value = loss(network)
+        with rankscope.phase("measure"):
+            time.sleep(3 * SECONDS)
+        value.backward()
+        return value
+
+    for _ in range(3):
+        optimizer.step(closure)
+    seconds = snapshot().phase_seconds
+    assert seconds["measure"] >= 6 * SECONDS
+    assert 2 * SECONDS <= seconds["optimizer"] < 6 * SECONDS
+
+
+def test_a_step_that_raised_is_closed_when_another_optimizer_goes_on() -> None:
+    rankscope.instrument()
+    networks = [model(), model()]
+    optimizers = [SlowSGD(network.parameters(), lr=0.1) for network in networks]
+    for fails in (False, False, True, False):
+        for network, optimizer in zip(networks, optimizers, strict=True):
+            optimizer.fail = fails and network is networks[1]
+            loss(network).backward()
+            try:
+                optimizer.step()
+            except FloatingPointError:
+                continue
+    assert snapshot()["steps"] == 4
+    assert snapshot().phase == "other"
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own code is deprecated by torch
+def test_an_optimizer_within_another_keeps_both_open() -> None:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        rankscope.instrument()
+        network = model()
+        optimizer = ZeroRedundancyOptimizer(network.parameters(), SlowSGD, lr=0.1)
+        for _ in range(3):
+            loss(network).backward()
+            optimizer.step()
+        assert snapshot()["steps"] == 3
+        assert snapshot().phase_seconds["optimizer"] >= 2 * SECONDS
+        assert snapshot().phase == "other"
+    finally:
+        leave()
+
+
+def test_optimizers_that_step_on_a_thread_of_the_autograd_engine_do_not_take_over() -> None:
+    """As on a GPU, where the hooks of a backward pass run on the device's thread while the caller waits."""
+    rankscope.instrument()
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+
+    def hook(_: torch.Tensor) -> None:
+        thread = threading.Thread(target=optimizer.step)
+        thread.start()
+        thread.join()
+
+    weight.register_post_accumulate_grad_hook(hook)
+    for _ in range(4):
+        (weight * 2).backward()
+    with rankscope.phase("afterwards"):
+        time.sleep(SECONDS)
+    assert snapshot()["steps"] == 4
+    assert snapshot().phase_seconds["afterwards"] >= SECONDS
+
+
+class SlowGradient(torch.autograd.Function):
+    """Takes `SECONDS` for its backward."""
+
+    @staticmethod
+    def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 - torch's signature
+        return inputs * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 - torch's signature
+        time.sleep(SECONDS)
+        return gradients[0] * 2
+
+
+def test_gradients_that_the_script_asks_for_itself_are_backward_and_no_micro_steps() -> None:
+    rankscope.instrument()
+    rankscope.step()
+    weight = torch.nn.Parameter(torch.ones(1))
+    for _ in range(3):
+        (gradient,) = torch.autograd.grad(SlowGradient.apply(weight), weight)
+        weight.data -= gradient
+    rankscope.step()
+    assert snapshot().phase_seconds["backward"] >= 3 * SECONDS
+    assert snapshot()["micro_steps"] == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
+def test_a_gradient_within_compiled_code_compiles_as_without_the_hook() -> None:
+    def compiled_frames() -> tuple[int, int]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        weight = torch.nn.Parameter(torch.ones(4))
+
+        @torch.compile(backend="eager")
+        def slope(inputs: torch.Tensor) -> torch.Tensor:
+            (gradient,) = torch.autograd.grad((inputs**2).sum(), inputs, create_graph=True)
+            return gradient
+
+        for _ in range(4):
+            slope(weight).sum().backward()
+        counted = torch._dynamo.utils.counters
+        return counted["frames"]["total"], sum(counted["graph_break"].values())
+
+    compiled_frames()  # the first time compiles more of torch's own
+    expected = compiled_frames()
+    rankscope.instrument()
+    assert compiled_frames() == expected
+
+
+def test_once_the_script_marks_its_steps_those_within_backward_mark_none() -> None:
+    rankscope.instrument()
+    rankscope.step()
+    result(in_backward)
+    assert snapshot()["steps"] == 1

@@ -1,0 +1,273 @@
+"""A guest's manners: what the hook keeps, and what it leaves behind, in a process that lives long."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import resource
+import shutil
+import sys
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from io import BytesIO
+from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from testing.leaving import leave
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+
+import rankscope
+from rankscope import attach, guard
+from rankscope.attach import Attachment
+from rankscope.probes.ddp import WatchedModule
+from rankscope.record import layout
+from rankscope.record.reader import read_rank
+
+HOOK = str(Path(attach.__file__).parent)
+STEPS = 25  # past the search for root modules and the settled settings
+
+
+@pytest.fixture(autouse=True)
+def leave_nothing_behind(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(guard, "reraise", True)
+    monkeypatch.setenv("RANKSCOPE_RUN", "job")
+    yield
+    rankscope.uninstrument()
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    leave()
+
+
+def attached() -> Attachment:
+    attachment = attach.current()
+    assert attachment is not None
+    return attachment
+
+
+def train(steps: int = STEPS) -> list[torch.Tensor]:
+    """Everything that is watched; returns the parameters."""
+    gc.collect()  # an optimizer is part of a cycle, and the one that marks the steps does so as long as it is there
+    torch.manual_seed(0)
+    network = torch.nn.Linear(4, 4)
+    model = DistributedDataParallel(network) if dist.is_initialized() else network
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    for (batch,) in rankscope.timed(DataLoader(TensorDataset(torch.randn(steps, 4)))):
+        with torch.autocast("cpu", torch.bfloat16), rankscope.phase("tokenize"):
+            output = model(batch)
+        scaler.scale(output.float().square().mean()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        torch.save(model.state_dict(), BytesIO())
+        if dist.is_initialized():
+            dist.all_reduce(torch.ones(1))
+    return [parameter.detach().clone() for parameter in network.parameters()]
+
+
+def is_ours(value: Any) -> bool:
+    """Whether this is a function or an object of the hook's. Only its type is asked: some of torch's warn at more."""
+    if type(value) is FunctionType:
+        return value.__code__.co_filename.startswith(HOOK) or is_ours(vars(value).get("__wrapped__"))
+    return type(value).__module__.startswith("rankscope")
+
+
+def ours_in_torch() -> list[str]:
+    """Every attribute of a module or class of torch's that is the hook's."""
+    modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "torch"]
+    owners: list[Any] = [module for module in modules if isinstance(module, ModuleType)]
+    classes = {value for module in owners for value in vars(module).values() if issubclass(type(value), type)}
+    owned = [(owner, name, value) for owner in [*owners, *classes] for name, value in list(vars(owner).items())]
+    return [f"{owner}.{name}" for owner, name, value in owned if is_ours(value)]
+
+
+@pytest.mark.usefixtures("process_group")
+def test_uninstrument_leaves_nothing_of_ours_in_torch() -> None:
+    excepthook = sys.excepthook
+    rankscope.instrument()
+    train()
+    assert len(ours_in_torch()) > 20
+    rankscope.uninstrument()
+    assert ours_in_torch() == []
+    assert not any(map(is_ours, gc.callbacks))
+    assert sys.excepthook is excepthook
+
+
+@pytest.mark.usefixtures("process_group")
+def test_a_probe_that_cannot_be_taken_back_does_not_keep_the_others(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(guard, "reraise", False)
+
+    def broken() -> None:
+        raise RuntimeError("somebody else's import hook")
+
+    rankscope.instrument()
+    train()
+    attached()._undo.insert(3, broken)
+    rankscope.uninstrument()
+    assert ours_in_torch() == []
+    assert attach.current() is None
+    assert len(caplog.records) == 1
+
+
+def test_instrumenting_again_begins_a_new_record_of_the_same_run_in_the_place_of_the_first(run_dir: Path) -> None:
+    rankscope.instrument()
+    train(5)
+    rankscope.uninstrument()
+    (path,) = run_dir.iterdir()
+    first = read_rank(path)
+    assert (first.exit_reason, first["steps"]) == ("finished", 5)
+    train(5)  # on his own: nobody counts
+    rankscope.instrument()
+    train(2)
+    (path,) = run_dir.iterdir()
+    second = read_rank(path)
+    assert second["steps"] == 2
+    assert second["ended"] == layout.RUNNING
+    assert second["started_unix"] > first["started_unix"]
+
+
+def test_training_that_moves_to_another_thread_and_back_is_followed() -> None:
+    rankscope.instrument()
+    for expected in (10, 19, 28):  # the first step of a thread tells only that it may be the one
+        if expected == 19:
+            thread = threading.Thread(target=train, args=(10,))
+            thread.start()
+            thread.join()
+        else:
+            train(10)
+        assert attached().timeline.steps == expected
+        assert attached().timeline.open_phases == (layout.OTHER, None)
+
+
+def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:
+    def both(barrier: threading.Barrier) -> None:
+        weights = torch.nn.Parameter(torch.ones(2))
+        optimizer = torch.optim.SGD([weights], lr=0.1)
+        for _ in range(10):
+            barrier.wait()
+            with rankscope.phase("tokenize"):
+                weights.sum().backward()
+            optimizer.step()
+            barrier.wait()
+
+    rankscope.instrument()
+    barrier = threading.Barrier(2)
+    train(1)  # the main thread is the one
+    thread = threading.Thread(target=both, args=(barrier,))
+    thread.start()
+    both(barrier)
+    thread.join()
+    timeline, slots = attached().timeline, attached().writer.slots
+    place = layout.PLACES["phase_seconds"]
+    total = sum(slots[place : place + layout.MAX_PHASES])
+    assert timeline.open_phases == (layout.OTHER, None)
+    assert total == pytest.approx(timeline.last_event - slots[layout.PLACES["started_monotonic"]], abs=1e-6)
+
+
+@pytest.mark.usefixtures("process_group")
+def test_modules_that_the_script_drops_leave_nothing() -> None:
+    rankscope.instrument()
+    for _ in range(50):
+        train(2)
+    gc.collect()
+    watched = [item for item in gc.get_objects() if type(item) is WatchedModule]  # isinstance would ask the item
+    assert len(watched) <= 1
+
+
+@pytest.mark.usefixtures("process_group")
+def test_thousands_of_steps_take_no_memory() -> None:
+    rankscope.instrument()
+    train(200)
+    gc.collect()
+    tracemalloc.start()
+    try:
+        before = size_of_ours()
+        train(2000)
+        gc.collect()
+        assert size_of_ours() - before < 20_000  # of what a training has at once; 10 bytes a step would be as much
+    finally:
+        tracemalloc.stop()
+
+
+def size_of_ours() -> int:
+    """Bytes that the hook's own lines have allocated."""
+    snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, f"{HOOK}/*")])
+    return sum(statistic.size for statistic in snapshot.statistics("filename"))
+
+
+def test_process_groups_that_come_and_go_keep_their_name_and_their_number_grows() -> None:
+    rankscope.instrument()
+    numbers = []
+    for _ in range(3):
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        for _ in range(20):
+            group = dist.new_group([0])
+            dist.all_reduce(torch.ones(1), group=group)
+            dist.destroy_process_group(group)
+            del group
+        train(2)
+        leave()
+        numbers.append(attached().writer.slots[layout.PLACES["group_collectives"]])
+    gc.collect()
+    assert attached().timeline.groups.names == ["0"]
+    assert len(attached().timeline.groups._known) <= 1
+    assert 20 < numbers[0] < numbers[1] < numbers[2]
+
+
+def no_room(_: Path) -> Callable[[], None]:
+    """No file may have more than 4 KiB: what a full file system looks like to one who writes 32."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
+    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def not_a_directory(run_dir: Path) -> Callable[[], None]:
+    """As unwritable to root as to everybody."""
+    run_dir.rmdir()
+    run_dir.touch()
+
+    def restore() -> None:
+        run_dir.unlink()
+        run_dir.mkdir()
+
+    return restore
+
+
+@pytest.mark.parametrize("spoil", [no_room, not_a_directory])
+def test_a_run_directory_without_room_or_that_is_none_costs_one_warning_and_nothing_else(
+    run_dir: Path, spoil: Callable[[Path], Callable[[], None]], caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = train()
+    restore = spoil(run_dir)
+    try:
+        rankscope.instrument()
+        assert all(map(torch.equal, expected, train()))
+    finally:
+        restore()
+    assert [entry.levelno for entry in caplog.records] == [logging.WARNING]
+    assert "training goes on" in caplog.text
+    assert list(run_dir.iterdir()) == []
+
+
+def test_a_run_directory_that_vanishes_changes_nothing(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    expected = train()
+    rankscope.instrument()
+    train(2)
+    shutil.rmtree(run_dir)
+    assert all(map(torch.equal, expected, train()))
+    assert attached().timeline.steps == 2 + STEPS
+    rankscope.uninstrument()
+    run_dir.mkdir()
+    assert caplog.text == ""

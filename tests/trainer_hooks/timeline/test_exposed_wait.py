@@ -1,0 +1,119 @@
+"""Where the exposed wait of DDP's all-reduce ends: with the backward pass, or by a callback of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from testing.leaving import leave
+from torch.nn.parallel import DistributedDataParallel
+
+from rankscope.guard import Guard
+from rankscope.probes import backward, ddp
+from rankscope.record import layout
+from rankscope.record.layout import PLACES
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
+
+ALL_REDUCE = layout.OPS.index("ddp_all_reduce")
+
+
+def fail(probe: str) -> None:
+    raise AssertionError(f"the probe {probe} failed")
+
+
+@pytest.fixture
+def timeline() -> Timeline:
+    timeline = Timeline(RankWriter())
+    timeline.step()  # ends start-up
+    return timeline
+
+
+@pytest.fixture(params=["backward is seen", "backward is not seen"])
+def probes(request: pytest.FixtureRequest) -> tuple[ModuleType, ...]:
+    return (ddp, backward) if request.param == "backward is seen" else (ddp,)
+
+
+@pytest.fixture
+def model(timeline: Timeline, probes: tuple[ModuleType, ...]) -> Iterator[torch.nn.Module]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    undo = [undo for probe in probes for undo in probe.install(timeline, Guard(probe.__name__, fail))]
+    yield DistributedDataParallel(torch.nn.Linear(2, 2))
+    for take_back in undo:
+        take_back()
+    leave()
+
+
+def found(timeline: Timeline) -> tuple[float, float, bool]:
+    """All-reduces, the collective that the record says is open, and whether its wait is all of the phase's time."""
+    slots = timeline.writer.slots
+    seconds = slots[PLACES["collective_seconds"] + ALL_REDUCE]
+    in_phase = slots[PLACES["phase_seconds"] + layout.COLLECTIVE_WAIT]
+    calls = slots[PLACES["collectives"] + ALL_REDUCE]
+    return calls, slots[PLACES["collective_op"]], in_phase == pytest.approx(seconds) and seconds > 0
+
+
+def test_each_backward_pass_has_one_wait(timeline: Timeline, model: torch.nn.Module) -> None:
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+        assert timeline.open_phases == (layout.OTHER, None)
+    assert found(timeline) == (3, 0, True)
+
+
+def test_gradients_that_are_asked_for_end_it_too(timeline: Timeline, model: torch.nn.Module) -> None:
+    model(torch.ones(1, 2)).sum().backward(inputs=list(model.parameters()))
+    assert timeline.open_phases == (layout.OTHER, None)
+    assert found(timeline) == (1, 0, True)
+
+
+def test_an_error_in_the_middle_of_the_wait_ends_it(timeline: Timeline, model: torch.nn.Module) -> None:
+    def raising() -> None:
+        raise RuntimeError("of the job's")
+
+    first = next(model.parameters())
+    first.register_post_accumulate_grad_hook(lambda _: ddp.queue_callback(raising))
+    with pytest.raises(RuntimeError, match="of the job's"):
+        model(torch.ones(1, 2)).sum().backward()
+    DistributedDataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()  # DDP's own is of no more use
+    assert timeline.open_phases == (layout.OTHER, None)
+    assert timeline.writer.slots[PLACES["collective_op"]] == 0
+
+
+class TrainsWithin(torch.autograd.Function):
+    """A function whose backward pass trains a model of its own, as reentrant checkpointing runs a segment's."""
+
+    @staticmethod
+    def forward(ctx: Any, values: torch.Tensor, model: torch.nn.Module, timeline: Timeline) -> torch.Tensor:
+        ctx.model, ctx.timeline = model, timeline
+        return values.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        before = ctx.timeline.open_phases
+        with torch.enable_grad():
+            ctx.model(torch.ones(1, 2)).sum().backward()
+        assert ctx.timeline.open_phases == before
+        return gradients[0], None, None
+
+
+def test_of_a_backward_pass_within_another_it_ends_with_the_inner(timeline: Timeline, model: torch.nn.Module) -> None:
+    TrainsWithin.apply(torch.ones(2, requires_grad=True), model, timeline).sum().backward()
+    assert timeline.open_phases == (layout.OTHER, None)
+    assert found(timeline) == (1, 0, True)
+
+
+def test_a_model_that_is_evaluated_before_it_is_trained(timeline: Timeline, probes: tuple[ModuleType, ...]) -> None:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    undo = [undo for probe in probes for undo in probe.install(timeline, Guard(probe.__name__, fail))]
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
+    with torch.inference_mode():  # as Lightning's check before the training: the buffers are broadcast here, too
+        model(torch.ones(2, 2))
+    model(torch.ones(2, 2)).sum().backward()
+    for take_back in undo:
+        take_back()
+    leave()
+    assert found(timeline)[:2] == (1, 0)

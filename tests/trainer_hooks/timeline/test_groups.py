@@ -1,0 +1,252 @@
+"""Groups of ranks: a hang as an outsider sees it, and what happens without names, places or torch's numbers."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rankscope.record import layout
+from rankscope.record.layout import OPS
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.groups import UNCOUNTED, Groups, bus_factors
+
+JOB = Path(__file__).parents[1] / "jobs" / "standing_still.py"
+DEADLINE = 60.0  # seconds
+
+
+@pytest.fixture
+def hang(tmp_path: Path) -> Iterator[Callable[[str], dict[str, RankSnapshot]]]:
+    """Starts a job that hangs in the kind given; gives the records of its ranks, once nothing moves any more."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(kind: str) -> dict[str, RankSnapshot]:
+        command = [sys.executable, str(JOB), kind, str(tmp_path / "meeting")]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "WORLD_SIZE": "3", "RANKSCOPE_RUN_DIR": str(tmp_path)}
+        for rank in range(3):
+            mine = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank), "RANKSCOPE_RUN": "hang"}
+            processes.append(subprocess.Popen(command, env=mine, stdout=subprocess.PIPE, text=True))
+        return standing_still([Path(first_line(process)) for process in processes])
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def first_line(process: subprocess.Popen[str]) -> str:
+    assert process.stdout is not None
+    return process.stdout.readline().strip()
+
+
+def standing_still(paths: list[Path]) -> dict[str, RankSnapshot]:
+    """The ranks' records once no event has happened in any for a second."""
+    before = time.monotonic() + DEADLINE
+    while time.monotonic() < before:
+        ranks = [read_rank(path) for path in paths]
+        if all(rank.read_monotonic - rank.last_progress > 1.0 for rank in ranks):
+            return {rank.info["rank"]: rank for rank in ranks}
+        time.sleep(0.1)
+    raise AssertionError("the job never stood still")
+
+
+def opened(rank: RankSnapshot) -> tuple[str, str] | None:
+    """The operation and the group that a record says the rank is in."""
+    op = int(rank["collective_op"])
+    return (OPS[op - 1], rank.groups[int(rank["collective_group"])]) if op else None
+
+
+def number(rank: RankSnapshot, group: str) -> float:
+    return rank.many("group_collectives")[rank.groups.index(group)]
+
+
+@pytest.mark.parametrize(("kind", "op"), [("all_reduce", "all_reduce"), ("ddp", "ddp_all_reduce")])
+def test_who_never_came_to_a_collective_of_all_is_behind_by_one(
+    hang: Callable[[str], dict[str, RankSnapshot]], kind: str, op: str
+) -> None:
+    ranks = hang(kind)
+    assert {name: opened(rank) for name, rank in ranks.items()} == {"0": (op, "0-2"), "1": (op, "0-2"), "2": None}
+    assert ranks["0"].phase == ranks["1"].phase == "collective_wait"
+    assert number(ranks["0"], "0-2") == number(ranks["1"], "0-2") == number(ranks["2"], "0-2") + 1
+
+
+def test_who_never_came_to_a_collective_of_two_is_behind_in_their_group_only(
+    hang: Callable[[str], dict[str, RankSnapshot]],
+) -> None:
+    ranks = hang("pair")
+    assert {name: opened(rank) for name, rank in ranks.items()} == {"0": None, "1": ("all_gather", "1-2"), "2": None}
+    assert number(ranks["1"], "1-2") == number(ranks["2"], "1-2") + 1
+    assert len({number(rank, "0-2") for rank in ranks.values()}) == 1
+
+
+class UncountedProcessGroup:
+    """A backend whose collectives torch does not count, as MPI's."""
+
+    def size(self) -> int:
+        return 2
+
+    def _get_sequence_number_for_group(self) -> int:
+        raise RuntimeError("ProcessGroup mpi does not yet support sequence numbers.")
+
+
+class CountedProcessGroup:
+    def __init__(self) -> None:
+        self.number = 0
+        self.is_shut_down = False
+
+    def size(self) -> int:
+        return 2
+
+    def _get_sequence_number_for_group(self) -> int:
+        if self.is_shut_down:
+            raise RuntimeError("ProcessGroup was shut down")
+        return self.number
+
+
+@pytest.fixture
+def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
+    """Groups of a process whose process groups are called as the tests say."""
+    monkeypatch.setattr("rankscope.process.identity.is_distributed", lambda: True)
+    monkeypatch.setattr("rankscope.process.identity.group_name", lambda group=None: getattr(group, "called", "0-3"))
+    return Groups(RankWriter())
+
+
+def numbers(groups: Groups) -> list[float]:
+    start = layout.PLACES["group_collectives"]
+    return groups._writer.slots[start : start + layout.MAX_GROUPS].tolist()
+
+
+def test_a_backend_that_does_not_count_is_counted_here(groups: Groups) -> None:
+    process_group = UncountedProcessGroup()
+    group = groups.issuing(process_group)
+    assert groups.catch_up(process_group) is group
+    groups.skip(group, process_group)
+    assert groups.issued(process_group) is group
+    assert numbers(groups)[0] == 2
+
+
+def test_what_was_issued_past_every_patch_is_counted_by_torch(groups: Groups) -> None:
+    process_group = CountedProcessGroup()
+    process_group.number = 5
+    groups.issued(process_group)
+    assert numbers(groups)[0] == 5
+
+
+def test_what_was_issued_past_every_patch_between_two_of_ours_is_counted_at_the_step(groups: Groups) -> None:
+    process_group = CountedProcessGroup()
+    for _ in range(2):
+        groups.issuing(process_group)
+    assert numbers(groups)[0] == 2
+    process_group.number = 5
+    assert groups.unasked
+    groups.ask()
+    assert numbers(groups)[0] == 5
+    assert not groups.unasked
+
+
+def test_a_number_never_falls_where_the_backend_counts_less_than_we_do(groups: Groups) -> None:
+    process_group = CountedProcessGroup()
+    for _ in range(3):
+        groups.issuing(process_group)
+    process_group.number = 1  # as if it took three for one
+    groups.ask()
+    assert numbers(groups)[0] == 3
+    process_group.number = 2
+    groups.issued(process_group)
+    assert numbers(groups)[0] == 4
+
+
+def test_groups_in_which_nothing_was_issued_are_not_asked(groups: Groups) -> None:
+    quiet, busy = CountedProcessGroup(), CountedProcessGroup()
+    for process_group in (quiet, busy):
+        groups.of(process_group)
+    groups.issuing(busy)
+    quiet.number = busy.number = 7
+    groups.ask()
+    assert groups.of(quiet).last == 0
+    assert groups.of(busy).last == 7
+
+
+def test_a_process_group_that_was_shut_down_is_counted_here_from_then_on(groups: Groups) -> None:
+    process_group = CountedProcessGroup()
+    groups.issuing(process_group)
+    process_group.is_shut_down = True
+    groups.ask()
+    groups.issuing(process_group)
+    groups.ask()
+    assert numbers(groups)[0] == 2
+
+
+def test_a_second_process_group_of_the_same_ranks_adds_to_their_number(groups: Groups) -> None:
+    for _ in range(2):
+        process_group = CountedProcessGroup()
+        process_group.number = 3
+        groups.issued(process_group)
+    assert groups.names == ["0-3"]
+    assert numbers(groups)[0] == 6
+
+
+def test_a_process_group_is_not_kept_alive(groups: Groups) -> None:
+    process_group = CountedProcessGroup()
+    groups.of(process_group)
+    del process_group
+    gc.collect()
+    assert groups._known == {}
+
+
+def test_groups_past_the_last_place_are_not_counted_and_said_once(
+    groups: Groups, caplog: pytest.LogCaptureFixture
+) -> None:
+    alive = []
+    for place in range(layout.MAX_GROUPS + 5):
+        process_group = CountedProcessGroup()
+        process_group.called = str(place)  # type: ignore[attr-defined]  # read by the fixture's names
+        process_group.number = 1
+        groups.issued(process_group)
+        alive.append(process_group)
+    assert len(groups.names) == layout.MAX_GROUPS
+    assert groups.of(alive[-1]).place == UNCOUNTED
+    assert numbers(groups) == [0.0] + [1.0] * (layout.MAX_GROUPS - 1)
+    assert groups._writer.slots[layout.PLACES["group_wait_seconds"]] == 0
+    assert len(caplog.records) == 1
+
+
+def test_a_process_group_that_torch_does_not_know_by_its_ranks_is_not_counted_by_group(
+    groups: Groups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def unknown(group: object = None) -> str:
+        if group is None:
+            return "0-3"
+        raise KeyError(group)
+
+    monkeypatch.setattr("rankscope.process.identity.group_name", unknown)
+    assert groups.of(CountedProcessGroup()).place == UNCOUNTED
+    assert groups.names == ["0-3"]
+
+
+def test_names_of_scattered_ranks_stay_short_and_apart(groups: Groups) -> None:
+    alive = []
+    for last in (901, 902):
+        process_group = CountedProcessGroup()
+        process_group.called = ",".join(map(str, [*range(0, 900, 7), last]))  # type: ignore[attr-defined]  # as above
+        groups.of(process_group)
+        alive.append(process_group)
+    assert len(set(groups.names)) == 3
+    assert all(len(name) < 140 for name in groups.names)
+
+
+def test_bus_bytes_follow_the_factors_of_nccl_tests() -> None:
+    factors = dict(zip(OPS, bus_factors(8), strict=True))
+    assert factors["all_reduce"] == factors["ddp_all_reduce"] == 2 * 7 / 8
+    assert factors["reduce_scatter"] == factors["all_to_all"] == 7 / 8
+    assert factors["all_gather"] == 7  # 7/8 of a result eight times the payload
+    assert factors["broadcast"] == factors["reduce"] == factors["send"] == 1
+    assert set(bus_factors(1)) <= {0.0, 1.0}

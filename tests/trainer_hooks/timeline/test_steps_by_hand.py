@@ -1,0 +1,126 @@
+"""A loop that updates its parameters by hand: nothing but its backward passes tells of its steps."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import rankscope
+from rankscope import attach, guard
+from rankscope.record.layout import PASSES_WITHOUT_STEP
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
+
+JOB = str(Path(__file__).parents[1] / "jobs" / "by_hand.py")
+STEPS = 30  # that are seen, after as many passes as are waited
+HINT = f"{PASSES_WITHOUT_STEP} backward passes and no step of an optimizer"
+
+
+def run_job(ranks: int, passes: int, **variables: str) -> subprocess.CompletedProcess[str]:
+    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+    command = [sys.executable, *torchrun, JOB, str(passes)]
+    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_its_backward_passes_are_its_steps_and_this_is_said_once(run_dir: Path, ranks: int) -> None:
+    passes = PASSES_WITHOUT_STEP + STEPS
+    plain, watched = run_job(ranks, passes), run_job(ranks, passes, RANKSCOPE="1")
+    assert watched.stdout == plain.stdout
+    assert watched.stderr.count(HINT) == 1
+    records = [read_rank(path, with_steps=True) for path in run_dir.glob("*.rank")]
+    assert [record["steps"] for record in records] == [STEPS] * ranks
+    for record in records:
+        assert record["micro_steps"] == passes
+        assert record.phase_seconds["backward"] > 0
+        assert record.info["settings"]["step_marker"] == "backward_pass"
+        assert record.info["settings"]["accumulation_steps"] == ""
+        assert [step.number for step in record.steps_after(1)] == list(range(2, STEPS + 1))
+
+
+def test_a_job_that_has_made_fewer_passes_has_no_step_and_says_so_at_its_end(run_dir: Path) -> None:
+    job = run_job(1, PASSES_WITHOUT_STEP, RANKSCOPE="1")
+    (path,) = run_dir.glob("*.rank")
+    assert read_rank(path)["steps"] == 0
+    assert f"{PASSES_WITHOUT_STEP} backward passes and no step in" in job.stderr.splitlines()[-1]
+    assert "rankscope.step()" in job.stderr.splitlines()[-1]
+
+
+# Who marks steps after many backward passes: each is called after the pass that ends its step.
+Marker = Callable[[torch.nn.Module], None]
+
+
+def by_optimizer(network: torch.nn.Module) -> None:
+    torch.optim.SGD(network.parameters(), lr=0.1).step()
+
+
+def by_script(_network: torch.nn.Module) -> None:
+    rankscope.step(samples=7)
+
+
+@pytest.fixture
+def network(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.nn.Module]:
+    monkeypatch.setattr(guard, "reraise", True)
+    rankscope.instrument()
+    yield torch.nn.Linear(4, 4)
+    rankscope.uninstrument()
+
+
+def accumulate(network: torch.nn.Module, passes: int) -> None:
+    for _ in range(passes):
+        network(torch.ones(4, 4)).square().mean().backward()
+
+
+def snapshot() -> RankSnapshot:
+    attachment = attach.current()
+    assert attachment is not None
+    assert attachment.writer.path is not None
+    return read_rank(attachment.writer.path)
+
+
+@pytest.mark.parametrize("mark", [by_optimizer, by_script])
+def test_a_real_step_takes_over_for_good_and_none_is_counted_twice(network: torch.nn.Module, mark: Marker) -> None:
+    accumulate(network, PASSES_WITHOUT_STEP + STEPS)
+    assert snapshot()["steps"] == STEPS
+    mark(network)  # the last pass was this step's end
+    assert snapshot()["steps"] == STEPS
+    accumulate(network, 2 * PASSES_WITHOUT_STEP)
+    assert snapshot()["steps"] == STEPS
+    mark(network)
+    assert snapshot()["steps"] == STEPS + 1
+
+
+def test_optimizers_that_step_within_the_backward_pass_take_over_too(network: torch.nn.Module) -> None:
+    accumulate(network, PASSES_WITHOUT_STEP + STEPS)
+    for parameter in network.parameters():
+        optimizer = torch.optim.SGD([parameter], lr=0.1)
+        hook = optimizer.step
+        parameter.register_post_accumulate_grad_hook(lambda _, hook=hook: hook())  # type: ignore[misc]
+    accumulate(network, 3)
+    assert snapshot()["steps"] == STEPS + 3
+
+
+@pytest.mark.parametrize("mark", [by_optimizer, by_script])
+def test_a_step_after_no_more_passes_than_are_waited_is_an_ordinary_one(network: torch.nn.Module, mark: Marker) -> None:
+    for step in range(1, 4):
+        accumulate(network, PASSES_WITHOUT_STEP)
+        assert snapshot()["steps"] == step - 1
+        mark(network)
+        assert snapshot()["steps"] == step
+
+
+@pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
+def test_steps_of_an_optimizer_that_is_compiled_are_the_backward_passes(network: torch.nn.Module) -> None:
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    step = torch.compile(optimizer.step, backend="eager")
+    for _ in range(PASSES_WITHOUT_STEP + STEPS):
+        accumulate(network, 1)
+        step()
+    assert snapshot()["steps"] == STEPS
