@@ -161,6 +161,7 @@ def _listening(settings: Config) -> Iterator[socket.socket]:
     # asyncio does this only for sockets that were made with IPPROTO_TCP; accepted ones inherit it. Without it a body
     # that follows its headers waits for their delayed acknowledgement: 40 ms a scrape on a connection that is kept.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SEND_BUFFER)  # accepted ones inherit this, too
     with listener:
         yield listener
 

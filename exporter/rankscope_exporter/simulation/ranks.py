@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.simulation.timeline import Seconds
 
 POLLED_EVERY = 1 / 6  # seconds: once for each sample of the ring
+AT_MOST = 1 / 10  # of the time: to read hundreds of ranks so often would be most of what the exporter does
 REMEMBERED = 180  # polls: 30 s, more than the ring and the temperature look back
 
 
@@ -72,8 +74,9 @@ class RankFollower:
         self._histories = histories
         self._now = now
         self._last: dict[tuple[str, int], RankActivity] = {}
+        self._rests_until = 0.0
         self._thread = Periodic(
-            "simulated-ranks", POLLED_EVERY, self.poll, "the simulated GPUs cannot follow the ranks"
+            "simulated-ranks", POLLED_EVERY, self._poll_or_rest, "the simulated GPUs cannot follow the ranks"
         )
 
     def start(self) -> None:
@@ -83,6 +86,12 @@ class RankFollower:
     def stop(self) -> None:
         """End the thread."""
         self._thread.stop()
+
+    def _poll_or_rest(self) -> None:
+        began = time.monotonic()
+        if began >= self._rests_until:
+            self.poll()
+            self._rests_until = began + (time.monotonic() - began) / AT_MOST
 
     def poll(self) -> None:
         """One look at all ranks. A rank that is new counts from now on."""
