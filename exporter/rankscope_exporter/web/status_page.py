@@ -102,7 +102,7 @@ def _gpus(values: Values, now: float) -> list[Row]:
     return [
         {
             "GPU": key[0],
-            "": "answers" if up else "lost",
+            "status": "answers" if up else "lost",
             "name": names.get(key, {}).get("name", ""),
             "state": states.get(key, ""),
             "held by": _holder(holders.get(key, {})),
@@ -144,7 +144,7 @@ def _ranks(values: Values, now: float) -> list[Row]:
             "run": key[0],
             "rank": key[1],
             "owner": labels.get("user") or key[2],
-            "": "alive" if key in phases else reasons.get(key, "ended"),
+            "status": "alive" if key in phases else reasons.get(key, "ended"),
             "GPU": gpus.get(labels["uuid"], ""),
             "pid": labels["pid"],
             "steps": _steps(steps.get(key, 0.0), passes.get(key, 0.0), settings.get(key, {})),
@@ -229,7 +229,7 @@ HELD_BY = (
 NUMBERS = frozenset({"memory GiB", "power W", "°C", "processes", "steps", "pid", "waited for others"})
 # What is good or bad of the columns whose texts are words of ours.
 WORDS = {
-    "": {"good": {"answers", "alive"}, "bad": {"lost", "exception", "killed"}},
+    "status": {"good": {"answers", "alive"}, "bad": {"lost", "exception", "killed"}},
     "state": {"good": {"working"}, "bad": {"suspected_hang", "memory_held_by_dead"}},
 }
 
