@@ -56,7 +56,7 @@ benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop
 	@$(BIN)/python -m benchmarks.gpu_truth --json docs/measurements/gpu_truth.json
 	@$(BIN)/python -m benchmarks.exporter_cost --scrapes 100000 --json docs/measurements/exporter_cost.json
 
-gauntlet: venv servers ## inject 26 faults and the decoys, five times each, on both kinds of device, and score the notifications (6 hours); to docs/measurements/
+gauntlet: venv servers ## inject 35 faults and the decoys, five times each, on both kinds of device, and score the notifications (6 hours); to docs/measurements/
 	@$(BIN)/python -m tests.gauntlet $(GAUNTLET)
 	@$(BIN)/python -m tests.gauntlet --device asynchronous $(GAUNTLET)
 
