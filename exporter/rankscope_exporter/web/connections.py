@@ -12,7 +12,10 @@ import ipaddress
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
+from functools import lru_cache
+from itertools import chain
+from operator import attrgetter
 from typing import Protocol
 
 from rankscope_exporter.web import limits
@@ -47,49 +50,79 @@ class Connections:
     def __init__(self, limit: int | None = None, page_bytes: int = limits.PAGE_BYTES) -> None:
         self._limit = limit or limits.connections()
         self._page_bytes = page_bytes
-        self._open: dict[Connection, None] = {}  # a set in the order in which they came
-        self._sending: dict[Connection, Page] = {}
+        self._open = _Crowds()
+        self._sending = _Crowds()
+        self._pages: dict[Connection, Page] = {}  # that these are sending
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, connection: Connection) -> None:
         """Let it in."""
-        self._open[connection] = None
+        self._open.add(connection)
         while len(self._open) > self._limit:
-            self._cut_off(_gives_way(self._open, connection), "too many connections")
+            self._cut_off(self._open.gives_way(connection), "too many connections")
 
     def remove(self, connection: Connection) -> None:
         """It is closed."""
-        self._open.pop(connection, None)
-        self._sending.pop(connection, None)
+        self._open.remove(connection)
+        self.has_sent(connection)
 
     def sends(self, connection: Connection, page: Page) -> None:
         """It begins to send a page."""
-        self._sending[connection] = page
+        self._sending.add(connection)
+        self._pages[connection] = page
         while self.held_bytes > self._page_bytes and len(self._sending) > 1:
-            self._cut_off(_gives_way(self._sending, connection), "too much that its client did not read")
+            self._cut_off(self._sending.gives_way(connection), "too much that its client did not read")
 
     def has_sent(self, connection: Connection) -> None:
         """It holds no page any more."""
-        self._sending.pop(connection, None)
+        self._sending.remove(connection)
+        self._pages.pop(connection, None)
 
     @property
     def held_bytes(self) -> int:
         """Of pages that are being sent, each counted once."""
-        return sum(len(page.body) for page in set(self._sending.values()))
+        return sum(len(page.body) for page in set(self._pages.values()))
 
     def _cut_off(self, connection: Connection, reason: str) -> None:
         self.remove(connection)
         connection.cut_off(reason)
 
 
-def _gives_way(among: Collection[Connection], newest: Connection) -> Connection:
-    crowd = Counter(connection.address for connection in among)
-    others = (connection for connection in among if connection is not newest)
-    return max(others, key=lambda one: (crowd[one.address], -one.since))
+class _Crowds:
+    """Connections by their address. To find who gives way costs little: it is done for each that an attacker opens."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, dict[Connection, None]] = {}  # sets in the order in which they came
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def add(self, connection: Connection) -> None:
+        """It is one of them."""
+        crowd = self._of.setdefault(connection.address, {})
+        self._count += connection not in crowd
+        crowd[connection] = None
+
+    def remove(self, connection: Connection) -> None:
+        """It is none of them, and perhaps never was."""
+        crowd = self._of.get(connection.address, {})
+        if connection in crowd:
+            del crowd[connection]
+            self._count -= 1
+            if not crowd:
+                del self._of[connection.address]
+
+    def gives_way(self, newest: Connection) -> Connection:
+        """One of the largest crowd, not the newest."""
+        most = max(map(len, self._of.values()))
+        crowded = chain.from_iterable(crowd for crowd in self._of.values() if len(crowd) == most)
+        return min((one for one in crowded if one is not newest), key=attrgetter("since"))
 
 
+@lru_cache(maxsize=1024)  # an attacker's are a few, and come hundreds of times a second
 def whose(host: str) -> str:
     """The part of the network that `host` is in and that one owner surely has: it cannot make itself many.
 

@@ -56,9 +56,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self._told.note(reason)
         self._everybody.remove(self)
         if self._socket and not self.is_lost:
-            # By a reset: what the kernel still has for a client that does not read, some MB, is freed with it.
-            with suppress(OSError):
-                self._socket.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
+            if self._has_served:
+                # By a reset: what the kernel still has for a client that does not read is freed with it.
+                with suppress(OSError):
+                    self._socket.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, AT_ONCE)
             self._socket.abort()
 
     def sends(self, page: Page) -> None:
