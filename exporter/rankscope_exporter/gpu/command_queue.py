@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 
-class Orders:
+class CommandQueue:
     """The driver is connected and closed by one thread alone, and requests come on others."""
 
     def __init__(self) -> None:

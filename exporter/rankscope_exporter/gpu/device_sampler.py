@@ -1,4 +1,4 @@
-"""One GPU's thread: reads every source from its device, again and again. A device that blocks holds up only this."""
+"""One GPU's thread: reads every collector from its device, again and again. A device that blocks holds up only this."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankscope_exporter.exposition.sample_cache import Texts
+from rankscope_exporter.gpu.collector import GpuCollector, Reader, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.errors import DeviceLostError, DriverError
-from rankscope_exporter.gpu.source import GpuSource, Reader, Tick
 from rankscope_exporter.gpu.states import GpuState, Reading
 
 logger = logging.getLogger(__name__)
@@ -35,7 +35,7 @@ class Timing:
     monotonic: Callable[[], float] = time.monotonic
 
     @property
-    def longest_age(self) -> float:
+    def stale_after(self) -> float:
         """The age up to which a reading counts."""
         return max(self.deadline, 3 * self.interval)
 
@@ -88,7 +88,7 @@ class DeviceSampler:
     @property
     def is_stuck(self) -> bool:
         """Whether a round has not ended in time."""
-        return self.is_running and self._timing.monotonic() - self._began > self._timing.longest_age
+        return self.is_running and self._timing.monotonic() - self._began > self._timing.stale_after
 
     def round(self) -> float:
         """Take one reading. Returns the seconds to pause until the next."""
@@ -118,33 +118,35 @@ class DeviceSampler:
         assert self._state is not None
         self.device.check()
         tick = Tick(self._timing.unix(), self._elapsed(self._state))
-        values: dict[GpuSource[Any], object] = {}
-        texts: dict[GpuSource[Any], Texts] = {}
-        for source, reader in self._state.readers.items():
-            values[source], texts[source] = self._read(source, reader, self.device, tick)
+        values: dict[GpuCollector[Any], object] = {}
+        texts: dict[GpuCollector[Any], Texts] = {}
+        for collector, reader in self._state.readers.items():
+            values[collector], texts[collector] = self._read(collector, reader, self.device, tick)
         self._state.latest = Reading(self._began, values, texts)
 
     def _elapsed(self, state: GpuState) -> float:
         """Since the reading before; 0 if that is so long ago that nobody can say what was in between."""
         elapsed = self._began - state.latest.taken if state.latest else 0.0
-        return elapsed if elapsed <= self._timing.longest_age else 0.0
+        return elapsed if elapsed <= self._timing.stale_after else 0.0
 
-    def _read(self, source: GpuSource[Any], reader: Reader[Any], device: Device, tick: Tick) -> tuple[object, Texts]:
-        """One source must not cost the others theirs, unless the device itself is gone."""
+    def _read(
+        self, collector: GpuCollector[Any], reader: Reader[Any], device: Device, tick: Tick
+    ) -> tuple[object, Texts]:
+        """One collector must not cost the others theirs, unless the device itself is gone."""
         assert self._state is not None
-        lines = self._state.lines[source]
+        cache = self._state.caches[collector]
         try:
             value = reader(device, tick)
-            texts = lines.write(value)
+            texts = cache.write(value)
         except DeviceLostError:
             raise
         except DriverError as error:
-            self._complain(source.name, error)
-            return None, lines.write(None)
+            self._complain(collector.name, error)
+            return None, cache.write(None)
         except Exception as error:  # a mistake of ours: the scrape raises it, and the collector counts as failed
-            self._complain(source.name, error)
+            self._complain(collector.name, error)
             return error, ()
-        self._settle(source.name)
+        self._settle(collector.name)
         return value, texts
 
     def _fail(self, error: DriverError) -> None:

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from rankscope_exporter.exposition.sample_cache import Texts
-from rankscope_exporter.gpu.command_queue import Orders
+from rankscope_exporter.gpu.collector import Gpu, GpuCollector
+from rankscope_exporter.gpu.command_queue import CommandQueue
 from rankscope_exporter.gpu.device_sampler import DeviceSampler, Timing
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.nvml.errors import DriverError
-from rankscope_exporter.gpu.source import Gpu, GpuSource
 from rankscope_exporter.gpu.states import GpuStates
 from rankscope_exporter.gpu.xid_watcher import Xids, XidWatcher
 
@@ -36,13 +36,13 @@ class Sampler:
     def __init__(
         self,
         driver: Driver,
-        sources: Sequence[GpuSource[Any]],
+        collectors: Sequence[GpuCollector[Any]],
         *,
         watches_xids: bool = True,
         timing: Timing | None = None,
     ) -> None:
         self._driver = driver
-        self._gpus = GpuStates(sources, self._oldest)
+        self._gpus = GpuStates(collectors, self._oldest)
         self._watches_xids = watches_xids
         self._timing = timing or Timing()
         self._devices: dict[int, DeviceSampler] = {}
@@ -51,7 +51,7 @@ class Sampler:
         self._answered_at: float | None = None
         self._started_at = self._timing.monotonic()
         self._has_looked = False
-        self._orders = Orders()
+        self._orders = CommandQueue()
         self._resume_at: float | None = None  # set while the handles are given back
         self._was_released = False
         self._stop = threading.Event()
@@ -110,16 +110,16 @@ class Sampler:
             return True
         return self._has_looked and all(device.has_finished_a_round for device in [*self._devices.values()])
 
-    def readings(self, source: GpuSource[R]) -> dict[Gpu, R | None]:
-        """The source's last reading of every GPU ever seen; none while the handles are given back: nobody knows then.
+    def readings(self, collector: GpuCollector[R]) -> dict[Gpu, R | None]:
+        """Its last reading of every GPU ever seen; none while the handles are given back: nobody knows then.
 
-        Raises what the source's reader raised by mistake.
+        Raises what the collector's reader raised by mistake.
         """
-        return {} if self.is_released else self._gpus.readings(source)
+        return {} if self.is_released else self._gpus.readings(collector)
 
-    def texts(self, source: GpuSource[Any]) -> list[Texts]:
+    def texts(self, collector: GpuCollector[Any]) -> list[Texts]:
         """The lines of these readings."""
-        return [] if self.is_released else self._gpus.texts(source)
+        return [] if self.is_released else self._gpus.texts(collector)
 
     def xids(self) -> dict[Gpu, Xids]:
         """XID events of every GPU, lost ones included."""
@@ -228,4 +228,4 @@ class Sampler:
         self._gpus.hear(uuid, code, self._timing.unix())
 
     def _oldest(self) -> float:
-        return self._timing.monotonic() - self._timing.longest_age
+        return self._timing.monotonic() - self._timing.stale_after

@@ -39,7 +39,7 @@ def directory(run_dir: Path) -> RunDirectory:
 def samples(directory: RunDirectory) -> Iterator[Sample]:
     scan = directory.scan(with_steps=True)
     for source in (Ranks(), AlignedSteps(30.0), RankProcesses()):
-        for family in source.look(scan):
+        for family in source.poll(scan):
             yield from (sample for sample in family.samples if sample.name.startswith("rankscope_rank_"))
 
 
@@ -134,10 +134,10 @@ def test_a_record_that_says_to_be_another_rank_now_makes_no_series_twice(
 ) -> None:
     processes = RankProcesses()
     with living(run_dir, MALLORY, "first", rank="7") as first:
-        processes.look(directory.scan())
+        processes.poll(directory.scan())
         say(first, rank="8")
         with living(run_dir, MALLORY, "second", rank="7"):
-            found = [sample for family in processes.look(directory.scan()) for sample in family.samples]
+            found = [sample for family in processes.poll(directory.scan()) for sample in family.samples]
     series = [(sample.name, *sorted(sample.labels.items())) for sample in found]
     assert {sample.labels["rank"] for sample in found} == {"7", "8"}
     assert len(series) == len(set(series))

@@ -264,7 +264,7 @@ def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path)
         for place in range(PLACES["steps"], layout.SLOTS):
             file.seek(layout.SLOTS_OFFSET + 8 * place)
             file.write(struct.pack("d", 1.0))
-    families = Ranks().look(RunDirectory([run_dir], Clock()).scan())
+    families = Ranks().poll(RunDirectory([run_dir], Clock()).scan())
     assert sum(len(family.samples) for family in families if family.name.startswith("rankscope_rank_")) == SERIES_LIMIT
 
 
@@ -321,5 +321,5 @@ def test_an_owner_has_a_name_where_the_machine_knows_one(run_dir: Path) -> None:
     leave_record(run_dir, "r", ended_unix=NOW)
     (rank,) = RunDirectory([run_dir], Clock(), beliefs=Beliefs(lambda uid: names.get(uid, ""))).scan().ranks
     assert rank.user == "alice"
-    info = next(family for family in Ranks().look(RunDirectory([run_dir], Clock()).scan()) if "info" in family.name)
+    info = next(family for family in Ranks().poll(RunDirectory([run_dir], Clock()).scan()) if "info" in family.name)
     assert [sample.labels["user"] for sample in info.samples] == [""]

@@ -25,6 +25,10 @@ Answer = Mapping[str, Sequence[Holder]]
 logger = logging.getLogger(__name__)
 
 
+class SchedulerError(Exception):
+    """A scheduler cannot be asked, or has not answered so that it can be read."""
+
+
 class Scheduler(Protocol):
     """Gives GPUs to somebody."""
 

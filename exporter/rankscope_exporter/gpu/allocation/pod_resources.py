@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from rankscope_exporter.gpu.allocation.claims import SchedulerError
 from rankscope_exporter.gpu.allocation.holder import Holder
 
 LIST = "/v1.PodResourcesLister/List"
@@ -27,8 +28,8 @@ INDEX_ID = re.compile(r"nvidia(\d+)(?:/.+)?")
 VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5  # protobuf.dev/programming-guides/encoding
 
 
-class KubeletError(Exception):
-    """The kubelet has not answered, or not so that it can be read."""
+class KubeletError(SchedulerError):
+    """gRPC is missing, or the kubelet has not answered, or not so that it can be read."""
 
 
 class PodResources:

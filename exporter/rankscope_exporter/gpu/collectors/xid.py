@@ -7,8 +7,8 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.exposition.sample_cache import Lines, Texts, Values, families
-from rankscope_exporter.gpu.source import Gpu, GpuMetric, counter, gauge
+from rankscope_exporter.exposition.sample_cache import SampleCache, Texts, Values, families
+from rankscope_exporter.gpu.collector import Gpu, GpuMetrics
 from rankscope_exporter.gpu.xid_watcher import Xids
 
 # Codes with an entry of their own in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) that training jobs
@@ -46,23 +46,20 @@ def _counts(xids: Xids) -> Values:
     return None if counts is None else {str(code): counts.get(code, 0) for code in sorted({*WELL_KNOWN, *counts})}
 
 
-METRICS: tuple[GpuMetric[Xids], ...] = (
-    counter(
+GPU = GpuMetrics[Xids](source="nvmlEventSetWait", since="Kepler")
+METRICS = (
+    GPU.counter(
         "xid_errors_total",
         "XID errors that the driver reported, by code; the well-known ones exist from the start at 0. Stays when the "
         "GPU is lost: XID 79 is the last that one hears of it.",
-        "nvmlEventSetWait",
         _counts,
-        labels=("xid",),
-        since="Kepler",
+        "xid",
     ),
-    gauge(
+    GPU.gauge(
         "xid_last_timestamp_seconds",
         "When the driver last reported this XID error, in unix time; absent for one that never happened.",
-        "nvmlEventSetWait",
         lambda xids: {str(code): unix for code, unix in sorted(xids.last.items())},
-        labels=("xid",),
-        since="Kepler",
+        "xid",
     ),
 )
 
@@ -79,6 +76,7 @@ class XidCollector:
 
     name = "xid"
     help = "XID errors by code, and when each was last seen"
+    metrics = METRICS
 
     def __init__(self, events: XidEvents) -> None:
         self._events = events
@@ -92,4 +90,4 @@ class XidCollector:
     def _write(self, gpu: Gpu, xids: Xids) -> tuple[Xids, Texts]:
         """Anew only after an event, which is rare."""
         known = self._written.get(gpu)
-        return known if known and known[0] is xids else (xids, Lines(METRICS, gpu.values()).write(xids))
+        return known if known and known[0] is xids else (xids, SampleCache(METRICS, gpu.values()).write(xids))
