@@ -26,13 +26,13 @@ from rankscope_exporter.gpu.collectors import allocation
 from rankscope_exporter.gpu.collectors.xid import XidCollector
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.sampler import Sampler
-from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.ranks.run_directory import Beliefs, Rank, RunDirectory
 from rankscope_exporter.ranks.watcher import RankWatcher
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.connections import Connections
 from rankscope_exporter.web.protocol import protocol
+from rankscope_exporter.worker import Worker
 
 # What only some ask for is imported where it is used: with YAML and bcrypt it takes 2 MiB.
 if TYPE_CHECKING:
@@ -177,12 +177,12 @@ def _gpu_collectors(settings: Config, ranks: RankWatcher, occupants: Occupants) 
 @contextmanager
 def _resolved(users: UserNames) -> Iterator[None]:
     """A thread that looks the names of the ranks' owners up: a directory service that hangs holds up no rank."""
-    thread = Periodic("users", USERS_NAMED_EVERY, users.resolve, "the ranks' owners cannot be named")
-    thread.start()
+    worker = Worker("users", USERS_NAMED_EVERY, users.resolve, "the ranks' owners cannot be named")
+    worker.start()
     try:
         yield
     finally:
-        thread.stop()
+        worker.stop()
 
 
 @contextmanager

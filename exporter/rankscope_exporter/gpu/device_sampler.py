@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from rankscope_exporter.gpu.collector import GpuCollector, Reader, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.errors import DeviceLostError, DriverError
 from rankscope_exporter.gpu.states import GpuState, Reading
+from rankscope_exporter.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -56,39 +56,16 @@ class DeviceSampler:
         self._timing = timing
         self._state: GpuState | None = None
         self._complaints: dict[str, str] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"gpu-{index}", daemon=True)
         self._began = timing.monotonic()
         self.device: Device | None = None
         self.has_finished_a_round = False
-
-    def start(self) -> None:
-        """Begin to read."""
-        self._thread.start()
-
-    @property
-    def name(self) -> str:
-        """Of the thread."""
-        return self._thread.name
-
-    def request_stop(self) -> None:
-        """Read no more; `join` waits for it."""
-        self._stop.set()
-
-    def join(self, seconds: float) -> bool:
-        """Whether the thread has ended within so many seconds."""
-        self._thread.join(max(0.0, seconds))
-        return not self._thread.is_alive()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread lives."""
-        return self._thread.is_alive()
+        complaint = f"GPU {index}: a reading failed"
+        self.worker = Worker(f"gpu-{index}", timing.interval, self._turn, complaint, at_end=self._close)
 
     @property
     def is_stuck(self) -> bool:
         """Whether a round has not ended in time."""
-        return self.is_running and self._timing.monotonic() - self._began > self._timing.stale_after
+        return self.worker.is_running and self._timing.monotonic() - self._began > self._timing.stale_after
 
     def round(self) -> float:
         """Take one reading. Returns the seconds to pause until the next."""
@@ -98,15 +75,16 @@ class DeviceSampler:
         except DriverError as error:
             self._fail(error)
             return max(self._timing.interval, self._timing.reopen_after)
-        self._settle("the device")
+        self._log_recovery("the device")
         return max(0.0, self._began + self._timing.interval - self._timing.monotonic())
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            pause = self.round()
-            self.has_finished_a_round = True
-            self._began = self._timing.monotonic() + pause
-            self._stop.wait(pause)
+    def _turn(self) -> float:
+        pause = self.round()
+        self.has_finished_a_round = True
+        self._began = self._timing.monotonic() + pause
+        return pause
+
+    def _close(self) -> None:
         if self.device:
             self.device.close()
 
@@ -146,7 +124,7 @@ class DeviceSampler:
         except Exception as error:  # a mistake of ours: the scrape raises it, and the collector counts as failed
             self._complain(collector.name, error)
             return error, ()
-        self._settle(collector.name)
+        self._log_recovery(collector.name)
         return value, texts
 
     def _fail(self, error: DriverError) -> None:
@@ -164,6 +142,7 @@ class DeviceSampler:
             logger.warning("GPU %d: %s cannot be read: %s", self._index, about, error)
             self._complaints[about] = str(error)
 
-    def _settle(self, about: str) -> None:
+    def _log_recovery(self, about: str) -> None:
+        """Log that what had failed works again."""
         if self._complaints.pop(about, None):
             logger.info("GPU %d: %s can be read again", self._index, about)

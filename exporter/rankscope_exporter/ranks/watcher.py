@@ -13,8 +13,8 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.ranks.run_directory import RunDirectory, Scan
+from rankscope_exporter.worker import Worker
 
 INTERVAL = 1.0  # seconds: a ring holds 128 steps, and only jobs with more than that in a second lose some
 STALE_AFTER = 5.0  # seconds, as of GPUs' readings: what was read before that is none
@@ -65,17 +65,17 @@ class RankWatcher:
         self._latest: dict[str, Sequence[Metric] | Exception] = {}
         self._polled_at = monotonic()
         self._has_polled = threading.Event()
-        self._thread = Periodic("ranks", interval, self._try_to_poll, "the run directories cannot be read")
+        self._worker = Worker("ranks", interval, self._try_to_poll, "the run directories cannot be read")
         self.collectors = [PolledCollector(collector.name, self._collect) for collector in self._collectors]
 
     def start(self) -> None:
         """Begin to poll; returns after the first time, or soon after where a directory does not answer."""
-        self._thread.start()
+        self._worker.start()
         self._has_polled.wait(FIRST_POLL)
 
     def stop(self) -> None:
         """End the thread, unless a directory does not answer: then it ends with the process."""
-        self._thread.stop()
+        self._worker.stop()
 
     def scan(self) -> Scan | None:
         """What was read last; None if that was too long ago or never."""

@@ -6,8 +6,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.simulation.timeline import Seconds
+from rankscope_exporter.worker import Worker
 
 POLLED_EVERY = 1 / 6  # seconds: once for each sample of the ring
 REMEMBERED = 180  # polls: 30 s, more than the ring and the temperature look back
@@ -72,17 +72,15 @@ class RankFollower:
         self._histories = histories
         self._now = now
         self._last: dict[tuple[str, int], RankActivity] = {}
-        self._thread = Periodic(
-            "simulated-ranks", POLLED_EVERY, self.poll, "the simulated GPUs cannot follow the ranks"
-        )
+        self._worker = Worker("simulated-ranks", POLLED_EVERY, self.poll, "the simulated GPUs cannot follow the ranks")
 
     def start(self) -> None:
         """Begin to poll."""
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """End the thread."""
-        self._thread.stop()
+        self._worker.stop()
 
     def poll(self) -> None:
         """One look at all ranks. A rank that is new counts from now on."""

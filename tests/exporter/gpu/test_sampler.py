@@ -295,11 +295,11 @@ def test_the_driver_is_not_closed_under_a_call_that_is_stuck_in_it(sampling, mon
     m, sampler = sampling(STUCK_AND_THEN_UNLOADED, timing=timing)
     m.clock.advance(5)
     eventually(lambda: sampler._devices[0].is_stuck)
-    eventually(lambda: sampler._devices[1].is_running)
+    eventually(lambda: sampler._devices[1].worker.is_running)
     healthy = sampler._devices[1]
     time.sleep(5 * timing.reconnect_after)
     assert sampler._devices[1] is healthy
-    assert not healthy._stop.is_set(), "nor are the others interrupted for nothing"
+    assert not healthy.worker._stop.is_set(), "nor are the others interrupted for nothing"
     m.clock.advance(1)
     eventually(lambda: not sampler.nvml_up)
     time.sleep(5 * timing.interval)
