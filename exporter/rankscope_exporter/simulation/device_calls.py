@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 
 from rankscope_exporter.gpu.nvml.health import ERROR_KINDS, LOCATIONS
+from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.symbols import symbol
-
-if TYPE_CHECKING:  # the scenario, which the GPU needs, asks these files which symbols there are
-    from rankscope_exporter.simulation.gpu import SimulatedGpu
 
 BAR1 = 2**30  # bytes mapped of a window as large as the memory
 LOWEST_POWER_LIMIT = 0.3

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from rankscope_exporter.simulation import simulated_uuid
-from rankscope_exporter.simulation.mig import mig_devices
 from rankscope_exporter.simulation.models import GpuModel
 from rankscope_exporter.simulation.ranks import RankHistory
 from rankscope_exporter.simulation.timeline import Seconds, SimulatedProcess, State, Timeline
@@ -51,7 +50,6 @@ class SimulatedGpu:
         self.model = model
         self.timeline = timeline
         self.start_unix = start_unix
-        self.mig_devices = mig_devices(self)
         self._ranks = ranks
         self._holders = holders
 

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 
 from rankscope_exporter.gpu.nvml.device import CLOCK_EVENT_REASONS
 from rankscope_exporter.simulation import device_calls, field_values, gpm
+from rankscope_exporter.simulation.gpu import SimulatedGpu
+from rankscope_exporter.simulation.mig import MigDevice
 from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS, symbol
-
-if TYPE_CHECKING:  # the scenario, which the GPU needs, asks this file which symbols there are
-    from rankscope_exporter.simulation.gpu import SimulatedGpu
-    from rankscope_exporter.simulation.mig import MigDevice
 
 NO_INSTANCE = 0xFFFFFFFF  # of a MIG device
 
