@@ -94,12 +94,12 @@ EXPORTER_METRICS: tuple[Declaration, ...] = (*ExporterCollector.metrics, *scrape
 
 
 def gpu_collectors(settings: Config) -> list[GpuCollector[Any]]:
-    """Those that are on."""
+    """Those that are on; the sampler reads them."""
     return [collector for collector in GPU_COLLECTORS if collector.name in settings.collectors]
 
 
 def rank_collectors(settings: Config) -> list[RankCollector]:
-    """Those that are on."""
+    """Those that are on, newly built."""
     return [build(settings) for one, build in RANK_COLLECTORS.items() if one.name in settings.collectors]
 
 

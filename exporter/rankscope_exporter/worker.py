@@ -35,7 +35,7 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """Of the thread."""
+        """The thread's."""
         return self._thread.name
 
     @property

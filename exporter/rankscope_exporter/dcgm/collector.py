@@ -44,7 +44,7 @@ class Averages:
         """What the sampler is to read, in the order given."""
 
     def of(self, collector: GpuCollector[Any], gpu: Gpu, reading: Any) -> Any:
-        """The averages in the place of the reading, where there are any."""
+        """The averages instead of the reading, where there are any."""
         recent = self._recent.get(collector.name)
         return recent.rates(gpu) if recent else reading
 
@@ -74,7 +74,7 @@ class DcgmCollector:
         return [metric.family(found) for metric, found in values.items() if found]
 
     def _known(self) -> Mapping[Gpu, Known]:
-        """Of the GPUs that answer."""
+        """What there is of each GPU that answers."""
         known: dict[Gpu, dict[str, Any]] = {}
         for collector in self._collectors:
             for device, reading in self._sampled.readings(collector).items():
@@ -85,7 +85,7 @@ class DcgmCollector:
         return answering
 
     def _xids(self, known: Mapping[Gpu, Known]) -> Found:
-        """Also of a GPU that is lost."""
+        """The last XID error of each GPU, lost ones included."""
         found: Found = {}
         for device, xids in self._sampled.xids().items():
             identity = self._identities.get(device.uuid)

@@ -38,7 +38,7 @@ def _of(collector: GpuCollector[Any]) -> MetricTable[Known, Any]:
 
 
 def _framebuffer(size: Callable[[Memory], int | None]) -> Callable[[Framebuffers], ByInstance]:
-    """MiB."""
+    """In MiB, where a size is known."""
 
     def values(framebuffers: Framebuffers) -> ByInstance:
         sizes = {instance: size(framebuffer) for instance, framebuffer in framebuffers.items()}

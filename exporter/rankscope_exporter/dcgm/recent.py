@@ -28,7 +28,7 @@ class Recent(Generic[R]):
         self._counts = counts
         self._rates: dict[str, Amounts] = {}
         self.collector = replace(collector, reader=lambda: _Averaging(collector.reader(), self._counts, self._rates))
-        """What is to be read in the collector's place."""
+        """What is to be read instead of the collector that was given."""
 
     def rates(self, gpu: Gpu) -> Amounts:
         """The increase a second, of every quantity for which two readings were seen."""
@@ -45,7 +45,7 @@ class _Averaging(Generic[R]):
         self._seen = deque[tuple[float, Amounts]]()
 
     def __call__(self, device: Device, tick: Tick) -> R | None:
-        """The reading, as it is."""
+        """Read, and keep the averages. Returns the reading as it is."""
         seen, self._seen = self._seen, deque()
         rates: Amounts = {}
         try:

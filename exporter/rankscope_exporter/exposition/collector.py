@@ -23,7 +23,7 @@ class Described(Protocol):
 
     @property
     def metrics(self) -> Sequence[Declaration]:
-        """Of what it reads."""
+        """Those of what it reads."""
 
 
 class Collector(Protocol):

@@ -50,7 +50,7 @@ class Form(NamedTuple):
 
 
 class Scrape:
-    """All collectors behind one seam."""
+    """Asks every collector, and renders what they say."""
 
     def __init__(self, collectors: Sequence[Collector], clock: Callable[[], float] = time.perf_counter) -> None:
         self._collectors = collectors

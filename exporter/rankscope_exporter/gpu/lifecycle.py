@@ -39,7 +39,7 @@ class Connection(Enum):
 
     @property
     def is_open(self) -> bool:
-        """Whether there is one."""
+        """Whether the driver is connected."""
         return self in (Connection.SILENT, Connection.ANSWERING)
 
     @property
@@ -48,13 +48,13 @@ class Connection(Enum):
         return self in (Connection.ANSWERING, Connection.RECONNECTING)
 
     def opened(self) -> Connection:
-        """As it is then."""
+        """The state after the driver was connected."""
         return {Connection.ABSENT: Connection.SILENT, Connection.RECONNECTING: Connection.ANSWERING}.get(self, self)
 
     def closed(self) -> Connection:
-        """As it is then."""
+        """The state after the driver was closed: what it has answered still counts."""
         return {Connection.SILENT: Connection.ABSENT, Connection.ANSWERING: Connection.RECONNECTING}.get(self, self)
 
     def silenced(self) -> Connection:
-        """As it is once the driver has failed to answer, or what it answered is to be forgotten."""
+        """The state after the driver has failed to answer, or when what it answered is to be forgotten."""
         return {Connection.ANSWERING: Connection.SILENT, Connection.RECONNECTING: Connection.ABSENT}.get(self, self)

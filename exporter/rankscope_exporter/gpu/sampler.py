@@ -58,7 +58,7 @@ class Sampler:
         """The most GPUs that the driver has reported since the start."""
 
     def start(self) -> None:
-        """Begin to sample."""
+        """Begin to look for the driver, in a thread."""
         self._entered = Entered(Phase.STARTING, self._timing.monotonic())
         self._worker.start()
 
@@ -78,12 +78,12 @@ class Sampler:
             raise ReleaseError(f"the driver has not answered for {self._timing.answer_within:g} s") from None
 
     def resume(self) -> None:
-        """Take the handles again."""
+        """Take the handles again, soon after."""
         self._commands.post(self._take_again)
 
     @property
     def phase(self) -> Phase:
-        """What it does now."""
+        """The one that was entered last, or SAMPLING if every GPU has been asked since."""
         entered = self._entered
         is_taken = entered.phase is not Phase.RELEASED
         return Phase.SAMPLING if is_taken and self._has_asked_all(entered) else entered.phase

@@ -37,7 +37,7 @@ class GpuState:
         self.xids = Xids(None, {})
 
     def at(self, gpu: Gpu) -> None:
-        """The GPU has this index now."""
+        """From now on the GPU has this index."""
         self.gpu = gpu
         self.caches = {collector: collector.cache(gpu) for collector in self.readers}
 

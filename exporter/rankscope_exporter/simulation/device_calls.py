@@ -21,7 +21,7 @@ THRESHOLDS = {  # °C, like those of an A100
 LANES = 16
 IDLE_PCIE_GENERATION = 1
 BANKS = 640
-# Since Turing two places are told apart; by NVML's numbers.
+# Since Turing two locations are told apart; by NVML's numbers.
 ECC_LOCATIONS = {LOCATIONS[name]: name for name in ("dram", "sram")}
 ECC_KINDS = {number: name for name, number in ERROR_KINDS.items()}
 

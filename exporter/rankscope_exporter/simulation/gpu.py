@@ -97,7 +97,7 @@ class SimulatedGpu:
         return IDLE_TEMPERATURE + FULL_LOAD_HEATING * min(1.0, max(0.0, load))
 
     def sm_clock(self, t: float) -> float:
-        """MHz."""
+        """MHz now."""
         reasons = self.reasons(t)
         if "gpu_idle" in reasons:
             return IDLE_SM_CLOCK
@@ -133,7 +133,7 @@ class SimulatedGpu:
         return int(self.model.memory * RESERVED_SHARE)
 
     def memory_used(self, t: float) -> int:
-        """Bytes that processes hold; the scenario's `memory_used` takes the place of its own processes' sum."""
+        """Bytes that processes hold; the scenario's `memory_used` counts instead of its own processes' sum."""
         state, processes = self.state(t), self.processes(t)
         used = sum(process.memory for process in processes)
         if state.memory_used is not None:

@@ -142,9 +142,9 @@ def _fill_processes(gpu: SimulatedGpu, t: float, context: str, count: Any, array
     count.value = len(processes)
     if len(processes) > room:
         return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-    for place, process in enumerate(processes):
-        array[place].pid, array[place].usedGpuMemory = process.pid, process.memory
-        array[place].gpuInstanceId = array[place].computeInstanceId = NO_INSTANCE
+    for index, process in enumerate(processes):
+        array[index].pid, array[index].usedGpuMemory = process.pid, process.memory
+        array[index].gpuInstanceId = array[index].computeInstanceId = NO_INSTANCE
     return None
 
 
@@ -163,8 +163,8 @@ def _samples(
         return int(pynvml.NVML_ERROR_NOT_FOUND)
     value_type.value = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
     if array is not None:
-        for place, (stamp, percent) in enumerate(newer[: count.value]):
-            array[place].timeStamp, array[place].sampleValue.uiVal = stamp, percent
+        for index, (stamp, percent) in enumerate(newer[: count.value]):
+            array[index].timeStamp, array[index].sampleValue.uiVal = stamp, percent
         count.value = min(count.value, len(newer))
     else:
         count.value = len(newer)

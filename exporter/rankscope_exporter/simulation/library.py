@@ -212,7 +212,7 @@ SYSTEM_FUNCTIONS = {
 
 
 def install(driver: SimulatedDriver) -> Callable[[], None]:
-    """Put the simulated driver in the library's place, and start it. The function returned is the exact inverse."""
+    """Let pynvml call the simulated driver, and start it. The function returned is the exact inverse."""
     cache = pynvml._nvmlGetFunctionPointer_cache  # noqa: SLF001  # pynvml has no other way to exchange the library
     before = pynvml.nvmlLib, dict(cache), pynvml._nvmlLib_refcount  # noqa: SLF001
     _exchange(SimulatedLibrary(driver), {}, 0)

@@ -51,10 +51,10 @@ class RankHistory:
     def seconds(self, t: float) -> Seconds:
         """Utilised time until `t`, as a straight line between two polls and constant outside of them."""
         points = self._points
-        place = bisect_right(points, t, key=lambda point: point[0])
-        if place in (0, len(points)):
-            return points[min(place, len(points) - 1)][1]
-        (start, before), (end, after) = points[place - 1], points[place]
+        index = bisect_right(points, t, key=lambda point: point[0])
+        if index in (0, len(points)):
+            return points[min(index, len(points) - 1)][1]
+        (start, before), (end, after) = points[index - 1], points[index]
         share, spent = (t - start) / (end - start), after - before
         return before + Seconds(spent.computing * share, spent.waiting * share)
 

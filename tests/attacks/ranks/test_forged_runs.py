@@ -20,10 +20,10 @@ from tests.attacks.ranks.ranks_support import (
     say,
 )
 
-from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
+from rankscope_exporter.config import parse
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
-from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.run_directory import Beliefs, RunDirectory
+from rankscope_exporter.registry import HELP, rank_collectors
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +38,8 @@ def directory(run_dir: Path) -> RunDirectory:
 
 def samples(directory: RunDirectory) -> Iterator[Sample]:
     scan = directory.scan(with_steps=True)
-    for source in (Ranks(), AlignedSteps(30.0), RankProcesses()):
-        for family in source.poll(scan):
+    for collector in rank_collectors(parse(HELP, [], {})):
+        for family in collector.poll(scan):
             yield from (sample for sample in family.samples if sample.name.startswith("rankscope_rank_"))
 
 

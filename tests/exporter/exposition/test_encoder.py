@@ -33,7 +33,7 @@ DOWN = TABLE.gauge("up", "Up.", lambda _: 1, without=0)
 
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_every_number_and_label_is_read_as_it_was_meant(openmetrics: bool) -> None:
-    numbers = {(f"GPU-{place}", str(place)): number for place, number in enumerate(NUMBERS)}
+    numbers = {(f"GPU-{index}", str(index)): number for index, number in enumerate(NUMBERS)}
     labels = dict(zip(LABELS, range(len(LABELS)), strict=True))
     body = Encoder(openmetrics=openmetrics).render(
         [GAUGE.family(numbers), COUNTER.family(labels), ALONE.family(7), EMPTY.family({})]
@@ -56,9 +56,9 @@ def test_a_family_of_prometheus_clients_stands_among_ours(openmetrics: bool) -> 
 
 
 def test_a_family_has_the_samples_that_its_lines_say() -> None:
-    family = COUNTER.family({label: place for place, label in enumerate(LABELS)})
+    family = COUNTER.family({label: index for index, label in enumerate(LABELS)})
     assert [(s.name, s.labels, s.value) for s in family.samples] == [
-        ("rankscope_seconds_total", {"phase": label}, place) for place, label in enumerate(LABELS)
+        ("rankscope_seconds_total", {"phase": label}, index) for index, label in enumerate(LABELS)
     ]
 
 

@@ -261,8 +261,8 @@ def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path)
     path = run_dir / "r.rank"
     path.chmod(0o644)
     with path.open("r+b") as file:
-        for place in range(PLACES["steps"], layout.SLOTS):
-            file.seek(layout.SLOTS_OFFSET + 8 * place)
+        for index in range(PLACES["steps"], layout.SLOTS):
+            file.seek(layout.SLOTS_OFFSET + 8 * index)
             file.write(struct.pack("d", 1.0))
     families = Ranks().poll(RunDirectory([run_dir], Clock()).scan())
     assert sum(len(family.samples) for family in families if family.name.startswith("rankscope_rank_")) == SERIES_LIMIT

@@ -131,7 +131,7 @@ def _share_in_use(device: Device) -> float | None:
 def watching(
     claims: Callable[[], Claims], processes: ProcessTable, users: UserNames, occupants: Occupants | None = None
 ) -> GpuCollector[Allocation]:
-    """The source with these eyes on the world. `occupants` are told who is on each GPU."""
+    """The collector with these eyes on the world. `occupants` are told who is on each GPU."""
     return replace(COLLECTOR, reader=lambda: AllocationMeter(claims, processes, users, occupants))
 
 

@@ -36,7 +36,7 @@ class ThrottleMeter:
         self._counted: frozenset[str] | None = None
 
     def __call__(self, device: Device, tick: Tick) -> Mapping[str, float] | None:
-        """Seconds so far."""
+        """Seconds so far by reason; None where the device tells neither reasons nor counters."""
         counted = clock_event_seconds(device)
         if self._counted is None:
             self._counted = frozenset(counted)

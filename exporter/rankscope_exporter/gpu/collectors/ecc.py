@@ -22,7 +22,7 @@ class Ecc:
 
 
 def read(device: Device, _tick: Tick) -> Ecc:
-    """All of it."""
+    """Both counts of errors, and the repairs."""
     return Ecc(ecc_errors(device, lifetime=False), ecc_errors(device, lifetime=True), repairs(device))
 
 

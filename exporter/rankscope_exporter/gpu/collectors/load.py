@@ -94,7 +94,7 @@ class LoadReader:
         self._meters = {engine: BusyMeter(engine) for engine in ENGINES}
 
     def __call__(self, device: Device, tick: Tick) -> Loads:
-        """All engines' loads so far."""
+        """Busy seconds so far by engine; None of an engine that tells nothing."""
         return {engine: meter(device, tick) for engine, meter in self._meters.items()}
 
 

@@ -17,7 +17,7 @@ class Memories:
 
 
 def read(device: Device, _tick: Tick) -> Memories:
-    """Both now."""
+    """Bytes now; None of what the device does not tell."""
     return Memories(device.memory(), device.bar1_memory())
 
 

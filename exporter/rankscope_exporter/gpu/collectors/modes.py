@@ -1,4 +1,4 @@
-"""How each GPU is set up, what the driver wants done to it, and its place in the NVSwitch fabric."""
+"""How each GPU is set up, what the driver wants done to it, and its registration with the NVSwitch fabric."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ EVERY = 10.0  # seconds: an administrator sets these
 
 @dataclass(frozen=True)
 class Setup:
-    """In words."""
+    """How a GPU is set up, in words; None where it does not say."""
 
     modes: Modes
     recovery_action: str | None
@@ -21,7 +21,7 @@ class Setup:
 
 
 def read(device: Device, _tick: Tick) -> Setup:
-    """All of it now."""
+    """Three groups of calls, each for what the device has of it."""
     return Setup(modes(device), recovery_action(device), fabric(device))
 
 

@@ -30,7 +30,7 @@ class NvLinkReader:
         self._errors = Cached(self._read_errors, ERRORS_EVERY)
 
     def __call__(self, device: Device, tick: Tick) -> NvLink | None:
-        """None where there is no NVLink."""
+        """Links, bytes and errors; None where there is no NVLink."""
         states = self._states(device, tick)
         if not states:
             return None

@@ -32,7 +32,7 @@ class PcieReader:
         self._believed: set[str] = set()
 
     def __call__(self, device: Device, tick: Tick) -> Pcie:
-        """The link now."""
+        """The link and its counters now."""
         counts = pcie_bytes(device)
         self._believed |= {direction for direction, count in counts.items() if (count or 0) >= 2**32}
         believed = {direction: count for direction, count in counts.items() if direction in self._believed}

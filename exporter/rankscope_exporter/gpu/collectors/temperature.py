@@ -35,7 +35,7 @@ class TemperatureReader:
         self._thresholds = Cached(read_thresholds)
 
     def __call__(self, device: Device, tick: Tick) -> Temperatures:
-        """The temperatures now."""
+        """Degrees Celsius now; None of what the device does not tell."""
         return Temperatures(
             device.temperature(),
             memory_temperature(device),

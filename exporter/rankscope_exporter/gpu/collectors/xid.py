@@ -65,7 +65,7 @@ METRICS = (
 
 
 class XidEvents(Protocol):
-    """Who has listened to the driver."""
+    """Where the events are that the driver reported."""
 
     def xids(self) -> Mapping[Gpu, Xids]:
         """What was heard of every GPU ever seen."""
@@ -83,7 +83,7 @@ class XidCollector:
         self._written: dict[Gpu, tuple[Xids, Texts]] = {}
 
     def collect(self) -> Iterable[Metric]:
-        """Events by code."""
+        """Every GPU's events by code, lost GPUs included."""
         self._written = {gpu: self._write(gpu, xids) for gpu, xids in self._events.xids().items()}
         return families(METRICS, [texts for _, texts in self._written.values()])
 

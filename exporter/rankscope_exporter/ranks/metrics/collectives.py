@@ -11,7 +11,7 @@ from rankscope_exporter.ranks.run_directory import Rank
 
 
 def _by_op(field: str) -> Callable[[Rank], Values]:
-    """A field with one place an operation, of the operations that there were; absent where it is 0: not known."""
+    """A field with an entry for each operation, of the operations that there were; absent where it is 0: not known."""
 
     def values(rank: Rank) -> Values:
         return {op: value for op, value in zip(layout.OPS, rank.snapshot.many(field), strict=True) if value}
