@@ -89,8 +89,8 @@ def main() -> None:
         aligned_steps, processes = AlignedSteps(30.0), RankProcesses()
         actions: dict[str, Callable[[], object]] = {
             "scan": run_directory.scan,
-            "scan_and_alignment": lambda: aligned_steps.look(run_directory.scan(with_steps=True)),
-            "scan_and_processes": lambda: processes.look(run_directory.scan(with_steps=True)),
+            "scan_and_alignment": lambda: aligned_steps.poll(run_directory.scan(with_steps=True)),
+            "scan_and_processes": lambda: processes.poll(run_directory.scan(with_steps=True)),
         }
         costs: dict[str, list[float]] = {action: [] for action in actions}
         for _ in range(POLLS):
@@ -100,7 +100,7 @@ def main() -> None:
                 pipe.recv()
             for action, run in actions.items():
                 costs[action].append(cost(run))
-        families = aligned_steps.look(run_directory.scan(with_steps=True))
+        families = aligned_steps.poll(run_directory.scan(with_steps=True))
         aligned = next(family for family in families if family.name == "rankscope_rank_aligned_steps").samples[0].value
         for pipe, _ in pipes:
             pipe.send(False)

@@ -36,7 +36,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from rankscope.record import layout
 from rankscope.record.layout import PLACES
-from rankscope_exporter.exposition.encoder import Exposition
+from rankscope_exporter.exposition.encoder import Encoder
 from rankscope_exporter.exposition.sample_cache import WrittenFamily
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.metric import RANK_LABELS
@@ -147,7 +147,7 @@ def _info(choose: random.Random, info: dict[str, Any]) -> None:
     info[choose.choice((*LABELS, "phases", "probes_disabled", "more"))] = choose.choice(ODD_TEXTS)
 
 
-OPENMETRICS = Exposition(openmetrics=True)
+OPENMETRICS = Encoder(openmetrics=True)
 INJURIES = (_bits, _bits, _slot, _slot, _slot, _info, _info, _json, _last_words, _header, _length, _growth)
 
 
@@ -184,7 +184,7 @@ def check_owners(scan: Scan, families: Sequence[Metric], written: int) -> None:
 def scrape(run_directory: RunDirectory, parse: bool, ranks: Ranks | None = None) -> tuple[int, Counter[str]]:
     """One scrape, checked: how many ranks it shows, and how many files it skipped for which reason."""
     scan = run_directory.scan()
-    collected = (ranks or Ranks()).look(scan)
+    collected = (ranks or Ranks()).poll(scan)
     families = [_with_samples(family) for family in collected]
     check(families)
     check_owners(scan, families, sum(len(family.text) for family in collected if isinstance(family, WrittenFamily)))

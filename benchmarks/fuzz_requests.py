@@ -206,7 +206,7 @@ def server(directory: Path) -> Iterator[tuple[int, Heard]]:
     )
     gpus: Any = SimpleNamespace(is_ready=True, is_released=False, release=lambda _: None, resume=lambda: None)
     run_directory = RunDirectory([directory])
-    ranks: Any = SimpleNamespace(name="ranks", help="", collect=lambda: Ranks().look(run_directory.scan()))
+    ranks: Any = SimpleNamespace(name="ranks", help="", collect=lambda: Ranks().poll(run_directory.scan()))
     app = create_app(Scrape([ranks]), gpus, has_lifecycle=True)
     running = uvicorn.Server(server_configuration(app, WebConfigFile(config)))
     heard = Heard()

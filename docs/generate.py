@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from rankscope_exporter.exposition.metric import Declaration
+from rankscope_exporter.gpu.collector import GPU_LABELS, Gpu, Tick
 from rankscope_exporter.gpu.collectors.xid import WELL_KNOWN
 from rankscope_exporter.gpu.nvml.driver import Driver
-from rankscope_exporter.gpu.source import GPU_LABELS, Gpu, Tick
 from rankscope_exporter.ranks.metric import RANK_LABELS
-from rankscope_exporter.registry import EXPORTER_METRICS, GPU_METRICS, GPU_SOURCES, RANK_METRICS
+from rankscope_exporter.registry import EXPORTER_METRICS, GPU_COLLECTORS, GPU_METRICS, RANK_METRICS
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.scenario import parse_scenario
@@ -102,10 +102,10 @@ def series_of(model: object) -> dict[str, int]:
     with installed(simulated):
         driver.connect()
         device = driver.device(0)
-        readers = {source: source.reader() for source in GPU_SOURCES}
+        readers = {collector: collector.reader() for collector in GPU_COLLECTORS}
         rounds = [{s: read(device, Tick(simulated.now(), 1.0)) for s, read in readers.items()} for _ in range(3)]
         driver.close()
-    families = {source.name: source.families({Gpu(0, ""): rounds[-1][source]}) for source in GPU_SOURCES}
+    families = {collector.name: collector.families({Gpu(0, ""): rounds[-1][collector]}) for collector in GPU_COLLECTORS}
     counts = {name: sum(len(family.samples) for family in made) for name, made in families.items()}
     return counts | {"xid": len(WELL_KNOWN)}
 
@@ -139,7 +139,7 @@ def _table(
 
 
 def _budget(counts: Mapping[str, Mapping[str, int]]) -> str:
-    off = {source.name for source in GPU_SOURCES if not source.is_on}
+    off = {collector.name for collector in GPU_COLLECTORS if not collector.is_on}
     collectors = dict.fromkeys(name for count in counts.values() for name in count)
     rows = [["collector", *counts]]
     for name in collectors:
@@ -154,9 +154,9 @@ def _rows(rows: Iterable[Sequence[str]]) -> str:
     return "\n".join([head, "|" + "---|" * (head.count(" | ") + 1), *body])
 
 
-def _code(source: str) -> str:
+def _code(calls: str) -> str:
     """Calls as code, what is said of them not."""
-    return re.sub(r"(…?[A-Za-z]*[a-z][A-Z]\w*(\([^)]*\))?)", r"`\1`", source)
+    return re.sub(r"(…?[A-Za-z]*[a-z][A-Z]\w*(\([^)]*\))?)", r"`\1`", calls)
 
 
 if __name__ == "__main__":

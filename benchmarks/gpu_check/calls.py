@@ -10,11 +10,11 @@ from typing import Any
 
 from benchmarks.gpu_check.report import Check, surviving
 
+from rankscope_exporter.gpu.collector import GpuCollector, Tick
 from rankscope_exporter.gpu.nvml import health, links, mig, modes, temperature, throttle
 from rankscope_exporter.gpu.nvml.device import CLOCK_DOMAINS, Device
 from rankscope_exporter.gpu.nvml.gpm import supports_gpm
-from rankscope_exporter.gpu.source import GpuSource, Tick
-from rankscope_exporter.registry import GPU_SOURCES
+from rankscope_exporter.registry import GPU_COLLECTORS
 
 PART = "cost of the driver's calls"
 TIMES = 20
@@ -65,8 +65,8 @@ def calls(device: Device) -> Iterator[Check]:
     """Every call, then every source's whole reading as the sampler takes it."""
     for name, call in CALLS.items():
         yield from surviving(PART, name, _cost(name, call, device))
-    for source in GPU_SOURCES:
-        yield from surviving(PART, source.name, _reading(source, device))
+    for collector in GPU_COLLECTORS:
+        yield from surviving(PART, collector.name, _reading(collector, device))
 
 
 def _cost(name: str, call: Callable[[Device], Any], device: Device) -> Iterator[Check]:
@@ -76,16 +76,18 @@ def _cost(name: str, call: Callable[[Device], Any], device: Device) -> Iterator[
     yield Check(PART, name, "measured", f"{median:.0f} µs", note=f"first {first:.0f}, at most {most:.0f}")
 
 
-def _reading(source: GpuSource[Any], device: Device) -> Iterator[Check]:
+def _reading(collector: GpuCollector[Any], device: Device) -> Iterator[Check]:
     """Readings as far apart as GPM wants."""
-    read = source.reader()
+    read = collector.reader()
     costs: list[float] = []
     for _ in range(3):
         tick = Tick(time.time(), PAUSE if costs else 0.0)
         costs.append(_microseconds(partial(read, device, tick)))
         time.sleep(PAUSE)
     note = f"first {costs[0]:.0f}, at most {max(costs[1:]):.0f} later"
-    yield Check(PART, f"a reading of `{source.name}`", "measured", f"{statistics.median(costs[1:]):.0f} µs", note=note)
+    yield Check(
+        PART, f"a reading of `{collector.name}`", "measured", f"{statistics.median(costs[1:]):.0f} µs", note=note
+    )
 
 
 def _microseconds(call: Callable[[], Any]) -> float:

@@ -25,9 +25,9 @@ from benchmarks.gpu_check.report import Check, surviving
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.errors import DriverError
 from rankscope_exporter.gpu.nvml.links import pcie_bytes
-from rankscope_exporter.registry import GPU_SOURCES
+from rankscope_exporter.registry import GPU_COLLECTORS
 
-EVERYTHING = tuple(f"--collector.{source.name}" for source in GPU_SOURCES)
+EVERYTHING = tuple(f"--collector.{collector.name}" for collector in GPU_COLLECTORS)
 
 GOODBYE = 5.0  # seconds for a part to judge what it has, once what it waits for was ended
 

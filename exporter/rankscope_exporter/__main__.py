@@ -17,10 +17,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(_complaint(complaint))
     from rankscope_exporter import config, logs
     from rankscope_exporter.daemon import StartError, run
-    from rankscope_exporter.registry import COLLECTORS, OFF_UNLESS_ASKED_FOR
+    from rankscope_exporter.registry import HELP, OFF_UNLESS_ASKED_FOR
 
-    known = {collector.name: collector.help for collector in COLLECTORS}
-    settings = config.parse(known, arguments, off=OFF_UNLESS_ASKED_FOR)
+    settings = config.parse(HELP, arguments, off=OFF_UNLESS_ASKED_FOR)
     logs.configure(settings.log_level, settings.log_format)
     try:
         run(settings)

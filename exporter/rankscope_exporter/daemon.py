@@ -15,31 +15,25 @@ from starlette.types import ASGIApp
 
 from rankscope import __version__
 from rankscope.process.identity import compact
+from rankscope_exporter import registry
 from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
-from rankscope_exporter.exposition.exporter import ExporterCollector
-from rankscope_exporter.exposition.scrape import Collector, Scrape
-from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher, Scheduler
+from rankscope_exporter.exposition.scrape import Scrape
+from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher, Scheduler, SchedulerError
 from rankscope_exporter.gpu.allocation.occupants import Occupants
-from rankscope_exporter.gpu.allocation.pod_resources import KubeletError, PodResources
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, name_of_user
-from rankscope_exporter.gpu.allocation.slurm import SlurmJobs
+from rankscope_exporter.gpu.collector import GpuCollector
 from rankscope_exporter.gpu.collectors import allocation
 from rankscope_exporter.gpu.collectors.xid import XidCollector
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.sampler import Sampler
-from rankscope_exporter.gpu.source import GpuSource, SourceCollector
-from rankscope_exporter.periodic import Periodic
-from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
-from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
-from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.run_directory import Beliefs, Rank, RunDirectory
-from rankscope_exporter.ranks.watcher import RankSource, RankWatcher
-from rankscope_exporter.registry import GPU_SOURCES
+from rankscope_exporter.ranks.watcher import RankWatcher
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.connections import Connections
 from rankscope_exporter.web.protocol import protocol
+from rankscope_exporter.worker import Worker
 
 # What only some ask for is imported where it is used: with YAML and bcrypt it takes 2 MiB.
 if TYPE_CHECKING:
@@ -73,18 +67,12 @@ def run(settings: Config) -> None:
         _resolved(users),
         _simulation(settings, run_directory),
         _watched_ranks(settings, run_directory) as ranks,
-        _sources(settings, ranks, occupants) as enabled,
+        _gpu_collectors(settings, ranks, occupants) as enabled,
     ):
         averages = Averages(enabled) if settings.dcgm else None
-        sources = averages.sources if averages else enabled
-        sampler = Sampler(Driver(), sources, watches_xids=XidCollector.name in settings.collectors)
-        collectors: list[Collector] = [
-            *(SourceCollector(source, sampler) for source in sources),
-            XidCollector(sampler),
-            *ranks.collectors,
-            ExporterCollector(sampler),
-        ]
-        collectors = [collector for collector in collectors if collector.name in settings.collectors]
+        gpus = averages.collectors if averages else enabled
+        sampler = Sampler(Driver(), gpus, watches_xids=XidCollector.name in settings.collectors)
+        collectors = registry.collectors(settings.collectors, gpus, sampler, ranks.collectors)
         scrape = Scrape([*collectors, DcgmCollector(averages, sampler)] if averages else collectors)
         app = create_app(scrape, sampler, has_lifecycle=settings.enable_lifecycle)
         sampler.start()
@@ -172,10 +160,10 @@ def _listening(settings: Config) -> Iterator[socket.socket]:
 
 
 @contextmanager
-def _sources(settings: Config, ranks: RankWatcher, occupants: Occupants) -> Iterator[list[GpuSource[Any]]]:
-    """The GPU sources that are on; with `allocation`, whoever watches the claims to the GPUs for it."""
-    enabled = [source for source in GPU_SOURCES if source.name in settings.collectors]
-    if allocation.SOURCE not in enabled:
+def _gpu_collectors(settings: Config, ranks: RankWatcher, occupants: Occupants) -> Iterator[list[GpuCollector[Any]]]:
+    """The GPU collectors that are on; with `allocation`, whoever watches the claims to the GPUs for it."""
+    enabled = registry.gpu_collectors(settings)
+    if allocation.COLLECTOR not in enabled:
         yield enabled
         return
     if not settings.procfs.is_dir():
@@ -184,7 +172,7 @@ def _sources(settings: Config, ranks: RankWatcher, occupants: Occupants) -> Iter
     # Simulated GPUs have processes of wherever the exporter runs.
     processes = ProcessTable(settings.procfs, sees_all=True if settings.simulate else None)
     watcher = ClaimsWatcher(_schedulers(settings), ranks.scan, users)
-    enabled[enabled.index(allocation.SOURCE)] = allocation.watching(watcher.claims, processes, users, occupants)
+    enabled[enabled.index(allocation.COLLECTOR)] = allocation.watching(watcher.claims, processes, users, occupants)
     watcher.start()
     try:
         yield enabled
@@ -195,22 +183,21 @@ def _sources(settings: Config, ranks: RankWatcher, occupants: Occupants) -> Iter
 @contextmanager
 def _resolved(users: UserNames) -> Iterator[None]:
     """A thread that looks the names of the ranks' owners up: a directory service that hangs holds up no rank."""
-    thread = Periodic("users", USERS_NAMED_EVERY, users.resolve, "the ranks' owners cannot be named")
-    thread.start()
+    worker = Worker("users", USERS_NAMED_EVERY, users.resolve, "the ranks' owners cannot be named")
+    worker.start()
     try:
         yield
     finally:
-        thread.stop()
+        worker.stop()
 
 
 @contextmanager
 def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[RankWatcher]:
     """The thread that reads the ranks, for each collector of ranks that is on."""
-    places = ", ".join(f"{one}{'' if one.is_dir() else ' (not there yet)'}" for one in settings.run_dirs)
+    paths = ", ".join(f"{one}{'' if one.is_dir() else ' (not there yet)'}" for one in settings.run_dirs)
     is_any_there = any(one.is_dir() for one in settings.run_dirs)
-    logger.log(logging.INFO if is_any_there else logging.WARNING, "the records of ranks are looked for in %s", places)
-    sources: list[RankSource] = [Ranks(), AlignedSteps(settings.reference_interval), RankProcesses(settings.procfs)]
-    watcher = RankWatcher(run_directory, [source for source in sources if source.name in settings.collectors])
+    logger.log(logging.INFO if is_any_there else logging.WARNING, "the records of ranks are looked for in %s", paths)
+    watcher = RankWatcher(run_directory, registry.rank_collectors(settings))
     watcher.start()
     if scan := watcher.scan():
         logger.info("ranks there now: %s", _names(scan.ranks) or "none")
@@ -234,18 +221,20 @@ def _names(ranks: Sequence[Rank]) -> str:
 
 
 def _schedulers(settings: Config) -> list[Scheduler]:
-    schedulers: list[Scheduler] = [SlurmJobs(settings.slurm_dir)] if settings.slurm_dir else []
-    try:
-        if settings.kubelet_socket:
-            schedulers.append(PodResources(settings.kubelet_socket))
-    except KubeletError as error:
-        raise StartError(f"--collector.allocation.kubelet-socket: {error}") from error
+    schedulers = []
+    for flag, build in registry.SCHEDULERS.items():
+        try:
+            scheduler = build(settings)
+        except SchedulerError as error:
+            raise StartError(f"{flag}: {error}") from error
+        if scheduler:
+            schedulers.append(scheduler)
     return schedulers
 
 
 @contextmanager
 def _simulation(settings: Config, run_directory: RunDirectory) -> Iterator[None]:
-    """The simulated driver in the place of NVIDIA's, if the settings ask for it."""
+    """The simulated driver instead of NVIDIA's, if the settings ask for it."""
     if settings.simulate is None:
         yield
         return

@@ -1,15 +1,23 @@
 """Every collector and every metric that there is: what the daemon is built from, --help says and docs/metrics.md lists.
 
-A line in one of these lists is the whole registration.
+A collector is its file and its line here. Only one that is asked neither of a device nor with the ranks has a second
+line, in `collectors`.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any
 
-from rankscope_exporter.exposition import exporter, scrape
+from rankscope_exporter.config import Config
+from rankscope_exporter.exposition import scrape
+from rankscope_exporter.exposition.collector import Collector, Described
 from rankscope_exporter.exposition.exporter import ExporterCollector
 from rankscope_exporter.exposition.metric import Declaration
+from rankscope_exporter.gpu.allocation.claims import Scheduler
+from rankscope_exporter.gpu.allocation.pod_resources import PodResources
+from rankscope_exporter.gpu.allocation.slurm import SlurmJobs
+from rankscope_exporter.gpu.collector import GpuCollector, SampledCollector
 from rankscope_exporter.gpu.collectors import (
     allocation,
     clocks,
@@ -27,63 +35,82 @@ from rankscope_exporter.gpu.collectors import (
     process,
     processes,
     temperature,
-    xid,
 )
 from rankscope_exporter.gpu.collectors.xid import XidCollector
-from rankscope_exporter.gpu.source import GpuSource
-from rankscope_exporter.ranks.collectors import alignment, rank_processes, ranks
+from rankscope_exporter.gpu.sampler import Sampler
+from rankscope_exporter.ranks.collectors import ranks
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.collectors.ranks import Ranks
+from rankscope_exporter.ranks.watcher import RankCollector
 
 # Read from each device by the sampler's threads; one that is off is not asked of the driver either.
-GPU_SOURCES: tuple[GpuSource[Any], ...] = (
-    gpu.SOURCE,
-    load.SOURCE,
-    gpm.SOURCE,
-    memory.SOURCE,
-    power.SOURCE,
-    temperature.SOURCE,
-    clocks.SOURCE,
-    ecc.SOURCE,
-    pcie.SOURCE,
-    pcie_throughput.SOURCE,
-    nvlink.SOURCE,
-    modes.SOURCE,
-    mig.SOURCE,
-    processes.SOURCE,
-    process.SOURCE,
-    allocation.SOURCE,
+GPU_COLLECTORS: tuple[GpuCollector[Any], ...] = (
+    gpu.COLLECTOR,
+    load.COLLECTOR,
+    gpm.COLLECTOR,
+    memory.COLLECTOR,
+    power.COLLECTOR,
+    temperature.COLLECTOR,
+    clocks.COLLECTOR,
+    ecc.COLLECTOR,
+    pcie.COLLECTOR,
+    pcie_throughput.COLLECTOR,
+    nvlink.COLLECTOR,
+    modes.COLLECTOR,
+    mig.COLLECTOR,
+    processes.COLLECTOR,
+    process.COLLECTOR,
+    allocation.COLLECTOR,
 )
+
+# Polled by the thread that reads the ranks; with how each is built of the settings.
+RANK_COLLECTORS: Mapping[Described, Callable[[Config], RankCollector]] = {
+    Ranks: lambda _settings: Ranks(),
+    AlignedSteps: lambda settings: AlignedSteps(settings.reference_interval),
+    RankProcesses: lambda settings: RankProcesses(settings.procfs),
+}
+
+# Whom the collector `allocation` asks who holds a GPU, by the flag that says where; None if it does not.
+SCHEDULERS: Mapping[str, Callable[[Config], Scheduler | None]] = {
+    "--collector.allocation.slurm-dir": lambda settings: SlurmJobs(settings.slurm_dir) if settings.slurm_dir else None,
+    "--collector.allocation.kubelet-socket": lambda settings: (
+        PodResources(settings.kubelet_socket) if settings.kubelet_socket else None
+    ),
+}
+
+# In the order of the page, and of --help.
+COLLECTORS: tuple[Described, ...] = (*GPU_COLLECTORS, XidCollector, *RANK_COLLECTORS, ExporterCollector)
+HELP = {collector.name: collector.help for collector in COLLECTORS}
+OFF_UNLESS_ASKED_FOR = frozenset(collector.name for collector in GPU_COLLECTORS if not collector.is_on)
 
 # Every metric there is, by what it is about: what docs/metrics.md says.
 GPU_METRICS: tuple[Declaration, ...] = (
-    *(metric for source in GPU_SOURCES for metric in source.metrics),
-    *xid.METRICS,
+    *(metric for collector in GPU_COLLECTORS for metric in collector.metrics),
+    *XidCollector.metrics,
 )
-RANK_METRICS: tuple[Declaration, ...] = (*ranks.METRICS, *alignment.METRICS, *rank_processes.METRICS)
-EXPORTER_METRICS: tuple[Declaration, ...] = (*exporter.METRICS, *scrape.METRICS, ranks.SKIPPED, ranks.CONTRADICTED)
+RANK_METRICS: tuple[Declaration, ...] = tuple(m for collector in RANK_COLLECTORS for m in collector.metrics)
+EXPORTER_METRICS: tuple[Declaration, ...] = (*ExporterCollector.metrics, *scrape.METRICS, *ranks.SCAN_METRICS)
 
 
-class Described(Protocol):
-    """What --help says of a collector."""
-
-    @property
-    def name(self) -> str:
-        """Of the file, the flag and the label's value."""
-
-    @property
-    def help(self) -> str:
-        """One line."""
+def gpu_collectors(settings: Config) -> list[GpuCollector[Any]]:
+    """Those that are on; the sampler reads them."""
+    return [collector for collector in GPU_COLLECTORS if collector.name in settings.collectors]
 
 
-COLLECTORS: tuple[Described, ...] = (
-    *GPU_SOURCES,
-    XidCollector,
-    Ranks,
-    AlignedSteps,
-    RankProcesses,
-    ExporterCollector,
-)
+def rank_collectors(settings: Config) -> list[RankCollector]:
+    """Those that are on, newly built."""
+    return [build(settings) for one, build in RANK_COLLECTORS.items() if one.name in settings.collectors]
 
-OFF_UNLESS_ASKED_FOR = frozenset(source.name for source in GPU_SOURCES if not source.is_on)
+
+def collectors(
+    names: Collection[str], gpus: Iterable[GpuCollector[Any]], sampler: Sampler, ranks: Iterable[Collector]
+) -> list[Collector]:
+    """What a scrape asks, in the order of COLLECTORS: of all that there are those with these names."""
+    every: list[Collector] = [
+        *(SampledCollector(collector, sampler) for collector in gpus),
+        XidCollector(sampler),
+        *ranks,
+        ExporterCollector(sampler),
+    ]
+    return [collector for collector in every if collector.name in names]

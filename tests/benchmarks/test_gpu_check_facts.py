@@ -21,7 +21,7 @@ from benchmarks.gpu_check.wrap import judge_wrap
 
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.driver import Driver
-from rankscope_exporter.registry import GPU_SOURCES
+from rankscope_exporter.registry import GPU_COLLECTORS
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.scenario import parse_scenario
@@ -49,7 +49,7 @@ def test_every_fact_is_told_whatever_the_device_lacks(device: Device) -> None:
 def test_every_call_and_every_source_has_its_cost(device: Device) -> None:
     found = list(calls(device))
     assert not [check for check in found if check.outcome == "failed"]
-    assert len(found) == len(CALLS) + len(GPU_SOURCES)
+    assert len(found) == len(CALLS) + len(GPU_COLLECTORS)
 
 
 def test_a_part_that_fails_keeps_what_it_found_before() -> None:

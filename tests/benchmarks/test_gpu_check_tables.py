@@ -8,9 +8,9 @@ from benchmarks.gpu_check.exporter import Scrape
 from benchmarks.gpu_check.table import ROWS, WORDS, Row, Word
 from docs.generate import Clock
 
+from rankscope_exporter.gpu.collector import Gpu, Tick
 from rankscope_exporter.gpu.nvml.driver import Driver
-from rankscope_exporter.gpu.source import Gpu, Tick
-from rankscope_exporter.registry import GPU_SOURCES
+from rankscope_exporter.registry import GPU_COLLECTORS
 from rankscope_exporter.simulation.driver import SimulatedDriver
 from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.scenario import parse_scenario
@@ -32,10 +32,10 @@ def scrape(model: str) -> Scrape:
         driver = Driver()
         driver.connect()
         device = driver.device(0)
-        readers = {source: source.reader() for source in GPU_SOURCES}
+        readers = {collector: collector.reader() for collector in GPU_COLLECTORS}
         rounds = [{s: read(device, Tick(simulated.now(), 1.0)) for s, read in readers.items()} for _ in range(3)]
         driver.close()
-    families = (family for s in GPU_SOURCES for family in s.families({Gpu(0, UUID): rounds[-1][s]}))
+    families = (family for s in GPU_COLLECTORS for family in s.families({Gpu(0, UUID): rounds[-1][s]}))
     samples = (sample for family in families for sample in family.samples)
     return Scrape(0.0, {(s.name, frozenset(s.labels.items())): s.value for s in samples})
 

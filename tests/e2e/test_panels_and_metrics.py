@@ -20,7 +20,7 @@ from testing import servers
 from testing.stack import Stack, wait_for
 
 from rankscope_dashboards.queries import PanelQuery, panel_queries
-from rankscope_exporter.registry import GPU_SOURCES
+from rankscope_exporter.registry import GPU_COLLECTORS
 
 RUN = "troubled"
 OTHER_RUN = "compared"
@@ -136,7 +136,7 @@ def test_every_metric_is_documented_and_every_documented_metric_exists(aftermath
         if line.startswith("| `rankscope_")
     }
     served = {line.split()[2] for line in aftermath.metrics.splitlines() if line.startswith("# TYPE")}
-    off = {metric.name for source in GPU_SOURCES if not source.is_on for metric in source.metrics}
+    off = {metric.name for collector in GPU_COLLECTORS if not collector.is_on for metric in collector.metrics}
     ended_only = {"rankscope_rank_exit_info", "rankscope_rank_exit_timestamp_seconds"}
     assert served == documented - off
     assert ended_only <= documented

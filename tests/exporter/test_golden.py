@@ -23,22 +23,16 @@ from tests.exporter.conftest import START, Clock
 import rankscope_exporter.exposition.exporter as exporter_collector
 from rankscope.record import layout
 from rankscope.record.reader import read_rank
+from rankscope_exporter import registry
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
-from rankscope_exporter.exposition.exporter import ExporterCollector
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.gpu.allocation.claims import Claims
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.gpu.collectors import allocation
-from rankscope_exporter.gpu.collectors.xid import XidCollector
 from rankscope_exporter.gpu.device_sampler import DeviceSampler, Timing
-from rankscope_exporter.gpu.source import SourceCollector
 from rankscope_exporter.gpu.states import GpuStates
-from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
-from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
-from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.run_directory import RunDirectory, Scan
-from rankscope_exporter.registry import COLLECTORS, GPU_SOURCES
 from rankscope_exporter.simulation import simulated_uuid
 
 HERE = Path(__file__).parent / "golden"
@@ -75,15 +69,16 @@ class Node:
         claims = Claims({UUIDS[1]: [JOB]}, True)
         users = UserNames(lambda _: "alice")
         eyes = allocation.watching(lambda: claims, ProcessTable(procfs, sees_all=True), users)
-        self.averages = Averages([eyes if source is allocation.SOURCE else source for source in GPU_SOURCES])
-        self.gpus = GpuStates(self.averages.sources, oldest=lambda: self.clock() - 5)
+        self.averages = Averages([eyes if one is allocation.COLLECTOR else one for one in registry.GPU_COLLECTORS])
+        self.gpus = GpuStates(self.averages.collectors, oldest=lambda: self.clock() - 5)
         timing = Timing(unix=self.clock, monotonic=self.clock)
         assert machine.driver.connect()
         count = machine.driver.device_count()
         self._samplers = [DeviceSampler(n, machine.driver.device, self.gpus.of, timing) for n in range(count)]
         self._uuids = UUIDS[:count]
         self._run_directory = RunDirectory([run_dir], clock=self.clock)
-        self._ranks = [Ranks(), AlignedSteps(30.0), RankProcesses(procfs)]
+        settings: Any = SimpleNamespace(collectors=registry.HELP, reference_interval=30.0, procfs=procfs)
+        self._ranks = registry.rank_collectors(settings)
         self._users = users
 
     def watch(self, seconds: int) -> None:
@@ -112,12 +107,12 @@ class Node:
         return replace(found, ranks=ranks)
 
     def collectors(self, metrics: Callable[[Any], Iterable[Metric]]) -> list[Any]:
-        """All that there are; `metrics` says what a source of ranks makes of the scan."""
-        state = SimpleNamespace(nvml_up=True, gpus_seen=1, gpus_expected=2, is_released=False)
+        """All that there are; `metrics` says what a collector of ranks makes of the scan."""
+        state = {"nvml_up": True, "gpus_seen": 1, "gpus_expected": 2, "is_released": False}
+        sampler: Any = SimpleNamespace(texts=self.gpus.texts, xids=self.gpus.xids, **state)
         ranks = [SimpleNamespace(name=one.name, collect=lambda one=one: metrics(one)) for one in self._ranks]
-        sources = [SourceCollector(source, self.gpus) for source in self.averages.sources]
-        mine = [*sources, XidCollector(self.gpus), *ranks, ExporterCollector(state)]
-        assert [one.name for one in mine] == [one.name for one in COLLECTORS]
+        mine = registry.collectors(registry.HELP, self.averages.collectors, sampler, ranks)
+        assert [one.name for one in mine] == [*registry.HELP]
         return [*mine, DcgmCollector(self.averages, self.gpus)]
 
 
@@ -167,10 +162,10 @@ def test_what_a_node_says_of_itself(machine, run_dir, tmp_path, monkeypatch, nam
     node = Node(machine(scenario), run_dir, tmp_path)
     node.watch(SECONDS)
     scan = node.scan()
-    scrape = Scrape(node.collectors(lambda source: source.look(scan)), clock=lambda: 0.0)
+    scrape = Scrape(node.collectors(lambda collector: collector.poll(scan)), clock=lambda: 0.0)
     body, _ = scrape.render(accept, "")
     succeeded = [line for line in body.splitlines() if line.startswith(b"rankscope_exporter_collector_success{")]
-    assert len(succeeded) == len(COLLECTORS) + 1
+    assert len(succeeded) == len(registry.COLLECTORS) + 1
     assert all(line.endswith(b" 1.0") for line in succeeded)
     compare(name, body)
 
@@ -186,8 +181,8 @@ def test_what_a_rank_writes_down(run_dir, monkeypatch) -> None:
     assert read_rank(path).info["phases"] == ["tokenize"]
 
 
-def test_every_slot_has_its_place() -> None:
-    lines = [f"{place:4d} {field} {layout.FIELDS[field]}\n" for field, place in layout.PLACES.items()]
+def test_every_slot_has_its_index() -> None:
+    lines = [f"{index:4d} {field} {layout.FIELDS[field]}\n" for field, index in layout.PLACES.items()]
     offsets = {name: value for name, value in vars(layout).items() if name.endswith("_OFFSET")}
     lines += [f"{name} {value}\n" for name, value in sorted(offsets.items())]
     compare("record.txt", "".join(lines).encode())

@@ -9,42 +9,43 @@ from prometheus_client.core import Metric
 
 from rankscope_exporter.dcgm import xid
 from rankscope_exporter.dcgm.labels import NO_INSTANCE, NOBODY, holder_values, identity_values, instance_values
-from rankscope_exporter.dcgm.metrics import COUNTS, METRICS, WHOLE_GPU, ByInstance, Framebuffers
+from rankscope_exporter.dcgm.metrics import COUNTS, METRICS, WHOLE_GPU, Framebuffers, Known
 from rankscope_exporter.dcgm.recent import Recent
 from rankscope_exporter.exposition.metric import Declaration
+from rankscope_exporter.exposition.sample_cache import Values
+from rankscope_exporter.gpu.collector import Gpu, GpuCollector
 from rankscope_exporter.gpu.collectors import allocation, gpu, memory, mig
 from rankscope_exporter.gpu.collectors.gpu import Identity
 from rankscope_exporter.gpu.collectors.xid import XidEvents
 from rankscope_exporter.gpu.nvml.mig import MigInstance
-from rankscope_exporter.gpu.source import Gpu, GpuSource
 
-NEEDED = {metric.collector for metric in METRICS} | {gpu.SOURCE.name, mig.SOURCE.name, allocation.SOURCE.name}
+NEEDED = {metric.source for metric in METRICS} | {gpu.COLLECTOR.name, mig.COLLECTOR.name, allocation.COLLECTOR.name}
 
-Values = dict[tuple[str, ...], float]
-"""By the values of LABELS, and of what labels there are beside them."""
-Known = dict[str, Any]
-"""What there is of one GPU, by collector; what there is not has no entry."""
+Found = dict[tuple[str, ...], float]
+"""Numbers by the values of LABELS, and of what labels there are beside them."""
 
 
 class SampledGpus(XidEvents, Protocol):
     """The sampler, as far as this needs it."""
 
-    def readings(self, source: GpuSource[Any]) -> Mapping[Gpu, Any]:
-        """The source's last reading of every GPU ever seen; None where there is none."""
+    def readings(self, collector: GpuCollector[Any]) -> Mapping[Gpu, Any]:
+        """The collector's last reading of every GPU ever seen; None where there is none."""
 
 
 class Averages:
-    """The sources that are on, with those averaged on the side that dcgm-exporter has as gauges."""
+    """The collectors that are on, with those averaged on the side that dcgm-exporter has as gauges."""
 
-    def __init__(self, sources: Iterable[GpuSource[Any]]) -> None:
-        plain = list(sources)
-        self._recent = {source.name: Recent(source, COUNTS[source.name]) for source in plain if source.name in COUNTS}
-        self.sources = [self._recent[s.name].source if s.name in self._recent else s for s in plain]
+    def __init__(self, collectors: Iterable[GpuCollector[Any]]) -> None:
+        plain = list(collectors)
+        self._recent = {
+            collector.name: Recent(collector, COUNTS[collector.name]) for collector in plain if collector.name in COUNTS
+        }
+        self.collectors = [self._recent[s.name].collector if s.name in self._recent else s for s in plain]
         """What the sampler is to read, in the order given."""
 
-    def of(self, source: GpuSource[Any], gpu: Gpu, reading: Any) -> Any:
-        """The averages in the place of the reading, where there are any."""
-        recent = self._recent.get(source.name)
+    def of(self, collector: GpuCollector[Any], gpu: Gpu, reading: Any) -> Any:
+        """The averages instead of the reading, where there are any."""
+        recent = self._recent.get(collector.name)
         return recent.rates(gpu) if recent else reading
 
 
@@ -56,7 +57,7 @@ class DcgmCollector:
 
     def __init__(self, averages: Averages, sampled: SampledGpus) -> None:
         self._averages = averages
-        self._sources = [source for source in averages.sources if source.name in NEEDED]
+        self._collectors = [collector for collector in averages.collectors if collector.name in NEEDED]
         self._sampled = sampled
         # What a GPU is stays true when it is lost, and XID 79 is the last that one hears of it.
         self._identities: dict[str, Identity] = {}
@@ -64,35 +65,35 @@ class DcgmCollector:
     def collect(self) -> Iterable[Metric]:
         """The metrics that any of the GPUs has."""
         known = self._known()
-        values: dict[Declaration, Values] = {metric: {} for metric in METRICS}
+        values: dict[Declaration, Found] = {metric: {} for metric in METRICS}
         for device, of in known.items():
             labels = _Labels(device, of)
             for metric in METRICS:
-                if metric.collector in of:
-                    values[metric] |= labels.of(metric.value(of[metric.collector]))
+                values[metric] |= labels.of(metric.values(of))
         values[xid.METRIC] = self._xids(known)
         return [metric.family(found) for metric, found in values.items() if found]
 
     def _known(self) -> Mapping[Gpu, Known]:
-        """Of the GPUs that answer."""
-        known: dict[Gpu, Known] = {}
-        for source in self._sources:
-            for device, reading in self._sampled.readings(source).items():
+        """What there is of each GPU that answers."""
+        known: dict[Gpu, dict[str, Any]] = {}
+        for collector in self._collectors:
+            for device, reading in self._sampled.readings(collector).items():
                 if reading is not None:
-                    known.setdefault(device, {})[source.name] = self._averages.of(source, device, reading)
-        answering = {device: _with_framebuffers(of) for device, of in known.items() if gpu.SOURCE.name in of}
-        self._identities |= {device.uuid: of[gpu.SOURCE.name] for device, of in answering.items()}
+                    known.setdefault(device, {})[collector.name] = self._averages.of(collector, device, reading)
+        answering = {device: _with_framebuffers(of) for device, of in known.items() if gpu.COLLECTOR.name in of}
+        self._identities |= {device.uuid: of[gpu.COLLECTOR.name] for device, of in answering.items()}
         return answering
 
-    def _xids(self, known: Mapping[Gpu, Known]) -> Values:
-        """Also of a GPU that is lost."""
-        found: Values = {}
+    def _xids(self, known: Mapping[Gpu, Known]) -> Found:
+        """The last XID error of each GPU, lost ones included."""
+        found: Found = {}
         for device, xids in self._sampled.xids().items():
             identity = self._identities.get(device.uuid)
-            if identity and xids.counts is not None:
-                code = xid.last_code(xids.last)
-                holders = holder_values(known.get(device, {}).get(allocation.SOURCE.name))
-                found[(*identity_values(device, identity), *NO_INSTANCE, *holders, *xid.labels_of(code))] = code
+            last = xid.METRIC.values(xids)
+            if identity and isinstance(last, Mapping):
+                holders = holder_values(known.get(device, {}).get(allocation.COLLECTOR.name))
+                labels = (*identity_values(device, identity), *NO_INSTANCE, *holders)
+                found |= {(*labels, *error): code for error, code in last.items() if code is not None}
         return found
 
 
@@ -100,14 +101,14 @@ class _Labels:
     """The labels of one GPU's values."""
 
     def __init__(self, device: Gpu, of: Known) -> None:
-        self._identity = identity_values(device, of[gpu.SOURCE.name])
+        self._identity = identity_values(device, of[gpu.COLLECTOR.name])
         self._instances = instance_values(_instances(of))
-        self._holders = holder_values(of.get(allocation.SOURCE.name))
+        self._holders = holder_values(of.get(allocation.COLLECTOR.name))
 
-    def of(self, values: ByInstance) -> Values:
+    def of(self, values: Values) -> Found:
         """The values that are known, by their labels. Of an instance nobody says who holds it, only of the whole."""
-        found: Values = {}
-        for instance, value in values.items():
+        found: Found = {}
+        for instance, value in (values if isinstance(values, Mapping) else {WHOLE_GPU: values}).items():
             if value is None:
                 continue
             if instance == WHOLE_GPU:
@@ -118,14 +119,14 @@ class _Labels:
 
 
 def _instances(of: Known) -> list[MigInstance]:
-    return list(of.get(mig.SOURCE.name, ()))
+    return list(of.get(mig.COLLECTOR.name, ()))
 
 
 def _with_framebuffers(of: Known) -> Known:
     """Memory by instance; that of a whole GPU which is split would count it twice."""
-    if memory.SOURCE.name not in of:
+    if memory.COLLECTOR.name not in of:
         return of
     split = {str(i.gpu_instance): i.memory for i in _instances(of) if i.memory}
-    whole = of[memory.SOURCE.name].device
+    whole = of[memory.COLLECTOR.name].device
     framebuffers: Framebuffers = split or ({WHOLE_GPU: whole} if whole else {})
-    return of | {memory.SOURCE.name: framebuffers}
+    return of | {memory.COLLECTOR.name: framebuffers}

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
+from rankscope_exporter.exposition.metric import MetricTable
 from rankscope_exporter.gpu.allocation.holder import labels as labels_of_holders
+from rankscope_exporter.gpu.collector import Gpu
 from rankscope_exporter.gpu.collectors.allocation import Allocation
 from rankscope_exporter.gpu.collectors.gpu import Identity
 from rankscope_exporter.gpu.nvml.mig import MigInstance
-from rankscope_exporter.gpu.source import Gpu
+
+R = TypeVar("R")
+Part = TypeVar("Part")
 
 # In the order of dcgm-exporter's template (internal/pkg/rendermetrics). One that is empty is absent to Prometheus.
 IDENTITY = ("gpu", "UUID", "pci_bus_id", "device", "modelName", "Hostname", "DCGM_FI_DRIVER_VERSION")
@@ -27,11 +32,16 @@ NOBODY = ("",) * len(HOLDER)
 PROFILE = re.compile(r"MIG (?:\d+c\.)?(\S+)$")
 
 
+def dcgm_metrics(part: Callable[[R], Part | None], source: str = "") -> MetricTable[R, Part]:
+    """A table of `DCGM_FI_…`; their counters have no `_total`."""
+    return MetricTable("DCGM_FI_", LABELS, part, source=source)
+
+
 def identity_values(gpu: Gpu, identity: Identity) -> tuple[str, ...]:
     """The values of IDENTITY."""
     index = str(gpu.index)
-    model, place = identity.name, identity.pci_bus_id
-    return index, gpu.uuid, place, f"nvidia{index}", model, identity.node, identity.driver_version
+    model, bus_id = identity.name, identity.pci_bus_id
+    return index, gpu.uuid, bus_id, f"nvidia{index}", model, identity.node, identity.driver_version
 
 
 def instance_values(instances: Sequence[MigInstance]) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""Averages over the last seconds of what a source counts: dcgm-exporter's gauges of utilisation and of rates."""
+"""Averages over the last seconds of what a collector counts: dcgm-exporter's gauges of utilisation and of rates."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Generic, TypeVar
 
+from rankscope_exporter.gpu.collector import Gpu, GpuCollector, Reader, Tick
 from rankscope_exporter.gpu.nvml.device import Device
-from rankscope_exporter.gpu.source import Gpu, GpuSource, Reader, Tick
 
 R = TypeVar("R")
 
@@ -21,14 +21,14 @@ Amounts = Mapping[tuple[str, str], float]
 
 
 class Recent(Generic[R]):
-    """A source whose counters are averaged on the side, in the thread that reads them: no scraper disturbs another."""
+    """A collector whose counters are averaged beside, in the thread that reads them: no scraper disturbs another."""
 
-    def __init__(self, source: GpuSource[R], counts: Callable[[R], Amounts]) -> None:
+    def __init__(self, collector: GpuCollector[R], counts: Callable[[R], Amounts]) -> None:
         """`counts` takes the counters out of a reading."""
         self._counts = counts
         self._rates: dict[str, Amounts] = {}
-        self.source = replace(source, reader=lambda: _Averaging(source.reader(), self._counts, self._rates))
-        """What is to be read in the source's place."""
+        self.collector = replace(collector, reader=lambda: _Averaging(collector.reader(), self._counts, self._rates))
+        """What is to be read instead of the collector that was given."""
 
     def rates(self, gpu: Gpu) -> Amounts:
         """The increase a second, of every quantity for which two readings were seen."""
@@ -45,7 +45,7 @@ class _Averaging(Generic[R]):
         self._seen = deque[tuple[float, Amounts]]()
 
     def __call__(self, device: Device, tick: Tick) -> R | None:
-        """The reading, as it is."""
+        """Read, and keep the averages. Returns the reading as it is."""
         seen, self._seen = self._seen, deque()
         rates: Amounts = {}
         try:

@@ -4,15 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rankscope_exporter.dcgm.labels import LABELS
-from rankscope_exporter.exposition.metric import Declaration
-
-METRIC = Declaration(
-    "gauge",
-    "DCGM_FI_DEV_XID_ERRORS",
-    "Code of the last XID error since the exporter began, 0 if there was none.",
-    (*LABELS, "err_code", "err_msg"),
-)
+from rankscope_exporter.dcgm.labels import dcgm_metrics
+from rankscope_exporter.exposition.metric import MetricTable, whole
+from rankscope_exporter.exposition.sample_cache import Values
+from rankscope_exporter.gpu.xid_watcher import Xids
 
 # The names in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) of those that collectors/xid.py counts from
 # the start. Others are "Unknown Error", as those are in dcgm-exporter that it does not know: `err_code` tells them.
@@ -49,6 +44,17 @@ def last_code(times: Mapping[int, float]) -> int:
     return max(times, key=times.__getitem__, default=0)
 
 
-def labels_of(code: int) -> tuple[str, str]:
-    """`err_code` and `err_msg`."""
-    return str(code), MESSAGES.get(code, "Unknown Error")
+def _last_error(xids: Xids) -> Values:
+    """Its code, by code and text; None where the driver reports none."""
+    code = last_code(xids.last)
+    return None if xids.counts is None else {(str(code), MESSAGES.get(code, "Unknown Error")): code}
+
+
+XIDS: MetricTable[Xids, Xids] = dcgm_metrics(whole)
+METRIC = XIDS.gauge(
+    "DEV_XID_ERRORS",
+    "Code of the last XID error since the exporter began, 0 if there was none.",
+    _last_error,
+    "err_code",
+    "err_msg",
+)

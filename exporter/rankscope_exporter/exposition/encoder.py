@@ -14,7 +14,7 @@ EOF = b"# EOF\n"
 TOTAL = "_total"
 
 
-class Exposition:
+class Encoder:
     """One notation. May be used by several threads."""
 
     def __init__(self, *, openmetrics: bool) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Protocol
 
 from prometheus_client.core import Metric
 
 from rankscope import __version__
-from rankscope_exporter.exposition.metric import ReadMetric
-from rankscope_exporter.exposition.sample_cache import Lines, Values, families
+from rankscope_exporter.exposition.metric import MetricTable, whole
+from rankscope_exporter.exposition.sample_cache import SampleCache, families
 
 
 class DriverState(Protocol):
@@ -34,31 +34,28 @@ class DriverState(Protocol):
         """Whether the handles are given back on request."""
 
 
-def _gauge(name: str, text: str, values: Callable[[DriverState], Values], *labels: str) -> ReadMetric[DriverState]:
-    return ReadMetric("gauge", f"rankscope_exporter_{name}", text, labels, values=values)
-
-
+EXPORTER = MetricTable[DriverState, DriverState]("rankscope_exporter_", (), whole)
 METRICS = (
-    _gauge(
+    EXPORTER.gauge(
         "build_info",
         "Version of the exporter and its Python.",
         lambda _: {(__version__, platform.python_version()): 1},
         "version",
         "python_version",
     ),
-    _gauge(
+    EXPORTER.gauge(
         "time_seconds",
         "The exporter's clock when it answered: all times that it shows are by this one, which may not be Prometheus'.",
         lambda _: time.time(),
     ),
-    _gauge("nvml_up", "1 while the NVIDIA driver answers.", lambda driver: driver.nvml_up),
-    _gauge("gpus_seen", "GPUs that answer now.", lambda driver: driver.gpus_seen),
-    _gauge(
+    EXPORTER.gauge("nvml_up", "1 while the NVIDIA driver answers.", lambda driver: driver.nvml_up),
+    EXPORTER.gauge("gpus_seen", "GPUs that answer now.", lambda driver: driver.gpus_seen),
+    EXPORTER.gauge(
         "gpus_expected",
         "The most GPUs that the driver has reported since the exporter started.",
         lambda driver: driver.gpus_expected,
     ),
-    _gauge(
+    EXPORTER.gauge(
         "gpus_released",
         "1 while the GPUs' handles are given back on request (`POST /-/release`), for a reset or another driver: then "
         "all that `/metrics` says of GPUs is absent, but for their XID errors.",
@@ -72,11 +69,12 @@ class ExporterCollector:
 
     name = "exporter"
     help = "the exporter itself: version, clock, driver, GPUs seen and expected"
+    metrics = METRICS
 
     def __init__(self, driver: DriverState) -> None:
         self._driver = driver
-        self._lines = Lines(METRICS)
+        self._cache = SampleCache(METRICS)
 
     def collect(self) -> Iterable[Metric]:
         """Build info, the time, and the driver's state."""
-        return families(METRICS, [self._lines.write(self._driver)])
+        return families(METRICS, [self._cache.write(self._driver)])

@@ -1,4 +1,4 @@
-"""A metric, declared once: collectors emit from the declaration, and docs/metrics.md is made of it."""
+"""A metric, declared once in a table: collectors emit from the declaration, and docs/metrics.md is made of it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any, Generic, Literal, TypeVar
 from rankscope_exporter.exposition.sample_cache import Values, WrittenFamily, line_prefix, number_text
 
 R = TypeVar("R")
+Part = TypeVar("Part")
+Kind = Literal["gauge", "counter", "histogram"]
 
 UNITS = ("seconds", "bytes", "watts", "joules", "hertz", "celsius")
 
@@ -17,7 +19,7 @@ UNITS = ("seconds", "bytes", "watts", "joules", "hertz", "celsius")
 class Declaration:
     """What is true of a metric whatever its values are."""
 
-    kind: Literal["gauge", "counter", "histogram"]
+    kind: Kind
     name: str
     """As on /metrics: a counter's ends in `_total`."""
     help: str
@@ -56,3 +58,84 @@ class ReadMetric(Declaration, Generic[R]):
     """A metric, and how its values come out of a reading."""
 
     values: Callable[[R], Values] = field(kw_only=True)
+
+
+@dataclass(frozen=True)
+class HistogramMetric(ReadMetric[R]):
+    """A distribution. Its values are by the suffix of the name (`_bucket`, `_count`, `_sum`) and the bound."""
+
+    def prefix(self, labels: Sequence[str]) -> str:
+        """A bucket's bound stands in the label `le`."""
+        *common, suffix, bound = labels
+        bounds = [("le", bound)] if bound else []
+        return line_prefix(self.name + suffix, (*zip(self.labels, common, strict=True), *bounds))
+
+
+def whole(reading: R) -> R:
+    """The part that is all of a reading."""
+    return reading
+
+
+class MetricTable(Generic[R, Part]):
+    """Declares metrics whose names begin alike, whose first labels are the same, and that are of one part of a reading.
+
+    They are absent from a reading without that part. `source` and `since` are those of all that say no other.
+    """
+
+    def __init__(
+        self,
+        prefix: str,
+        labels: tuple[str, ...],
+        part: Callable[[R], Part | None],
+        *,
+        source: str = "",
+        since: str = "any",
+    ) -> None:
+        """`part` takes it out of a reading; None if there is none."""
+        self._prefix = prefix
+        self._labels = labels
+        self._part = part
+        self._source = source
+        self._since = since
+
+    def gauge(
+        self,
+        name: str,
+        text: str,
+        value: Callable[[Part], Values],
+        *labels: str,
+        source: str = "",
+        since: str = "",
+        without: float | None = None,
+    ) -> ReadMetric[R]:
+        """`labels` are those besides the table's; `without` is the value where a reading has no such part."""
+        return ReadMetric(
+            "gauge", *self._described(name, text, labels, source, since), values=self._values(value, without)
+        )
+
+    def counter(
+        self, name: str, text: str, value: Callable[[Part], Values], *labels: str, source: str = "", since: str = ""
+    ) -> ReadMetric[R]:
+        """As `gauge`; the name is written with its end `_total`."""
+        return ReadMetric("counter", *self._described(name, text, labels, source, since), values=self._values(value))
+
+    def histogram(
+        self, name: str, text: str, value: Callable[[Part], Values], *, source: str = "", since: str = ""
+    ) -> HistogramMetric[R]:
+        """Of the buckets that `value` gives."""
+        return HistogramMetric("histogram", *self._described(name, text, (), source, since), values=self._values(value))
+
+    def _described(
+        self, name: str, text: str, labels: tuple[str, ...], source: str, since: str
+    ) -> tuple[str, str, tuple[str, ...], str, str]:
+        labels = (*self._labels, *labels)
+        return f"{self._prefix}{name}", text, labels, source or self._source, since or self._since
+
+    def _values(self, value: Callable[[Part], Values], without: float | None = None) -> Callable[[R], Values]:
+        part_of = self._part
+
+        def values(reading: R) -> Values:
+            part = part_of(reading)
+            return without if part is None else value(part)
+
+        return values

@@ -51,8 +51,8 @@ class Valued(Declared, Protocol[Reading]):
         """The values, by the labels that follow those that all lines have."""
 
 
-class Lines(Generic[R]):
-    """The lines of one GPU, or of one rank. Used by one thread at a time."""
+class SampleCache(Generic[R]):
+    """The samples of one GPU, or of one rank, as lines. Used by one thread at a time."""
 
     def __init__(self, metrics: Sequence[Valued[R]], labels: Sequence[str] = ()) -> None:
         self._metrics = metrics
@@ -64,30 +64,30 @@ class Lines(Generic[R]):
 
     def write(self, reading: R) -> Texts:
         """The texts of all metrics, in their order."""
-        for place, values_of in enumerate(self._values_of):
+        for index, values_of in enumerate(self._values_of):
             values = values_of(reading)
-            if values != self._values[place]:
+            if values != self._values[index]:
                 if values is None or isinstance(values, (int, float)):
-                    self._values[place] = values
-                    self._texts[place] = self._text(place, {(): values})
+                    self._values[index] = values
+                    self._texts[index] = self._text(index, {(): values})
                 else:
                     # A copy, because a reader may go on counting in the same mapping.
-                    self._values[place] = several = dict(values)
-                    self._texts[place] = self._text(place, several)
+                    self._values[index] = several = dict(values)
+                    self._texts[index] = self._text(index, several)
         return tuple(self._texts)
 
-    def _text(self, place: int, values: Mapping[Any, float | None]) -> bytes:
-        before, now, text = self._prefixes[place], dict[Any, str](), []
+    def _text(self, index: int, values: Mapping[Any, float | None]) -> bytes:
+        before, now, text = self._prefixes[index], dict[Any, str](), []
         for labels, number in values.items():
             if number is not None:
-                now[labels] = prefix = before.get(labels) or self._prefix(place, labels)
+                now[labels] = prefix = before.get(labels) or self._prefix(index, labels)
                 text.append(f"{prefix}{number_text(number)}\n")
-        self._prefixes[place] = now  # a series that is gone takes no memory
+        self._prefixes[index] = now  # a series that is gone takes no memory
         return "".join(text).encode()
 
-    def _prefix(self, place: int, labels: str | tuple[str, ...]) -> str:
+    def _prefix(self, index: int, labels: str | tuple[str, ...]) -> str:
         more = (labels,) if isinstance(labels, str) else labels
-        return self._metrics[place].prefix((*self._labels, *more))
+        return self._metrics[index].prefix((*self._labels, *more))
 
 
 class WrittenFamily(Metric):

@@ -6,16 +6,17 @@ import gzip
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import lru_cache
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from prometheus_client.core import Metric
 from prometheus_client.exposition import choose_encoder
 
-from rankscope_exporter.exposition.encoder import Exposition
-from rankscope_exporter.exposition.metric import ReadMetric
-from rankscope_exporter.exposition.sample_cache import Lines, Values, families
+from rankscope_exporter.exposition.collector import Collector
+from rankscope_exporter.exposition.encoder import Encoder
+from rankscope_exporter.exposition.metric import MetricTable, whole
+from rankscope_exporter.exposition.sample_cache import SampleCache, families
 
 GZIP_LEVEL = 1  # 0.2 ms instead of level 9's 3.7 for a thousand series, at 1.3 times the size
 OPENMETRICS = "application/openmetrics-text"
@@ -24,17 +25,14 @@ Outcome = Mapping[str, tuple[bool, float]]
 """By collector: whether it delivered, and how many seconds it took."""
 
 
-def _gauge(name: str, text: str, values: Callable[[Outcome], Values]) -> ReadMetric[Outcome]:
-    return ReadMetric("gauge", f"rankscope_exporter_collector_{name}", text, ("collector",), values=values)
-
-
+COLLECTOR = MetricTable[Outcome, Outcome]("rankscope_exporter_collector_", ("collector",), whole)
 METRICS = (
-    _gauge(
+    COLLECTOR.gauge(
         "success",
         "1 if the collector delivered in this scrape, 0 if it failed.",
         lambda outcome: {name: has_delivered for name, (has_delivered, _) in outcome.items()},
     ),
-    _gauge(
+    COLLECTOR.gauge(
         "duration_seconds",
         "How long the collector took in this scrape.",
         lambda outcome: {name: seconds for name, (_, seconds) in outcome.items()},
@@ -51,26 +49,16 @@ class Form(NamedTuple):
     compressed: bool
 
 
-class Collector(Protocol):
-    """One source of metrics. `collect` may raise: that costs this collector's metrics and nobody else's."""
-
-    name: str
-    help: str
-
-    def collect(self) -> Iterable[Metric]:
-        """The metrics of this moment."""
-
-
 class Scrape:
-    """All collectors behind one seam."""
+    """Asks every collector, and renders what they say."""
 
     def __init__(self, collectors: Sequence[Collector], clock: Callable[[], float] = time.perf_counter) -> None:
         self._collectors = collectors
         self._clock = clock
-        self._lines = Lines(METRICS)
+        self._cache = SampleCache(METRICS)
         self._failing: set[str] = set()
         self._lock = threading.Lock()  # the status page is made on another thread
-        self._expositions = {openmetrics: Exposition(openmetrics=openmetrics) for openmetrics in (False, True)}
+        self._encoders = {openmetrics: Encoder(openmetrics=openmetrics) for openmetrics in (False, True)}
 
     def collect(self) -> list[Metric]:
         """Every collector's metrics, then how long each took and whether it succeeded."""
@@ -82,7 +70,7 @@ class Scrape:
                 delivered = self._run(collector)
                 outcome[collector.name] = delivered is not None, self._clock() - began
                 collected += delivered or []
-            return [*collected, *families(METRICS, [self._lines.write(outcome)])]
+            return [*collected, *families(METRICS, [self._cache.write(outcome)])]
 
     def render(self, accept: str, accept_encoding: str) -> tuple[bytes, dict[str, str]]:
         """Body and headers of an answer to these request headers."""
@@ -92,7 +80,7 @@ class Scrape:
     def bodies(self, forms: Collection[Form]) -> dict[Form, bytes]:
         """What one look at all collectors gives, in each of these forms."""
         families = self.collect()
-        plain = {kind: self._expositions[kind].render(families) for kind in {form.openmetrics for form in forms}}
+        plain = {kind: self._encoders[kind].render(families) for kind in {form.openmetrics for form in forms}}
         return {form: _packed(plain[form.openmetrics], form) for form in forms}
 
     def _run(self, collector: Collector) -> list[Metric] | None:

@@ -1,4 +1,4 @@
-"""Work for another thread: given by any, done by the one that takes orders, and answered to whoever gave it."""
+"""Work for another thread: any thread calls, one runs what is called, and the answer goes to the caller."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 
-class Orders:
+class CommandQueue:
     """The driver is connected and closed by one thread alone, and requests come on others."""
 
     def __init__(self) -> None:
-        self._given: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
+        self._commands: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
 
-    def give(self, order: Callable[[], None], within: float) -> None:
-        """Have it done. Raises what it raises, and TimeoutError if it is not done within so many seconds.
+    def call(self, command: Callable[[], None], within: float) -> None:
+        """Have it run, and wait for that. Raises what it raises, and TimeoutError if it takes longer than `within`.
 
-        Then it is not begun any more; only one that has begun goes on.
+        Seconds. Then it is not begun any more; only one that has begun goes on.
         """
-        answer = self.post(order)
+        answer = self.post(command)
         try:
             answer.result(within)
         except concurrent.futures.TimeoutError:  # in Python 3.10 not the built-in one
@@ -27,23 +27,23 @@ class Orders:
         finally:
             answer.cancel()
 
-    def post(self, order: Callable[[], None]) -> Future[None]:
-        """Have it done some time, after those that were given before."""
+    def post(self, command: Callable[[], None]) -> Future[None]:
+        """Have it run some time, after those that were posted before."""
         answer: Future[None] = Future()
-        self._given.put((order, answer))
+        self._commands.put((command, answer))
         return answer
 
-    def take(self, within: float) -> None:
-        """Do the next order, if one comes within so many seconds."""
+    def run_next(self, within: float) -> None:
+        """Run the next command, if one comes within so many seconds."""
         try:
-            order, answer = self._given.get(timeout=within)
+            command, answer = self._commands.get(timeout=within)
         except queue.Empty:
             return
         if not answer.set_running_or_notify_cancel():
             return
         try:
-            order()
-        except Exception as error:  # whoever gave the order learns of it, and this thread goes on
+            command()
+        except Exception as error:  # the caller learns of it, and this thread goes on
             answer.set_exception(error)
         else:
             answer.set_result(None)

@@ -1,19 +1,19 @@
-"""One GPU's thread: reads every source from its device, again and again. A device that blocks holds up only this."""
+"""One GPU's thread: reads every collector from its device, again and again. A device that blocks holds up only this."""
 
 from __future__ import annotations
 
 import logging
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from rankscope_exporter.exposition.sample_cache import Texts
+from rankscope_exporter.gpu.collector import GpuCollector, Reader, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.errors import DeviceLostError, DriverError
-from rankscope_exporter.gpu.source import GpuSource, Reader, Tick
 from rankscope_exporter.gpu.states import GpuState, Reading
+from rankscope_exporter.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +35,7 @@ class Timing:
     monotonic: Callable[[], float] = time.monotonic
 
     @property
-    def longest_age(self) -> float:
+    def stale_after(self) -> float:
         """The age up to which a reading counts."""
         return max(self.deadline, 3 * self.interval)
 
@@ -56,39 +56,16 @@ class DeviceSampler:
         self._timing = timing
         self._state: GpuState | None = None
         self._complaints: dict[str, str] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"gpu-{index}", daemon=True)
         self._began = timing.monotonic()
         self.device: Device | None = None
         self.has_finished_a_round = False
-
-    def start(self) -> None:
-        """Begin to read."""
-        self._thread.start()
-
-    @property
-    def name(self) -> str:
-        """Of the thread."""
-        return self._thread.name
-
-    def request_stop(self) -> None:
-        """Read no more; `join` waits for it."""
-        self._stop.set()
-
-    def join(self, seconds: float) -> bool:
-        """Whether the thread has ended within so many seconds."""
-        self._thread.join(max(0.0, seconds))
-        return not self._thread.is_alive()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether the thread lives."""
-        return self._thread.is_alive()
+        complaint = f"GPU {index}: a reading failed"
+        self.worker = Worker(f"gpu-{index}", timing.interval, self._turn, complaint, at_end=self._close)
 
     @property
     def is_stuck(self) -> bool:
         """Whether a round has not ended in time."""
-        return self.is_running and self._timing.monotonic() - self._began > self._timing.longest_age
+        return self.worker.is_running and self._timing.monotonic() - self._began > self._timing.stale_after
 
     def round(self) -> float:
         """Take one reading. Returns the seconds to pause until the next."""
@@ -98,15 +75,16 @@ class DeviceSampler:
         except DriverError as error:
             self._fail(error)
             return max(self._timing.interval, self._timing.reopen_after)
-        self._settle("the device")
+        self._log_recovery("the device")
         return max(0.0, self._began + self._timing.interval - self._timing.monotonic())
 
-    def _run(self) -> None:
-        while not self._stop.is_set():
-            pause = self.round()
-            self.has_finished_a_round = True
-            self._began = self._timing.monotonic() + pause
-            self._stop.wait(pause)
+    def _turn(self) -> float:
+        pause = self.round()
+        self.has_finished_a_round = True
+        self._began = self._timing.monotonic() + pause
+        return pause
+
+    def _close(self) -> None:
         if self.device:
             self.device.close()
 
@@ -118,33 +96,35 @@ class DeviceSampler:
         assert self._state is not None
         self.device.check()
         tick = Tick(self._timing.unix(), self._elapsed(self._state))
-        values: dict[GpuSource[Any], object] = {}
-        texts: dict[GpuSource[Any], Texts] = {}
-        for source, reader in self._state.readers.items():
-            values[source], texts[source] = self._read(source, reader, self.device, tick)
+        values: dict[GpuCollector[Any], object] = {}
+        texts: dict[GpuCollector[Any], Texts] = {}
+        for collector, reader in self._state.readers.items():
+            values[collector], texts[collector] = self._read(collector, reader, self.device, tick)
         self._state.latest = Reading(self._began, values, texts)
 
     def _elapsed(self, state: GpuState) -> float:
         """Since the reading before; 0 if that is so long ago that nobody can say what was in between."""
         elapsed = self._began - state.latest.taken if state.latest else 0.0
-        return elapsed if elapsed <= self._timing.longest_age else 0.0
+        return elapsed if elapsed <= self._timing.stale_after else 0.0
 
-    def _read(self, source: GpuSource[Any], reader: Reader[Any], device: Device, tick: Tick) -> tuple[object, Texts]:
-        """One source must not cost the others theirs, unless the device itself is gone."""
+    def _read(
+        self, collector: GpuCollector[Any], reader: Reader[Any], device: Device, tick: Tick
+    ) -> tuple[object, Texts]:
+        """One collector must not cost the others theirs, unless the device itself is gone."""
         assert self._state is not None
-        lines = self._state.lines[source]
+        cache = self._state.caches[collector]
         try:
             value = reader(device, tick)
-            texts = lines.write(value)
+            texts = cache.write(value)
         except DeviceLostError:
             raise
         except DriverError as error:
-            self._complain(source.name, error)
-            return None, lines.write(None)
+            self._complain(collector.name, error)
+            return None, cache.write(None)
         except Exception as error:  # a mistake of ours: the scrape raises it, and the collector counts as failed
-            self._complain(source.name, error)
+            self._complain(collector.name, error)
             return error, ()
-        self._settle(source.name)
+        self._log_recovery(collector.name)
         return value, texts
 
     def _fail(self, error: DriverError) -> None:
@@ -162,6 +142,7 @@ class DeviceSampler:
             logger.warning("GPU %d: %s cannot be read: %s", self._index, about, error)
             self._complaints[about] = str(error)
 
-    def _settle(self, about: str) -> None:
+    def _log_recovery(self, about: str) -> None:
+        """Log that what had failed works again."""
         if self._complaints.pop(about, None):
             logger.info("GPU %d: %s can be read again", self._index, about)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
 from rankscope_exporter.exposition.sample_cache import Texts
+from rankscope_exporter.gpu.collector import Gpu, GpuCollector, Reader
 from rankscope_exporter.gpu.nvml.device import Device
-from rankscope_exporter.gpu.source import Gpu, GpuSource, Reader
 from rankscope_exporter.gpu.xid_watcher import Xids
 
 R = TypeVar("R")
@@ -20,26 +20,26 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Reading:
-    """What one round brought, by source: a value, None, or the exception that was raised by mistake; and its lines."""
+    """What a round brought, by collector: a value, None, or the exception that was raised by mistake; and its lines."""
 
     taken: float
-    values: Mapping[GpuSource[Any], object]
-    texts: Mapping[GpuSource[Any], Texts]
+    values: Mapping[GpuCollector[Any], object]
+    texts: Mapping[GpuCollector[Any], Texts]
 
 
 class GpuState:
     """What is known of one GPU: counters outlast a lost device."""
 
-    def __init__(self, gpu: Gpu, sources: Iterable[GpuSource[Any]]) -> None:
-        self.readers: dict[GpuSource[Any], Reader[Any]] = {source: source.reader() for source in sources}
+    def __init__(self, gpu: Gpu, collectors: Iterable[GpuCollector[Any]]) -> None:
+        self.readers: dict[GpuCollector[Any], Reader[Any]] = {collector: collector.reader() for collector in collectors}
         self.at(gpu)
         self.latest: Reading | None = None
         self.xids = Xids(None, {})
 
     def at(self, gpu: Gpu) -> None:
-        """The GPU has this index now."""
+        """From now on the GPU has this index."""
         self.gpu = gpu
-        self.lines = {source: source.lines(gpu) for source in self.readers}
+        self.caches = {collector: collector.cache(gpu) for collector in self.readers}
 
     def since(self, oldest: float) -> Reading | None:
         """The last reading, unless it is older."""
@@ -50,8 +50,8 @@ class GpuState:
 class GpuStates:
     """All GPUs ever seen. `oldest` is the monotonic time from which on readings count now."""
 
-    def __init__(self, sources: Sequence[GpuSource[Any]], oldest: Callable[[], float]) -> None:
-        self._sources = sources
+    def __init__(self, collectors: Sequence[GpuCollector[Any]], oldest: Callable[[], float]) -> None:
+        self._collectors = collectors
         self._oldest = oldest
         self._states: dict[str, GpuState] = {}
         self._by_index: tuple[GpuState, ...] = ()
@@ -61,7 +61,7 @@ class GpuStates:
         """The state of the GPU with this UUID, at whatever index it is now."""
         gpu = Gpu(device.index, device.uuid)
         with self._lock:
-            state = self._states.setdefault(device.uuid, GpuState(gpu, self._sources))
+            state = self._states.setdefault(device.uuid, GpuState(gpu, self._collectors))
             if state.gpu != gpu:
                 state.at(gpu)
             self._by_index = tuple(sorted(self._states.values(), key=lambda state: state.gpu.index))
@@ -73,16 +73,16 @@ class GpuStates:
         oldest = self._oldest()
         return sum(state.since(oldest) is not None for state in self._by_index)
 
-    def readings(self, source: GpuSource[R]) -> dict[Gpu, R | None]:
-        """The source's last reading of every GPU; None where it is down or does not have this.
+    def readings(self, collector: GpuCollector[R]) -> dict[Gpu, R | None]:
+        """The collector's last reading of every GPU; None where it is down or does not have this.
 
-        Raises what the source's reader raised by mistake.
+        Raises what the collector's reader raised by mistake.
         """
-        return {gpu: cast("R | None", value) for gpu, value, _ in self._latest(source)}
+        return {gpu: cast("R | None", value) for gpu, value, _ in self._latest(collector)}
 
-    def texts(self, source: GpuSource[Any]) -> list[Texts]:
+    def texts(self, collector: GpuCollector[Any]) -> list[Texts]:
         """The lines of these readings."""
-        return [texts for _, _, texts in self._latest(source)]
+        return [texts for _, _, texts in self._latest(collector)]
 
     def xids(self) -> dict[Gpu, Xids]:
         """XID events of every GPU, lost ones included."""
@@ -98,14 +98,14 @@ class GpuStates:
         for state in self._by_index:
             state.latest = None
 
-    def _latest(self, source: GpuSource[Any]) -> Iterator[tuple[Gpu, object, Texts]]:
+    def _latest(self, collector: GpuCollector[Any]) -> Iterator[tuple[Gpu, object, Texts]]:
         oldest = self._oldest()
         for state in self._by_index:
             latest = state.since(oldest)
             if latest is None:
-                yield state.gpu, None, source.lines(state.gpu).write(None)
+                yield state.gpu, None, collector.cache(state.gpu).write(None)
                 continue
-            value = latest.values[source]
+            value = latest.values[collector]
             if isinstance(value, Exception):
                 raise value
-            yield state.gpu, value, latest.texts[source]
+            yield state.gpu, value, latest.texts[collector]

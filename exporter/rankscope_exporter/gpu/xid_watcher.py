@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.nvml.errors import DriverError
 from rankscope_exporter.gpu.nvml.events import XidEvents
+from rankscope_exporter.worker import Worker
 
 WAIT = 0.5  # seconds; how long it may take to notice a new device, or the end
 
@@ -45,51 +45,44 @@ class XidWatcher:
         self._report = report
         self._asked: dict[str, Device] = {}
         self._registered: set[str] = set()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="xid", daemon=True)
+        self._events: XidEvents | None = None
+        self.worker = Worker("xid", WAIT, self._turn, "XID errors cannot be waited for", at_end=self._close)
 
-    def start(self) -> None:
-        """Begin to wait for events."""
-        self._thread.start()
-
-    @property
-    def name(self) -> str:
-        """Of the thread."""
-        return self._thread.name
-
-    def request_stop(self) -> None:
-        """Wait no more; `join` waits for it."""
-        self._stop.set()
-
-    def join(self, seconds: float) -> bool:
-        """Whether the thread has ended within so many seconds."""
-        self._thread.join(max(0.0, seconds))
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            events = self._driver.xid_events()
-            while not self._stop.is_set():
-                self._turn(events)
-            events.close()
-        except DriverError as error:  # the driver is gone, or cannot do this; another connection brings another watcher
-            logger.warning("XID errors are not reported any more: %s", error)
-
-    def _turn(self, events: XidEvents) -> None:
+    def listen(self, events: XidEvents) -> float:
+        """Wait for an event, of new devices too. Returns the seconds to pause until the next time."""
         for device in self._devices():
             self._register(events, device)
         if not self._registered:
-            self._stop.wait(WAIT)
-            return
+            return WAIT
         try:
             event = events.wait(WAIT)
         except DriverError as error:  # also while any GPU of the set is lost, and then at once: do not spin
             logger.debug("no XID events for now: %s", error)
-            self._stop.wait(WAIT)
-            return
+            return WAIT
         if event:
             logger.warning("XID %d on GPU %s", event.code, event.uuid)
             self._report(event.uuid, event.code)
+        return 0.0
+
+    def _turn(self) -> float:
+        try:
+            self._events = self._events or self._driver.xid_events()
+        except DriverError as error:
+            self._end(error)
+            return 0.0
+        return self.listen(self._events)
+
+    def _close(self) -> None:
+        try:
+            if self._events:
+                self._events.close()
+        except DriverError as error:
+            self._end(error)
+
+    def _end(self, error: DriverError) -> None:
+        """The driver is gone, or cannot do this; another connection brings another watcher."""
+        logger.warning("XID errors are not reported any more: %s", error)
+        self.worker.request_stop()
 
     def _register(self, events: XidEvents, device: Device) -> None:
         """Once for each GPU of this connection; again only for one that failed and was opened anew since."""

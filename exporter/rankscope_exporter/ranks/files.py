@@ -1,6 +1,6 @@
 """Which files of a run directory are read. Everybody may write there, so: bounded, fair, and never through a link.
 
-A user who fills the directory takes nobody else's place: what is shown is read again first, whatever the listing says,
+A user who fills the directory crowds nobody out: what is shown is read again first, whatever the listing says,
 and where there are too many other files each owner has the same share. An owner is the one thing about a file that
 cannot be made up.
 """
@@ -135,7 +135,7 @@ class Listing:
         return names
 
     def _next(self) -> Iterator[os.DirEntry[str]]:
-        """Ends at either limit."""
+        """The next entries, up to either limit."""
         candidates = 0
         for entry in islice(self._rest, self._names_limit):
             candidates += entry.name.endswith(SUFFIX)
@@ -154,7 +154,7 @@ def fair_share(
     """At most `limit` of the files: the newest of each owner, then the second newest of each, and so on.
 
     First those of `known`, which hold ranks that are shown; last those that are as long as no record or are `in_vain`,
-    by their stamps. So what was never tried is tried soon, even if there are more owners than places.
+    by their stamps. So what was never tried is tried soon, even if there are more owners than files are read.
     """
     turns: Counter[int] = Counter()
     lots: dict[int, float] = {}

@@ -1,38 +1,28 @@
-"""What a metric of a rank is: declared once, with how its values come out of the rank's record."""
+"""The tables of ranks' metrics: their prefix and labels, and how values come out of a rank's record."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import TypeVar
 
-from rankscope_exporter.exposition.metric import ReadMetric
-from rankscope_exporter.exposition.sample_cache import Values, line_prefix
+from rankscope_exporter.exposition.metric import MetricTable, whole
 from rankscope_exporter.ranks.run_directory import Rank
+
+R = TypeVar("R")
+Part = TypeVar("Part")
 
 RANK_LABELS = ("run", "rank", "owner")
 """`owner` is the uid of the record's file: the one thing about a record that nobody can make up. A number, because
 names differ between nodes and containers. Two users' runs of one name are two runs."""
 
 
-@dataclass(frozen=True)
-class RankHistogram(ReadMetric[Rank]):
-    """A distribution a rank. Its values are by the suffix of the name (`_bucket`, `_count`, `_sum`) and the bound."""
-
-    def prefix(self, labels: Sequence[str]) -> str:
-        """A bucket's bound stands in the label `le`."""
-        *common, suffix, bound = labels
-        bounds = [("le", bound)] if bound else []
-        return line_prefix(self.name + suffix, (*zip(self.labels, common, strict=True), *bounds))
+def rank_metrics(part: Callable[[R], Part | None]) -> MetricTable[R, Part]:
+    """A table of `rankscope_rank_…`, of what `part` takes out of whatever is read of a rank."""
+    return MetricTable("rankscope_rank_", RANK_LABELS, part)
 
 
-def gauge(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> ReadMetric[Rank]:
-    """Declare `rankscope_rank_…`; `labels` are those besides RANK_LABELS."""
-    return ReadMetric("gauge", f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), values=values)
-
-
-def counter(name: str, text: str, values: Callable[[Rank], Values], *labels: str) -> ReadMetric[Rank]:
-    """As `gauge`; the name ends in `_total`."""
-    return ReadMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), values=values)
+RANK: MetricTable[Rank, Rank] = rank_metrics(whole)
+"""Of a rank's record."""
 
 
 def nonzero(field_name: str) -> Callable[[Rank], float | None]:

@@ -22,7 +22,7 @@ from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
 
 ENDED_RANKS_SHOWN_FOR = 600.0  # seconds: long enough for a scrape, an alert and a look at it
 FILES_LIMIT = 1024  # read in a scan; a full one of bad files costs a tenth of a second
-SERIES_LIMIT = 246  # of one rank: every phase, operation and group that a record has a place for
+SERIES_LIMIT = 246  # of one rank: every phase, operation and group that a record has room for
 
 Key = tuple[str, str, str]
 
@@ -166,7 +166,7 @@ class RunDirectory:
         """Which of two records of one key is shown: of those that live the one that was there in the last scan.
 
         A run that was started again takes over at once from its ended rank. Owners differ only where they are no part
-        of the key; there nobody's rank takes the place of another user's before that has ended.
+        of the key; there nobody's rank replaces another user's before that has ended.
         """
         alive, before = rank.snapshot.alive, self._shown.get(rank.key)
         is_known = before is not None and before.snapshot.path == rank.snapshot.path

@@ -41,7 +41,7 @@ class TextLimit:
         )
 
     def of(self, snapshot: RankSnapshot) -> int:
-        """Of one of them."""
+        """Bytes that this one takes at most."""
         by_op = snapshot.slots[_BY_OP]
         return self._named + (len(by_op) - by_op.count(0.0)) * self._line
 

@@ -221,7 +221,7 @@ def account(alignments: Sequence[Alignment], steps: Sequence[AnyStep]) -> None:
         alignment.skew += wait - floor
     last = waits.index(floor)
     blame = (sum(waits) - floor * len(waits)) / (len(waits) - 1)
-    others = [step for place, step in enumerate(steps) if place != last]
+    others = [step for index, step in enumerate(steps) if index != last]
     alignments[last].blame[_cause(steps[last], others, blame)] += blame
 
 

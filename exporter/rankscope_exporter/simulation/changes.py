@@ -15,9 +15,9 @@ from pathlib import Path
 
 import yaml
 
-from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.simulation.scenario import parse_change
 from rankscope_exporter.simulation.timeline import State, Timeline
+from rankscope_exporter.worker import Worker
 
 POLLED_EVERY = 0.1  # seconds
 
@@ -32,15 +32,15 @@ class Changes:
         self._timelines = timelines
         self._now = now
         self._seen: dict[Path, int | None] = {}
-        self._thread = Periodic("simulated-changes", POLLED_EVERY, self.poll, "the simulated GPUs cannot be changed")
+        self._worker = Worker("simulated-changes", POLLED_EVERY, self.poll, "the simulated GPUs cannot be changed")
 
     def start(self) -> None:
         """Begin to look."""
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """End the thread."""
-        self._thread.stop()
+        self._worker.stop()
 
     def poll(self) -> None:
         """One look at all files. A bad one is reported once, and changes nothing."""

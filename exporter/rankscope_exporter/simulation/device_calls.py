@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 
 from rankscope_exporter.gpu.nvml.health import ERROR_KINDS, LOCATIONS
+from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.symbols import symbol
-
-if TYPE_CHECKING:  # the scenario, which the GPU needs, asks these files which symbols there are
-    from rankscope_exporter.simulation.gpu import SimulatedGpu
 
 BAR1 = 2**30  # bytes mapped of a window as large as the memory
 LOWEST_POWER_LIMIT = 0.3
@@ -23,7 +21,7 @@ THRESHOLDS = {  # °C, like those of an A100
 LANES = 16
 IDLE_PCIE_GENERATION = 1
 BANKS = 640
-# Since Turing two places are told apart; by NVML's numbers.
+# Since Turing two locations are told apart; by NVML's numbers.
 ECC_LOCATIONS = {LOCATIONS[name]: name for name in ("dram", "sram")}
 ECC_KINDS = {number: name for name, number in ERROR_KINDS.items()}
 

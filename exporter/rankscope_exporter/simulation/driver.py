@@ -51,8 +51,8 @@ class SimulatedDriver:
 
     def load(self) -> int | None:
         """Which loading of the driver this is; None while none is loaded. A connection does not outlive its loading."""
-        place = bisect_right(self._loaded, self.now(), key=lambda entry: entry[0]) - 1
-        return place if self._loaded[place][1] else None
+        index = bisect_right(self._loaded, self.now(), key=lambda entry: entry[0]) - 1
+        return index if self._loaded[index][1] else None
 
     def start(self) -> None:
         """Begin to follow the ranks, and what is told while all this runs."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 
+from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.symbols import symbol
-
-if TYPE_CHECKING:  # as in device_calls.py
-    from rankscope_exporter.simulation.gpu import SimulatedGpu
 
 Field = Callable[["SimulatedGpu", float], float | None]
 

@@ -9,15 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 
+from rankscope_exporter.simulation.gpu import SimulatedGpu
+from rankscope_exporter.simulation.mig import mig_devices
 from rankscope_exporter.simulation.symbols import symbol
 from rankscope_exporter.simulation.timeline import Seconds
-
-if TYPE_CHECKING:  # as in device_calls.py
-    from rankscope_exporter.simulation.gpu import SimulatedGpu
 
 SHORTEST = 0.1  # seconds
 SYMBOLS = ("nvmlGpmSampleGet", "nvmlGpmMigSampleGet")
@@ -79,7 +78,7 @@ class GpmSamples:
         sample = self._samples.get(address)
         if sample is None or sample.thread != threading.get_ident():
             return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
-        instances: set[int | None] = {device.gpu_instance for device in gpu.mig_devices}
+        instances: set[int | None] = {device.gpu_instance for device in mig_devices(gpu)}
         if not gpu.model.since("hopper") or instance not in (instances or {None}):
             return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
         sample.gpu, sample.instance, sample.t = gpu, instance, t

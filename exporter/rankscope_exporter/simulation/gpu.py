@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from rankscope_exporter.simulation import simulated_uuid
-from rankscope_exporter.simulation.mig import mig_devices
 from rankscope_exporter.simulation.models import GpuModel
 from rankscope_exporter.simulation.ranks import RankHistory
 from rankscope_exporter.simulation.timeline import Seconds, SimulatedProcess, State, Timeline
@@ -51,7 +50,6 @@ class SimulatedGpu:
         self.model = model
         self.timeline = timeline
         self.start_unix = start_unix
-        self.mig_devices = mig_devices(self)
         self._ranks = ranks
         self._holders = holders
 
@@ -99,7 +97,7 @@ class SimulatedGpu:
         return IDLE_TEMPERATURE + FULL_LOAD_HEATING * min(1.0, max(0.0, load))
 
     def sm_clock(self, t: float) -> float:
-        """MHz."""
+        """MHz now."""
         reasons = self.reasons(t)
         if "gpu_idle" in reasons:
             return IDLE_SM_CLOCK
@@ -135,7 +133,7 @@ class SimulatedGpu:
         return int(self.model.memory * RESERVED_SHARE)
 
     def memory_used(self, t: float) -> int:
-        """Bytes that processes hold; the scenario's `memory_used` takes the place of its own processes' sum."""
+        """Bytes that processes hold; the scenario's `memory_used` counts instead of its own processes' sum."""
         state, processes = self.state(t), self.processes(t)
         used = sum(process.memory for process in processes)
         if state.memory_used is not None:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pynvml
 
 from rankscope_exporter.gpu.nvml.device import CLOCK_EVENT_REASONS
 from rankscope_exporter.simulation import device_calls, field_values, gpm
+from rankscope_exporter.simulation.gpu import SimulatedGpu
+from rankscope_exporter.simulation.mig import MigDevice
 from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS, symbol
-
-if TYPE_CHECKING:  # the scenario, which the GPU needs, asks this file which symbols there are
-    from rankscope_exporter.simulation.gpu import SimulatedGpu
-    from rankscope_exporter.simulation.mig import MigDevice
 
 NO_INSTANCE = 0xFFFFFFFF  # of a MIG device
 
@@ -144,9 +142,9 @@ def _fill_processes(gpu: SimulatedGpu, t: float, context: str, count: Any, array
     count.value = len(processes)
     if len(processes) > room:
         return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
-    for place, process in enumerate(processes):
-        array[place].pid, array[place].usedGpuMemory = process.pid, process.memory
-        array[place].gpuInstanceId = array[place].computeInstanceId = NO_INSTANCE
+    for index, process in enumerate(processes):
+        array[index].pid, array[index].usedGpuMemory = process.pid, process.memory
+        array[index].gpuInstanceId = array[index].computeInstanceId = NO_INSTANCE
     return None
 
 
@@ -165,8 +163,8 @@ def _samples(
         return int(pynvml.NVML_ERROR_NOT_FOUND)
     value_type.value = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT
     if array is not None:
-        for place, (stamp, percent) in enumerate(newer[: count.value]):
-            array[place].timeStamp, array[place].sampleValue.uiVal = stamp, percent
+        for index, (stamp, percent) in enumerate(newer[: count.value]):
+            array[index].timeStamp, array[index].sampleValue.uiVal = stamp, percent
         count.value = min(count.value, len(newer))
     else:
         count.value = len(newer)

@@ -20,7 +20,7 @@ from rankscope_exporter.simulation.gpm import GpmSamples
 from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.gpu_calls import NO_INSTANCE
 from rankscope_exporter.simulation.mig import SYMBOLS as MIG_SYMBOLS
-from rankscope_exporter.simulation.mig import MigDevice
+from rankscope_exporter.simulation.mig import MigDevice, mig_devices
 from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS, GpuFunction
 
 DRIVER_VERSION = "simulated"
@@ -57,7 +57,7 @@ class SimulatedLibrary:
         self._event_sets: dict[int, EventSet] = {}
         self._addresses = itertools.count(0x100000, 0x1000)
         devices: list[SimulatedGpu | MigDevice] = [*driver.gpus]
-        devices += [device for gpu in driver.gpus for device in gpu.mig_devices]
+        devices += [device for gpu in driver.gpus for device in mig_devices(gpu)]
         self._gpus = {next(self._addresses): device for device in devices}
         self._gpm = GpmSamples()
         self._handles = {gpu: address for address, gpu in self._gpus.items()}
@@ -125,7 +125,7 @@ class SimulatedLibrary:
         return self._fault(gpu, "nvmlDeviceGetHandleByIndex_v2")
 
     def _mig_handle(self, handle: Any, index: Any, mig_handle: Any) -> int | None:
-        devices = self._whole(handle).mig_devices
+        devices = mig_devices(self._whole(handle))
         if index.value >= len(devices):
             return int(pynvml.NVML_ERROR_NOT_FOUND)
         _point(mig_handle, self._handles[devices[index.value]])
@@ -212,7 +212,7 @@ SYSTEM_FUNCTIONS = {
 
 
 def install(driver: SimulatedDriver) -> Callable[[], None]:
-    """Put the simulated driver in the library's place, and start it. The function returned is the exact inverse."""
+    """Let pynvml call the simulated driver, and start it. The function returned is the exact inverse."""
     cache = pynvml._nvmlGetFunctionPointer_cache  # noqa: SLF001  # pynvml has no other way to exchange the library
     before = pynvml.nvmlLib, dict(cache), pynvml._nvmlLib_refcount  # noqa: SLF001
     _exchange(SimulatedLibrary(driver), {}, 0)

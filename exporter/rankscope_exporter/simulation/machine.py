@@ -1,4 +1,4 @@
-"""What `--simulate` asks for: the GPUs of a scenario in the place of NVIDIA's driver, busy as the ranks are."""
+"""What `--simulate` asks for: the GPUs of a scenario instead of NVIDIA's driver, busy as the ranks are."""
 
 from __future__ import annotations
 

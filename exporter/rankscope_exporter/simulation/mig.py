@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.models import GIB, GpuModel
 from rankscope_exporter.simulation.timeline import State
-
-if TYPE_CHECKING:
-    from rankscope_exporter.simulation.gpu import SimulatedGpu
 
 PROFILE = re.compile(r"([1-7])g\.(\d+)gb")
 # What can be asked of a MIG device; the rest only of the whole GPU.
@@ -62,5 +59,5 @@ class MigDevice:
 
 
 def mig_devices(gpu: SimulatedGpu) -> tuple[MigDevice, ...]:
-    """All of them, numbered as the driver does: GPU instances from 1 on, 0 being a whole GPU."""
+    """Those that the GPU is split into, numbered as by the driver: GPU instances from 1 on, 0 being a whole GPU."""
     return tuple(MigDevice(gpu, profile, number) for number, profile in enumerate(gpu.model.mig, start=1))

@@ -7,8 +7,8 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.simulation.timeline import Seconds
+from rankscope_exporter.worker import Worker
 
 POLLED_EVERY = 1 / 6  # seconds: once for each sample of the ring
 AT_MOST = 1 / 10  # of the time: to read hundreds of ranks so often would be most of what the exporter does
@@ -53,10 +53,10 @@ class RankHistory:
     def seconds(self, t: float) -> Seconds:
         """Utilised time until `t`, as a straight line between two polls and constant outside of them."""
         points = self._points
-        place = bisect_right(points, t, key=lambda point: point[0])
-        if place in (0, len(points)):
-            return points[min(place, len(points) - 1)][1]
-        (start, before), (end, after) = points[place - 1], points[place]
+        index = bisect_right(points, t, key=lambda point: point[0])
+        if index in (0, len(points)):
+            return points[min(index, len(points) - 1)][1]
+        (start, before), (end, after) = points[index - 1], points[index]
         share, spent = (t - start) / (end - start), after - before
         return before + Seconds(spent.computing * share, spent.waiting * share)
 
@@ -75,17 +75,16 @@ class RankFollower:
         self._now = now
         self._last: dict[tuple[str, int], RankActivity] = {}
         self._rests_until = 0.0
-        self._thread = Periodic(
-            "simulated-ranks", POLLED_EVERY, self._poll_or_rest, "the simulated GPUs cannot follow the ranks"
-        )
+        words = "the simulated GPUs cannot follow the ranks"
+        self._worker = Worker("simulated-ranks", POLLED_EVERY, self._poll_or_rest, words)
 
     def start(self) -> None:
         """Begin to poll."""
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """End the thread."""
-        self._thread.stop()
+        self._worker.stop()
 
     def _poll_or_rest(self) -> None:
         began = time.monotonic()

@@ -112,20 +112,21 @@ def parse_scenario(document: object) -> Scenario:
     )
 
 
-def parse_process(place: str, value: object) -> SimulatedProcess:
+def parse_process(location: str, value: object) -> SimulatedProcess:
     """A process on a GPU. Raises ScenarioError."""
-    values = mapping(place, value, {"pid", "memory", "contexts"})
+    values = mapping(location, value, {"pid", "memory", "contexts"})
     pid = values.get("pid")
     if not isinstance(pid, int) or pid <= 0:
-        raise ScenarioError(f"{place}.pid: {pid!r} is no process id")
-    contexts = choices(f"{place}.contexts", values.get("contexts", ["compute"]), CONTEXTS)
-    return SimulatedProcess(pid, size(f"{place}.memory", values.get("memory", 0)), contexts)
+        raise ScenarioError(f"{location}.pid: {pid!r} is no process id")
+    contexts = choices(f"{location}.contexts", values.get("contexts", ["compute"]), CONTEXTS)
+    return SimulatedProcess(pid, size(f"{location}.memory", values.get("memory", 0)), contexts)
 
 
-def parse_change(place: str, value: object) -> tuple[State, int | None]:
+def parse_change(location: str, value: object) -> tuple[State, int | None]:
     """What a GPU does, without a time; and the XID that it reports, if any. Raises ScenarioError."""
-    values = mapping(place, value, {*_STATE, "xid"})
-    return _changed(State(), place, values), whole_number(f"{place}.xid", values["xid"]) if "xid" in values else None
+    values = mapping(location, value, {*_STATE, "xid"})
+    xid = whole_number(f"{location}.xid", values["xid"]) if "xid" in values else None
+    return _changed(State(), location, values), xid
 
 
 def _idle(count: int) -> tuple[Timeline, ...]:
@@ -136,15 +137,15 @@ def _directory(key: str, values: Mapping[Any, Any]) -> Path | None:
     return Path(text(key, values[key])) if key in values else None
 
 
-def _changed(state: State, place: str, values: Mapping[Any, Any]) -> State:
+def _changed(state: State, location: str, values: Mapping[Any, Any]) -> State:
     return replace(
-        state, **{key: _STATE[key](f"{place}.{key}", given) for key, given in values.items() if key in _STATE}
+        state, **{key: _STATE[key](f"{location}.{key}", given) for key, given in values.items() if key in _STATE}
     )
 
 
-def _timeline(place: str, entries: object) -> Timeline:
+def _timeline(location: str, entries: object) -> Timeline:
     state, states, xids = State(), [(0.0, State())], []
-    for where, at, values in _entries(place, entries, {*_STATE, "xid"}):
+    for where, at, values in _entries(location, entries, {*_STATE, "xid"}):
         state = _changed(state, where, values)
         states.append((at, state))
         if "xid" in values:
@@ -159,11 +160,11 @@ def _driver(entries: object) -> tuple[tuple[float, bool], ...]:
     return tuple(states)
 
 
-def _entries(place: str, entries: object, keys: set[str]) -> Iterable[tuple[str, float, Mapping[Any, Any]]]:
-    """Each entry's place, time and other values; times must not decrease."""
+def _entries(location: str, entries: object, keys: set[str]) -> Iterable[tuple[str, float, Mapping[Any, Any]]]:
+    """Each entry's location, time and other values; times must not decrease."""
     last = 0.0
-    for index, entry in enumerate(items(place, entries)):
-        where = f"{place}[{index}]"
+    for index, entry in enumerate(items(location, entries)):
+        where = f"{location}[{index}]"
         values = dict(mapping(where, entry, {"at", *keys}))
         at = number(f"{where}.at", values.pop("at", None))
         if at < last:
@@ -182,43 +183,45 @@ def _model(value: object) -> GpuModel:
     return replace(MODELS[like], **changes)
 
 
-def _profiles(place: str, value: object) -> tuple[str, ...]:
-    for profile in items(place, value):
-        if not PROFILE.fullmatch(text(place, profile)):
-            raise ScenarioError(f"{place}: {profile!r} is no MIG profile, such as 1g.10gb")
-    return tuple(items(place, value))
+def _profiles(location: str, value: object) -> tuple[str, ...]:
+    for profile in items(location, value):
+        if not PROFILE.fullmatch(text(location, profile)):
+            raise ScenarioError(f"{location}: {profile!r} is no MIG profile, such as 1g.10gb")
+    return tuple(items(location, value))
 
 
-def _gpus(place: str, value: object) -> int:
-    count = whole_number(place, value)
+def _gpus(location: str, value: object) -> int:
+    count = whole_number(location, value)
     if not 1 <= count <= MOST_GPUS:
-        raise ScenarioError(f"{place}: {count} is not between 1 and {MOST_GPUS}")
+        raise ScenarioError(f"{location}: {count} is not between 1 and {MOST_GPUS}")
     return count
 
 
 def _by_symbol(parse: Callable[[str, object], Any]) -> Callable[[str, object], dict[str, Any]]:
-    def parser(place: str, value: object) -> dict[str, Any]:
-        values = mapping(place, value, set(SYMBOLS))
-        return {symbol: parse(f"{place}.{symbol}", given) for symbol, given in values.items()}
+    def parser(location: str, value: object) -> dict[str, Any]:
+        values = mapping(location, value, set(SYMBOLS))
+        return {symbol: parse(f"{location}.{symbol}", given) for symbol, given in values.items()}
 
     return parser
 
 
-def _code(place: str, value: object) -> int:
+def _code(location: str, value: object) -> int:
     code = CODES.get(value) if isinstance(value, str) else None
-    return whole_number(place, value) if code is None else code
+    return whole_number(location, value) if code is None else code
 
 
 def _counts(keys: set[str]) -> Callable[[str, object], dict[str, int]]:
-    def parser(place: str, value: object) -> dict[str, int]:
-        return {key: whole_number(f"{place}.{key}", count) for key, count in mapping(place, value, keys).items()}
+    def parser(location: str, value: object) -> dict[str, int]:
+        return {key: whole_number(f"{location}.{key}", count) for key, count in mapping(location, value, keys).items()}
 
     return parser
 
 
-def _fields(place: str, value: object) -> dict[int, int]:
-    values = mapping(place, value)
-    return {whole_number(place, field): whole_number(f"{place}.{field}", given) for field, given in values.items()}
+def _fields(location: str, value: object) -> dict[int, int]:
+    values = mapping(location, value)
+    return {
+        whole_number(location, field): whole_number(f"{location}.{field}", given) for field, given in values.items()
+    }
 
 
 _MODEL: dict[str, Callable[[str, object], Any]] = {
@@ -235,9 +238,9 @@ _STATE: dict[str, Callable[[str, object], Any]] = {
     "ranks_memory": share,
     "memory_used": size,
     "temperature": number,
-    "throttle": lambda place, value: choices(place, value, tuple(CLOCK_EVENT_REASONS.values())),
-    "processes": lambda place, value: tuple(
-        parse_process(f"{place}[{index}]", entry) for index, entry in enumerate(items(place, value))
+    "throttle": lambda location, value: choices(location, value, tuple(CLOCK_EVENT_REASONS.values())),
+    "processes": lambda location, value: tuple(
+        parse_process(f"{location}[{index}]", entry) for index, entry in enumerate(items(location, value))
     ),
     "ecc": _counts({f"{kind}_{location}" for kind in ERROR_KINDS for location in ("dram", "sram")}),
     "fields": _fields,

@@ -83,7 +83,7 @@ class Timeline:
 
     def change(self, at: float, state: State, xid: int | None = None) -> None:
         """From `at` on this holds, and nothing of what was planned for later."""
-        self._points = self._points[: self._place(at) + 1]
+        self._points = self._points[: self._index(at) + 1]
         self._append(at, state)
         self.xids = tuple(planned for planned in self.xids if planned[0] <= at)
         if xid is not None:
@@ -91,11 +91,11 @@ class Timeline:
 
     def state(self, t: float) -> State:
         """What holds at `t`."""
-        return self._points[self._place(t)][1]
+        return self._points[self._index(t)][1]
 
     def seconds(self, t: float) -> Seconds:
         """Utilised time from 0 to `t`."""
-        at, state, until = self._points[self._place(t)]
+        at, state, until = self._points[self._index(t)]
         return until + _spent(state, max(0.0, t - at))
 
     def held(self, t: float, condition: Callable[[State], bool]) -> float:
@@ -108,7 +108,7 @@ class Timeline:
     def _append(self, at: float, state: State) -> None:
         self._points = (*self._points, (at, state, self.seconds(at) if self._points else Seconds()))
 
-    def _place(self, t: float) -> int:
+    def _index(self, t: float) -> int:
         return max(0, bisect_right(self._points, t, key=lambda point: point[0]) - 1)
 
 

@@ -1,4 +1,4 @@
-"""Checks of single values in a scenario: each returns the value, or raises ScenarioError that names its place."""
+"""Checks of single values in a scenario: each returns the value, or raises ScenarioError that names its location."""
 
 from __future__ import annotations
 
@@ -15,72 +15,72 @@ class ScenarioError(ValueError):
     """A scenario that cannot be used; the text names the file and the key."""
 
 
-def mapping(place: str, value: object, keys: set[str] | None = None) -> Mapping[Any, Any]:
+def mapping(location: str, value: object, keys: set[str] | None = None) -> Mapping[Any, Any]:
     """Keys and values, only known keys if `keys` says which."""
     if not isinstance(value, dict):
-        raise ScenarioError(f"{place}: expected keys and values, not {value!r}")
+        raise ScenarioError(f"{location}: expected keys and values, not {value!r}")
     for key in value:
         if keys is not None and key not in keys:
-            raise ScenarioError(f"{place}: unknown key {key!r}; known: {', '.join(sorted(keys))}")
+            raise ScenarioError(f"{location}: unknown key {key!r}; known: {', '.join(sorted(keys))}")
     return value
 
 
-def items(place: str, value: object) -> list[Any]:
+def items(location: str, value: object) -> list[Any]:
     """A list."""
     if not isinstance(value, list):
-        raise ScenarioError(f"{place}: expected a list, not {value!r}")
+        raise ScenarioError(f"{location}: expected a list, not {value!r}")
     return value
 
 
-def text(place: str, value: object) -> str:
+def text(location: str, value: object) -> str:
     """A text that is not empty."""
     if not isinstance(value, str) or not value:
-        raise ScenarioError(f"{place}: expected a text, not {value!r}")
+        raise ScenarioError(f"{location}: expected a text, not {value!r}")
     return value
 
 
-def boolean(place: str, value: object) -> bool:
+def boolean(location: str, value: object) -> bool:
     """True or false."""
     if not isinstance(value, bool):
-        raise ScenarioError(f"{place}: expected true or false, not {value!r}")
+        raise ScenarioError(f"{location}: expected true or false, not {value!r}")
     return value
 
 
-def whole_number(place: str, value: object) -> int:
+def whole_number(location: str, value: object) -> int:
     """A whole number from 0 on."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-        raise ScenarioError(f"{place}: expected a whole number, not {value!r}")
+        raise ScenarioError(f"{location}: expected a whole number, not {value!r}")
     return value
 
 
-def number(place: str, value: object) -> float:
+def number(location: str, value: object) -> float:
     """A finite number from 0 on."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise ScenarioError(f"{place}: expected a number from 0 on, not {value!r}")
+        raise ScenarioError(f"{location}: expected a number from 0 on, not {value!r}")
     return float(value)
 
 
-def share(place: str, value: object) -> float:
+def share(location: str, value: object) -> float:
     """A number from 0 to 1."""
-    given = number(place, value)
+    given = number(location, value)
     if given > 1:
-        raise ScenarioError(f"{place}: {given:g} is not between 0 and 1")
+        raise ScenarioError(f"{location}: {given:g} is not between 0 and 1")
     return given
 
 
-def choices(place: str, value: object, known: Iterable[str]) -> tuple[str, ...]:
+def choices(location: str, value: object, known: Iterable[str]) -> tuple[str, ...]:
     """A list of known words."""
-    for choice in items(place, value):
+    for choice in items(location, value):
         if choice not in known:
-            raise ScenarioError(f"{place}: unknown {choice!r}; known: {', '.join(known)}")
-    return tuple(items(place, value))
+            raise ScenarioError(f"{location}: unknown {choice!r}; known: {', '.join(known)}")
+    return tuple(items(location, value))
 
 
-def size(place: str, value: object) -> int:
+def size(location: str, value: object) -> int:
     """Bytes of a number or a text such as "20 GiB". Raises ScenarioError."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if not match:
-        raise ScenarioError(f"{place}: {value!r} is no size, such as 20 GiB or a number of bytes")
+        raise ScenarioError(f"{location}: {value!r} is no size, such as 20 GiB or a number of bytes")
     return int(float(match[1]) * _UNITS[match[2]])

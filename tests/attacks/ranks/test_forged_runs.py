@@ -20,10 +20,10 @@ from tests.attacks.ranks.ranks_support import (
     say,
 )
 
-from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
+from rankscope_exporter.config import parse
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
-from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.run_directory import Beliefs, RunDirectory
+from rankscope_exporter.registry import HELP, rank_collectors
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +38,8 @@ def directory(run_dir: Path) -> RunDirectory:
 
 def samples(directory: RunDirectory) -> Iterator[Sample]:
     scan = directory.scan(with_steps=True)
-    for source in (Ranks(), AlignedSteps(30.0), RankProcesses()):
-        for family in source.look(scan):
+    for collector in rank_collectors(parse(HELP, [], {})):
+        for family in collector.poll(scan):
             yield from (sample for sample in family.samples if sample.name.startswith("rankscope_rank_"))
 
 
@@ -134,10 +134,10 @@ def test_a_record_that_says_to_be_another_rank_now_makes_no_series_twice(
 ) -> None:
     processes = RankProcesses()
     with living(run_dir, MALLORY, "first", rank="7") as first:
-        processes.look(directory.scan())
+        processes.poll(directory.scan())
         say(first, rank="8")
         with living(run_dir, MALLORY, "second", rank="7"):
-            found = [sample for family in processes.look(directory.scan()) for sample in family.samples]
+            found = [sample for family in processes.poll(directory.scan()) for sample in family.samples]
     series = [(sample.name, *sorted(sample.labels.items())) for sample in found]
     assert {sample.labels["rank"] for sample in found} == {"7", "8"}
     assert len(series) == len(set(series))

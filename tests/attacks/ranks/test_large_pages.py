@@ -36,7 +36,7 @@ def forge(run_dir: Path, uid: int, count: int, **labels: Any) -> None:
 def page(directory: RunDirectory) -> tuple[int, Counter[int]]:
     """Its bytes, and how many ranks of each owner are on it."""
     scan = directory.scan()
-    written = sum(len(family.text) for family in Ranks().look(scan))  # type: ignore[attr-defined]
+    written = sum(len(family.text) for family in Ranks().poll(scan))  # type: ignore[attr-defined]
     return written, Counter(rank.owner for rank in scan.ranks)
 
 

@@ -1,4 +1,4 @@
-"""A simulated machine whose sources are read as the sampler does, and the collector of dcgm-exporter's names on it."""
+"""A simulated machine whose collectors are read as by the sampler, and the collector of dcgm-exporter's names on it."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from typing import Any
 import pytest
 
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
+from rankscope_exporter.gpu.collector import Gpu, GpuCollector, Tick
 from rankscope_exporter.gpu.nvml.errors import DriverError
-from rankscope_exporter.gpu.source import Gpu, GpuSource, Tick
 from rankscope_exporter.gpu.xid_watcher import Xids
-from rankscope_exporter.registry import GPU_SOURCES
+from rankscope_exporter.registry import GPU_COLLECTORS
 
 Labels = dict[str, str]
 
 
 class Sampled:
-    """Reads every source of every GPU when it is told to; XIDs are what a test says."""
+    """Reads every collector of every GPU when it is told to; XIDs are what a test says."""
 
-    def __init__(self, machine: Any, gpus: int, sources: Iterable[GpuSource[Any]]) -> None:
-        averages = Averages(sources)
+    def __init__(self, machine: Any, gpus: int, collectors: Iterable[GpuCollector[Any]]) -> None:
+        averages = Averages(collectors)
         self._clock = machine.clock
         self.devices = [machine.device(index) for index in range(gpus)]
-        self._readers = [{source: source.reader() for source in averages.sources} for _ in self.devices]
-        self._readings: dict[GpuSource[Any], dict[Gpu, Any]] = {}
+        self._readers = [{collector: collector.reader() for collector in averages.collectors} for _ in self.devices]
+        self._readings: dict[GpuCollector[Any], dict[Gpu, Any]] = {}
         self.gpus = [Gpu(device.index, device.uuid) for device in self.devices]
         self.lost: set[int] = set()
         self.xid_times: dict[Gpu, dict[int, float]] = {}
         self._collector = DcgmCollector(averages, self)
 
-    def readings(self, source: GpuSource[Any]) -> Mapping[Gpu, Any]:
-        return self._readings[source]
+    def readings(self, collector: GpuCollector[Any]) -> Mapping[Gpu, Any]:
+        return self._readings[collector]
 
     def xids(self) -> Mapping[Gpu, Xids]:
         times = {gpu: self.xid_times.get(gpu, {}) for gpu in self.gpus}
@@ -51,20 +51,20 @@ class Sampled:
     def _read(self, elapsed: float) -> None:
         tick = Tick(self._clock(), elapsed)
         for gpu, device, readers in zip(self.gpus, self.devices, self._readers, strict=True):
-            for source, read in readers.items():
+            for collector, read in readers.items():
                 try:
                     reading = None if gpu.index in self.lost else read(device, tick)
                 except DriverError:
                     reading = None
-                self._readings.setdefault(source, {})[gpu] = reading
+                self._readings.setdefault(collector, {})[gpu] = reading
 
 
 @pytest.fixture
 def sampled(machine: Callable[..., Any]) -> Callable[..., Sampled]:
-    """Makes a machine from a scenario's YAML, read by these sources."""
+    """Makes a machine from a scenario's YAML, read by these collectors."""
 
-    def make(scenario: str, gpus: int = 1, sources: Iterable[GpuSource[Any]] = GPU_SOURCES) -> Sampled:
+    def make(scenario: str, gpus: int = 1, collectors: Iterable[GpuCollector[Any]] = GPU_COLLECTORS) -> Sampled:
         # What costs much is off in the daemon too.
-        return Sampled(machine(scenario), gpus, [source for source in sources if source.is_on])
+        return Sampled(machine(scenario), gpus, [collector for collector in collectors if collector.is_on])
 
     return make

@@ -15,7 +15,7 @@ from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.gpu.collectors import allocation, power
 from rankscope_exporter.gpu.collectors.xid import WELL_KNOWN
-from rankscope_exporter.registry import GPU_SOURCES
+from rankscope_exporter.registry import GPU_COLLECTORS
 from rankscope_exporter.simulation import simulated_uuid
 
 Make = Callable[..., Any]
@@ -125,16 +125,16 @@ def test_memory_and_profiling_are_told_by_mig_instance_and_the_rest_once(sampled
 
 
 def held_by(*holders: Holder) -> list[Any]:
-    """The sources, where a scheduler says who holds GPU 0."""
+    """The collectors, where a scheduler says who holds GPU 0."""
     claims = Claims({"0": holders}, is_complete=True)
     watching = allocation.watching(lambda: claims, ProcessTable(), UserNames())
-    return [watching if source is allocation.SOURCE else source for source in GPU_SOURCES]
+    return [watching if collector is allocation.COLLECTOR else collector for collector in GPU_COLLECTORS]
 
 
 def test_the_pod_and_the_job_that_hold_a_gpu_are_on_its_rows(sampled: Make) -> None:
     pod = Holder("kubernetes", k8s_namespace="ml", k8s_pod="train-0", k8s_container="trainer")
     job = Holder("slurm", slurm_job_id="4711")
-    published = sampled("gpus: 2", gpus=2, sources=held_by(pod, job)).after(2)
+    published = sampled("gpus: 2", gpus=2, collectors=held_by(pod, job)).after(2)
     wanted = ("hpc_job", "container", "namespace", "pod")
     for name in ("DCGM_FI_DEV_GPU_UTIL", METRIC.name):
         rows = [tuple(labels[label] for label in wanted) for labels, _ in published[name]]
@@ -143,14 +143,14 @@ def test_the_pod_and_the_job_that_hold_a_gpu_are_on_its_rows(sampled: Make) -> N
 
 def test_who_holds_a_gpu_is_not_said_of_its_instances(sampled: Make) -> None:
     pod = Holder("kubernetes", k8s_namespace="ml", k8s_pod="train-0", k8s_container="trainer")
-    published = sampled(MIG, sources=held_by(pod)).after(2)
+    published = sampled(MIG, collectors=held_by(pod)).after(2)
     assert [labels["pod"] for labels, _ in published["DCGM_FI_DEV_FB_USED"]] == ["", ""]
     assert [labels["pod"] for labels, _ in published["DCGM_FI_DEV_GPU_TEMP"]] == ["train-0"]
 
 
 def test_two_pods_that_share_a_gpu_do_not_double_it(sampled: Make) -> None:
     pods = [Holder("kubernetes", k8s_namespace="ml", k8s_pod=f"p{number}", k8s_container="c") for number in (0, 1)]
-    ((labels, _),) = sampled("gpus: 1", sources=held_by(*pods)).after(2)["DCGM_FI_DEV_POWER_USAGE"]
+    ((labels, _),) = sampled("gpus: 1", collectors=held_by(*pods)).after(2)["DCGM_FI_DEV_POWER_USAGE"]
     assert (labels["pod"], labels["namespace"], labels["container"]) == ("p0,p1", "ml", "c")
 
 
@@ -192,8 +192,10 @@ def test_a_gpu_that_was_never_seen_to_answer_has_no_rows(sampled: Make) -> None:
 
 
 def test_without_a_collector_its_metrics_are_absent_and_the_others_stay(sampled: Make) -> None:
-    published = sampled(BUSY, sources=[source for source in GPU_SOURCES if source is not power.SOURCE]).after(3)
-    missing = {metric.name for metric in METRICS if metric.collector == "power"}
+    published = sampled(
+        BUSY, collectors=[collector for collector in GPU_COLLECTORS if collector is not power.COLLECTOR]
+    ).after(3)
+    missing = {metric.name for metric in METRICS if metric.source == "power"}
     assert missing == {"DCGM_FI_DEV_POWER_USAGE", "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION"}
     assert not missing & set(published)
     assert "DCGM_FI_DEV_GPU_TEMP" in published
@@ -203,7 +205,7 @@ def test_what_is_read_is_the_same_with_and_without_it(sampled: Make) -> None:
     """Averaging is on the side: the sources' own metrics come out of the same readings."""
     watched = sampled(BUSY)
     watched.after(3)
-    source = next(source for source in watched._readings if source.name == "load")
-    family = next(iter(source.families(watched.readings(source))))
+    collector = next(collector for collector in watched._readings if collector.name == "load")
+    family = next(iter(collector.families(watched.readings(collector))))
     assert family.name == "rankscope_gpu_busy_seconds"
     assert family.samples[0].value > 0

@@ -59,7 +59,7 @@ def test_every_default_counter_of_dcgm_exporter_is_served_with_its_type_or_named
 
 
 def test_the_page_says_of_every_metric_what_its_help_says() -> None:
-    declared = {(metric.name, metric.kind, metric.help, metric.collector) for metric in METRICS}
+    declared = {(metric.name, metric.kind, metric.help, metric.source) for metric in METRICS}
     assert {tuple(row) for row in rows("name")} == declared | {(xid.METRIC.name, "gauge", xid.METRIC.help, "xid")}
     assert f"{WINDOW:.0f} s" in PAGE
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from rankscope_exporter.dcgm.recent import WINDOW, Recent
+from rankscope_exporter.gpu.collector import Gpu, GpuCollector, Tick
 from rankscope_exporter.gpu.collectors import load
 from rankscope_exporter.gpu.nvml.errors import DriverError
-from rankscope_exporter.gpu.source import Gpu, GpuSource, Tick
 
 Counts = dict[str, float] | None
 GPU = Gpu(0, "GPU-0")
@@ -23,14 +23,14 @@ class FakeDevice:
 
 
 class Watched:
-    """A source that reads what a test gives it."""
+    """A collector that reads what a test gives it."""
 
     def __init__(self) -> None:
         self._next: Counts = None
         self.during: dict[str, float] = {}  # the rates that a scrape finds while the device is being read
-        source: GpuSource[dict[str, float]] = GpuSource("s", "", lambda: self._answer, ())
-        self._recent = Recent(source, lambda counts: {("", name): count for name, count in counts.items()})
-        self._read: Callable[[Any, Tick], Counts] = self._recent.source.reader()
+        collector: GpuCollector[dict[str, float]] = GpuCollector("s", "", lambda: self._answer, ())
+        self._recent = Recent(collector, lambda counts: {("", name): count for name, count in counts.items()})
+        self._read: Callable[[Any, Tick], Counts] = self._recent.collector.reader()
 
     def after(self, elapsed: float, counts: Counts) -> dict[str, float]:
         """The rates after a reading."""
@@ -108,8 +108,8 @@ timeline:
     - {at: 5, fails: {nvmlDeviceGetSamples: UNKNOWN}}
     - {at: 6, fails: {}}
 """)
-    recent = Recent(load.SOURCE, lambda loads: {("", "gpu"): loads["gpu"].busy_seconds})
-    device, read, clock = simulated.device(), recent.source.reader(), simulated.clock
+    recent = Recent(load.COLLECTOR, lambda loads: {("", "gpu"): loads["gpu"].busy_seconds})
+    device, read, clock = simulated.device(), recent.collector.reader(), simulated.clock
     gpu = Gpu(0, device.uuid)
     seen = []
     for _ in range(9):

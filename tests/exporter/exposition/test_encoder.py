@@ -11,10 +11,10 @@ from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from rankscope_exporter.exposition.encoder import Exposition
+from rankscope_exporter.exposition.encoder import Encoder
 from rankscope_exporter.exposition.metric import Declaration
-from rankscope_exporter.exposition.sample_cache import Lines, families
-from rankscope_exporter.gpu.source import Gpu, GpuMetric, gauge
+from rankscope_exporter.exposition.sample_cache import SampleCache, families
+from rankscope_exporter.gpu.collector import Gpu, GpuMetrics
 
 PARSERS: dict[bool, Callable[[str], Iterable[Metric]]] = {False: parse_text, True: parse_openmetrics}
 NUMBERS = [0, 1, True, -1.5, 0.1, 123456.0, 1234567.0, 8589934592, 1.7e9 + 0.25, 1e300, 2.5e-9, math.inf, -math.inf]
@@ -26,15 +26,16 @@ ALONE = Declaration("gauge", "rankscope_alone", "No labels.")
 EMPTY = Declaration("gauge", "rankscope_empty", "No samples.", ("gpu",))
 
 Reading = Mapping[str, float]
-BY_LABEL: GpuMetric[Reading] = gauge("by_label", "One a label.", "", lambda reading: reading, labels=("label",))
-DOWN: GpuMetric[Reading] = gauge("up", "Up.", "", lambda _: 1, when_down=0)
+TABLE = GpuMetrics[Reading]()
+BY_LABEL = TABLE.gauge("by_label", "One a label.", lambda reading: reading, "label")
+DOWN = TABLE.gauge("up", "Up.", lambda _: 1, without=0)
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_every_number_and_label_is_read_as_it_was_meant(openmetrics: bool) -> None:
-    numbers = {(f"GPU-{place}", str(place)): number for place, number in enumerate(NUMBERS)}
+    numbers = {(f"GPU-{index}", str(index)): number for index, number in enumerate(NUMBERS)}
     labels = dict(zip(LABELS, range(len(LABELS)), strict=True))
-    body = Exposition(openmetrics=openmetrics).render(
+    body = Encoder(openmetrics=openmetrics).render(
         [GAUGE.family(numbers), COUNTER.family(labels), ALONE.family(7), EMPTY.family({})]
     )
     watts, seconds, alone, empty = PARSERS[openmetrics](body.decode())
@@ -49,21 +50,21 @@ def test_every_number_and_label_is_read_as_it_was_meant(openmetrics: bool) -> No
 @pytest.mark.parametrize("openmetrics", [False, True])
 def test_a_family_of_prometheus_clients_stands_among_ours(openmetrics: bool) -> None:
     foreign = core.InfoMetricFamily("rankscope_build", "An info.", {"version": "1"})
-    body = Exposition(openmetrics=openmetrics).render([ALONE.family(1), foreign, GAUGE.family({})]).decode()
+    body = Encoder(openmetrics=openmetrics).render([ALONE.family(1), foreign, GAUGE.family({})]).decode()
     assert 'rankscope_build_info{version="1"} 1.0\n' in body
     assert body.count("# EOF") == openmetrics
 
 
 def test_a_family_has_the_samples_that_its_lines_say() -> None:
-    family = COUNTER.family({label: place for place, label in enumerate(LABELS)})
+    family = COUNTER.family({label: index for index, label in enumerate(LABELS)})
     assert [(s.name, s.labels, s.value) for s in family.samples] == [
-        ("rankscope_seconds_total", {"phase": label}, place) for place, label in enumerate(LABELS)
+        ("rankscope_seconds_total", {"phase": label}, index) for index, label in enumerate(LABELS)
     ]
 
 
 def test_a_counter_under_somebody_elses_name_keeps_it_and_is_legal_in_both_notations() -> None:
     family = Declaration("counter", "DCGM_FI_ENERGY", "Energy.", ("gpu",)).family({"0": 7})
-    text, openmetrics = (Exposition(openmetrics=kind).render([family]).decode() for kind in (False, True))
+    text, openmetrics = (Encoder(openmetrics=kind).render([family]).decode() for kind in (False, True))
     assert text == '# HELP DCGM_FI_ENERGY Energy.\n# TYPE DCGM_FI_ENERGY counter\nDCGM_FI_ENERGY{gpu="0"} 7.0\n'
     (parsed,) = parse_openmetrics(openmetrics)
     assert (parsed.name, parsed.type, parsed.samples[0].name) == ("DCGM_FI_ENERGY", "unknown", "DCGM_FI_ENERGY")
@@ -75,10 +76,10 @@ def test_values_with_too_few_labels_are_a_mistake_that_shows() -> None:
 
 
 def test_lines_follow_their_values() -> None:
-    lines = Lines((BY_LABEL, DOWN), Gpu(0, "GPU-0").values())
+    cache = SampleCache((BY_LABEL, DOWN), Gpu(0, "GPU-0").values())
 
     def text(reading: Reading | None) -> str:
-        return b"".join(lines.write(reading)).decode()
+        return b"".join(cache.write(reading)).decode()
 
     one = 'rankscope_gpu_by_label{gpu="0",label="a",uuid="GPU-0"} 1.0\n'
     two = 'rankscope_gpu_by_label{gpu="0",label="b",uuid="GPU-0"} 2.0\n'
@@ -91,14 +92,16 @@ def test_lines_follow_their_values() -> None:
 
 
 def test_what_does_not_change_is_not_written_again() -> None:
-    lines = Lines((BY_LABEL,), Gpu(0, "GPU-0").values())
-    (first,), (second,), (third,) = lines.write({"a": 1}), lines.write({"a": 1}), lines.write({"a": 2})
+    cache = SampleCache((BY_LABEL,), Gpu(0, "GPU-0").values())
+    (first,), (second,), (third,) = cache.write({"a": 1}), cache.write({"a": 1}), cache.write({"a": 2})
     assert first is second
     assert first != third
 
 
 def test_the_lines_of_several_gpus_stand_together() -> None:
-    written = [Lines((BY_LABEL, DOWN), Gpu(index, f"GPU-{index}").values()).write({"a": index}) for index in (0, 1)]
+    written = [
+        SampleCache((BY_LABEL, DOWN), Gpu(index, f"GPU-{index}").values()).write({"a": index}) for index in (0, 1)
+    ]
     found = families((BY_LABEL, DOWN), written)
     assert [[(s.labels["gpu"], s.value) for s in family.samples] for family in found] == [
         [("0", 0), ("1", 1)],

@@ -11,11 +11,11 @@ import pynvml
 import pytest
 
 from rankscope_exporter.exposition.exporter import ExporterCollector
+from rankscope_exporter.gpu.collector import Gpu, SampledCollector
 from rankscope_exporter.gpu.collectors import gpu, load
 from rankscope_exporter.gpu.device_sampler import Timing
 from rankscope_exporter.gpu.sampler import ReleaseError, Sampler
-from rankscope_exporter.gpu.source import Gpu, SourceCollector
-from rankscope_exporter.registry import GPU_SOURCES
+from rankscope_exporter.registry import GPU_COLLECTORS
 from rankscope_exporter.simulation import simulated_uuid
 
 FIRST, SECOND = Gpu(0, simulated_uuid(0)), Gpu(1, simulated_uuid(1))
@@ -39,7 +39,7 @@ def sampling(machine) -> Iterator[Callable[..., tuple]]:
     def make(scenario: str, timing: Timing = TIMING):
         m = machine(scenario, sleep=lambda seconds: unblock.wait(60) if seconds > 1 else time.sleep(seconds))
         m.unblock = unblock
-        samplers.append(Sampler(m.driver, GPU_SOURCES, timing=timing))
+        samplers.append(Sampler(m.driver, GPU_COLLECTORS, timing=timing))
         samplers[-1].start()
         eventually(lambda: samplers[-1].is_ready)
         return m, samplers[-1]
@@ -57,7 +57,7 @@ def threads() -> set[str]:
 
 def published(sampler: Sampler) -> set[str]:
     """Names of the GPUs' series."""
-    collected = (SourceCollector(source, sampler).collect() for source in GPU_SOURCES)
+    collected = (SampledCollector(collector, sampler).collect() for collector in GPU_COLLECTORS)
     return {sample.name for families in collected for family in families for sample in family.samples}
 
 
@@ -93,20 +93,20 @@ def test_everything_comes_back_and_busy_time_goes_on_without_what_nobody_saw(sam
     m, sampler = sampling("{gpus: 2, timeline: {0: [{at: 0, busy: 1}]}}")
 
     def last_busy() -> float:
-        reading = sampler.readings(load.SOURCE).get(FIRST)
+        reading = sampler.readings(load.COLLECTOR).get(FIRST)
         return reading["gpu"].last_busy if reading else 0
 
     for _ in range(5):
         m.clock.advance(1)
         eventually(lambda: last_busy() >= m.clock() - 0.2)
-    names, before = published(sampler), sampler.readings(load.SOURCE)[FIRST]["gpu"].busy_seconds
+    names, before = published(sampler), sampler.readings(load.COLLECTOR)[FIRST]["gpu"].busy_seconds
     sampler.release(LONG)
     m.clock.advance(1000)
     sampler.resume()
     eventually(lambda: sampler.is_ready)
     assert published(sampler) == names
     assert exporter_says(sampler)["gpus_released"] == 0
-    assert before <= sampler.readings(load.SOURCE)[FIRST]["gpu"].busy_seconds <= before + 20, "the ring holds 20 s"
+    assert before <= sampler.readings(load.COLLECTOR)[FIRST]["gpu"].busy_seconds <= before + 20, "the ring holds 20 s"
     eventually(lambda: threads() == {"gpu-0", "gpu-1", "xid"})
 
 
@@ -116,8 +116,8 @@ def test_gpus_that_were_exchanged_while_they_were_released_are_missed(sampling):
     m.clock.advance(5)
     sampler.resume()
     eventually(lambda: sampler.is_ready)
-    assert sampler.readings(gpu.SOURCE)[FIRST] is not None
-    assert sampler.readings(gpu.SOURCE)[SECOND] is None
+    assert sampler.readings(gpu.COLLECTOR)[FIRST] is not None
+    assert sampler.readings(gpu.COLLECTOR)[SECOND] is None
     assert (sampler.gpus_seen, sampler.gpus_expected) == (1, 2)
 
 
@@ -154,12 +154,12 @@ def test_no_gpu_is_released_while_one_is_stuck_and_the_others_go_on(sampling):
     timing = Timing(interval=0.02, deadline=2, reopen_after=0.02)
     m, sampler = sampling("{gpus: 3, timeline: {1: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}]}}", timing)
     m.clock.advance(5)
-    eventually(lambda: sampler.readings(gpu.SOURCE)[SECOND] is None)
+    eventually(lambda: sampler.readings(gpu.COLLECTOR)[SECOND] is None)
     with pytest.raises(ReleaseError, match="gpu-1: a call to the driver does not return"):
         sampler.release(LONG)
     assert not sampler.is_released
     eventually(lambda: sampler.gpus_seen == 2)
-    assert sampler.readings(gpu.SOURCE)[FIRST] is not None
+    assert sampler.readings(gpu.COLLECTOR)[FIRST] is not None
     eventually(lambda: "xid" in threads())
 
     m.unblock.set()

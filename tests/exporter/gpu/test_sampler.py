@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 import pynvml
 import pytest
 
+from rankscope_exporter.gpu.collector import Gpu, GpuCollector, SampledCollector
 from rankscope_exporter.gpu.collectors import gpu, load, memory, power, temperature
 from rankscope_exporter.gpu.device_sampler import DeviceSampler, Timing
 from rankscope_exporter.gpu.sampler import Sampler
-from rankscope_exporter.gpu.source import Gpu, GpuSource, SourceCollector
 from rankscope_exporter.gpu.states import GpuState, GpuStates
-from rankscope_exporter.registry import GPU_SOURCES
+from rankscope_exporter.registry import GPU_COLLECTORS
 from rankscope_exporter.simulation import simulated_uuid
 
 FAST = Timing(interval=0.02, deadline=2, reopen_after=0.02)
@@ -49,10 +49,10 @@ def sampling(machine) -> Iterator[Callable[..., tuple]]:
     samplers: list[Sampler] = []
     gate = Gate()
 
-    def make(scenario: str, sources=GPU_SOURCES, timing: Timing = PATIENT):
+    def make(scenario: str, collectors=GPU_COLLECTORS, timing: Timing = PATIENT):
         m = machine(scenario, sleep=gate)
         m.gate = gate
-        samplers.append(Sampler(m.driver, sources, timing=timing))
+        samplers.append(Sampler(m.driver, collectors, timing=timing))
         samplers[-1].start()
         eventually(lambda: samplers[-1].is_ready)
         return m, samplers[-1]
@@ -66,8 +66,8 @@ def sampling(machine) -> Iterator[Callable[..., tuple]]:
 def uuids_published(sampler: Sampler) -> dict[str, set[str]]:
     """Which GPUs have a sample, by metric."""
     found: dict[str, set[str]] = {}
-    for source in GPU_SOURCES:
-        for family in SourceCollector(source, sampler).collect():
+    for collector in GPU_COLLECTORS:
+        for family in SampledCollector(collector, sampler).collect():
             for sample in family.samples:
                 found.setdefault(sample.name, set()).add(sample.labels["uuid"])
     return found
@@ -82,8 +82,8 @@ def test_every_gpu_is_read_before_the_sampler_is_ready(sampling):
     _, sampler = sampling("gpus: 4")
     assert sampler.nvml_up
     assert sampler.gpus_seen == sampler.gpus_expected == 4
-    assert [found.index for found in sampler.readings(memory.SOURCE)] == [0, 1, 2, 3]
-    assert all(sampler.readings(memory.SOURCE).values())
+    assert [found.index for found in sampler.readings(memory.COLLECTOR)] == [0, 1, 2, 3]
+    assert all(sampler.readings(memory.COLLECTOR).values())
 
 
 def test_a_lost_gpu_leaves_no_value_behind_and_returns(sampling):
@@ -103,7 +103,7 @@ def test_a_lost_gpu_leaves_no_value_behind_and_returns(sampling):
     during = uuids_published(sampler)
     assert during.pop("rankscope_gpu_up") == {FIRST.uuid, SECOND.uuid}
     assert all(uuids == {FIRST.uuid} for uuids in during.values())
-    assert sampler.readings(gpu.SOURCE)[SECOND] is None
+    assert sampler.readings(gpu.COLLECTOR)[SECOND] is None
     assert sampler.gpus_expected == 2
 
     m.clock.now = began + 900
@@ -116,8 +116,8 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_reading_is_down_at_once(sampling)
     scenario = "{gpus: 2, timeline: {0: [{at: 5, fails: {nvmlDeviceGetPowerUsage: GPU_IS_LOST}}]}}"
     m, sampler = sampling(scenario)
     m.clock.advance(5)
-    eventually(lambda: sampler.readings(gpu.SOURCE)[FIRST] is None)
-    assert sampler.readings(temperature.SOURCE)[FIRST] is None
+    eventually(lambda: sampler.readings(gpu.COLLECTOR)[FIRST] is None)
+    assert sampler.readings(temperature.COLLECTOR)[FIRST] is None
     assert sampler.gpus_seen == 1
 
 
@@ -125,12 +125,12 @@ def test_counters_of_a_gpu_that_returns_continue_where_they_were(sampling):
     m, sampler = sampling("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 10, lost: true}, {at: 15, lost: false}]}}")
 
     def busy_seconds() -> float:
-        reading = sampler.readings(load.SOURCE)[FIRST]
+        reading = sampler.readings(load.COLLECTOR)[FIRST]
         return reading["gpu"].busy_seconds if reading else -1
 
     for _ in range(9):
         m.clock.advance(1)
-        eventually(lambda: sampler.readings(load.SOURCE)[FIRST]["gpu"].last_busy >= m.clock() - 0.2)
+        eventually(lambda: sampler.readings(load.COLLECTOR)[FIRST]["gpu"].last_busy >= m.clock() - 0.2)
     before = busy_seconds()
     assert before > 7
     m.clock.advance(1)
@@ -145,13 +145,13 @@ def test_a_blocking_device_stalls_only_itself(sampling):
         "{gpus: 2, timeline: {0: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}, {at: 6, blocks: {}}]}}", timing=FAST
     )
     m.clock.advance(5)
-    eventually(lambda: sampler.readings(gpu.SOURCE)[FIRST] is None)
-    assert sampler.readings(memory.SOURCE)[FIRST] is None, "what was read before it blocked is too old as well"
+    eventually(lambda: sampler.readings(gpu.COLLECTOR)[FIRST] is None)
+    assert sampler.readings(memory.COLLECTOR)[FIRST] is None, "what was read before it blocked is too old as well"
     m.clock.advance(1)
     joules = m.simulated.gpus[1].energy(m.simulated.now())
-    eventually(lambda: (reading := sampler.readings(power.SOURCE)[SECOND]) and reading.joules >= joules - 1)
+    eventually(lambda: (reading := sampler.readings(power.COLLECTOR)[SECOND]) and reading.joules >= joules - 1)
     eventually(lambda: sampler.nvml_up)
-    assert sampler.readings(gpu.SOURCE)[FIRST] is None
+    assert sampler.readings(gpu.COLLECTOR)[FIRST] is None
 
     m.gate.released.set()
     eventually(lambda: sampler.gpus_seen == 2)
@@ -163,7 +163,7 @@ def test_a_gpu_that_blocks_from_the_start_hides_no_other(sampling):
     )
     eventually(lambda: sampler.gpus_seen == 2)
     assert sampler.gpus_expected == 3
-    assert FIRST not in sampler.readings(gpu.SOURCE)
+    assert FIRST not in sampler.readings(gpu.COLLECTOR)
 
 
 def test_a_machine_without_a_driver_is_ready_and_says_so(sampling):
@@ -227,9 +227,9 @@ def test_a_gpu_whose_driver_reports_no_xids_has_no_count_of_them(sampling):
 def test_one_quantity_that_fails_costs_only_its_own_source(sampling, caplog):
     scenario = "{gpus: 2, timeline: {0: [{at: 0, fails: {nvmlDeviceGetPowerUsage: UNKNOWN}}]}}"
     _, sampler = sampling(scenario)
-    assert sampler.readings(power.SOURCE)[FIRST] is None
-    assert sampler.readings(power.SOURCE)[SECOND] is not None
-    assert sampler.readings(temperature.SOURCE)[FIRST] is not None
+    assert sampler.readings(power.COLLECTOR)[FIRST] is None
+    assert sampler.readings(power.COLLECTOR)[SECOND] is not None
+    assert sampler.readings(temperature.COLLECTOR)[FIRST] is not None
     assert sampler.gpus_seen == 2
     time.sleep(10 * FAST.interval)
     assert [record.message for record in caplog.records] == [
@@ -237,24 +237,26 @@ def test_one_quantity_that_fails_costs_only_its_own_source(sampling, caplog):
     ]
 
 
-def test_a_mistake_in_a_source_is_raised_to_whoever_collects_it_and_to_nobody_else(sampling):
+def test_a_mistake_in_a_collector_is_raised_to_whoever_collects_it_and_to_nobody_else(sampling):
     def mistaken(_device, _tick):
         raise ZeroDivisionError("a mistake")
 
-    broken = GpuSource("broken", "cannot work", lambda: mistaken, ())
-    _, sampler = sampling("gpus: 1", sources=(broken, temperature.SOURCE))
+    broken = GpuCollector("broken", "cannot work", lambda: mistaken, ())
+    _, sampler = sampling("gpus: 1", collectors=(broken, temperature.COLLECTOR))
     with pytest.raises(ZeroDivisionError, match="a mistake"):
-        SourceCollector(broken, sampler).collect()
-    assert sampler.readings(temperature.SOURCE)[FIRST] is not None
+        SampledCollector(broken, sampler).collect()
+    assert sampler.readings(temperature.COLLECTOR)[FIRST] is not None
 
 
-def test_a_source_that_is_off_is_not_asked_of_the_driver(sampling, monkeypatch):
+def test_a_collector_that_is_off_is_not_asked_of_the_driver(sampling, monkeypatch):
     asked = []
     real = pynvml.nvmlDeviceGetPowerUsage
     monkeypatch.setattr(
         pynvml, "nvmlDeviceGetPowerUsage", lambda *arguments: asked.append(arguments) or real(*arguments)
     )
-    _, without = sampling("gpus: 1", sources=[source for source in GPU_SOURCES if source is not power.SOURCE])
+    _, without = sampling(
+        "gpus: 1", collectors=[collector for collector in GPU_COLLECTORS if collector is not power.COLLECTOR]
+    )
     without.stop()
     assert asked == []
     sampling("gpus: 1")
@@ -284,7 +286,7 @@ def test_missing_gpus_are_looked_for_with_a_new_connection_while_the_others_stay
     assert len(made) == 1, "with all GPUs there, there is no reason to"
     m.clock.advance(5)
     eventually(lambda: len(made) >= 3)
-    assert sampler.readings(gpu.SOURCE)[SECOND] is not None
+    assert sampler.readings(gpu.COLLECTOR)[SECOND] is not None
 
 
 def test_the_driver_is_not_closed_under_a_call_that_is_stuck_in_it(sampling, monkeypatch):
@@ -293,11 +295,11 @@ def test_the_driver_is_not_closed_under_a_call_that_is_stuck_in_it(sampling, mon
     m, sampler = sampling(STUCK_AND_THEN_UNLOADED, timing=timing)
     m.clock.advance(5)
     eventually(lambda: sampler._devices[0].is_stuck)
-    eventually(lambda: sampler._devices[1].is_running)
+    eventually(lambda: sampler._devices[1].worker.is_running)
     healthy = sampler._devices[1]
     time.sleep(5 * timing.reconnect_after)
     assert sampler._devices[1] is healthy
-    assert not healthy._stop.is_set(), "nor are the others interrupted for nothing"
+    assert not healthy.worker._stop.is_set(), "nor are the others interrupted for nothing"
     m.clock.advance(1)
     eventually(lambda: not sampler.nvml_up)
     time.sleep(5 * timing.interval)
@@ -315,10 +317,10 @@ def test_stopping_ends_every_thread_and_gives_the_handles_back(sampling):
 
 def test_a_gap_between_readings_is_not_integrated(machine):
     ticks = []
-    source = GpuSource("ticks", "remembers them", lambda: lambda _device, tick: ticks.append(tick), ())
+    collector = GpuCollector("ticks", "remembers them", lambda: lambda _device, tick: ticks.append(tick), ())
     m = machine("{gpus: 1, timeline: {0: [{at: 100, lost: true}, {at: 102, lost: false}]}}")
     assert m.driver.connect()
-    state = GpuState(FIRST, [source])
+    state = GpuState(FIRST, [collector])
     timing = Timing(unix=m.clock, monotonic=m.clock)
     sampler = DeviceSampler(0, m.driver.device, lambda _device: state, timing)
     for at in (0, 1, 3, 60, 61, 101, 103, 104):
@@ -356,15 +358,15 @@ def test_readings_keep_their_rhythm_and_a_lost_device_is_tried_less_often(machin
 
 
 def test_a_reading_is_good_for_three_intervals_at_least():
-    assert Timing().longest_age == 5
-    assert Timing(interval=10).longest_age == 30
+    assert Timing().stale_after == 5
+    assert Timing(interval=10).stale_after == 30
 
 
 def test_what_was_counted_of_a_gpu_follows_it_to_another_index(machine):
     m = machine("gpus: 2")
-    gpus = GpuStates(GPU_SOURCES, lambda: 0.0)
+    gpus = GpuStates(GPU_COLLECTORS, lambda: 0.0)
     device = m.device(1)
     state = gpus.of(device)
     device.index = 0
     assert gpus.of(device) is state
-    assert list(gpus.readings(gpu.SOURCE)) == [Gpu(0, simulated_uuid(1))]
+    assert list(gpus.readings(gpu.COLLECTOR)) == [Gpu(0, simulated_uuid(1))]

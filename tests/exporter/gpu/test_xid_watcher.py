@@ -36,38 +36,34 @@ class Events:
 
 
 @pytest.fixture
-def watching(monkeypatch):
-    """Makes a watcher whose turns a test takes, what it reports, and how long it has paused."""
+def watching():
+    """Makes a watcher whose turns a test takes, and what it reports."""
 
     def make(*devices: Device):
-        reports, pauses = [], []
+        reports = []
         watcher = XidWatcher(None, lambda: devices, lambda uuid, code: reports.append((uuid, code)))
-        monkeypatch.setattr(watcher._stop, "wait", pauses.append)
-        return watcher, reports, pauses
+        return watcher, reports
 
     return make
 
 
 def test_a_gpu_is_registered_once_and_its_events_reported(watching):
-    watcher, reports, pauses = watching(Device("A"))
+    watcher, reports = watching(Device("A"))
     events = Events(None, XidEvent("A", 79))
-    watcher._turn(events)
-    watcher._turn(events)
+    assert watcher.listen(events) == 0
+    assert watcher.listen(events) == 0
     assert len(events.asked) == 1
     assert reports == [("A", None), ("A", 79)]
-    assert pauses == []
 
 
 def test_waiting_that_fails_at_once_does_not_spin(watching):
-    watcher, _, pauses = watching(Device("A"))
-    watcher._turn(Events(DriverError("nvmlEventSetWait", 15, "GPU is lost")))
-    assert pauses == [WAIT]
+    watcher, _ = watching(Device("A"))
+    assert watcher.listen(Events(DriverError("nvmlEventSetWait", 15, "GPU is lost"))) == WAIT
 
 
 def test_with_no_gpu_to_listen_to_it_waits_for_one(watching):
-    watcher, reports, pauses = watching()
-    watcher._turn(Events())
-    assert pauses == [WAIT]
+    watcher, reports = watching()
+    assert watcher.listen(Events()) == WAIT
     assert reports == []
 
 
@@ -75,13 +71,13 @@ def test_a_gpu_that_cannot_be_registered_is_asked_again_only_when_it_was_opened_
     events = Events()
     events.refusing = True
     devices = [Device("A")]
-    watcher, reports, _ = watching()
+    watcher, reports = watching()
     watcher._devices = lambda: devices
-    watcher._turn(events)
-    watcher._turn(events)
+    watcher.listen(events)
+    watcher.listen(events)
     assert len(events.asked) == 1
     events.refusing = False
     devices[0] = Device("A")
-    watcher._turn(events)
+    watcher.listen(events)
     assert len(events.asked) == 2
     assert reports == [("A", None)]

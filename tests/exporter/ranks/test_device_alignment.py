@@ -195,6 +195,6 @@ def test_whatever_stands_in_the_rings_of_two_ranks_prometheus_can_take_what_come
             rank.writer.device_ring[nth % layout.DEVICE_RING_STEPS][:] = array("d", [nth, *entry])
         slots[layout.PLACES["device_steps"]] = len(entries)
         slots[layout.PLACES["step_seconds"]], slots[layout.PLACES["steps"]] = pace
-    families = AlignedSteps(30.0).look(scan(RunDirectory([run_dir])))
+    families = AlignedSteps(30.0).poll(scan(RunDirectory([run_dir])))
     check(families)
     assert all(sample.value >= 0 for family in families for sample in family.samples)

@@ -34,8 +34,8 @@ def made(info: dict[str, Any], slots: dict[int, float]) -> bytes:
     text = json.dumps({**GOOD, **info}).encode()[: layout.INFO_CAPACITY]
     values = [0.0] * layout.SLOTS
     values[PLACES["info_place"]] = float(len(text))
-    for place, value in slots.items():
-        values[place] = value
+    for index, value in slots.items():
+        values[index] = value
     data = layout.header().ljust(layout.SLOTS_OFFSET, b"\0") + struct.pack(f"{layout.SLOTS}d", *values)
     return (data.ljust(layout.INFO_OFFSET, b"\0") + text).ljust(layout.SIZE, b"\0")
 

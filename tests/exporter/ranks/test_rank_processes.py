@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.core import Metric
 
 from rankscope.record.reader import read_rank
-from rankscope_exporter.exposition.sample_cache import Lines
+from rankscope_exporter.exposition.sample_cache import SampleCache
 from rankscope_exporter.ranks.collectors.rank_processes import METRICS, RankProcess, RankProcesses
 from rankscope_exporter.ranks.metric import RANK_LABELS
 from rankscope_exporter.ranks.process_usage import Usage, read_usage
@@ -66,7 +66,7 @@ class Watching:
         self._source = RankProcesses()
 
     def collect(self) -> list[Metric]:
-        return self._source.look(self._run_directory.scan())
+        return self._source.poll(self._run_directory.scan())
 
 
 def values(collector: Watching) -> dict[str, float]:
@@ -180,7 +180,7 @@ def usage(children: float | None = 1.0, read: float | None = 1.0, waits: Mapping
 
 
 def test_counters_never_go_back() -> None:
-    process = RankProcess(Lines(METRICS, ("r", "0")))
+    process = RankProcess(SampleCache(METRICS, ("r", "0")))
     process.update(usage(children=5.0, read=100.0))
     process.update(usage(children=4.0, read=90.0))
     assert process.cpu == {"training": 1.0, "workers": 5.0}
@@ -188,7 +188,7 @@ def test_counters_never_go_back() -> None:
 
 
 def test_the_waits_of_workers_add_up_over_those_that_end() -> None:
-    process = RankProcess(Lines(METRICS, ("r", "0")))
+    process = RankProcess(SampleCache(METRICS, ("r", "0")))
     process.update(usage())
     assert process.workers_run_queue is None
     for waits in ({8: 1.0}, {8: 1.5, 9: 0.25}, {9: 0.5}, {}, {8: 0.125}):
@@ -204,7 +204,7 @@ def test_a_workers_wait_for_a_processor_is_its_own(tmp_path: Path) -> None:
 
 
 def test_unknown_children_add_no_worker_series() -> None:
-    process = RankProcess(Lines(METRICS, ("r", "0")))
+    process = RankProcess(SampleCache(METRICS, ("r", "0")))
     process.update(usage(children=None, read=None))
     assert process.cpu == {"training": 1.0}
     assert process.read_bytes is None

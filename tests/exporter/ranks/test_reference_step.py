@@ -30,7 +30,7 @@ def alignment(run_dir: Path) -> Aligning:
 
 def samples(run_dir: Path, name: str) -> dict[tuple[str, str], float]:
     """What /metrics has, by rank and the other label."""
-    families = AlignedSteps(INTERVAL).look(scan(RunDirectory([run_dir])))
+    families = AlignedSteps(INTERVAL).poll(scan(RunDirectory([run_dir])))
     (family,) = (family for family in families if family.name == name)
     return {(s.labels["rank"], s.labels.get("clock") or s.labels["phase"]): s.value for s in family.samples}
 

@@ -261,10 +261,10 @@ def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path)
     path = run_dir / "r.rank"
     path.chmod(0o644)
     with path.open("r+b") as file:
-        for place in range(PLACES["steps"], layout.SLOTS):
-            file.seek(layout.SLOTS_OFFSET + 8 * place)
+        for index in range(PLACES["steps"], layout.SLOTS):
+            file.seek(layout.SLOTS_OFFSET + 8 * index)
             file.write(struct.pack("d", 1.0))
-    families = Ranks().look(RunDirectory([run_dir], Clock()).scan())
+    families = Ranks().poll(RunDirectory([run_dir], Clock()).scan())
     assert sum(len(family.samples) for family in families if family.name.startswith("rankscope_rank_")) == SERIES_LIMIT
 
 
@@ -321,5 +321,5 @@ def test_an_owner_has_a_name_where_the_machine_knows_one(run_dir: Path) -> None:
     leave_record(run_dir, "r", ended_unix=NOW)
     (rank,) = RunDirectory([run_dir], Clock(), beliefs=Beliefs(lambda uid: names.get(uid, ""))).scan().ranks
     assert rank.user == "alice"
-    info = next(family for family in Ranks().look(RunDirectory([run_dir], Clock()).scan()) if "info" in family.name)
+    info = next(family for family in Ranks().poll(RunDirectory([run_dir], Clock()).scan()) if "info" in family.name)
     assert [sample.labels["user"] for sample in info.samples] == [""]

@@ -1,4 +1,4 @@
-"""Who reads the ranks once a second: a directory that hangs, a source that fails, and what a scrape then says."""
+"""Who reads the ranks once a second: a directory that hangs, a collector that fails, and what a scrape then says."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.ranks.run_directory import Scan
 from rankscope_exporter.ranks.watcher import OutdatedError, RankWatcher
 
-COUNT = Declaration("gauge", "looks", "How often it has looked.")
+COUNT = Declaration("gauge", "polls", "How often it was polled.")
 
 
 class Counting:
     name = "counting"
-    help = "counts"
 
     def __init__(self) -> None:
-        self.looks = 0
+        self.polls = 0
 
-    def look(self, _: Scan):
-        self.looks += 1
-        return [COUNT.family(self.looks)]
+    def poll(self, _: Scan):
+        self.polls += 1
+        return [COUNT.family(self.polls)]
 
 
 class Failing(Counting):
-    def look(self, _: Scan):
+    name = "failing"
+
+    def poll(self, _: Scan):
         raise ValueError("a mistake")
 
 
@@ -51,19 +52,19 @@ class Clock:
         return self.now
 
 
-def test_a_source_that_fails_costs_the_others_nothing():
+def test_a_collector_that_fails_costs_the_others_nothing():
     watcher = RankWatcher(Directory(), [Failing(), Counting()])
-    watcher.look()
+    watcher.poll()
     failing, counting = watcher.collectors
     with pytest.raises(ValueError, match="a mistake"):
         failing.collect()
-    assert [family.text for family in counting.collect()] == [b"looks 1.0\n"]
+    assert [family.text for family in counting.collect()] == [b"polls 1.0\n"]
 
 
-def test_the_start_waits_for_the_first_look_so_that_the_first_scrape_has_the_ranks():
+def test_the_start_waits_for_the_first_poll_so_that_the_first_scrape_has_the_ranks():
     watcher = RankWatcher(Directory(), [Counting()], interval=60)
     watcher.start()
-    assert [family.text for family in watcher.collectors[0].collect()] == [b"looks 1.0\n"]
+    assert [family.text for family in watcher.collectors[0].collect()] == [b"polls 1.0\n"]
     watcher.stop()
 
 

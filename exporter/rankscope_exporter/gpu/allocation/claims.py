@@ -14,8 +14,8 @@ from typing import Protocol
 
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.processes import UserNames
-from rankscope_exporter.periodic import Periodic
 from rankscope_exporter.ranks.run_directory import Rank, Scan
+from rankscope_exporter.worker import Worker
 
 INTERVAL = 5.0  # seconds: a third of the usual scrape interval; the kubelet lists all its pods each time
 STALE_AFTER = 3  # intervals
@@ -23,6 +23,10 @@ STALE_AFTER = 3  # intervals
 Answer = Mapping[str, Sequence[Holder]]
 
 logger = logging.getLogger(__name__)
+
+
+class SchedulerError(Exception):
+    """A scheduler cannot be asked, or has not answered so that it can be read."""
 
 
 class Scheduler(Protocol):
@@ -77,15 +81,15 @@ class ClaimsWatcher:
         self._monotonic = monotonic
         self._answers: tuple[float, Sequence[Answer | None]] | None = None
         self._complaints: dict[str, str] = {}
-        self._thread = Periodic("claims", interval, self.poll, "the claims to GPUs cannot be collected")
+        self._worker = Worker("claims", interval, self.poll, "the claims to GPUs cannot be collected")
 
     def start(self) -> None:
         """Begin to ask."""
-        self._thread.start()
+        self._worker.start()
 
     def stop(self) -> None:
         """End the thread, unless somebody does not answer: then it ends with the process."""
-        self._thread.stop()
+        self._worker.stop()
 
     def claims(self) -> Claims:
         """Now. Without the schedulers, and not complete, if they were asked too long ago."""

@@ -18,21 +18,22 @@ SUSPECTED_HANG = "suspected_hang"
 UNKNOWN = "unknown"
 STATES = (WORKING, FREE, ALLOCATED_NO_PROCESS, PROCESS_NO_WORK, MEMORY_HELD, SUSPECTED_HANG, UNKNOWN)
 
-# A pause of a process's work that still counts as work: a step may take a minute (deploy/prometheus/thresholds.yml,
-# `window`), and most of it may be one wait for data. For how much of the time kernels ran there is the busy counter.
+# Those that say so are the same as in deploy/prometheus/thresholds.yml, by a test: the exporter's wheel has no deploy/.
+
+# A pause of a process's work that still counts as work: a step may take a minute, and most of it may be one wait for
+# data. For how much of the time kernels ran there is the busy counter.
 PAUSE = 60.0  # seconds
 
 # A kernel that was seen no longer ago than this is running, also where no process is seen: the driver's sample period
 # is up to 1 s, the sampler's another, and one may be late.
 RUNNING_WITHIN = 3.0  # seconds
 
-# Of the memory, in use while no process is listed. A bare context has about half a GB, below 1 % of a data-centre GPU
-# (as gpu_memory_held in thresholds.yml).
-MEMORY_SHARE = 0.05
+# Of the memory, in use while no process is listed. A bare context has about half a GB, below 1 % of a data-centre GPU.
+MEMORY_SHARE = 0.05  # the threshold gpu_memory_held
 
-# Without progress of a rank: as stuck_for and planned_phase_for in thresholds.yml, for the same reasons.
-STUCK_AFTER = 300.0  # seconds; NCCL's watchdog ends the job after its default of 600
-STUCK_AFTER_PLANNED = 1800.0
+# Seconds without progress of a rank, for the reasons that the thresholds give.
+STUCK_AFTER = 300.0  # the threshold stuck_for; NCCL's watchdog ends the job after its default of 600
+STUCK_AFTER_PLANNED = 1800.0  # the threshold planned_phase_for
 
 
 @dataclass(frozen=True)

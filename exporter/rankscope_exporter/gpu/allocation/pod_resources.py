@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import cast
 
+from rankscope_exporter.gpu.allocation.claims import SchedulerError
 from rankscope_exporter.gpu.allocation.holder import Holder
 
 LIST = "/v1.PodResourcesLister/List"
@@ -27,8 +28,8 @@ INDEX_ID = re.compile(r"nvidia(\d+)(?:/.+)?")
 VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5  # protobuf.dev/programming-guides/encoding
 
 
-class KubeletError(Exception):
-    """The kubelet has not answered, or not so that it can be read."""
+class KubeletError(SchedulerError):
+    """gRPC is missing, or the kubelet has not answered, or not so that it can be read."""
 
 
 class PodResources:
@@ -101,27 +102,27 @@ def _all(message: bytes, number: int) -> list[bytes]:
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
     """Number and content of each field with a length (texts and messages); all others are skipped."""
-    place = 0
-    while place < len(message):
-        tag, place = _varint(message, place)
+    offset = 0
+    while offset < len(message):
+        tag, offset = _varint(message, offset)
         kind, length = tag & 7, {EIGHT_BYTES: 8, FOUR_BYTES: 4}.get(tag & 7, 0)
         if kind == VARINT:
-            _, place = _varint(message, place)
+            _, offset = _varint(message, offset)
         elif kind == LENGTH_DELIMITED:
-            length, place = _varint(message, place)
+            length, offset = _varint(message, offset)
         elif not length:
             raise ValueError(f"a field of kind {kind}")
-        if place + length > len(message):
+        if offset + length > len(message):
             raise ValueError("the message ends within a field")
         if kind == LENGTH_DELIMITED:
-            yield tag >> 3, message[place : place + length]
-        place += length
+            yield tag >> 3, message[offset : offset + length]
+        offset += length
 
 
-def _varint(message: bytes, place: int) -> tuple[int, int]:
-    """The number that begins there, seven bits a byte, the lowest first; and the place after it."""
+def _varint(message: bytes, offset: int) -> tuple[int, int]:
+    """The number that begins there, seven bits a byte, the lowest first; and the offset after it."""
     value = shift = 0
-    while message[place] & 0x80:
-        value |= (message[place] & 0x7F) << shift
-        place, shift = place + 1, shift + 7
-    return value | message[place] << shift, place + 1
+    while message[offset] & 0x80:
+        value |= (message[offset] & 0x7F) << shift
+        offset, shift = offset + 1, shift + 7
+    return value | message[offset] << shift, offset + 1

@@ -80,7 +80,7 @@ def _is_job_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _read(path: Path) -> str:
-    """Neither follows a link nor waits for a pipe's other end that has taken the file's place."""
+    """Neither follows a link nor waits for a pipe's other end that was put there instead of the file."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         data = os.read(descriptor, FILE_LIMIT + 1)

@@ -11,8 +11,8 @@ from rankscope_exporter.gpu.allocation.holder import LABELS, Holder, labels
 from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
 from rankscope_exporter.gpu.allocation.occupants import Occupants
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, holders_of, look_up
+from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
-from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Tick, counter, gauge
 
 
 @dataclass(frozen=True)
@@ -92,32 +92,33 @@ class AllocationMeter:
         return Allocation([*claimed, *holders_of(seen.living, self._users)], state, dict(self._seconds))
 
 
-METRICS: tuple[GpuMetric[Allocation], ...] = (
-    gauge(
+GPU = GpuMetrics[Allocation]()
+METRICS = (
+    GPU.gauge(
         "allocation_info",
         "Who holds the GPU, as far as it is known; one series a GPU, so that joining it multiplies nothing: several "
         "holders stand in one label with commas. `source` is the best of `slurm`, `kubernetes`, `container`, `user`, "
         "`process`, `rank`. Absent while nobody is known to hold it.",
-        "Slurm's files, the kubelet, /proc, rank records",
         lambda allocation: {tuple(labels(allocation.holders).values()): 1} if allocation.holders else None,
-        labels=LABELS,
+        *LABELS,
+        source="Slurm's files, the kubelet, /proc, rank records",
     ),
-    gauge(
+    GPU.gauge(
         "state_info",
         "What the GPU's time goes to now.",
-        "the same, and nvmlDeviceGetSamples(GPU_UTILIZATION)",
         lambda allocation: {allocation.state: 1},
-        labels=("state",),
+        "state",
+        source="the same, and nvmlDeviceGetSamples(GPU_UTILIZATION)",
     ),
-    counter(
+    GPU.counter(
         "state_seconds_total",
         "The GPU's time by what it went to; the states partition the time in which it was watched: `working` (a pause "
         "of up to 60 s included), `free`, `allocated_no_process` (a scheduler or a rank claims it), `process_no_work`, "
         "`memory_held_by_dead`, `suspected_hang` (kernels run, and no rank on it has made progress for 5 min, in "
         "start-up, checkpoint and evaluation 30), `unknown`. Limits and reasons: `allocation/idleness.py`.",
-        "the same, integrated",
         lambda allocation: allocation.seconds,
-        labels=("state",),
+        "state",
+        source="the same, integrated",
     ),
 )
 
@@ -129,12 +130,12 @@ def _share_in_use(device: Device) -> float | None:
 
 def watching(
     claims: Callable[[], Claims], processes: ProcessTable, users: UserNames, occupants: Occupants | None = None
-) -> GpuSource[Allocation]:
-    """The source with these eyes on the world. `occupants` are told who is on each GPU."""
-    return replace(SOURCE, reader=lambda: AllocationMeter(claims, processes, users, occupants))
+) -> GpuCollector[Allocation]:
+    """The collector with these eyes on the world. `occupants` are told who is on each GPU."""
+    return replace(COLLECTOR, reader=lambda: AllocationMeter(claims, processes, users, occupants))
 
 
-SOURCE: GpuSource[Allocation] = GpuSource(
+COLLECTOR: GpuCollector[Allocation] = GpuCollector(
     "allocation",
     "who holds each GPU (Slurm job, pod, container, user, ranks), and its time by state of use",
     lambda: AllocationMeter(lambda: Claims(is_complete=True), ProcessTable(), UserNames()),

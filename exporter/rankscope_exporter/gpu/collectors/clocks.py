@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import CLOCK_DOMAINS, CLOCK_EVENT_REASONS, Device
 from rankscope_exporter.gpu.nvml.throttle import clock_event_seconds
-from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Seldom, Tick, counter, gauge
 
 # Clocks that are low because nothing runs, or because somebody set them so, are no throttling.
 NO_THROTTLING = frozenset({"gpu_idle", "applications_clocks_setting"})
@@ -36,7 +36,7 @@ class ThrottleMeter:
         self._counted: frozenset[str] | None = None
 
     def __call__(self, device: Device, tick: Tick) -> Mapping[str, float] | None:
-        """Seconds so far."""
+        """Seconds so far by reason; None where the device tells neither reasons nor counters."""
         counted = clock_event_seconds(device)
         if self._counted is None:
             self._counted = frozenset(counted)
@@ -53,7 +53,7 @@ class ClocksReader:
     """The highest clocks are asked once."""
 
     def __init__(self) -> None:
-        self._max = Seldom(lambda device, _: _max_hertz(device))
+        self._max = Cached(lambda device, _: _max_hertz(device))
         self._throttle = ThrottleMeter()
 
     def __call__(self, device: Device, tick: Tick) -> Clocks:
@@ -70,37 +70,38 @@ def _max_hertz(device: Device) -> Mapping[str, float | None]:
     return {domain: device.clock_max(domain) for domain in CLOCK_DOMAINS}
 
 
-METRICS: tuple[GpuMetric[Clocks], ...] = (
-    gauge(
+GPU = GpuMetrics[Clocks]()
+METRICS = (
+    GPU.gauge(
         "clock_hertz",
         "Clock of the GPU now, by domain.",
-        "nvmlDeviceGetClockInfo",
         lambda clocks: clocks.hertz,
-        labels=("domain",),
+        "domain",
+        source="nvmlDeviceGetClockInfo",
     ),
-    gauge(
+    GPU.gauge(
         "clock_max_hertz",
         "Highest clock that the GPU can run at.",
-        "nvmlDeviceGetMaxClockInfo",
         lambda clocks: clocks.max_hertz,
-        labels=("domain",),
+        "domain",
+        source="nvmlDeviceGetMaxClockInfo",
     ),
-    gauge(
+    GPU.gauge(
         "performance_state",
         "Performance state (P-state): 0 is the highest performance, 15 the lowest.",
-        "nvmlDeviceGetPerformanceState",
         lambda clocks: clocks.performance_state,
+        source="nvmlDeviceGetPerformanceState",
         since="Kepler",
     ),
-    counter(
+    GPU.counter(
         "throttled_seconds_total",
         "Time in which the GPU's clocks were held down, by reason (several may hold at once): the driver's counter "
         "since it was loaded where it has one, else integrated by the exporter. Being idle or set so is no throttling.",
-        "nvmlDeviceGetFieldValues(PERF_POLICY_…, CLOCKS_EVENT_REASON_…), nvmlDeviceGetCurrentClocksEventReasons",
         lambda clocks: clocks.throttled_seconds,
-        labels=("reason",),
+        "reason",
+        source="nvmlDeviceGetFieldValues(PERF_POLICY_…, CLOCKS_EVENT_REASON_…), nvmlDeviceGetCurrentClocksEventReasons",
         since="Kepler",
     ),
 )
 
-SOURCE = GpuSource("clocks", "clocks, performance state, and throttled time by reason", ClocksReader, METRICS)
+COLLECTOR = GpuCollector("clocks", "clocks, performance state, and throttled time by reason", ClocksReader, METRICS)

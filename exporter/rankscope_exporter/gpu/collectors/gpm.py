@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
+from rankscope_exporter.exposition.sample_cache import Values
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.gpm import GpmSampler, supports_gpm
 from rankscope_exporter.gpu.nvml.mig import gpu_instances
-from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Seldom, Tick, counter
 
 INSTANCES_EVERY = 10.0  # seconds: MIG instances come and go by an administrator's hand
 WHOLE_GPU = ""  # as a label's value, which Prometheus treats as a label that is not there
@@ -28,8 +29,8 @@ class GpmMeter:
         self._device: Device | None = None
         self._samplers: dict[str, GpmSampler] = {}
         self._totals: defaultdict[str, dict[str, float]] = defaultdict(dict)
-        self._supported = Seldom(lambda device, _: supports_gpm(device))
-        self._instances = Seldom(lambda device, _: _instances(device), INSTANCES_EVERY)
+        self._supported = Cached(lambda device, _: supports_gpm(device))
+        self._instances = Cached(lambda device, _: _instances(device), INSTANCES_EVERY)
 
     def __call__(self, device: Device, tick: Tick) -> Totals | None:
         """What was counted so far; None if the device has no GPM."""
@@ -61,11 +62,11 @@ def _instances(device: Device) -> dict[str, int | None]:
     return {str(instance): instance for instance in instances} if instances else {WHOLE_GPU: None}
 
 
-def _one(quantity: str) -> Callable[[Totals], Mapping[tuple[str, ...], float]]:
-    return lambda totals: {(label,): counts[quantity] for label, counts in totals.items() if quantity in counts}
+def _one(quantity: str) -> Callable[[Totals], Values]:
+    return lambda totals: {instance: counts[quantity] for instance, counts in totals.items() if quantity in counts}
 
 
-def _several(quantities: Mapping[str, str]) -> Callable[[Totals], Mapping[tuple[str, ...], float]]:
+def _several(quantities: Mapping[str, str]) -> Callable[[Totals], Values]:
     return lambda totals: {
         (instance, label): counts[quantity]
         for instance, counts in totals.items()
@@ -74,41 +75,63 @@ def _several(quantities: Mapping[str, str]) -> Callable[[Totals], Mapping[tuple[
     }
 
 
-def _counter(name: str, text: str, quantities: str | Mapping[str, str], *labels: str) -> GpuMetric[Totals]:
-    values = _one(quantities) if isinstance(quantities, str) else _several(quantities)
-    return counter(name, text, "nvmlGpmMetricsGet", values, labels=("gpu_instance", *labels), since="Hopper")
-
-
 PIPES = {name: name for name in ("tensor_hmma", "tensor_imma", "tensor_dfma", "fp64", "fp32", "fp16")}
 PCIE = {"transmit": "pcie_transmit", "receive": "pcie_receive"}
 NVLINK = {"transmit": "nvlink_transmit", "receive": "nvlink_receive"}
 
-METRICS: tuple[GpuMetric[Totals], ...] = (
-    _counter("graphics_active_seconds_total", "Time in which any compute or graphics engine was active.", "graphics"),
-    _counter(
+GPU = GpuMetrics[Totals](source="nvmlGpmMetricsGet", since="Hopper")
+METRICS = (
+    GPU.counter(
+        "graphics_active_seconds_total",
+        "Time in which any compute or graphics engine was active.",
+        _one("graphics"),
+        "gpu_instance",
+    ),
+    GPU.counter(
         "sm_active_seconds_total",
         "Time in which an SM had a warp to run, averaged over all SMs: unlike busy time it tells work from waiting.",
-        "sm",
+        _one("sm"),
+        "gpu_instance",
     ),
-    _counter(
+    GPU.counter(
         "sm_occupancy_seconds_total",
         "Warps resident on the SMs as a share of the most that could be, integrated over time.",
-        "sm_occupancy",
+        _one("sm_occupancy"),
+        "gpu_instance",
     ),
-    _counter("tensor_active_seconds_total", "Time in which the tensor cores worked, averaged over all SMs.", "tensor"),
-    _counter(
+    GPU.counter(
+        "tensor_active_seconds_total",
+        "Time in which the tensor cores worked, averaged over all SMs.",
+        _one("tensor"),
+        "gpu_instance",
+    ),
+    GPU.counter(
         "pipe_active_seconds_total",
         "Time in which a pipe of the SMs worked: the tensor cores' kinds, and arithmetic without them by precision.",
-        PIPES,
+        _several(PIPES),
+        "gpu_instance",
         "pipe",
     ),
-    _counter(
+    GPU.counter(
         "dram_active_seconds_total",
         "Time in which the device memory was read or written, as a share of the most that it can do.",
-        "dram",
+        _one("dram"),
+        "gpu_instance",
     ),
-    _counter("gpm_pcie_bytes_total", "Bytes over PCIe as GPM sees them, by direction.", PCIE, "direction"),
-    _counter("gpm_nvlink_bytes_total", "Bytes over all NVLinks as GPM sees them, by direction.", NVLINK, "direction"),
+    GPU.counter(
+        "gpm_pcie_bytes_total",
+        "Bytes over PCIe as GPM sees them, by direction.",
+        _several(PCIE),
+        "gpu_instance",
+        "direction",
+    ),
+    GPU.counter(
+        "gpm_nvlink_bytes_total",
+        "Bytes over all NVLinks as GPM sees them, by direction.",
+        _several(NVLINK),
+        "gpu_instance",
+        "direction",
+    ),
 )
 
-SOURCE = GpuSource("gpm", "activity of SMs, tensor cores, memory and links (GPM)", GpmMeter, METRICS)
+COLLECTOR = GpuCollector("gpm", "activity of SMs, tensor cores, memory and links (GPM)", GpmMeter, METRICS)

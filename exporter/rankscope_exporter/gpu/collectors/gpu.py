@@ -6,9 +6,9 @@ import socket
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, fields
 
+from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.errors import DeviceLostError, DriverError
-from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Tick, gauge
 
 
 @dataclass(frozen=True)
@@ -66,23 +66,24 @@ def _said(question: Callable[[], str | None]) -> str:
         return ""
 
 
-METRICS: tuple[GpuMetric[Identity], ...] = (
-    gauge(
+GPU = GpuMetrics[Identity]()
+METRICS = (
+    GPU.gauge(
         "info",
         "What the GPU is and where it is; `busy_source` says whether busy time is integrated from the driver's ring "
         "(`samples`) or from its utilisation now (`instantaneous`), empty where it tells neither (MIG).",
-        "nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlSystemGetDriverVersion, nvmlSystemGetCudaDriverVersion",
         lambda identity: {astuple(identity): 1},
-        labels=tuple(field.name for field in fields(Identity)),
+        *(field.name for field in fields(Identity)),
+        source="nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlSystemGetDriverVersion, nvmlSystemGetCudaDriverVersion",
     ),
-    gauge(
+    GPU.gauge(
         "up",
         "1 while the GPU answers within its deadline; 0 when it is lost or stuck: then all else of it is absent, but "
         "for what the driver said of its XID errors.",
-        "nvmlDeviceGetHandleByIndex, nvmlDeviceGetPerformanceState",
         lambda _: 1,
-        when_down=0,
+        source="nvmlDeviceGetHandleByIndex, nvmlDeviceGetPerformanceState",
+        without=0,
     ),
 )
 
-SOURCE = GpuSource("gpu", "what each GPU is, and whether it answers", IdentityReader, METRICS)
+COLLECTOR = GpuCollector("gpu", "what each GPU is, and whether it answers", IdentityReader, METRICS)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device, Engine, UtilizationSample
-from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Tick, counter, gauge
 
 ENGINES: tuple[Engine, ...] = ("gpu", "memory", "encoder", "decoder")
 
@@ -94,42 +94,46 @@ class LoadReader:
         self._meters = {engine: BusyMeter(engine) for engine in ENGINES}
 
     def __call__(self, device: Device, tick: Tick) -> Loads:
-        """All engines' loads so far."""
+        """Busy seconds so far by engine; None of an engine that tells nothing."""
         return {engine: meter(device, tick) for engine, meter in self._meters.items()}
 
 
-def _busy(engine: Engine, name: str, text: str, source: str) -> GpuMetric[Loads]:
-    return counter(
-        name,
-        text,
-        f"nvmlDeviceGetSamples({source}), integrated",
-        lambda loads: load.busy_seconds if (load := loads[engine]) else None,
-        since="Kepler",
-    )
+def _busy(engine: Engine) -> Callable[[Loads], float | None]:
+    return lambda loads: load.busy_seconds if (load := loads[engine]) else None
 
 
-METRICS: tuple[GpuMetric[Loads], ...] = (
-    _busy(
-        "gpu",
+GPU = GpuMetrics[Loads](since="Kepler")
+METRICS = (
+    GPU.counter(
         "busy_seconds_total",
         "Time in which a kernel was running on the GPU; its rate is the true busy ratio.",
-        "GPU_UTILIZATION",
+        _busy("gpu"),
+        source="nvmlDeviceGetSamples(GPU_UTILIZATION), integrated",
     ),
-    gauge(
+    GPU.gauge(
         "last_busy_timestamp_seconds",
         "When a kernel was last seen running on the GPU, in unix time; for one never seen busy when it was first seen.",
-        "nvmlDeviceGetSamples(GPU_UTILIZATION)",
         lambda loads: load.last_busy if (load := loads["gpu"]) else None,
-        since="Kepler",
+        source="nvmlDeviceGetSamples(GPU_UTILIZATION)",
     ),
-    _busy(
-        "memory",
+    GPU.counter(
         "memory_busy_seconds_total",
         "Time in which the device memory was being read or written.",
-        "MEMORY_UTILIZATION",
+        _busy("memory"),
+        source="nvmlDeviceGetSamples(MEMORY_UTILIZATION), integrated",
     ),
-    _busy("encoder", "encoder_busy_seconds_total", "Time in which the video encoder ran.", "ENC_UTILIZATION"),
-    _busy("decoder", "decoder_busy_seconds_total", "Time in which the video decoder ran.", "DEC_UTILIZATION"),
+    GPU.counter(
+        "encoder_busy_seconds_total",
+        "Time in which the video encoder ran.",
+        _busy("encoder"),
+        source="nvmlDeviceGetSamples(ENC_UTILIZATION), integrated",
+    ),
+    GPU.counter(
+        "decoder_busy_seconds_total",
+        "Time in which the video decoder ran.",
+        _busy("decoder"),
+        source="nvmlDeviceGetSamples(DEC_UTILIZATION), integrated",
+    ),
 )
 
-SOURCE = GpuSource("load", "GPU time: how long kernels ran, and when one last did", LoadReader, METRICS)
+COLLECTOR = GpuCollector("load", "GPU time: how long kernels ran, and when one last did", LoadReader, METRICS)

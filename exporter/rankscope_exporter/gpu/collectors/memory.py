@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device, Memory
-from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Tick, gauge
 
 
 @dataclass(frozen=True)
@@ -17,49 +17,50 @@ class Memories:
 
 
 def read(device: Device, _tick: Tick) -> Memories:
-    """Both now."""
+    """Bytes now; None of what the device does not tell."""
     return Memories(device.memory(), device.bar1_memory())
 
 
-METRICS: tuple[GpuMetric[Memories], ...] = (
-    gauge(
+GPU = GpuMetrics[Memories]()
+METRICS = (
+    GPU.gauge(
         "memory_total_bytes",
         "Memory of the GPU.",
-        "nvmlDeviceGetMemoryInfo_v2",
         lambda memory: memory.device.total if memory.device else None,
+        source="nvmlDeviceGetMemoryInfo_v2",
     ),
-    gauge(
+    GPU.gauge(
         "memory_used_bytes",
         "Memory that processes have allocated on the GPU, without what the driver reserves.",
-        "nvmlDeviceGetMemoryInfo_v2",
         lambda memory: memory.device.used if memory.device else None,
+        source="nvmlDeviceGetMemoryInfo_v2",
     ),
-    gauge(
+    GPU.gauge(
         "memory_reserved_bytes",
         "Memory that the driver and the firmware keep for themselves.",
-        "nvmlDeviceGetMemoryInfo_v2",
         lambda memory: memory.device.reserved if memory.device else None,
+        source="nvmlDeviceGetMemoryInfo_v2",
     ),
-    gauge(
+    GPU.gauge(
         "memory_free_bytes",
         "Memory that can still be allocated on the GPU.",
-        "nvmlDeviceGetMemoryInfo_v2",
         lambda memory: memory.device.free if memory.device else None,
+        source="nvmlDeviceGetMemoryInfo_v2",
     ),
-    gauge(
+    GPU.gauge(
         "bar1_memory_total_bytes",
         "Size of the GPU's window into the PCIe address space (BAR1), by which other devices reach its memory.",
-        "nvmlDeviceGetBAR1MemoryInfo",
         lambda memory: memory.bar1.total if memory.bar1 else None,
+        source="nvmlDeviceGetBAR1MemoryInfo",
         since="Kepler",
     ),
-    gauge(
+    GPU.gauge(
         "bar1_memory_used_bytes",
         "How much of BAR1 is mapped.",
-        "nvmlDeviceGetBAR1MemoryInfo",
         lambda memory: memory.bar1.used if memory.bar1 else None,
+        source="nvmlDeviceGetBAR1MemoryInfo",
         since="Kepler",
     ),
 )
 
-SOURCE = GpuSource("memory", "GPU memory: total, used, reserved, free, BAR1", lambda: read, METRICS)
+COLLECTOR = GpuCollector("memory", "GPU memory: total, used, reserved, free, BAR1", lambda: read, METRICS)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device, Memory
 from rankscope_exporter.gpu.nvml.mig import MigInstance, mig_instances
-from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Seldom, Tick, gauge
 
 EVERY = 5.0  # seconds: some ten calls an instance
 
@@ -27,38 +27,38 @@ def _memory(size: Callable[[Memory], int]) -> Callable[[Instances], Mapping[str,
     return lambda instances: {str(i.gpu_instance): size(i.memory) for i in instances if i.memory}
 
 
-METRICS: tuple[GpuMetric[Instances], ...] = (
-    gauge(
+GPU = GpuMetrics[Instances](since="Ampere")
+METRICS = (
+    GPU.gauge(
         "mig_instances",
         "MIG devices that the GPU is split into.",
-        "nvmlDeviceGetMigDeviceHandleByIndex",
         len,
-        since="Ampere",
+        source="nvmlDeviceGetMigDeviceHandleByIndex",
     ),
-    gauge(
+    GPU.gauge(
         "mig_info",
         "One MIG device: its ids, its own UUID and its profile.",
-        "nvmlDeviceGetGpuInstanceId, nvmlDeviceGetComputeInstanceId, nvmlDeviceGetUUID, nvmlDeviceGetName",
         _info,
-        labels=("gpu_instance", "compute_instance", "mig_uuid", "name"),
-        since="Ampere",
+        "gpu_instance",
+        "compute_instance",
+        "mig_uuid",
+        "name",
+        source="nvmlDeviceGetGpuInstanceId, nvmlDeviceGetComputeInstanceId, nvmlDeviceGetUUID, nvmlDeviceGetName",
     ),
-    gauge(
+    GPU.gauge(
         "mig_memory_total_bytes",
         "Memory of a GPU instance.",
-        "nvmlDeviceGetMemoryInfo of the MIG device",
         _memory(lambda memory: memory.total),
-        labels=("gpu_instance",),
-        since="Ampere",
+        "gpu_instance",
+        source="nvmlDeviceGetMemoryInfo of the MIG device",
     ),
-    gauge(
+    GPU.gauge(
         "mig_memory_used_bytes",
         "Memory that processes hold on a GPU instance, with what the driver reserves.",
-        "nvmlDeviceGetMemoryInfo of the MIG device",
         _memory(lambda memory: memory.used),
-        labels=("gpu_instance",),
-        since="Ampere",
+        "gpu_instance",
+        source="nvmlDeviceGetMemoryInfo of the MIG device",
     ),
 )
 
-SOURCE = GpuSource("mig", "MIG instances and their memory", lambda: Seldom(read, EVERY), METRICS)
+COLLECTOR = GpuCollector("mig", "MIG instances and their memory", lambda: Cached(read, EVERY), METRICS)

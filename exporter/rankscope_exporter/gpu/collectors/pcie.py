@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.links import PcieLink, pcie_bytes, pcie_link, pcie_link_max, pcie_replays
-from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Seldom, Tick, counter, gauge
 
 
 @dataclass(frozen=True)
@@ -28,62 +28,63 @@ class PcieReader:
     """
 
     def __init__(self) -> None:
-        self._best = Seldom(lambda device, _: pcie_link_max(device))
+        self._best = Cached(lambda device, _: pcie_link_max(device))
         self._believed: set[str] = set()
 
     def __call__(self, device: Device, tick: Tick) -> Pcie:
-        """The link now."""
+        """The link and its counters now."""
         counts = pcie_bytes(device)
         self._believed |= {direction for direction, count in counts.items() if (count or 0) >= 2**32}
         believed = {direction: count for direction, count in counts.items() if direction in self._believed}
         return Pcie(pcie_link(device), self._best(device, tick), pcie_replays(device), believed)
 
 
-METRICS: tuple[GpuMetric[Pcie], ...] = (
-    gauge(
+GPU = GpuMetrics[Pcie]()
+METRICS = (
+    GPU.gauge(
         "pcie_link_generation",
         "Generation of the PCIe link now; an idle GPU lowers it.",
-        "nvmlDeviceGetCurrPcieLinkGeneration",
         lambda pcie: pcie.link.generation,
+        source="nvmlDeviceGetCurrPcieLinkGeneration",
         since="Fermi",
     ),
-    gauge(
+    GPU.gauge(
         "pcie_link_generation_max",
         "Highest PCIe generation that this GPU can have in this slot.",
-        "nvmlDeviceGetMaxPcieLinkGeneration",
         lambda pcie: pcie.best.generation,
+        source="nvmlDeviceGetMaxPcieLinkGeneration",
         since="Fermi",
     ),
-    gauge(
+    GPU.gauge(
         "pcie_link_width",
         "Lanes of the PCIe link now; fewer than the maximum is a bad contact or slot.",
-        "nvmlDeviceGetCurrPcieLinkWidth",
         lambda pcie: pcie.link.width,
+        source="nvmlDeviceGetCurrPcieLinkWidth",
         since="Fermi",
     ),
-    gauge(
+    GPU.gauge(
         "pcie_link_width_max",
         "Most lanes that this GPU can have in this slot.",
-        "nvmlDeviceGetMaxPcieLinkWidth",
         lambda pcie: pcie.best.width,
+        source="nvmlDeviceGetMaxPcieLinkWidth",
         since="Fermi",
     ),
-    counter(
+    GPU.counter(
         "pcie_replays_total",
         "PCIe transfers that had to be repeated since the GPU was reset.",
-        "nvmlDeviceGetPcieReplayCounter",
         lambda pcie: pcie.replays,
+        source="nvmlDeviceGetPcieReplayCounter",
         since="Kepler",
     ),
-    counter(
+    GPU.counter(
         "pcie_bytes_total",
         "Bytes over PCIe, by direction as the GPU sees it; absent until the driver's counter has passed 4 GiB, because "
         "one of 32 bits would wrap unseen.",
-        "nvmlDeviceGetFieldValues(PCIE_COUNT_TX_BYTES, PCIE_COUNT_RX_BYTES)",
         lambda pcie: pcie.bytes,
-        labels=("direction",),
+        "direction",
+        source="nvmlDeviceGetFieldValues(PCIE_COUNT_TX_BYTES, PCIE_COUNT_RX_BYTES)",
         since="any, with driver 560",
     ),
 )
 
-SOURCE = GpuSource("pcie", "PCIe link, replays and bytes", PcieReader, METRICS)
+COLLECTOR = GpuCollector("pcie", "PCIe link, replays and bytes", PcieReader, METRICS)

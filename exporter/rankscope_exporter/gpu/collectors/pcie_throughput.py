@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.links import pcie_throughput
-from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Tick, gauge
 
 Throughput = Mapping[str, float | None]
 
@@ -16,15 +16,16 @@ def read(device: Device, _tick: Tick) -> Throughput:
     return pcie_throughput(device)
 
 
-METRICS: tuple[GpuMetric[Throughput], ...] = (
-    gauge(
+GPU = GpuMetrics[Throughput]()
+METRICS = (
+    GPU.gauge(
         "pcie_throughput_bytes_per_second",
         "Throughput of PCIe over 20 ms, by direction as the GPU sees it; what lies between two readings is not seen.",
-        "nvmlDeviceGetPcieThroughput",
         lambda throughput: throughput,
-        labels=("direction",),
+        "direction",
+        source="nvmlDeviceGetPcieThroughput",
         since="Maxwell",
     ),
 )
 
-SOURCE = GpuSource("pcie_throughput", "PCIe throughput (blocks 40 ms a GPU)", lambda: read, METRICS, is_on=False)
+COLLECTOR = GpuCollector("pcie_throughput", "PCIe throughput (blocks 40 ms a GPU)", lambda: read, METRICS, is_on=False)

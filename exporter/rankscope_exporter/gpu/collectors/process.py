@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics
 from rankscope_exporter.gpu.collectors.processes import Processes, read
-from rankscope_exporter.gpu.source import GpuMetric, GpuSource, gauge
 
-METRICS: tuple[GpuMetric[Processes], ...] = (
-    gauge(
+GPU = GpuMetrics[Processes]()
+METRICS = (
+    GPU.gauge(
         "process_memory_bytes",
         "Memory of one process on the GPU, by its pid as the driver sees it: that of the host.",
-        "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
         lambda processes: {str(pid): size for pid, size in processes.items()},
-        labels=("pid",),
+        "pid",
+        source="nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
     ),
 )
 
-SOURCE = GpuSource("process", "memory of each process, by pid (a series each)", lambda: read, METRICS, is_on=False)
+COLLECTOR = GpuCollector(
+    "process", "memory of each process, by pid (a series each)", lambda: read, METRICS, is_on=False
+)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
-from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Tick, gauge
 
 Processes = Mapping[int, int | None]
 """Bytes by pid; None if the driver does not tell them."""
@@ -22,19 +22,20 @@ def total(processes: Processes) -> int | None:
     return sum(known) if len(known) == len(processes) else None
 
 
-METRICS: tuple[GpuMetric[Processes], ...] = (
-    gauge(
+GPU = GpuMetrics[Processes]()
+METRICS = (
+    GPU.gauge(
         "processes",
         "Processes with a compute or graphics context on the GPU, each pid once.",
-        "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
         len,
+        source="nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
     ),
-    gauge(
+    GPU.gauge(
         "processes_memory_bytes",
         "Memory that these processes hold together.",
-        "nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
         total,
+        source="nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
     ),
 )
 
-SOURCE = GpuSource("processes", "number and memory of the processes on each GPU", lambda: read, METRICS)
+COLLECTOR = GpuCollector("processes", "number and memory of the processes on each GPU", lambda: read, METRICS)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.temperature import margin, margin_thresholds, memory_temperature, thresholds
-from rankscope_exporter.gpu.source import GpuMetric, GpuSource, Seldom, Tick, gauge
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,10 @@ class TemperatureReader:
     """Thresholds are asked once."""
 
     def __init__(self) -> None:
-        self._thresholds = Seldom(read_thresholds)
+        self._thresholds = Cached(read_thresholds)
 
     def __call__(self, device: Device, tick: Tick) -> Temperatures:
-        """The temperatures now."""
+        """Degrees Celsius now; None of what the device does not tell."""
         return Temperatures(
             device.temperature(),
             memory_temperature(device),
@@ -49,43 +49,46 @@ def read_thresholds(device: Device, _tick: Tick) -> Thresholds:
     return Thresholds(thresholds(device), margin_thresholds(device))
 
 
-METRICS: tuple[GpuMetric[Temperatures], ...] = (
-    gauge(
+GPU = GpuMetrics[Temperatures]()
+METRICS = (
+    GPU.gauge(
         "temperature_celsius",
         "Temperature of the GPU die.",
-        "nvmlDeviceGetTemperature",
         lambda celsius: celsius.gpu,
+        source="nvmlDeviceGetTemperature",
     ),
-    gauge(
+    GPU.gauge(
         "memory_temperature_celsius",
         "Temperature of the GPU's memory (HBM).",
-        "nvmlDeviceGetFieldValues(MEMORY_TEMP)",
         lambda celsius: celsius.memory,
+        source="nvmlDeviceGetFieldValues(MEMORY_TEMP)",
         since="Volta",
     ),
-    gauge(
+    GPU.gauge(
         "temperature_margin_celsius",
         "How much hotter the GPU may become before it is slowed down (T.Limit).",
-        "nvmlDeviceGetMarginTemperature",
         lambda celsius: celsius.margin,
+        source="nvmlDeviceGetMarginTemperature",
         since="Ada",
     ),
-    gauge(
+    GPU.gauge(
         "temperature_threshold_celsius",
         "Temperature at which the GPU slows down or shuts down, or that it or its memory should not exceed.",
-        "nvmlDeviceGetTemperatureThreshold",
         lambda celsius: celsius.thresholds.temperatures,
-        labels=("threshold",),
+        "threshold",
+        source="nvmlDeviceGetTemperatureThreshold",
         since="Kepler, to Ampere",
     ),
-    gauge(
+    GPU.gauge(
         "temperature_margin_threshold_celsius",
         "The margin (T.Limit) at which that happens; it may be negative.",
-        "nvmlDeviceGetFieldValues(TEMPERATURE_…_TLIMIT)",
         lambda celsius: celsius.thresholds.margins,
-        labels=("threshold",),
+        "threshold",
+        source="nvmlDeviceGetFieldValues(TEMPERATURE_…_TLIMIT)",
         since="Ada",
     ),
 )
 
-SOURCE = GpuSource("temperature", "temperatures of the GPU die and memory, and thresholds", TemperatureReader, METRICS)
+COLLECTOR = GpuCollector(
+    "temperature", "temperatures of the GPU die and memory, and thresholds", TemperatureReader, METRICS
+)

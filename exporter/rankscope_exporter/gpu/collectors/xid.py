@@ -7,8 +7,8 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.exposition.sample_cache import Lines, Texts, Values, families
-from rankscope_exporter.gpu.source import Gpu, GpuMetric, counter, gauge
+from rankscope_exporter.exposition.sample_cache import SampleCache, Texts, Values, families
+from rankscope_exporter.gpu.collector import Gpu, GpuMetrics
 from rankscope_exporter.gpu.xid_watcher import Xids
 
 # Codes with an entry of their own in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) that training jobs
@@ -46,29 +46,26 @@ def _counts(xids: Xids) -> Values:
     return None if counts is None else {str(code): counts.get(code, 0) for code in sorted({*WELL_KNOWN, *counts})}
 
 
-METRICS: tuple[GpuMetric[Xids], ...] = (
-    counter(
+GPU = GpuMetrics[Xids](source="nvmlEventSetWait", since="Kepler")
+METRICS = (
+    GPU.counter(
         "xid_errors_total",
         "XID errors that the driver reported, by code; the well-known ones exist from the start at 0. Stays when the "
         "GPU is lost: XID 79 is the last that one hears of it.",
-        "nvmlEventSetWait",
         _counts,
-        labels=("xid",),
-        since="Kepler",
+        "xid",
     ),
-    gauge(
+    GPU.gauge(
         "xid_last_timestamp_seconds",
         "When the driver last reported this XID error, in unix time; absent for one that never happened.",
-        "nvmlEventSetWait",
         lambda xids: {str(code): unix for code, unix in sorted(xids.last.items())},
-        labels=("xid",),
-        since="Kepler",
+        "xid",
     ),
 )
 
 
 class XidEvents(Protocol):
-    """Who has listened to the driver."""
+    """Where the events are that the driver reported."""
 
     def xids(self) -> Mapping[Gpu, Xids]:
         """What was heard of every GPU ever seen."""
@@ -79,17 +76,18 @@ class XidCollector:
 
     name = "xid"
     help = "XID errors by code, and when each was last seen"
+    metrics = METRICS
 
     def __init__(self, events: XidEvents) -> None:
         self._events = events
         self._written: dict[Gpu, tuple[Xids, Texts]] = {}
 
     def collect(self) -> Iterable[Metric]:
-        """Events by code."""
+        """Every GPU's events by code, lost GPUs included."""
         self._written = {gpu: self._write(gpu, xids) for gpu, xids in self._events.xids().items()}
         return families(METRICS, [texts for _, texts in self._written.values()])
 
     def _write(self, gpu: Gpu, xids: Xids) -> tuple[Xids, Texts]:
         """Anew only after an event, which is rare."""
         known = self._written.get(gpu)
-        return known if known and known[0] is xids else (xids, Lines(METRICS, gpu.values()).write(xids))
+        return known if known and known[0] is xids else (xids, SampleCache(METRICS, gpu.values()).write(xids))

@@ -215,7 +215,7 @@ class Device:
             mask = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
         if mask is None:
             return None
-        bits = (1 << place for place in range(64) if mask >> place & 1)
+        bits = (1 << index for index in range(64) if mask >> index & 1)
         return frozenset(CLOCK_EVENT_REASONS.get(bit, UNKNOWN_REASON) for bit in bits)
 
     def processes(self) -> dict[int, int | None] | None:

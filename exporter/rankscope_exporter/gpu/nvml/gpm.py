@@ -49,8 +49,8 @@ class GpmSampler:
         self._request = pynvml.c_nvmlGpmMetricsGet_t()  # some 20 kB, so it is kept
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         self._request.numMetrics = len(RATIOS) + len(RATES)
-        for place, metric in enumerate((*RATIOS.values(), *RATES.values())):
-            self._request.metrics[place].metricId = metric
+        for index, metric in enumerate((*RATIOS.values(), *RATES.values())):
+            self._request.metrics[index].metricId = metric
         self._last, self._spare = ask(pynvml.nvmlGpmSampleAlloc), ask(pynvml.nvmlGpmSampleAlloc)
         self._has_last = False
         self._elapsed = 0.0

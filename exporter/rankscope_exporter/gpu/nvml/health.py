@@ -52,9 +52,9 @@ def ecc_errors(device: Device, lifetime: bool) -> ErrorCounts:
     """Since the driver was loaded, or over the device's whole life."""
     span = pynvml.NVML_AGGREGATE_ECC if lifetime else pynvml.NVML_VOLATILE_ECC
     return {
-        (kind, location): ask(pynvml.nvmlDeviceGetMemoryErrorCounter, device.handle, kind_number, span, place)
+        (kind, location): ask(pynvml.nvmlDeviceGetMemoryErrorCounter, device.handle, kind_number, span, location_number)
         for kind, kind_number in ERROR_KINDS.items()
-        for location, place in LOCATIONS.items()
+        for location, location_number in LOCATIONS.items()
     }
 
 

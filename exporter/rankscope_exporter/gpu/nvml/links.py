@@ -108,7 +108,7 @@ def _sums(device: Device, fields: Mapping[str, int], links: int) -> dict[str, fl
     """Each field's sum over the links; None unless all tell, for a sum that loses a link is no counter."""
     values = device.fields(*((field, link) for field in fields.values() for link in range(links)))
     return {
-        name: _sum(values[place * links : (place + 1) * links]) if links else None for place, name in enumerate(fields)
+        name: _sum(values[index * links : (index + 1) * links]) if links else None for index, name in enumerate(fields)
     }
 
 

@@ -27,7 +27,7 @@ def mig_instances(device: Device) -> list[MigInstance] | None:
     if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
         return None
     most = ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle) or 0
-    found = (_instance(device, place) for place in range(most))
+    found = (_instance(device, index) for index in range(most))
     return [instance for instance in found if instance]
 
 
@@ -36,11 +36,11 @@ def gpu_instances(device: Device) -> list[int]:
     return sorted({instance.gpu_instance for instance in mig_instances(device) or ()})
 
 
-def _instance(device: Device, place: int) -> MigInstance | None:
+def _instance(device: Device, index: int) -> MigInstance | None:
     try:
-        handle = ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, place)
+        handle = ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, index)
     except DriverError as error:
-        if error.code == pynvml.NVML_ERROR_NOT_FOUND:  # there may be places between instances that nobody holds
+        if error.code == pynvml.NVML_ERROR_NOT_FOUND:  # there may be indices between instances that nobody has
             return None
         raise
     if handle is None:

@@ -45,7 +45,7 @@ _FABRIC_STATES = {
 
 @dataclass(frozen=True)
 class Modes:
-    """What an administrator sets."""
+    """What an administrator sets, in words."""
 
     persistence: str
     compute: str
@@ -56,7 +56,7 @@ class Modes:
 
 @dataclass(frozen=True)
 class Fabric:
-    """A GPU's place in an NVSwitch fabric. Until `state` is completed, no job can use NVLink."""
+    """A GPU's registration with an NVSwitch fabric. Until `state` is completed, no job can use NVLink."""
 
     state: str
     status: str
@@ -66,7 +66,7 @@ class Fabric:
 
 
 def modes(device: Device) -> Modes:
-    """All modes now."""
+    """As they are set now; empty where the device has no such mode."""
     return Modes(
         persistence=_word(_SWITCH, ask(pynvml.nvmlDeviceGetPersistenceMode, device.handle)),
         compute=_word(_COMPUTE, ask(pynvml.nvmlDeviceGetComputeMode, device.handle)),
@@ -83,7 +83,7 @@ def recovery_action(device: Device) -> str | None:
 
 
 def fabric(device: Device) -> Fabric | None:
-    """None where there is no fabric."""
+    """The registration now; None where there is no fabric."""
     info = pynvml.c_nvmlGpuFabricInfo_v2_t()  # with its version; drivers that know later ones still take this
     if not perform(pynvml.nvmlDeviceGetGpuFabricInfoV, device.handle, ctypes.byref(info)):
         return None

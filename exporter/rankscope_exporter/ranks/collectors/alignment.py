@@ -5,14 +5,11 @@ And the reference step of each, by which rules compare the ranks of several mach
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from prometheus_client.core import Metric
 
 from rankscope.record.layout import COLLECTIVE_WAIT, OTHER, PHASES
-from rankscope_exporter.exposition.metric import ReadMetric
-from rankscope_exporter.exposition.sample_cache import Lines, Values, families
-from rankscope_exporter.ranks.metric import RANK_LABELS
+from rankscope_exporter.exposition.sample_cache import SampleCache, Values, families
+from rankscope_exporter.ranks.metric import rank_metrics
 from rankscope_exporter.ranks.reference_step import Reference
 from rankscope_exporter.ranks.run_directory import Key, Scan
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
@@ -20,22 +17,13 @@ from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 _ROUNDING = 1e-6  # seconds: the phases of a step are differences of sums that have run for years
 
 
-def _counter(name: str, text: str, values: Callable[[Alignment], Values], *labels: str) -> ReadMetric[Alignment]:
-    """Of the aligned steps: absent without any."""
-
-    def of_any(alignment: Alignment) -> Values:
-        return values(alignment) if alignment.steps else None
-
-    return ReadMetric("counter", f"rankscope_rank_{name}_total", text, (*RANK_LABELS, *labels), values=of_any)
+def _aligned(alignment: Alignment) -> Alignment | None:
+    """None of a rank without a step that was aligned."""
+    return alignment if alignment.steps else None
 
 
-def _gauge(name: str, text: str, values: Callable[[Reference], Values], label: str) -> ReadMetric[Alignment]:
-    """Of the reference step."""
-
-    def of_any(alignment: Alignment) -> Values:
-        return values(alignment.reference) if alignment.reference else None
-
-    return ReadMetric("gauge", f"rankscope_rank_{name}", text, (*RANK_LABELS, label), values=of_any)
+def _reference(alignment: Alignment) -> Reference | None:
+    return alignment.reference
 
 
 def _reference_seconds(reference: Reference) -> Values:
@@ -46,35 +34,37 @@ def _reference_seconds(reference: Reference) -> Values:
     return {phase: spent for phase, spent in seconds.items() if spent > 0.0 or phase == PHASES[COLLECTIVE_WAIT]}
 
 
+ALIGNED = rank_metrics(_aligned)
+REFERENCE = rank_metrics(_reference)
 METRICS = (
-    _counter(
-        "aligned_steps",
+    ALIGNED.counter(
+        "aligned_steps_total",
         "Steps that could be compared with the same step of every other rank of the group on this machine; absent for "
         "a rank that is alone here. Where the GPUs' time is measured it is by that, of the steps that were measured; "
         "else by the training threads'. The next four are of these steps.",
         lambda alignment: alignment.steps,
     ),
-    _counter("aligned_step_seconds", "Length of these steps.", lambda alignment: alignment.seconds),
-    _counter(
-        "transfer_floor_seconds",
+    ALIGNED.counter("aligned_step_seconds_total", "Length of these steps.", lambda alignment: alignment.seconds),
+    ALIGNED.counter(
+        "transfer_floor_seconds_total",
         "What in each step even the rank waited that waited least, the same for all of the group: transfer, not a "
         "rank. High with low skew is the network.",
         lambda alignment: alignment.floor,
     ),
-    _counter(
-        "skew_seconds",
+    ALIGNED.counter(
+        "skew_seconds_total",
         "What this rank waited in each step beyond that: for a rank that came later.",
         lambda alignment: alignment.skew,
     ),
-    _counter(
-        "blame_seconds",
+    ALIGNED.counter(
+        "blame_seconds_total",
         "What the others waited, on average, in the steps in which this rank waited least, by the phase that was "
         "longer in it than in the others; `unknown` where none explains half. Spread over the ranks it is a straggler "
         "that rotates.",
         lambda alignment: alignment.blame,
         "phase",
     ),
-    _gauge(
+    REFERENCE.gauge(
         "reference_step",
         "Number of the last step that stands for the others, and the clock that it was measured by (`device` or "
         "`host`). Which steps these are follows from their number and the mean step, on all ranks alike: where the "
@@ -83,7 +73,7 @@ METRICS = (
         lambda reference: {reference.clock: reference.step.number},
         "clock",
     ),
-    _gauge(
+    REFERENCE.gauge(
         "reference_step_seconds",
         "That step's seconds by phase, by that clock; they sum to its length, the user's own phases are in `other`. "
         "But for `collective_wait`, phases of 0 are absent.",
@@ -98,13 +88,14 @@ class AlignedSteps:
 
     name = "alignment"
     help = "training ranks step by step: transfer, skew and blame; reference steps"
+    metrics = METRICS
 
     def __init__(self, reference_interval: float) -> None:
         self._alignment = StepAlignment(reference_interval)
-        self._lines: dict[Key, Lines[Alignment]] = {}
+        self._caches: dict[Key, SampleCache[Alignment]] = {}
 
-    def look(self, scan: Scan) -> list[Metric]:
+    def poll(self, scan: Scan) -> list[Metric]:
         """Align what is new."""
         found = self._alignment.take(scan.ranks)
-        self._lines = {one.key: self._lines.get(one.key) or Lines(METRICS, one.key) for one in found}
-        return families(METRICS, [self._lines[one.key].write(one) for one in found])
+        self._caches = {one.key: self._caches.get(one.key) or SampleCache(METRICS, one.key) for one in found}
+        return families(METRICS, [self._caches[one.key].write(one) for one in found])

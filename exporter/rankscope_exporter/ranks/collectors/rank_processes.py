@@ -6,16 +6,14 @@ namespace and without a chance that it is another's by now. Where the rank's is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.exposition.metric import ReadMetric
-from rankscope_exporter.exposition.sample_cache import Lines, Values, families
-from rankscope_exporter.ranks.metric import RANK_LABELS
+from rankscope_exporter.exposition.sample_cache import SampleCache, families
+from rankscope_exporter.ranks.metric import rank_metrics
 from rankscope_exporter.ranks.process_usage import PROCFS, Usage, read_usage
 from rankscope_exporter.ranks.run_directory import Key, Scan
 
@@ -24,7 +22,7 @@ from rankscope_exporter.ranks.run_directory import Key, Scan
 class RankProcess:
     """Counters of one rank's record, which never go back; and the last usage that was read."""
 
-    lines: Lines[RankProcess]
+    cache: SampleCache[RankProcess]
     usage: Usage | None = None
     cpu: dict[str, float] = field(default_factory=dict)
     read_bytes: float | None = None
@@ -52,46 +50,49 @@ class RankProcess:
         self.cpu[name] = max(value, self.cpu.get(name, 0.0))
 
 
-def _metric(
-    name: str, text: str, value: Callable[[RankProcess, Usage], Values], *labels: str
-) -> ReadMetric[RankProcess]:
-    def of_usage(process: RankProcess) -> Values:
-        return value(process, process.usage) if process.usage else None
-
-    kind: Literal["counter", "gauge"] = "counter" if name.endswith("_total") else "gauge"
-    return ReadMetric(kind, f"rankscope_rank_{name}", text, (*RANK_LABELS, *labels), values=of_usage)
+def _seen(process: RankProcess) -> RankProcess | None:
+    """None of a process that cannot be seen now: what was counted of it is absent until it can."""
+    return process if process.usage else None
 
 
+def _usage(process: RankProcess) -> Usage | None:
+    return process.usage
+
+
+COUNTED = rank_metrics(_seen)
+USAGE = rank_metrics(_usage)
 METRICS = (
-    _metric(
+    COUNTED.counter(
         "cpu_seconds_total",
         "Processor time of the rank's process (`training`, all its threads) and of its child processes (`workers`: "
         "the loader's, mostly).",
-        lambda process, _: process.cpu,
+        lambda process: process.cpu,
         "who",
     ),
-    _metric(
+    USAGE.counter(
         "run_queue_seconds_total",
         "Time that the main thread of the rank could have run and had no processor.",
-        lambda _, usage: usage.run_queue,
+        lambda usage: usage.run_queue,
     ),
-    _metric(
+    COUNTED.counter(
         "workers_run_queue_seconds_total",
         "Time that the main threads of its child processes could have run and had no processor: with their processor "
         "time, what they would have computed on a machine of their own.",
-        lambda process, _: process.workers_run_queue,
+        lambda process: process.workers_run_queue,
     ),
-    _metric(
+    COUNTED.counter(
         "read_bytes_total",
         "Bytes that the rank and its child processes read from storage, not from the page cache; absent where the "
         "exporter may not know.",
-        lambda process, _: process.read_bytes,
+        lambda process: process.read_bytes,
     ),
-    _metric("child_processes", "Child processes of the rank: loader workers, mostly.", lambda _, usage: usage.children),
-    _metric(
+    USAGE.gauge(
+        "child_processes", "Child processes of the rank: loader workers, mostly.", lambda usage: usage.children
+    ),
+    USAGE.gauge(
         "resident_memory_bytes",
         "Resident memory of the rank's process, without its children's.",
-        lambda _, usage: usage.resident,
+        lambda usage: usage.resident,
     ),
 )
 
@@ -101,20 +102,21 @@ class RankProcesses:
 
     name = "rank_processes"
     help = "training ranks' processes: processor, run queue, storage, memory, workers"
+    metrics = METRICS
 
     def __init__(self, procfs: Path = PROCFS) -> None:
         self._procfs = procfs
         self._processes: dict[tuple[Path, float, Key], RankProcess] = {}
 
-    def look(self, scan: Scan) -> list[Metric]:
+    def poll(self, scan: Scan) -> list[Metric]:
         """Of every living rank whose process can be seen."""
         known, self._processes = self._processes, {}
         for rank in scan.ranks:
             if rank.snapshot.lock_pid:
                 identity = rank.snapshot.path, rank.snapshot["started_monotonic"], rank.key
-                process = self._processes[identity] = known.get(identity) or RankProcess(Lines(METRICS, rank.key))
+                process = self._processes[identity] = known.get(identity) or RankProcess(SampleCache(METRICS, rank.key))
                 process.update(self._usage(rank.snapshot.lock_pid))
-        return families(METRICS, [process.lines.write(process) for process in self._processes.values()])
+        return families(METRICS, [process.cache.write(process) for process in self._processes.values()])
 
     def _usage(self, pid: int) -> Usage | None:
         try:

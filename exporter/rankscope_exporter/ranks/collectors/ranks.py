@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.exposition.metric import Declaration
-from rankscope_exporter.exposition.sample_cache import Lines, families
+from rankscope_exporter.exposition.metric import MetricTable, whole
+from rankscope_exporter.exposition.sample_cache import SampleCache, families
 from rankscope_exporter.ranks.metrics import collectives, life, process, steps
 from rankscope_exporter.ranks.run_directory import Key, Rank, Scan
 
@@ -23,24 +23,26 @@ SKIP_REASONS = (
 )
 
 METRICS = (*life.METRICS, *steps.METRICS, *collectives.METRICS, *process.METRICS)
-SKIPPED = Declaration(
-    "gauge",
-    "rankscope_exporter_rank_files_skipped",
+SCAN = MetricTable[Scan, Scan]("rankscope_exporter_", (), whole)
+SKIPPED = SCAN.gauge(
+    "rank_files_skipped",
     "Files in the run directories that are not shown as a rank now. No readable record: `truncated`, `foreign`, "
     "`version`, `symlink`, `unreadable` (also a run directory that is one of the last two). Readable, but another "
     "living record of the same run, rank and owner is shown: `duplicate`. Readable, but it cannot be true: "
-    "`impossible_rank` (a number that is not below the world size), `future_start` (in more than a minute). Limits: "
-    "`too_many_files` (more than 1,024 in all or 256 of one owner; names of a directory that the scan did not get to "
-    "count as 1), `too_many_ranks` (more than 256, or 128 of one owner; one that may take more than 32 KiB on the page "
-    "counts as several).",
-    ("reason",),
+    "`impossible_rank` (a number that is not below the world size), `future_start` (in more than a minute). "
+    "Limits: `too_many_files` (more than 1,024 in all or 256 of one owner; names of a directory that the scan did "
+    "not get to count as 1), `too_many_ranks` (more than 256, or 128 of one owner; one that may take more than "
+    "32 KiB on the page counts as several).",
+    lambda scan: {reason: scan.skipped[reason] for reason in SKIP_REASONS},
+    "reason",
 )
-CONTRADICTED = Declaration(
-    "gauge",
-    "rankscope_exporter_rank_gpus_contradicted",
-    "Ranks whose record names a GPU on which only other users' processes are: their `uuid` is empty. Always 0 where "
-    "the processes on a GPU cannot be looked up, and without the collector `allocation`.",
+CONTRADICTED = SCAN.gauge(
+    "rank_gpus_contradicted",
+    "Ranks whose record names a GPU on which only other users' processes are: their `uuid` is empty. Always 0 "
+    "where the processes on a GPU cannot be looked up, and without the collector `allocation`.",
+    lambda scan: sum(rank.is_elsewhere for rank in scan.ranks),
 )
+SCAN_METRICS = (SKIPPED, CONTRADICTED)
 
 
 class Ranks:
@@ -48,14 +50,14 @@ class Ranks:
 
     name = "ranks"
     help = "training ranks: phases, steps, collectives, life and death"
+    metrics = METRICS
 
     def __init__(self) -> None:
-        self._lines: dict[Key, Lines[Rank]] = {}
+        self._caches: dict[Key, SampleCache[Rank]] = {}
+        self._of_scan = SampleCache(SCAN_METRICS)
 
-    def look(self, scan: Scan) -> list[Metric]:
+    def poll(self, scan: Scan) -> list[Metric]:
         """Every rank's metrics, and how many files were no records."""
-        self._lines = {rank.key: self._lines.get(rank.key) or Lines(METRICS, rank.key) for rank in scan.ranks}
-        texts = [self._lines[rank.key].write(rank) for rank in scan.ranks]
-        skipped = SKIPPED.family({reason: scan.skipped[reason] for reason in SKIP_REASONS})
-        contradicted = CONTRADICTED.family(sum(rank.is_elsewhere for rank in scan.ranks))
-        return [*families(METRICS, texts), skipped, contradicted]
+        self._caches = {rank.key: self._caches.get(rank.key) or SampleCache(METRICS, rank.key) for rank in scan.ranks}
+        texts = [self._caches[rank.key].write(rank) for rank in scan.ranks]
+        return [*families(METRICS, texts), *families(SCAN_METRICS, [self._of_scan.write(scan)])]

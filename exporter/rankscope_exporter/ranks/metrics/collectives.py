@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 from rankscope.record import layout
 from rankscope_exporter.exposition.sample_cache import Values
-from rankscope_exporter.ranks.metric import counter, gauge
+from rankscope_exporter.ranks.metric import RANK
 from rankscope_exporter.ranks.run_directory import Rank
 
 
 def _by_op(field: str) -> Callable[[Rank], Values]:
-    """A field with one place an operation, of the operations that there were; absent where it is 0: not known."""
+    """A field with an entry for each operation, of the operations that there were; absent where it is 0: not known."""
 
     def values(rank: Rank) -> Values:
         return {op: value for op, value in zip(layout.OPS, rank.snapshot.many(field), strict=True) if value}
@@ -37,49 +37,51 @@ def _open(rank: Rank) -> Values:
 
 
 METRICS = (
-    counter(
-        "collectives",
+    RANK.counter(
+        "collectives_total",
         "Collectives that the rank took part in; `ddp_all_reduce` is DDP's gradient averaging, once a backward pass.",
         _by_op("collectives"),
         "op",
     ),
-    counter(
-        "collective_seconds",
+    RANK.counter(
+        "collective_seconds_total",
         "Time that the training thread spent in collectives: exposed, not overlapped.",
         _exposed,
         "op",
     ),
-    counter(
-        "collective_duration_seconds",
+    RANK.counter(
+        "collective_duration_seconds_total",
         "Time from the issue of collectives to their completion, overlapped or not, of those of which it is known: "
         "whose end the training thread waited for, and the passes that DDP's own logger samples (one in a hundred).",
         _by_op("collective_duration_seconds"),
         "op",
     ),
-    counter("collective_bytes", "Payload that the rank handed to collectives.", _by_op("collective_bytes"), "op"),
-    counter(
-        "collective_bus_bytes",
+    RANK.counter(
+        "collective_bytes_total", "Payload that the rank handed to collectives.", _by_op("collective_bytes"), "op"
+    ),
+    RANK.counter(
+        "collective_bus_bytes_total",
         "The payload of the collectives of known duration as each rank's link sees it, by NCCL-tests' factors "
         "(2(n-1)/n for an all-reduce over n ranks): divided by the duration it is the bus bandwidth.",
         _by_op("collective_bus_bytes"),
         "op",
     ),
-    gauge(
+    RANK.gauge(
         "collective_open_info",
         "The collective that the training thread is in; absent while it is in none.",
         _open,
         "op",
         "group",
     ),
-    counter(
-        "group_collectives",
+    RANK.counter(
+        "group_collectives_total",
         "Sequence number of the last collective that the rank issued in the group: in a hang, who is behind the "
         "others never came.",
         _by_group("group_collectives"),
         "group",
     ),
-    counter(
-        "group_wait_seconds",
+    RANK.counter(
+        "group_wait_seconds_total",
         "Time that the training thread waited for the ranks of the group, exposed.",
         _by_group("group_wait_seconds"),
         "group",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankscope.record import layout
 from rankscope_exporter.exposition.sample_cache import Values
 from rankscope_exporter.ranks.checks import LABELS
-from rankscope_exporter.ranks.metric import gauge
+from rankscope_exporter.ranks.metric import RANK
 from rankscope_exporter.ranks.run_directory import Rank
 
 MARKERS = ", ".join(f"`{marker}`" for marker in layout.STEP_MARKERS if marker)
@@ -26,7 +26,7 @@ def _has_ended(rank: Rank) -> bool:
 
 
 METRICS = (
-    gauge(
+    RANK.gauge(
         "info",
         "What the rank is and where it runs; `uuid` is that of its GPU (empty while only other users' processes are on "
         "it), `user` its owner's name where this machine knows one.",
@@ -34,32 +34,32 @@ METRICS = (
         *LABELS[2:],
         "user",
     ),
-    gauge("up", "1 while the rank's process lives.", lambda rank: float(rank.snapshot.alive)),
-    gauge(
+    RANK.gauge("up", "1 while the rank's process lives.", lambda rank: float(rank.snapshot.alive)),
+    RANK.gauge(
         "start_timestamp_seconds",
         "When the rank's record began, in unix time.",
         lambda rank: rank.snapshot["started_unix"],
     ),
-    gauge(
+    RANK.gauge(
         "exit_info",
         "Only after the end: how the rank ended: `finished` (left Python in order, whatever its exit code), "
         "`exception`, `interrupted` (Ctrl-C), `sigterm` or `killed` (without a word).",
         lambda rank: {rank.snapshot.exit_reason or "": 1} if _has_ended(rank) else None,
         "reason",
     ),
-    gauge(
+    RANK.gauge(
         "exit_timestamp_seconds",
         "When the rank ended, in unix time: by its own clock, and for a killed one when the exporter noticed.",
         lambda rank: rank.exit_unix if _has_ended(rank) else None,
     ),
-    gauge(
+    RANK.gauge(
         "settings_info",
         "What was chosen for the run and may explain its speed; empty where it is not known. `step_marker` is what "
         f"marks the steps: {MARKERS} (`rankscope.step()`).",
         _settings,
         *layout.SETTINGS,
     ),
-    gauge(
+    RANK.gauge(
         "probes_disabled",
         "Probes switched off in the rank after an error of their own.",
         lambda rank: len(rank.snapshot.info.get("probes_disabled", ())),

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from operator import itemgetter
 
 from rankscope.record import layout
+from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.exposition.sample_cache import Values
-from rankscope_exporter.ranks.metric import counter, gauge, nonzero
+from rankscope_exporter.ranks.metric import RANK, nonzero, rank_metrics
 from rankscope_exporter.ranks.run_directory import Rank
 
 SCALER = ("amp_scale", "amp_skipped_steps")  # one of them is not 0 where there is a scaler
@@ -22,91 +24,96 @@ def _by_loader_worker_state(rank: Rank) -> Values:
     return dict(zip(layout.LOADER_WORKER_STATES, seconds, strict=True)) if any(seconds) else None
 
 
-def _after_checkpoint(field: str) -> Callable[[Rank], Values]:
-    return lambda rank: rank.snapshot[field] if rank.snapshot["checkpoints"] else None
+def _with_checkpoint(rank: Rank) -> RankSnapshot | None:
+    return rank.snapshot if rank.snapshot["checkpoints"] else None
 
 
-def _with_scaler(field: str) -> Callable[[Rank], Values]:
+def _with_scaler(rank: Rank) -> RankSnapshot | None:
     """A scale that has collapsed becomes 0 after some 200 skipped steps, and is what the alert is about."""
-    return lambda rank: rank.snapshot[field] if any(map(rank.snapshot.__getitem__, SCALER)) else None
+    return rank.snapshot if any(map(rank.snapshot.__getitem__, SCALER)) else None
 
 
-def _with_cuda(field: str) -> Callable[[Rank], Values]:
-    return lambda rank: rank.snapshot[field] if rank.snapshot["cuda_reserved_bytes"] else None
+def _with_cuda(rank: Rank) -> RankSnapshot | None:
+    return rank.snapshot if rank.snapshot["cuda_reserved_bytes"] else None
 
 
+CHECKPOINT = rank_metrics(_with_checkpoint)
+AMP = rank_metrics(_with_scaler)
+CUDA = rank_metrics(_with_cuda)
 METRICS = (
-    counter(
-        "checkpoints",
+    RANK.counter(
+        "checkpoints_total",
         "Checkpoints that the rank has written; what it saves between the same two steps is one.",
         lambda rank: rank.snapshot["checkpoints"],
     ),
-    counter("checkpoint_bytes", "Bytes of these checkpoints, as far as they are known.", nonzero("checkpoint_bytes")),
-    gauge(
+    RANK.counter(
+        "checkpoint_bytes_total", "Bytes of these checkpoints, as far as they are known.", nonzero("checkpoint_bytes")
+    ),
+    CHECKPOINT.gauge(
         "checkpoint_last_duration_seconds",
         "How long the last one kept the training thread.",
-        _after_checkpoint("checkpoint_last_seconds"),
+        itemgetter("checkpoint_last_seconds"),
     ),
-    gauge(
+    RANK.gauge(
         "checkpoint_last_size_bytes",
         "Size of the last one; absent where it is not known.",
         nonzero("checkpoint_last_bytes"),
     ),
-    gauge(
+    CHECKPOINT.gauge(
         "checkpoint_last_timestamp_seconds",
         "When the last one was finished, in unix time.",
-        _after_checkpoint("checkpoint_last_unix"),
+        itemgetter("checkpoint_last_unix"),
     ),
-    counter(
-        "gc_collections",
+    RANK.counter(
+        "gc_collections_total",
         "Runs of Python's cyclic garbage collector, in whatever thread, by generation.",
         _by_generation("gc_collections"),
         "generation",
     ),
-    counter(
-        "gc_seconds",
+    RANK.counter(
+        "gc_seconds_total",
         "Time that these took, in which no Python code of the rank ran.",
         _by_generation("gc_seconds"),
         "generation",
     ),
-    counter(
-        "host_to_device_copies",
+    RANK.counter(
+        "host_to_device_copies_total",
         "Copies from the host to the GPU that the training thread waited for.",
         nonzero("copies"),
     ),
-    counter("host_to_device_copy_bytes", "Bytes of these copies.", nonzero("copy_bytes")),
-    counter(
-        "loader_worker_seconds",
+    RANK.counter("host_to_device_copy_bytes_total", "Bytes of these copies.", nonzero("copy_bytes")),
+    RANK.counter(
+        "loader_worker_seconds_total",
         "Time of the DataLoader's worker processes, by their own clocks: `working`, while they make batches, waiting "
         "for storage included, and `idle`, while they have none to make. Absent unless they are forked.",
         _by_loader_worker_state,
         "state",
     ),
-    gauge("amp_scale", "Loss scale of the gradient scaler (AMP).", _with_scaler("amp_scale")),
-    counter(
-        "amp_skipped_steps",
+    AMP.gauge("amp_scale", "Loss scale of the gradient scaler (AMP).", itemgetter("amp_scale")),
+    AMP.counter(
+        "amp_skipped_steps_total",
         "Optimizer steps that the gradient scaler skipped because a gradient was not finite.",
-        _with_scaler("amp_skipped_steps"),
+        itemgetter("amp_skipped_steps"),
     ),
-    gauge(
+    CUDA.gauge(
         "cuda_memory_allocated_bytes",
         "Memory of living tensors, by CUDA's caching allocator.",
-        _with_cuda("cuda_allocated_bytes"),
+        itemgetter("cuda_allocated_bytes"),
     ),
-    gauge(
+    CUDA.gauge(
         "cuda_memory_reserved_bytes",
         "Memory that the allocator holds, used or not.",
-        _with_cuda("cuda_reserved_bytes"),
+        itemgetter("cuda_reserved_bytes"),
     ),
-    gauge(
+    CUDA.gauge(
         "cuda_memory_peak_allocated_bytes",
         "The most that living tensors ever took.",
-        _with_cuda("cuda_peak_allocated_bytes"),
+        itemgetter("cuda_peak_allocated_bytes"),
     ),
-    counter(
-        "cuda_allocation_retries",
+    CUDA.counter(
+        "cuda_allocation_retries_total",
         "Allocations that succeeded only after the allocator had given its cache back: memory is nearly full.",
-        _with_cuda("cuda_allocation_retries"),
+        itemgetter("cuda_allocation_retries"),
     ),
-    counter("cuda_out_of_memory", "Allocations that failed.", _with_cuda("cuda_out_of_memory")),
+    CUDA.counter("cuda_out_of_memory_total", "Allocations that failed.", itemgetter("cuda_out_of_memory")),
 )

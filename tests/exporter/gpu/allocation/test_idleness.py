@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from deploy.prometheus.render import HERE, seconds
 
 from rankscope.record.layout import PHASES, PLACES, SLOTS
 from rankscope.record.snapshot import RankSnapshot
+from rankscope_exporter.gpu.allocation import idleness
 from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
 
 TABLE = [
@@ -81,3 +84,10 @@ def rank(silent_for: float, phase: str = "forward", alive: bool = True) -> RankS
 )
 def test_ranks_are_stuck_when_none_of_the_living_makes_progress(ranks: list[RankSnapshot], stuck: bool) -> None:
     assert are_stuck(ranks) is stuck
+
+
+def test_what_the_alerts_wait_for_is_what_the_states_wait_for() -> None:
+    thresholds = yaml.safe_load((HERE / "thresholds.yml").read_text(encoding="utf-8"))
+    assert thresholds["gpu_memory_held"]["value"] == idleness.MEMORY_SHARE
+    assert float(seconds(thresholds["stuck_for"]["value"])) == idleness.STUCK_AFTER
+    assert float(seconds(thresholds["planned_phase_for"]["value"])) == idleness.STUCK_AFTER_PLANNED

@@ -1,4 +1,4 @@
-"""What a source publishes of one simulated GPU, and what a later reading adds."""
+"""What a collector publishes of one simulated GPU, and what a later reading adds."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
-from rankscope_exporter.gpu.source import Gpu, GpuSource, Tick
+from rankscope_exporter.gpu.collector import Gpu, GpuCollector, Tick
 
 GPU0 = Gpu(0, "GPU-0")
 Published = dict[str, dict[Any, float]]
 
 
 class Watched:
-    """A source that reads a simulated machine's first GPU."""
+    """A collector that reads a simulated machine's first GPU."""
 
-    def __init__(self, machine: Any, source: GpuSource[Any]) -> None:
+    def __init__(self, machine: Any, collector: GpuCollector[Any]) -> None:
         self.machine = machine
         self.device = machine.device()
-        self._source = source
-        self._read = source.reader()
+        self._collector = collector
+        self._read = collector.reader()
         self._last: float | None = None
 
     def reopen(self) -> None:
@@ -36,7 +36,7 @@ class Watched:
         self._last = clock()
         reading = self._read(self.device, Tick(clock(), elapsed))
         found: Published = {}
-        for metric, family in zip(self._source.metrics, self._source.families({GPU0: reading}), strict=True):
+        for metric, family in zip(self._collector.metrics, self._collector.families({GPU0: reading}), strict=True):
             for sample in family.samples:
                 found.setdefault(sample.name, {})[_key(metric.labels, sample.labels)] = sample.value
         return found
@@ -48,6 +48,6 @@ def _key(names: tuple[str, ...], labels: dict[str, str]) -> Any:
 
 
 @pytest.fixture
-def watch(machine: Callable[..., Any]) -> Callable[[str, GpuSource[Any]], Watched]:
-    """Makes a machine from a scenario's YAML, watched by a source."""
-    return lambda scenario, source: Watched(machine(scenario), source)
+def watch(machine: Callable[..., Any]) -> Callable[[str, GpuCollector[Any]], Watched]:
+    """Makes a machine from a scenario's YAML, watched by a collector."""
+    return lambda scenario, collector: Watched(machine(scenario), collector)

@@ -14,9 +14,9 @@ from rankscope_exporter.gpu.allocation.claims import Claims
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.idleness import STATES
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
-from rankscope_exporter.gpu.collectors.allocation import SOURCE, AllocationMeter, LastKernel
+from rankscope_exporter.gpu.collector import Gpu, Tick
+from rankscope_exporter.gpu.collectors.allocation import COLLECTOR, AllocationMeter, LastKernel
 from rankscope_exporter.gpu.nvml.device import UtilizationSample
-from rankscope_exporter.gpu.source import Gpu, Tick
 from rankscope_exporter.ranks.run_directory import Rank
 from rankscope_exporter.simulation import simulated_uuid
 
@@ -140,7 +140,7 @@ def test_one_series_a_gpu_whoever_holds_it_and_none_for_a_free_one(machine):
     watched = Watched(machine, "{at: 0}")
     free = watched.last
     watched.claims = Claims({"0": [JOB, Holder("slurm", slurm_job_id="8")]}, True)
-    info, state, seconds = SOURCE.families({Gpu(0, UUID): watched.run(1), Gpu(1, simulated_uuid(1)): free})
+    info, state, seconds = COLLECTOR.families({Gpu(0, UUID): watched.run(1), Gpu(1, simulated_uuid(1)): free})
     (sample,) = info.samples
     assert {label: value for label, value in sample.labels.items() if value} == {
         "gpu": "0",
@@ -199,4 +199,4 @@ def test_after_the_clock_was_set_back_the_ring_is_read_from_its_beginning():
 
 def test_the_source_without_a_watcher_knows_the_processes(machine):
     m = machine(f"{{gpus: 1, timeline: {{0: [{{at: 0, processes: [{{pid: {os.getpid()}}}]}}]}}}}")
-    assert SOURCE.reader()(m.device(), Tick(m.clock(), 0)).state == "process_no_work"
+    assert COLLECTOR.reader()(m.device(), Tick(m.clock(), 0)).state == "process_no_work"

@@ -22,7 +22,7 @@ BUSY = "{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}"
 
 
 def test_shares_become_seconds_and_rates_become_bytes(watch):
-    watched = watch("{gpus: 1, timeline: {0: [{at: 0, busy: 0.5, waiting: 0.5}]}}", gpm.SOURCE)
+    watched = watch("{gpus: 1, timeline: {0: [{at: 0, busy: 0.5, waiting: 0.5}]}}", gpm.COLLECTOR)
     assert watched.after(1) == {}
     watched.after(1)
     found = watched.after(9)
@@ -40,7 +40,7 @@ def test_shares_become_seconds_and_rates_become_bytes(watch):
 @pytest.mark.parametrize("interval", [0.15, 1.0, 7.0])
 def test_short_bursts_count_in_full_whatever_the_interval(watch, interval):
     bursts = ", ".join(f"{{at: {at}, busy: 1}}, {{at: {at + 0.05}, busy: 0}}" for at in range(1, 90))
-    watched = watch(f"{{gpus: 1, timeline: {{0: [{bursts}]}}}}", gpm.SOURCE)
+    watched = watch(f"{{gpus: 1, timeline: {{0: [{bursts}]}}}}", gpm.COLLECTOR)
     watched.after(0)
     for _ in range(round(63 / interval)):
         found = watched.after(interval)
@@ -48,7 +48,7 @@ def test_short_bursts_count_in_full_whatever_the_interval(watch, interval):
 
 
 def test_readings_that_are_too_close_wait_for_each_other_and_lose_nothing(watch):
-    watched = watch(BUSY, gpm.SOURCE)
+    watched = watch(BUSY, gpm.COLLECTOR)
     watched.after(1)
     assert SM not in watched.after(0.04)
     assert SM not in watched.after(0.04)
@@ -56,7 +56,7 @@ def test_readings_that_are_too_close_wait_for_each_other_and_lose_nothing(watch)
 
 
 def test_a_gap_is_not_counted_and_counting_goes_on_after_it(watch):
-    watched = watch(BUSY, gpm.SOURCE)
+    watched = watch(BUSY, gpm.COLLECTOR)
     watched.after(1)
     assert watched.after(2)[SM][""] == pytest.approx(0.95 * 2)
     assert watched.after(100, gap=True)[SM][""] == pytest.approx(0.95 * 2)
@@ -64,7 +64,7 @@ def test_a_gap_is_not_counted_and_counting_goes_on_after_it(watch):
 
 
 def test_a_gpu_that_was_opened_anew_begins_with_new_samples_and_keeps_its_counts(watch):
-    watched = watch(BUSY, gpm.SOURCE)
+    watched = watch(BUSY, gpm.COLLECTOR)
     watched.after(1)
     watched.after(2)
     watched.reopen()
@@ -93,7 +93,7 @@ def samples_held(monkeypatch) -> list[int]:
 
 
 def test_a_gpu_that_is_opened_again_and_again_holds_two_samples_and_no_more(watch, samples_held):
-    watched = watch(BUSY, gpm.SOURCE)
+    watched = watch(BUSY, gpm.COLLECTOR)
     for _ in range(5):
         watched.after(1)
         assert len(samples_held) == 2
@@ -103,7 +103,7 @@ def test_a_gpu_that_is_opened_again_and_again_holds_two_samples_and_no_more(watc
 
 def test_a_gpu_that_is_lost_gives_its_samples_back_and_so_does_one_that_is_let_go_of(machine, samples_held):
     m = machine("{gpus: 2, timeline: {0: [{at: 5, lost: true}]}}", sleep=time.sleep)
-    sampler = Sampler(m.driver, [gpm.SOURCE], timing=Timing(interval=0.02, reopen_after=0.02))
+    sampler = Sampler(m.driver, [gpm.COLLECTOR], timing=Timing(interval=0.02, reopen_after=0.02))
     sampler.start()
     try:
         while len(samples_held) < 4:
@@ -119,7 +119,7 @@ def test_a_gpu_that_is_lost_gives_its_samples_back_and_so_does_one_that_is_let_g
 
 def test_each_instance_of_a_split_gpu_is_counted_by_itself_and_the_whole_is_not(watch):
     scenario = "{gpus: 1, model: {like: H100, mig: [3g.40gb, 1g.10gb]}, timeline: {0: [{at: 0, busy: 1}]}}"
-    watched = watch(scenario, gpm.SOURCE)
+    watched = watch(scenario, gpm.COLLECTOR)
     watched.after(1)
     found = watched.after(2)
     assert found[SM] == {"1": pytest.approx(1.9), "2": pytest.approx(1.9)}
@@ -130,7 +130,7 @@ def test_an_exporter_that_may_not_sample_instances_tells_nothing_of_them(watch):
     watched = watch(
         """{gpus: 1, model: {mig: [1g.10gb]},
             timeline: {0: [{at: 0, fails: {nvmlGpmMigSampleGet: NO_PERMISSION}}]}}""",
-        gpm.SOURCE,
+        gpm.COLLECTOR,
     )
     watched.after(1)
     assert watched.after(1) == {}
@@ -138,7 +138,7 @@ def test_an_exporter_that_may_not_sample_instances_tells_nothing_of_them(watch):
 
 @pytest.mark.parametrize("model", ["A100", "T4"])
 def test_a_gpu_before_hopper_has_none_of_it(watch, model):
-    watched = watch(f"{{gpus: 1, model: {model}}}", gpm.SOURCE)
+    watched = watch(f"{{gpus: 1, model: {model}}}", gpm.COLLECTOR)
     watched.after(1)
     assert watched.after(1) == {}
 
@@ -147,7 +147,7 @@ def test_samples_that_fail_are_not_compared_with(watch):
     scenario = (
         "{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 2, fails: {nvmlGpmSampleGet: UNKNOWN}}, {at: 3, fails: {}}]}}"
     )
-    watched = watch(scenario, gpm.SOURCE)
+    watched = watch(scenario, gpm.COLLECTOR)
     watched.after(1)
     with pytest.raises(DriverError, match="nvmlGpmSampleGet"):
         watched.after(1.5)
@@ -159,7 +159,7 @@ def test_the_buffer_of_metrics_is_made_once_and_two_samples_serve_for_good(watch
     allocate, compare = pynvml.nvmlGpmSampleAlloc, pynvml.nvmlGpmMetricsGet
     monkeypatch.setattr(pynvml, "nvmlGpmSampleAlloc", lambda: made.append(1) or allocate())
     monkeypatch.setattr(pynvml, "nvmlGpmMetricsGet", lambda request: buffers.append(id(request)) or compare(request))
-    watched = watch(BUSY, gpm.SOURCE)
+    watched = watch(BUSY, gpm.COLLECTOR)
     for _ in range(10):
         watched.after(1)
     assert len(made) == 2

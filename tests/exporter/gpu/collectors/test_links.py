@@ -13,7 +13,7 @@ HALF_BUSY = "timeline: {0: [{at: 0, busy: 0.5}]}"
 
 
 def test_the_pcie_link_is_told_with_what_it_could_be(watch):
-    watched = watch("{gpus: 1, model: A100, timeline: {0: [{at: 0, busy: 1}, {at: 10, busy: 0}]}}", pcie.SOURCE)
+    watched = watch("{gpus: 1, model: A100, timeline: {0: [{at: 0, busy: 1}, {at: 10, busy: 0}]}}", pcie.COLLECTOR)
     busy, idle = watched.after(5), watched.after(15)
     assert busy[f"{PREFIX}pcie_link_generation"] == {(): 4}
     assert idle[f"{PREFIX}pcie_link_generation"] == {(): 1}
@@ -23,7 +23,7 @@ def test_the_pcie_link_is_told_with_what_it_could_be(watch):
 
 
 def test_pcie_bytes_come_from_the_cumulative_counter(watch):
-    watched = watch(f"{{gpus: 1, {HALF_BUSY}}}", pcie.SOURCE)
+    watched = watch(f"{{gpus: 1, {HALF_BUSY}}}", pcie.COLLECTOR)
     assert watched.after(10)[f"{PREFIX}pcie_bytes_total"] == {
         "transmit": pytest.approx(PCIE_RATE * 5),
         "receive": pytest.approx(PCIE_RATE * 5),
@@ -39,7 +39,7 @@ def test_a_counter_that_may_be_one_of_32_bits_is_not_believed_until_it_was_seen_
           0: [{{at: 0, fields: {{{transmit}: 4294967295, {receive}: 4294967295}}}},
               {{at: 5, fields: {{{transmit}: 12, {receive}: 4294967300}}}},
               {{at: 9, fields: {{{transmit}: 4294967290, {receive}: 13}}}}]""",
-        pcie.SOURCE,
+        pcie.COLLECTOR,
     )
     assert f"{PREFIX}pcie_bytes_total" not in watched.after(1)
     assert watched.after(5)[f"{PREFIX}pcie_bytes_total"] == {"receive": 4294967300}
@@ -48,18 +48,18 @@ def test_a_counter_that_may_be_one_of_32_bits_is_not_believed_until_it_was_seen_
 
 def test_a_gpu_without_that_counter_has_no_pcie_bytes_and_the_blocking_call_is_not_made(watch, monkeypatch):
     monkeypatch.setattr(pynvml, "nvmlDeviceGetPcieThroughput", lambda *_arguments: pytest.fail("it blocks 20 ms"))
-    assert f"{PREFIX}pcie_bytes_total" not in watch(f"{{gpus: 1, model: T4, {HALF_BUSY}}}", pcie.SOURCE).after(10)
+    assert f"{PREFIX}pcie_bytes_total" not in watch(f"{{gpus: 1, model: T4, {HALF_BUSY}}}", pcie.COLLECTOR).after(10)
 
 
 def test_pcie_throughput_is_bytes_a_second_and_only_asked_for_on_demand(watch):
-    assert not pcie_throughput.SOURCE.is_on
-    found = watch(f"{{gpus: 1, model: T4, {HALF_BUSY}}}", pcie_throughput.SOURCE).after(10)
+    assert not pcie_throughput.COLLECTOR.is_on
+    found = watch(f"{{gpus: 1, model: T4, {HALF_BUSY}}}", pcie_throughput.COLLECTOR).after(10)
     assert found == {f"{PREFIX}pcie_throughput_bytes_per_second": {"transmit": 5e8, "receive": 5e8}}
 
 
 @pytest.mark.parametrize(("model", "links"), [("H100", 18), ("A100", 12), ("B200", 18)])
 def test_nvlink_bytes_are_those_of_all_links_however_the_driver_counts_them(watch, model, links):
-    found = watch(f"{{gpus: 1, model: {model}, {HALF_BUSY}}}", nvlink.SOURCE).after(10)
+    found = watch(f"{{gpus: 1, model: {model}, {HALF_BUSY}}}", nvlink.COLLECTOR).after(10)
     assert found[f"{PREFIX}nvlink_links"] == found[f"{PREFIX}nvlink_links_active"] == {(): links}
     total = pytest.approx(NVLINK_RATE * 5, rel=1e-6)
     assert found[f"{PREFIX}nvlink_bytes_total"] == {"transmit": total, "receive": total}
@@ -74,16 +74,16 @@ def test_nvlink_bytes_are_those_of_all_links_however_the_driver_counts_them(watc
 )
 def test_nvlink_errors_are_those_of_all_links_by_kind(watch, model, field, kind, count):
     scenario = f"{{gpus: 1, model: {model}, timeline: {{0: [{{at: 0, fields: {{{field}: 7}}}}]}}}}"
-    errors = watch(scenario, nvlink.SOURCE).after(1)[f"{PREFIX}nvlink_errors_total"]
+    errors = watch(scenario, nvlink.COLLECTOR).after(1)[f"{PREFIX}nvlink_errors_total"]
     assert errors.pop(kind) == count
     assert set(errors.values()) == {0}
 
 
 def test_a_link_that_goes_down_is_missed(watch):
-    watched = watch("{gpus: 1, timeline: {0: [{at: 5, nvlinks_down: 2}]}}", nvlink.SOURCE)
+    watched = watch("{gpus: 1, timeline: {0: [{at: 5, nvlinks_down: 2}]}}", nvlink.COLLECTOR)
     assert watched.after(1)[f"{PREFIX}nvlink_links_active"] == {(): 18}
     assert watched.after(nvlink.STATES_EVERY)[f"{PREFIX}nvlink_links_active"] == {(): 16}
 
 
 def test_a_gpu_without_nvlink_has_none_of_it(watch):
-    assert watch("{gpus: 1, model: T4}", nvlink.SOURCE).after(1) == {}
+    assert watch("{gpus: 1, model: T4}", nvlink.COLLECTOR).after(1) == {}

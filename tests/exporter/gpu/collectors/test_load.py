@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from rankscope_exporter.gpu.collector import Tick
 from rankscope_exporter.gpu.collectors.load import BusyMeter, LoadReader
 from rankscope_exporter.gpu.nvml.device import UtilizationSample
-from rankscope_exporter.gpu.source import Tick
 
 BURSTS = """
 gpus: 1

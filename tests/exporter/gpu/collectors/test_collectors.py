@@ -1,4 +1,4 @@
-"""Each source reads what it shall and nothing else, and publishes what the metrics' contract says."""
+"""Each collector reads what it shall and nothing else, and publishes what the metrics' contract says."""
 
 from __future__ import annotations
 
@@ -11,15 +11,22 @@ import socket
 import pynvml
 import pytest
 
+from rankscope_exporter.gpu.collector import Gpu, SampledCollector, Tick
 from rankscope_exporter.gpu.collectors import clocks, gpu, memory, power, process, processes, temperature
 from rankscope_exporter.gpu.collectors.clocks import ThrottleMeter
 from rankscope_exporter.gpu.collectors.xid import METRICS as XID_METRICS
 from rankscope_exporter.gpu.collectors.xid import WELL_KNOWN, XidCollector
 from rankscope_exporter.gpu.nvml.errors import DeviceLostError
 from rankscope_exporter.gpu.nvml.throttle import clock_event_seconds
-from rankscope_exporter.gpu.source import Gpu, SourceCollector, Tick
 from rankscope_exporter.gpu.xid_watcher import Xids
-from rankscope_exporter.registry import COLLECTORS, EXPORTER_METRICS, GPU_METRICS, GPU_SOURCES, RANK_METRICS
+from rankscope_exporter.registry import (
+    COLLECTORS,
+    EXPORTER_METRICS,
+    GPU_COLLECTORS,
+    GPU_METRICS,
+    RANK_COLLECTORS,
+    RANK_METRICS,
+)
 
 GPU0 = Gpu(0, "GPU-0")
 TICK = Tick(unix=1000.0, elapsed=1.0)
@@ -41,11 +48,11 @@ def samples(families) -> dict[str, list[tuple[dict[str, str], float]]]:
     return found
 
 
-def published(machine, source, scenario: str = BUSY):
+def published(machine, collector, scenario: str = BUSY):
     m = machine(scenario)
     device = m.device()
     m.clock.advance(10)
-    return samples(source.families({GPU0: source.reader()(device, TICK)}))
+    return samples(collector.families({GPU0: collector.reader()(device, TICK)}))
 
 
 def test_everything_that_is_declared_is_published_by_some_gpu_and_nothing_else(machine):
@@ -54,12 +61,12 @@ def test_everything_that_is_declared_is_published_by_some_gpu_and_nothing_else(m
         m = machine(
             f"{{gpus: 1, model: {model}, timeline: {{0: [{{at: 0, busy: 1, processes: [{{pid: {os.getpid()}}}]}}]}}}}"
         )
-        device, readers = m.device(), {source: source.reader() for source in GPU_SOURCES}
+        device, readers = m.device(), {collector: collector.reader() for collector in GPU_COLLECTORS}
         for elapsed in (0.0, 1.0, 1.0):
             m.clock.advance(1)
-            readings = {source: readers[source](device, Tick(m.clock(), elapsed)) for source in GPU_SOURCES}
-        for source, reading in readings.items():
-            published_names |= samples(source.families({GPU0: reading})).keys()
+            readings = {collector: readers[collector](device, Tick(m.clock(), elapsed)) for collector in GPU_COLLECTORS}
+        for collector, reading in readings.items():
+            published_names |= samples(collector.families({GPU0: reading})).keys()
     assert published_names | {metric.name for metric in XID_METRICS} == {metric.name for metric in GPU_METRICS}
 
 
@@ -75,34 +82,36 @@ def test_every_metric_is_declared_as_it_is_named():
 
 def test_every_collector_has_a_name_of_its_own_and_one_line_of_help():
     names = [collector.name for collector in COLLECTORS]
-    assert len(names) == len(set(names)) == len(GPU_SOURCES) + 5
+    assert len(names) == len(set(names))
     assert all(collector.help and "\n" not in collector.help for collector in COLLECTORS)
 
 
-def test_a_source_is_named_like_its_file():
-    for source in GPU_SOURCES:
-        assert importlib.import_module(f"rankscope_exporter.gpu.collectors.{source.name}").SOURCE is source
+def test_a_collector_is_named_like_its_file():
+    for collector in GPU_COLLECTORS:
+        assert importlib.import_module(f"rankscope_exporter.gpu.collectors.{collector.name}").COLLECTOR is collector
+    for collector in RANK_COLLECTORS:
+        assert collector.__module__ == f"rankscope_exporter.ranks.collectors.{collector.name}"
 
 
-@pytest.mark.parametrize("source", GPU_SOURCES, ids=lambda source: source.name)
-def test_a_gpu_that_is_down_publishes_no_value_but_that_it_is_down(source):
-    found = samples(source.families({GPU0: None}))
-    assert found == ({"rankscope_gpu_up": [({}, 0.0)]} if source.name == "gpu" else {})
+@pytest.mark.parametrize("collector", GPU_COLLECTORS, ids=lambda collector: collector.name)
+def test_a_gpu_that_is_down_publishes_no_value_but_that_it_is_down(collector):
+    found = samples(collector.families({GPU0: None}))
+    assert found == ({"rankscope_gpu_up": [({}, 0.0)]} if collector.name == "gpu" else {})
 
 
-@pytest.mark.parametrize("source", GPU_SOURCES, ids=lambda source: source.name)
-def test_what_is_not_supported_is_absent_and_never_nan(machine, source):
+@pytest.mark.parametrize("collector", GPU_COLLECTORS, ids=lambda collector: collector.name)
+def test_what_is_not_supported_is_absent_and_never_nan(machine, collector):
     from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS
 
     faults = ", ".join(f"{symbol}: NOT_SUPPORTED" for symbol in GPU_FUNCTIONS if symbol != "nvmlDeviceGetUUID")
-    found = published(machine, source, f"{{gpus: 1, timeline: {{0: [{{at: 0, fails: {{{faults}}}}}]}}}}")
+    found = published(machine, collector, f"{{gpus: 1, timeline: {{0: [{{at: 0, fails: {{{faults}}}}}]}}}}")
     values = [value for rows in found.values() for _, value in rows]
     assert not any(math.isnan(value) for value in values)
-    assert set(found) == ({"rankscope_gpu_info", "rankscope_gpu_up"} if source.name == "gpu" else set())
+    assert set(found) == ({"rankscope_gpu_info", "rankscope_gpu_up"} if collector.name == "gpu" else set())
 
 
 def test_the_info_says_what_the_gpu_is_and_where(machine):
-    found = published(machine, gpu.SOURCE)
+    found = published(machine, gpu.COLLECTOR)
     assert found["rankscope_gpu_up"] == [({}, 1.0)]
     assert found["rankscope_gpu_info"] == [
         (
@@ -127,13 +136,13 @@ def test_the_info_says_what_the_gpu_is_and_where(machine):
     ],
 )
 def test_the_info_says_how_busy_time_is_measured(machine, faults, expected):
-    found = published(machine, gpu.SOURCE, f"{{gpus: 1, timeline: {{0: [{{at: 0, fails: {{{faults}}}}}]}}}}")
+    found = published(machine, gpu.COLLECTOR, f"{{gpus: 1, timeline: {{0: [{{at: 0, fails: {{{faults}}}}}]}}}}")
     assert found["rankscope_gpu_info"][0][0]["busy_source"] == expected
 
 
 def test_a_gpu_that_fails_to_say_its_name_is_up_all_the_same(machine):
     scenario = "{gpus: 1, timeline: {0: [{at: 0, fails: {nvmlDeviceGetName: UNKNOWN}}]}}"
-    found = published(machine, gpu.SOURCE, scenario)
+    found = published(machine, gpu.COLLECTOR, scenario)
     assert found["rankscope_gpu_up"] == [({}, 1.0)]
     assert found["rankscope_gpu_info"][0][0]["name"] == ""
 
@@ -141,11 +150,11 @@ def test_a_gpu_that_fails_to_say_its_name_is_up_all_the_same(machine):
 def test_a_gpu_that_is_lost_while_it_says_what_it_is_is_lost(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 0, fails: {nvmlDeviceGetName: GPU_IS_LOST}}]}}")
     with pytest.raises(DeviceLostError):
-        gpu.SOURCE.reader()(m.device(), TICK)
+        gpu.COLLECTOR.reader()(m.device(), TICK)
 
 
 def test_memory_is_that_of_the_device_and_of_its_window_in_the_bus(machine):
-    found = published(machine, memory.SOURCE)
+    found = published(machine, memory.COLLECTOR)
     assert found == {
         "rankscope_gpu_memory_total_bytes": [({}, 80 * 2**30)],
         "rankscope_gpu_memory_used_bytes": [({}, 2**30)],
@@ -157,7 +166,7 @@ def test_memory_is_that_of_the_device_and_of_its_window_in_the_bus(machine):
 
 
 def test_power_is_watts_and_energy_joules(machine):
-    found = published(machine, power.SOURCE)
+    found = published(machine, power.COLLECTOR)
     assert found["rankscope_gpu_power_watts"] == [({}, pytest.approx(353.5))]
     limits = [found[f"rankscope_gpu_power_limit_{name}watts"] for name in ("", "default_", "min_", "max_")]
     assert limits == [[({}, 700)], [({}, 700)], [({}, 210)], [({}, 700)]]
@@ -166,24 +175,24 @@ def test_power_is_watts_and_energy_joules(machine):
 
 def test_temperatures_of_a_gpu_that_tells_thresholds_and_of_one_that_tells_margins(machine):
     hot = "timeline: {0: [{at: 0, temperature: 80}]}"
-    old = published(machine, temperature.SOURCE, f"{{gpus: 1, model: A100, {hot}}}")
+    old = published(machine, temperature.COLLECTOR, f"{{gpus: 1, model: A100, {hot}}}")
     assert old["rankscope_gpu_temperature_celsius"] == old["rankscope_gpu_memory_temperature_celsius"] == [({}, 80)]
     assert ({"threshold": "slowdown"}, 89) in old["rankscope_gpu_temperature_threshold_celsius"]
     assert "rankscope_gpu_temperature_margin_celsius" not in old
-    new = published(machine, temperature.SOURCE, f"{{gpus: 1, {hot}}}")
+    new = published(machine, temperature.COLLECTOR, f"{{gpus: 1, {hot}}}")
     assert new["rankscope_gpu_temperature_margin_celsius"] == [({}, 9)]
     assert ({"threshold": "shutdown"}, -8) in new["rankscope_gpu_temperature_margin_threshold_celsius"]
     assert "rankscope_gpu_temperature_threshold_celsius" not in new
 
 
 def test_a_memory_without_a_sensor_has_no_temperature(machine):
-    found = published(machine, temperature.SOURCE, "{gpus: 1, timeline: {0: [{at: 0, fields: {82: 0}}]}}")
+    found = published(machine, temperature.COLLECTOR, "{gpus: 1, timeline: {0: [{at: 0, fields: {82: 0}}]}}")
     assert "rankscope_gpu_memory_temperature_celsius" not in found
 
 
 def test_processes_are_counted_with_the_memory_of_all_of_them(machine):
     both = "{pid: 5, memory: 1 GiB}, {pid: 6, memory: 2 GiB, contexts: [compute, graphics]}"
-    found = published(machine, processes.SOURCE, f"{{gpus: 1, timeline: {{0: [{{at: 0, processes: [{both}]}}]}}}}")
+    found = published(machine, processes.COLLECTOR, f"{{gpus: 1, timeline: {{0: [{{at: 0, processes: [{both}]}}]}}}}")
     assert found == {
         "rankscope_gpu_processes": [({}, 2)],
         "rankscope_gpu_processes_memory_bytes": [({}, 3 * 2**30)],
@@ -191,18 +200,18 @@ def test_processes_are_counted_with_the_memory_of_all_of_them(machine):
 
 
 def test_the_memory_of_all_processes_is_absent_if_that_of_one_is_not_known():
-    assert samples(processes.SOURCE.families({GPU0: {5: 10, 6: None}})) == {"rankscope_gpu_processes": [({}, 2)]}
+    assert samples(processes.COLLECTOR.families({GPU0: {5: 10, 6: None}})) == {"rankscope_gpu_processes": [({}, 2)]}
 
 
 def test_each_process_is_told_only_when_asked_for(machine):
-    assert not process.SOURCE.is_on
-    assert published(machine, process.SOURCE) == {
+    assert not process.COLLECTOR.is_on
+    assert published(machine, process.COLLECTOR) == {
         "rankscope_gpu_process_memory_bytes": [({"pid": str(os.getpid())}, 2**30)]
     }
 
 
 def test_clocks_are_hertz_by_domain(machine):
-    found = published(machine, clocks.SOURCE)
+    found = published(machine, clocks.COLLECTOR)
     domains = {labels["domain"]: hertz for labels, hertz in found["rankscope_gpu_clock_max_hertz"]}
     assert domains == {"graphics": 1.98e9, "sm": 1.98e9, "memory": 2.619e9, "video": 1.545e9}
     assert len(found["rankscope_gpu_clock_hertz"]) == 4
@@ -269,7 +278,7 @@ def test_well_known_xids_are_there_from_the_start_and_others_with_their_first_ev
     assert found["rankscope_gpu_xid_last_timestamp_seconds"] == [({"xid": "79"}, 1234.5)]
 
 
-def test_a_source_asks_for_its_own_quantities_only(machine, monkeypatch):
+def test_a_collector_asks_for_its_own_quantities_only(machine, monkeypatch):
     m = machine(BUSY)
     device = m.device()
     asked = []
@@ -278,12 +287,12 @@ def test_a_source_asks_for_its_own_quantities_only(machine, monkeypatch):
         monkeypatch.setattr(
             pynvml, name, lambda *arguments, _real=real: asked.append(_real.__name__) or _real(*arguments)
         )
-    temperature.SOURCE.reader()(device, TICK)
+    temperature.COLLECTOR.reader()(device, TICK)
     assert asked == ["nvmlDeviceGetTemperature"]
 
 
 def test_a_collector_publishes_the_last_readings():
-    last = type("Last", (), {"texts": lambda _self, source: [source.lines(GPU0).write({7: 55})]})()
-    collector = SourceCollector(process.SOURCE, last)
-    assert (collector.name, collector.help) == (process.SOURCE.name, process.SOURCE.help)
+    last = type("Last", (), {"texts": lambda _self, collector: [collector.cache(GPU0).write({7: 55})]})()
+    collector = SampledCollector(process.COLLECTOR, last)
+    assert collector.name == process.COLLECTOR.name
     assert samples(collector.collect()) == {"rankscope_gpu_process_memory_bytes": [({"pid": "7"}, 55)]}
