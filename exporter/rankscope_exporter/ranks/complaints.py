@@ -28,6 +28,9 @@ class Skipped:
     def add(self, error: UnreadableRecordError, files: int = 1) -> None:
         """So many files, for the reason and with the words of the error."""
         self.count[error.reason] += files
+        # Without its tracebacks, which lead back to here: hundreds of bad files each second would be for the garbage
+        # collector alone to free, and it holds up every scrape meanwhile.
+        error.__cause__ = error.__context__ = error.__traceback__ = None
         self.errors.append(error)
 
 

@@ -149,6 +149,16 @@ def test_a_bad_file_is_logged_once(run_dir: Path, caplog: pytest.LogCaptureFixtu
     assert len(caplog.records) == 1
 
 
+def test_what_is_wrong_with_a_file_leads_to_no_frame(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (run_dir / "short.rank").write_bytes(b"x")
+    write_record(run_dir / "no_json.rank", b"{")
+    RunDirectory([run_dir]).scan()
+    errors = [record.args[1] for record in caplog.records]
+    assert len(errors) == 2
+    for error in errors:
+        assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
+
+
 def test_a_file_that_may_not_be_read_is_skipped(run_dir: Path) -> None:
     path = leave_record(run_dir, "r", ended_unix=NOW)
     path.chmod(0)

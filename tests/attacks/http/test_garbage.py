@@ -1,0 +1,47 @@
+"""What attackers leave is gone with them: full collections of garbage, 0.2 s each, held up every scrape of a siege."""
+
+from __future__ import annotations
+
+import gc
+import socket
+import time
+from collections.abc import Iterator
+
+import pytest
+from tests.attacks.http.clients import server
+
+from rankscope_exporter.web.protocol import BoundedProtocol
+
+START = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n"
+WORDS = {
+    "silence": b"",
+    "an unfinished request": START,
+    "a request": START + b"\r\n",
+    "more requests than are answered": (START + b"\r\n") * 8,
+    "no request": b"\x16\x03\x01 no HTTP\r\n\r\n",
+    "too long a request": START + b"a: b\r\n" * 1000,
+}
+
+
+@pytest.fixture
+def no_collection() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def alive() -> int:
+    return sum(isinstance(one, BoundedProtocol) for one in gc.get_objects())
+
+
+@pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
+def test_a_connection_that_has_ended_is_freed_at_once(no_collection: None, words: bytes) -> None:
+    with server() as (port, _):
+        for _ in range(20):
+            with socket.create_connection(("127.0.0.1", port)) as connection:
+                connection.sendall(words)
+        until = time.monotonic() + 30
+        while alive() and time.monotonic() < until:
+            time.sleep(0.05)
+        assert alive() == 0
