@@ -10,7 +10,6 @@ With `--json` the report is kept, and a next call goes on where the last one end
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import http.client
@@ -19,13 +18,13 @@ import json
 import os
 import random
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
+from benchmarks import fuzzing
 from benchmarks.explain_answers import NOW, Scene, answer
+from benchmarks.fuzzing import FuzzError
 
 from rankscope.cli.explaining.command import show
 from rankscope.cli.explaining.fetching import BODY_LIMIT, Answer, FetchError
@@ -70,10 +69,6 @@ FAILURES: tuple[Exception, ...] = (
     *(OSError("no route\n\x1b[2J"), TimeoutError("timed out"), http.client.BadStatusLine("\x1b[2J" * 9000)),
     *(FetchError("it redirects from http to 'ftp://a'"), ValueError("\x00"), http.client.IncompleteRead(b"x" * 99)),
 )
-
-
-class FuzzError(AssertionError):
-    """An input that got something through."""
 
 
 class Hostile:
@@ -194,35 +189,9 @@ def run(seed: int, first: int, inputs: int) -> Counter[str]:
 
 
 def main() -> None:
-    """Fuzz, print a report, keep it with `--json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=10_000)
-    parser.add_argument("--first", type=int, help="number of the first input (default: where --json ended, else 0)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    """The command."""
     os.environ["COLUMNS"] = "100"
-    before = _read(options.json, options.seed)
-    first = before["inputs"] if options.first is None else options.first
-    began = time.monotonic()
-    outcome = run(options.seed, first, options.inputs)
-    seconds = time.monotonic() - began
-    print(f"{options.inputs} inputs from number {first}, seed {options.seed}, in {seconds:.1f} s: no failure")
-    for name, count in outcome.most_common():
-        print(f"  {name:20} {count:8}")
-    if options.json:
-        total = Counter(before["outcome"]) + outcome
-        report = {"seed": options.seed, "inputs": first + options.inputs, "outcome": dict(sorted(total.items()))}
-        report["seconds"] = round(before["seconds"] + seconds, 1)
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def _read(path: Path | None, seed: int) -> dict[str, Any]:
-    if path and path.exists():
-        report: dict[str, Any] = json.loads(path.read_text())
-        if report["seed"] == seed:
-            return report
-    return {"inputs": 0, "outcome": {}, "seconds": 0.0}
+    fuzzing.main(__doc__, "inputs", run)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ What is neither shown nor skipped ended too long ago, or is an older record of a
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
@@ -23,7 +22,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +31,11 @@ from typing import Any
 
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `python benchmarks/fuzz_rank_files.py`
+
+from benchmarks import fuzzing
+from benchmarks.fuzzing import FuzzError
 
 from rankscope.record import layout
 from rankscope.record.layout import PLACES
@@ -62,10 +65,6 @@ for file in files:
 print("locked", flush=True)
 sys.stdin.read()
 """
-
-
-class FuzzError(AssertionError):
-    """A file that got something through."""
 
 
 def damaged(seed: int, number: int) -> bytes:
@@ -249,36 +248,10 @@ def _culprit(places: Sequence[Path], seed: int, numbers: range) -> str:
 
 
 def main() -> None:
-    """Fuzz, print a report, keep it with `--json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=10_000)
-    parser.add_argument("--first", type=int, help="number of the first file (default: where --json ended, else 0)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    """The command."""
     logging.disable()  # a line for each file would drown the report
-    before = _read(options.json, options.seed)
-    first = before["files"] if options.first is None else options.first
-    began = time.monotonic()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        outcome = run(Path(directory), options.seed, first, options.files)
-    seconds = time.monotonic() - began
-    print(f"{options.files} files from number {first}, seed {options.seed}, in {seconds:.1f} s: no failure")
-    for name, count in outcome.most_common():
-        print(f"  {name:16} {count:8}")
-    if options.json:
-        total = Counter(before["outcome"]) + outcome
-        report = {"seed": options.seed, "files": first + options.files, "outcome": dict(sorted(total.items()))}
-        report["seconds"] = round(before["seconds"] + seconds, 1)
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def _read(path: Path | None, seed: int) -> dict[str, Any]:
-    if path and path.exists():
-        report: dict[str, Any] = json.loads(path.read_text())
-        if report["seed"] == seed:
-            return report
-    return {"files": 0, "outcome": {}, "seconds": 0.0}
+        fuzzing.main(__doc__, "files", lambda seed, first, files: run(Path(directory), seed, first, files))
 
 
 if __name__ == "__main__":
