@@ -1,10 +1,9 @@
-"""The rules as they are committed: valid, up to date, tested by promtool and documented."""
+"""The rules as they are committed: valid, tested by promtool and documented."""
 
 from __future__ import annotations
 
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +45,6 @@ def test_promtool_finds_no_fault_in_the_rules(speed: str) -> None:
 @pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.name.removesuffix(".test.yml"))
 def test_the_rules_do_what_their_promtool_test_says(path: Path) -> None:
     succeeds("promtool", "test", "rules", path)
-
-
-def test_the_rendered_rules_are_up_to_date() -> None:
-    succeeds(sys.executable, RULES.parent / "render.py", "--check")
 
 
 def test_all_speeds_have_the_same_rules_but_for_the_thresholds() -> None:
