@@ -15,6 +15,8 @@ from testing.simulated_ranks import gpu_series, rank_series
 from tests.gauntlet.runbooks import queries
 from tests.rules.diagnosis_cases import CASES, DEVICE_FAULTS, FAULTS, ONLY_BY_THE_DEVICE
 
+from rankscope.record import phases
+
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "deploy/prometheus/rules"
 RUNBOOKS = ROOT / "docs/runbooks"
@@ -156,3 +158,25 @@ def test_every_cause_of_lost_time_is_explained_as_in_the_table_of_causes() -> No
 
 def test_every_cause_with_words_is_of_an_alert() -> None:
     assert set(yaml.safe_load((RULES.parent / "causes.yml").read_text())["alerts"]) <= set(ALERTS)
+
+
+CAUSES = yaml.safe_load((RULES.parent / "causes.yml").read_text())
+WITH_WORDS = {alert: set("|".join(of["causes"]).split("|")) for alert, of in CAUSES["alerts"].items() if "causes" in of}
+IN_THE_ALERTS_OWN_WORDS = {"overdue", "never"}  # RankscopeCheckpointOverdue
+
+
+def test_every_phase_by_which_a_rank_may_lag_has_words() -> None:
+    """Else the notification would call it a phase of the script's own."""
+    lagging = {phase.name for phase in phases.PHASES if not phase.planned} - {"collective_wait"}
+    assert lagging <= WITH_WORDS["RankscopeRankLagging"]
+
+
+def test_every_cause_that_a_rule_names_has_words_or_is_one_of_lost_time() -> None:
+    named = {cause for rule in rules("15s") for cause in re.findall(r'"cause", "(\w+)"', rule["expr"])}
+    assert named - IN_THE_ALERTS_OWN_WORDS <= set().union(*WITH_WORDS.values()) | set(CAUSES["lost"])
+
+
+def test_no_words_are_left_of_a_cause_that_no_rule_names() -> None:
+    named = " ".join([*phases.NAMES, *(rule["expr"] for rule in rules("15s"))])
+    words = set().union(*WITH_WORDS.values())
+    assert {cause for cause in words if not re.search(rf"(\b|_){cause}\b", named)} == set()
