@@ -110,8 +110,8 @@ class Hostile:
 
 
 def _injure(choose: random.Random, found: dict[str, Any]) -> None:
-    """One place of the tree: another value, none, a further one, another name, or a thousand times the same."""
-    holder, key = choose.choice([*_places(found), (found, "data")])
+    """One value of the tree: another value, none, a further one, another name, or a thousand times the same."""
+    holder, key = choose.choice([*_values(found), (found, "data")])
     kind = choose.randrange(10)
     if kind == 0:
         holder.pop(key, None) if isinstance(holder, dict) else holder.pop(key)
@@ -127,12 +127,12 @@ def _injure(choose: random.Random, found: dict[str, Any]) -> None:
         holder[key] = copy.deepcopy(choose.choice(ODD))
 
 
-def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+def _values(tree: Any) -> Iterator[tuple[Any, Any]]:
     """Each value of a JSON tree, by what holds it and where."""
     keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
     for key in keys:
         yield tree, key
-        yield from _places(tree[key])
+        yield from _values(tree[key])
 
 
 def explained(seed: int, number: int) -> str:

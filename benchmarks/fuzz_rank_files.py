@@ -89,8 +89,8 @@ def _record(choose: random.Random, info: dict[str, Any]) -> bytearray:
     data[: layout.HEADER.size] = layout.header()
     text = json.dumps(info, ensure_ascii=choose.random() < 0.9).encode(errors="surrogatepass")[: layout.INFO_CAPACITY]
     data[layout.INFO_OFFSET : layout.INFO_OFFSET + len(text)] = text
-    for place in range(layout.SLOTS):
-        _store(data, place, float(choose.randrange(1000)))
+    for index in range(layout.SLOTS):
+        _store(data, index, float(choose.randrange(1000)))
     _store(data, PLACES["info_sequence"], 2.0)
     _store(data, PLACES["phase_since"], 1e4)  # later than the start
     _store(data, PLACES["info_place"], float(len(text)))
@@ -101,8 +101,8 @@ def _record(choose: random.Random, info: dict[str, Any]) -> bytearray:
     return data
 
 
-def _store(data: bytearray, place: int, value: float) -> None:
-    struct.pack_into("d", data, layout.SLOTS_OFFSET + 8 * place, value)
+def _store(data: bytearray, index: int, value: float) -> None:
+    struct.pack_into("d", data, layout.SLOTS_OFFSET + 8 * index, value)
 
 
 def _bits(choose: random.Random, data: bytearray) -> None:
@@ -213,31 +213,31 @@ def living(paths: Sequence[Path]) -> Iterator[None]:
 
 def run(directory: Path, seed: int, first: int, files: int, parsed_every: int = PARSED_EVERY) -> Counter[str]:
     """Fuzz files `first` … `first + files`; what became of them. Raises FuzzError that names the file."""
-    places = [directory / f"{place}.rank" for place in range(BATCH)]
-    for place, path in enumerate(places):
+    paths = [directory / f"{number}.rank" for number in range(BATCH)]
+    for number, path in enumerate(paths):
         path.touch()
-        os.chown(path, OWNERS[place % len(OWNERS)], -1)
+        os.chown(path, OWNERS[number % len(OWNERS)], -1)
     run_directory, ranks = RunDirectory([directory], clock=lambda: NOW), Ranks()
     outcome: Counter[str] = Counter()
-    with living(places[::2]):
+    with living(paths[::2]):
         for batch, start in enumerate(range(first, first + files, BATCH)):
             numbers = range(start, min(start + BATCH, first + files))
-            for path, number in zip_longest(places, numbers):
+            for path, number in zip_longest(paths, numbers):
                 path.write_bytes(b"" if number is None else damaged(seed, number))
             try:
                 shown, skipped = scrape(run_directory, batch % parsed_every == 0, ranks)
             except Exception as error:
-                raise FuzzError(f"seed {seed}, {_culprit(places, seed, numbers)}: {error!r}") from error
+                raise FuzzError(f"seed {seed}, {_culprit(paths, seed, numbers)}: {error!r}") from error
             skipped["truncated"] -= BATCH - len(numbers)
             outcome += skipped + Counter(shown=shown)
     return outcome
 
 
-def _culprit(places: Sequence[Path], seed: int, numbers: range) -> str:
+def _culprit(paths: Sequence[Path], seed: int, numbers: range) -> str:
     """Which file of the batch it is: each is tried alone."""
-    for path in places:
+    for path in paths:
         path.write_bytes(b"")
-    for path, number in zip(places, numbers, strict=False):
+    for path, number in zip(paths, numbers, strict=False):
         path.write_bytes(damaged(seed, number))
         try:
             scrape(RunDirectory([path.parent], clock=lambda: NOW), parse=True)

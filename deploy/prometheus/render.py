@@ -83,7 +83,7 @@ Causes = Mapping[str, Mapping[str, Any]]
 
 
 class RenderError(Exception):
-    """The sources or the thresholds are wrong; the text names the place."""
+    """The sources or the thresholds are wrong; the text says where."""
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,8 @@ import importlib
 from pathlib import Path
 
 import pytest
-from testing.simulated_ranks import HOST_PHASES
 
 from rankscope import probes
-from rankscope.record import phases
 from rankscope_exporter.registry import COLLECTORS, RANK_METRICS
 
 ROOT = Path(__file__).parents[2]
@@ -36,10 +34,6 @@ def test_every_probe_is_installed() -> None:
     folder = ROOT / "trainer_hooks/rankscope/probes"
     can_be = {name for name in files(folder) if "\ndef install(" in (folder / f"{name}.py").read_text()}
     assert can_be == {*probes.all_probes(), *probes.late_probes()}
-
-
-def test_a_simulated_rank_has_every_phase() -> None:
-    assert tuple(HOST_PHASES) == phases.NAMES
 
 
 def test_every_page_of_a_decision_has_a_number_of_its_own() -> None:

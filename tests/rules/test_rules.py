@@ -165,12 +165,6 @@ WITH_WORDS = {alert: set("|".join(of["causes"]).split("|")) for alert, of in CAU
 IN_THE_ALERTS_OWN_WORDS = {"overdue", "never"}  # RankscopeCheckpointOverdue
 
 
-def test_every_phase_by_which_a_rank_may_lag_has_words() -> None:
-    """Else the notification would call it a phase of the script's own."""
-    lagging = {phase.name for phase in phases.PHASES if not phase.planned} - {"collective_wait"}
-    assert lagging <= WITH_WORDS["RankscopeRankLagging"]
-
-
 def test_every_cause_that_a_rule_names_has_words_or_is_one_of_lost_time() -> None:
     named = {cause for rule in rules("15s") for cause in re.findall(r'"cause", "(\w+)"', rule["expr"])}
     assert named - IN_THE_ALERTS_OWN_WORDS <= set().union(*WITH_WORDS.values()) | set(CAUSES["lost"])
