@@ -27,7 +27,7 @@ lint: venv ## ruff and mypy --strict
 format: venv ## let ruff format the code
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
 
-generate: venv ## write the rules of both speeds, the dashboards and the metrics' reference from their sources
+generate: venv ## everything that is committed and made from something else: rules of each speed, dashboards, the metrics' reference
 	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python docs/generate.py
 
 benchmark: venv ## what the hook costs a step, beside traceml-ai and prometheus_client (85 minutes); to docs/measurements/
@@ -56,7 +56,7 @@ benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop
 	@$(BIN)/python -m benchmarks.gpu_truth --json docs/measurements/gpu_truth.json
 	@$(BIN)/python -m benchmarks.exporter_cost --scrapes 100000 --json docs/measurements/exporter_cost.json
 
-gauntlet: venv servers ## inject 35 faults and the decoys, five times each, on both kinds of device, and score the notifications (6 hours); to docs/measurements/
+gauntlet: venv servers ## inject every fault and decoy, five times each, on both kinds of device, and score the notifications (6 hours); to docs/measurements/
 	@$(BIN)/python -m tests.gauntlet $(GAUNTLET)
 	@$(BIN)/python -m tests.gauntlet --device asynchronous $(GAUNTLET)
 

@@ -10,7 +10,6 @@ With `--json` the report is kept, and a next call goes on where the last one end
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import copy
 import http.client
@@ -19,13 +18,13 @@ import json
 import os
 import random
 import re
-import time
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, NoReturn
 
+from benchmarks import fuzzing
 from benchmarks.explain_answers import NOW, Scene, answer
+from benchmarks.fuzzing import FuzzError
 
 from rankscope.cli.explaining.command import show
 from rankscope.cli.explaining.fetching import BODY_LIMIT, Answer, FetchError
@@ -72,10 +71,6 @@ FAILURES: tuple[Exception, ...] = (
 )
 
 
-class FuzzError(AssertionError):
-    """An input that got something through."""
-
-
 class Hostile:
     """In the place of the network: answers each question, and some of them damaged."""
 
@@ -115,8 +110,8 @@ class Hostile:
 
 
 def _injure(choose: random.Random, found: dict[str, Any]) -> None:
-    """One place of the tree: another value, none, a further one, another name, or a thousand times the same."""
-    holder, key = choose.choice([*_places(found), (found, "data")])
+    """One value of the tree: another value, none, a further one, another name, or a thousand times the same."""
+    holder, key = choose.choice([*_values(found), (found, "data")])
     kind = choose.randrange(10)
     if kind == 0:
         holder.pop(key, None) if isinstance(holder, dict) else holder.pop(key)
@@ -132,12 +127,12 @@ def _injure(choose: random.Random, found: dict[str, Any]) -> None:
         holder[key] = copy.deepcopy(choose.choice(ODD))
 
 
-def _places(tree: Any) -> Iterator[tuple[Any, Any]]:
+def _values(tree: Any) -> Iterator[tuple[Any, Any]]:
     """Each value of a JSON tree, by what holds it and where."""
     keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
     for key in keys:
         yield tree, key
-        yield from _places(tree[key])
+        yield from _values(tree[key])
 
 
 def explained(seed: int, number: int) -> str:
@@ -194,35 +189,9 @@ def run(seed: int, first: int, inputs: int) -> Counter[str]:
 
 
 def main() -> None:
-    """Fuzz, print a report, keep it with `--json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--inputs", type=int, default=10_000)
-    parser.add_argument("--first", type=int, help="number of the first input (default: where --json ended, else 0)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    """The command."""
     os.environ["COLUMNS"] = "100"
-    before = _read(options.json, options.seed)
-    first = before["inputs"] if options.first is None else options.first
-    began = time.monotonic()
-    outcome = run(options.seed, first, options.inputs)
-    seconds = time.monotonic() - began
-    print(f"{options.inputs} inputs from number {first}, seed {options.seed}, in {seconds:.1f} s: no failure")
-    for name, count in outcome.most_common():
-        print(f"  {name:20} {count:8}")
-    if options.json:
-        total = Counter(before["outcome"]) + outcome
-        report = {"seed": options.seed, "inputs": first + options.inputs, "outcome": dict(sorted(total.items()))}
-        report["seconds"] = round(before["seconds"] + seconds, 1)
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def _read(path: Path | None, seed: int) -> dict[str, Any]:
-    if path and path.exists():
-        report: dict[str, Any] = json.loads(path.read_text())
-        if report["seed"] == seed:
-            return report
-    return {"inputs": 0, "outcome": {}, "seconds": 0.0}
+    fuzzing.main(__doc__, "inputs", run)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ What is neither shown nor skipped ended too long ago, or is an older record of a
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import math
@@ -23,7 +22,6 @@ import struct
 import subprocess
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +31,11 @@ from typing import Any
 
 from prometheus_client.core import Metric
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `python benchmarks/fuzz_rank_files.py`
+
+from benchmarks import fuzzing
+from benchmarks.fuzzing import FuzzError
 
 from rankscope.record import layout
 from rankscope.record.layout import PLACES
@@ -64,10 +67,6 @@ sys.stdin.read()
 """
 
 
-class FuzzError(AssertionError):
-    """A file that got something through."""
-
-
 def damaged(seed: int, number: int) -> bytes:
     """The bytes of file `number`: a good record with one to four injuries."""
     choose = random.Random(f"{seed}/{number}")  # noqa: S311 - reproducible, not secret
@@ -90,8 +89,8 @@ def _record(choose: random.Random, info: dict[str, Any]) -> bytearray:
     data[: layout.HEADER.size] = layout.header()
     text = json.dumps(info, ensure_ascii=choose.random() < 0.9).encode(errors="surrogatepass")[: layout.INFO_CAPACITY]
     data[layout.INFO_OFFSET : layout.INFO_OFFSET + len(text)] = text
-    for place in range(layout.SLOTS):
-        _store(data, place, float(choose.randrange(1000)))
+    for index in range(layout.SLOTS):
+        _store(data, index, float(choose.randrange(1000)))
     _store(data, PLACES["info_sequence"], 2.0)
     _store(data, PLACES["phase_since"], 1e4)  # later than the start
     _store(data, PLACES["info_place"], float(len(text)))
@@ -102,8 +101,8 @@ def _record(choose: random.Random, info: dict[str, Any]) -> bytearray:
     return data
 
 
-def _store(data: bytearray, place: int, value: float) -> None:
-    struct.pack_into("d", data, layout.SLOTS_OFFSET + 8 * place, value)
+def _store(data: bytearray, index: int, value: float) -> None:
+    struct.pack_into("d", data, layout.SLOTS_OFFSET + 8 * index, value)
 
 
 def _bits(choose: random.Random, data: bytearray) -> None:
@@ -214,31 +213,31 @@ def living(paths: Sequence[Path]) -> Iterator[None]:
 
 def run(directory: Path, seed: int, first: int, files: int, parsed_every: int = PARSED_EVERY) -> Counter[str]:
     """Fuzz files `first` … `first + files`; what became of them. Raises FuzzError that names the file."""
-    places = [directory / f"{place}.rank" for place in range(BATCH)]
-    for place, path in enumerate(places):
+    paths = [directory / f"{number}.rank" for number in range(BATCH)]
+    for number, path in enumerate(paths):
         path.touch()
-        os.chown(path, OWNERS[place % len(OWNERS)], -1)
+        os.chown(path, OWNERS[number % len(OWNERS)], -1)
     run_directory, ranks = RunDirectory([directory], clock=lambda: NOW), Ranks()
     outcome: Counter[str] = Counter()
-    with living(places[::2]):
+    with living(paths[::2]):
         for batch, start in enumerate(range(first, first + files, BATCH)):
             numbers = range(start, min(start + BATCH, first + files))
-            for path, number in zip_longest(places, numbers):
+            for path, number in zip_longest(paths, numbers):
                 path.write_bytes(b"" if number is None else damaged(seed, number))
             try:
                 shown, skipped = scrape(run_directory, batch % parsed_every == 0, ranks)
             except Exception as error:
-                raise FuzzError(f"seed {seed}, {_culprit(places, seed, numbers)}: {error!r}") from error
+                raise FuzzError(f"seed {seed}, {_culprit(paths, seed, numbers)}: {error!r}") from error
             skipped["truncated"] -= BATCH - len(numbers)
             outcome += skipped + Counter(shown=shown)
     return outcome
 
 
-def _culprit(places: Sequence[Path], seed: int, numbers: range) -> str:
+def _culprit(paths: Sequence[Path], seed: int, numbers: range) -> str:
     """Which file of the batch it is: each is tried alone."""
-    for path in places:
+    for path in paths:
         path.write_bytes(b"")
-    for path, number in zip(places, numbers, strict=False):
+    for path, number in zip(paths, numbers, strict=False):
         path.write_bytes(damaged(seed, number))
         try:
             scrape(RunDirectory([path.parent], clock=lambda: NOW), parse=True)
@@ -249,36 +248,10 @@ def _culprit(places: Sequence[Path], seed: int, numbers: range) -> str:
 
 
 def main() -> None:
-    """Fuzz, print a report, keep it with `--json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=10_000)
-    parser.add_argument("--first", type=int, help="number of the first file (default: where --json ended, else 0)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
+    """The command."""
     logging.disable()  # a line for each file would drown the report
-    before = _read(options.json, options.seed)
-    first = before["files"] if options.first is None else options.first
-    began = time.monotonic()
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        outcome = run(Path(directory), options.seed, first, options.files)
-    seconds = time.monotonic() - began
-    print(f"{options.files} files from number {first}, seed {options.seed}, in {seconds:.1f} s: no failure")
-    for name, count in outcome.most_common():
-        print(f"  {name:16} {count:8}")
-    if options.json:
-        total = Counter(before["outcome"]) + outcome
-        report = {"seed": options.seed, "files": first + options.files, "outcome": dict(sorted(total.items()))}
-        report["seconds"] = round(before["seconds"] + seconds, 1)
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def _read(path: Path | None, seed: int) -> dict[str, Any]:
-    if path and path.exists():
-        report: dict[str, Any] = json.loads(path.read_text())
-        if report["seed"] == seed:
-            return report
-    return {"files": 0, "outcome": {}, "seconds": 0.0}
+        fuzzing.main(__doc__, "files", lambda seed, first, files: run(Path(directory), seed, first, files))
 
 
 if __name__ == "__main__":

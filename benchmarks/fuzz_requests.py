@@ -11,17 +11,15 @@ With `--json` the report is kept, and a next call goes on where the last one end
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
-import json
 import logging
 import random
 import re
 import socket
+import sys
 import tempfile
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +30,11 @@ from typing import Any
 import bcrypt
 import uvicorn
 import yaml
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # for `python benchmarks/fuzz_requests.py`
+
+from benchmarks import fuzzing
+from benchmarks.fuzzing import FuzzError
 
 from rankscope_exporter.daemon import server_configuration
 from rankscope_exporter.exposition.scrape import Scrape
@@ -113,10 +116,6 @@ BODIES = (
     b"-1\r\n",
     b"a" * 5000,
 )
-
-
-class FuzzError(AssertionError):
-    """A request that got something through."""
 
 
 def damaged(seed: int, number: int) -> list[bytes]:
@@ -302,35 +301,9 @@ def run(directory: Path, seed: int, first: int, requests: int) -> Counter[str]:
 
 
 def main() -> None:
-    """Fuzz, print a report, keep it with `--json`."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=10_000)
-    parser.add_argument("--first", type=int, help="number of the first request (default: where --json ended, else 0)")
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    before = _read(options.json, options.seed)
-    first = before["requests"] if options.first is None else options.first
-    began = time.monotonic()
+    """The command."""
     with tempfile.TemporaryDirectory() as directory:
-        outcome = run(Path(directory), options.seed, first, options.requests)
-    seconds = time.monotonic() - began
-    print(f"{options.requests} requests from number {first}, seed {options.seed}, in {seconds:.1f} s: no failure")
-    for name, count in outcome.most_common():
-        print(f"  {name:18} {count:8}")
-    if options.json:
-        total = Counter(before["outcome"]) + outcome
-        report = {"seed": options.seed, "requests": first + options.requests, "outcome": dict(sorted(total.items()))}
-        report["seconds"] = round(before["seconds"] + seconds, 1)
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
-
-
-def _read(path: Path | None, seed: int) -> dict[str, Any]:
-    if path and path.exists():
-        report: dict[str, Any] = json.loads(path.read_text())
-        if report["seed"] == seed:
-            return report
-    return {"requests": 0, "outcome": {}, "seconds": 0.0}
+        fuzzing.main(__doc__, "requests", lambda seed, first, requests: run(Path(directory), seed, first, requests))
 
 
 if __name__ == "__main__":

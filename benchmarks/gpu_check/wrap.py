@@ -1,6 +1,7 @@
 """Whether the driver's counters of PCIe bytes wrap at 32 bits: watched while the load uploads a known number of bytes.
 
-The exporter does not serve them before they have passed 4 GiB (collectors/pcie.py), so they are read here as they are.
+The exporter does not serve them before they have passed 4 GiB (gpu/collectors/pcie.py): here they are read as they
+are.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ CAUSES = [number for name, number in P.items() if name not in ("collective_wait"
 UNKNOWN = len(PHASES)
 BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 MEASURED_EVERY = 1.2
-"""Seconds between two steps that are measured on a device: a dozen marks (rankscope/device_clock.py)."""
+"""Seconds between two steps that are measured on a device: a dozen marks (rankscope/timeline/device_clock.py)."""
 REFERENCE_EVERY = 2 * SCRAPE
 """Seconds between two reference steps."""
 
@@ -186,7 +186,7 @@ def _sampled(numbers: Array, level: int) -> Array:
 
 def align(durations: Array) -> tuple[Array, Array, Array]:
     """By step and rank: what the least waiter of the node waited, what this rank waited beyond that, and, by phase too,
-    what the others waited for it (rankscope_exporter/step_alignment.py)."""
+    what the others waited for it (rankscope_exporter/ranks/step_alignment.py)."""
     count, _, ranks = durations.shape
     by_node = durations.reshape(count, len(PHASES), -1, RANKS_PER_NODE)
     waits = by_node[:, WAIT]

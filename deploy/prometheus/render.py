@@ -1,7 +1,6 @@
 """Renders the rules: rules/recording/*.yml and rules/alerts/*.yml as one ordered group, for any scrape interval.
 
     python deploy/prometheus/render.py                  writes rules/15s.yml, 5s.yml, fast.yml and what `explain` knows
-    python deploy/prometheus/render.py --check          writes nothing, exits 1 if a file is not up to date
 
 Rules of your own, with nothing installed but PyYAML:
 
@@ -84,7 +83,7 @@ Causes = Mapping[str, Mapping[str, Any]]
 
 
 class RenderError(Exception):
-    """The sources or the thresholds are wrong; the text names the place."""
+    """The sources or the thresholds are wrong; the text says where."""
 
 
 @dataclass(frozen=True)
@@ -316,8 +315,8 @@ def group(speed: Speed, root: Path = HERE, own: Path | None = None, kept: tuple[
     rendered = "\n".join(render(path.read_text(), values, path.name) for path in sources(root))
     rules = "".join(f"{'      ' * bool(line.strip())}{line}" for line in rendered.splitlines(keepends=True))
     return (
-        f"# For scrapes each {duration(speed.interval)}; made by render.py from recording, alerts, ../thresholds.yml\n"
-        "# and ../causes.yml: edit those.\n\n"
+        f"# For scrapes each {duration(speed.interval)}. Made by deploy/prometheus/render.py from recording, alerts,\n"
+        "# ../thresholds.yml and ../causes.yml: edit those, then `make generate`; or render.py, if it is your own.\n\n"
         f"groups:\n  - name: rankscope\n    interval: {duration(speed.interval)}\n    rules:\n{rules}"
     )
 
@@ -334,7 +333,8 @@ def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
     thresholds = yaml.safe_load((root / "thresholds.yml").read_text())
     inhibit = yaml.safe_load(alertmanager.read_text())["inhibit_rules"]
     facts = {
-        "made_by": "deploy/prometheus/render.py, from causes.yml, thresholds.yml and alertmanager.yml: edit those",
+        "made_by": "deploy/prometheus/render.py, from causes.yml, thresholds.yml and alertmanager.yml: "
+        "edit those, then `make generate`",
         "meanings": {cause: of["in_short"] for cause, of in causes["lost"].items() if "in_short" in of},
         "shares": {alert: of["share"] for alert, of in causes["alerts"].items() if "share" in of},
         "tiers": [
@@ -367,7 +367,7 @@ def _matcher(text: str) -> list[str]:
 
 
 def outdated(rendered: Mapping[Path, str]) -> Iterator[Path]:
-    """The files that differ from what they should be, are missing, or are left from a source that is gone."""
+    """The files that differ from what they have to be, are missing, or are left from a source that is gone."""
     for path, text in rendered.items():
         if not path.exists() or path.read_text() != text:
             yield path
@@ -399,10 +399,14 @@ def _write_own(options: argparse.Namespace) -> None:
         sys.stderr.write(f"render.py: {speed.name} is not tried: intervals between 5s and 1m are\n")
 
 
+def generated() -> dict[Path, str]:
+    """What each committed file has to contain that is made here. Raises RenderError."""
+    return {**render_all(), KNOWN: known()}
+
+
 def main() -> int:
-    """Render, or check; 1 if a checked file is not up to date, 2 if the sources are wrong."""
+    """Render; the exit status, which is 2 if the sources are wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing, name what is not up to date")
     own = parser.add_argument_group("rules of your own")
     own.add_argument("--out", type=Path, metavar="DIR", help="write them there, and nothing else")
     own.add_argument("--interval", default="15s", help="of scrapes and evaluations, such as 30s or 1m (15s)")
@@ -415,16 +419,11 @@ def main() -> int:
             return 0
         if options.thresholds or options.keep or options.interval != "15s":
             raise RenderError("rules of your own are written to --out DIR")
-        rendered = {**render_all(), KNOWN: known()}
+        write(generated())
     except (RenderError, OSError) as error:
         sys.stderr.write(f"render.py: {error}\n")
         return 2
-    if not options.check:
-        write(rendered)
-    stale = list(outdated(rendered))
-    for path in stale:
-        sys.stderr.write(f"render.py: {path.relative_to(HERE.parents[1])} is not up to date\n")
-    return 1 if stale else 0
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Links from one page to another, and to a heading in it, lead somewhere."""
+"""Links from one page to another, and to a heading in it, lead somewhere; source files that a page names are there."""
 
 from __future__ import annotations
 
@@ -9,8 +9,23 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+NOT_HISTORY = [page for page in PAGES if page.name != "CHANGELOG.md"]
 CODE = re.compile(r"^```.*?^```$|`[^`\n]*`", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(?:#([^)\s]+))?\)")
+SOURCE = re.compile(r"`([\w-]+(?:/[\w-]+)*\.(?:py|sh|c|h))`")
+FOLDERS = (
+    "benchmarks",
+    "deploy",
+    "docs",
+    "examples",
+    "exporter",
+    "grafana",
+    "nvml_simulator",
+    "testing",
+    "tests",
+    "trainer_hooks",
+)
+SOURCES = {f"/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")}
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
@@ -34,6 +49,12 @@ def broken(page: Path) -> list[str]:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_link_to_a_page_resolves(page: Path) -> None:
     assert broken(page) == []
+
+
+@pytest.mark.parametrize("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_source_file_that_a_page_names_is_there(page: Path) -> None:
+    named = set(SOURCE.findall(page.read_text()))
+    assert {name for name in named if not any(path.endswith(f"/{name}") for path in SOURCES)} == set()
 
 
 def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:

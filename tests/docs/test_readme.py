@@ -1,4 +1,4 @@
-"""What the README tells a training script to write does what it says."""
+"""What the README tells a training script to write does what it says, and the faults that it counts are there."""
 
 from __future__ import annotations
 
@@ -7,9 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+from tests.gauntlet.case import GPUS_ALONE, HOST_AND_DEVICE, all_cases
+
 from rankscope.record.reader import read_rank
 
-README = Path(__file__).parents[2] / "README.md"
+ROOT = Path(__file__).parents[2]
+README = ROOT / "README.md"
 
 SLEPT = 0.05  # seconds
 
@@ -52,3 +55,20 @@ def test_a_loop_without_a_data_loader_names_its_time(run_dir: Path) -> None:
     assert rank["tokens"] == 2 * 5 * 4 * 3
     assert rank.phase_seconds["augment"] >= SLEPT
     assert rank.phase_seconds["data_wait"] >= 6 * SLEPT  # get_batch() in a phase, and five times through timed()
+
+
+def faults_of(report: str) -> set[str]:
+    """Whose runs a report of the gauntlet has."""
+    text = (ROOT / "docs/measurements" / report).read_text()
+    return set(re.findall(r"^\| `([fg]\d+_\w+)` \|", text, re.MULTILINE))
+
+
+def test_the_faults_are_counted_as_they_are_and_as_they_were_run() -> None:
+    devices = [case.devices for case in all_cases().values() if not case.is_decoy]
+    alone, only_there = devices.count(GPUS_ALONE), devices.count(HOST_AND_DEVICE)
+    gloo, asynchronous = faults_of("gauntlet.md"), faults_of("gauntlet_asynchronous.md")
+    text = " ".join(README.read_text().split())
+    assert only_there == 2
+    assert f"Of {len(devices)} faults {len(devices) - 2} run over gloo; on that device the" in text
+    assert f"the {len(devices) - 2 - alone} of them about ranks, and two that only it can have" in text
+    assert f"| | gloo: {len(gloo)} faults | asynchronous device: {len(asynchronous)} faults |" in text

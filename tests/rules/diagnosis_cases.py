@@ -182,12 +182,12 @@ FAULTS = (
         (laggard(1, "cpu_contention"),),
     ),
     Case(
-        "a stranger on the GPU of one rank",
+        "a foreign process on the GPU of one rank",
         Fault(late(2, "backward"), gpus={2: {"rankscope_gpu_processes": 2.0}}),
         (laggard(2, "intruder"),),
     ),
     Case(
-        "a stranger makes the GPU of rank 0 busier and fuller than the others",
+        "a foreign process makes the GPU of rank 0 busier and fuller than the others",
         Fault(
             late(0, "backward"),
             gpus={

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from benchmarks.fuzz_explain import FuzzError, run
+from benchmarks.fuzz_explain import run
+from benchmarks.fuzzing import FuzzError
 
 from rankscope.cli.explaining import answers, command, moments
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.fuzz_requests import FuzzError, run
+from benchmarks.fuzz_requests import run
+from benchmarks.fuzzing import FuzzError
 from tests.attacks.http.clients import connect, everything, scrape, server
 
 ACCEPT = "application/openmetrics-text;version="

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.fuzz_rank_files import FuzzError, check, run, scrape
+from benchmarks.fuzz_rank_files import check, run, scrape
+from benchmarks.fuzzing import FuzzError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.core import GaugeMetricFamily

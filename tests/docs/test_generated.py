@@ -1,0 +1,64 @@
+"""What is committed and made from something else: up to date, and called so where people and GitHub look."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from deploy.prometheus import render
+from docs import generate as reference
+
+import generate as dashboards
+
+ROOT = Path(__file__).parents[2]
+GENERATORS = {"deploy/prometheus/render.py": render, "grafana/generate.py": dashboards, "docs/generate.py": reference}
+GENERATED = {path: (name, text) for name, made in GENERATORS.items() for path, text in made.generated().items()}
+# A dashboard's description is for who looks at it, and JSON has no comments: .gitattributes alone says it of these.
+SAYS_SO = [path for path in GENERATED if path.parent != dashboards.OUTPUT]
+
+LOCKED = {ROOT / "exporter/requirements.txt", ROOT / "exporter/requirements-build.txt"}
+RECORDED = (ROOT / "docs/measurements", ROOT / "tests/rules/recorded")
+
+
+def called_generated() -> set[Path]:
+    lines = [line.split() for line in (ROOT / ".gitattributes").read_text().splitlines()]
+    found = {line[0]: set(ROOT.glob(line[0])) for line in lines if "linguist-generated" in line}
+    assert all(found.values()), "a pattern that names nothing"
+    return set().union(*found.values())
+
+
+def named(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", GENERATED, ids=named)
+def test_a_generated_file_is_what_its_sources_say(path: Path) -> None:
+    _, text = GENERATED[path]
+    assert path.read_text(encoding="utf-8") == text, "run `make generate`"
+
+
+@pytest.mark.parametrize("path", SAYS_SO, ids=named)
+def test_a_generated_file_says_by_what_and_how_it_is_made_anew(path: Path) -> None:
+    name, text = GENERATED[path]
+    head = " ".join(text.splitlines()[:3])
+    assert name in head
+    assert "`make generate`" in head
+
+
+@pytest.mark.parametrize("name", GENERATORS)
+def test_make_generate_calls_every_generator(name: str) -> None:
+    (recipe,) = (ROOT / "Makefile").read_text().split("\ngenerate:")[1:]
+    assert f" {name}" in recipe.partition("\n\n")[0]
+
+
+def test_a_generator_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dashboards, "OUTPUT", tmp_path)
+    dashboards.main()
+    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "node.json"}
+    assert json.loads((tmp_path / "run.json").read_text())["uid"]
+
+
+def test_git_is_told_of_all_that_is_generated_and_of_nothing_else() -> None:
+    recorded = {path for path in called_generated() if path.parent in RECORDED}
+    assert called_generated() - recorded == {*GENERATED, *LOCKED}
