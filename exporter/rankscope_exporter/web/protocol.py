@@ -120,7 +120,8 @@ class BoundedProtocol(HttpToolsProtocol):
             super().connection_lost(exc)
         # Nothing that this object has leads back to it any more. Else some hundred connections a second leave so much
         # to the garbage collector that it holds up everything for 0.2 s every few seconds.
-        self.parser = self.cycle = self.scope = self._socket = None
+        self.parser = self.cycle = self.scope = None  # type: ignore[assignment]  # uvicorn has them until here
+        self._socket = None
         self._cycles = []
         self.pipeline.clear()
 

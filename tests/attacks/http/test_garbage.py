@@ -12,6 +12,7 @@ from tests.attacks.http.clients import server
 
 from rankscope_exporter.web.protocol import BoundedProtocol
 
+CONNECTIONS = 20
 START = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n"
 WORDS = {
     "silence": b"",
@@ -36,12 +37,21 @@ def alive() -> int:
 
 
 @pytest.mark.parametrize("words", WORDS.values(), ids=WORDS)
-def test_a_connection_that_has_ended_is_freed_at_once(no_collection: None, words: bytes) -> None:
+def test_a_connection_that_has_ended_is_freed_at_once(
+    no_collection: None, monkeypatch: pytest.MonkeyPatch, words: bytes
+) -> None:
+    lost, connection_lost = [0], BoundedProtocol.connection_lost
+
+    def counted(self: BoundedProtocol, exc: Exception | None) -> None:
+        connection_lost(self, exc)
+        lost[0] += 1
+
+    monkeypatch.setattr(BoundedProtocol, "connection_lost", counted)
     with server() as (port, _):
-        for _ in range(20):
+        for _ in range(CONNECTIONS):
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 connection.sendall(words)
         until = time.monotonic() + 30
-        while alive() and time.monotonic() < until:
+        while (lost[0] < CONNECTIONS or alive()) and time.monotonic() < until:
             time.sleep(0.05)
-        assert alive() == 0
+        assert (lost[0], alive()) == (CONNECTIONS, 0)
