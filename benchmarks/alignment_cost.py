@@ -53,8 +53,8 @@ def live(directory: Path, rank: int, options: argparse.Namespace, orders: Connec
                 timeline.leave(opened)
             now += sum(STEP.values()) * (options.ranks - rank) / (10 * options.ranks)  # all end at the same time
             timeline.step()
-            if options.device and is_sampled(timeline.steps, LEVEL):
-                measure(writer, timeline.steps, now)
+            if options.device and is_sampled(timeline.steps.count, LEVEL):
+                measure(writer, timeline.steps.count, now)
         orders.send(True)
 
 

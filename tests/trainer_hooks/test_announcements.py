@@ -19,7 +19,7 @@ from rankscope.record import layout
 from rankscope.record.layout import PLACES
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR
-from rankscope.timeline.timeline import BACKWARD_PASS, OPTIMIZER_STEP
+from rankscope.timeline.steps import BACKWARD_PASS, OPTIMIZER_STEP
 
 TRAIN = """
 import contextlib, os, signal, sys

@@ -21,6 +21,7 @@ from rankscope import attach, guard
 from rankscope.attach import Attachment
 from rankscope.record.reader import read_rank
 from rankscope.record.snapshot import RankSnapshot
+from rankscope.timeline.steps import Steps
 from rankscope.timeline.timeline import Timeline
 
 PATCHED = (
@@ -178,16 +179,16 @@ def test_a_run_directory_that_cannot_be_used_costs_one_warning_and_nothing_else(
 
 
 @pytest.mark.usefixtures("run_dir")
-@pytest.mark.parametrize("method", ["enter", "leave", "step_ended"])
+@pytest.mark.parametrize(("owner", "method"), [(Timeline, "enter"), (Timeline, "leave"), (Steps, "ended")])
 def test_an_error_in_a_probe_is_logged_once_and_changes_no_result(
-    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    owner: type, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = train()
 
     def broken(*_: object) -> None:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(Timeline, method, broken)
+    monkeypatch.setattr(owner, method, broken)
     rankscope.instrument()
     assert all(map(torch.equal, expected, train(5)))
     messages = [entry.getMessage() for entry in caplog.records]

@@ -25,7 +25,8 @@ from rankscope.record.layout import PLACES
 from rankscope.record.reader import read_rank
 from rankscope.record.writer import RankWriter
 from rankscope.settings import INTERVAL, Settings
-from rankscope.timeline.timeline import SETTLED_STEPS, Timeline
+from rankscope.timeline.steps import SETTLED_STEPS
+from rankscope.timeline.timeline import Timeline
 
 
 @pytest.fixture
@@ -138,7 +139,7 @@ class Run:
 
     def sees(self, role: str, thing: Any) -> None:
         self.objects.append(thing)
-        self.timeline.seen[role] = weakref.ref(thing)
+        self.timeline.job.objects[role] = weakref.ref(thing)
 
     def steps(self, number: int = SETTLED_STEPS, micro_steps: int = 0) -> None:
         for _ in range(number):

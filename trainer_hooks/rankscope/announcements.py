@@ -20,7 +20,8 @@ from rankscope.record.layout import PASSES_WITHOUT_STEP
 from rankscope.record.phases import COMPUTING, PHASES, PLANNED
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
-from rankscope.timeline.timeline import BACKWARD_PASS, Timeline
+from rankscope.timeline.steps import BACKWARD_PASS
+from rankscope.timeline.timeline import Timeline
 
 logger = logging.getLogger("rankscope")
 
@@ -46,7 +47,7 @@ class Announcer:
 
     def look(self) -> None:
         """Warn once if backward passes have come to count as steps."""
-        if self._timeline.step_marker == BACKWARD_PASS and not self._has_warned:
+        if self._timeline.steps.marker == BACKWARD_PASS and not self._has_warned:
             self._has_warned = True
             if self._info().get("rank") == "0":
                 logger.warning(
@@ -60,7 +61,7 @@ class Announcer:
         if path := self._record():
             slots, now = tuple(self._timeline.writer.slots), time.monotonic()
             snapshot = RankSnapshot(path, True, slots, self._info(), last_words_at=None, read_monotonic=now)
-            say(summary(snapshot, self._timeline.step_marker))
+            say(summary(snapshot, self._timeline.steps.marker))
 
     def _record(self) -> Path | None:
         """The record's path, if anything is said about it."""

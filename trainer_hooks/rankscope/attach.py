@@ -21,7 +21,9 @@ from rankscope.record.directory import opened, weakness
 from rankscope.record.old_records import remove_old_records
 from rankscope.record.writer import RankWriter, run_directory
 from rankscope.settings import Settings
-from rankscope.timeline.timeline import SCRIPT, Phases, Timeline
+from rankscope.timeline.phases import Phases
+from rankscope.timeline.steps import SCRIPT
+from rankscope.timeline.timeline import Timeline
 
 ERROR_LIMIT = 200  # characters of a path or an error: a path may have thousands
 
@@ -65,8 +67,8 @@ class Attachment:
         for name, probe in probes.all_probes().items():
             self._install(name, probe)
         skip_package()
-        self.timeline.looks.append(self._guard("settings")(self._settings.look))
-        self.timeline.looks.append(self._look_at_passes)
+        self.timeline.steps.polls.append(self._guard("settings")(self._settings.look))
+        self.timeline.steps.polls.append(self._look_at_passes)
         self._ending.watch()
 
     def _install(self, name: str, probe: ModuleType) -> None:
@@ -123,12 +125,12 @@ class Attachment:
 
     def _explicit_step(self, samples: float | None, tokens: float | None) -> None:
         timeline = self.timeline
-        if timeline.step_marker != SCRIPT and not timeline.take_over(SCRIPT):
+        if timeline.steps.marker != SCRIPT and not timeline.steps.take_over(SCRIPT):
             return  # the backward pass before it was this step
         if samples is not None:
-            timeline.fetched_samples = float(samples)
+            timeline.steps.fetched_samples = float(samples)
         if tokens is not None:
-            timeline.fetched_tokens = float(tokens)
+            timeline.steps.fetched_tokens = float(tokens)
         timeline.step()
 
     def _watch_iterator(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -167,7 +169,7 @@ class Attachment:
     def _trains_alone(self, phase: int) -> bool:
         """Whether this is training without a process group; under torchrun, where one may still come, after a while."""
         expects_group = int(number("WORLD_SIZE", default="1")) > 1
-        return phase in TRAINING_EVENTS and not (expects_group and self.timeline.steps < STEPS_WITHOUT_GROUP)
+        return phase in TRAINING_EVENTS and not (expects_group and self.timeline.steps.count < STEPS_WITHOUT_GROUP)
 
     def _refresh(self) -> None:
         if self._info:

@@ -14,7 +14,8 @@ from typing import Any
 
 from rankscope.record import layout
 from rankscope.record.layout import PLACES
-from rankscope.timeline.timeline import BACKWARD_PASS, SETTLED_STEPS, Timeline
+from rankscope.timeline.steps import BACKWARD_PASS, SETTLED_STEPS
+from rankscope.timeline.timeline import Timeline
 
 INTERVAL = 10.0  # seconds
 LONGEST = 80  # characters of a value: a hook may have any name, the info has a fixed size
@@ -44,7 +45,7 @@ class Settings:
     def look(self) -> None:
         """Read them again, if it is time to."""
         now = self._clock()
-        if self._timeline.steps < SETTLED_STEPS or now < self._next:
+        if self._timeline.steps.count < SETTLED_STEPS or now < self._next:
             return
         self._next = now + INTERVAL
         values = self._read()
@@ -57,7 +58,7 @@ class Settings:
         found = {
             "parallelism": self._parallelism(module, optimizer),
             "precision": self._precision(optimizer),
-            "step_marker": layout.STEP_MARKERS[self._timeline.step_marker],
+            "step_marker": layout.STEP_MARKERS[self._timeline.steps.marker],
             "accumulation_steps": self._accumulation_steps(),
             "compiled": compiled(),
             **of_loader(loader),
@@ -66,7 +67,7 @@ class Settings:
         return {name: found.get(name, "")[:LONGEST] for name in layout.SETTINGS}
 
     def _object(self, role: str) -> Any:
-        reference = self._timeline.seen.get(role)
+        reference = self._timeline.job.objects.get(role)
         return reference() if reference else None
 
     def _parallelism(self, module: Any, optimizer: Any) -> str:
@@ -83,7 +84,7 @@ class Settings:
 
     def _precision(self, optimizer: Any) -> str:
         """What autocast computes in, else what the parameters are."""
-        autocast = self._timeline.autocast
+        autocast = self._timeline.job.autocast
         return f"{autocast} autocast" if autocast else parameter_types(optimizer)
 
     def _accumulation_steps(self) -> str:
@@ -92,7 +93,7 @@ class Settings:
         Where they mark the steps themselves, nobody knows.
         """
         slots, (steps, micro_steps) = self._timeline.writer.slots, self._counted
-        if self._timeline.step_marker == BACKWARD_PASS:
+        if self._timeline.steps.marker == BACKWARD_PASS:
             self._counted = (slots[STEPS], slots[MICRO_STEPS])
             return ""
         new_steps, new_micro_steps = slots[STEPS] - steps, slots[MICRO_STEPS] - micro_steps

@@ -292,7 +292,7 @@ def test_every_function_is_what_it_was_afterwards() -> None:
     for back in undo:
         back()
     assert [dict(vars(owner)) for owner in owners] == before
-    assert timeline.looks == []
+    assert timeline.steps.polls == []
 
 
 @pytest.mark.usefixtures("run_dir")

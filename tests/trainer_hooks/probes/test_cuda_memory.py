@@ -11,7 +11,8 @@ from rankscope.probes import cuda_memory
 from rankscope.probes.cuda_memory import AllocatorReader
 from rankscope.record.layout import PLACES
 from rankscope.record.writer import RankWriter
-from rankscope.timeline.timeline import SETTLED_STEPS, Timeline
+from rankscope.timeline.steps import SETTLED_STEPS
+from rankscope.timeline.timeline import Timeline
 
 
 def stats(allocated: int, peak: int, reserved: int, retries: int = 0, failures: int = 0) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def test_without_cuda_nothing_is_known_and_nothing_is_initialised() -> None:
     assert not torch.cuda.is_initialized()
     for back in undo:
         back()
-    assert timeline.looks == []
+    assert timeline.steps.polls == []
 
 
 def test_once_the_run_has_settled_it_is_asked_once_a_second() -> None:
@@ -68,7 +69,7 @@ def test_once_the_run_has_settled_it_is_asked_once_a_second() -> None:
         asked.append(now[0])
         return {}
 
-    timeline.looks.append(AllocatorReader(timeline, read).look)
+    timeline.steps.polls.append(AllocatorReader(timeline, read).look)
     for _ in range(SETTLED_STEPS):
         timeline.step()
     asked.clear()

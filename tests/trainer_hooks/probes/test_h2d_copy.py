@@ -156,7 +156,7 @@ def test_a_job_without_a_device_never_meets_the_patches() -> None:
     assert dict(vars(torch.Tensor)) == before
     for back in undo:
         back()
-    assert timeline.looks == []
+    assert timeline.steps.polls == []
 
 
 def test_an_error_of_ours_switches_the_probe_off_and_copies_go_on() -> None:

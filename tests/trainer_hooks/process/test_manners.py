@@ -147,7 +147,7 @@ def test_training_that_moves_to_another_thread_and_back_is_followed() -> None:
             thread.join()
         else:
             train(10)
-        assert attached().timeline.steps == expected
+        assert attached().timeline.steps.count == expected
         assert attached().timeline.open_phases == (layout.OTHER, None)
 
 
@@ -267,7 +267,7 @@ def test_a_run_directory_that_vanishes_changes_nothing(run_dir: Path, caplog: py
     train(2)
     shutil.rmtree(run_dir)
     assert all(map(torch.equal, expected, train()))
-    assert attached().timeline.steps == 2 + STEPS
+    assert attached().timeline.steps.count == 2 + STEPS
     rankscope.uninstrument()
     run_dir.mkdir()
     assert caplog.text == ""

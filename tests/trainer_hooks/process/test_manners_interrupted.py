@@ -75,5 +75,5 @@ def test_what_an_interrupted_optimizer_left_open_is_closed_by_its_next_step(atta
     for _ in range(2):
         weights.sum().backward()
         optimizer.step()
-    assert attached.timeline.steps == 2
+    assert attached.timeline.steps.count == 2
     assert attached.timeline.open_phases[1] is None

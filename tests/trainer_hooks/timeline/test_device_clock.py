@@ -441,7 +441,7 @@ def test_stopping_reads_what_is_done_and_leaves_nothing_behind(
     gpu.host.now += 6
     clock.stop()
     assert seconds(timeline) == pytest.approx(STEP)
-    assert (timeline.on_step, timeline.on_boundary) == (None, None)
+    assert (timeline.steps.on_end, timeline.on_boundary) == (None, None)
 
 
 @pytest.mark.usefixtures("clock")
@@ -466,7 +466,7 @@ def test_an_error_of_the_device_switches_the_clock_off_and_not_the_training(
 
     monkeypatch.setattr(Event, "query", broken)
     train(timeline, gpu, 3)
-    assert timeline.steps == 4
+    assert timeline.steps.count == 4
     assert seconds(timeline) == {}
 
 
@@ -487,7 +487,7 @@ def test_ddps_exposed_wait_lies_between_two_events(timeline: Timeline, gpu: Gpu,
 def test_a_torch_for_the_cpu_has_no_device_to_time(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     assert device_time.install(timeline, Guard("device_time", fail)) == []
-    assert timeline.on_step is None
+    assert timeline.steps.on_end is None
 
 
 def test_a_torch_for_cuda_is_watched_until_it_is_taken_back(
@@ -497,10 +497,10 @@ def test_a_torch_for_cuda_is_watched_until_it_is_taken_back(
     undo = device_time.install(timeline, Guard("device_time", fail))
     timeline.step()  # CUDA itself stays untouched, where there is none
     timeline.step()
-    assert timeline.on_step is not None
+    assert timeline.steps.on_end is not None
     for take_back in undo:
         take_back()
-    assert (timeline.on_step, timeline.on_boundary) == (None, None)
+    assert (timeline.steps.on_end, timeline.on_boundary) == (None, None)
 
 
 @pytest.fixture

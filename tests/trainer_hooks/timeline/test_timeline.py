@@ -329,3 +329,9 @@ def test_a_stopped_timeline_changes_nothing(timeline: Timeline, clock: Clock) ->
     timeline.leave(timeline.enter(layout.FORWARD))
     timeline.step()
     assert timeline.writer.slots.tolist() == before
+
+
+def test_no_part_of_the_timeline_has_as_many_attributes_as_make_every_access_to_it_slow(timeline: Timeline) -> None:
+    shared_keys_limit = 30  # CPython 3.11's SHARED_KEYS_MAX_SIZE
+    parts = [timeline, timeline.steps, timeline.groups, timeline.backward, timeline.checkpoints, timeline.job]
+    assert max(len(vars(part)) for part in parts) < shared_keys_limit

@@ -19,7 +19,8 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.timeline.timeline import Phases, Timeline
+from rankscope.timeline.phases import Phases
+from rankscope.timeline.timeline import Timeline
 
 # Smaller files are checkpoints only if they hold a model's or an optimizer's state: metrics are saved too.
 SMALLEST = 64 * 1024
@@ -206,7 +207,7 @@ def in_checkpoint(
 
     @guard
     def begin() -> Phases | None:
-        return timeline.checkpoints.begin()  # looked up each time: the counter is another one after a fork
+        return timeline.checkpoints.begin()
 
     @guard
     def end(opened: Phases | None, size: float | None) -> None:
@@ -243,6 +244,6 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     look: Any = guard(patches.look)
     last_look: Any = guard(patches.saves.look)  # the last save of a job is often finished after its last step
     look()
-    timeline.looks.append(look)
+    timeline.steps.polls.append(look)
     atexit.register(last_look)
-    return [patches.remove, lambda: timeline.looks.remove(look), lambda: atexit.unregister(last_look)]
+    return [patches.remove, lambda: timeline.steps.polls.remove(look), lambda: atexit.unregister(last_look)]

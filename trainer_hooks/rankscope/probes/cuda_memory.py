@@ -55,5 +55,5 @@ def read_current_device() -> Mapping[str, Any]:
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Look at a step's end."""
     look: Any = guard(AllocatorReader(timeline, read_current_device).look)
-    timeline.looks.append(look)
-    return [lambda: timeline.looks.remove(look)]
+    timeline.steps.polls.append(look)
+    return [lambda: timeline.steps.polls.remove(look)]

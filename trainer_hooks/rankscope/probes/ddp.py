@@ -23,9 +23,9 @@ from torch.utils.hooks import RemovableHandle
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.collectives import Collectives, Function, Issue, measure
+from rankscope.probes.collectives import Collectives, Issue, measure
 from rankscope.probes.compiler import skip_call, skip_frame, uncompiled
-from rankscope.probes.span import in_phase
+from rankscope.probes.span import Function, in_phase
 from rankscope.record import layout
 from rankscope.record.layout import BACKWARD
 from rankscope.timeline.timeline import Timeline
@@ -103,7 +103,7 @@ class Sandwich:
         key, modules = id(module), self.modules
         modules[key] = watched = WatchedModule(module, self.queue)
         weakref.finalize(module, modules.pop, key, None).atexit = False  # before its id is another's
-        self._timeline.seen["ddp"] = watched.module
+        self._timeline.job.objects["ddp"] = watched.module
         return watched
 
     def _take_sample(self, watched: WatchedModule, module: DistributedDataParallel) -> None:
@@ -111,7 +111,7 @@ class Sandwich:
         watched.passes_to_sample = SAMPLING_RATE
         if seconds := watched.new_sample():
             group = self._timeline.groups.of(module.process_group)
-            self._timeline.collective_completed(DDP_ALL_REDUCE, group, seconds, watched.gradient_bytes)
+            self._collectives.completed(DDP_ALL_REDUCE, group, seconds, watched.gradient_bytes)
 
     def remove(self) -> None:
         """Take every hook off the modules."""
@@ -147,9 +147,9 @@ class Sandwich:
             if call is None or call[0] is None:
                 return
             (around, _) = call[0][1]
-            if around == BACKWARD and not self._timeline.nested_backwards:
+            if around == BACKWARD and not self._timeline.backward.nested:
                 self._call = (None, *call[1:])  # the phase will have ended with the backward pass around it
-                self._timeline.on_backward_end = self._second
+                self._timeline.backward.on_end = self._second
             else:  # a backward that is not seen, or one that ends before that which is
                 self._call = call
                 queue_callback(self._second)
@@ -159,7 +159,7 @@ class Sandwich:
     def after_reducer(self) -> None:
         """The gradients are averaged."""
         try:
-            self._timeline.on_backward_end = None
+            self._timeline.backward.on_end = None
             if self._call is not None and not self._guard.blown:
                 size = 0.0
                 for watched in self._in_flight:
@@ -174,7 +174,7 @@ class Sandwich:
             self._guard.blow(error)
 
     def _close(self) -> None:
-        self._timeline.on_backward_end = None
+        self._timeline.backward.on_end = None
         if self._call is not None:
             self._collectives.abandon(self._call)
         self._call = None

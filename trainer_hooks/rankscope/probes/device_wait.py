@@ -54,9 +54,9 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     places: list[Any] = [torch.cuda, torch.cuda.Stream, torch.cuda.Event, *agnostic]
     reads = TensorMethods(methods(timeline), guard, torch.cuda.is_initialized)
     look: Any = guard(reads.look)
-    timeline.looks.append(look)
+    timeline.steps.polls.append(look)
     return [
         *(replace(place, "synchronize", watch) for place in places),
         reads.remove,
-        lambda: timeline.looks.remove(look),
+        lambda: timeline.steps.polls.remove(look),
     ]

@@ -131,5 +131,5 @@ def _compiler_callbacks() -> Any:
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Look for root modules from the end of the first step on."""
     roots = RootModules(timeline, guard)
-    timeline.wake_at(1, guard(roots.wake))
+    timeline.steps.wake_at(1, guard(roots.wake))
     return [roots.remove]

@@ -16,8 +16,9 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.collectives import Collectives, Function, Issue, Wait, measure
+from rankscope.probes.collectives import Collectives, Issue, Wait, measure
 from rankscope.probes.compiler import skip_call, skip_frame
+from rankscope.probes.span import Function
 from rankscope.record import layout
 from rankscope.timeline.timeline import Timeline
 

@@ -17,7 +17,8 @@ from rankscope.patch import Undo
 from rankscope.probes.tensor_methods import PLAIN, Arguments, Begin, End, TensorMethods
 from rankscope.record import layout
 from rankscope.record.layout import PLACES
-from rankscope.timeline.timeline import Phases, Timeline
+from rankscope.timeline.phases import Phases
+from rankscope.timeline.timeline import Timeline
 
 COPIES = PLACES["copies"]
 COPY_BYTES = PLACES["copy_bytes"]
@@ -101,5 +102,5 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Wait for CUDA to be in use. Asking whether there is a GPU would initialise the driver before the job does."""
     watch = TensorMethods(methods(timeline, frozenset({"cuda"})), guard, torch.cuda.is_initialized)
     look: Any = guard(watch.look)
-    timeline.looks.append(look)
-    return [watch.remove, lambda: timeline.looks.remove(look)]
+    timeline.steps.polls.append(look)
+    return [watch.remove, lambda: timeline.steps.polls.remove(look)]

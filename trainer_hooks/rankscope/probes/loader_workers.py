@@ -109,7 +109,7 @@ class Accounts:
         seconds, self._until = timeline.last_event - self._until, timeline.last_event
         if not self._board.is_mine:
             return
-        iterator = timeline.seen[LOADER]() if LOADER in timeline.seen else None
+        iterator = timeline.job.objects[LOADER]() if LOADER in timeline.job.objects else None
         workers = getattr(iterator, "_num_workers", 0)
         slots = timeline.writer.slots
         added = self._board.total() - slots[WORKING]
@@ -137,9 +137,9 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
         return watched
 
-    timeline.looks.append(look)
+    timeline.steps.polls.append(look)
     return [
-        lambda: timeline.looks.remove(look),
+        lambda: timeline.steps.polls.remove(look),
         replace(dataloader._MultiProcessingDataLoaderIter, "__init__", making),  # noqa: SLF001 - makes the workers
         replace(_utils.worker, "_worker_loop", working),  # pickled by name: in a spawned worker it is torch's own
     ]

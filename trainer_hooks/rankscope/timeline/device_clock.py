@@ -33,8 +33,9 @@ from rankscope.record.layout import (
 )
 from rankscope.record.sampling import MAX_LEVEL, next_sampled
 from rankscope.timeline.groups import GROUP_COLLECTIVES
+from rankscope.timeline.steps import STEPS
 from rankscope.timeline.streams import TELLING, Streams
-from rankscope.timeline.timeline import STEPS, Timeline
+from rankscope.timeline.timeline import Timeline
 
 DEVICE_STEPS = PLACES["device_steps"]
 SKIPPED = PLACES["amp_skipped_steps"]
@@ -140,11 +141,11 @@ class DeviceClock:
 
     def start(self) -> None:
         """Look at the end of each step whether the next one shall be measured."""
-        self._timeline.on_step = self._guarded_step
+        self._timeline.steps.on_end = self._guarded_step
 
     def stop(self) -> None:
         """Measure no more; what the device has not passed yet stays unknown."""
-        self._timeline.on_step = self._timeline.on_boundary = None
+        self._timeline.steps.on_end = self._timeline.on_boundary = None
         self._guarded_read()
         self._forget()
 
