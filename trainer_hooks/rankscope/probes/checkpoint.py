@@ -19,6 +19,7 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
+from rankscope.probes.span import Arguments, Function, around
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.timeline import Timeline
 
@@ -27,17 +28,18 @@ SMALLEST = 64 * 1024
 
 Count = Callable[[float, float], None]  # of a save that is finished: its bytes, and when in unix time
 
-# Asked before a save: None if it is no checkpoint, else what tells afterwards, from the save's result, how many bytes
-# it wrote (0: not known; None: it was no checkpoint after all).
-Measure = Callable[[tuple[Any, ...], dict[str, Any]], Callable[[Any], float | None] | None]
+# From a save's result, how many bytes it wrote (0: not known; None: it was no checkpoint after all).
+Size = Callable[[Any], float | None]
+# Asked before a save: None if it is no checkpoint.
+Measure = Callable[[Arguments, dict[str, Any]], Size | None]
 
 
-def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
+def argument(args: Arguments, kwargs: dict[str, Any], place: int, name: str) -> Any:
     """An argument of a call by place or name; None if it is missing."""
     return args[place] if len(args) > place else kwargs.get(name)
 
 
-def of_torch_save(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], float | None] | None:
+def of_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
     """`torch.save(obj, f)`: to a path or a regular file. What goes into memory or a pipe is communication."""
     value, target = argument(args, kwargs, 0, "obj"), argument(args, kwargs, 1, "f")
     if not isinstance(target, (str, os.PathLike)) and not is_regular_file(target):
@@ -54,14 +56,14 @@ def of_torch_save(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[An
 def to_path(place: int, name: str) -> Measure:
     """A function that writes one file, which this argument names."""
 
-    def measure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], float | None]:
+    def measure(args: Arguments, kwargs: dict[str, Any]) -> Size:
         path = argument(args, kwargs, place, name)
         return lambda _result: extent(path)
 
     return measure
 
 
-def of_distributed(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], float | None]:
+def of_distributed(_args: Arguments, kwargs: dict[str, Any]) -> Size:
     """`torch.distributed.checkpoint.save`: every rank learns the metadata of the whole checkpoint."""
     rank = rank_within(kwargs)
     return lambda metadata: bytes_of_rank(metadata, rank)
@@ -78,7 +80,7 @@ class AsyncSaves:
         self._timeline = timeline
         self._finished: deque[tuple[Any, Count, int, float]] = deque()
 
-    def measure(self, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], float | None]:
+    def measure(self, _args: Arguments, kwargs: dict[str, Any]) -> Size:
         """As `Measure`: never a checkpoint when the call returns."""
         rank = rank_within(kwargs)
 
@@ -155,7 +157,7 @@ class Patches:
         self._guard = guard
         self._undo: list[Undo] = []
         # One for each function, however many modules have it: pickle finds a function by its own module's name.
-        self._wrappers: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._wrappers: dict[Function, Function] = {}
         self.saves = AsyncSaves(timeline)
         distributed = (
             ("save", of_distributed),
@@ -200,42 +202,23 @@ class Patches:
             self._undo.append(replace(owner, name, lambda it: self._wrappers.setdefault(it, wrap(it))))
 
 
-def in_checkpoint(
-    timeline: Timeline, guard: Guard, measure: Measure
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def in_checkpoint(timeline: Timeline, guard: Guard, measure: Measure) -> Callable[[Function], Function]:
     """A wrapper that counts a call as a checkpoint, if `measure` says that it is one."""
 
-    @guard
-    def begin() -> Phases | None:
-        return timeline.checkpoints.begin()
+    def begin(args: Arguments, kwargs: dict[str, Any]) -> tuple[Phases, Size] | None:
+        size = measure(args, kwargs)
+        opened = timeline.checkpoints.begin() if size is not None else None
+        return (opened, size) if opened and size is not None else None
 
-    @guard
-    def end(opened: Phases | None, size: float | None) -> None:
-        timeline.checkpoints.end(opened, size)
+    def end(call: tuple[Phases, Size], _args: Arguments, result: Any, returned: bool) -> None:
+        opened, size = call
+        written = None
+        try:
+            written = size(result) if returned else None
+        finally:
+            timeline.checkpoints.end(opened, written)
 
-    measure = guard(measure)
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(*args: Any, **kwargs: Any) -> Any:
-            size = measure(args, kwargs)
-            opened = None if size is None else begin()
-            if size is None or not opened:
-                return original(*args, **kwargs)
-            written = None
-            try:
-                result = original(*args, **kwargs)
-                written = guard(size)(result)
-                return result
-            finally:
-                try:
-                    end(opened, written)
-                except BaseException:  # Ctrl-C on the way in, past the guard
-                    timeline.unwind()
-                    raise
-
-        return save
-
-    return wrap
+    return around(guard, begin, end)
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:

@@ -17,15 +17,14 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 from torch.autograd.graph import Node
-from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.collectives import Collectives, Issue, measure
-from rankscope.probes.compiler import skip_call, skip_frame, uncompiled
-from rankscope.probes.span import Function, in_phase
+from rankscope.probes.compiler import skip_call, uncompiled
+from rankscope.probes.span import Arguments, Function, around, in_phase
 from rankscope.record import layout
 from rankscope.record.layout import BACKWARD
 from rankscope.timeline.timeline import Timeline
@@ -69,7 +68,7 @@ class WatchedModule:
 
 
 class Sandwich:
-    """Times the exposed all-reduce wait of each backward pass that DDP synchronises. Guarded in place: see `Guard`."""
+    """Times the exposed all-reduce wait of each backward pass that DDP synchronises."""
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
@@ -240,35 +239,14 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 
 def _broadcast(sandwich: Sandwich, collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
-    """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it.
+    """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it."""
+    issuing = collectives.groups.issuing
 
-    Guarded in place, as it is on every step's way.
-    """
-    begin, issuing, issued = collectives.begin, collectives.groups.issuing, collectives.issued
-    modules, watch = sandwich.modules, sandwich.watch
-    for called in (begin, issued, watch):
-        skip_call(called)
+    def begin(args: Arguments, _kwargs: dict[str, Any]) -> Issue | None:
+        return collectives.begin(args[0].process_group, DDP_BROADCAST, issuing)
 
-    def wrap(original: Function) -> Function:
-        def watched(module: DistributedDataParallel) -> None:
-            if guard.blown or is_dynamo_compiling():
-                original(module)
-                return
-            call = None
-            try:
-                call = begin(module.process_group, DDP_BROADCAST, issuing)
-            except BaseException as error:
-                guard.blow(error)
-            try:
-                original(module)
-            finally:
-                if call is not None:
-                    try:
-                        watched_module = modules.get(id(module)) or watch(module)
-                        issued(call, DDP_BROADCAST, watched_module.buffers, None)
-                    except BaseException as error:
-                        guard.blow(error)
+    def end(call: Issue, args: Arguments, _result: None, _returned: bool) -> None:
+        watched = sandwich.modules.get(id(args[0])) or sandwich.watch(args[0])
+        collectives.issued(call, DDP_BROADCAST, watched.buffers, None)
 
-        return skip_frame(watched)
-
-    return wrap
+    return around(guard, begin, end)

@@ -14,8 +14,8 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.span import in_phase
-from rankscope.probes.tensor_methods import Arguments, Begin, End, TensorMethods
+from rankscope.probes.span import Arguments, in_phase
+from rankscope.probes.tensor_methods import Begin, End, TensorMethods
 from rankscope.record import layout
 from rankscope.record.layout import PLACES
 from rankscope.timeline.timeline import Timeline

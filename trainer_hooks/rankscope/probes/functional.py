@@ -11,18 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.collectives import Collectives, Issue, Wait, measure
-from rankscope.probes.compiler import skip_call, skip_frame
-from rankscope.probes.span import Function
+from rankscope.probes.span import Arguments, Function, around
 from rankscope.record import layout
 from rankscope.timeline.timeline import Timeline
-
-Arguments = tuple[Any, ...]
 
 # The function: the operation, and which argument is the group. Of two names for one, the newer comes first.
 FUNCTIONS: dict[tuple[str, ...], tuple[str, int]] = {
@@ -72,44 +68,6 @@ def _module() -> Any:
     import torch.distributed._functional_collectives as module
 
     return module
-
-
-def around(
-    guard: Guard,
-    begin: Callable[[Arguments, dict[str, Any]], Any],
-    end: Callable[[Any, Arguments, Any, bool], None],
-) -> Callable[[Function], Function]:
-    """A wrapper that calls `begin` with a call's arguments and, unless that gave None, `end` after it.
-
-    `end` gets what `begin` gave, the call's positional arguments, its result, and whether it returned at all. Its
-    errors are its own; those of the call pass untouched. While torch.compile traces, the wrapper is transparent.
-    """
-    skip_call(begin)
-    skip_call(end)
-
-    def wrap(original: Function) -> Function:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if guard.blown or is_dynamo_compiling():
-                return original(*args, **kwargs)
-            call, result, returned = None, None, False
-            try:
-                call = begin(args, kwargs)
-            except BaseException as error:
-                guard.blow(error)
-            try:
-                result = original(*args, **kwargs)
-                returned = True
-                return result
-            finally:
-                if call is not None:
-                    try:
-                        end(call, args, result, returned)
-                    except BaseException as error:
-                        guard.blow(error)
-
-        return skip_frame(watched)
-
-    return wrap
 
 
 def _issue(collectives: Collectives, guard: Guard, op: int, place: int) -> Callable[[Function], Function]:

@@ -31,7 +31,7 @@ class PauseCounter:
         self._is_open = False  # the first callback may be the stop of a collection that began before us
 
     def __call__(self, moment: str, info: dict[str, int]) -> None:
-        """A collection starts or stops. Guarded in place, because it runs a few times a step."""
+        """A collection starts or stops."""
         if self._guard.blown:
             return
         try:

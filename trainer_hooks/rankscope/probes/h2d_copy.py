@@ -14,7 +14,8 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
-from rankscope.probes.tensor_methods import PLAIN, Arguments, Begin, End, TensorMethods
+from rankscope.probes.span import Arguments
+from rankscope.probes.tensor_methods import PLAIN, Begin, End, TensorMethods
 from rankscope.record import layout
 from rankscope.record.layout import PLACES
 from rankscope.timeline.phases import Phases
