@@ -1,6 +1,6 @@
 """The rank record: which fields it has and where they lie. The contract between the hook and the exporter.
 
-A record is one file of `SIZE` bytes a rank:
+A record is one file of `SIZE` bytes a rank, each part of which begins on a page:
 
     0      header        magic, version, size, layout digest: written once, before the file has its name
     64     slots         float64 each, 8-byte aligned: a store is one machine word, so no reader sees half of it
@@ -35,30 +35,26 @@ from rankscope.record import phases
 
 MAGIC = b"RANKSCOP"
 VERSION = 3
-SIZE = 36864
 HEADER = struct.Struct("<8sII8s")
 SLOTS_OFFSET = 64
-INFO_OFFSET = 4096
-RING_OFFSET = 12288
-DEVICE_RING_OFFSET = 28672
-LAST_WORDS_OFFSET = 32768
+PAGE = 4096  # bytes: each part begins on one
+INFO_CAPACITY = 2 * PAGE
+LAST_WORDS_CAPACITY = PAGE  # more is appended to the file
 
 # The first phases of every record; the user's own follow, up to MAX_PHASES, named in the info.
 PHASES = phases.NAMES
-(
-    OTHER,
-    STARTUP,
-    DATA_WAIT,
-    H2D_COPY,
-    FORWARD,
-    BACKWARD,
-    COLLECTIVE_WAIT,
-    DEVICE_WAIT,
-    OPTIMIZER,
-    CHECKPOINT,
-    EVALUATION,
-) = range(len(PHASES))
 MAX_PHASES = 32
+OTHER = PHASES.index("other")
+STARTUP = PHASES.index("startup")
+DATA_WAIT = PHASES.index("data_wait")
+H2D_COPY = PHASES.index("h2d_copy")
+FORWARD = PHASES.index("forward")
+BACKWARD = PHASES.index("backward")
+COLLECTIVE_WAIT = PHASES.index("collective_wait")
+DEVICE_WAIT = PHASES.index("device_wait")
+OPTIMIZER = PHASES.index("optimizer")
+CHECKPOINT = PHASES.index("checkpoint")
+EVALUATION = PHASES.index("evaluation")
 
 # These absorb what they contain: a data wait within an evaluation is evaluation.
 ABSORBS = tuple(phase < len(PHASES) and phases.PHASES[phase].planned for phase in range(MAX_PHASES))
@@ -164,7 +160,6 @@ FIELDS = {
 }
 PLACES = dict(zip(FIELDS, accumulate([0, *FIELDS.values()]), strict=False))
 SLOTS = sum(FIELDS.values())
-INFO_CAPACITY = RING_OFFSET - INFO_OFFSET
 INFO_OFFSET_UNIT = 2**16  # a text is shorter
 
 # An entry of the ring: the step's number, its end (monotonic), then a copy of the slots from `samples` on.
@@ -182,9 +177,17 @@ DEVICE_RING_SLOTS = DEVICE_RING_STEPS * DEVICE_RING_WIDTH
 
 LAYOUT = hashlib.sha256(repr((FIELDS, PHASES, OPS, STEP_BOUNDS, RING_STEPS, DEVICE_RING_STEPS)).encode()).digest()[:8]
 
-assert SLOTS_OFFSET + 8 * SLOTS <= INFO_OFFSET
-assert RING_OFFSET + 8 * RING_SLOTS <= DEVICE_RING_OFFSET
-assert DEVICE_RING_OFFSET + 8 * DEVICE_RING_SLOTS <= LAST_WORDS_OFFSET
+
+def _page_from(offset: int) -> int:
+    """Where the first page begins that is not before `offset`."""
+    return -(-offset // PAGE) * PAGE
+
+
+INFO_OFFSET = _page_from(SLOTS_OFFSET + 8 * SLOTS)
+RING_OFFSET = INFO_OFFSET + INFO_CAPACITY
+DEVICE_RING_OFFSET = _page_from(RING_OFFSET + 8 * RING_SLOTS)
+LAST_WORDS_OFFSET = _page_from(DEVICE_RING_OFFSET + 8 * DEVICE_RING_SLOTS)
+SIZE = LAST_WORDS_OFFSET + LAST_WORDS_CAPACITY
 
 
 def header() -> bytes:

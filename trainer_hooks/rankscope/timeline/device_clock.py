@@ -19,18 +19,8 @@ from math import log2
 from typing import Any, Protocol
 
 from rankscope.guard import Guard
-from rankscope.record.layout import (
-    ABSORBS,
-    COLLECTIVE_WAIT,
-    DATA_WAIT,
-    DEVICE_RING_STEPS,
-    DEVICE_WAIT,
-    H2D_COPY,
-    MAX_PHASES,
-    OTHER,
-    PHASES,
-    PLACES,
-)
+from rankscope.record import phases
+from rankscope.record.layout import DEVICE_RING_STEPS, MAX_PHASES, OTHER, PHASES, PLACES
 from rankscope.record.sampling import MAX_LEVEL, next_sampled
 from rankscope.timeline.groups import GROUP_COLLECTIVES
 from rankscope.timeline.steps import STEPS
@@ -55,14 +45,10 @@ UNUSED_STEPS = 64  # between two looks whether the job uses the device by now
 # thousand kernels) leaves a gap.
 CAPACITY = 1024
 
-# Nothing is issued in these: if the device has passed their beginning when they end, it has nothing to do by then.
-ISSUES_NOTHING = frozenset({DATA_WAIT, DEVICE_WAIT})
-# In these a device that has nothing to do waits for the host to issue something; in the others for what they are named.
-MAY_BE_DRY = frozenset(
-    phase
-    for phase in range(MAX_PHASES)
-    if not ABSORBS[phase] and phase not in (DATA_WAIT, H2D_COPY, COLLECTIVE_WAIT, DEVICE_WAIT)
-)
+# If the device has passed the beginning of one of these when it ends, it has nothing to do by then.
+ISSUES_NOTHING = frozenset(index for index, phase in enumerate(phases.PHASES) if phase.issues_nothing)
+# In these a device that has nothing to do waits for the host to issue something; in the script's own phases, too.
+MAY_BE_DRY = frozenset({*map(PHASES.index, phases.ISSUING), *range(len(PHASES), MAX_PHASES)})
 # By which part of the step the device may be behind the host while it still counts as one that keeps up with it.
 KEEPS_UP = 0.05
 
