@@ -60,10 +60,10 @@ def live(directory: Path, rank: int, options: argparse.Namespace, orders: Connec
 
 def measure(writer: RankWriter, number: int, end: float) -> None:
     """The device has done step `number`."""
-    nth = writer.slots[layout.PLACES["device_steps"]] + 1
+    nth = writer.slots[layout.INDEX["device_steps"]] + 1
     phases = [STEP.get(phase, 0.0) for phase in range(len(layout.PHASES))]
     writer.device_ring[int(nth) % layout.DEVICE_RING_STEPS][:] = array("d", [nth, number, end, number, *phases])
-    writer.slots[layout.PLACES["device_steps"]] = nth
+    writer.slots[layout.INDEX["device_steps"]] = nth
 
 
 def cost(action: Callable[[], object]) -> float:

@@ -41,11 +41,11 @@ class Announcer:
         self._has_warned = False
 
     def begin(self) -> None:
-        """The record has been made."""
+        """The record has been made: say where, and how to look at it."""
         if path := self._record():
             say(beginning(self._info()["run"], path))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Warn once if backward passes have come to count as steps."""
         if self._timeline.steps.marker == BACKWARD_PASS and not self._has_warned:
             self._has_warned = True
@@ -57,7 +57,7 @@ class Announcer:
                 )
 
     def end(self) -> None:
-        """The record has ended."""
+        """The record has ended: say where its time went."""
         if path := self._record():
             slots, now = tuple(self._timeline.writer.slots), time.monotonic()
             snapshot = RankSnapshot(path, True, slots, self._info(), last_words_at=None, read_monotonic=now)
@@ -133,7 +133,7 @@ def shares(snapshot: RankSnapshot) -> tuple[dict[str, float], str]:
 
 
 def named(by_phase: Mapping[str, float]) -> str:
-    """The largest phases."""
+    """The largest phases with their shares, at most NAMED, none below WORTH_NAMING."""
     largest = sorted(by_phase.items(), key=lambda item: -item[1])[:NAMED]
     return ", ".join(f"{percent(share)} {phase}" for phase, share in largest if share >= WORTH_NAMING)
 

@@ -42,7 +42,7 @@ class Attachment:
         self.timeline = Timeline(self.writer)
         self._announcer = Announcer(self.timeline, self._full_info)
         announcements = self._guard("announcements")
-        self._look_at_passes = announcements(self._announcer.look)
+        self._poll_announcer = announcements(self._announcer.poll)
         self._ending = Ending(self.writer, announcements(self._announcer.end))
         self._stack_dump = StackDump()
         self._info: dict[str, Any] = {}
@@ -59,7 +59,7 @@ class Attachment:
         self.timed = self._timed(self._watch_iterator)
 
     def install(self) -> None:
-        """Put every probe in its place; a probe that cannot be installed is off, the others work."""
+        """Install every probe; one that cannot be installed is off, the others work."""
         from rankscope.probes.compiler import skip_package, uncompiled  # as the probes, with torch
 
         self.timeline.on_event = uncompiled(self._guard("record")(self._on_event))
@@ -67,8 +67,8 @@ class Attachment:
         for name, probe in probes.all_probes().items():
             self._install(name, probe)
         skip_package()
-        self.timeline.steps.polls.append(self._guard("settings")(self._settings.look))
-        self.timeline.steps.polls.append(self._look_at_passes)
+        self.timeline.steps.polls.append(self._guard("settings")(self._settings.poll))
+        self.timeline.steps.polls.append(self._poll_announcer)
         self._ending.watch()
 
     def _install(self, name: str, probe: ModuleType) -> None:
@@ -97,7 +97,7 @@ class Attachment:
         self.writer.detach()
 
     def _phase_index(self, name: str) -> int:
-        """The index of a phase, one of the record's own or the user's; OTHER once no place is left."""
+        """The index of a phase, one of the record's own or the user's; OTHER once there are too many."""
         name = str(name)
         names = [*layout.PHASES, *self._phases]
         if name in names:
@@ -248,7 +248,7 @@ def _after_fork() -> None:
         _attachment.abandon()
         _attachment = None
         return
-    # The probes hold the timeline: it starts afresh in place.
+    # The probes hold the timeline: it begins again and stays the same object.
     _attachment.timeline.restart()
 
 

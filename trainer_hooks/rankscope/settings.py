@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any
 
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.timeline.steps import BACKWARD_PASS, SETTLED_STEPS
 from rankscope.timeline.timeline import Timeline
 
@@ -21,9 +21,9 @@ INTERVAL = 10.0  # seconds
 LONGEST = 80  # characters of a value: a hook may have any name, the info has a fixed size
 SOME = 64  # parameters whose types are looked at
 
-STEPS = PLACES["steps"]
-MICRO_STEPS = PLACES["micro_steps"]
-COLLECTIVES = PLACES["collectives"]
+STEPS = INDEX["steps"]
+MICRO_STEPS = INDEX["micro_steps"]
+COLLECTIVES = INDEX["collectives"]
 
 # What a loop averages its gradients with if nobody does it for it.
 AVERAGING = [layout.OPS.index(op) for op in ("all_reduce", "all_gather", "reduce_scatter")]
@@ -40,9 +40,9 @@ class Settings:
         self._on_change = on_change
         self._clock = clock
         self._next = 0.0
-        self._counted = (0.0, 0.0)  # steps and micro-steps at the last look
+        self._counted = (0.0, 0.0)  # steps and micro-steps at the last poll
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read them again, if it is time to."""
         now = self._clock()
         if self._timeline.steps.count < SETTLED_STEPS or now < self._next:
@@ -88,7 +88,7 @@ class Settings:
         return f"{autocast} autocast" if autocast else parameter_types(optimizer)
 
     def _accumulation_steps(self) -> str:
-        """Backward passes a step since the last look, so that a change is seen; rounded, as the last one is open.
+        """Backward passes a step since the last poll, so that a change is seen; rounded, as the last one is open.
 
         Where they mark the steps themselves, nobody knows.
         """
@@ -104,7 +104,7 @@ class Settings:
 
 
 def world_size() -> int:
-    """Of the process group; 1 without one."""
+    """How many ranks the process group has; 1 without one."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1
@@ -112,7 +112,7 @@ def world_size() -> int:
 
 
 def parameters(optimizer: Any) -> Iterator[Any]:
-    """Some of what an optimizer trains."""
+    """The first parameters that an optimizer trains, at most SOME of them."""
     groups = getattr(optimizer, "param_groups", ())
     return islice((parameter for group in groups for parameter in group["params"]), SOME)
 
@@ -146,7 +146,7 @@ def of_loader(iterator: Any) -> dict[str, str]:
 
 
 def of_ddp(module: Any) -> dict[str, str]:
-    """Of a DDP module."""
+    """Its communication hook and the bytes of its buckets; nothing without a module."""
     if module is None:
         return {}
     hooks = getattr(module, "_comm_hooks", None)

@@ -31,7 +31,7 @@ def test_after_ctrl_c_anywhere_in_the_hook_phases_and_steps_are_right(
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     result = json.loads(done.stdout)
     assert result["wrong"] == []
-    assert result["places"] > 200
+    assert result["points"] > 200
 
 
 @pytest.fixture

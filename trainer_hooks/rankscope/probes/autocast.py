@@ -31,9 +31,9 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     undo = replace(torch.autocast, "__enter__", watch)
 
     @guard
-    def look() -> None:
+    def poll() -> None:
         if timeline.steps.count >= SETTLED_STEPS:
             undo()
 
-    timeline.steps.polls.append(look)
-    return [undo, lambda: timeline.steps.polls.remove(look)]
+    timeline.steps.polls.append(poll)
+    return [undo, lambda: timeline.steps.polls.remove(poll)]

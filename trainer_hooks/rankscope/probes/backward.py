@@ -17,11 +17,11 @@ from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_frame
 from rankscope.probes.span import Function, in_phase
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.timeline.steps import OPTIMIZER_STEP
 from rankscope.timeline.timeline import Timeline
 
-MICRO_STEPS = PLACES["micro_steps"]
+MICRO_STEPS = INDEX["micro_steps"]
 NOT_WITHIN = frozenset({layout.BACKWARD})
 
 

@@ -34,9 +34,9 @@ Size = Callable[[Any], float | None]
 Measure = Callable[[Arguments, dict[str, Any]], Size | None]
 
 
-def argument(args: Arguments, kwargs: dict[str, Any], place: int, name: str) -> Any:
-    """An argument of a call by place or name; None if it is missing."""
-    return args[place] if len(args) > place else kwargs.get(name)
+def argument(args: Arguments, kwargs: dict[str, Any], index: int, name: str) -> Any:
+    """An argument of a call by index or name; None if it is missing."""
+    return args[index] if len(args) > index else kwargs.get(name)
 
 
 def of_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
@@ -53,11 +53,11 @@ def of_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
     return size
 
 
-def to_path(place: int, name: str) -> Measure:
+def to_path(index: int, name: str) -> Measure:
     """A function that writes one file, which this argument names."""
 
     def measure(args: Arguments, kwargs: dict[str, Any]) -> Size:
-        path = argument(args, kwargs, place, name)
+        path = argument(args, kwargs, index, name)
         return lambda _result: extent(path)
 
     return measure
@@ -73,7 +73,7 @@ class AsyncSaves:
     """`torch.distributed.checkpoint.async_save`: what goes on after it returned.
 
     Its future is finished on another thread, which may not write to the record: that thread only notes it, and the
-    training thread counts it at the next look, or at the end of the process.
+    training thread counts it at the next poll, or at the end of the process.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -91,8 +91,8 @@ class AsyncSaves:
 
         return started
 
-    def look(self) -> None:
-        """Count what was finished since the last look."""
+    def poll(self) -> None:
+        """Count what was finished since the last poll."""
         while self._finished:
             future, count, rank, unix = self._finished.popleft()
             if not future.cancelled() and future.exception() is None:
@@ -113,7 +113,7 @@ def extent(target: Any, before: bool = False) -> float:
         if isinstance(target, (str, os.PathLike)):
             return 0.0 if before else float(os.stat(target).st_size)  # noqa: PTH116 - any PathLike, as torch takes it
         return float(target.tell())
-    except OSError:  # a file that is not there under this name, or that has no place: the size is not known
+    except OSError:  # a file that is not there under this name, or that has no position: the size is not known
         return 0.0
 
 
@@ -179,16 +179,16 @@ class Patches:
             "lightning_fabric.plugins.io.torch_io": (("TorchCheckpointIO.save_checkpoint", to_path(2, "path")),),
         }
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Watch what has been imported since, and count what was finished since."""
         for module in [name for name in self._awaited if name in sys.modules]:
             for path, measure in self._awaited.pop(module):
                 self._watch(sys.modules[module], path, measure)
-        self.saves.look()
+        self.saves.poll()
 
     def remove(self) -> None:
         """Restore every function."""
-        self.saves.look()
+        self.saves.poll()
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
@@ -224,9 +224,9 @@ def in_checkpoint(timeline: Timeline, guard: Guard, measure: Measure) -> Callabl
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch what is imported already, and later, at a step's end, what has come."""
     patches = Patches(timeline, guard)
-    look: Any = guard(patches.look)
-    last_look: Any = guard(patches.saves.look)  # the last save of a job is often finished after its last step
-    look()
-    timeline.steps.polls.append(look)
-    atexit.register(last_look)
-    return [patches.remove, lambda: timeline.steps.polls.remove(look), lambda: atexit.unregister(last_look)]
+    poll: Any = guard(patches.poll)
+    last_poll: Any = guard(patches.saves.poll)  # the last save of a job is often finished after its last step
+    poll()
+    timeline.steps.polls.append(poll)
+    atexit.register(last_poll)
+    return [patches.remove, lambda: timeline.steps.polls.remove(poll), lambda: atexit.unregister(last_poll)]

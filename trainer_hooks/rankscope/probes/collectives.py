@@ -18,17 +18,17 @@ from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
 from rankscope.probes.span import Function
 from rankscope.record import layout
-from rankscope.record.layout import COLLECTIVE_WAIT, PLACES
+from rankscope.record.layout import COLLECTIVE_WAIT, INDEX
 from rankscope.timeline.groups import GROUP_WAIT, UNCOUNTED, Group
 from rankscope.timeline.phases import OPEN_OP, Phases
 from rankscope.timeline.timeline import Timeline
 
-COLLECTIVES = PLACES["collectives"]
-COLLECTIVE_SECONDS = PLACES["collective_seconds"]
-COLLECTIVE_DURATION = PLACES["collective_duration_seconds"]
-COLLECTIVE_BYTES = PLACES["collective_bytes"]
-COLLECTIVE_BUS_BYTES = PLACES["collective_bus_bytes"]
-OPEN_GROUP = PLACES["collective_group"]
+COLLECTIVES = INDEX["collectives"]
+COLLECTIVE_SECONDS = INDEX["collective_seconds"]
+COLLECTIVE_DURATION = INDEX["collective_duration_seconds"]
+COLLECTIVE_BYTES = INDEX["collective_bytes"]
+COLLECTIVE_BUS_BYTES = INDEX["collective_bus_bytes"]
+OPEN_GROUP = INDEX["collective_group"]
 
 # ProcessGroup's method: the operation, and which argument holds this rank's payload (None: there is none). One method
 # has several names, as torch renamed it; C++ code never calls one through another.
@@ -115,7 +115,7 @@ class Collectives:
         slots = timeline.writer.slots
         outer = slots[OPEN_OP]
         if not outer:
-            slots[OPEN_GROUP] = group.place
+            slots[OPEN_GROUP] = group.index
             slots[OPEN_OP] = op + 1
         return opened, group, outer, timeline.last_event
 
@@ -139,8 +139,8 @@ class Collectives:
         slots[OPEN_OP] = outer
         seconds = 0.0 if outer else now - began
         slots[COLLECTIVE_SECONDS + op] += seconds
-        if group.place != UNCOUNTED:
-            slots[GROUP_WAIT + group.place] += seconds
+        if group.index != UNCOUNTED:
+            slots[GROUP_WAIT + group.index] += seconds
         if key is not None:
             if len(self._pending) >= MAX_PENDING:
                 self._pending.clear()
@@ -169,7 +169,7 @@ class Collectives:
             return opened, None, outer, began, False
         op, group, (_, is_on_host), _, issued = pending
         if not outer:
-            slots[OPEN_GROUP] = group.place
+            slots[OPEN_GROUP] = group.index
             slots[OPEN_OP] = op + 1
         sees_the_end = is_on_host or op == BARRIER
         if began - issued >= TIGHT:  # a device's work is not asked: that would break a CUDA graph being captured
@@ -189,8 +189,8 @@ class Collectives:
         op, group, (size, _), issue_began, _ = pending
         if not outer:
             slots[COLLECTIVE_SECONDS + op] += now - began
-            if group.place != UNCOUNTED:
-                slots[GROUP_WAIT + group.place] += now - began
+            if group.index != UNCOUNTED:
+                slots[GROUP_WAIT + group.index] += now - began
         if is_complete and sees_the_end:  # as `completed`, whose call would be 2 % more of every synchronous collective
             slots[COLLECTIVE_DURATION + op] += now - issue_began
             slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
@@ -236,9 +236,9 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 
 def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Function], Function]:
-    """Around a process group's method."""
-    op, place = layout.OPS.index(METHODS[name][0]), METHODS[name][1]
-    at = 0 if place is None else place + 1  # among the method's arguments, of which the first is the process group
+    """Around the process group's method `name`: counts its collective and charges what the call itself takes."""
+    op, index = layout.OPS.index(METHODS[name][0]), METHODS[name][1]
+    at = 0 if index is None else index + 1  # among the method's arguments, of which the first is the process group
     is_uneven, work_class = name in UNEVEN, dist.Work  # a subclass in Python has a wait of its own
     begin, issued, groups = collectives.begin, collectives.issued, collectives.groups
     count = groups.catch_up if name in POINT_TO_POINT else groups.issuing
@@ -278,7 +278,7 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
 
 
 def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
-    """Around what the methods return."""
+    """Around `Work.wait`: charges the wait to the collective that the work is of."""
     begin_wait, waited = collectives.begin_wait, collectives.waited
     skip_call(begin_wait)
     skip_call(waited)

@@ -85,7 +85,7 @@ def size_of(batch: Any) -> tuple[float, float]:
 
 
 def first_size(items: Iterable[Any]) -> tuple[float, float]:
-    """The first size that is known."""
+    """The samples and tokens of the first item that has any; 0 and 0 if none has."""
     for item in items:
         size = size_of(item)
         if size[0]:
@@ -114,7 +114,7 @@ class TimedIterator(Generic[Item]):
 
 
 def timed(timeline: Timeline, guard: Guard, iterator: Iterator[Item]) -> Iterator[Item]:
-    """The same iterator, watched."""
+    """The same iterator, each of whose fetches is data wait and whose batches are counted."""
     watch = in_phase(timeline, guard, layout.DATA_WAIT, BatchCounter(timeline).fetched)
     return TimedIterator(iterator, watch(lambda watched: next(watched.iterator)))
 

@@ -132,7 +132,7 @@ class Sandwich:
             self._guard.blow(error)
 
     def before_reducer(self) -> None:
-        """The backward computation is done."""
+        """The backward computation is done, and the wait for the other ranks' gradients begins."""
         try:
             if self._guard.blown or not self._in_flight:
                 return
@@ -156,7 +156,7 @@ class Sandwich:
             self._guard.blow(error)
 
     def after_reducer(self) -> None:
-        """The gradients are averaged."""
+        """The gradients are averaged, and the wait for them has ended."""
         try:
             self._timeline.backward.on_end = None
             if self._call is not None and not self._guard.blown:

@@ -37,7 +37,7 @@ class Cuda:
         return torch.cuda.current_stream()
 
     def new_event(self) -> Event:
-        """One that can tell the time."""
+        """Able to tell the time, which torch's are not by default."""
         event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
         return event
 

@@ -70,7 +70,7 @@ class RootModules:
             handler.register_start_callback(self._pause_search)
 
     def _note(self, call: tuple[Any, ...], _result: object, seconds: float) -> None:
-        """A root was called."""
+        """Of a call of a root module, keep its class and its seconds for the end of the search."""
         self._found.setdefault(type(call[0]), []).append(seconds)
 
     def _pause_search(self, *_: object) -> None:

@@ -39,10 +39,10 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
         return []
     module, collectives = _module(), Collectives(timeline)
     watches = [replace(module, "wait_tensor", _wait(collectives, guard))]
-    for names, (op, place) in FUNCTIONS.items():
+    for names, (op, index) in FUNCTIONS.items():
         found = next((name for name in names if hasattr(module, name)), None)
         if found is not None:
-            watches.append(replace(module, found, _issue(collectives, guard, layout.OPS.index(op), place)))
+            watches.append(replace(module, found, _issue(collectives, guard, layout.OPS.index(op), index)))
     return watches
 
 
@@ -70,13 +70,13 @@ def _module() -> Any:
     return module
 
 
-def _issue(collectives: Collectives, guard: Guard, op: int, place: int) -> Callable[[Function], Function]:
+def _issue(collectives: Collectives, guard: Guard, op: int, index: int) -> Callable[[Function], Function]:
     module = _module()
 
     def begin(args: Arguments, kwargs: dict[str, Any]) -> Issue | None:
         if module._are_we_tracing():  # noqa: SLF001 - torch's own question: nothing is issued then
             return None
-        named = kwargs["group"] if "group" in kwargs else args[place]
+        named = kwargs["group"] if "group" in kwargs else args[index]
         return collectives.begin(process_group(named), op, collectives.groups.issuing)
 
     def end(call: Issue, args: Arguments, result: Any, _returned: bool) -> None:

@@ -3,7 +3,7 @@
 One optimizer marks them, the first that was seen, so that two that alternate (a GAN's) do not count twice. Optimizers
 that step within the backward pass, one a parameter, make one step a backward. Once the script calls
 `rankscope.step()`, only that does. An optimizer step that torch.compile compiles is not seen, nor is an update by hand:
-there each backward pass counts as a step after a while (timeline.py).
+there each backward pass counts as a step after a while (timeline/steps.py).
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ class StepMarker:
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
+        self._steps = timeline.steps
         self._guard = guard
         self._open: dict[int, Phases | None] = {}
         self._marking: weakref.ref[Optimizer] | None = None
@@ -48,7 +49,7 @@ class StepMarker:
         self._last_steps = self._micro_steps_then = 0  # when an optimizer that marks none stepped after a new step
 
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
-        """The optimizer's step begins."""
+        """Enter the phase, as the pre hook: unless this is within a backward pass, whose time it then is."""
         if is_dynamo_compiling() or self._guard.blown:
             return  # a compiled optimizer would be compiled anew at each of our changing values
         timeline = self._timeline
@@ -57,7 +58,7 @@ class StepMarker:
                 # Perhaps on a thread of the autograd engine. Hundreds a step: their time stays the backward's.
                 timeline.backward.steps_optimizers = self._marking is None
                 return
-            if not timeline.steps.has_started:
+            if not self._steps.has_started:
                 timeline.adopt()  # some frameworks train on a thread of their own
             if self._open:
                 self._close_raised(optimizer)
@@ -75,7 +76,7 @@ class StepMarker:
             timeline.leave(opened)
             # The usual case first, without a call: it is the optimizer that marks the steps.
             is_marking = self._marking is not None and self._marking() is optimizer
-            steps = timeline.steps
+            steps = self._steps
             if opened and steps.marker != SCRIPT and (is_marking or self._may_mark(optimizer)):
                 counts = steps.marker == OPTIMIZER_STEP or steps.take_over(OPTIMIZER_STEP)
                 # A tensor, from the scaler, during a fused optimizer's step.
@@ -116,7 +117,7 @@ class StepMarker:
 
     def _is_out_of_use(self) -> bool:
         """Whether the optimizer that marks the steps has marked none for a long time, in which others stepped."""
-        steps, micro_steps = self._timeline.steps.count, self._timeline.steps.micro_steps
+        steps, micro_steps = self._steps.count, self._steps.micro_steps
         if steps != self._last_steps:
             self._last_steps, self._micro_steps_then = steps, micro_steps
         return micro_steps - self._micro_steps_then > PATIENCE

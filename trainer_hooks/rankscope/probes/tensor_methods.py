@@ -23,7 +23,7 @@ PLAIN = (torch.Tensor, torch.nn.Parameter)  # subclasses have a mind of their ow
 # These two are private and as old as the oldest torch that we support.
 function_mode_is_on = torch._C._is_torch_function_mode_enabled  # noqa: SLF001 - a mode would see our questions
 
-# Ends what a call means; told whether the call returned.
+# Ends what a call means; with whether the call returned.
 End = Callable[[bool], None]
 # Begins what a call of a tensor's method means and returns what ends it; None if it means nothing.
 Begin = Callable[[Any, Arguments, dict[str, Any]], "End | None"]
@@ -62,8 +62,8 @@ class TensorMethods:
         self._is_in_use = is_in_use
         self._undo: list[Undo] = []
 
-    def look(self) -> None:
-        """Put the patches in place, at the first look at which they are of use."""
+    def poll(self) -> None:
+        """Put the patches in place, at the first poll at which they are of use."""
         if not self._undo and self._is_in_use():
             self._undo = [self._replace(name, *watch) for name, watch in self._methods.items()]
 

@@ -13,14 +13,14 @@ Counters are float64 too: exact for whole numbers up to 2**53. Times are seconds
 processes of a machine share; `started_unix` ties them to the calendar. Fields are only ever changed together
 with the layout digest, so a reader of another version says so instead of misreading.
 
-Each slot makes sense alone, so nothing has to be read together and no sequence word is on the hot path. At every event
+Each slot makes sense alone, so nothing has to be read together and no sequence word is on the fast path. At every event
 the time since the last one is charged to the phase that was open; so the sum of all phases, counted from the start,
 *is* the time of the last event, and what is missing to now belongs to the phase that is open.
 
 A new info is written beside the old one where both fit, then named by one store: whenever the process is killed, the
 slot `info_place` names a whole text.
 
-Step n is in place n % RING_STEPS of the ring, and is written before `steps` becomes n: a reader who takes `steps`
+Step n is entry n % RING_STEPS of the ring, and is written before `steps` becomes n: a reader who takes `steps`
 before and after the ring knows which entries nobody touched in between. The device ring is written likewise, with the
 counter `device_steps`.
 """
@@ -158,15 +158,16 @@ FIELDS = {
     "cuda_allocation_retries": 1,
     "cuda_out_of_memory": 1,
 }
-PLACES = dict(zip(FIELDS, accumulate([0, *FIELDS.values()]), strict=False))
+# Of each field, the index of its first slot.
+INDEX = dict(zip(FIELDS, accumulate([0, *FIELDS.values()]), strict=False))
 SLOTS = sum(FIELDS.values())
 INFO_OFFSET_UNIT = 2**16  # a text is shorter
 
 # An entry of the ring: the step's number, its end (monotonic), then a copy of the slots from `samples` on.
 RING_STEPS = 128
-RING_COPIES = PLACES["phase_seconds"] + len(PHASES) - PLACES["samples"]
+RING_COPIES = INDEX["phase_seconds"] + len(PHASES) - INDEX["samples"]
 RING_WIDTH = 2 + RING_COPIES
-COPIED = slice(PLACES["samples"], PLACES["samples"] + RING_COPIES)
+COPIED = slice(INDEX["samples"], INDEX["samples"] + RING_COPIES)
 RING_SLOTS = RING_STEPS * RING_WIDTH
 
 # An entry of the device ring: which measured step it is, the step's number, its end on the host (monotonic), the

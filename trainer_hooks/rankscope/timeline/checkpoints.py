@@ -6,15 +6,15 @@ import time
 from collections.abc import Callable
 
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.timeline.phases import PhaseClock, Phases
 
-STEPS = PLACES["steps"]
-CHECKPOINTS = PLACES["checkpoints"]
-BYTES = PLACES["checkpoint_bytes"]
-LAST_SECONDS = PLACES["checkpoint_last_seconds"]
-LAST_BYTES = PLACES["checkpoint_last_bytes"]
-LAST_UNIX = PLACES["checkpoint_last_unix"]
+STEPS = INDEX["steps"]
+CHECKPOINTS = INDEX["checkpoints"]
+BYTES = INDEX["checkpoint_bytes"]
+LAST_SECONDS = INDEX["checkpoint_last_seconds"]
+LAST_BYTES = INDEX["checkpoint_last_bytes"]
+LAST_UNIX = INDEX["checkpoint_last_unix"]
 
 NO_STEP = -1.0
 
@@ -31,7 +31,7 @@ class CheckpointCounter:
         self.restart()
 
     def restart(self) -> None:
-        """Begin again, as the calling process."""
+        """Forget the saves of the process that this one was forked from."""
         self._open = 0
         self._began = 0.0
         self._bytes = 0.0  # of the saves within the outermost one

@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import Any
 
 from rankscope.record import layout
-from rankscope.record.layout import ABSORBS, PLACES
+from rankscope.record.layout import ABSORBS, INDEX
 from rankscope.record.writer import RankWriter
 
 # The phases that are open: the innermost, and likewise those around it (None: there is none). It never changes, so that
@@ -30,16 +30,18 @@ Kept = tuple[int | None, Any]
 
 NO_BACKWARD = -1  # torch's number of a pass that there is not
 
-OPEN = PLACES["phase"] - PLACES["phase_seconds"]  # in `RankWriter.phase_seconds`
-PHASE_SINCE = PLACES["phase_since"]
-OPEN_OP = PLACES["collective_op"]
+OPEN = INDEX["phase"] - INDEX["phase_seconds"]  # in `RankWriter.phase_seconds`
+PHASE_SINCE = INDEX["phase_since"]
+OPEN_OP = INDEX["collective_op"]
 
 
 class PhaseClock:
-    """Charges the time of one thread to the phase that is open in it; the events of other threads are ignored."""
+    """Charges the time of one thread to the phase that is open in it; the events of other threads are ignored.
+
+    Nothing is charged until `restart` has been called. `clock` gives seconds of CLOCK_MONOTONIC.
+    """
 
     def __init__(self, writer: RankWriter, clock: Callable[[], float]) -> None:
-        """`restart` begins."""
         self.writer = writer
         self.clock = clock
         self._on_event: Callable[[int], object] | None = None
@@ -127,7 +129,7 @@ class PhaseClock:
         return elapsed
 
     def _enter_unusually(self, phase: int, on_behalf: bool) -> Phases | None:
-        """`enter` in every case."""
+        """`enter` where anything is unusual: it asks for each case in turn."""
         if self._owner is None or (get_ident() != self._owner and not (on_behalf or self._is_in_our_backward())):
             return None
         if self._on_event is not None:
@@ -154,7 +156,7 @@ class PhaseClock:
         return self.is_within((layout.BACKWARD,)) and runs_backward()
 
     def _leave_unusually(self, opened: Phases | None) -> float:
-        """`leave` in every case."""
+        """`leave` of any open phase, however many are open within it, and of one that is closed already."""
         phases, left = flat(self.open_phases), flat(opened)
         depth = len(left) - 1  # how many stay open
         # The outermost is another by now, if start-up ended in between.
@@ -246,8 +248,9 @@ class PhaseClock:
 
     def adopt(self) -> None:
         """Record the calling thread's time from now on, as it is the one that trains."""
-        if self._owner is not None:
-            self._owner = get_ident()
+        thread = get_ident()
+        if self._owner not in (None, thread):
+            self._owner = thread
             self._find_usual_owner()
 
     def stop(self) -> None:

@@ -1,4 +1,4 @@
-"""The ends of steps: counted, sorted into the histogram, written into the ring, and told to those who wait for them."""
+"""The ends of steps: counted, sorted into the histogram, written into the ring, announced to listeners."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 
 from rankscope.record import layout
-from rankscope.record.layout import PASSES_WITHOUT_STEP, PLACES, RING_STEPS, STEP_BOUNDS
+from rankscope.record.layout import INDEX, PASSES_WITHOUT_STEP, RING_STEPS, STEP_BOUNDS
 from rankscope.timeline.groups import Groups
 from rankscope.timeline.phases import PhaseClock
 
@@ -16,12 +16,12 @@ NOTHING, BACKWARD_PASS, OPTIMIZER_STEP, SCRIPT = range(len(layout.STEP_MARKERS))
 SETTLED_STEPS = 20  # at the end of each of the first ones the polls are called, later once a second
 POLL_INTERVAL = 1.0  # seconds
 
-STEPS = PLACES["steps"]
-MICRO_STEPS = PLACES["micro_steps"]
-SAMPLES = PLACES["samples"]
-TOKENS = PLACES["tokens"]
-STEP_SECONDS = PLACES["step_seconds"]
-STEP_BUCKETS = PLACES["step_buckets"]
+STEPS = INDEX["steps"]
+MICRO_STEPS = INDEX["micro_steps"]
+SAMPLES = INDEX["samples"]
+TOKENS = INDEX["tokens"]
+STEP_SECONDS = INDEX["step_seconds"]
+STEP_BUCKETS = INDEX["step_buckets"]
 COPIES = slice(2, None)  # of an entry of the ring
 
 
@@ -47,12 +47,12 @@ class Steps:
 
     @property
     def count(self) -> int:
-        """Steps so far."""
+        """How many steps have ended, the one that ended start-up among them."""
         return int(self._phases.writer.slots[STEPS])
 
     @property
     def micro_steps(self) -> int:
-        """Outermost backward passes so far."""
+        """How many outermost backward passes have ended."""
         return int(self._phases.writer.slots[MICRO_STEPS])
 
     def ended(self) -> None:

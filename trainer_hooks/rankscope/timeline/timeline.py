@@ -14,7 +14,7 @@ from typing import Any
 from weakref import ReferenceType
 
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.checkpoints import CheckpointCounter
 from rankscope.timeline.groups import Groups
@@ -30,7 +30,7 @@ class BackwardPasses:
         self.restart()
 
     def restart(self) -> None:
-        """Begin again, as the calling process."""
+        """Forget the passes that ran in the process that this one was forked from."""
         self.nested = 0  # passes that run within it
         self.on_end: Callable[[], object] | None = None  # called once when it has ended
 
@@ -69,8 +69,8 @@ class Timeline(PhaseClock):
         for index in range(layout.SLOTS):
             slots[index] = 0.0
         super().restart()
-        slots[PLACES["started_monotonic"]] = self.last_event
-        slots[PLACES["started_unix"]] = time.time()
+        slots[INDEX["started_monotonic"]] = self.last_event
+        slots[INDEX["started_unix"]] = time.time()
         self.steps.restart()
         self.backward.restart()
         self.checkpoints.restart()

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from rankscope.record.layout import PHASES, PLACES, SLOTS
+from rankscope.record.layout import INDEX, PHASES, SLOTS
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
 
@@ -60,8 +60,8 @@ def test_every_state_can_come_about() -> None:
 
 def rank(silent_for: float, phase: str = "forward", alive: bool = True) -> RankSnapshot:
     slots = [0.0] * SLOTS
-    slots[PLACES["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
-    slots[PLACES["phase"]] = PHASES.index(phase)
+    slots[INDEX["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
+    slots[INDEX["phase"]] = PHASES.index(phase)
     return RankSnapshot(Path("x"), alive, tuple(slots), {}, None, read_monotonic=10_000)
 
 
