@@ -53,17 +53,17 @@ def live(directory: Path, rank: int, options: argparse.Namespace, orders: Connec
                 timeline.leave(opened)
             now += sum(STEP.values()) * (options.ranks - rank) / (10 * options.ranks)  # all end at the same time
             timeline.step()
-            if options.device and is_sampled(timeline.steps, LEVEL):
-                measure(writer, timeline.steps, now)
+            if options.device and is_sampled(timeline.steps.count, LEVEL):
+                measure(writer, timeline.steps.count, now)
         orders.send(True)
 
 
 def measure(writer: RankWriter, number: int, end: float) -> None:
     """The device has done step `number`."""
-    nth = writer.slots[layout.PLACES["device_steps"]] + 1
+    nth = writer.slots[layout.INDEX["device_steps"]] + 1
     phases = [STEP.get(phase, 0.0) for phase in range(len(layout.PHASES))]
     writer.device_ring[int(nth) % layout.DEVICE_RING_STEPS][:] = array("d", [nth, number, end, number, *phases])
-    writer.slots[layout.PLACES["device_steps"]] = nth
+    writer.slots[layout.INDEX["device_steps"]] = nth
 
 
 def cost(action: Callable[[], object]) -> float:

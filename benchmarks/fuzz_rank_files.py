@@ -38,7 +38,7 @@ from benchmarks import fuzzing
 from benchmarks.fuzzing import FuzzError
 
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope_exporter.exposition.encoder import Encoder
 from rankscope_exporter.exposition.sample_cache import WrittenFamily
 from rankscope_exporter.ranks.collectors.ranks import Ranks
@@ -91,13 +91,13 @@ def _record(choose: random.Random, info: dict[str, Any]) -> bytearray:
     data[layout.INFO_OFFSET : layout.INFO_OFFSET + len(text)] = text
     for index in range(layout.SLOTS):
         _store(data, index, float(choose.randrange(1000)))
-    _store(data, PLACES["info_sequence"], 2.0)
-    _store(data, PLACES["phase_since"], 1e4)  # later than the start
-    _store(data, PLACES["info_place"], float(len(text)))
-    _store(data, PLACES["phase"], float(choose.randrange(len(layout.PHASES))))
-    _store(data, PLACES["ended"], choose.choice((layout.RUNNING, layout.FINISHED, layout.EXCEPTION)))
-    _store(data, PLACES["ended_unix"], NOW)
-    _store(data, PLACES["started_unix"], NOW + choose.choice(STARTS))
+    _store(data, INDEX["info_sequence"], 2.0)
+    _store(data, INDEX["phase_since"], 1e4)  # later than the start
+    _store(data, INDEX["info_place"], float(len(text)))
+    _store(data, INDEX["phase"], float(choose.randrange(len(layout.PHASES))))
+    _store(data, INDEX["ended"], choose.choice((layout.RUNNING, layout.FINISHED, layout.EXCEPTION)))
+    _store(data, INDEX["ended_unix"], NOW)
+    _store(data, INDEX["started_unix"], NOW + choose.choice(STARTS))
     return data
 
 
@@ -126,7 +126,7 @@ def _json(choose: random.Random, data: bytearray) -> None:
         at = layout.INFO_OFFSET + choose.randrange(400)
         junk = choose.choice((b"[" * 5000, b'{"a":' * 1000, b"\xff", b'"', b"\\ud800", b"9" * 5000, b"NaN", b"\x00"))
         data[at : at + len(junk)] = junk
-        _store(data, PLACES["info_place"], float(choose.choice((100, 500, 6000, layout.INFO_CAPACITY))))
+        _store(data, INDEX["info_place"], float(choose.choice((100, 500, 6000, layout.INFO_CAPACITY))))
 
 
 def _length(choose: random.Random, data: bytearray) -> None:

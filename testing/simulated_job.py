@@ -51,11 +51,11 @@ class SimulatedRank:
 
     def measure(self, seconds: Mapping[str, float], sequence: int) -> None:
         """The device has done the step that the host ended last."""
-        slots, nth = self.writer.slots, self.writer.slots[layout.PLACES["device_steps"]] + 1
+        slots, nth = self.writer.slots, self.writer.slots[layout.INDEX["device_steps"]] + 1
         phases = [seconds.get(phase, 0.0) for phase in layout.PHASES]
-        entry = (nth, self._timeline.steps, self.now, sequence, *phases)
+        entry = (nth, self._timeline.steps.count, self.now, sequence, *phases)
         self.writer.device_ring[int(nth) % layout.DEVICE_RING_STEPS][:] = array("d", entry)
-        slots[layout.PLACES["device_steps"]] = nth
+        slots[layout.INDEX["device_steps"]] = nth
 
 
 class Job:

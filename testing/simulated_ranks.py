@@ -7,25 +7,22 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from rankscope.record.phases import ISSUING, NAMES
 from rankscope.record.sampling import next_sampled
-from rankscope_exporter.ranks.metrics.steps import ISSUING
 from rankscope_exporter.ranks.step_alignment import CAUSES, UNKNOWN
 
 RANKS_PER_NODE = 8
 RUN = "simulated"
 # Under NCCL the host issues work and then waits for the device; where the time goes, the device knows.
-HOST_PHASES = {
+HOST_PHASES = dict.fromkeys(NAMES, 0.0) | {
     "other": 0.03,
-    "startup": 0.0,
     "data_wait": 0.02,
     "h2d_copy": 0.01,
     "forward": 0.08,
     "backward": 0.14,
-    "collective_wait": 0.0,
     "device_wait": 0.68,
     "optimizer": 0.03,
     "checkpoint": 0.01,
-    "evaluation": 0.0,
 }
 DEVICE_PHASES = {
     "other": 0.02,

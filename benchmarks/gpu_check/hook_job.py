@@ -29,7 +29,7 @@ from torch.profiler import ProfilerActivity, profile
 import rankscope
 from rankscope import attach, guard
 from rankscope.record import layout
-from rankscope.record.layout import FIELDS, PLACES
+from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.reader import read_rank
 from rankscope.timeline import device_clock
 
@@ -159,9 +159,9 @@ class Job:
         rankscope.instrument()
         training.run(3)
         slots = current().writer.slots
-        before = slots[PLACES["copy_bytes"]]
+        before = slots[INDEX["copy_bytes"]]
         events, _ = traced(lambda: self._steps(training))
-        ours = {"copy_bytes": slots[PLACES["copy_bytes"]] - before, **{name: slots[PLACES[name]] for name in MEMORY}}
+        ours = {"copy_bytes": slots[INDEX["copy_bytes"]] - before, **{name: slots[INDEX[name]] for name in MEMORY}}
         rankscope.uninstrument()
         memory = (torch.cuda.memory_allocated(), torch.cuda.memory_reserved(), torch.cuda.max_memory_allocated())
         theirs = {"copy_bytes": trace.uploaded_bytes(events), **dict(zip(MEMORY, memory, strict=True))}
@@ -240,7 +240,7 @@ class Job:
         host = {
             "host": by_phase(many(grown, "phase_seconds")),
             "collectives": {op: n for op, n in zip(layout.OPS, many(grown, "collectives"), strict=True) if n},
-            "device_waits": grown[PLACES["device_waits"]],
+            "device_waits": grown[INDEX["device_waits"]],
         }
         return ended, host, {"issued": dict(issued), "waits": training.waits, "waited": training.waited}
 
@@ -334,7 +334,7 @@ def record_path() -> Path:
 
 def many(slots: Sequence[float], field: str) -> Sequence[float]:
     """All places of a field, as `RankSnapshot.many`."""
-    return slots[PLACES[field] : PLACES[field] + FIELDS[field]]
+    return slots[INDEX[field] : INDEX[field] + FIELDS[field]]
 
 
 def by_phase(seconds: Sequence[float]) -> dict[str, float]:

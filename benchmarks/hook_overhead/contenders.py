@@ -44,7 +44,7 @@ class Rankscope(Nobody):
 
         attachment = attach.current()
         assert attachment is not None
-        place = layout.PLACES["collectives"]
+        place = layout.INDEX["collectives"]
         return float(sum(attachment.writer.slots[place : place + len(layout.OPS)]))
 
 

@@ -42,7 +42,7 @@ from benchmarks.hook_overhead.trainings import Ddp
 
 import rankscope
 from rankscope import attach
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.timeline import device_clock
 
 LONG_STEP = 0.02  # seconds, of the steps in which the marks of a second are counted
@@ -129,10 +129,10 @@ def marks_a_second(training: Ddp, seconds: float) -> tuple[float, float]:
         attachment = attach.current()
         assert attachment is not None
         slots = attachment.writer.slots
-        began, marks, steps = time.perf_counter(), Event.marks, slots[PLACES["device_steps"]]
+        began, marks, steps = time.perf_counter(), Event.marks, slots[INDEX["device_steps"]]
         loop.run(round(seconds / LONG_STEP))
         elapsed, marks = time.perf_counter() - began, Event.marks - marks
-        steps = slots[PLACES["device_steps"]] - steps
+        steps = slots[INDEX["device_steps"]] - steps
         rankscope.uninstrument()
     training.sleep = 0.0
     return marks / elapsed, marks / steps

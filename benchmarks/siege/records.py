@@ -19,7 +19,7 @@ from benchmarks.fuzz_rank_files import damaged
 from benchmarks.siege.target import GPUS, RUN, VICTIM, Seen, Target
 
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.writer import RankWriter
 from rankscope_exporter.ranks.run_directory import LABELS
@@ -79,8 +79,8 @@ def forged_living(target: Target, seen: Seen) -> Iterator[None]:
     try:
         while True:
             for writer in living:
-                writer.slots[PLACES["phase_seconds"] + layout.DATA_WAIT] += 1.0
-                writer.slots[PLACES["started_unix"]] += 0.1
+                writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT] += 1.0
+                writer.slots[INDEX["started_unix"]] += 0.1
                 seen["told lies"] += 1
             yield
     finally:
@@ -96,8 +96,8 @@ def forged_dead(target: Target, seen: Seen) -> Iterator[None]:
             rank = ("0", "1", "999")[number % 3]
             writer = _published(target, f"dead-{number}", rank=rank)
             if number % 2:
-                writer.slots[PLACES["ended"]] = layout.EXCEPTION
-                writer.slots[PLACES["ended_unix"]] = time.time()
+                writer.slots[INDEX["ended"]] = layout.EXCEPTION
+                writer.slots[INDEX["ended_unix"]] = time.time()
             assert writer.path is not None
             dead.append(writer.path)
             writer.detach()
@@ -216,9 +216,9 @@ def _copy_of_victim(target: Target) -> bytes:
 
 def _published(target: Target, name: str, now: float | None = None, **labels: str) -> RankWriter:
     writer = RankWriter()
-    writer.slots[PLACES["started_monotonic"]] = time.monotonic() - 60
-    writer.slots[PLACES["started_unix"]] = time.time() - 60 if now is None else now
-    writer.slots[PLACES["steps"]] = 1e6
+    writer.slots[INDEX["started_monotonic"]] = time.monotonic() - 60
+    writer.slots[INDEX["started_unix"]] = time.time() - 60 if now is None else now
+    writer.slots[INDEX["steps"]] = 1e6
     writer.publish(Path(target.run_dir), name, _labels(target) | labels)
     return writer
 

@@ -331,7 +331,7 @@ def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
     """What `rankscope explain` knows of causes and alerts, as JSON: it runs where there is no YAML."""
     causes = yaml.safe_load((root / "causes.yml").read_text())
     thresholds = yaml.safe_load((root / "thresholds.yml").read_text())
-    inhibit = yaml.safe_load(alertmanager.read_text())["inhibit_rules"]
+    inhibit_rules = yaml.safe_load(alertmanager.read_text())["inhibit_rules"]
     facts = {
         "made_by": "deploy/prometheus/render.py, from causes.yml, thresholds.yml and alertmanager.yml: "
         "edit those, then `make generate`",
@@ -346,13 +346,13 @@ def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
             for tier in thresholds["tiers"]["rows"]
         ],
         "told_steps": thresholds["told_steps"]["value"],
-        "silences": [
+        "inhibit_rules": [
             {
                 "source": [_matcher(text) for text in rule["source_matchers"]],
                 "target": [_matcher(text) for text in rule["target_matchers"]],
                 "equal": rule["equal"],
             }
-            for rule in inhibit
+            for rule in inhibit_rules
         ],
     }
     return json.dumps(facts, indent=1) + "\n"

@@ -8,21 +8,24 @@ from collections.abc import Iterator
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
-WATCHED = ("torch", "gc", "pickle", "lightning", "pytorch_lightning", "transformers", "accelerate", "safetensors")
-Place = tuple[str, str]
+from rankscope.probes.frameworks import FRAMEWORKS
+
+FRAMEWORK_PACKAGES = {package.partition(".")[0] for framework in FRAMEWORKS for package in framework.packages}
+WATCHED = {"torch", "gc", "pickle", "safetensors", *FRAMEWORK_PACKAGES}
+Location = tuple[str, str]
 
 
-def patches() -> dict[Place, Any]:
+def patches() -> dict[Location, Any]:
     """Each attribute of a watched module or class, and each hook in a module's list, whose code is Rankscope's."""
-    return {place: value for place, value in _attributes() if _is_ours(value)}
+    return {location: value for location, value in _attributes() if _is_ours(value)}
 
 
-def attributes() -> dict[Place, Any]:
+def attributes() -> dict[Location, Any]:
     """Every attribute there is, for comparing those that were patched with what they were."""
     return dict(_attributes())
 
 
-def _attributes() -> Iterator[tuple[Place, Any]]:
+def _attributes() -> Iterator[tuple[Location, Any]]:
     for index, callback in enumerate(gc.callbacks):
         yield ("gc.callbacks", str(index)), callback
     for name, module in list(sys.modules.items()):
@@ -30,7 +33,7 @@ def _attributes() -> Iterator[tuple[Place, Any]]:
             yield from _of_module(name, module)
 
 
-def _of_module(name: str, module: ModuleType) -> Iterator[tuple[Place, Any]]:
+def _of_module(name: str, module: ModuleType) -> Iterator[tuple[Location, Any]]:
     # Asks for the type only: isinstance() asks the object, and torch has some that then import CUDA or warn.
     for key, value in list(vars(module).items()):
         yield (name, key), value

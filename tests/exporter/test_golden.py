@@ -182,7 +182,7 @@ def test_what_a_rank_writes_down(run_dir, monkeypatch) -> None:
 
 
 def test_every_slot_has_its_index() -> None:
-    lines = [f"{index:4d} {field} {layout.FIELDS[field]}\n" for field, index in layout.PLACES.items()]
+    lines = [f"{index:4d} {field} {layout.FIELDS[field]}\n" for field, index in layout.INDEX.items()]
     offsets = {name: value for name, value in vars(layout).items() if name.endswith("_OFFSET")}
     lines += [f"{name} {value}\n" for name, value in sorted(offsets.items())]
     compare("record.txt", "".join(lines).encode())

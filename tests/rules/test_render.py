@@ -125,7 +125,7 @@ def test_what_explain_knows_is_taken_from_the_causes_the_thresholds_and_from_ale
     assert facts["meanings"] == {"copies": "to the GPU"}
     assert facts["shares"] == {"RankscopeSome": "value"}
     assert (facts["tiers"], facts["told_steps"]) == ([{"limit": 0.1, "evaluations": 8, "at_least": 9}], 12)
-    assert facts["silences"] == [
+    assert facts["inhibit_rules"] == [
         {"source": [["alertname", "=", "A"]], "target": [["alertname", "=~", "B|C"]], "equal": ["run"]}
     ]
 

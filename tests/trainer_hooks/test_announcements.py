@@ -16,10 +16,10 @@ import pytest
 
 from rankscope.announcements import beginning, duration, percent, say, summary
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR
-from rankscope.timeline.timeline import BACKWARD_PASS, OPTIMIZER_STEP
+from rankscope.timeline.steps import BACKWARD_PASS, OPTIMIZER_STEP
 
 TRAIN = """
 import contextlib, os, signal, sys
@@ -155,11 +155,11 @@ def snapshot(
 ) -> RankSnapshot:
     """Of a record with so many seconds of the host and of the device, by phase."""
     slots = [0.0] * layout.SLOTS
-    slots[PLACES["steps"]] = float(steps)
-    slots[PLACES["device_steps"]] = float(bool(device))
+    slots[INDEX["steps"]] = float(steps)
+    slots[INDEX["device_steps"]] = float(bool(device))
     for field, seconds in (("phase_seconds", host), ("device_seconds", device or {})):
         for phase, value in seconds.items():
-            slots[PLACES[field] + layout.PHASES.index(phase)] = value
+            slots[INDEX[field] + layout.PHASES.index(phase)] = value
     info = {"world_size": str(world_size)}
     return RankSnapshot(Path(), True, tuple(slots), info, last_words_at=None, read_monotonic=sum(host.values()))
 

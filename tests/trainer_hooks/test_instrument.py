@@ -19,8 +19,10 @@ from torch.utils.data import DataLoader, TensorDataset, dataloader
 import rankscope
 from rankscope import attach, guard
 from rankscope.attach import Attachment
+from rankscope.record import layout
 from rankscope.record.reader import read_rank
 from rankscope.record.snapshot import RankSnapshot
+from rankscope.timeline.steps import Steps
 from rankscope.timeline.timeline import Timeline
 
 PATCHED = (
@@ -154,8 +156,9 @@ def test_phases_past_the_last_place_are_other_and_warned_about(caplog: pytest.Lo
     for number in range(40):
         with rankscope.phase(f"phase {number}"):
             pass
-    assert "no place for phase 'phase 21'" in caplog.text
-    assert len(record_of_this_process().phase_seconds) == 32
+    first_without = layout.MAX_PHASES - len(layout.PHASES)
+    assert f"no place for phase 'phase {first_without}'" in caplog.text
+    assert len(record_of_this_process().phase_seconds) == layout.MAX_PHASES
 
 
 def test_phase_and_step_do_nothing_in_a_process_that_is_not_instrumented(run_dir: Path) -> None:
@@ -178,16 +181,16 @@ def test_a_run_directory_that_cannot_be_used_costs_one_warning_and_nothing_else(
 
 
 @pytest.mark.usefixtures("run_dir")
-@pytest.mark.parametrize("method", ["enter", "leave", "step_ended"])
+@pytest.mark.parametrize(("owner", "method"), [(Timeline, "enter"), (Timeline, "leave"), (Steps, "ended")])
 def test_an_error_in_a_probe_is_logged_once_and_changes_no_result(
-    method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    owner: type, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = train()
 
     def broken(*_: object) -> None:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr(Timeline, method, broken)
+    monkeypatch.setattr(owner, method, broken)
     rankscope.instrument()
     assert all(map(torch.equal, expected, train(5)))
     messages = [entry.getMessage() for entry in caplog.records]

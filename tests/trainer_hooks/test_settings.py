@@ -21,11 +21,12 @@ from torch.utils.data import DataLoader, TensorDataset
 import rankscope
 from rankscope import attach, guard
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.reader import read_rank
 from rankscope.record.writer import RankWriter
 from rankscope.settings import INTERVAL, Settings
-from rankscope.timeline.timeline import SETTLED_STEPS, Timeline
+from rankscope.timeline.steps import SETTLED_STEPS
+from rankscope.timeline.timeline import Timeline
 
 
 @pytest.fixture
@@ -138,13 +139,13 @@ class Run:
 
     def sees(self, role: str, thing: Any) -> None:
         self.objects.append(thing)
-        self.timeline.seen[role] = weakref.ref(thing)
+        self.timeline.job.objects[role] = weakref.ref(thing)
 
     def steps(self, number: int = SETTLED_STEPS, micro_steps: int = 0) -> None:
         for _ in range(number):
             self.timeline.step()
-        self.timeline.writer.slots[PLACES["micro_steps"]] += micro_steps
-        self.settings.look()
+        self.timeline.writer.slots[INDEX["micro_steps"]] += micro_steps
+        self.settings.poll()
 
 
 @pytest.fixture
@@ -196,7 +197,7 @@ def test_gradients_averaged_by_hand_are_told_by_their_collectives(run: Run, monk
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     run.steps()
     assert run.settings.known["parallelism"] == ""
-    run.timeline.writer.slots[PLACES["collectives"] + layout.OPS.index("all_reduce")] = SETTLED_STEPS
+    run.timeline.writer.slots[INDEX["collectives"] + layout.OPS.index("all_reduce")] = SETTLED_STEPS
     run.now += INTERVAL
     run.steps()
     assert run.settings.known["parallelism"] == "hand"

@@ -20,7 +20,8 @@ from rankscope.record.layout import PASSES_WITHOUT_STEP
 from rankscope.record.phases import COMPUTING, PHASES, PLANNED
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
-from rankscope.timeline.timeline import BACKWARD_PASS, Timeline
+from rankscope.timeline.steps import BACKWARD_PASS
+from rankscope.timeline.timeline import Timeline
 
 logger = logging.getLogger("rankscope")
 
@@ -40,13 +41,13 @@ class Announcer:
         self._has_warned = False
 
     def begin(self) -> None:
-        """The record has been made."""
+        """The record has been made: say where, and how to look at it."""
         if path := self._record():
             say(beginning(self._info()["run"], path))
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Warn once if backward passes have come to count as steps."""
-        if self._timeline.step_marker == BACKWARD_PASS and not self._has_warned:
+        if self._timeline.steps.marker == BACKWARD_PASS and not self._has_warned:
             self._has_warned = True
             if self._info().get("rank") == "0":
                 logger.warning(
@@ -56,11 +57,11 @@ class Announcer:
                 )
 
     def end(self) -> None:
-        """The record has ended."""
+        """The record has ended: say where its time went."""
         if path := self._record():
             slots, now = tuple(self._timeline.writer.slots), time.monotonic()
             snapshot = RankSnapshot(path, True, slots, self._info(), last_words_at=None, read_monotonic=now)
-            say(summary(snapshot, self._timeline.step_marker))
+            say(summary(snapshot, self._timeline.steps.marker))
 
     def _record(self) -> Path | None:
         """The record's path, if anything is said about it."""
@@ -132,7 +133,7 @@ def shares(snapshot: RankSnapshot) -> tuple[dict[str, float], str]:
 
 
 def named(by_phase: Mapping[str, float]) -> str:
-    """The largest phases."""
+    """The largest phases with their shares, at most NAMED, none below WORTH_NAMING."""
     largest = sorted(by_phase.items(), key=lambda item: -item[1])[:NAMED]
     return ", ".join(f"{percent(share)} {phase}" for phase, share in largest if share >= WORTH_NAMING)
 

@@ -21,7 +21,9 @@ from rankscope.record.directory import opened, weakness
 from rankscope.record.old_records import remove_old_records
 from rankscope.record.writer import RankWriter, run_directory
 from rankscope.settings import Settings
-from rankscope.timeline.timeline import SCRIPT, Phases, Timeline
+from rankscope.timeline.phases import Phases
+from rankscope.timeline.steps import SCRIPT
+from rankscope.timeline.timeline import Timeline
 
 ERROR_LIMIT = 200  # characters of a path or an error: a path may have thousands
 
@@ -40,7 +42,7 @@ class Attachment:
         self.timeline = Timeline(self.writer)
         self._announcer = Announcer(self.timeline, self._full_info)
         announcements = self._guard("announcements")
-        self._look_at_passes = announcements(self._announcer.look)
+        self._poll_announcer = announcements(self._announcer.poll)
         self._ending = Ending(self.writer, announcements(self._announcer.end))
         self._stack_dump = StackDump()
         self._info: dict[str, Any] = {}
@@ -57,7 +59,7 @@ class Attachment:
         self.timed = self._timed(self._watch_iterator)
 
     def install(self) -> None:
-        """Put every probe in its place; a probe that cannot be installed is off, the others work."""
+        """Install every probe; one that cannot be installed is off, the others work."""
         from rankscope.probes.compiler import skip_package, uncompiled  # as the probes, with torch
 
         self.timeline.on_event = uncompiled(self._guard("record")(self._on_event))
@@ -65,8 +67,8 @@ class Attachment:
         for name, probe in probes.all_probes().items():
             self._install(name, probe)
         skip_package()
-        self.timeline.looks.append(self._guard("settings")(self._settings.look))
-        self.timeline.looks.append(self._look_at_passes)
+        self.timeline.steps.polls.append(self._guard("settings")(self._settings.poll))
+        self.timeline.steps.polls.append(self._poll_announcer)
         self._ending.watch()
 
     def _install(self, name: str, probe: ModuleType) -> None:
@@ -95,7 +97,7 @@ class Attachment:
         self.writer.detach()
 
     def _phase_index(self, name: str) -> int:
-        """The index of a phase, one of the record's own or the user's; OTHER once no place is left."""
+        """The index of a phase, one of the record's own or the user's; OTHER once there are too many."""
         name = str(name)
         names = [*layout.PHASES, *self._phases]
         if name in names:
@@ -123,12 +125,12 @@ class Attachment:
 
     def _explicit_step(self, samples: float | None, tokens: float | None) -> None:
         timeline = self.timeline
-        if timeline.step_marker != SCRIPT and not timeline.take_over(SCRIPT):
+        if timeline.steps.marker != SCRIPT and not timeline.steps.take_over(SCRIPT):
             return  # the backward pass before it was this step
         if samples is not None:
-            timeline.fetched_samples = float(samples)
+            timeline.steps.fetched_samples = float(samples)
         if tokens is not None:
-            timeline.fetched_tokens = float(tokens)
+            timeline.steps.fetched_tokens = float(tokens)
         timeline.step()
 
     def _watch_iterator(self, iterator: Iterator[Any]) -> Iterator[Any]:
@@ -167,7 +169,7 @@ class Attachment:
     def _trains_alone(self, phase: int) -> bool:
         """Whether this is training without a process group; under torchrun, where one may still come, after a while."""
         expects_group = int(number("WORLD_SIZE", default="1")) > 1
-        return phase in TRAINING_EVENTS and not (expects_group and self.timeline.steps < STEPS_WITHOUT_GROUP)
+        return phase in TRAINING_EVENTS and not (expects_group and self.timeline.steps.count < STEPS_WITHOUT_GROUP)
 
     def _refresh(self) -> None:
         if self._info:
@@ -246,7 +248,7 @@ def _after_fork() -> None:
         _attachment.abandon()
         _attachment = None
         return
-    # The probes hold the timeline: it starts afresh in place.
+    # The probes hold the timeline: it begins again and stays the same object.
     _attachment.timeline.restart()
 
 

@@ -13,16 +13,17 @@ from itertools import islice
 from typing import Any
 
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
-from rankscope.timeline.timeline import BACKWARD_PASS, SETTLED_STEPS, Timeline
+from rankscope.record.layout import INDEX
+from rankscope.timeline.steps import BACKWARD_PASS, SETTLED_STEPS
+from rankscope.timeline.timeline import Timeline
 
 INTERVAL = 10.0  # seconds
 LONGEST = 80  # characters of a value: a hook may have any name, the info has a fixed size
 SOME = 64  # parameters whose types are looked at
 
-STEPS = PLACES["steps"]
-MICRO_STEPS = PLACES["micro_steps"]
-COLLECTIVES = PLACES["collectives"]
+STEPS = INDEX["steps"]
+MICRO_STEPS = INDEX["micro_steps"]
+COLLECTIVES = INDEX["collectives"]
 
 # What a loop averages its gradients with if nobody does it for it.
 AVERAGING = [layout.OPS.index(op) for op in ("all_reduce", "all_gather", "reduce_scatter")]
@@ -39,12 +40,12 @@ class Settings:
         self._on_change = on_change
         self._clock = clock
         self._next = 0.0
-        self._counted = (0.0, 0.0)  # steps and micro-steps at the last look
+        self._counted = (0.0, 0.0)  # steps and micro-steps at the last poll
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Read them again, if it is time to."""
         now = self._clock()
-        if self._timeline.steps < SETTLED_STEPS or now < self._next:
+        if self._timeline.steps.count < SETTLED_STEPS or now < self._next:
             return
         self._next = now + INTERVAL
         values = self._read()
@@ -57,7 +58,7 @@ class Settings:
         found = {
             "parallelism": self._parallelism(module, optimizer),
             "precision": self._precision(optimizer),
-            "step_marker": layout.STEP_MARKERS[self._timeline.step_marker],
+            "step_marker": layout.STEP_MARKERS[self._timeline.steps.marker],
             "accumulation_steps": self._accumulation_steps(),
             "compiled": compiled(),
             **of_loader(loader),
@@ -66,7 +67,7 @@ class Settings:
         return {name: found.get(name, "")[:LONGEST] for name in layout.SETTINGS}
 
     def _object(self, role: str) -> Any:
-        reference = self._timeline.seen.get(role)
+        reference = self._timeline.job.objects.get(role)
         return reference() if reference else None
 
     def _parallelism(self, module: Any, optimizer: Any) -> str:
@@ -83,16 +84,16 @@ class Settings:
 
     def _precision(self, optimizer: Any) -> str:
         """What autocast computes in, else what the parameters are."""
-        autocast = self._timeline.autocast
+        autocast = self._timeline.job.autocast
         return f"{autocast} autocast" if autocast else parameter_types(optimizer)
 
     def _accumulation_steps(self) -> str:
-        """Backward passes a step since the last look, so that a change is seen; rounded, as the last one is open.
+        """Backward passes a step since the last poll, so that a change is seen; rounded, as the last one is open.
 
         Where they mark the steps themselves, nobody knows.
         """
         slots, (steps, micro_steps) = self._timeline.writer.slots, self._counted
-        if self._timeline.step_marker == BACKWARD_PASS:
+        if self._timeline.steps.marker == BACKWARD_PASS:
             self._counted = (slots[STEPS], slots[MICRO_STEPS])
             return ""
         new_steps, new_micro_steps = slots[STEPS] - steps, slots[MICRO_STEPS] - micro_steps
@@ -103,7 +104,7 @@ class Settings:
 
 
 def world_size() -> int:
-    """Of the process group; 1 without one."""
+    """How many ranks the process group has; 1 without one."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1
@@ -111,7 +112,7 @@ def world_size() -> int:
 
 
 def parameters(optimizer: Any) -> Iterator[Any]:
-    """Some of what an optimizer trains."""
+    """The first parameters that an optimizer trains, at most SOME of them."""
     groups = getattr(optimizer, "param_groups", ())
     return islice((parameter for group in groups for parameter in group["params"]), SOME)
 
@@ -145,7 +146,7 @@ def of_loader(iterator: Any) -> dict[str, str]:
 
 
 def of_ddp(module: Any) -> dict[str, str]:
-    """Of a DDP module."""
+    """Its communication hook and the bytes of its buckets; nothing without a module."""
     if module is None:
         return {}
     hooks = getattr(module, "_comm_hooks", None)

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING
 
-from rankscope.record.layout import FIELDS, PLACES
+from rankscope.record.layout import FIELDS, INDEX
 from rankscope_exporter.ranks.checks import LABELS
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ ORDINARY = 32_768  # bytes: with 100 series of its own it has 13,000, with each 
 # more bytes of one, but for the names that are in it.
 BARE_SERIES = 155
 LINE = 140
-_BY_OP = slice(PLACES["collectives"], PLACES["collective_bus_bytes"] + FIELDS["collective_bus_bytes"])
+_BY_OP = slice(INDEX["collectives"], INDEX["collective_bus_bytes"] + FIELDS["collective_bus_bytes"])
 
 
 class TextLimit:

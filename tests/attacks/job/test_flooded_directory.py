@@ -11,7 +11,7 @@ from tests.attacks.job.jobs import ATTACKER, attack, needs_root, run_job, train
 
 import rankscope
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 
 FLOOD = """
@@ -33,8 +33,8 @@ def dead_record(directory: Path, name: str, run: str = "job", age: float = 1e6) 
     """As far as a reader in this process can tell."""
     writer = RankWriter()
     writer.publish(directory, name, {"run": run, "rank": "0"})
-    writer.slots[PLACES["started_unix"]] = time.time() - age
-    writer.slots[PLACES["ended"]] = layout.FINISHED
+    writer.slots[INDEX["started_unix"]] = time.time() - age
+    writer.slots[INDEX["ended"]] = layout.FINISHED
     assert writer.path is not None
     return writer.path
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope_exporter.ranks.run_directory import LABELS, Rank, Scan
 
@@ -34,13 +34,13 @@ IMPORTS = """
 import ctypes, json, sys
 from pathlib import Path
 from rankscope.record.writer import RankWriter
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 """
 LIVING = """
 writer = RankWriter()
 writer.publish(Path(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4]))
 for field, value in json.loads(sys.argv[5]).items():
-    writer.slots[PLACES[field]] = value
+    writer.slots[INDEX[field]] = value
 print("published", flush=True)
 for line in sys.stdin:
     writer.write_info(json.loads(line))
@@ -86,7 +86,7 @@ def ended(directory: Path, uid: int, name: str, at: float = NOW, **labels: Any) 
     writer = RankWriter()
     writer.publish(directory, name, info(**labels))
     for field, value in {"started_unix": NOW - 100, "ended": layout.EXCEPTION, "ended_unix": at}.items():
-        writer.slots[PLACES[field]] = value
+        writer.slots[INDEX[field]] = value
     assert writer.path is not None
     path = writer.path
     writer.detach()

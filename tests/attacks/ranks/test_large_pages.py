@@ -9,7 +9,7 @@ from typing import Any
 from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, clock, ended, need_root, owned
 
 from rankscope.record import layout, reader
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.reader import read_rank
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.run_directory import RunDirectory
@@ -26,8 +26,8 @@ def forge(run_dir: Path, uid: int, count: int, **labels: Any) -> None:
     for number in range(count):
         path = ended(run_dir, uid, f"{uid}-{number}", rank=str(number), **labels)
         with path.open("r+b") as file:
-            file.seek(layout.SLOTS_OFFSET + 8 * PLACES["steps"])
-            slots = memoryview(bytearray(8 * (layout.SLOTS - PLACES["steps"]))).cast("d")
+            file.seek(layout.SLOTS_OFFSET + 8 * INDEX["steps"])
+            slots = memoryview(bytearray(8 * (layout.SLOTS - INDEX["steps"]))).cast("d")
             for place in range(len(slots)):
                 slots[place] = 1.0
             file.write(slots)

@@ -193,8 +193,8 @@ def test_whatever_stands_in_the_rings_of_two_ranks_prometheus_can_take_what_come
         slots = rank.writer.slots
         for nth, entry in enumerate(entries, start=1):
             rank.writer.device_ring[nth % layout.DEVICE_RING_STEPS][:] = array("d", [nth, *entry])
-        slots[layout.PLACES["device_steps"]] = len(entries)
-        slots[layout.PLACES["step_seconds"]], slots[layout.PLACES["steps"]] = pace
+        slots[layout.INDEX["device_steps"]] = len(entries)
+        slots[layout.INDEX["step_seconds"]], slots[layout.INDEX["steps"]] = pace
     families = AlignedSteps(30.0).poll(scan(RunDirectory([run_dir])))
     check(families)
     assert all(sample.value >= 0 for family in families for sample in family.samples)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client.core import GaugeMetricFamily
 
 from rankscope.record import layout, reader
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope_exporter.ranks import run_directory
 from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
 
@@ -34,7 +34,7 @@ SLOTS = st.dictionaries(st.integers(0, layout.SLOTS - 1), st.floats() | st.integ
 def made(info: dict[str, Any], slots: dict[int, float]) -> bytes:
     text = json.dumps({**GOOD, **info}).encode()[: layout.INFO_CAPACITY]
     values = [0.0] * layout.SLOTS
-    values[PLACES["info_place"]] = float(len(text))
+    values[INDEX["info_place"]] = float(len(text))
     for index, value in slots.items():
         values[index] = value
     data = layout.header().ljust(layout.SLOTS_OFFSET, b"\0") + struct.pack(f"{layout.SLOTS}d", *values)

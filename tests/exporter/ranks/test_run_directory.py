@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.files import Listed, Listing
@@ -42,10 +42,10 @@ def leave_record(directory: Path, name: str, ended_unix: float = 0.0, **labels: 
     """A record whose writer is gone, as far as a reader in this process can tell."""
     writer = RankWriter()
     writer.publish(directory, name, info(**labels))
-    writer.slots[PLACES["started_unix"]] = NOW - 100
+    writer.slots[INDEX["started_unix"]] = NOW - 100
     if ended_unix:
-        writer.slots[PLACES["ended"]] = layout.FINISHED
-        writer.slots[PLACES["ended_unix"]] = ended_unix
+        writer.slots[INDEX["ended"]] = layout.FINISHED
+        writer.slots[INDEX["ended_unix"]] = ended_unix
     assert writer.path is not None
     return writer.path
 
@@ -175,8 +175,8 @@ def write_record(path: Path, text: bytes, **slots: float) -> None:
     writer = RankWriter()
     writer.publish(path.parent, path.stem, info())
     for field, value in {"started_unix": NOW, "ended": layout.FINISHED, "ended_unix": NOW, **slots}.items():
-        writer.slots[PLACES[field]] = value
-    writer.slots[PLACES["info_place"]] = len(text)
+        writer.slots[INDEX[field]] = value
+    writer.slots[INDEX["info_place"]] = len(text)
     path.chmod(0o644)
     with path.open("r+b") as file:
         file.seek(layout.INFO_OFFSET)
@@ -271,7 +271,7 @@ def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path)
     path = run_dir / "r.rank"
     path.chmod(0o644)
     with path.open("r+b") as file:
-        for index in range(PLACES["steps"], layout.SLOTS):
+        for index in range(INDEX["steps"], layout.SLOTS):
             file.seek(layout.SLOTS_OFFSET + 8 * index)
             file.write(struct.pack("d", 1.0))
     families = Ranks().poll(RunDirectory([run_dir], Clock()).scan())

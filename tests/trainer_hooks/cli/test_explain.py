@@ -164,13 +164,13 @@ def explain_now(prometheus: str, moments: dict[str, int], capsys: pytest.Capture
 
 def test_it_names_the_rank_its_host_and_gpu_the_cause_and_the_share_in_a_line_of_json(explain_at: Explain) -> None:
     status, out, _ = explain_at("lagging", "--json")
-    told = json.loads(out)
+    answer = json.loads(out)
     assert status == 0
     assert out.count("\n") == 1
-    named = {name: told[name] for name in ("run", "rank", "host", "gpu", "cause", "alert", "firing")}
+    named = {name: answer[name] for name in ("run", "rank", "host", "gpu", "cause", "alert", "firing")}
     alert = {"alert": "RankscopeRankZeroLagging", "firing": True}
     assert named == {"run": "train", "rank": "0", "host": "vm", "gpu": "0", "cause": "other", **alert}
-    assert told["share"] == pytest.approx(0.2565, abs=1e-4)
+    assert answer["share"] == pytest.approx(0.2565, abs=1e-4)
 
 
 def test_the_evidence_are_the_recorded_series_that_were_compared(explain_at: Explain) -> None:
@@ -203,11 +203,11 @@ def test_of_the_past_it_tells_the_alert_and_what_was_compared(explain_at: Explai
 
 
 def test_what_alertmanager_keeps_back_beside_a_hang_is_kept_back_here(explain_now: Explain) -> None:
-    told = json.loads(explain_now("hanging", "--json")[1])
-    named = [told[name] for name in ("alert", "rank", "gpu", "cause", "share", "severity")]
+    answer = json.loads(explain_now("hanging", "--json")[1])
+    named = [answer[name] for name in ("alert", "rank", "gpu", "cause", "share", "severity")]
     assert named == ["RankscopeRankStuck", "2", "2", "other", 1.0, "critical"]
-    assert told["evidence"]["summary"] == "train stands still: rank 2 on vm, GPU 2, is stuck in other"
-    assert told["others"] == []
+    assert answer["evidence"]["summary"] == "train stands still: rank 2 on vm, GPU 2, is stuck in other"
+    assert answer["others"] == []
 
 
 def test_without_an_alert_it_says_so_and_how_much_is_useful(explain_at: Explain) -> None:
@@ -216,15 +216,15 @@ def test_without_an_alert_it_says_so_and_how_much_is_useful(explain_at: Explain)
     lines = out.splitlines()
     assert "83.8% of the GPU time is useful compute" in lines[0]
     assert lines[-1] == "No alert: no loss is large enough for the rules to name it."
-    told = json.loads(explain_at("healthy", "--json")[1])
-    assert [told[name] for name in ("alert", "rank", "cause", "share")] == [None] * 4
-    assert told["evidence"]["lost"]["none"] > 0.8
+    answer = json.loads(explain_at("healthy", "--json")[1])
+    assert [answer[name] for name in ("alert", "rank", "cause", "share")] == [None] * 4
+    assert answer["evidence"]["lost"]["none"] > 0.8
 
 
 def test_it_says_by_which_clock_the_ranks_are_judged(explain_at: Explain) -> None:
     assert "4 ranks on 1 node, judged by the devices' clock, 83.8%" in explain_at("by the device")[1].splitlines()[0]
-    told = {moment: json.loads(explain_at(moment, "--json")[1])["clock"] for moment in ("by the device", "by both")}
-    assert told == {"by the device": "device", "by both": "mixed"}
+    answer = {moment: json.loads(explain_at(moment, "--json")[1])["clock"] for moment in ("by the device", "by both")}
+    assert answer == {"by the device": "device", "by both": "mixed"}
     assert json.loads(explain_at("healthy", "--json")[1])["clock"] is None
 
 
@@ -253,8 +253,8 @@ def test_what_is_no_alert_yet_is_said_with_how_long_it_has_to_last(
 
 
 def test_a_program_is_told_what_is_no_alert_yet(explain_now: Explain) -> None:
-    told = json.loads(explain_now("loaders are slow", "--json")[1])["not_yet"]
-    assert told == {"cause": "data", "rank": None, "share": 0.12, "lasts": 0.0, "told_after": 120.0}
+    answer = json.loads(explain_now("loaders are slow", "--json")[1])["not_yet"]
+    assert answer == {"cause": "data", "rank": None, "share": 0.12, "lasts": 0.0, "told_after": 120.0}
     assert json.loads(explain_now("healthy", "--json")[1])["not_yet"] is None
     assert json.loads(explain_now("lagging", "--json")[1])["not_yet"] is None
 
@@ -273,9 +273,9 @@ def test_an_alert_that_is_pending_is_told_as_not_notified_yet(explain_at: Explai
 
 
 def test_an_alert_about_a_gpu_is_the_runs_if_one_of_its_ranks_is_on_it(explain_at: Explain) -> None:
-    told = json.loads(explain_at("xid", "--json")[1])
-    assert [told[name] for name in ("alert", "gpu", "host", "cause")] == ["RankscopeGpuXid", "2", "vm", "xid 79"]
-    assert [other["alertname"] for other in told["others"]] == ["RankscopeRankZeroLagging"]
+    answer = json.loads(explain_at("xid", "--json")[1])
+    assert [answer[name] for name in ("alert", "gpu", "host", "cause")] == ["RankscopeGpuXid", "2", "vm", "xid 79"]
+    assert [other["alertname"] for other in answer["others"]] == ["RankscopeRankZeroLagging"]
 
 
 def test_other_alerts_are_a_line_each_and_then_a_number(explain_at: Explain) -> None:
@@ -316,8 +316,8 @@ def test_runs_of_one_name_of_two_users_are_listed_and_one_is_chosen_by_its_owner
     assert (status, out) == (2, "")
     runs = "train (owner 1000, 4 ranks), train (owner 1001, 4 ranks)"
     assert err.endswith(f"has 2 runs; choose one with --owner: {runs}\n")
-    told = {owner: json.loads(explain_at("two owners", "--owner", owner, "--json")[1]) for owner in ("1000", "1001")}
-    assert {owner: (one["owner"], one["alert"]) for owner, one in told.items()} == {
+    answer = {owner: json.loads(explain_at("two owners", "--owner", owner, "--json")[1]) for owner in ("1000", "1001")}
+    assert {owner: (one["owner"], one["alert"]) for owner, one in answer.items()} == {
         "1000": ("1000", None),
         "1001": ("1001", "RankscopeRankZeroLagging"),
     }
@@ -325,17 +325,17 @@ def test_runs_of_one_name_of_two_users_are_listed_and_one_is_chosen_by_its_owner
 
 
 def test_each_cluster_has_its_own_ranks_alerts_and_figures(explain_at: Explain) -> None:
-    told = {
+    answer = {
         cluster: json.loads(explain_at("two clusters", "--run", "train", "--cluster", cluster, "--json")[1])
         for cluster in ("healthy", "sick")
     }
     names = ("run", "cluster", "alert", "gpu")
-    assert [told["healthy"][name] for name in names] == ["train", "healthy", None, None]
-    assert [told["sick"][name] for name in names] == ["train", "sick", "RankscopeGpuXid", "2"]
-    assert [other["alertname"] for other in told["sick"]["others"]] == ["RankscopeRankZeroLagging"]
+    assert [answer["healthy"][name] for name in names] == ["train", "healthy", None, None]
+    assert [answer["sick"][name] for name in names] == ["train", "sick", "RankscopeGpuXid", "2"]
+    assert [other["alertname"] for other in answer["sick"]["others"]] == ["RankscopeRankZeroLagging"]
     alone = {moment: json.loads(explain_at(moment, "--json")[1]) for moment in ("healthy", "xid")}
     for cluster, moment in (("healthy", "healthy"), ("sick", "xid")):
-        assert told[cluster]["evidence"] == alone[moment]["evidence"]
+        assert answer[cluster]["evidence"] == alone[moment]["evidence"]
 
 
 def test_people_are_told_which_cluster_it_is(explain_at: Explain) -> None:
@@ -353,8 +353,8 @@ def test_what_is_no_alert_yet_in_another_cluster_is_not_told(explain_at: Explain
 def test_a_run_without_a_cluster_is_told_from_one_that_has_it(explain_at: Explain) -> None:
     runs = "train (4 ranks), train in cluster sick (4 ranks)"
     assert explain_at("a cluster and none")[2].endswith(f"choose one with --cluster: {runs}\n")
-    told = json.loads(explain_at("a cluster and none", "--cluster", "", "--json")[1])
-    assert [told["cluster"], told["alert"]] == [None, None]
+    answer = json.loads(explain_at("a cluster and none", "--cluster", "", "--json")[1])
+    assert [answer["cluster"], answer["alert"]] == [None, None]
     assert json.loads(explain_at("a cluster and none", "--cluster", "sick", "--json")[1])["rank"] == "0"
 
 

@@ -1,4 +1,4 @@
-"""`rankscope explain` keeps back what Alertmanager keeps back, and knows of which alerts the value is lost time."""
+"""`rankscope explain` inhibits what Alertmanager inhibits, and knows of which alerts the value is lost time."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import yaml
 
-from rankscope.cli.explaining.alerts import KNOWN, Alert, heard
+from rankscope.cli.explaining.alerts import KNOWN, Alert, uninhibited
 
 ROOT = Path(__file__).resolve().parents[3]
 INHIBIT_RULES = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["inhibit_rules"]
@@ -31,7 +31,7 @@ def matches(matcher: str, labels: dict[str, str]) -> bool:
     return is_so != found["operator"].startswith("!")
 
 
-def alertmanager_silences(source: dict[str, str], target: dict[str, str]) -> bool:
+def alertmanager_inhibits(source: dict[str, str], target: dict[str, str]) -> bool:
     def applies(rule: dict[str, Any]) -> bool:
         return (
             all(matches(matcher, source) for matcher in rule["source_matchers"])
@@ -42,35 +42,35 @@ def alertmanager_silences(source: dict[str, str], target: dict[str, str]) -> boo
     return any(applies(rule) for rule in INHIBIT_RULES)
 
 
-def silences(source: Alert, target: Alert) -> bool:
-    return target not in heard([source, target])
+def inhibits(source: Alert, target: Alert) -> bool:
+    return target not in uninhibited([source, target])
 
 
-def test_it_keeps_back_the_same_alerts_as_alertmanager() -> None:
-    place = {"run": "train", "uuid": "GPU-1", "instance": "node-a"}
-    alerts = [{"alertname": name, "severity": s, **place} for name in RULES for s in ("critical", "warning")]
+def test_it_inhibits_the_same_alerts_as_alertmanager() -> None:
+    labels = {"run": "train", "uuid": "GPU-1", "instance": "node-a"}
+    alerts = [{"alertname": name, "severity": s, **labels} for name in RULES for s in ("critical", "warning")]
     differ = [
         (source["alertname"], source["severity"], target["alertname"], target["severity"])
         for source, target in product(alerts, alerts)
-        if silences(Alert(source, is_firing=True), Alert(target, is_firing=True))
-        != alertmanager_silences(source, target)
+        if inhibits(Alert(source, is_firing=True), Alert(target, is_firing=True))
+        != alertmanager_inhibits(source, target)
     ]
     assert differ == []
 
 
-def test_an_alert_of_another_run_or_gpu_keeps_nothing_back() -> None:
+def test_an_alert_of_another_run_or_gpu_inhibits_nothing() -> None:
     stuck = Alert({"alertname": "RankscopeRankStuck", "severity": "critical", "run": "a"}, is_firing=True)
     idle = {"alertname": "RankscopeGpuAllocatedIdle", "severity": "warning"}
-    assert silences(stuck, Alert({**idle, "run": "a"}, is_firing=True))
-    assert not silences(stuck, Alert({**idle, "run": "b"}, is_firing=True))
+    assert inhibits(stuck, Alert({**idle, "run": "a"}, is_firing=True))
+    assert not inhibits(stuck, Alert({**idle, "run": "b"}, is_firing=True))
     lost = Alert({"alertname": "RankscopeGpuLost", "severity": "critical"}, is_firing=True)
-    assert not silences(lost, Alert(idle, is_firing=True))
+    assert not inhibits(lost, Alert(idle, is_firing=True))
 
 
-def test_an_alert_that_is_only_pending_keeps_nothing_back() -> None:
+def test_an_alert_that_is_only_pending_inhibits_nothing() -> None:
     stuck = {"alertname": "RankscopeRankStuck", "severity": "critical", "run": "a"}
     lagging = Alert({"alertname": "RankscopeRankLagging", "severity": "warning", "run": "a"}, is_firing=True)
-    assert not silences(Alert(stuck, is_firing=False), lagging)
+    assert not inhibits(Alert(stuck, is_firing=False), lagging)
 
 
 def test_the_value_of_an_alert_is_a_share_where_its_summary_calls_it_a_part_of_the_time() -> None:

@@ -16,7 +16,7 @@ import pytest
 from rankscope.cli import stacks
 from rankscope.process.stack_dump import SIGNAL, StackDump
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.reader import read_rank
 from rankscope.record.writer import RankWriter
 
@@ -238,10 +238,10 @@ def test_the_heading_names_the_collective_that_is_open(run_dir: Path) -> None:
     writer = RankWriter()
     writer.publish(run_dir, "r.0", {"run": "r", "rank": "0", "pid": "7", "groups": ["0-3", "0,2"]})
     for field, value in (("steps", 41), ("phase", layout.COLLECTIVE_WAIT), ("collective_group", 1)):
-        writer.slots[PLACES[field]] = value
+        writer.slots[INDEX[field]] = value
     assert ", in " not in stacks.heading(read_rank(run_dir / "r.0.rank"))
-    writer.slots[PLACES["collective_op"]] = layout.OPS.index("all_gather") + 1
-    writer.slots[PLACES["group_collectives"] + 1] = 17
+    writer.slots[INDEX["collective_op"]] = layout.OPS.index("all_gather") + 1
+    writer.slots[INDEX["group_collectives"] + 1] = 17
     heading = stacks.heading(read_rank(run_dir / "r.0.rank"))
     assert heading.startswith("=== run r, rank 0, pid 7: collective_wait for ")
     assert heading.endswith(" s, step 41, in all_gather with 0,2, number 17")

@@ -1,6 +1,6 @@
-"""A job with Ctrl-C at every place within the hook where Python can deliver it; prints what was wrong afterwards.
+"""A job with Ctrl-C at every point within the hook where Python can deliver it; prints what was wrong afterwards.
 
-Signals are handled where a function begins and after a call into C. At each such place in the hook's code that a
+Signals are handled where a function begins and after a call into C. At each such point in the hook's code that a
 training step comes through, one KeyboardInterrupt is raised; then training goes on, as it does in a notebook.
 """
 
@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import rankscope
 from rankscope import attach
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 
 HOOK = str(Path(attach.__file__).parent)
 STEPS_AFTERWARDS = 2
@@ -52,7 +52,7 @@ class Job:
 
 
 @cache
-def places(code: CodeType) -> set[int]:
+def points(code: CodeType) -> set[int]:
     """Where in the code a signal may be handled. A call whose result is returned is left out: the exception would come
     from the call itself, hence within a `try` around it, and not from the return, which is in none.
     """
@@ -65,20 +65,20 @@ def is_place(before: dis.Instruction, after: dis.Instruction) -> bool:
 
 
 class Interrupt:
-    """A trace function that raises at the place number `at`, and counts the places before."""
+    """A trace function that raises at the point number `at`, and counts the points before."""
 
     def __init__(self, at: int) -> None:
         self.at = at
         self.seen = 0
         self.where = ""
-        self._came_back = False  # out of a function of the hook's own: that is no place, as only calls into C are
+        self._came_back = False  # out of a function of the hook's own: that is no point, as only calls into C are
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         if not frame.f_code.co_filename.startswith(HOOK):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
         came_back, self._came_back = self._came_back, event == "return"
-        if event == "opcode" and not came_back and frame.f_lasti in places(frame.f_code):
+        if event == "opcode" and not came_back and frame.f_lasti in points(frame.f_code):
             self.seen += 1
             if self.seen == self.at:
                 self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
@@ -87,7 +87,7 @@ class Interrupt:
 
 
 def interrupted(job: Job, at: int) -> Interrupt | None:
-    """One step with an interrupt; None if it has no place of that number."""
+    """One step with an interrupt; None if it has no point of that number."""
     interrupt = Interrupt(at)
     sys.settrace(interrupt)
     try:
@@ -106,24 +106,24 @@ def wrongs(job: Job) -> list[str]:
     names = ("steps", "micro_steps")
     job.step()  # there is a record now, and what the optimizer had open is closed
     timeline, slots = attachment.timeline, attachment.writer.slots
-    before = [slots[PLACES[name]] for name in names]
+    before = [slots[INDEX[name]] for name in names]
     for _ in range(STEPS_AFTERWARDS):
         job.step()
-    counted = [slots[PLACES[name]] - count for name, count in zip(names, before, strict=True)]
-    sums = sum(slots[PLACES["phase_seconds"] : PLACES["phase_seconds"] + layout.MAX_PHASES])
+    counted = [slots[INDEX[name]] - count for name, count in zip(names, before, strict=True)]
+    sums = sum(slots[INDEX["phase_seconds"] : INDEX["phase_seconds"] + layout.MAX_PHASES])
     truths = {
         f"open {timeline.open_phases}": timeline.open_phases == (layout.OTHER, None),
-        f"in {slots[PLACES['phase']]}": slots[PLACES["phase"]] == layout.OTHER,
-        f"in collective {slots[PLACES['collective_op']]}": slots[PLACES["collective_op"]] == 0,
+        f"in {slots[INDEX['phase']]}": slots[INDEX["phase"]] == layout.OTHER,
+        f"in collective {slots[INDEX['collective_op']]}": slots[INDEX["collective_op"]] == 0,
         f"counted {counted}": counted == [STEPS_AFTERWARDS] * len(names),
-        "partition": abs(slots[PLACES["started_monotonic"]] + sums - timeline.last_event) < 1e-6,
+        "partition": abs(slots[INDEX["started_monotonic"]] + sums - timeline.last_event) < 1e-6,
         f"off {attachment._disabled}": not attachment._disabled,
     }
     return [wrong for wrong, is_right in truths.items() if not is_right]
 
 
 def main() -> None:
-    """Interrupt the step after `sys.argv[1]` others, at each `sys.argv[2]`th place; each time with a fresh hook."""
+    """Interrupt the step after `sys.argv[1]` others, at each `sys.argv[2]`th point; each time with a fresh hook."""
     torch.set_num_threads(1)
     found, at = [], 1
     with tempfile.TemporaryDirectory() as directory:
@@ -141,7 +141,7 @@ def main() -> None:
             rankscope.uninstrument()
             at += int(sys.argv[2])
         leave()
-    print(json.dumps({"places": at, "wrong": found}))
+    print(json.dumps({"points": at, "wrong": found}))
 
 
 main()

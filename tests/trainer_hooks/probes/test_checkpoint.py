@@ -26,7 +26,7 @@ from rankscope import attach, guard
 from rankscope.guard import Guard
 from rankscope.probes import checkpoint
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
@@ -37,7 +37,7 @@ SIZE = 256 * 257 * 4
 
 @pytest.fixture
 def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
-    """Of this process, past its start-up, with the probe in its place."""
+    """Of this process, past its start-up, with the probe installed."""
     monkeypatch.setattr(guard, "reraise", True)
     timeline = Timeline(RankWriter())
     undo = checkpoint.install(timeline, Guard("checkpoint", lambda _: None))
@@ -48,11 +48,11 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
 
 
 def value(timeline: Timeline, field: str) -> float:
-    return float(timeline.writer.slots[PLACES[field]])
+    return float(timeline.writer.slots[INDEX[field]])
 
 
 def seconds(timeline: Timeline, phase: int) -> float:
-    return float(timeline.writer.slots[PLACES["phase_seconds"] + phase])
+    return float(timeline.writer.slots[INDEX["phase_seconds"] + phase])
 
 
 def test_torch_save_to_a_path_is_a_checkpoint_of_the_files_size(timeline: Timeline, tmp_path: Path) -> None:
@@ -158,7 +158,7 @@ def test_safetensors_are_checkpoints_whether_imported_before_or_after_us(tmp_pat
     sys.modules.pop("safetensors.torch", None)
     timeline = Timeline(RankWriter())
     undo = checkpoint.install(timeline, Guard("checkpoint", lambda _: None))
-    from safetensors.torch import load_file, save_file  # as transformers does, before the first look
+    from safetensors.torch import load_file, save_file  # as transformers does, before the first poll
 
     timeline.step()
     save_file(MODEL.state_dict(), tmp_path / "taken.safetensors")
@@ -212,11 +212,11 @@ def test_each_rank_of_a_sharded_save_counts_what_it_wrote(run_dir: Path, tmp_pat
     assert [rank["rank"] for rank in ranks] == [0, 1]
     for rank in ranks:
         for count, way in enumerate(("save", "async_save"), start=1):
-            seen, told = rank[way], rank[way]["record"]
-            assert told["checkpoints"] == count, way
-            assert told["checkpoint_last_bytes"] == seen["file_bytes"] > 0, way
-            assert told["checkpoint_bytes"] == count * seen["file_bytes"], way
-            assert 0 < told["checkpoint_last_seconds"] <= seen["took"], way
+            seen, found = rank[way], rank[way]["record"]
+            assert found["checkpoints"] == count, way
+            assert found["checkpoint_last_bytes"] == seen["file_bytes"] > 0, way
+            assert found["checkpoint_bytes"] == count * seen["file_bytes"], way
+            assert 0 < found["checkpoint_last_seconds"] <= seen["took"], way
         both = rank["save"]["took"] + rank["async_save"]["took"]
         assert 0 < rank["async_save"]["record"]["phase_seconds"] <= both
 
@@ -227,13 +227,13 @@ def test_an_asynchronous_save_counts_when_it_is_finished_with_the_time_that_it_b
     save = checkpoint.in_checkpoint(timeline, Guard("checkpoint", lambda _: None), saves.measure)(lambda: future)
     assert save() is future
     blocked = seconds(timeline, layout.CHECKPOINT)
-    saves.look()
+    saves.poll()
     assert value(timeline, "checkpoints") == 0
     thread = threading.Thread(target=future.set_result, args=(None,))
     thread.start()
     thread.join()
     assert value(timeline, "checkpoints") == 0  # the other thread only notes it
-    saves.look()
+    saves.poll()
     assert value(timeline, "checkpoints") == 1
     assert value(timeline, "checkpoint_last_seconds") <= blocked
 
@@ -246,7 +246,7 @@ def test_an_asynchronous_save_within_another_one_adds_its_bytes_alone(timeline: 
     checkpoint.in_checkpoint(timeline, Guard("checkpoint", lambda _: None), saves.measure)(lambda: future)()
     timeline.checkpoints.end(outer, 0.0)
     future.set_result(metadata)
-    saves.look()
+    saves.poll()
     assert value(timeline, "checkpoints") == 1
     assert value(timeline, "checkpoint_last_bytes") == 7
 
@@ -261,7 +261,7 @@ def test_an_asynchronous_save_that_fails_is_no_checkpoint(timeline: Timeline) ->
     future: Future[Any] = Future()
     checkpoint.in_checkpoint(timeline, Guard("checkpoint", lambda _: None), saves.measure)(lambda: future)()
     future.set_exception(OSError("disk full"))
-    saves.look()
+    saves.poll()
     assert value(timeline, "checkpoints") == 0
 
 
@@ -292,7 +292,7 @@ def test_every_function_is_what_it_was_afterwards() -> None:
     for back in undo:
         back()
     assert [dict(vars(owner)) for owner in owners] == before
-    assert timeline.looks == []
+    assert timeline.steps.polls == []
 
 
 @pytest.mark.usefixtures("run_dir")

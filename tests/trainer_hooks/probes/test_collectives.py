@@ -139,10 +139,10 @@ def test_groups_are_named_for_their_ranks_and_the_default_one_comes_first(ranks:
 
 def test_a_wait_is_charged_to_the_group_that_was_waited_for(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
-        for kind, place in (("all_reduce", 0), ("half", 1), ("interleaved", 2), ("again", 0)):
+        for kind, index in (("all_reduce", 0), ("half", 1), ("interleaved", 2), ("again", 0)):
             found = rank["kinds"][kind]
-            assert found["group_wait_seconds"] == {rank["groups"][place]: found["collective_seconds"]["all_reduce"]}
-            assert found["group_collectives"] == {rank["groups"][place]: 1}
+            assert found["group_wait_seconds"] == {rank["groups"][index]: found["collective_seconds"]["all_reduce"]}
+            assert found["group_collectives"] == {rank["groups"][index]: 1}
 
 
 def test_sequence_numbers_agree_although_some_ranks_send_more_than_others(ranks: list[dict[str, Any]]) -> None:

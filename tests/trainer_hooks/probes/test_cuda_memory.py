@@ -9,9 +9,10 @@ import torch
 from rankscope.guard import Guard
 from rankscope.probes import cuda_memory
 from rankscope.probes.cuda_memory import AllocatorReader
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
-from rankscope.timeline.timeline import SETTLED_STEPS, Timeline
+from rankscope.timeline.steps import SETTLED_STEPS
+from rankscope.timeline.timeline import Timeline
 
 
 def stats(allocated: int, peak: int, reserved: int, retries: int = 0, failures: int = 0) -> dict[str, Any]:
@@ -25,12 +26,12 @@ def stats(allocated: int, peak: int, reserved: int, retries: int = 0, failures: 
 
 
 def slots(timeline: Timeline) -> dict[str, float]:
-    return {name: timeline.writer.slots[place] for name, place in PLACES.items() if name.startswith("cuda_")}
+    return {name: timeline.writer.slots[index] for name, index in INDEX.items() if name.startswith("cuda_")}
 
 
 def test_the_allocators_counters_are_copied() -> None:
     timeline = Timeline(RankWriter())
-    AllocatorReader(timeline, lambda: stats(100, 300, 512, retries=2, failures=1)).look()
+    AllocatorReader(timeline, lambda: stats(100, 300, 512, retries=2, failures=1)).poll()
     assert slots(timeline) == {
         "cuda_allocated_bytes": 100,
         "cuda_reserved_bytes": 512,
@@ -44,8 +45,8 @@ def test_the_peak_survives_a_reset_of_torchs_own() -> None:
     timeline = Timeline(RankWriter())
     answers = iter([stats(100, 300, 512), stats(100, 100, 512)])
     reader = AllocatorReader(timeline, lambda: next(answers))
-    reader.look()
-    reader.look()
+    reader.poll()
+    reader.poll()
     assert slots(timeline)["cuda_peak_allocated_bytes"] == 300
 
 
@@ -57,7 +58,7 @@ def test_without_cuda_nothing_is_known_and_nothing_is_initialised() -> None:
     assert not torch.cuda.is_initialized()
     for back in undo:
         back()
-    assert timeline.looks == []
+    assert timeline.steps.polls == []
 
 
 def test_once_the_run_has_settled_it_is_asked_once_a_second() -> None:
@@ -68,7 +69,7 @@ def test_once_the_run_has_settled_it_is_asked_once_a_second() -> None:
         asked.append(now[0])
         return {}
 
-    timeline.looks.append(AllocatorReader(timeline, read).look)
+    timeline.steps.polls.append(AllocatorReader(timeline, read).poll)
     for _ in range(SETTLED_STEPS):
         timeline.step()
     asked.clear()

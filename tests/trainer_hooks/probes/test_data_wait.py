@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import rankscope
 from rankscope.probes.data_wait import size_of
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.timeline.timeline import Timeline
 
 IDS = torch.zeros(4, 16, dtype=torch.long)
@@ -41,7 +41,7 @@ class Training:
 
 
 def value(timeline: Timeline, field: str) -> float:
-    return float(timeline.writer.slots[PLACES[field]])
+    return float(timeline.writer.slots[INDEX[field]])
 
 
 def test_every_sample_counts_once_and_with_the_step_that_it_was_fetched_for(timeline: Timeline, loader: Any) -> None:
@@ -159,7 +159,7 @@ def test_timed_yields_the_same_items_and_counts_wait_and_samples(timeline: Timel
         got.append(batch)
     assert all(mine is theirs for mine, theirs in zip(got, batches, strict=True))
     assert value(timeline, "samples") == 9
-    assert timeline.writer.slots[PLACES["phase_seconds"] + layout.DATA_WAIT] > 0
+    assert timeline.writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT] > 0
 
 
 def test_timed_is_an_iterator_watched_or_not(run_dir: object) -> None:

@@ -58,9 +58,9 @@ def test_the_bytes_of_an_all_reduce_are_the_gradients_and_unknown_under_a_commun
     ranks: list[dict[str, Any]],
 ) -> None:
     for rank in ranks:
-        place = OPS.index("ddp_all_reduce")
-        assert rank["variants"]["plain"]["collective_bytes"][place] == STEPS * PARAMETER_BYTES
-        assert rank["variants"]["fp16"]["collective_bytes"][place] == 0
+        index = OPS.index("ddp_all_reduce")
+        assert rank["variants"]["plain"]["collective_bytes"][index] == STEPS * PARAMETER_BYTES
+        assert rank["variants"]["fp16"]["collective_bytes"][index] == 0
 
 
 def test_buffers_broadcast_in_forward_are_seen(ranks: list[dict[str, Any]]) -> None:

@@ -13,7 +13,7 @@ from rankscope.probes import device_wait
 from rankscope.probes.device_wait import methods
 from rankscope.probes.tensor_methods import TensorMethods
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
@@ -23,14 +23,14 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
     monkeypatch.setattr(guard, "reraise", True)
     timeline = Timeline(RankWriter())
     reads = TensorMethods(methods(timeline), Guard("device_wait", lambda _: None), lambda: True)
-    reads.look()
+    reads.poll()
     timeline.step()
     yield timeline
     reads.remove()
 
 
 def waits(timeline: Timeline) -> float:
-    return timeline.writer.slots[PLACES["device_waits"]]
+    return timeline.writer.slots[INDEX["device_waits"]]
 
 
 @pytest.mark.parametrize("method", device_wait.METHODS)
@@ -38,7 +38,7 @@ def test_reading_a_devices_value_is_waiting_for_it(timeline: Timeline, method: s
     with pytest.raises((RuntimeError, NotImplementedError)):  # a meta tensor has no value
         getattr(torch.zeros(1, device="meta"), method)()
     assert waits(timeline) == 1
-    assert timeline.writer.slots[PLACES["phase_seconds"] + layout.DEVICE_WAIT] > 0
+    assert timeline.writer.slots[INDEX["phase_seconds"] + layout.DEVICE_WAIT] > 0
     assert timeline.open_phases == (layout.OTHER, None)
 
 

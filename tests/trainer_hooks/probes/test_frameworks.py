@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +11,14 @@ from typing import Any
 
 import pytest
 import torch
+from testing.ways import WAYS
 
 import rankscope
 from rankscope import attach, guard
+from rankscope.probes.frameworks import FRAMEWORKS, Framework
 from rankscope.record.reader import read_rank
+
+ROOT = Path(__file__).resolve().parents[3]
 
 
 class Trainer:
@@ -92,10 +97,22 @@ def test_uninstrument_restores_the_frameworks_methods(transformers: Any) -> None
 
 def test_no_framework_is_imported(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(guard, "reraise", True)
-    imported = {name for name in sys.modules if name.partition(".")[0] in ("lightning", "transformers", "accelerate")}
+    packages = {package.partition(".")[0] for framework in FRAMEWORKS for package in framework.packages}
+    before = set(sys.modules)
     rankscope.instrument()
     Trainer().train()
     rankscope.uninstrument()
-    assert imported == {
-        name for name in sys.modules if name.partition(".")[0] in ("lightning", "transformers", "accelerate")
-    }
+    assert {name for name in set(sys.modules) - before if name.partition(".")[0] in packages} == set()
+
+
+@pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.packages[0])
+@pytest.mark.parametrize(("file", "line"), [("testing/ways/frameworks.py", "from {}"), ("pyproject.toml", '"{}==')])
+def test_every_framework_that_is_watched_is_trained_under(framework: Framework, file: str, line: str) -> None:
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert any(line.format(package.partition(".")[0]) in text for package in framework.packages)
+
+
+def test_every_way_under_a_framework_is_trained() -> None:
+    source = (ROOT / "testing/ways/frameworks.py").read_text(encoding="utf-8")
+    ways = [f"frameworks.{name}" for name in re.findall(r"^def (\w+)\(run: Run\)", source, re.MULTILINE)]
+    assert sorted(ways) == sorted(WAYS["frameworks"][1])

@@ -18,7 +18,7 @@ from rankscope.timeline.timeline import Timeline
 
 @pytest.fixture
 def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
-    """With the probe in its place, and no collections but those of the test."""
+    """With the probe installed, and no collections but those of the test."""
     monkeypatch.setattr(guard, "reraise", True)
     gc.disable()
     timeline = Timeline(RankWriter())

@@ -14,7 +14,7 @@ from rankscope.guard import Guard
 from rankscope.probes.h2d_copy import install, methods
 from rankscope.probes.tensor_methods import TensorMethods
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
@@ -23,7 +23,7 @@ METHODS = ("to", "cuda", "copy_")
 
 
 def watch(timeline: Timeline, guarded: Guard | None = None) -> TensorMethods:
-    """Not in place yet."""
+    """Not installed yet."""
     guarded = guarded or Guard("h2d_copy", lambda _: None)
     return TensorMethods(methods(timeline, frozenset({"meta"})), guarded, lambda: True)
 
@@ -33,7 +33,7 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
     monkeypatch.setattr(guard, "reraise", True)
     timeline = Timeline(RankWriter())
     patches = watch(timeline)
-    patches.look()
+    patches.poll()
     timeline.step()
     yield timeline
     patches.remove()
@@ -42,7 +42,7 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
 def counted(timeline: Timeline) -> tuple[float, float]:
     """Copies and their bytes."""
     slots = timeline.writer.slots
-    return slots[PLACES["copies"]], slots[PLACES["copy_bytes"]]
+    return slots[INDEX["copies"]], slots[INDEX["copy_bytes"]]
 
 
 COPIES = {
@@ -63,7 +63,7 @@ COPIES = {
 def test_a_copy_that_blocks_is_counted_however_the_device_is_named(timeline: Timeline, name: str) -> None:
     assert COPIES[name]().device.type == "meta"
     assert counted(timeline) == (1, BATCH.nbytes)
-    assert timeline.writer.slots[PLACES["phase_seconds"] + layout.H2D_COPY] > 0
+    assert timeline.writer.slots[INDEX["phase_seconds"] + layout.H2D_COPY] > 0
 
 
 OTHERS = {
@@ -100,7 +100,7 @@ def test_the_calls_errors_are_the_scripts_and_unbalance_nothing(timeline: Timeli
     with pytest.raises(RuntimeError, match="nonsense"):
         BATCH.to("nonsense")
     assert counted(timeline) == (0, 0)
-    assert timeline.writer.slots[PLACES["phase"]] == layout.OTHER
+    assert timeline.writer.slots[INDEX["phase"]] == layout.OTHER
 
 
 class Labelled(torch.Tensor):
@@ -141,7 +141,7 @@ def test_a_mode_sees_what_it_would_see_without_us(timeline: Timeline) -> None:
 def test_the_class_keeps_its_methods_and_gets_its_attributes_back() -> None:
     before, originals = dict(vars(torch.Tensor)), [getattr(torch.Tensor, name) for name in METHODS]
     patches = watch(Timeline(RankWriter()))
-    patches.look()
+    patches.poll()
     assert set(vars(torch.Tensor)) - set(before) == set(METHODS)
     assert [getattr(torch.Tensor, name) for name in METHODS] == originals
     patches.remove()
@@ -156,14 +156,14 @@ def test_a_job_without_a_device_never_meets_the_patches() -> None:
     assert dict(vars(torch.Tensor)) == before
     for back in undo:
         back()
-    assert timeline.looks == []
+    assert timeline.steps.polls == []
 
 
 def test_an_error_of_ours_switches_the_probe_off_and_copies_go_on() -> None:
     failed: list[str] = []
     timeline = Timeline(RankWriter())
     patches = watch(timeline, Guard("h2d_copy", failed.append))
-    patches.look()
+    patches.poll()
     timeline.writer.slots = memoryview(b"")  # nothing can be written any more
     try:
         assert BATCH.to("meta").device.type == "meta"

@@ -13,8 +13,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, _utils, dataloader
 
 import rankscope
-from rankscope.probes.loader_workers import PLACES_OF_WORKERS, Accounts, Board
-from rankscope.record.layout import LOADER_WORKER_STATES, PLACES
+from rankscope.probes.loader_workers import BOARD_ENTRIES, Accounts, Board
+from rankscope.record.layout import INDEX, LOADER_WORKER_STATES
 from rankscope.timeline.timeline import Timeline
 
 PER_SAMPLE = 0.02  # seconds
@@ -59,7 +59,7 @@ def fork(dataset: Any, workers: int = WORKERS, **options: Any) -> DataLoader[tor
 
 
 def train(loader: DataLoader[torch.Tensor]) -> list[torch.Tensor]:
-    """Two steps and the looks after them."""
+    """Two steps and the polls after them."""
     batches = list(loader)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -71,7 +71,7 @@ def train(loader: DataLoader[torch.Tensor]) -> list[torch.Tensor]:
 
 def published(timeline: Timeline, state: str = "working") -> float:
     """Seconds of worker time."""
-    return float(timeline.writer.slots[PLACES["loader_worker_seconds"] + LOADER_WORKER_STATES.index(state)])
+    return float(timeline.writer.slots[INDEX["loader_worker_seconds"] + LOADER_WORKER_STATES.index(state)])
 
 
 @pytest.mark.parametrize("dataset", [Samples(), Stream()], ids=["indexed", "iterable"])
@@ -107,9 +107,9 @@ def test_idle_time_never_goes_back(timeline: Timeline) -> None:
     loader = fork(Samples(), persistent_workers=True)
     train(loader)
     board.reserve(1)
-    for worked in (0.0, 50.0, 0.0):  # one batch took longer than all that has passed since the last look
-        board._places[0] += worked
-        accounts.look()
+    for worked in (0.0, 50.0, 0.0):  # one batch took longer than all that has passed since the last poll
+        board._seconds[0] += worked
+        accounts.poll()
         seen.append(published(timeline, "idle"))
     assert seen == sorted(seen)
     assert published(timeline) == 50
@@ -147,7 +147,7 @@ def test_the_rank_itself_keeps_torchs_own_fetchers(timeline: Timeline) -> None:
 
 def test_places_are_used_again_after_many_epochs(timeline: Timeline) -> None:
     board = Board()
-    board.reserve(PLACES_OF_WORKERS - 1)
+    board.reserve(BOARD_ENTRIES - 1)
     board.reserve(2)
     assert board.total() == 0
     train(fork(Samples(), workers=1))

@@ -78,9 +78,9 @@ def test_an_uncaught_exception_is_an_exception_and_still_printed(run_dir: Path) 
     assert process.returncode == 1
 
 
-@pytest.mark.parametrize("place", [WAIT, "threading.Event().wait()", "import time; time.sleep(600)"])
-def test_sigterm_is_a_planned_stop_even_while_blocked(run_dir: Path, place: str) -> None:
-    with job(run_dir, place) as process:
+@pytest.mark.parametrize("code", [WAIT, "threading.Event().wait()", "import time; time.sleep(600)"])
+def test_sigterm_is_a_planned_stop_even_while_blocked(run_dir: Path, code: str) -> None:
+    with job(run_dir, code) as process:
         assert record_in(run_dir).alive
         process.terminate()
         assert process.wait() == -signal.SIGTERM

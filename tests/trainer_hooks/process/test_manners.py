@@ -147,7 +147,7 @@ def test_training_that_moves_to_another_thread_and_back_is_followed() -> None:
             thread.join()
         else:
             train(10)
-        assert attached().timeline.steps == expected
+        assert attached().timeline.steps.count == expected
         assert attached().timeline.open_phases == (layout.OTHER, None)
 
 
@@ -170,10 +170,10 @@ def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:
     both(barrier)
     thread.join()
     timeline, slots = attached().timeline, attached().writer.slots
-    place = layout.PLACES["phase_seconds"]
-    total = sum(slots[place : place + layout.MAX_PHASES])
+    index = layout.INDEX["phase_seconds"]
+    total = sum(slots[index : index + layout.MAX_PHASES])
     assert timeline.open_phases == (layout.OTHER, None)
-    assert total == pytest.approx(timeline.last_event - slots[layout.PLACES["started_monotonic"]], abs=1e-6)
+    assert total == pytest.approx(timeline.last_event - slots[layout.INDEX["started_monotonic"]], abs=1e-6)
 
 
 @pytest.mark.usefixtures("process_group")
@@ -219,7 +219,7 @@ def test_process_groups_that_come_and_go_keep_their_name_and_their_number_grows(
             del group
         train(2)
         leave()
-        numbers.append(attached().writer.slots[layout.PLACES["group_collectives"]])
+        numbers.append(attached().writer.slots[layout.INDEX["group_collectives"]])
     gc.collect()
     assert attached().timeline.groups.names == ["0"]
     assert len(attached().timeline.groups._known) <= 1
@@ -267,7 +267,7 @@ def test_a_run_directory_that_vanishes_changes_nothing(run_dir: Path, caplog: py
     train(2)
     shutil.rmtree(run_dir)
     assert all(map(torch.equal, expected, train()))
-    assert attached().timeline.steps == 2 + STEPS
+    assert attached().timeline.steps.count == 2 + STEPS
     rankscope.uninstrument()
     run_dir.mkdir()
     assert caplog.text == ""

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.reader import read_rank
 from rankscope.record.writer import RankWriter
 
@@ -19,10 +19,10 @@ JOB = Path(__file__).parents[1] / "jobs" / "killed.py"
 INFO = {"run": "r", "rank": "0"}
 
 
-@pytest.mark.parametrize("place", ["instructions", "moments"])
-def test_a_rank_that_is_killed_at_any_point_leaves_a_record_that_is_whole_and_true(run_dir: Path, place: str) -> None:
+@pytest.mark.parametrize("where", ["instructions", "moments"])
+def test_a_rank_that_is_killed_at_any_point_leaves_a_record_that_is_whole_and_true(run_dir: Path, where: str) -> None:
     environment = {**os.environ, "RANKSCOPE_RUN": "job", "RANKSCOPE_QUIET": "1"}
-    command = [sys.executable, str(JOB), place, "100"]
+    command = [sys.executable, str(JOB), where, "100"]
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
@@ -42,7 +42,7 @@ def test_a_new_info_does_not_touch_the_old_one_before_it_is_whole(run_dir: Path)
     writer.publish(run_dir, "r.0", INFO)
     assert writer.path is not None
     for number in range(20):
-        before = writer.slots[PLACES["info_place"]]
+        before = writer.slots[INDEX["info_place"]]
         content = writer.path.read_bytes()
         writer.write_info({**INFO, "groups": [str(number), "x" * 100 * number]})
         assert read_rank(writer.path).info["groups"][0] == str(number)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
@@ -38,8 +38,8 @@ patterns = [struct.unpack("d", bytes([byte]) * 8)[0] for byte in (0x11, 0xEE)]
 print("writing", flush=True)
 while True:
     for pattern in patterns:
-        for place in range(200):
-            slots[place] = pattern
+        for index in range(200):
+            slots[index] = pattern
 """
 
 
@@ -60,7 +60,7 @@ def refusal(path: Path) -> str:
 def test_slots_and_info_are_read_as_written(run_dir: Path) -> None:
     writer = RankWriter()
     writer.publish(run_dir, "r.0", INFO)
-    writer.slots[PLACES["steps"]] = 7
+    writer.slots[INDEX["steps"]] = 7
     assert writer.path is not None
     snapshot = read_rank(writer.path)
     assert snapshot["steps"] == 7
@@ -70,7 +70,7 @@ def test_slots_and_info_are_read_as_written(run_dir: Path) -> None:
 
 def test_what_was_counted_before_publishing_is_in_the_file(run_dir: Path) -> None:
     writer = RankWriter()
-    writer.slots[PLACES["steps"]] = 3
+    writer.slots[INDEX["steps"]] = 3
     writer.publish(run_dir, "r.0", INFO)
     assert writer.path is not None
     assert read_rank(writer.path)["steps"] == 3
@@ -109,7 +109,7 @@ def test_a_foreign_file_is_refused(run_dir: Path) -> None:
 )
 def test_values_that_no_rank_writes_are_refused(run_dir: Path, field: str, value: float) -> None:
     content = bytearray(published(run_dir).read_bytes())
-    struct.pack_into("d", content, layout.SLOTS_OFFSET + 8 * PLACES[field], value)
+    struct.pack_into("d", content, layout.SLOTS_OFFSET + 8 * INDEX[field], value)
     path = run_dir / "odd.rank"
     path.write_bytes(content)
     assert refusal(path) == "foreign"
@@ -145,8 +145,8 @@ def test_publishing_into_a_missing_directory_leaves_the_writer_counting(run_dir:
     writer = RankWriter()
     with pytest.raises(OSError, match="missing"):
         writer.publish(run_dir / "missing", "r.0", INFO)
-    writer.slots[PLACES["steps"]] += 1
-    assert writer.slots[PLACES["steps"]] == 1
+    writer.slots[INDEX["steps"]] += 1
+    assert writer.slots[INDEX["steps"]] == 1
 
 
 def test_an_info_that_does_not_fit_is_refused_and_leaves_no_file(run_dir: Path) -> None:

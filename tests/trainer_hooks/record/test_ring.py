@@ -20,7 +20,7 @@ from rankscope.record.snapshot import DeviceStep, Step
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
-DEVICE_STEPS = layout.PLACES["device_steps"]
+DEVICE_STEPS = layout.INDEX["device_steps"]
 INFO = {"run": "r", "rank": "0", "phases": []}
 
 # Each step n lasts n seconds by the writer's clock, all of them in forward: any mixture of two entries shows.
@@ -58,7 +58,7 @@ number = 0
 while True:
     number += 1
     writer.device_ring[number % layout.DEVICE_RING_STEPS][:] = array("d", [number] * layout.DEVICE_RING_WIDTH)
-    writer.slots[layout.PLACES["device_steps"]] = number
+    writer.slots[layout.INDEX["device_steps"]] = number
 """
 
 
@@ -126,7 +126,7 @@ def test_what_was_overwritten_and_what_the_writer_may_be_at_is_left_out(run_dir:
     for _ in range(300):
         job.step(forward=1.0)
     numbers = [step.number for step in job.steps_after(0)]
-    # The writer may be at entry 301, in the place of 173; of 174 the beginning is then unknown.
+    # The writer may be at entry 301, which overwrites 173; of 174 the beginning is then unknown.
     assert numbers == list(range(300 - layout.RING_STEPS + 3, 301))
 
 
@@ -179,12 +179,12 @@ def test_a_device_that_is_measured_as_fast_as_can_be_never_shows_a_torn_step(run
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e300])
-@pytest.mark.parametrize("place", [0, 1, 4, 5])
-def test_an_entry_that_no_rank_writes_is_left_out(run_dir: Path, value: float, place: int) -> None:
+@pytest.mark.parametrize("index", [0, 1, 4, 5])
+def test_an_entry_that_no_rank_writes_is_left_out(run_dir: Path, value: float, index: int) -> None:
     job = Job(run_dir)
     for _ in range(5):
         job.step(forward=1.0)
-    job.writer.ring[3][place] = value
+    job.writer.ring[3][index] = value
     assert [step.number for step in job.steps_after(0)] == [2, 5]
 
 
@@ -192,7 +192,7 @@ def test_an_entry_that_no_rank_writes_is_left_out(run_dir: Path, value: float, p
 def test_a_number_of_steps_that_nobody_took_costs_no_time(run_dir: Path, value: float) -> None:
     job = Job(run_dir)
     job.step(forward=1.0)
-    job.writer.slots[layout.PLACES["steps"]] = value
+    job.writer.slots[layout.INDEX["steps"]] = value
     assert job.steps_after(0) == []
 
 
@@ -229,17 +229,17 @@ def test_measured_steps_that_were_overwritten_are_left_out(run_dir: Path) -> Non
     job = Job(run_dir)
     for number in range(1, 101):
         job.measure(number, forward=1.0)
-    # The writer may be at entry 101, in the place of 69.
+    # The writer may be at entry 101, which overwrites 69.
     assert [step.nth for step in job.device_steps_after(0)] == list(range(100 - layout.DEVICE_RING_STEPS + 2, 101))
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 2.0**201])
-@pytest.mark.parametrize("place", range(6))
-def test_a_measured_step_that_no_rank_writes_is_left_out(run_dir: Path, value: float, place: int) -> None:
+@pytest.mark.parametrize("index", range(6))
+def test_a_measured_step_that_no_rank_writes_is_left_out(run_dir: Path, value: float, index: int) -> None:
     job = Job(run_dir)
     for number in range(1, 6):
         job.measure(number, forward=1.0)
-    job.writer.device_ring[3][place] = value
+    job.writer.device_ring[3][index] = value
     assert [step.nth for step in job.device_steps_after(0)] == [1, 2, 4, 5]
 
 

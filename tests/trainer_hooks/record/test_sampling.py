@@ -58,10 +58,10 @@ def test_what_happens_each_nth_step_is_met_neither_always_nor_never(period: int,
 
 @pytest.mark.parametrize("level", [3, 6])
 def test_the_places_within_blocks_have_no_pattern(level: int) -> None:
-    places = [next_sampled(block << level, level) - (block << level) for block in range(4096)]
-    counts = [places.count(place) for place in range(2**level)]
-    expected = len(places) / 2**level
+    offsets = [next_sampled(block << level, level) - (block << level) for block in range(4096)]
+    counts = [offsets.count(offset) for offset in range(2**level)]
+    expected = len(offsets) / 2**level
     assert all(abs(count - expected) < 5 * math.sqrt(expected) for count in counts)
-    for distance in range(1, 9):  # blocks beside each other have the same place as often as by chance
-        equal = sum(a == b for a, b in zip(places, places[distance:], strict=False))
+    for distance in range(1, 9):  # blocks beside each other have the same offset as often as by chance
+        equal = sum(a == b for a, b in zip(offsets, offsets[distance:], strict=False))
         assert abs(equal - expected) < 5 * math.sqrt(expected)

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rankscope.guard import Guard
 from rankscope.probes import backward, ddp, device_time, device_wait
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope.timeline import device_clock
 from rankscope.timeline.device_clock import DeviceClock
@@ -152,8 +152,8 @@ def train(timeline: Timeline, gpu: Gpu, steps: int = 1) -> None:
 
 def seconds(timeline: Timeline) -> dict[str, float]:
     """Phases that have any time of the device's."""
-    place = PLACES["device_seconds"]
-    values = timeline.writer.slots[place : place + len(layout.PHASES)].tolist()
+    index = INDEX["device_seconds"]
+    values = timeline.writer.slots[index : index + len(layout.PHASES)].tolist()
     return {name: value for name, value in zip(layout.PHASES, values, strict=True) if value}
 
 
@@ -235,7 +235,7 @@ def test_of_short_steps_as_many_are_measured_as_the_marks_may_cost_each_from_sta
     found = seconds(timeline)
     assert found["forward"] == pytest.approx(found["backward"])
     # Five marks a step of 2 ms, at one mark each 0.1 s at the most: one of 250, hence one of 256, and the very first.
-    assert timeline.writer.slots[PLACES["device_steps"]] == pytest.approx(40, abs=2)
+    assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(40, abs=2)
 
 
 def test_ranks_whose_steps_look_differently_long_measure_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -266,11 +266,11 @@ def test_of_steps_with_very_many_marks_one_a_minute_is_measured(timeline: Timeli
         gpu.host.now += 1
         timeline.step()
     # 2000 marks a step of a second: by the budget one of 256, and one of 64 as it is at least one a minute.
-    assert timeline.writer.slots[PLACES["device_steps"]] == pytest.approx(1300 / 64, abs=2)
+    assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(1300 / 64, abs=2)
 
 
 def last_entry(timeline: Timeline) -> list[float]:
-    nth = int(timeline.writer.slots[PLACES["device_steps"]])
+    nth = int(timeline.writer.slots[INDEX["device_steps"]])
     return timeline.writer.device_ring[nth % layout.DEVICE_RING_STEPS].tolist()
 
 
@@ -278,7 +278,7 @@ def last_entry(timeline: Timeline) -> list[float]:
 def test_the_ring_has_each_measured_step_whole(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu, 3)
     ended = gpu.host.now
-    timeline.writer.slots[PLACES["group_collectives"]] = 7  # by the next step's end
+    timeline.writer.slots[INDEX["group_collectives"]] = 7  # by the next step's end
     gpu.synchronize()
     timeline.step()
     phases = [STEP.get(name, 0.0) for name in layout.PHASES]
@@ -339,8 +339,8 @@ def wait_for_the_device(timeline: Timeline, gpu: Gpu) -> None:
 
 
 def dry(timeline: Timeline) -> dict[str, float]:
-    place = PLACES["device_dry_seconds"]
-    values = timeline.writer.slots[place : place + len(layout.PHASES)].tolist()
+    index = INDEX["device_dry_seconds"]
+    values = timeline.writer.slots[index : index + len(layout.PHASES)].tolist()
     return {name: value for name, value in zip(layout.PHASES, values, strict=True) if value > 1e-3}
 
 
@@ -387,7 +387,7 @@ def test_a_graph_capture_gets_no_event_and_is_asked_nothing(timeline: Timeline, 
 def test_a_step_within_which_a_scaler_skipped_others_is_not_measured(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
     phase(timeline, gpu, layout.FORWARD, 100)
-    timeline.writer.slots[PLACES["amp_skipped_steps"]] += 1
+    timeline.writer.slots[INDEX["amp_skipped_steps"]] += 1
     train(timeline, gpu, 2)  # the first of them ends the step that is too long
     gpu.synchronize()
     timeline.step()
@@ -441,7 +441,7 @@ def test_stopping_reads_what_is_done_and_leaves_nothing_behind(
     gpu.host.now += 6
     clock.stop()
     assert seconds(timeline) == pytest.approx(STEP)
-    assert (timeline.on_step, timeline.on_boundary) == (None, None)
+    assert (timeline.steps.on_end, timeline.on_boundary) == (None, None)
 
 
 @pytest.mark.usefixtures("clock")
@@ -466,7 +466,7 @@ def test_an_error_of_the_device_switches_the_clock_off_and_not_the_training(
 
     monkeypatch.setattr(Event, "query", broken)
     train(timeline, gpu, 3)
-    assert timeline.steps == 4
+    assert timeline.steps.count == 4
     assert seconds(timeline) == {}
 
 
@@ -487,7 +487,7 @@ def test_ddps_exposed_wait_lies_between_two_events(timeline: Timeline, gpu: Gpu,
 def test_a_torch_for_the_cpu_has_no_device_to_time(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     assert device_time.install(timeline, Guard("device_time", fail)) == []
-    assert timeline.on_step is None
+    assert timeline.steps.on_end is None
 
 
 def test_a_torch_for_cuda_is_watched_until_it_is_taken_back(
@@ -497,10 +497,10 @@ def test_a_torch_for_cuda_is_watched_until_it_is_taken_back(
     undo = device_time.install(timeline, Guard("device_time", fail))
     timeline.step()  # CUDA itself stays untouched, where there is none
     timeline.step()
-    assert timeline.on_step is not None
+    assert timeline.steps.on_end is not None
     for take_back in undo:
         take_back()
-    assert (timeline.on_step, timeline.on_boundary) == (None, None)
+    assert (timeline.steps.on_end, timeline.on_boundary) == (None, None)
 
 
 @pytest.fixture
@@ -552,7 +552,7 @@ def test_on_cuda_the_events_are_torchs_and_nothing_of_torchs_that_waits_is_calle
     timeline: Timeline, gpu: Gpu, cuda: Cuda
 ) -> None:
     train(timeline, gpu, 2)
-    assert timeline.writer.slots[PLACES["device_waits"]] == 0
+    assert timeline.writer.slots[INDEX["device_waits"]] == 0
     gpu.synchronize()
     timeline.step()
     assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})
@@ -617,9 +617,9 @@ def test_an_event_of_the_step_before_is_known(
         timeline.step()
         gpu.synchronize()
     slots = timeline.writer.slots
-    measured = slots[PLACES["device_steps"]]
+    measured = slots[INDEX["device_steps"]]
     assert 20 < measured < 120
-    assert slots[PLACES["device_seconds"] + layout.H2D_COPY] > 0.9 * 0.04 * measured
+    assert slots[INDEX["device_seconds"] + layout.H2D_COPY] > 0.9 * 0.04 * measured
 
 
 def test_a_communication_stream_that_waits_for_another_holds_nobody_up(
@@ -648,17 +648,17 @@ def test_waiting_for_the_device_is_a_phase_of_the_hosts_and_no_time_of_the_devic
     gpu.stream.synchronize()
     timeline.step()
     timeline.step()
-    host = timeline.writer.slots[PLACES["phase_seconds"] + layout.DEVICE_WAIT]
+    host = timeline.writer.slots[INDEX["phase_seconds"] + layout.DEVICE_WAIT]
     assert host == pytest.approx(5 - 0.002)
-    assert timeline.writer.slots[PLACES["device_waits"]] == 2
+    assert timeline.writer.slots[INDEX["device_waits"]] == 2
     assert seconds(timeline) == pytest.approx({"forward": 2, "backward": 3})
 
 
 def test_everything_is_taken_back(timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = {place: dict(vars(place)) for place in (torch.cuda, torch.cuda.Event, torch.cuda.Stream, torch.Tensor)}
+    before = {owner: dict(vars(owner)) for owner in (torch.cuda, torch.cuda.Event, torch.cuda.Stream, torch.Tensor)}
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     undo = [undo for probe in (device_time, device_wait) for undo in probe.install(timeline, Guard("probe", fail))]
     assert torch.cuda.synchronize is not before[torch.cuda]["synchronize"]
     for take_back in undo:
         take_back()
-    assert {place: dict(vars(place)) for place in before} == before
+    assert {owner: dict(vars(owner)) for owner in before} == before

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from rankscope.guard import Guard
 from rankscope.probes import backward, ddp
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
@@ -51,10 +51,10 @@ def model(timeline: Timeline, probes: tuple[ModuleType, ...]) -> Iterator[torch.
 def found(timeline: Timeline) -> tuple[float, float, bool]:
     """All-reduces, the collective that the record says is open, and whether its wait is all of the phase's time."""
     slots = timeline.writer.slots
-    seconds = slots[PLACES["collective_seconds"] + ALL_REDUCE]
-    in_phase = slots[PLACES["phase_seconds"] + layout.COLLECTIVE_WAIT]
-    calls = slots[PLACES["collectives"] + ALL_REDUCE]
-    return calls, slots[PLACES["collective_op"]], in_phase == pytest.approx(seconds) and seconds > 0
+    seconds = slots[INDEX["collective_seconds"] + ALL_REDUCE]
+    in_phase = slots[INDEX["phase_seconds"] + layout.COLLECTIVE_WAIT]
+    calls = slots[INDEX["collectives"] + ALL_REDUCE]
+    return calls, slots[INDEX["collective_op"]], in_phase == pytest.approx(seconds) and seconds > 0
 
 
 def test_each_backward_pass_has_one_wait(timeline: Timeline, model: torch.nn.Module) -> None:
@@ -80,7 +80,7 @@ def test_an_error_in_the_middle_of_the_wait_ends_it(timeline: Timeline, model: t
         model(torch.ones(1, 2)).sum().backward()
     DistributedDataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()  # DDP's own is of no more use
     assert timeline.open_phases == (layout.OTHER, None)
-    assert timeline.writer.slots[PLACES["collective_op"]] == 0
+    assert timeline.writer.slots[INDEX["collective_op"]] == 0
 
 
 class TrainsWithin(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Groups of ranks: a hang as an outsider sees it, and what happens without names, places or torch's numbers."""
+"""Groups of ranks: a hang as an outsider sees it, and what happens without names, indices or torch's numbers."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
 
 
 def numbers(groups: Groups) -> list[float]:
-    start = layout.PLACES["group_collectives"]
+    start = layout.INDEX["group_collectives"]
     return groups._writer.slots[start : start + layout.MAX_GROUPS].tolist()
 
 
@@ -206,16 +206,16 @@ def test_groups_past_the_last_place_are_not_counted_and_said_once(
     groups: Groups, caplog: pytest.LogCaptureFixture
 ) -> None:
     alive = []
-    for place in range(layout.MAX_GROUPS + 5):
+    for index in range(layout.MAX_GROUPS + 5):
         process_group = CountedProcessGroup()
-        process_group.called = str(place)  # type: ignore[attr-defined]  # read by the fixture's names
+        process_group.called = str(index)  # type: ignore[attr-defined]  # read by the fixture's names
         process_group.number = 1
         groups.issued(process_group)
         alive.append(process_group)
     assert len(groups.names) == layout.MAX_GROUPS
-    assert groups.of(alive[-1]).place == UNCOUNTED
+    assert groups.of(alive[-1]).index == UNCOUNTED
     assert numbers(groups) == [0.0] + [1.0] * (layout.MAX_GROUPS - 1)
-    assert groups._writer.slots[layout.PLACES["group_wait_seconds"]] == 0
+    assert groups._writer.slots[layout.INDEX["group_wait_seconds"]] == 0
     assert len(caplog.records) == 1
 
 
@@ -228,7 +228,7 @@ def test_a_process_group_that_torch_does_not_know_by_its_ranks_is_not_counted_by
         raise KeyError(group)
 
     monkeypatch.setattr("rankscope.process.identity.group_name", unknown)
-    assert groups.of(CountedProcessGroup()).place == UNCOUNTED
+    assert groups.of(CountedProcessGroup()).index == UNCOUNTED
     assert groups.names == ["0-3"]
 
 

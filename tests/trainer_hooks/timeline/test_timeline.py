@@ -10,7 +10,7 @@ import torch
 
 from rankscope.probes.collectives import NOTHING, Collectives
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
@@ -39,7 +39,7 @@ def timeline(clock: Clock) -> Timeline:
 
 def seconds(timeline: Timeline) -> dict[str, float]:
     """Closed phases that have any time."""
-    values = timeline.writer.slots[PLACES["phase_seconds"] : PLACES["phase_seconds"] + len(layout.PHASES)].tolist()
+    values = timeline.writer.slots[INDEX["phase_seconds"] : INDEX["phase_seconds"] + len(layout.PHASES)].tolist()
     return {name: value for name, value in zip(layout.PHASES, values, strict=True) if value}
 
 
@@ -135,7 +135,7 @@ def test_within_a_collective_another_one_or_a_phase_may_open_and_close(timeline:
     clock.now += 8
     timeline.leave(forward)
     assert seconds(timeline) == {"collective_wait": 2.0, "h2d_copy": 4.0, "forward": 8.0}
-    assert timeline.writer.slots[PLACES["phase"]] == layout.OTHER
+    assert timeline.writer.slots[INDEX["phase"]] == layout.OTHER
 
 
 def test_a_collective_that_ends_after_the_phase_around_it_opens_nothing(timeline: Timeline, clock: Clock) -> None:
@@ -168,7 +168,7 @@ def test_unwinding_in_the_middle_of_a_collective_leaves_no_collective_open(timel
     clock.now += 2
     timeline.leave(timeline.enter(layout.OPTIMIZER))
     assert seconds(timeline) == {"other": 2.0}
-    assert timeline.writer.slots[PLACES["collective_op"]] == 0
+    assert timeline.writer.slots[INDEX["collective_op"]] == 0
 
 
 KEY, OTHER_KEY = 7, 8  # of works
@@ -187,19 +187,19 @@ def test_a_synchronous_collective_is_one_event(timeline: Timeline, clock: Clock)
     collectives, slots = Collectives(timeline), timeline.writer.slots
     forward = timeline.enter(layout.FORWARD)
     issue_synchronously(timeline, collectives, clock)
-    assert (slots[PLACES["phase"]], slots[PLACES["collective_op"]]) == (layout.COLLECTIVE_WAIT, 3)
-    began = slots[PLACES["phase_since"]]
+    assert (slots[INDEX["phase"]], slots[INDEX["collective_op"]]) == (layout.COLLECTIVE_WAIT, 3)
+    began = slots[INDEX["phase_since"]]
     wait = collectives.begin_wait(KEY)
     clock.now += 2
-    assert (slots[PLACES["phase_since"]], slots[PLACES["collective_op"]]) == (began, 3)
+    assert (slots[INDEX["phase_since"]], slots[INDEX["collective_op"]]) == (began, 3)
     assert wait is not None
     collectives.waited(wait, is_complete=True)
-    assert (slots[PLACES["phase"]], slots[PLACES["collective_op"]]) == (layout.FORWARD, 0)
+    assert (slots[INDEX["phase"]], slots[INDEX["collective_op"]]) == (layout.FORWARD, 0)
     clock.now += 4
     timeline.leave(forward)
     assert seconds(timeline) == {"collective_wait": 3.0, "forward": 4.0}
     fields = ("collectives", "collective_bytes", "collective_seconds", "collective_duration_seconds")
-    assert [slots[PLACES[field] + 2] for field in fields] == [1, 400, 3, 3]
+    assert [slots[INDEX[field] + 2] for field in fields] == [1, 400, 3, 3]
 
 
 def test_a_synchronous_collective_that_nobody_waits_for_ends_with_the_next_phase(
@@ -210,11 +210,11 @@ def test_a_synchronous_collective_that_nobody_waits_for_ends_with_the_next_phase
     timeline.leave(timeline.enter(layout.FORWARD))
     clock.now += 2
     call = collectives.begin(ProcessGroup(), 5, timeline.groups.issuing)
-    assert slots[PLACES["collective_op"]] == 6
+    assert slots[INDEX["collective_op"]] == 6
     assert call is not None
     collectives.issued(call, 5, NOTHING, None)
     assert seconds(timeline) == {"collective_wait": 1.0, "other": 2.0}
-    assert slots[PLACES["collective_op"]] == 0
+    assert slots[INDEX["collective_op"]] == 0
 
 
 def test_a_wait_for_another_collective_than_the_synchronous_one_is_its_own(timeline: Timeline, clock: Clock) -> None:
@@ -224,15 +224,15 @@ def test_a_wait_for_another_collective_than_the_synchronous_one_is_its_own(timel
     collectives.issued(call, 5, ON_HOST, OTHER_KEY)
     issue_synchronously(timeline, collectives, clock)
     wait = collectives.begin_wait(OTHER_KEY)
-    assert slots[PLACES["collective_op"]] == 6
+    assert slots[INDEX["collective_op"]] == 6
     clock.now += 2
     assert wait is not None
     collectives.waited(wait, is_complete=True)
     clock.now += 4
     timeline.leave(timeline.enter(layout.FORWARD))
     assert seconds(timeline) == {"collective_wait": 3.0, "other": 4.0}
-    assert [slots[PLACES["collective_seconds"] + op] for op in (2, 5)] == [0, 2]
-    assert slots[PLACES["collective_op"]] == 0
+    assert [slots[INDEX["collective_seconds"] + op] for op in (2, 5)] == [0, 2]
+    assert slots[INDEX["collective_op"]] == 0
 
 
 def test_unwinding_between_a_synchronous_collective_and_its_wait_leaves_none_open(
@@ -244,7 +244,7 @@ def test_unwinding_between_a_synchronous_collective_and_its_wait_leaves_none_ope
     clock.now += 2
     timeline.leave(timeline.enter(layout.OPTIMIZER))
     assert seconds(timeline) == {"collective_wait": 1.0, "other": 2.0}
-    assert timeline.writer.slots[PLACES["collective_op"]] == 0
+    assert timeline.writer.slots[INDEX["collective_op"]] == 0
 
 
 def test_the_first_step_has_no_duration_and_later_ones_go_into_the_histogram(clock: Clock) -> None:
@@ -253,14 +253,14 @@ def test_the_first_step_has_no_duration_and_later_ones_go_into_the_histogram(clo
         clock.now += duration
         timeline.step()
     slots = timeline.writer.slots
-    buckets = slots[PLACES["step_buckets"] : PLACES["step_buckets"] + len(layout.STEP_BOUNDS) + 1].tolist()
-    assert slots[PLACES["steps"]] == 5
-    assert {place: count for place, count in enumerate(buckets) if count} == {
+    buckets = slots[INDEX["step_buckets"] : INDEX["step_buckets"] + len(layout.STEP_BOUNDS) + 1].tolist()
+    assert slots[INDEX["steps"]] == 5
+    assert {index: count for index, count in enumerate(buckets) if count} == {
         layout.STEP_BOUNDS.index(0.05): 1,
         layout.STEP_BOUNDS.index(0.25): 2,
         len(layout.STEP_BOUNDS): 1,
     }
-    assert slots[PLACES["step_seconds"]] == pytest.approx(1000.54)
+    assert slots[INDEX["step_seconds"]] == pytest.approx(1000.54)
 
 
 def test_attributes_are_few_enough_to_be_read_in_place(timeline: Timeline) -> None:
@@ -329,3 +329,9 @@ def test_a_stopped_timeline_changes_nothing(timeline: Timeline, clock: Clock) ->
     timeline.leave(timeline.enter(layout.FORWARD))
     timeline.step()
     assert timeline.writer.slots.tolist() == before
+
+
+def test_no_part_of_the_timeline_has_as_many_attributes_as_make_every_access_to_it_slow(timeline: Timeline) -> None:
+    shared_keys_limit = 30  # CPython 3.11's SHARED_KEYS_MAX_SIZE
+    parts = [timeline, timeline.steps, timeline.groups, timeline.backward, timeline.checkpoints, timeline.job]
+    assert max(len(vars(part)) for part in parts) < shared_keys_limit

@@ -84,7 +84,7 @@ def _opened(directory: Path) -> int:
 
 
 def _files(descriptor: int) -> Iterator[_File]:
-    """What may be a record. An empty file is none, and costs nobody a place."""
+    """What may be a record. An empty file is none, and keeps nobody out."""
     with os.scandir(descriptor) as entries:
         for entry in islice(entries, NAMES_LIMIT):
             if not entry.name.endswith(SUFFIX) or entry.name.startswith("."):

@@ -192,14 +192,14 @@ def _by_signal(rank: LivingRank, process: Process) -> str:
 
 def _opened(path: Path, owner: int) -> int:
     """The file for the answer, if it is one in memory and the rank's: nothing of a device, pipe or mount is opened."""
-    place = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
-        status = os.fstat(place)
+        status = os.fstat(found)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink or status.st_uid != owner:
             raise NoStacksError("its process no longer has the file for them")
-        return os.open(f"/proc/self/fd/{place}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
-        os.close(place)
+        os.close(found)
 
 
 def _asked_by(snapshot: RankSnapshot) -> tuple[int, Path]:

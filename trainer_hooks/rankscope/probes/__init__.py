@@ -6,58 +6,40 @@ registration.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 from types import ModuleType
 
-from rankscope.guard import Guard
-from rankscope.timeline.timeline import Timeline
-
-Install = Callable[[Timeline, Guard], Sequence[Callable[[], None]]]
+PROBES = (  # in the order in which they are installed
+    "data_wait",
+    "loader_workers",
+    "ddp",
+    "forward",
+    "backward",
+    "collectives",
+    "functional",
+    "optimizer",
+    "device_time",
+    "device_wait",
+    "checkpoint",
+    "garbage",
+    "h2d_copy",
+    "cuda_memory",
+    "autocast",
+    "amp",
+)
+LATE_PROBES = ("frameworks",)  # when the training begins, because what they watch is imported only after us
 
 
 def all_probes() -> dict[str, ModuleType]:
-    """Every probe by name. Imports torch."""
-    from rankscope.probes import (
-        amp,
-        autocast,
-        backward,
-        checkpoint,
-        collectives,
-        cuda_memory,
-        data_wait,
-        ddp,
-        device_time,
-        device_wait,
-        forward,
-        functional,
-        garbage,
-        h2d_copy,
-        loader_workers,
-        optimizer,
-    )
-
-    return {
-        "data_wait": data_wait,
-        "loader_workers": loader_workers,
-        "ddp": ddp,
-        "forward": forward,
-        "backward": backward,
-        "collectives": collectives,
-        "functional": functional,
-        "optimizer": optimizer,
-        "device_time": device_time,
-        "device_wait": device_wait,
-        "checkpoint": checkpoint,
-        "garbage": garbage,
-        "h2d_copy": h2d_copy,
-        "cuda_memory": cuda_memory,
-        "autocast": autocast,
-        "amp": amp,
-    }
+    """Those that `instrument` installs, by name. Imports torch."""
+    return _modules(PROBES)
 
 
 def late_probes() -> dict[str, ModuleType]:
-    """Those that are installed when the training begins, because what they watch is imported only after us."""
-    from rankscope.probes import frameworks
+    """Those that are installed when the training begins, by name."""
+    return _modules(LATE_PROBES)
 
-    return {"frameworks": frameworks}
+
+def _modules(names: Sequence[str]) -> dict[str, ModuleType]:
+    return {name: import_module(f"{__name__}.{name}") for name in names}

@@ -22,10 +22,10 @@ from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.span import in_phase
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.timeline.timeline import Timeline
 
-SCALE, SKIPPED = PLACES["amp_scale"], PLACES["amp_skipped_steps"]
+SCALE, SKIPPED = INDEX["amp_scale"], INDEX["amp_skipped_steps"]
 READ_SECONDS = 1.0  # between two readings of a device
 MAX_UNREAD = 256  # steps whose decision waits to be read; a scaler that makes more in a second is read earlier
 
@@ -77,12 +77,12 @@ class ScalerWatch:
         self._readings: dict[torch.device, DeviceReading] = {}
 
     def begin(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
-        """An optimizer's step begins."""
+        """Note that an optimizer's step begins, as a hook of every optimizer: the scaler has not skipped it then."""
         if not is_dynamo_compiling():
             self._begun.add(id(optimizer))
 
     def stepped(self, call: tuple[Any, ...], _result: object, _seconds: float) -> None:
-        """`scaler.step(optimizer)` returned."""
+        """Count what `scaler.step(optimizer)`, which has returned, turns out to have skipped, and read the scale."""
         scaler: Any = call[0]
         optimizer = call[1] if len(call) > 1 else None
         if optimizer is None or not scaler.is_enabled():

@@ -9,7 +9,8 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.timeline.timeline import SETTLED_STEPS, Timeline
+from rankscope.timeline.steps import SETTLED_STEPS
+from rankscope.timeline.timeline import Timeline
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
@@ -18,7 +19,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     @guard
     def note(context: Any) -> None:
         if context._enabled:  # noqa: SLF001 - no public question
-            timeline.autocast = str(context.fast_dtype).removeprefix("torch.")
+            timeline.job.autocast = str(context.fast_dtype).removeprefix("torch.")
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:
         def enter(context: Any) -> Any:
@@ -30,9 +31,9 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     undo = replace(torch.autocast, "__enter__", watch)
 
     @guard
-    def look() -> None:
-        if timeline.steps >= SETTLED_STEPS:
+    def poll() -> None:
+        if timeline.steps.count >= SETTLED_STEPS:
             undo()
 
-    timeline.looks.append(look)
-    return [undo, lambda: timeline.looks.remove(look)]
+    timeline.steps.polls.append(poll)
+    return [undo, lambda: timeline.steps.polls.remove(poll)]

@@ -17,10 +17,11 @@ from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_frame
 from rankscope.probes.span import Function, in_phase
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
-from rankscope.timeline.timeline import OPTIMIZER_STEP, Timeline
+from rankscope.record.layout import INDEX
+from rankscope.timeline.steps import OPTIMIZER_STEP
+from rankscope.timeline.timeline import Timeline
 
-MICRO_STEPS = PLACES["micro_steps"]
+MICRO_STEPS = INDEX["micro_steps"]
 NOT_WITHIN = frozenset({layout.BACKWARD})
 
 
@@ -31,24 +32,26 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     it would be a second wrapper on every step's way.
     """
 
+    passes, steps = timeline.backward, timeline.steps
+
     def count(_call: tuple[Any, ...], gradients: object, _seconds: float) -> None:
-        if timeline.on_backward_end is not None:
-            timeline.on_backward_end()
+        if passes.on_end is not None:
+            passes.on_end()
         if gradients:
             return  # only `grad` is given some
         timeline.writer.slots[MICRO_STEPS] += 1
-        if timeline.steps_in_backward:
+        if passes.steps_optimizers:
             timeline.step_in_backward()
-        elif timeline.step_marker < OPTIMIZER_STEP:
-            timeline.unmarked_pass_ended()
+        elif steps.marker < OPTIMIZER_STEP:
+            steps.unmarked_pass_ended()
 
     def nested(original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:
-            timeline.nested_backwards += 1
+            passes.nested += 1
             try:
                 return original(*args, **kwargs)
             finally:
-                timeline.nested_backwards -= 1
+                passes.nested -= 1
 
         return skip_frame(watched)
 

@@ -19,24 +19,27 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.timeline.timeline import Phases, Timeline
+from rankscope.probes.span import Arguments, Function, around
+from rankscope.timeline.phases import Phases
+from rankscope.timeline.timeline import Timeline
 
 # Smaller files are checkpoints only if they hold a model's or an optimizer's state: metrics are saved too.
 SMALLEST = 64 * 1024
 
 Count = Callable[[float, float], None]  # of a save that is finished: its bytes, and when in unix time
 
-# Asked before a save: None if it is no checkpoint, else what tells afterwards, from the save's result, how many bytes
-# it wrote (0: not known; None: it was no checkpoint after all).
-Measure = Callable[[tuple[Any, ...], dict[str, Any]], Callable[[Any], float | None] | None]
+# From a save's result, how many bytes it wrote (0: not known; None: it was no checkpoint after all).
+Size = Callable[[Any], float | None]
+# Asked before a save: None if it is no checkpoint.
+Measure = Callable[[Arguments, dict[str, Any]], Size | None]
 
 
-def argument(args: tuple[Any, ...], kwargs: dict[str, Any], place: int, name: str) -> Any:
-    """An argument of a call by place or name; None if it is missing."""
-    return args[place] if len(args) > place else kwargs.get(name)
+def argument(args: Arguments, kwargs: dict[str, Any], index: int, name: str) -> Any:
+    """An argument of a call by index or name; None if it is missing."""
+    return args[index] if len(args) > index else kwargs.get(name)
 
 
-def of_torch_save(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], float | None] | None:
+def of_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
     """`torch.save(obj, f)`: to a path or a regular file. What goes into memory or a pipe is communication."""
     value, target = argument(args, kwargs, 0, "obj"), argument(args, kwargs, 1, "f")
     if not isinstance(target, (str, os.PathLike)) and not is_regular_file(target):
@@ -50,17 +53,17 @@ def of_torch_save(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[An
     return size
 
 
-def to_path(place: int, name: str) -> Measure:
+def to_path(index: int, name: str) -> Measure:
     """A function that writes one file, which this argument names."""
 
-    def measure(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], float | None]:
-        path = argument(args, kwargs, place, name)
+    def measure(args: Arguments, kwargs: dict[str, Any]) -> Size:
+        path = argument(args, kwargs, index, name)
         return lambda _result: extent(path)
 
     return measure
 
 
-def of_distributed(_args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], float | None]:
+def of_distributed(_args: Arguments, kwargs: dict[str, Any]) -> Size:
     """`torch.distributed.checkpoint.save`: every rank learns the metadata of the whole checkpoint."""
     rank = rank_within(kwargs)
     return lambda metadata: bytes_of_rank(metadata, rank)
@@ -70,14 +73,14 @@ class AsyncSaves:
     """`torch.distributed.checkpoint.async_save`: what goes on after it returned.
 
     Its future is finished on another thread, which may not write to the record: that thread only notes it, and the
-    training thread counts it at the next look, or at the end of the process.
+    training thread counts it at the next poll, or at the end of the process.
     """
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
         self._finished: deque[tuple[Any, Count, int, float]] = deque()
 
-    def measure(self, _args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[[Any], float | None]:
+    def measure(self, _args: Arguments, kwargs: dict[str, Any]) -> Size:
         """As `Measure`: never a checkpoint when the call returns."""
         rank = rank_within(kwargs)
 
@@ -88,8 +91,8 @@ class AsyncSaves:
 
         return started
 
-    def look(self) -> None:
-        """Count what was finished since the last look."""
+    def poll(self) -> None:
+        """Count what was finished since the last poll."""
         while self._finished:
             future, count, rank, unix = self._finished.popleft()
             if not future.cancelled() and future.exception() is None:
@@ -110,7 +113,7 @@ def extent(target: Any, before: bool = False) -> float:
         if isinstance(target, (str, os.PathLike)):
             return 0.0 if before else float(os.stat(target).st_size)  # noqa: PTH116 - any PathLike, as torch takes it
         return float(target.tell())
-    except OSError:  # a file that is not there under this name, or that has no place: the size is not known
+    except OSError:  # a file that is not there under this name, or that has no position: the size is not known
         return 0.0
 
 
@@ -154,7 +157,7 @@ class Patches:
         self._guard = guard
         self._undo: list[Undo] = []
         # One for each function, however many modules have it: pickle finds a function by its own module's name.
-        self._wrappers: dict[Callable[..., Any], Callable[..., Any]] = {}
+        self._wrappers: dict[Function, Function] = {}
         self.saves = AsyncSaves(timeline)
         distributed = (
             ("save", of_distributed),
@@ -176,16 +179,16 @@ class Patches:
             "lightning_fabric.plugins.io.torch_io": (("TorchCheckpointIO.save_checkpoint", to_path(2, "path")),),
         }
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Watch what has been imported since, and count what was finished since."""
         for module in [name for name in self._awaited if name in sys.modules]:
             for path, measure in self._awaited.pop(module):
                 self._watch(sys.modules[module], path, measure)
-        self.saves.look()
+        self.saves.poll()
 
     def remove(self) -> None:
         """Restore every function."""
-        self.saves.look()
+        self.saves.poll()
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
@@ -199,50 +202,31 @@ class Patches:
             self._undo.append(replace(owner, name, lambda it: self._wrappers.setdefault(it, wrap(it))))
 
 
-def in_checkpoint(
-    timeline: Timeline, guard: Guard, measure: Measure
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def in_checkpoint(timeline: Timeline, guard: Guard, measure: Measure) -> Callable[[Function], Function]:
     """A wrapper that counts a call as a checkpoint, if `measure` says that it is one."""
 
-    @guard
-    def begin() -> Phases | None:
-        return timeline.checkpoints.begin()  # looked up each time: the counter is another one after a fork
+    def begin(args: Arguments, kwargs: dict[str, Any]) -> tuple[Phases, Size] | None:
+        size = measure(args, kwargs)
+        opened = timeline.checkpoints.begin() if size is not None else None
+        return (opened, size) if opened and size is not None else None
 
-    @guard
-    def end(opened: Phases | None, size: float | None) -> None:
-        timeline.checkpoints.end(opened, size)
+    def end(call: tuple[Phases, Size], _args: Arguments, result: Any, returned: bool) -> None:
+        opened, size = call
+        written = None
+        try:
+            written = size(result) if returned else None
+        finally:
+            timeline.checkpoints.end(opened, written)
 
-    measure = guard(measure)
-
-    def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
-        def save(*args: Any, **kwargs: Any) -> Any:
-            size = measure(args, kwargs)
-            opened = None if size is None else begin()
-            if size is None or not opened:
-                return original(*args, **kwargs)
-            written = None
-            try:
-                result = original(*args, **kwargs)
-                written = guard(size)(result)
-                return result
-            finally:
-                try:
-                    end(opened, written)
-                except BaseException:  # Ctrl-C on the way in, past the guard
-                    timeline.unwind()
-                    raise
-
-        return save
-
-    return wrap
+    return around(guard, begin, end)
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch what is imported already, and later, at a step's end, what has come."""
     patches = Patches(timeline, guard)
-    look: Any = guard(patches.look)
-    last_look: Any = guard(patches.saves.look)  # the last save of a job is often finished after its last step
-    look()
-    timeline.looks.append(look)
-    atexit.register(last_look)
-    return [patches.remove, lambda: timeline.looks.remove(look), lambda: atexit.unregister(last_look)]
+    poll: Any = guard(patches.poll)
+    last_poll: Any = guard(patches.saves.poll)  # the last save of a job is often finished after its last step
+    poll()
+    timeline.steps.polls.append(poll)
+    atexit.register(last_poll)
+    return [patches.remove, lambda: timeline.steps.polls.remove(poll), lambda: atexit.unregister(last_poll)]

@@ -16,15 +16,19 @@ from torch.compiler import is_dynamo_compiling
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
+from rankscope.probes.span import Function
 from rankscope.record import layout
-from rankscope.record.layout import COLLECTIVE_WAIT, PLACES
+from rankscope.record.layout import COLLECTIVE_WAIT, INDEX
 from rankscope.timeline.groups import GROUP_WAIT, UNCOUNTED, Group
-from rankscope.timeline.timeline import COLLECTIVE_BUS_BYTES, COLLECTIVE_DURATION, OPEN_OP, Phases, Timeline
+from rankscope.timeline.phases import OPEN_OP, Phases
+from rankscope.timeline.timeline import Timeline
 
-COLLECTIVES = PLACES["collectives"]
-COLLECTIVE_SECONDS = PLACES["collective_seconds"]
-COLLECTIVE_BYTES = PLACES["collective_bytes"]
-OPEN_GROUP = PLACES["collective_group"]
+COLLECTIVES = INDEX["collectives"]
+COLLECTIVE_SECONDS = INDEX["collective_seconds"]
+COLLECTIVE_DURATION = INDEX["collective_duration_seconds"]
+COLLECTIVE_BYTES = INDEX["collective_bytes"]
+COLLECTIVE_BUS_BYTES = INDEX["collective_bus_bytes"]
+OPEN_GROUP = INDEX["collective_group"]
 
 # ProcessGroup's method: the operation, and which argument holds this rank's payload (None: there is none). One method
 # has several names, as torch renamed it; C++ code never calls one through another.
@@ -68,7 +72,6 @@ MAX_PENDING = 4096  # works that nobody has waited for yet; past that they are f
 TIGHT = 50e-6  # seconds
 BARRIER = layout.OPS.index("barrier")  # has no tensors; its wait blocks the host whatever the device
 
-Function = Callable[..., Any]
 Count = Callable[[Any], Group]
 
 
@@ -78,7 +81,9 @@ Payload = tuple[float, bool]  # bytes, and whether the host sees the collective'
 Pending = tuple[int, Group, Payload, float, float]
 # Of the phase (None: it has ended already), the group, what the record said before, when it began.
 Issue = tuple[Phases | None, Group, float, float]
-Wait = tuple[Phases, Pending | None, float, float, bool]  # likewise; whether the wait's end will be the collective's
+Wait = tuple[
+    Phases | None, Pending | None, float, float, bool
+]  # likewise; whether the wait's end will be the collective's
 
 NOTHING: Payload = (0.0, False)
 
@@ -110,7 +115,7 @@ class Collectives:
         slots = timeline.writer.slots
         outer = slots[OPEN_OP]
         if not outer:
-            slots[OPEN_GROUP] = group.place
+            slots[OPEN_GROUP] = group.index
             slots[OPEN_OP] = op + 1
         return opened, group, outer, timeline.last_event
 
@@ -124,26 +129,24 @@ class Collectives:
         slots = timeline.writer.slots
         slots[COLLECTIVES + op] += 1
         slots[COLLECTIVE_BYTES + op] += payload[0]
-        if is_awaited and not outer and timeline.usual_owner is not None:
-            # The phase stays open. Should nobody wait for it, whatever comes next ends it: see `Timeline._give_up`.
-            timeline.awaited = key, opened, (op, group, payload, began, began)
-            timeline.owner_after_wait, timeline.usual_owner = timeline.usual_owner, None
-            return
+        if is_awaited and not outer:
+            wait: Wait = opened, (op, group, payload, began, began), 0.0, began, payload[1] or op == BARRIER
+            if timeline.keep_open(key, wait):
+                return
         if opened is not None:
             timeline.leave(opened)
         now = timeline.last_event
         slots[OPEN_OP] = outer
         seconds = 0.0 if outer else now - began
         slots[COLLECTIVE_SECONDS + op] += seconds
-        if group.place != UNCOUNTED:
-            slots[GROUP_WAIT + group.place] += seconds
+        if group.index != UNCOUNTED:
+            slots[GROUP_WAIT + group.index] += seconds
         if key is not None:
             if len(self._pending) >= MAX_PENDING:
                 self._pending.clear()
             self._pending[key] = op, group, payload, began, now
         elif payload[1] or op == BARRIER:
-            slots[COLLECTIVE_DURATION + op] += seconds
-            slots[COLLECTIVE_BUS_BYTES + op] += payload[0] * group.bus_factors[op]
+            self.completed(op, group, seconds, payload[0])
 
     def abandon(self, call: Issue) -> None:
         """The call ended nobody knows how: an exception came up past us."""
@@ -153,12 +156,9 @@ class Collectives:
     def begin_wait(self, key: int, work: Any = None) -> Wait | None:
         """The training thread waits for a collective. `work` is what can be asked whether it is complete, if any."""
         timeline = self._timeline
-        awaited = timeline.awaited
-        if awaited is not None and awaited[0] == key:
-            timeline.awaited = None
-            timeline.usual_owner = timeline.owner_after_wait
-            _, opened, pending = awaited
-            return opened, pending, 0.0, pending[3], pending[2][1] or pending[0] == BARRIER
+        kept: Wait | None = timeline.resume(key)
+        if kept is not None:
+            return kept
         opened = timeline.enter(COLLECTIVE_WAIT)
         if not opened:
             return None
@@ -169,7 +169,7 @@ class Collectives:
             return opened, None, outer, began, False
         op, group, (_, is_on_host), _, issued = pending
         if not outer:
-            slots[OPEN_GROUP] = group.place
+            slots[OPEN_GROUP] = group.index
             slots[OPEN_OP] = op + 1
         sees_the_end = is_on_host or op == BARRIER
         if began - issued >= TIGHT:  # a device's work is not asked: that would break a CUDA graph being captured
@@ -189,11 +189,21 @@ class Collectives:
         op, group, (size, _), issue_began, _ = pending
         if not outer:
             slots[COLLECTIVE_SECONDS + op] += now - began
-            if group.place != UNCOUNTED:
-                slots[GROUP_WAIT + group.place] += now - began
-        if is_complete and sees_the_end:
+            if group.index != UNCOUNTED:
+                slots[GROUP_WAIT + group.index] += now - began
+        if is_complete and sees_the_end:  # as `completed`, whose call would be 2 % more of every synchronous collective
             slots[COLLECTIVE_DURATION + op] += now - issue_began
             slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
+
+    def completed(self, op: int, group: Group, duration: float, size: float) -> None:
+        """A collective of `size` bytes took `duration` seconds from its issue to its completion.
+
+        Only for those whose duration is known (from the host's clock or from a device's events, read later), so that
+        bus bytes divided by duration is their bandwidth.
+        """
+        slots = self._timeline.writer.slots
+        slots[COLLECTIVE_DURATION + op] += duration
+        slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 
 
 def tensors(value: Any) -> list[Tensor]:
@@ -226,9 +236,9 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 
 def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Function], Function]:
-    """Around a process group's method. Guarded in place, as is the wait: they run several times a step."""
-    op, place = layout.OPS.index(METHODS[name][0]), METHODS[name][1]
-    at = 0 if place is None else place + 1  # among the method's arguments, of which the first is the process group
+    """Around the process group's method `name`: counts its collective and charges what the call itself takes."""
+    op, index = layout.OPS.index(METHODS[name][0]), METHODS[name][1]
+    at = 0 if index is None else index + 1  # among the method's arguments, of which the first is the process group
     is_uneven, work_class = name in UNEVEN, dist.Work  # a subclass in Python has a wait of its own
     begin, issued, groups = collectives.begin, collectives.issued, collectives.groups
     count = groups.catch_up if name in POINT_TO_POINT else groups.issuing
@@ -268,7 +278,7 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
 
 
 def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
-    """Around what the methods return."""
+    """Around `Work.wait`: charges the wait to the collective that the work is of."""
     begin_wait, waited = collectives.begin_wait, collectives.waited
     skip_call(begin_wait)
     skip_call(waited)

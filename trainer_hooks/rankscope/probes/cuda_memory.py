@@ -14,14 +14,14 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.timeline.timeline import Timeline
 
-ALLOCATED = PLACES["cuda_allocated_bytes"]
-RESERVED = PLACES["cuda_reserved_bytes"]
-PEAK = PLACES["cuda_peak_allocated_bytes"]
-RETRIES = PLACES["cuda_allocation_retries"]
-OUT_OF_MEMORY = PLACES["cuda_out_of_memory"]
+ALLOCATED = INDEX["cuda_allocated_bytes"]
+RESERVED = INDEX["cuda_reserved_bytes"]
+PEAK = INDEX["cuda_peak_allocated_bytes"]
+RETRIES = INDEX["cuda_allocation_retries"]
+OUT_OF_MEMORY = INDEX["cuda_out_of_memory"]
 
 Read = Callable[[], Mapping[str, Any]]
 
@@ -33,15 +33,15 @@ class AllocatorReader:
         self._timeline = timeline
         self._read = read
 
-    def look(self) -> None:
-        """Read once."""
+    def poll(self) -> None:
+        """Copy the counters; the peak only if it is higher, as the script may reset torch's."""
         stats = self._read()
         if not stats:
             return
         slots = self._timeline.writer.slots
         allocated = stats["allocated_bytes"]["all"]
         slots[ALLOCATED] = allocated["current"]
-        slots[PEAK] = max(slots[PEAK], allocated["peak"])  # the script may reset torch's
+        slots[PEAK] = max(slots[PEAK], allocated["peak"])
         slots[RESERVED] = stats["reserved_bytes"]["all"]["current"]
         slots[RETRIES] = stats["num_alloc_retries"]
         slots[OUT_OF_MEMORY] = stats["num_ooms"]
@@ -53,7 +53,7 @@ def read_current_device() -> Mapping[str, Any]:
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Look at a step's end."""
-    look: Any = guard(AllocatorReader(timeline, read_current_device).look)
-    timeline.looks.append(look)
-    return [lambda: timeline.looks.remove(look)]
+    """Poll it. Nothing to take back but that: the allocator is only asked."""
+    poll: Any = guard(AllocatorReader(timeline, read_current_device).poll)
+    timeline.steps.polls.append(poll)
+    return [lambda: timeline.steps.polls.remove(poll)]

@@ -17,12 +17,10 @@ from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.span import in_phase
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
 from rankscope.timeline.timeline import Timeline
 
 Item = TypeVar("Item")
 
-STEPS = PLACES["steps"]
 NOT_WITHIN = frozenset({layout.EVALUATION, layout.DATA_WAIT})
 LOADER = "loader"  # the role, in `Timeline.seen`, of the iterator that the last batch came from
 
@@ -32,9 +30,11 @@ class BatchCounter:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
+        self._steps = timeline.steps
         self._current: weakref.ref[Any] | None = None  # the iterator that the last batch came from
         # When the first batch of the current iterator was fetched: the steps, and what had been fetched for the next.
-        self._steps = self._samples = self._tokens = 0.0
+        self._count = 0
+        self._samples = self._tokens = 0.0
 
     def fetched(self, call: tuple[Any, ...], batch: Any, _seconds: float) -> None:
         """`call[0]`, an iterator, gave `batch`; None if it is used up."""
@@ -45,28 +45,28 @@ class BatchCounter:
             return
         iterator = call[0]
         if self._current is None or self._current() is not iterator:
-            self._current = timeline.seen[LOADER] = weakref.ref(iterator)
+            self._current = timeline.job.objects[LOADER] = weakref.ref(iterator)
             self._begin()
         if batch is None:
             self._used_up()
             return
         first = batch[0] if type(batch) is list and batch else None
         if type(first) is Tensor and (shape := first.shape):  # nearly always: the default collation of pairs
-            timeline.fetched_samples += shape[0]
+            self._steps.fetched_samples += shape[0]
             return
         samples, tokens = size_of(batch)
-        timeline.fetched_samples += samples or batch_size(iterator)
-        timeline.fetched_tokens += tokens
+        self._steps.fetched_samples += samples or batch_size(iterator)
+        self._steps.fetched_tokens += tokens
 
     def _begin(self) -> None:
-        timeline = self._timeline
-        self._steps = timeline.writer.slots[STEPS]
-        self._samples, self._tokens = timeline.fetched_samples, timeline.fetched_tokens
+        steps = self._steps
+        self._count = steps.count
+        self._samples, self._tokens = steps.fetched_samples, steps.fetched_tokens
 
     def _used_up(self) -> None:
-        timeline = self._timeline
-        if timeline.writer.slots[STEPS] == self._steps:
-            timeline.fetched_samples, timeline.fetched_tokens = self._samples, self._tokens
+        steps = self._steps
+        if steps.count == self._count:
+            steps.fetched_samples, steps.fetched_tokens = self._samples, self._tokens
         self._begin()  # some iterators begin again
 
 
@@ -85,7 +85,7 @@ def size_of(batch: Any) -> tuple[float, float]:
 
 
 def first_size(items: Iterable[Any]) -> tuple[float, float]:
-    """The first size that is known."""
+    """The samples and tokens of the first item that has any; 0 and 0 if none has."""
     for item in items:
         size = size_of(item)
         if size[0]:
@@ -114,7 +114,7 @@ class TimedIterator(Generic[Item]):
 
 
 def timed(timeline: Timeline, guard: Guard, iterator: Iterator[Item]) -> Iterator[Item]:
-    """The same iterator, watched."""
+    """The same iterator, each of whose fetches is data wait and whose batches are counted."""
     watch = in_phase(timeline, guard, layout.DATA_WAIT, BatchCounter(timeline).fetched)
     return TimedIterator(iterator, watch(lambda watched: next(watched.iterator)))
 

@@ -17,15 +17,14 @@ from typing import Any
 import torch
 from torch import is_grad_enabled
 from torch.autograd.graph import Node
-from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.collectives import Collectives, Function, Issue, measure
-from rankscope.probes.compiler import skip_call, skip_frame, uncompiled
-from rankscope.probes.span import in_phase
+from rankscope.probes.collectives import Collectives, Issue, measure
+from rankscope.probes.compiler import skip_call, uncompiled
+from rankscope.probes.span import Arguments, Function, around, in_phase
 from rankscope.record import layout
 from rankscope.record.layout import BACKWARD
 from rankscope.timeline.timeline import Timeline
@@ -69,7 +68,7 @@ class WatchedModule:
 
 
 class Sandwich:
-    """Times the exposed all-reduce wait of each backward pass that DDP synchronises. Guarded in place: see `Guard`."""
+    """Times the exposed all-reduce wait of each backward pass that DDP synchronises."""
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
@@ -103,7 +102,7 @@ class Sandwich:
         key, modules = id(module), self.modules
         modules[key] = watched = WatchedModule(module, self.queue)
         weakref.finalize(module, modules.pop, key, None).atexit = False  # before its id is another's
-        self._timeline.seen["ddp"] = watched.module
+        self._timeline.job.objects["ddp"] = watched.module
         return watched
 
     def _take_sample(self, watched: WatchedModule, module: DistributedDataParallel) -> None:
@@ -111,7 +110,7 @@ class Sandwich:
         watched.passes_to_sample = SAMPLING_RATE
         if seconds := watched.new_sample():
             group = self._timeline.groups.of(module.process_group)
-            self._timeline.collective_completed(DDP_ALL_REDUCE, group, seconds, watched.gradient_bytes)
+            self._collectives.completed(DDP_ALL_REDUCE, group, seconds, watched.gradient_bytes)
 
     def remove(self) -> None:
         """Take every hook off the modules."""
@@ -133,7 +132,7 @@ class Sandwich:
             self._guard.blow(error)
 
     def before_reducer(self) -> None:
-        """The backward computation is done."""
+        """The backward computation is done, and the wait for the other ranks' gradients begins."""
         try:
             if self._guard.blown or not self._in_flight:
                 return
@@ -147,9 +146,9 @@ class Sandwich:
             if call is None or call[0] is None:
                 return
             (around, _) = call[0][1]
-            if around == BACKWARD and not self._timeline.nested_backwards:
+            if around == BACKWARD and not self._timeline.backward.nested:
                 self._call = (None, *call[1:])  # the phase will have ended with the backward pass around it
-                self._timeline.on_backward_end = self._second
+                self._timeline.backward.on_end = self._second
             else:  # a backward that is not seen, or one that ends before that which is
                 self._call = call
                 queue_callback(self._second)
@@ -157,9 +156,9 @@ class Sandwich:
             self._guard.blow(error)
 
     def after_reducer(self) -> None:
-        """The gradients are averaged."""
+        """The gradients are averaged, and the wait for them has ended."""
         try:
-            self._timeline.on_backward_end = None
+            self._timeline.backward.on_end = None
             if self._call is not None and not self._guard.blown:
                 size = 0.0
                 for watched in self._in_flight:
@@ -174,7 +173,7 @@ class Sandwich:
             self._guard.blow(error)
 
     def _close(self) -> None:
-        self._timeline.on_backward_end = None
+        self._timeline.backward.on_end = None
         if self._call is not None:
             self._collectives.abandon(self._call)
         self._call = None
@@ -240,35 +239,14 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 
 def _broadcast(sandwich: Sandwich, collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
-    """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it.
+    """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it."""
+    issuing = collectives.groups.issuing
 
-    Guarded in place, as it is on every step's way.
-    """
-    begin, issuing, issued = collectives.begin, collectives.groups.issuing, collectives.issued
-    modules, watch = sandwich.modules, sandwich.watch
-    for called in (begin, issued, watch):
-        skip_call(called)
+    def begin(args: Arguments, _kwargs: dict[str, Any]) -> Issue | None:
+        return collectives.begin(args[0].process_group, DDP_BROADCAST, issuing)
 
-    def wrap(original: Function) -> Function:
-        def watched(module: DistributedDataParallel) -> None:
-            if guard.blown or is_dynamo_compiling():
-                original(module)
-                return
-            call = None
-            try:
-                call = begin(module.process_group, DDP_BROADCAST, issuing)
-            except BaseException as error:
-                guard.blow(error)
-            try:
-                original(module)
-            finally:
-                if call is not None:
-                    try:
-                        watched_module = modules.get(id(module)) or watch(module)
-                        issued(call, DDP_BROADCAST, watched_module.buffers, None)
-                    except BaseException as error:
-                        guard.blow(error)
+    def end(call: Issue, args: Arguments, _result: None, _returned: bool) -> None:
+        watched = sandwich.modules.get(id(args[0])) or sandwich.watch(args[0])
+        collectives.issued(call, DDP_BROADCAST, watched.buffers, None)
 
-        return skip_frame(watched)
-
-    return wrap
+    return around(guard, begin, end)

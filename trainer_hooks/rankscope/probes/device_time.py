@@ -14,11 +14,11 @@ from torch.compiler import is_dynamo_compiling
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.compiler import skip_call, skip_frame
+from rankscope.probes.compiler import skip_frame
+from rankscope.probes.span import Arguments, Function, around
 from rankscope.timeline.device_clock import DeviceClock, Event
+from rankscope.timeline.phases import Phases
 from rankscope.timeline.timeline import Timeline
-
-Function = Callable[..., Any]
 
 
 class Cuda:
@@ -37,7 +37,7 @@ class Cuda:
         return torch.cuda.current_stream()
 
     def new_event(self) -> Event:
-        """One that can tell the time."""
+        """Able to tell the time, which torch's are not by default."""
         event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
         return event
 
@@ -76,32 +76,26 @@ def _record(clock: DeviceClock, guard: Guard) -> Callable[[Function], Function]:
 
 def _wait(clock: DeviceClock, timeline: Timeline, guard: Guard) -> Callable[[Function], Function]:
     """Around a stream's wait for an event: between two marks if it is for other ranks or a batch, in measured steps."""
-    skip_call(timeline.enter)
-    skip_call(timeline.leave)
     streams = clock.streams
 
+    def begin(args: Arguments, _kwargs: dict[str, Any]) -> Phases | None:
+        event, stream = args
+        phase = streams.phase_of_wait(event, torch.cuda.current_stream() if stream is None else stream)
+        if phase is None:
+            return None
+        streams.main_waits = True
+        opened = timeline.enter(phase)
+        streams.main_waits = False
+        return opened
+
+    def end(opened: Phases, _args: Arguments, _result: Any, _returned: bool) -> None:
+        timeline.leave(opened)
+
     def wrap(original: Function) -> Function:
+        in_measured_step = around(guard, begin, end)(original)
+
         def watched(event: Any, stream: Any = None) -> Any:
-            if clock.measured is None or guard.blown or is_dynamo_compiling():
-                return original(event, stream)
-            opened = None
-            try:
-                waiting = torch.cuda.current_stream() if stream is None else stream
-                phase = streams.phase_of_wait(event, waiting)
-                if phase is not None:
-                    streams.main_waits = True
-                    opened = timeline.enter(phase)
-                    streams.main_waits = False
-            except BaseException as error:
-                guard.blow(error)
-            try:
-                return original(event, stream)
-            finally:
-                if opened is not None:
-                    try:
-                        timeline.leave(opened)
-                    except BaseException as error:
-                        guard.blow(error)
+            return (original if clock.measured is None else in_measured_step)(event, stream)
 
         return skip_frame(watched)
 

@@ -14,13 +14,13 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.span import in_phase
-from rankscope.probes.tensor_methods import Arguments, Begin, End, TensorMethods
+from rankscope.probes.span import Arguments, in_phase
+from rankscope.probes.tensor_methods import Begin, End, TensorMethods
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.timeline.timeline import Timeline
 
-DEVICE_WAITS = PLACES["device_waits"]
+DEVICE_WAITS = INDEX["device_waits"]
 METHODS = ("item", "tolist", "cpu")
 
 
@@ -51,12 +51,12 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     watch = in_phase(timeline, guard, layout.DEVICE_WAIT, count)
     # Newer torch has a module that knows no kind of device.
     agnostic = [torch.accelerator] if hasattr(torch, "accelerator") else []
-    places: list[Any] = [torch.cuda, torch.cuda.Stream, torch.cuda.Event, *agnostic]
+    owners: list[Any] = [torch.cuda, torch.cuda.Stream, torch.cuda.Event, *agnostic]
     reads = TensorMethods(methods(timeline), guard, torch.cuda.is_initialized)
-    look: Any = guard(reads.look)
-    timeline.looks.append(look)
+    poll: Any = guard(reads.poll)
+    timeline.steps.polls.append(poll)
     return [
-        *(replace(place, "synchronize", watch) for place in places),
+        *(replace(owner, "synchronize", watch) for owner in owners),
         reads.remove,
-        lambda: timeline.looks.remove(look),
+        lambda: timeline.steps.polls.remove(poll),
     ]

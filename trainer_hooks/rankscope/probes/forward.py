@@ -70,7 +70,7 @@ class RootModules:
             handler.register_start_callback(self._pause_search)
 
     def _note(self, call: tuple[Any, ...], _result: object, seconds: float) -> None:
-        """A root was called."""
+        """Of a call of a root module, keep its class and its seconds for the end of the search."""
         self._found.setdefault(type(call[0]), []).append(seconds)
 
     def _pause_search(self, *_: object) -> None:
@@ -131,5 +131,5 @@ def _compiler_callbacks() -> Any:
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Look for root modules from the end of the first step on."""
     roots = RootModules(timeline, guard)
-    timeline.wake_at(1, guard(roots.wake))
+    timeline.steps.wake_at(1, guard(roots.wake))
     return [roots.remove]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
+from itertools import product
+from typing import Any, NamedTuple
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
@@ -16,33 +17,54 @@ from rankscope.probes.span import in_phase
 from rankscope.record import layout
 from rankscope.timeline.timeline import Timeline
 
-# A validation loop has no public name in Lightning; `Trainer.validate` is not called within `fit`.
-LIGHTNING: tuple[tuple[str, str, str, int], ...] = (
-    ("loops.evaluation_loop", "_EvaluationLoop", "run", layout.EVALUATION),
-    ("loops.prediction_loop", "_PredictionLoop", "run", layout.EVALUATION),
-    ("trainer.trainer", "Trainer", "save_checkpoint", layout.CHECKPOINT),
-)
-# Module, class (none: a function of the module), method, phase. Lightning has two names for the same package, of which
-# a job uses one.
-METHODS: tuple[tuple[str, str, str, int], ...] = (
-    *((f"lightning.pytorch.{module}", name, method, phase) for module, name, method, phase in LIGHTNING),
-    *((f"pytorch_lightning.{module}", name, method, phase) for module, name, method, phase in LIGHTNING),
-    ("transformers.trainer", "Trainer", "evaluate", layout.EVALUATION),
-    ("transformers.trainer", "Trainer", "predict", layout.EVALUATION),
-    ("transformers.trainer", "Trainer", "_save_checkpoint", layout.CHECKPOINT),
-    ("accelerate.accelerator", "Accelerator", "save_state", layout.CHECKPOINT),
-    ("accelerate.accelerator", "Accelerator", "save_model", layout.CHECKPOINT),
-    # Its loader is a generator, which may run already; this is the most that it does after fetching.
-    ("accelerate.data_loader", "", "send_to_device", layout.DATA_WAIT),
+Method = tuple[str, str, str, int]  # its module within the package, its class (none: a function), its name, the phase
+
+
+class Framework(NamedTuple):
+    """Methods that mean a phase, and the packages that the framework is imported as, of which a job uses one."""
+
+    packages: tuple[str, ...]
+    methods: tuple[Method, ...]
+
+
+# A new framework is an entry here and a way to train (testing/ways); its tests name what is missing of the two.
+FRAMEWORKS = (
+    Framework(
+        ("lightning.pytorch", "pytorch_lightning"),
+        (
+            # A validation loop has no public name; `Trainer.validate` is not called within `fit`.
+            ("loops.evaluation_loop", "_EvaluationLoop", "run", layout.EVALUATION),
+            ("loops.prediction_loop", "_PredictionLoop", "run", layout.EVALUATION),
+            ("trainer.trainer", "Trainer", "save_checkpoint", layout.CHECKPOINT),
+        ),
+    ),
+    Framework(
+        ("transformers",),
+        (
+            ("trainer", "Trainer", "evaluate", layout.EVALUATION),
+            ("trainer", "Trainer", "predict", layout.EVALUATION),
+            ("trainer", "Trainer", "_save_checkpoint", layout.CHECKPOINT),
+        ),
+    ),
+    Framework(
+        ("accelerate",),
+        (
+            ("accelerator", "Accelerator", "save_state", layout.CHECKPOINT),
+            ("accelerator", "Accelerator", "save_model", layout.CHECKPOINT),
+            # Its loader is a generator, which may run already; this is the most that it does after fetching.
+            ("data_loader", "", "send_to_device", layout.DATA_WAIT),
+        ),
+    ),
 )
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch the methods of those frameworks that are imported. A version that lacks one is watched without it."""
     undo = []
-    for module, name, method, phase in METHODS:
-        imported = sys.modules.get(module)
-        owner: Any = getattr(imported, name, None) if name else imported
-        if hasattr(owner, method):
-            undo.append(replace(owner, method, in_phase(timeline, guard, phase)))
+    for framework in FRAMEWORKS:
+        for package, (module, name, method, phase) in product(framework.packages, framework.methods):
+            imported = sys.modules.get(f"{package}.{module}")
+            owner: Any = getattr(imported, name, None) if name else imported
+            if hasattr(owner, method):
+                undo.append(replace(owner, method, in_phase(timeline, guard, phase)))
     return undo

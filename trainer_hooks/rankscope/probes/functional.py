@@ -11,17 +11,14 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.compiler import is_dynamo_compiling
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.collectives import Collectives, Function, Issue, Wait, measure
-from rankscope.probes.compiler import skip_call, skip_frame
+from rankscope.probes.collectives import Collectives, Issue, Wait, measure
+from rankscope.probes.span import Arguments, Function, around
 from rankscope.record import layout
 from rankscope.timeline.timeline import Timeline
-
-Arguments = tuple[Any, ...]
 
 # The function: the operation, and which argument is the group. Of two names for one, the newer comes first.
 FUNCTIONS: dict[tuple[str, ...], tuple[str, int]] = {
@@ -42,10 +39,10 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
         return []
     module, collectives = _module(), Collectives(timeline)
     watches = [replace(module, "wait_tensor", _wait(collectives, guard))]
-    for names, (op, place) in FUNCTIONS.items():
+    for names, (op, index) in FUNCTIONS.items():
         found = next((name for name in names if hasattr(module, name)), None)
         if found is not None:
-            watches.append(replace(module, found, _issue(collectives, guard, layout.OPS.index(op), place)))
+            watches.append(replace(module, found, _issue(collectives, guard, layout.OPS.index(op), index)))
     return watches
 
 
@@ -73,51 +70,13 @@ def _module() -> Any:
     return module
 
 
-def around(
-    guard: Guard,
-    begin: Callable[[Arguments, dict[str, Any]], Any],
-    end: Callable[[Any, Arguments, Any, bool], None],
-) -> Callable[[Function], Function]:
-    """A wrapper that calls `begin` with a call's arguments and, unless that gave None, `end` after it.
-
-    `end` gets what `begin` gave, the call's positional arguments, its result, and whether it returned at all. Its
-    errors are its own; those of the call pass untouched. While torch.compile traces, the wrapper is transparent.
-    """
-    skip_call(begin)
-    skip_call(end)
-
-    def wrap(original: Function) -> Function:
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            if guard.blown or is_dynamo_compiling():
-                return original(*args, **kwargs)
-            call, result, returned = None, None, False
-            try:
-                call = begin(args, kwargs)
-            except BaseException as error:
-                guard.blow(error)
-            try:
-                result = original(*args, **kwargs)
-                returned = True
-                return result
-            finally:
-                if call is not None:
-                    try:
-                        end(call, args, result, returned)
-                    except BaseException as error:
-                        guard.blow(error)
-
-        return skip_frame(watched)
-
-    return wrap
-
-
-def _issue(collectives: Collectives, guard: Guard, op: int, place: int) -> Callable[[Function], Function]:
+def _issue(collectives: Collectives, guard: Guard, op: int, index: int) -> Callable[[Function], Function]:
     module = _module()
 
     def begin(args: Arguments, kwargs: dict[str, Any]) -> Issue | None:
         if module._are_we_tracing():  # noqa: SLF001 - torch's own question: nothing is issued then
             return None
-        named = kwargs["group"] if "group" in kwargs else args[place]
+        named = kwargs["group"] if "group" in kwargs else args[index]
         return collectives.begin(process_group(named), op, collectives.groups.issuing)
 
     def end(call: Issue, args: Arguments, result: Any, _returned: bool) -> None:

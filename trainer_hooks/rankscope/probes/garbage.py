@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
-from rankscope.record.layout import GC_GENERATIONS, PLACES
+from rankscope.record.layout import GC_GENERATIONS, INDEX
 from rankscope.timeline.timeline import Timeline
 
-COLLECTIONS = PLACES["gc_collections"]
-SECONDS = PLACES["gc_seconds"]
+COLLECTIONS = INDEX["gc_collections"]
+SECONDS = INDEX["gc_seconds"]
 
 
 class PauseCounter:
@@ -31,7 +31,7 @@ class PauseCounter:
         self._is_open = False  # the first callback may be the stop of a collection that began before us
 
     def __call__(self, moment: str, info: dict[str, int]) -> None:
-        """A collection starts or stops. Guarded in place, because it runs a few times a step."""
+        """A collection starts or stops, as `moment` says; `info` has its generation."""
         if self._guard.blown:
             return
         try:

@@ -14,13 +14,15 @@ import torch
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
-from rankscope.probes.tensor_methods import PLAIN, Arguments, Begin, End, TensorMethods
+from rankscope.probes.span import Arguments
+from rankscope.probes.tensor_methods import PLAIN, Begin, End, TensorMethods
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
-from rankscope.timeline.timeline import Phases, Timeline
+from rankscope.record.layout import INDEX
+from rankscope.timeline.phases import Phases
+from rankscope.timeline.timeline import Timeline
 
-COPIES = PLACES["copies"]
-COPY_BYTES = PLACES["copy_bytes"]
+COPIES = INDEX["copies"]
+COPY_BYTES = INDEX["copy_bytes"]
 
 # A copy's source, its target, and whether the thread need not wait for it.
 Copy = tuple[Any, Any, bool]
@@ -61,8 +63,8 @@ def read_to(tensor: Any, args: Arguments, kwargs: dict[str, Any]) -> Copy:
     """`tensor.to(…)`."""
     target = kwargs.get("device", args[0] if args else kwargs.get("tensor"))
     # to(device, dtype, non_blocking, …), to(dtype, non_blocking, …), to(tensor, non_blocking, …)
-    place = 1 if isinstance(target, torch.Tensor) else 2
-    return tensor, target, non_blocking(args, kwargs, place)
+    index = 1 if isinstance(target, torch.Tensor) else 2
+    return tensor, target, non_blocking(args, kwargs, index)
 
 
 def read_cuda(tensor: Any, args: Arguments, kwargs: dict[str, Any]) -> Copy:
@@ -75,9 +77,9 @@ def read_copy(tensor: Any, args: Arguments, kwargs: dict[str, Any]) -> Copy:
     return (args[0] if args else kwargs.get("other")), tensor, non_blocking(args, kwargs, 1)
 
 
-def non_blocking(args: Arguments, kwargs: dict[str, Any], place: int) -> bool:
-    """The flag that all these methods have, by name or place."""
-    return bool(kwargs.get("non_blocking", args[place] if len(args) > place else False))
+def non_blocking(args: Arguments, kwargs: dict[str, Any], index: int) -> bool:
+    """The flag that all these methods have, by name or index."""
+    return bool(kwargs.get("non_blocking", args[index] if len(args) > index else False))
 
 
 def device_type(target: Any) -> str | None:
@@ -100,6 +102,6 @@ def methods(timeline: Timeline, devices: frozenset[str]) -> dict[str, tuple[Begi
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Wait for CUDA to be in use. Asking whether there is a GPU would initialise the driver before the job does."""
     watch = TensorMethods(methods(timeline, frozenset({"cuda"})), guard, torch.cuda.is_initialized)
-    look: Any = guard(watch.look)
-    timeline.looks.append(look)
-    return [watch.remove, lambda: timeline.looks.remove(look)]
+    poll: Any = guard(watch.poll)
+    timeline.steps.polls.append(poll)
+    return [watch.remove, lambda: timeline.steps.polls.remove(poll)]

@@ -20,32 +20,32 @@ from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.data_wait import LOADER
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.timeline.timeline import Timeline
 
-WORKING = PLACES["loader_worker_seconds"]
+WORKING = INDEX["loader_worker_seconds"]
 IDLE = WORKING + layout.LOADER_WORKER_STATES.index("idle")
 
-PLACES_OF_WORKERS = 512  # a place is used again when so many workers have been started since
+BOARD_ENTRIES = 512  # an entry is used again when so many workers have been started since
 
 Function = Callable[..., Any]
 
 
 class Board:
-    """What the workers write: seconds, in one place each. A process has its own, as ranks may be forked from it."""
+    """What the workers write: seconds, an entry each. A process has its own, as ranks may be forked from it."""
 
     def __init__(self) -> None:
         self._owner = 0  # the process whose workers write here
-        self._first = 0  # the place of worker 0 of the loader that is being started, or was last
+        self._first = 0  # the index of worker 0 of the loader that is being started, or was last
         self._next = 0
-        self._places: Any = ()
+        self._seconds: Any = ()
 
     def reserve(self, workers: int) -> None:
-        """Places for the workers of a loader that this process is about to start."""
+        """Entries for the workers of a loader that this process is about to start."""
         if self._owner != os.getpid():
-            memory = mmap.mmap(-1, 8 * PLACES_OF_WORKERS)
-            self._owner, self._next, self._places = os.getpid(), 0, memoryview(memory).cast("d")
-        self._first, self._next = self._next, (self._next + workers) % PLACES_OF_WORKERS
+            memory = mmap.mmap(-1, 8 * BOARD_ENTRIES)
+            self._owner, self._next, self._seconds = os.getpid(), 0, memoryview(memory).cast("d")
+        self._first, self._next = self._next, (self._next + workers) % BOARD_ENTRIES
 
     def time_this_worker(self) -> None:
         """In a worker: have it write down what each batch takes. Not if it was not forked from the board's owner."""
@@ -61,13 +61,13 @@ class Board:
 
     def total(self) -> float:
         """Seconds of all workers that this process has started, of the batches that are finished."""
-        return float(sum(self._places))
+        return float(sum(self._seconds))
 
     def _add(self, seconds: float) -> None:
         """In a worker, whose number is known only by the time of its first batch."""
         worker = _utils.worker.get_worker_info()
         if worker is not None:
-            self._places[(self._first + worker.id) % PLACES_OF_WORKERS] += seconds
+            self._seconds[(self._first + worker.id) % BOARD_ENTRIES] += seconds
 
 
 class Stopwatch:
@@ -78,7 +78,7 @@ class Stopwatch:
         self._runs = False
 
     def time(self, original: Function) -> Function:
-        """`original`, timed."""
+        """A wrapper of the fetcher's `original` that hands its seconds to `add`."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self._runs:
@@ -103,13 +103,13 @@ class Accounts:
         self._board = board
         self._until = timeline.last_event  # monotonic: what is in the record
 
-    def look(self) -> None:
-        """Take what has passed since the last look, by the workers of the loader that the last batch came from."""
+    def poll(self) -> None:
+        """Take what has passed since the last poll, by the workers of the loader that the last batch came from."""
         timeline = self._timeline
         seconds, self._until = timeline.last_event - self._until, timeline.last_event
         if not self._board.is_mine:
             return
-        iterator = timeline.seen[LOADER]() if LOADER in timeline.seen else None
+        iterator = timeline.job.objects[LOADER]() if LOADER in timeline.job.objects else None
         workers = getattr(iterator, "_num_workers", 0)
         slots = timeline.writer.slots
         added = self._board.total() - slots[WORKING]
@@ -118,10 +118,10 @@ class Accounts:
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch where workers are made, and where they begin; take their sum at each look."""
+    """Watch where workers are made, and where they begin; take their sum at each poll."""
     board = Board()
     reserve, time_this_worker = guard(board.reserve), guard(board.time_this_worker)
-    look = guard(Accounts(timeline, board).look)
+    poll = guard(Accounts(timeline, board).poll)
 
     def making(original: Function) -> Function:
         def watched(iterator: Any, loader: Any) -> None:
@@ -137,9 +137,9 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
         return watched
 
-    timeline.looks.append(look)
+    timeline.steps.polls.append(poll)
     return [
-        lambda: timeline.looks.remove(look),
+        lambda: timeline.steps.polls.remove(poll),
         replace(dataloader._MultiProcessingDataLoaderIter, "__init__", making),  # noqa: SLF001 - makes the workers
         replace(_utils.worker, "_worker_loop", working),  # pickled by name: in a spawned worker it is torch's own
     ]

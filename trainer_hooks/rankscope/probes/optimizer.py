@@ -3,7 +3,7 @@
 One optimizer marks them, the first that was seen, so that two that alternate (a GAN's) do not count twice. Optimizers
 that step within the backward pass, one a parameter, make one step a backward. Once the script calls
 `rankscope.step()`, only that does. An optimizer step that torch.compile compiles is not seen, nor is an update by hand:
-there each backward pass counts as a step after a while (timeline.py).
+there each backward pass counts as a step after a while (timeline/steps.py).
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from torch.optim.optimizer import (
 from rankscope.guard import Guard
 from rankscope.patch import Undo
 from rankscope.record.layout import BACKWARD, OPTIMIZER
-from rankscope.timeline.timeline import OPTIMIZER_STEP, SCRIPT, Phases, Timeline
+from rankscope.timeline.phases import Phases
+from rankscope.timeline.steps import OPTIMIZER_STEP, SCRIPT
+from rankscope.timeline.timeline import Timeline
 
 # Backward passes after which an optimizer that marked the steps is no longer in use: more than a GAN's critic takes
 # between two steps of its generator, or an accumulation between two of anybody.
@@ -34,10 +36,11 @@ PATIENCE = 256
 
 
 class StepMarker:
-    """The pre and post hook of every optimizer in the process. Guarded in place: they are on every step's way."""
+    """The pre and post hook of every optimizer in the process."""
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
+        self._steps = timeline.steps
         self._guard = guard
         self._open: dict[int, Phases | None] = {}
         self._marking: weakref.ref[Optimizer] | None = None
@@ -46,16 +49,16 @@ class StepMarker:
         self._last_steps = self._micro_steps_then = 0  # when an optimizer that marks none stepped after a new step
 
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
-        """The optimizer's step begins."""
+        """Enter the phase, as the pre hook: unless this is within a backward pass, whose time it then is."""
         if is_dynamo_compiling() or self._guard.blown:
             return  # a compiled optimizer would be compiled anew at each of our changing values
         timeline = self._timeline
         try:
             if timeline.open_phases[1] is not None and timeline.is_within((BACKWARD,)):
                 # Perhaps on a thread of the autograd engine. Hundreds a step: their time stays the backward's.
-                timeline.steps_in_backward = self._marking is None
+                timeline.backward.steps_optimizers = self._marking is None
                 return
-            if not timeline.has_started:
+            if not self._steps.has_started:
                 timeline.adopt()  # some frameworks train on a thread of their own
             if self._open:
                 self._close_raised(optimizer)
@@ -73,12 +76,13 @@ class StepMarker:
             timeline.leave(opened)
             # The usual case first, without a call: it is the optimizer that marks the steps.
             is_marking = self._marking is not None and self._marking() is optimizer
-            if opened and timeline.step_marker != SCRIPT and (is_marking or self._may_mark(optimizer)):
-                counts = timeline.step_marker == OPTIMIZER_STEP or timeline.take_over(OPTIMIZER_STEP)
+            steps = self._steps
+            if opened and steps.marker != SCRIPT and (is_marking or self._may_mark(optimizer)):
+                counts = steps.marker == OPTIMIZER_STEP or steps.take_over(OPTIMIZER_STEP)
                 # A tensor, from the scaler, during a fused optimizer's step.
                 found = getattr(optimizer, "found_inf", None)
                 if counts and (found is None or not was_skipped(found)):
-                    timeline.step_ended()
+                    steps.ended()
         except BaseException as error:
             self._guard.blow(error)
 
@@ -108,12 +112,12 @@ class StepMarker:
         marking = self._marking() if self._marking else None
         if marking is not None and not self._is_out_of_use():
             return False
-        self._marking = self._timeline.seen["optimizer"] = weakref.ref(optimizer)
+        self._marking = self._timeline.job.objects["optimizer"] = weakref.ref(optimizer)
         return True
 
     def _is_out_of_use(self) -> bool:
         """Whether the optimizer that marks the steps has marked none for a long time, in which others stepped."""
-        steps, micro_steps = self._timeline.steps, self._timeline.micro_steps
+        steps, micro_steps = self._steps.count, self._steps.micro_steps
         if steps != self._last_steps:
             self._last_steps, self._micro_steps_then = steps, micro_steps
         return micro_steps - self._micro_steps_then > PATIENCE

@@ -13,18 +13,17 @@ from types import MethodType
 from typing import Any
 
 import torch
-from torch.compiler import is_dynamo_compiling
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
+from rankscope.probes.span import Arguments, around
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)  # subclasses have a mind of their own, fake tensors among them
 
 # These two are private and as old as the oldest torch that we support.
 function_mode_is_on = torch._C._is_torch_function_mode_enabled  # noqa: SLF001 - a mode would see our questions
 
-Arguments = tuple[Any, ...]
-# Ends what a call means; told whether the call returned.
+# Ends what a call means; with whether the call returned.
 End = Callable[[bool], None]
 # Begins what a call of a tensor's method means and returns what ends it; None if it means nothing.
 Begin = Callable[[Any, Arguments, dict[str, Any]], "End | None"]
@@ -35,8 +34,11 @@ class WatchedMethod:
 
     def __init__(self, original: Any, begin: Begin, guard: Guard, on_cpu: bool) -> None:
         self._original = original
-        self._begin = begin
-        self._guard = guard
+        self._watched = around(
+            guard,
+            lambda args, kwargs: begin(args[0], args[1:], kwargs),
+            lambda end, _args, _result, returned: end(returned),
+        )(original)
         self._on_cpu = on_cpu  # whether the tensor that the method is called of must be the host's
 
     def __get__(self, tensor: torch.Tensor | None, owner: type) -> Any:
@@ -45,26 +47,7 @@ class WatchedMethod:
         # The usual case first: a model's `.to(dtype)` of a device's tensor, hundreds a step.
         if owner not in PLAIN or function_mode_is_on() or tensor.is_cpu is not self._on_cpu:
             return self._original.__get__(tensor, owner)
-        return MethodType(self._call, tensor)
-
-    def _call(self, tensor: torch.Tensor, /, *args: Any, **kwargs: Any) -> Any:
-        if self._guard.blown or is_dynamo_compiling():
-            return self._original(tensor, *args, **kwargs)
-        end, returned = None, False
-        try:
-            end = self._begin(tensor, args, kwargs)
-        except BaseException as error:
-            self._guard.blow(error)
-        try:
-            result = self._original(tensor, *args, **kwargs)
-            returned = True
-            return result
-        finally:
-            if end is not None:
-                try:
-                    end(returned)
-                except BaseException as error:
-                    self._guard.blow(error)
+        return MethodType(self._watched, tensor)
 
 
 class TensorMethods:
@@ -79,8 +62,8 @@ class TensorMethods:
         self._is_in_use = is_in_use
         self._undo: list[Undo] = []
 
-    def look(self) -> None:
-        """Put the patches in place, at the first look at which they are of use."""
+    def poll(self) -> None:
+        """Put the patches in place, at the first poll at which they are of use."""
         if not self._undo and self._is_in_use():
             self._undo = [self._replace(name, *watch) for name, watch in self._methods.items()]
 

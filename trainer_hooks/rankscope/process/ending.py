@@ -21,7 +21,7 @@ from pathlib import Path
 from types import TracebackType
 
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 
 
@@ -82,9 +82,9 @@ class Ending:
     def write(self, how: float) -> None:
         """Record how it ended, unless that is already known."""
         slots = self._writer.slots
-        if slots[PLACES["ended"]] == layout.RUNNING:
-            slots[PLACES["ended_unix"]] = time.time()
-            slots[PLACES["ended"]] = how
+        if slots[INDEX["ended"]] == layout.RUNNING:
+            slots[INDEX["ended_unix"]] = time.time()
+            slots[INDEX["ended"]] = how
             self._on_end()
 
     def _on_exit(self) -> None:

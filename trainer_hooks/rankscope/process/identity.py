@@ -96,7 +96,7 @@ def compact(ranks: list[int]) -> str:
 
 
 def gpu_uuid() -> str:
-    """The UUID of this rank's GPU: the CUDA device in use, else its place in a CUDA_VISIBLE_DEVICES of UUIDs.
+    """The UUID of this rank's GPU: the CUDA device in use, else that at its index in a CUDA_VISIBLE_DEVICES of UUIDs.
 
     CUDA is asked only where the job has already initialised it: doing so ourselves would cost hundreds of MB.
     """

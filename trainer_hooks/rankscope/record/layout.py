@@ -1,6 +1,6 @@
 """The rank record: which fields it has and where they lie. The contract between the hook and the exporter.
 
-A record is one file of `SIZE` bytes a rank:
+A record is one file of `SIZE` bytes a rank, each part of which begins on a page:
 
     0      header        magic, version, size, layout digest: written once, before the file has its name
     64     slots         float64 each, 8-byte aligned: a store is one machine word, so no reader sees half of it
@@ -13,14 +13,14 @@ Counters are float64 too: exact for whole numbers up to 2**53. Times are seconds
 processes of a machine share; `started_unix` ties them to the calendar. Fields are only ever changed together
 with the layout digest, so a reader of another version says so instead of misreading.
 
-Each slot makes sense alone, so nothing has to be read together and no sequence word is on the hot path. At every event
+Each slot makes sense alone, so nothing has to be read together and no sequence word is on the fast path. At every event
 the time since the last one is charged to the phase that was open; so the sum of all phases, counted from the start,
 *is* the time of the last event, and what is missing to now belongs to the phase that is open.
 
 A new info is written beside the old one where both fit, then named by one store: whenever the process is killed, the
 slot `info_place` names a whole text.
 
-Step n is in place n % RING_STEPS of the ring, and is written before `steps` becomes n: a reader who takes `steps`
+Step n is entry n % RING_STEPS of the ring, and is written before `steps` becomes n: a reader who takes `steps`
 before and after the ring knows which entries nobody touched in between. The device ring is written likewise, with the
 counter `device_steps`.
 """
@@ -35,30 +35,26 @@ from rankscope.record import phases
 
 MAGIC = b"RANKSCOP"
 VERSION = 3
-SIZE = 36864
 HEADER = struct.Struct("<8sII8s")
 SLOTS_OFFSET = 64
-INFO_OFFSET = 4096
-RING_OFFSET = 12288
-DEVICE_RING_OFFSET = 28672
-LAST_WORDS_OFFSET = 32768
+PAGE = 4096  # bytes: each part begins on one
+INFO_CAPACITY = 2 * PAGE
+LAST_WORDS_CAPACITY = PAGE  # more is appended to the file
 
 # The first phases of every record; the user's own follow, up to MAX_PHASES, named in the info.
 PHASES = phases.NAMES
-(
-    OTHER,
-    STARTUP,
-    DATA_WAIT,
-    H2D_COPY,
-    FORWARD,
-    BACKWARD,
-    COLLECTIVE_WAIT,
-    DEVICE_WAIT,
-    OPTIMIZER,
-    CHECKPOINT,
-    EVALUATION,
-) = range(len(PHASES))
 MAX_PHASES = 32
+OTHER = PHASES.index("other")
+STARTUP = PHASES.index("startup")
+DATA_WAIT = PHASES.index("data_wait")
+H2D_COPY = PHASES.index("h2d_copy")
+FORWARD = PHASES.index("forward")
+BACKWARD = PHASES.index("backward")
+COLLECTIVE_WAIT = PHASES.index("collective_wait")
+DEVICE_WAIT = PHASES.index("device_wait")
+OPTIMIZER = PHASES.index("optimizer")
+CHECKPOINT = PHASES.index("checkpoint")
+EVALUATION = PHASES.index("evaluation")
 
 # These absorb what they contain: a data wait within an evaluation is evaluation.
 ABSORBS = tuple(phase < len(PHASES) and phases.PHASES[phase].planned for phase in range(MAX_PHASES))
@@ -162,16 +158,16 @@ FIELDS = {
     "cuda_allocation_retries": 1,
     "cuda_out_of_memory": 1,
 }
-PLACES = dict(zip(FIELDS, accumulate([0, *FIELDS.values()]), strict=False))
+# Of each field, the index of its first slot.
+INDEX = dict(zip(FIELDS, accumulate([0, *FIELDS.values()]), strict=False))
 SLOTS = sum(FIELDS.values())
-INFO_CAPACITY = RING_OFFSET - INFO_OFFSET
 INFO_OFFSET_UNIT = 2**16  # a text is shorter
 
 # An entry of the ring: the step's number, its end (monotonic), then a copy of the slots from `samples` on.
 RING_STEPS = 128
-RING_COPIES = PLACES["phase_seconds"] + len(PHASES) - PLACES["samples"]
+RING_COPIES = INDEX["phase_seconds"] + len(PHASES) - INDEX["samples"]
 RING_WIDTH = 2 + RING_COPIES
-COPIED = slice(PLACES["samples"], PLACES["samples"] + RING_COPIES)
+COPIED = slice(INDEX["samples"], INDEX["samples"] + RING_COPIES)
 RING_SLOTS = RING_STEPS * RING_WIDTH
 
 # An entry of the device ring: which measured step it is, the step's number, its end on the host (monotonic), the
@@ -182,9 +178,17 @@ DEVICE_RING_SLOTS = DEVICE_RING_STEPS * DEVICE_RING_WIDTH
 
 LAYOUT = hashlib.sha256(repr((FIELDS, PHASES, OPS, STEP_BOUNDS, RING_STEPS, DEVICE_RING_STEPS)).encode()).digest()[:8]
 
-assert SLOTS_OFFSET + 8 * SLOTS <= INFO_OFFSET
-assert RING_OFFSET + 8 * RING_SLOTS <= DEVICE_RING_OFFSET
-assert DEVICE_RING_OFFSET + 8 * DEVICE_RING_SLOTS <= LAST_WORDS_OFFSET
+
+def _page_from(offset: int) -> int:
+    """Where the first page begins that is not before `offset`."""
+    return -(-offset // PAGE) * PAGE
+
+
+INFO_OFFSET = _page_from(SLOTS_OFFSET + 8 * SLOTS)
+RING_OFFSET = INFO_OFFSET + INFO_CAPACITY
+DEVICE_RING_OFFSET = _page_from(RING_OFFSET + 8 * RING_SLOTS)
+LAST_WORDS_OFFSET = _page_from(DEVICE_RING_OFFSET + 8 * DEVICE_RING_SLOTS)
+SIZE = LAST_WORDS_OFFSET + LAST_WORDS_CAPACITY
 
 
 def header() -> bytes:

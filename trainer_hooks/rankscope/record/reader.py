@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rankscope.record import layout
-from rankscope.record.layout import FIELDS, PLACES
+from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.snapshot import LARGEST, RankSnapshot, Rings
 
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: Linux's struct flock on 64 bits
 _READ_ATTEMPTS = 50
-_BUCKETS = slice(PLACES["step_buckets"], PLACES["step_buckets"] + FIELDS["step_buckets"])
+_BUCKETS = slice(INDEX["step_buckets"], INDEX["step_buckets"] + FIELDS["step_buckets"])
 _SLOTS = struct.Struct(f"{layout.SLOTS}d")
 INFOS_REMEMBERED = 1024  # of at most 8 kB each: as many as the exporter reads in a second
 
@@ -73,7 +73,7 @@ def _rings(descriptor: int, path: Path) -> Rings:
 def _ring(descriptor: int, path: Path, offset: int, slots: int, counter: str) -> tuple[bytes, float]:
     """A ring, and then the counter of its entries: the sooner, the fewer are thought to be overwritten meanwhile."""
     ring = _read(descriptor, path, 8 * slots, offset)
-    (after,) = struct.unpack("d", _read(descriptor, path, 8, layout.SLOTS_OFFSET + 8 * PLACES[counter]))
+    (after,) = struct.unpack("d", _read(descriptor, path, 8, layout.SLOTS_OFFSET + 8 * INDEX[counter]))
     return ring, after
 
 
@@ -130,14 +130,14 @@ def _read(descriptor: int, path: Path, size: int, offset: int) -> bytes:
 
 
 def _info_sequence(data: bytes) -> float:
-    return float(struct.unpack_from("d", data, layout.SLOTS_OFFSET + 8 * PLACES["info_sequence"])[0])
+    return float(struct.unpack_from("d", data, layout.SLOTS_OFFSET + 8 * INDEX["info_sequence"])[0])
 
 
 def _info(path: Path, data: bytes) -> dict[str, Any]:
-    (place,) = struct.unpack_from("d", data, layout.SLOTS_OFFSET + 8 * PLACES["info_place"])
-    offset, length = divmod(place, layout.INFO_OFFSET_UNIT)
+    (text_at,) = struct.unpack_from("d", data, layout.SLOTS_OFFSET + 8 * INDEX["info_place"])
+    offset, length = divmod(text_at, layout.INFO_OFFSET_UNIT)
     if not (offset >= 0 and length >= 1 and offset + length <= layout.INFO_CAPACITY):  # NaN is none of these
-        raise UnreadableRecordError("foreign", path, f"an info at {place}")
+        raise UnreadableRecordError("foreign", path, f"an info at {text_at}")
     begin = layout.INFO_OFFSET + int(offset)
     try:
         return _parsed(data[begin : begin + int(length)])
@@ -185,9 +185,9 @@ def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
     slots = _SLOTS.unpack_from(data, layout.SLOTS_OFFSET)
     phases = len(layout.PHASES) + len(info.get("phases", ()))
     # What is no number makes the sum none, and then it is not below anything.
-    are_values = min(slots) >= 0.0 and sum(slots) <= LARGEST and slots[PLACES["phase"]] < phases
-    since = slots[PLACES["phase_since"]]
-    is_in_order = since == 0.0 or slots[PLACES["started_monotonic"]] <= since
+    are_values = min(slots) >= 0.0 and sum(slots) <= LARGEST and slots[INDEX["phase"]] < phases
+    since = slots[INDEX["phase_since"]]
+    is_in_order = since == 0.0 or slots[INDEX["started_monotonic"]] <= since
     # OpenMetrics wants whole numbers in a histogram's buckets.
     if not (are_values and is_in_order and all(map(float.is_integer, slots[_BUCKETS]))):
         raise UnreadableRecordError("foreign", path, "values that no rank writes")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankscope.record import layout
-from rankscope.record.layout import FIELDS, PLACES
+from rankscope.record.layout import FIELDS, INDEX
 
 _RING_PHASES = slice(layout.RING_WIDTH - len(layout.PHASES), layout.RING_WIDTH)
 _ROUNDING = 1e-6  # seconds: of sums that have run for years
@@ -54,7 +54,7 @@ NO_RINGS = Rings()
 
 @dataclass(frozen=True)
 class RankSnapshot:
-    """One consistent reading of a record. Seconds everywhere; `slots` and `info` as record.py describes them."""
+    """One consistent reading of a record. Seconds everywhere; `slots` and `info` as layout.py describes them."""
 
     path: Path
     alive: bool
@@ -66,11 +66,11 @@ class RankSnapshot:
     rings: Rings = NO_RINGS
 
     def __getitem__(self, field: str) -> float:
-        return self.slots[PLACES[field]]
+        return self.slots[INDEX[field]]
 
     def many(self, field: str) -> tuple[float, ...]:
-        """All places of a field that has several."""
-        return self.slots[PLACES[field] : PLACES[field] + FIELDS[field]]
+        """All slots of a field that has several."""
+        return self.slots[INDEX[field] : INDEX[field] + FIELDS[field]]
 
     def unix(self, monotonic: float) -> float:
         """A monotonic time of the record as unix time."""
@@ -107,7 +107,7 @@ class RankSnapshot:
         newest = max(self["steps"], self.rings.steps_after)
         if not newest <= LARGEST:
             return []
-        # What the writer may have been at is the entry after the newest, in the place of the one RING_STEPS before it.
+        # What the writer may have been at is the entry after the newest, which overwrites the one RING_STEPS before it.
         oldest = max(number, int(newest) + 2 - layout.RING_STEPS, 1)
         ring = memoryview(self.rings.steps).cast("d")
         entries = [_entry(ring, at, layout.RING_STEPS) for at in range(oldest, int(self["steps"]) + 1)]
@@ -125,7 +125,7 @@ class RankSnapshot:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The groups of ranks that it synchronises with, in the order of the fields that have one place a group."""
+        """The groups of ranks that it synchronises with, in the order of the fields that have one slot a group."""
         return tuple(self.info.get("groups", ()))[: layout.MAX_GROUPS]
 
     @property
@@ -166,10 +166,10 @@ Entry = tuple[float, ...]  # of a ring: its number first
 
 
 def _entry(ring: memoryview[float], number: int, steps: int) -> Entry | None:
-    """Of a ring of so many steps; None where another entry is in its place, or the ring is cut off."""
+    """Of a ring of so many steps; None where another entry has overwritten it, or the ring is cut off."""
     width = len(ring) // steps
-    place = number % steps * width
-    entry = tuple(ring[place : place + width])
+    begin = number % steps * width
+    entry = tuple(ring[begin : begin + width])
     return entry if entry and entry[0] == number else None
 
 

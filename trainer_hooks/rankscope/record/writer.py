@@ -18,7 +18,7 @@ from typing import Any
 
 from rankscope.record import layout
 from rankscope.record.directory import opened
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 
 SUFFIX = ".rank"
 SYSTEM_RUN_DIR = Path("/run/rankscope")
@@ -110,17 +110,17 @@ class RankWriter:
         self._info_sequence += 2
         if at is None:
             at = 0
-            self.slots[PLACES["info_sequence"]] = self._info_sequence - 1
+            self.slots[INDEX["info_sequence"]] = self._info_sequence - 1
         self._memory[layout.INFO_OFFSET + at : layout.INFO_OFFSET + at + len(text)] = text
-        self.slots[PLACES["info_place"]] = at * layout.INFO_OFFSET_UNIT + len(text)
-        self.slots[PLACES["info_sequence"]] = self._info_sequence
+        self.slots[INDEX["info_place"]] = at * layout.INFO_OFFSET_UNIT + len(text)
+        self.slots[INDEX["info_sequence"]] = self._info_sequence
 
     def _room_beside(self, length: int) -> int | None:
         """Where a new info goes, before or after the present one; None if neither has room, as past half the capacity.
 
         So a process that is killed in the middle of it, or stopped, leaves one that is whole.
         """
-        offset, present = divmod(int(self.slots[PLACES["info_place"]]), layout.INFO_OFFSET_UNIT)
+        offset, present = divmod(int(self.slots[INDEX["info_place"]]), layout.INFO_OFFSET_UNIT)
         if length <= offset:
             return 0
         return offset + present if offset + present + length <= layout.INFO_CAPACITY else None
@@ -142,7 +142,7 @@ class RankWriter:
         self._memory = memory
         view = memoryview(memory)
         self.slots = view[layout.SLOTS_OFFSET : layout.SLOTS_OFFSET + 8 * layout.SLOTS].cast("d")
-        self.phase_seconds = self.slots[PLACES["phase_seconds"] : PLACES["phase"] + 1]  # and at its end, the open phase
+        self.phase_seconds = self.slots[INDEX["phase_seconds"] : INDEX["phase"] + 1]  # and at its end, the open phase
         self.copied = self.slots[layout.COPIED]
         self.ring = _entries(view, layout.RING_OFFSET, layout.RING_STEPS, layout.RING_WIDTH)
         self.device_ring = _entries(view, layout.DEVICE_RING_OFFSET, layout.DEVICE_RING_STEPS, layout.DEVICE_RING_WIDTH)
@@ -150,4 +150,4 @@ class RankWriter:
 
 def _entries(view: memoryview, offset: int, steps: int, width: int) -> list[memoryview[float]]:
     ring = view[offset : offset + 8 * steps * width].cast("d")
-    return [ring[place : place + width] for place in range(0, steps * width, width)]
+    return [ring[begin : begin + width] for begin in range(0, steps * width, width)]

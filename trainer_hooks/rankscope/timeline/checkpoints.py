@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
+from rankscope.timeline.phases import PhaseClock, Phases
 
-if TYPE_CHECKING:
-    from rankscope.timeline.timeline import Phases, Timeline
-
-STEPS = PLACES["steps"]
-CHECKPOINTS = PLACES["checkpoints"]
-BYTES = PLACES["checkpoint_bytes"]
-LAST_SECONDS = PLACES["checkpoint_last_seconds"]
-LAST_BYTES = PLACES["checkpoint_last_bytes"]
-LAST_UNIX = PLACES["checkpoint_last_unix"]
+STEPS = INDEX["steps"]
+CHECKPOINTS = INDEX["checkpoints"]
+BYTES = INDEX["checkpoint_bytes"]
+LAST_SECONDS = INDEX["checkpoint_last_seconds"]
+LAST_BYTES = INDEX["checkpoint_last_bytes"]
+LAST_UNIX = INDEX["checkpoint_last_unix"]
 
 NO_STEP = -1.0
 
@@ -29,9 +26,12 @@ class CheckpointCounter:
     optimizer and scheduler in files of their own are one checkpoint.
     """
 
-    def __init__(self, timeline: Timeline, clock: Callable[[], float]) -> None:
-        self._timeline = timeline
-        self._clock = clock
+    def __init__(self, phases: PhaseClock) -> None:
+        self._phases = phases
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the saves of the process that this one was forked from."""
         self._open = 0
         self._began = 0.0
         self._bytes = 0.0  # of the saves within the outermost one
@@ -39,16 +39,16 @@ class CheckpointCounter:
 
     def begin(self) -> Phases | None:
         """A save begins; pass what this returns to `end`."""
-        opened = self._timeline.enter(layout.CHECKPOINT)
+        opened = self._phases.enter(layout.CHECKPOINT)
         if opened:
             if self._open == 0:
-                self._began, self._bytes = self._clock(), 0.0
+                self._began, self._bytes = self._phases.clock(), 0.0
             self._open += 1
         return opened
 
     def end(self, opened: Phases | None, size: float | None) -> None:
         """A save ended that wrote `size` bytes: 0 if that is not known, None if it was no checkpoint or failed."""
-        self._timeline.leave(opened)
+        self._phases.leave(opened)
         if not opened:
             return
         self._open -= 1
@@ -64,10 +64,10 @@ class CheckpointCounter:
 
         It counts then, unless it lies within another one, which counts by itself.
         """
-        seconds, is_nested = self._clock() - self._began, self._open > 1
+        seconds, is_nested = self._phases.clock() - self._began, self._open > 1
 
         def count(size: float, unix: float) -> None:
-            slots = self._timeline.writer.slots
+            slots = self._phases.writer.slots
             slots[BYTES] += size
             slots[LAST_UNIX] = unix
             if is_nested:
@@ -80,8 +80,8 @@ class CheckpointCounter:
         return count
 
     def _count(self, size: float) -> None:
-        slots = self._timeline.writer.slots
-        seconds = self._clock() - self._began
+        slots = self._phases.writer.slots
+        seconds = self._phases.clock() - self._began
         if slots[STEPS] == self._last_step:
             slots[LAST_SECONDS] += seconds
             slots[LAST_BYTES] += size

@@ -19,27 +19,18 @@ from math import log2
 from typing import Any, Protocol
 
 from rankscope.guard import Guard
-from rankscope.record.layout import (
-    ABSORBS,
-    COLLECTIVE_WAIT,
-    DATA_WAIT,
-    DEVICE_RING_STEPS,
-    DEVICE_WAIT,
-    H2D_COPY,
-    MAX_PHASES,
-    OTHER,
-    PHASES,
-    PLACES,
-)
+from rankscope.record import phases
+from rankscope.record.layout import DEVICE_RING_STEPS, INDEX, MAX_PHASES, OTHER, PHASES
 from rankscope.record.sampling import MAX_LEVEL, next_sampled
 from rankscope.timeline.groups import GROUP_COLLECTIVES
-from rankscope.timeline.streams import TELLING, Streams
-from rankscope.timeline.timeline import STEPS, Timeline
+from rankscope.timeline.steps import STEPS
+from rankscope.timeline.streams import IDENTIFYING, Streams
+from rankscope.timeline.timeline import Timeline
 
-DEVICE_STEPS = PLACES["device_steps"]
-SKIPPED = PLACES["amp_skipped_steps"]
-DEVICE_SECONDS = PLACES["device_seconds"]
-DRY_SECONDS = PLACES["device_dry_seconds"]
+DEVICE_STEPS = INDEX["device_steps"]
+SKIPPED = INDEX["amp_skipped_steps"]
+DEVICE_SECONDS = INDEX["device_seconds"]
+DRY_SECONDS = INDEX["device_dry_seconds"]
 
 # A mark costs up to ten microseconds in all (a stream's look-up, a record, a query and a reading), and a step has a
 # dozen. At one mark each 0.1 s that is 0.01 % of the time: steps of a second and more are all measured, of shorter ones
@@ -48,20 +39,16 @@ SECONDS_PER_MARK = 0.1
 LONGEST_GAP = 60.0  # seconds: of steps with hundreds of marks one a minute is measured all the same
 STEADY = 0.7  # by how much the budget's power may differ from the one in use before that changes
 SHORTEST = 1e-6  # seconds between two steps, so that the clock may stand still
-UNUSED_STEPS = 64  # between two looks whether the job uses the device by now
+UNUSED_STEPS = 64  # between two questions whether the job uses the device by now
 
 # Marks that the device has not passed yet. A host that runs further ahead than this (a launch queue holds about a
 # thousand kernels) leaves a gap.
 CAPACITY = 1024
 
-# Nothing is issued in these: if the device has passed their beginning when they end, it has nothing to do by then.
-ISSUES_NOTHING = frozenset({DATA_WAIT, DEVICE_WAIT})
-# In these a device that has nothing to do waits for the host to issue something; in the others for what they are named.
-MAY_BE_DRY = frozenset(
-    phase
-    for phase in range(MAX_PHASES)
-    if not ABSORBS[phase] and phase not in (DATA_WAIT, H2D_COPY, COLLECTIVE_WAIT, DEVICE_WAIT)
-)
+# If the device has passed the beginning of one of these when it ends, it has nothing to do by then.
+ISSUES_NOTHING = frozenset(index for index, phase in enumerate(phases.PHASES) if phase.issues_nothing)
+# In these a device that has nothing to do waits for the host to issue something; in the script's own phases, too.
+MAY_BE_DRY = frozenset({*map(PHASES.index, phases.ISSUING), *range(len(PHASES), MAX_PHASES)})
 # By which part of the step the device may be behind the host while it still counts as one that keeps up with it.
 KEEPS_UP = 0.05
 
@@ -89,10 +76,10 @@ class Device(Protocol):
         """Whether the current stream is being captured into a graph: then an event belongs to the graph."""
 
     def current_stream(self) -> Any:
-        """The calling thread's."""
+        """The one that the calling thread's work goes into."""
 
     def new_event(self) -> Event:
-        """One that can tell the time."""
+        """Not recorded yet, and able to tell the time, which torch's are not by default."""
 
 
 @dataclass(slots=True)
@@ -139,12 +126,12 @@ class DeviceClock:
         self._behind: float | None = None  # how far the device was behind the host at the mark read last, if known
 
     def start(self) -> None:
-        """Look at the end of each step whether the next one shall be measured."""
-        self._timeline.on_step = self._guarded_step
+        """Decide at the end of each step whether the next one shall be measured."""
+        self._timeline.steps.on_end = self._guarded_step
 
     def stop(self) -> None:
         """Measure no more; what the device has not passed yet stays unknown."""
-        self._timeline.on_step = self._timeline.on_boundary = None
+        self._timeline.steps.on_end = self._timeline.on_boundary = None
         self._guarded_read()
         self._forget()
 
@@ -175,7 +162,7 @@ class DeviceClock:
         if step is None:
             return
         last = self._marks[-1]
-        if phase in TELLING:
+        if phase in IDENTIFYING:
             current = self._device.current_stream()
             self.streams.met(current, phase)
             if current != self.streams.main and not self.streams.main_waits:
@@ -274,8 +261,8 @@ class DeviceClock:
         entry = writer.device_ring[int(nth) % DEVICE_RING_STEPS]
         own = sum(step.seconds[len(PHASES) :])
         others = (step.seconds[OTHER] + own, *step.seconds[OTHER + 1 : len(PHASES)])
-        for place, value in enumerate((nth, step.number, step.end, step.sequence, *others)):
-            entry[place] = value
+        for index, value in enumerate((nth, step.number, step.end, step.sequence, *others)):
+            entry[index] = value
         slots[DEVICE_STEPS] = nth  # last: now the entry counts
 
     def _pop(self) -> Mark:

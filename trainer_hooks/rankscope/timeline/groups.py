@@ -1,6 +1,6 @@
-"""The groups of ranks that this rank synchronises with: their names, places in the record and sequence numbers.
+"""The groups of ranks that this rank synchronises with: their names, indices in the record and sequence numbers.
 
-A group is its ranks. Two process groups of the same ranks (a second one for gloo beside NCCL's) share a place, and
+A group is its ranks. Two process groups of the same ranks (a second one for gloo beside NCCL's) share an index, and
 their sequence numbers are summed: on every rank of the group alike.
 
 Sequence numbers are torch's own where the backend counts (gloo, NCCL, UCC): DDP and compiled code issue collectives
@@ -18,22 +18,22 @@ from typing import Any
 from rankscope.guard import logger
 from rankscope.process import identity
 from rankscope.record import layout
-from rankscope.record.layout import PLACES
+from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 
-GROUP_COLLECTIVES = PLACES["group_collectives"]
-GROUP_WAIT = PLACES["group_wait_seconds"]
+GROUP_COLLECTIVES = INDEX["group_collectives"]
+GROUP_WAIT = INDEX["group_wait_seconds"]
 NAME_LIMIT = 128  # characters: MAX_GROUPS such names fit into the info
-UNCOUNTED = layout.MAX_GROUPS  # the place of a group for which none is left
+UNCOUNTED = layout.MAX_GROUPS  # the index of a group for which none is left
 
 
 class Group:
-    """One process group: its place in the record, its last sequence number, the factors of its bus bytes."""
+    """One process group: its index in the record, its last sequence number, the factors of its bus bytes."""
 
-    __slots__ = ("bus_factors", "last", "place", "reference", "sequence")
+    __slots__ = ("bus_factors", "index", "last", "reference", "sequence")
 
-    def __init__(self, place: int, ranks: int, sequence: Callable[[Any], int] | None) -> None:
-        self.place = place
+    def __init__(self, index: int, ranks: int, sequence: Callable[[Any], int] | None) -> None:
+        self.index = index
         self.last = 0  # with what was issued since torch was asked
         self.sequence = sequence  # torch's number of a process group; None where the backend does not count
         self.bus_factors = bus_factors(ranks)
@@ -67,7 +67,7 @@ def bus_factors(ranks: int) -> tuple[float, ...]:
 
 
 class Groups:
-    """Every process group that took part in a collective, and their slots. The default group has place 0."""
+    """Every process group that took part in a collective, and their slots. The default group has index 0."""
 
     def __init__(self, writer: RankWriter) -> None:
         self.names: list[str] = []
@@ -89,8 +89,8 @@ class Groups:
         issued in between counts by then. On every rank alike.
         """
         group = self._known.get(id(process_group)) or self._meet(process_group)
-        if group.place != UNCOUNTED:
-            self._writer.slots[GROUP_COLLECTIVES + group.place] += 1
+        if group.index != UNCOUNTED:
+            self._writer.slots[GROUP_COLLECTIVES + group.index] += 1
         group.last += 1
         self.unasked.add(group)
         return group
@@ -99,8 +99,8 @@ class Groups:
         """C++ code has issued collectives of the whole group."""
         group = self._known.get(id(process_group)) or self._meet(process_group)
         number = group.last + 1 if group.sequence is None else group.sequence(process_group)
-        if group.place != UNCOUNTED and number > group.last:  # less, if one of ours is none to the backend
-            self._writer.slots[GROUP_COLLECTIVES + group.place] += number - group.last
+        if group.index != UNCOUNTED and number > group.last:  # less, if one of ours is none to the backend
+            self._writer.slots[GROUP_COLLECTIVES + group.index] += number - group.last
         group.last = number
         self.unasked.discard(group)
         return group
@@ -129,8 +129,8 @@ class Groups:
 
     def _meet(self, process_group: Any) -> Group:
         if not self.names and identity.is_distributed():
-            self._place(identity.group_name())
-        group = Group(self._place(_name(process_group)), process_group.size(), None)
+            self._index_of(identity.group_name())
+        group = Group(self._index_of(_name(process_group)), process_group.size(), None)
         try:
             process_group._get_sequence_number_for_group()  # noqa: SLF001 - torch has no public one
             # Of the class: a bound method would keep the process group.
@@ -142,7 +142,7 @@ class Groups:
         known[key] = group
         return group
 
-    def _place(self, name: str | None) -> int:
+    def _index_of(self, name: str | None) -> int:
         if name is None:
             return UNCOUNTED
         if name in self.names:

@@ -2,7 +2,7 @@
 
 Collectives and prefetched batches have streams of their own in FSDP, HSDP, DeepSpeed, Megatron and many loops by hand;
 what the device then waits for is an event out of such a stream (`wait_event`, `wait_stream`). Nobody says what a stream
-is for. So it is told by the phase in which the training thread was met in it: one in which it issued a collective is
+is for. So it is known by the phase in which the training thread was met in it: one in which it issued a collective is
 for communication, one in which it copied a batch is for copies.
 """
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from rankscope.record.layout import COLLECTIVE_WAIT, H2D_COPY
 
-TELLING = (COLLECTIVE_WAIT, H2D_COPY)
+IDENTIFYING = (COLLECTIVE_WAIT, H2D_COPY)
 MANY_EVENTS = 4096
 
 
@@ -24,7 +24,7 @@ class Streams:
         self.are_watched = False  # a step is measured, or the next one is, in which events of this one are waited for
         self.main_waits = False  # the main stream is about to be made to wait, whichever stream is current
         self._phases: dict[Any, int] = {}  # by stream: what a wait for it is
-        self._events: dict[int, int] = {}  # by the id of an event out of it, which is told anew at each recording
+        self._events: dict[int, int] = {}  # by the id of an event out of it, which is noted anew at each recording
 
     def begin_step(self, main: Any) -> None:
         """Another step is measured."""
@@ -33,7 +33,7 @@ class Streams:
             self._events.clear()
 
     def met(self, stream: Any, phase: int) -> None:
-        """The training thread is in `phase`, one of TELLING, with `stream` current."""
+        """The training thread is in `phase`, one of IDENTIFYING, with `stream` current."""
         if stream != self.main and self._phases.get(stream) != COLLECTIVE_WAIT:
             self._phases[stream] = phase
 

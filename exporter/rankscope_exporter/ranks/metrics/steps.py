@@ -11,8 +11,6 @@ from rankscope_exporter.ranks.run_directory import Rank
 
 BUCKETS = tuple(("_bucket", bound) for bound in (*map(str, layout.STEP_BOUNDS), "+Inf"))
 NAMES = ", ".join(f"`{name}`" for name in phases.NAMES)
-# The phases of every record in which a device may wait for the host; the user's own may be such, too.
-ISSUING = ("other", *phases.COMPUTING)
 
 
 def _step_seconds(rank: Rank) -> Values:
@@ -26,7 +24,7 @@ def _phase_since(rank: Rank) -> Values:
 
 
 def _dry_seconds(rank: Rank) -> Values:
-    return {phase: dry for phase, dry in rank.snapshot.device_dry_seconds.items() if dry or phase in ISSUING}
+    return {phase: dry for phase, dry in rank.snapshot.device_dry_seconds.items() if dry or phase in phases.ISSUING}
 
 
 METRICS = (

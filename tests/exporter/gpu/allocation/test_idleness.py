@@ -10,7 +10,7 @@ import pytest
 import yaml
 from deploy.prometheus.render import HERE, seconds
 
-from rankscope.record.layout import PHASES, PLACES, SLOTS
+from rankscope.record.layout import INDEX, PHASES, SLOTS
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation import idleness
 from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
@@ -63,8 +63,8 @@ def test_every_state_can_come_about() -> None:
 
 def rank(silent_for: float, phase: str = "forward", alive: bool = True) -> RankSnapshot:
     slots = [0.0] * SLOTS
-    slots[PLACES["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
-    slots[PLACES["phase"]] = PHASES.index(phase)
+    slots[INDEX["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
+    slots[INDEX["phase"]] = PHASES.index(phase)
     return RankSnapshot(Path("x"), alive, tuple(slots), {}, None, read_monotonic=10_000)
 
 

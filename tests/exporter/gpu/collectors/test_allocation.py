@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rankscope.record.layout import PHASES, PLACES, SLOTS
+from rankscope.record.layout import INDEX, PHASES, SLOTS
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation.claims import Claims
 from rankscope_exporter.gpu.allocation.holder import Holder
@@ -51,8 +51,8 @@ class Watched:
 def ranks(silent_for: float) -> Claims:
     """A living rank on the GPU that made progress so long ago."""
     slots = [0.0] * SLOTS
-    slots[PLACES["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
-    slots[PLACES["phase"]] = PHASES.index("forward")
+    slots[INDEX["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
+    slots[INDEX["phase"]] = PHASES.index("forward")
     info = {"run": "train", "rank": "3", "uuid": UUID}
     snapshot = RankSnapshot(Path("x"), True, tuple(slots), info, None, 10_000)
     return Claims({}, True, {UUID: [Rank(snapshot, None, owner=1000)]})

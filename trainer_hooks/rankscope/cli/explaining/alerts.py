@@ -1,4 +1,4 @@
-"""A run's alerts as a Prometheus has them, without those that Alertmanager would keep back beside others."""
+"""A run's alerts as a Prometheus has them, without those that Alertmanager would inhibit beside others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from rankscope.cli.explaining.answers import ActiveAlert, Rule, Sample
 from rankscope.cli.explaining.prometheus import Prometheus
 
-# deploy/prometheus/causes.yml and deploy/alertmanager/alertmanager.yml, without YAML.
+# What deploy/prometheus/render.py takes out of causes.yml and Alertmanager's alertmanager.yml, without YAML.
 KNOWN: dict[str, Any] = json.loads(Path(__file__).with_name("known.json").read_text(encoding="utf-8"))
 Matcher = tuple[str, str, str]
 """Label, operator and value, as Alertmanager has them."""
@@ -30,7 +30,7 @@ class Alert:
 
     @property
     def name(self) -> str:
-        """As the rules call it."""
+        """Its rule's name."""
         return self.labels["alertname"]
 
     @property
@@ -46,34 +46,34 @@ class Alert:
         return self.value if share_of == "value" else lost.get(share_of)
 
     def matches(self, matchers: Iterable[Matcher]) -> bool:
-        """Whether Alertmanager would say so."""
+        """Whether its labels match all of them, as Alertmanager reads them: a missing label is an empty one."""
         return all(_is_matched(self.labels.get(label, ""), operator, value) for label, operator, value in matchers)
 
 
 def alerts_of(
-    prometheus: Prometheus, here: str, is_now: bool, run: Mapping[str, str], places: Mapping[str, set[str]]
+    prometheus: Prometheus, here: str, is_now: bool, run: Mapping[str, str], targets: Mapping[str, set[str]]
 ) -> list[Alert]:
-    """Those of the cluster `here` of this run, or whose GPU or exporter is among `places`. Raises PrometheusError."""
+    """Those of the cluster `here` of this run, or whose GPU or exporter is among `targets`. Raises PrometheusError."""
     found = prometheus.query(f'ALERTS{{alertname=~"Rankscope.+",{here}}}', "alertname", "alertstate")
-    ours = [alert for sample in found if _concerns(alert := _alert(sample), run, places)]
-    told = heard(ours)
-    rules = prometheus.alert_rules() if told else []
-    return _with_words(told, rules) if is_now else _with_values(prometheus, told, rules)
+    ours = [alert for sample in found if _concerns(alert := _alert(sample), run, targets)]
+    alerts = uninhibited(ours)
+    rules = prometheus.alert_rules() if alerts else []
+    return _with_words(alerts, rules) if is_now else _with_values(prometheus, alerts, rules)
 
 
-def heard(alerts: Sequence[Alert]) -> list[Alert]:
-    """Those that Alertmanager does not keep back beside the others. It hears of those alone that fire."""
+def uninhibited(alerts: Sequence[Alert]) -> list[Alert]:
+    """Those that Alertmanager does not inhibit beside the others. It gets those alone that fire."""
 
-    def is_silenced(alert: Alert) -> bool:
+    def is_inhibited(alert: Alert) -> bool:
         return any(
-            alert.matches(rule["target"]) and any(_silences(source, alert, rule) for source in alerts)
-            for rule in KNOWN["silences"]
+            alert.matches(rule["target"]) and any(_inhibits(source, alert, rule) for source in alerts)
+            for rule in KNOWN["inhibit_rules"]
         )
 
-    return [alert for alert in alerts if not is_silenced(alert)]
+    return [alert for alert in alerts if not is_inhibited(alert)]
 
 
-def _silences(source: Alert, target: Alert, rule: Mapping[str, Any]) -> bool:
+def _inhibits(source: Alert, target: Alert, rule: Mapping[str, Any]) -> bool:
     is_alike = all(source.labels.get(label) == target.labels.get(label) for label in rule["equal"])
     return source.is_firing and is_alike and source.matches(rule["source"])
 
@@ -88,27 +88,27 @@ def _alert(sample: Sample) -> Alert:
     return Alert(labels, sample.labels["alertstate"] == "firing")
 
 
-def _concerns(alert: Alert, run: Mapping[str, str], places: Mapping[str, set[str]]) -> bool:
+def _concerns(alert: Alert, run: Mapping[str, str], targets: Mapping[str, set[str]]) -> bool:
     """By the run and its owner; if it names none by the GPU, if it names none by the exporter."""
     if alert.labels.get("run"):
         return all(alert.labels.get(label, "") == value for label, value in run.items())
     by = next((key for key in ("uuid", "instance") if alert.labels.get(key)), "uuid")
-    return alert.labels.get(by) in places[by]
+    return alert.labels.get(by) in targets[by]
 
 
 def _with_words(alerts: Iterable[Alert], rules: Iterable[Rule]) -> list[Alert]:
-    active = {_identity(told.labels): told for rule in rules for told in rule.alerts}
-    return [_told(alert, active.get(_identity(alert.labels))) for alert in alerts]
+    active = {_identity(one.labels): one for rule in rules for one in rule.alerts}
+    return [_as_active(alert, active.get(_identity(alert.labels))) for alert in alerts]
 
 
 def _identity(labels: Mapping[str, str]) -> frozenset[tuple[str, str]]:
     return frozenset(labels.items())
 
 
-def _told(alert: Alert, told: ActiveAlert | None) -> Alert:
-    if told is None:
+def _as_active(alert: Alert, active: ActiveAlert | None) -> Alert:
+    if active is None:
         return alert
-    return replace(alert, value=told.value, annotations=told.annotations, since=told.since)
+    return replace(alert, value=active.value, annotations=active.annotations, since=active.since)
 
 
 def _with_values(prometheus: Prometheus, alerts: Iterable[Alert], rules: Iterable[Rule]) -> list[Alert]:

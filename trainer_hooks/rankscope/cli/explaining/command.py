@@ -88,7 +88,7 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
 
 
 def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
-    """For people."""
+    """The explanation as lines for a terminal."""
     moment = said(when, "%Y-%m-%d %H:%M:%S %Z")
     useful = f", {found.lost['none']:.1%} of the GPU time is useful compute" if "none" in found.lost else ""
     judged = f", judged by {CLOCKS[found.clock]}" if found.clock in CLOCKS else ""
@@ -145,14 +145,14 @@ def _before(ended: float) -> str:
 
 
 def _not_yet(what: NotYet) -> str:
-    told = "" if what.told_after is None else f"; that is told after {_duration(what.told_after)}"
+    when = "" if what.told_after is None else f"; that is told after {_duration(what.told_after)}"
     if what.cause == STALL:
-        return f"no rank has made progress for {_duration(what.lasts)}{told}."
+        return f"no rank has made progress for {_duration(what.lasts)}{when}."
     if what.rank is None:
         lost = f"{what.share:.0%} of the GPU time, more than usual, is lost to {what.cause}"
     else:
         lost = f"rank {what.rank} holds the others up by {what.share:.0%} of each step, in {what.cause}"
-    return f"{lost}. It has for {_duration(what.lasts)}{told}."
+    return f"{lost}. It has for {_duration(what.lasts)}{when}."
 
 
 def _duration(seconds: float) -> str:

@@ -85,7 +85,7 @@ def explain(
     where = run.where
     lost = _by_cause(prometheus.query(f"run:rankscope_lost:ratio{{{where}}}", "cause"))
     ranks = prometheus.query(f"last_over_time(rankscope_rank_info{{{where}}}[1h])")
-    alerts = alerts_of(prometheus, run.here, is_now, {"run": run.name, "owner": run.owner}, _places(ranks))
+    alerts = alerts_of(prometheus, run.here, is_now, {"run": run.name, "owner": run.owner}, _targets(ranks))
     if not lost and not alerts and not _has_rules(prometheus, run.here):
         raise PrometheusError(f"{prometheus.url} has run {run}, but {_why_nothing(prometheus, is_now)}")
     alerts.sort(key=lambda alert: _order(alert, lost))
@@ -208,7 +208,7 @@ def _clock(clocks: Sequence[Sample]) -> str | None:
     return "mixed" if len(names) > 1 else next(iter(names), None)
 
 
-def _places(ranks: Iterable[Sample]) -> dict[str, set[str]]:
+def _targets(ranks: Iterable[Sample]) -> dict[str, set[str]]:
     labels = [rank.labels for rank in ranks]
     return {key: {each[key] for each in labels if each.get(key)} for key in ("uuid", "instance")}
 
@@ -249,5 +249,5 @@ def _compared(prometheus: Prometheus, where: str, verdict: Mapping[str, str]) ->
 
 def _series(sample: Sample, verdict: Mapping[str, str]) -> str:
     """Its name and what tells it from its like: the phase, and the rank if the verdict names none."""
-    told = [name for name in ("rank", "phase") if name in sample.labels and (name == "phase" or name not in verdict)]
-    return sample.name + (f"{{{','.join(f'{name}={quoted(sample.labels[name])}' for name in told)}}}" if told else "")
+    shown = [name for name in ("rank", "phase") if name in sample.labels and (name == "phase" or name not in verdict)]
+    return sample.name + (f"{{{','.join(f'{name}={quoted(sample.labels[name])}' for name in shown)}}}" if shown else "")

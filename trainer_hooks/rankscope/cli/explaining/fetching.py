@@ -89,7 +89,7 @@ def _body(answer: HTTPResponse) -> bytes:
 
 
 def _target(url: str, location: str) -> str:
-    """Where a redirection leads, if that is a place to go to."""
+    """Where a redirection leads, if that is an address to go to."""
     target = urllib.parse.urljoin(url, location)
     before, after = urllib.parse.urlsplit(url), urllib.parse.urlsplit(target)
     is_one = after.scheme in ("http", "https") and after.hostname and "@" not in after.netloc

@@ -30,7 +30,7 @@ class NotYet:
     """Seconds; None if its steps are too long to say so, or this server does not know the rules."""
 
     def as_object(self) -> dict[str, object]:
-        """For JSON."""
+        """Its fields by their names in the JSON output."""
         return asdict(self)
 
 

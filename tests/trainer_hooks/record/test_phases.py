@@ -1,0 +1,46 @@
+"""What else has to say something about each phase of the table: a new one is missed here by the name of the file."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from rankscope.record.phases import COMPUTING, NAMES, PHASES
+
+ROOT = Path(__file__).resolve().parents[3]
+# A rank's lag is blamed on any phase but these: what is planned is its own alert's, and waiting for others is no cause.
+BLAMED = [phase.name for phase in PHASES if not phase.planned and phase.name != "collective_wait"]
+# run:rankscope_lost:ratio has each as a cause of its own, but for those that it takes apart.
+LOST_TO = [name for name in NAMES if name not in (*COMPUTING, "collective_wait", "data_wait", "h2d_copy")]
+
+
+def causes() -> Any:
+    return yaml.safe_load((ROOT / "deploy/prometheus/causes.yml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("phase", NAMES)
+def test_causes_yml_gives_each_phase_a_colour(phase: str) -> None:
+    assert phase in causes()["phase_colours"]
+
+
+@pytest.mark.parametrize("phase", BLAMED)
+def test_causes_yml_has_the_words_for_a_rank_that_lags_in_it(phase: str) -> None:
+    assert phase in chain.from_iterable(
+        cause.split("|") for cause in causes()["alerts"]["RankscopeRankLagging"]["causes"]
+    )
+
+
+@pytest.mark.parametrize("phase", BLAMED)
+def test_the_runbook_says_what_to_do_about_a_rank_that_lags_in_it(phase: str) -> None:
+    runbook = (ROOT / "docs/runbooks/RankscopeRankLagging.md").read_text(encoding="utf-8")
+    assert f"`{phase}`" in "".join(re.findall(r"^\*\*(.+?)\*\*", runbook, re.MULTILINE))
+
+
+@pytest.mark.parametrize("phase", LOST_TO)
+def test_the_page_on_lost_time_has_it_as_a_cause(phase: str) -> None:
+    assert f"`{phase}`" in (ROOT / "docs/lost-time.md").read_text(encoding="utf-8")

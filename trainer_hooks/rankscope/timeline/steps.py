@@ -1,0 +1,120 @@
+"""The ends of steps: counted, sorted into the histogram, written into the ring, announced to listeners."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+from math import inf
+
+from rankscope.record import layout
+from rankscope.record.layout import INDEX, PASSES_WITHOUT_STEP, RING_STEPS, STEP_BOUNDS
+from rankscope.timeline.groups import Groups
+from rankscope.timeline.phases import PhaseClock
+
+NOTHING, BACKWARD_PASS, OPTIMIZER_STEP, SCRIPT = range(len(layout.STEP_MARKERS))
+
+SETTLED_STEPS = 20  # at the end of each of the first ones the polls are called, later once a second
+POLL_INTERVAL = 1.0  # seconds
+
+STEPS = INDEX["steps"]
+MICRO_STEPS = INDEX["micro_steps"]
+SAMPLES = INDEX["samples"]
+TOKENS = INDEX["tokens"]
+STEP_SECONDS = INDEX["step_seconds"]
+STEP_BUCKETS = INDEX["step_buckets"]
+COPIES = slice(2, None)  # of an entry of the ring
+
+
+class Steps:
+    """The steps of one timeline's thread, and what marks their ends."""
+
+    def __init__(self, phases: PhaseClock, groups: Groups) -> None:
+        self._phases = phases
+        self._groups = groups
+        self.marker = NOTHING  # what ends the steps, as layout.STEP_MARKERS
+        self.on_end: Callable[[float, int], object] | None = None  # with the step's end and the phase that is open
+        self.polls: list[Callable[[], None]] = []  # called at a step's end, at most once a second: what may cost
+        self._wake_number: int | None = None
+        self._on_wake: Callable[[int], int | None] = lambda _: None
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again, as the calling process: its first step ends start-up."""
+        self.has_started = False
+        self._last_end = self._next_poll = 0.0
+        self._bucket = (inf, inf, STEP_BUCKETS)  # of the histogram: its bounds (none is known yet) and its slot
+        self.fetched_samples = self.fetched_tokens = 0.0  # since the last step: counted when the next one ends
+
+    @property
+    def count(self) -> int:
+        """How many steps have ended, the one that ended start-up among them."""
+        return int(self._phases.writer.slots[STEPS])
+
+    @property
+    def micro_steps(self) -> int:
+        """How many outermost backward passes have ended."""
+        return int(self._phases.writer.slots[MICRO_STEPS])
+
+    def ended(self) -> None:
+        """The end of a step was the last event, one of the training thread's."""
+        phases = self._phases
+        now, writer = phases.last_event, phases.writer
+        slots = writer.slots
+        if not self.has_started:
+            phases.end_startup()
+            self.has_started = True
+        else:
+            seconds = now - self._last_end
+            slots[STEP_SECONDS] += seconds
+            lowest, highest, bucket = self._bucket  # the last step's, and nearly always this one's, too
+            if not lowest < seconds <= highest:
+                bucket = self._find_bucket(seconds)
+            slots[bucket] += 1
+        if self.fetched_samples:
+            slots[SAMPLES] += self.fetched_samples
+            self.fetched_samples = 0.0
+        if self.fetched_tokens:
+            slots[TOKENS] += self.fetched_tokens
+            self.fetched_tokens = 0.0
+        number = slots[STEPS] + 1
+        entry = writer.ring[int(number) % RING_STEPS]
+        entry[0] = number
+        entry[1] = now
+        entry[COPIES] = writer.copied
+        slots[STEPS] = number  # last: now the entry counts
+        self._last_end = now
+        if self._groups.unasked:
+            self._groups.ask()
+        if self.on_end is not None:
+            self.on_end(now, phases.charged_phase())
+        if number == self._wake_number:
+            self._wake_number = self._on_wake(int(number))
+        if now >= self._next_poll:
+            self._poll(now)
+
+    def unmarked_pass_ended(self) -> None:
+        """The end of a backward pass, the last event, while nothing but backward passes can mark steps."""
+        if self.micro_steps > PASSES_WITHOUT_STEP:
+            self.marker = BACKWARD_PASS
+            self.ended()
+
+    def take_over(self, marker: int) -> bool:
+        """Have `marker` mark the steps from now on. Whether this one counts: a backward pass may have marked it."""
+        before, self.marker = self.marker, marker
+        return before != BACKWARD_PASS
+
+    def wake_at(self, number: int, on_wake: Callable[[int], int | None]) -> None:
+        """Call `on_wake` with the number of a step when that has ended; it returns the next to be called at."""
+        self._wake_number, self._on_wake = number, on_wake
+
+    def _find_bucket(self, seconds: float) -> int:
+        number = bisect_left(STEP_BOUNDS, seconds)
+        lowest, highest = (0.0, *STEP_BOUNDS, inf)[number : number + 2]
+        self._bucket = lowest, highest, STEP_BUCKETS + number
+        return STEP_BUCKETS + number
+
+    def _poll(self, now: float) -> None:
+        if self.count >= SETTLED_STEPS:
+            self._next_poll = now + POLL_INTERVAL
+        for poll in self.polls:
+            poll()
