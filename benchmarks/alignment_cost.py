@@ -26,9 +26,10 @@ from rankscope.record import layout
 from rankscope.record.sampling import is_sampled
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
+from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
-from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
+from rankscope_exporter.ranks.run_directory import RunDirectory
 
 STEPS = 20
 POLLS = 100

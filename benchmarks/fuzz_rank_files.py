@@ -41,9 +41,11 @@ from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope_exporter.exposition.encoder import Encoder
 from rankscope_exporter.exposition.sample_cache import WrittenFamily
+from rankscope_exporter.ranks.checks import LABEL_LIMIT, LABELS
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.metric import RANK_LABELS
-from rankscope_exporter.ranks.run_directory import LABEL_LIMIT, LABELS, RunDirectory, Scan
+from rankscope_exporter.ranks.rank import Scan
+from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.ranks.share import TextLimit
 
 BATCH = 100  # below the limits of files and ranks of one owner, so that each file of a batch counts

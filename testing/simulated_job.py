@@ -13,7 +13,9 @@ from typing import Any
 from rankscope.record import layout
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
-from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory, Scan
+from rankscope_exporter.ranks.checks import LABELS
+from rankscope_exporter.ranks.rank import Scan
+from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
 COMPUTE, TRANSFER, DELAY = 0.04, 0.005, 0.03

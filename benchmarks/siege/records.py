@@ -22,7 +22,7 @@ from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.writer import RankWriter
-from rankscope_exporter.ranks.run_directory import LABELS
+from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.simulation import simulated_uuid
 
 NAMES = 9000  # at once: more than an exporter looks at in one scan

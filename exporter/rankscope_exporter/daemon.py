@@ -27,7 +27,8 @@ from rankscope_exporter.gpu.collectors import allocation
 from rankscope_exporter.gpu.collectors.xid import XidCollector
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.sampler import Sampler
-from rankscope_exporter.ranks.run_directory import Beliefs, Rank, RunDirectory
+from rankscope_exporter.ranks.rank import Rank
+from rankscope_exporter.ranks.run_directory import Beliefs, RunDirectory
 from rankscope_exporter.ranks.watcher import RankWatcher
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app

@@ -22,7 +22,8 @@ from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 from rankscope_exporter import config, daemon
-from rankscope_exporter.ranks.run_directory import LABELS, Rank
+from rankscope_exporter.ranks.checks import LABELS
+from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.simulation import simulated_uuid
 
 EXPORTER = [sys.executable, "-m", "rankscope_exporter"]

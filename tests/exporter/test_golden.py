@@ -32,7 +32,8 @@ from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.gpu.collectors import allocation
 from rankscope_exporter.gpu.device_sampler import DeviceSampler, Timing
 from rankscope_exporter.gpu.states import GpuStates
-from rankscope_exporter.ranks.run_directory import RunDirectory, Scan
+from rankscope_exporter.ranks.rank import Scan
+from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.simulation import simulated_uuid
 
 HERE = Path(__file__).parent / "golden"

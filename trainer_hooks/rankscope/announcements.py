@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rankscope.autoload import ON
+from rankscope.process.switches import is_on
 from rankscope.record.layout import PASSES_WITHOUT_STEP
 from rankscope.record.phases import COMPUTING, PHASES, PLANNED
 from rankscope.record.snapshot import RankSnapshot
@@ -71,7 +71,7 @@ class Announcer:
 
 def is_quiet() -> bool:
     """Whether nothing is to be said, by the environment."""
-    return os.environ.get("RANKSCOPE_QUIET", "").lower() in ON
+    return is_on("RANKSCOPE_QUIET")
 
 
 def say(text: str) -> None:

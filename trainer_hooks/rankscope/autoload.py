@@ -6,14 +6,12 @@ make `import torch` raise. So it does nothing unless RANKSCOPE says so, and swal
 
 from __future__ import annotations
 
-import os
-
-ON = frozenset({"1", "true", "yes", "on"})
+from rankscope.process.switches import is_on
 
 
 def autoload() -> None:
     """Instrument this process if the environment asks for it."""
-    if os.environ.get("RANKSCOPE", "").lower() not in ON:
+    if not is_on("RANKSCOPE"):
         return
     try:
         from rankscope.attach import instrument

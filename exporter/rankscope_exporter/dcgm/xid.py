@@ -9,8 +9,8 @@ from rankscope_exporter.exposition.metric import MetricTable, whole
 from rankscope_exporter.exposition.sample_cache import Values
 from rankscope_exporter.gpu.xid_watcher import Xids
 
-# The names in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) of those that collectors/xid.py counts from
-# the start. Others are "Unknown Error", as those are in dcgm-exporter that it does not know: `err_code` tells them.
+# The names in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) of those that `gpu/collectors/xid.py` counts
+# from the start. Others are "Unknown Error", as in dcgm-exporter those that it does not know: `err_code` tells them.
 MESSAGES = {
     0: "No Error",
     13: "Graphics Engine Exception",

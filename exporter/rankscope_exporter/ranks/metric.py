@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from rankscope_exporter.exposition.metric import MetricTable, whole
-from rankscope_exporter.ranks.run_directory import Rank
+from rankscope_exporter.ranks.rank import Rank
 
 R = TypeVar("R")
 Part = TypeVar("Part")

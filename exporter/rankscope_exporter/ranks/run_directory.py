@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,53 +13,14 @@ from pathlib import Path
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import CLOCKS_APART, check_info, check_time
-from rankscope_exporter.ranks.checks import LABEL_LIMIT as LABEL_LIMIT  # known from here, as what a Rank has
-from rankscope_exporter.ranks.checks import LABELS as LABELS
 from rankscope_exporter.ranks.complaints import Complaints, Skipped
 from rankscope_exporter.ranks.files import Listing, RankFile, each_once, fair_share, open_directory
+from rankscope_exporter.ranks.rank import Key, Rank, Scan
 from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
 
 ENDED_RANKS_SHOWN_FOR = 600.0  # seconds: long enough for a scrape, an alert and a look at it
 FILES_LIMIT = 1024  # read in a scan; a full one of bad files costs a tenth of a second
 SERIES_LIMIT = 246  # of one rank: every phase, operation and group that a record has room for
-
-Key = tuple[str, str, str]
-
-
-@dataclass(frozen=True)
-class Rank:
-    """One rank as its record shows it; `exit_unix` is set once it has ended."""
-
-    snapshot: RankSnapshot
-    exit_unix: float | None
-    owner: int
-    """User id of the file's owner."""
-    user: str = ""
-    """The owner's name where this machine knows one."""
-    has_owner: bool = True
-    """Whether its owner is part of who it is."""
-    weight: int = 1
-    """As how many ordinary ranks it counts on a page."""
-    is_elsewhere: bool = False
-    """Whether the processes on the GPU that it names are others'."""
-
-    @property
-    def key(self) -> Key:
-        """Run, rank and owner: the labels of all its series."""
-        return self.snapshot.info["run"], self.snapshot.info["rank"], str(self.owner) if self.has_owner else ""
-
-    @property
-    def uuid(self) -> str:
-        """Of its GPU; empty if it names none, or one that it cannot be on."""
-        return "" if self.is_elsewhere else str(self.snapshot.info["uuid"])
-
-
-@dataclass(frozen=True)
-class Scan:
-    """What the run directories hold now: the record that counts of each rank, and how many files were skipped why."""
-
-    ranks: Sequence[Rank]
-    skipped: Counter[str]
 
 
 @dataclass(frozen=True)

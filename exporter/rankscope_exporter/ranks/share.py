@@ -7,14 +7,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable
-from typing import TYPE_CHECKING
 
 from rankscope.record.layout import FIELDS, INDEX
+from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import LABELS
-
-if TYPE_CHECKING:
-    from rankscope.record.snapshot import RankSnapshot
-    from rankscope_exporter.ranks.run_directory import Key, Rank
+from rankscope_exporter.ranks.rank import Key, Rank
 
 RANKS_LIMIT = 256  # ordinary ones on a page
 OWNER_RANKS_LIMIT = 128  # of one owner

@@ -19,8 +19,8 @@ from statistics import median
 
 from rankscope.record.layout import COLLECTIVE_WAIT, PHASES, STARTUP
 from rankscope.record.snapshot import DeviceStep
+from rankscope_exporter.ranks.rank import Key, Rank
 from rankscope_exporter.ranks.reference_step import AnyStep, Reference, level_of, newest_sampled
-from rankscope_exporter.ranks.run_directory import Key, Rank
 
 CAUSES = {name: phase for phase, name in enumerate(PHASES) if phase not in (COLLECTIVE_WAIT, STARTUP)}
 UNKNOWN = "unknown"

@@ -13,7 +13,8 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.ranks.run_directory import RunDirectory, Scan
+from rankscope_exporter.ranks.rank import Scan
+from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.worker import Worker
 
 INTERVAL = 1.0  # seconds: a ring holds 128 steps, and only jobs with more than that in a second lose some

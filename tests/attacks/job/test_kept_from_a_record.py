@@ -14,7 +14,8 @@ from tests.attacks.job.jobs import ATTACKER, VICTIM, attack, needs_root, process
 
 from rankscope.record import writer
 from rankscope.record.writer import RankWriter
-from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
+from rankscope_exporter.ranks.checks import LABELS
+from rankscope_exporter.ranks.run_directory import RunDirectory
 
 INFO = {**dict.fromkeys(LABELS, ""), "run": "r", "rank": "0", "pid": "1"}
 

@@ -16,7 +16,8 @@ import pytest
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
-from rankscope_exporter.ranks.run_directory import LABELS, Rank, Scan
+from rankscope_exporter.ranks.checks import LABELS
+from rankscope_exporter.ranks.rank import Rank, Scan
 
 VICTIM, MALLORY = 61_001, 61_002
 NOW = 1_700_000_000.0

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, clock, ended, need_root
 
-from rankscope_exporter.ranks.run_directory import RunDirectory, Scan
+from rankscope_exporter.ranks.rank import Scan
+from rankscope_exporter.ranks.run_directory import RunDirectory
 
 
 def as_nobody(work: str) -> str:

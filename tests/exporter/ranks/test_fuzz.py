@@ -18,7 +18,8 @@ from prometheus_client.core import GaugeMetricFamily
 from rankscope.record import layout, reader
 from rankscope.record.layout import INDEX
 from rankscope_exporter.ranks import run_directory
-from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
+from rankscope_exporter.ranks.checks import LABELS
+from rankscope_exporter.ranks.run_directory import RunDirectory
 
 TEXTS = st.text(max_size=220)
 JSON = st.recursive(

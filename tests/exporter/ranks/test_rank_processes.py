@@ -14,10 +14,11 @@ from prometheus_client.core import Metric
 
 from rankscope.record.reader import read_rank
 from rankscope_exporter.exposition.sample_cache import SampleCache
+from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.collectors.rank_processes import METRICS, RankProcess, RankProcesses
 from rankscope_exporter.ranks.metric import RANK_LABELS
 from rankscope_exporter.ranks.process_usage import Usage, read_usage
-from rankscope_exporter.ranks.run_directory import LABELS, RunDirectory
+from rankscope_exporter.ranks.run_directory import RunDirectory
 
 RANK = f"""
 import json, os, sys, time

@@ -9,7 +9,7 @@ from threading import Event
 import pytest
 
 from rankscope_exporter.exposition.metric import Declaration
-from rankscope_exporter.ranks.run_directory import Scan
+from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.watcher import OutdatedError, RankWatcher
 
 COUNT = Declaration("gauge", "polls", "How often it was polled.")

@@ -1,6 +1,6 @@
 """The living ranks that run directories show. Everybody may write there, so: bounded, fair, and never through a link.
 
-The exporter reads them alike (rankscope_exporter/rank_files.py), which is not there where only the hook is installed.
+The exporter reads them alike (rankscope_exporter/ranks/files.py), which is not there where only the hook is installed.
 """
 
 from __future__ import annotations

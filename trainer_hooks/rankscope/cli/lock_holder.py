@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-_FLOCK = struct.Struct("hhqqi4x")  # as in rank_reader.py
+_FLOCK = struct.Struct("hhqqi4x")  # as in record/reader.py
 
 
 class NotTheRankError(Exception):

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.processes import UserNames
-from rankscope_exporter.ranks.run_directory import Rank, Scan
+from rankscope_exporter.ranks.rank import Rank, Scan
 from rankscope_exporter.worker import Worker
 
 INTERVAL = 5.0  # seconds: a third of the usual scrape interval; the kubelet lists all its pods each time

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, Seen
-from rankscope_exporter.ranks.run_directory import Rank
+from rankscope_exporter.ranks.rank import Rank
 
 STALE_AFTER = 5.0  # seconds, as of GPUs' readings
 MPS_SERVER = "nvidia-cuda-mps"  # holds the GPU for its clients, which the driver may not list

@@ -10,8 +10,8 @@ from prometheus_client.core import Metric
 from rankscope.record.layout import COLLECTIVE_WAIT, OTHER, PHASES
 from rankscope_exporter.exposition.sample_cache import SampleCache, Values, families
 from rankscope_exporter.ranks.metric import rank_metrics
+from rankscope_exporter.ranks.rank import Key, Scan
 from rankscope_exporter.ranks.reference_step import Reference
-from rankscope_exporter.ranks.run_directory import Key, Scan
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
 _ROUNDING = 1e-6  # seconds: the phases of a step are differences of sums that have run for years

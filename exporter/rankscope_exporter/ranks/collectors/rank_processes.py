@@ -15,7 +15,7 @@ from prometheus_client.core import Metric
 from rankscope_exporter.exposition.sample_cache import SampleCache, families
 from rankscope_exporter.ranks.metric import rank_metrics
 from rankscope_exporter.ranks.process_usage import PROCFS, Usage, read_usage
-from rankscope_exporter.ranks.run_directory import Key, Scan
+from rankscope_exporter.ranks.rank import Key, Scan
 
 
 @dataclass

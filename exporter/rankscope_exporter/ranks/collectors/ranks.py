@@ -7,7 +7,7 @@ from prometheus_client.core import Metric
 from rankscope_exporter.exposition.metric import MetricTable, whole
 from rankscope_exporter.exposition.sample_cache import SampleCache, families
 from rankscope_exporter.ranks.metrics import collectives, life, process, steps
-from rankscope_exporter.ranks.run_directory import Key, Rank, Scan
+from rankscope_exporter.ranks.rank import Key, Rank, Scan
 
 SKIP_REASONS = (
     "truncated",

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rankscope.record import layout
 from rankscope_exporter.exposition.sample_cache import Values
 from rankscope_exporter.ranks.metric import RANK
-from rankscope_exporter.ranks.run_directory import Rank
+from rankscope_exporter.ranks.rank import Rank
 
 
 def _by_op(field: str) -> Callable[[Rank], Values]:

@@ -6,7 +6,7 @@ from rankscope.record import layout
 from rankscope_exporter.exposition.sample_cache import Values
 from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.metric import RANK
-from rankscope_exporter.ranks.run_directory import Rank
+from rankscope_exporter.ranks.rank import Rank
 
 MARKERS = ", ".join(f"`{marker}`" for marker in layout.STEP_MARKERS if marker)
 

@@ -9,7 +9,7 @@ from rankscope.record import layout
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.exposition.sample_cache import Values
 from rankscope_exporter.ranks.metric import RANK, nonzero, rank_metrics
-from rankscope_exporter.ranks.run_directory import Rank
+from rankscope_exporter.ranks.rank import Rank
 
 SCALER = ("amp_scale", "amp_skipped_steps")  # one of them is not 0 where there is a scaler
 GENERATIONS = tuple(map(str, range(layout.GC_GENERATIONS)))

@@ -7,7 +7,7 @@ from itertools import accumulate
 from rankscope.record import layout, phases
 from rankscope_exporter.exposition.sample_cache import Values
 from rankscope_exporter.ranks.metric import RANK, nonzero
-from rankscope_exporter.ranks.run_directory import Rank
+from rankscope_exporter.ranks.rank import Rank
 
 BUCKETS = tuple(("_bucket", bound) for bound in (*map(str, layout.STEP_BOUNDS), "+Inf"))
 NAMES = ", ".join(f"`{name}`" for name in phases.NAMES)

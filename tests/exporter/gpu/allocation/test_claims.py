@@ -15,7 +15,7 @@ from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation.claims import Claims, ClaimsWatcher
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.processes import UserNames
-from rankscope_exporter.ranks.run_directory import Rank, Scan
+from rankscope_exporter.ranks.rank import Rank, Scan
 
 UUID = "GPU-51300000-0000-4000-8000-000000000000"
 JOB = Holder("slurm", slurm_job_id="7")

@@ -11,7 +11,7 @@ from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher
 from rankscope_exporter.gpu.allocation.occupants import Occupants
 from rankscope_exporter.gpu.allocation.processes import Process, ProcessTable, Seen, UserNames
-from rankscope_exporter.ranks.run_directory import Rank, Scan
+from rankscope_exporter.ranks.rank import Rank, Scan
 
 UUID = "GPU-51300000-0000-4000-8000-000000000000"
 OWNER, OTHER, PID = 61_002, 61_001, 4711

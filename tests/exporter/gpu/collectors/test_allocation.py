@@ -17,7 +17,7 @@ from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.gpu.collector import Gpu, Tick
 from rankscope_exporter.gpu.collectors.allocation import COLLECTOR, AllocationMeter, LastKernel
 from rankscope_exporter.gpu.nvml.device import UtilizationSample
-from rankscope_exporter.ranks.run_directory import Rank
+from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.simulation import simulated_uuid
 
 ALIVE = "SELF"  # this process: its number in a test's name would make that another in each worker of pytest
