@@ -99,8 +99,8 @@ class Passwords:
     """Checks passwords; a check takes 60 ms at cost 10, so a success is remembered.
 
     Remembered is a digest for each user, under a key that this process alone has: neither a password nor anything
-    that grows. An unknown user costs a check like any other, and one check runs at a time, so that guessing takes
-    at most one core and tells nothing by its timing.
+    that grows. An unknown user costs a check like any other, and tells nothing by its timing. One check runs at a time,
+    and the next begins after a rest that is as long: guessing takes at most half a core.
     """
 
     def __init__(self) -> None:
@@ -131,9 +131,12 @@ class Passwords:
 
     async def _work(self) -> None:
         """Check all that wait."""
+        loop = asyncio.get_running_loop()
         try:
             while check := self._queue.next():
+                began = loop.time()
                 await self._answer(check)
+                await asyncio.sleep(loop.time() - began)
         finally:
             self._worker = None
 
