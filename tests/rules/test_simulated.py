@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.month.engine import Firing, fire, rules
+from benchmarks.month.engine import fire, rules
 from benchmarks.month.plan import HANG, Happening, Plan, faulty, healthy
 from benchmarks.month.record import SCRAPE, simulate
 from benchmarks.month.samples import Stretch
@@ -82,15 +82,6 @@ EXPECTED: dict[str, tuple[Plan, list[str]]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Firing]]:
-    """All of them as runs of one Prometheus; by the case's name."""
-    by_name = {case: Stretch(plan, simulate(plan), 0, 320) for case, (plan, _) in EXPECTED.items()}
-    directory = tmp_path_factory.mktemp("simulated")
-    fired = fire(list(by_name.values()), rules(directory), directory)
-    return {case: fired[stretch] for case, stretch in by_name.items()}
-
-
 TOLD_IN_VAIN = {
     "garbage collections in too many of the steps that were measured, by chance": {660: 4320, 661: 3698, 666: 4814},
     "the same of one rank": {140: 587, 176: 416},
@@ -112,7 +103,9 @@ def test_what_was_told_in_vain_is_not_told(why: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("case", EXPECTED)
-def test_it_is_told_once_and_nothing_else_is(told: dict[str, list[Firing]], case: str) -> None:
-    alerts = [dict(firing.labels) for firing in told[case]]
+def test_it_is_told_once_and_nothing_else_is(case: str, tmp_path: Path) -> None:
+    plan, expected = EXPECTED[case]
+    fired = fire([Stretch(plan, simulate(plan), 0, 320)], rules(tmp_path), tmp_path)
+    alerts = [dict(firing.labels) for told in fired.values() for firing in told]
     names = [" ".join(filter(None, (labels["alertname"], labels.get("rank")))) for labels in alerts]
-    assert names == EXPECTED[case][1], alerts
+    assert names == expected, alerts
