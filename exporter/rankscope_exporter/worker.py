@@ -14,8 +14,9 @@ class Worker:
     """Calls `turn` every `interval` seconds, or as soon as the last call has ended where that took longer.
 
     Where `turn` returns a number, that is the seconds until the next. What it raises is logged after the words of
-    `complaint`, and the next call is made all the same: a mistake of ours in one of them shall not end what nobody
-    would start again. `at_end` is called in the thread, too: what is open there may have to be closed there.
+    `complaint`, once for as long as it is the same, and the next call is made all the same: a mistake of ours in one of
+    them shall neither end what nobody would start again nor fill the log. `at_end` is called in the thread, too: what
+    is open there may have to be closed there.
     """
 
     def __init__(
@@ -62,11 +63,15 @@ class Worker:
         return self.join(within)
 
     def _run(self) -> None:
+        said = ""
         while not self._stop.is_set():
-            began, pause = time.monotonic(), None
+            began, pause, mistake = time.monotonic(), None, ""
             try:
                 pause = self._turn()
-            except Exception:
-                logger.exception(self._complaint)
+            except Exception as error:
+                mistake = repr(error)
+                if mistake != said:
+                    logger.exception(self._complaint)
+            said = mistake
             self._stop.wait(began + self._interval - time.monotonic() if pause is None else pause)
         self._at_end()
