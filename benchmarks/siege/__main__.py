@@ -30,6 +30,7 @@ from benchmarks.siege.scraper import Scraped
 from benchmarks.siege.target import RANKS, RUN, VICTIM, Target
 
 NETWORK = f'ip link set lo up && ip address add {HOST}/24 dev lo && exec "$@"'
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 SETTLED = 15.0  # seconds before the first phase: the rules' windows, and what a start costs
 LOOK_EVERY = 1.0
 
@@ -66,7 +67,8 @@ def _in_a_network_of_its_own() -> NoReturn:
 
 def _observed(options: argparse.Namespace) -> Observed:
     arguments = [argument for argument in sys.argv[1:] if argument != "--inside"]
-    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "rounds": options.rounds}
+    groups = AUTOGROUP.read_text().strip() if AUTOGROUP.exists() else "absent"
+    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "rounds": options.rounds, "groups": groups}
     observed = Observed(shlex.join(["python", "-m", "benchmarks.siege", *arguments]), options.minutes, machine)
     directory = Path(tempfile.mkdtemp(prefix="rankscope-siege-"))  # with Prometheus' database: stays if anything fails
     directory.chmod(0o755)

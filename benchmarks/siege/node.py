@@ -144,7 +144,9 @@ class Node:
         command = [self._python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
         command += ["-m", "benchmarks.siege.training", str(self._job)]
         with (self.directory / "job.log").open("w") as log:
-            job = subprocess.Popen(as_user(VICTIM, *command), env=variables, stdout=log, stderr=log, cwd=ROOT)
+            job = subprocess.Popen(
+                in_a_session(as_user(VICTIM, *command)), env=variables, stdout=log, stderr=log, cwd=ROOT
+            )
         try:
             wait_for(lambda: job.poll() is not None or _size(self.steps), TRAINS_WITHIN)
             if not _size(self.steps):
@@ -167,7 +169,9 @@ class Node:
         command += [f"--run-dir={self.target.closed_dir}", f"--run-dir={self.target.run_dir}"]
         command += [f"--simulate={scenario}", f"--web.config.file={web}"]
         log = self.directory / "exporter.log"
-        server = Guarded("exporter", as_user(EXPORTER, *command), f"http://{HOST}:{self.target.port}", log)
+        server = Guarded(
+            "exporter", in_a_session(as_user(EXPORTER, *command)), f"http://{HOST}:{self.target.port}", log
+        )
         server.header = basic("prometheus", self._password).decode().partition(": ")[2]
         return server
 
@@ -181,7 +185,7 @@ class Node:
     def _scraper(self) -> Iterator[None]:
         command = [sys.executable, "-m", "benchmarks.siege.scraper", HOST, str(self.target.port), SCRAPER]
         with self.scrapes.open("w") as file:
-            process = subprocess.Popen([*command, "prometheus", self._password], stdout=file, cwd=ROOT)
+            process = subprocess.Popen(in_a_session([*command, "prometheus", self._password]), stdout=file, cwd=ROOT)
         try:
             yield
         finally:
@@ -195,6 +199,11 @@ class Node:
         path.chmod(0o600)
         os.chown(path, EXPORTER, EXPORTER)
         return path
+
+
+def in_a_session(command: Sequence[str]) -> list[str]:
+    """The command in a session of its own: what one user runs on a node, or a service, shares processors as one."""
+    return ["setsid", *command]
 
 
 def _last_words(process: subprocess.Popen[str]) -> str:

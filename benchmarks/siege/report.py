@@ -24,7 +24,9 @@ A real job of two ranks (DDP over gloo; each step sleeps 45 ms, as a device woul
 password and a real Prometheus with the fast rules; and on the same machine another user who makes every attack of
 `tests/attacks` that can be made on a node, all at once. Addresses are 192.0.2.0/24 in a network of its own, in which
 nothing but this runs: 127.0.0.0/8 counts as one client, and on a node an attacker has another address than Prometheus.
-Each attacker has one of its own, the scraper too, and Prometheus the node's.
+Each attacker has one of its own, the scraper too, and Prometheus the node's. The job, the exporter and the scraper are
+sessions of their own, as a scheduler's job and a service are control groups of their own on a node: where the kernel
+groups by session (`sched_autogroup_enabled`), it divides the processors among those and not among all threads.
 
 Phases take turns: *quiet*, *siege*, *burn*, *quiet again*. In *burn* as many processes take as much processor time as
 the attackers did and touch nothing of Rankscope's: what the victim's steps lose there they lose to any program. Each
@@ -189,7 +191,8 @@ def page(figures: Figures) -> str:
         [
             HEAD,
             f"{figures['minutes']:g} minutes of siege in {figures['rounds']} rounds, on {figures['cores']} cores, "
-            f"Python {figures['python']}, load {low:.1f} to {high:.1f}, median {middle:.1f}.",
+            f"Python {figures['python']}, `sched_autogroup_enabled` {figures['groups']}, "
+            f"load {low:.1f} to {high:.1f}, median {middle:.1f}.",
             f"The attackers took {burned:.2f} processors in all; *CPU* is what the exporter took of one.",
             "",
             *_table(["check", "holds", "found"], [_verdict(check) for check in figures["checks"]]),

@@ -170,7 +170,7 @@ def observed(**others: object) -> Observed:
     made = {"phases": phases, "steps": steps, "scrapes": scrapes, "missed": {"0": 0, "1": 0}, "peak": 100_000_000}
     attackers = [("silent connections", {"processor": 1.0, "seconds": 10.0, "seen": {"opened": 1}})]
     made |= {"load": [1.0], "resident": [90_000_000], "attackers": attackers, **others}
-    return Observed("command", 1.0, {"cores": 2, "python": "3", "rounds": 1}, **made)  # type: ignore[arg-type]
+    return Observed("command", 1.0, {"cores": 2, "python": "3", "rounds": 1, "groups": "1"}, **made)  # type: ignore[arg-type]
 
 
 def failing(seen: Observed) -> list[str]:

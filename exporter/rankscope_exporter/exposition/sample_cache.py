@@ -7,12 +7,12 @@ together: filling and rendering families of 800 series took 3 ms, on a machine w
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, Generic, Protocol, TypeVar
 
 from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 R = TypeVar("R")
@@ -120,8 +120,7 @@ class WrittenFamily(Metric):
     @property
     def samples(self) -> list[Sample]:  # type: ignore[override]
         """The lines as prometheus_client has them."""
-        lines = f"# TYPE {self.declared.name} {self.declared.kind}\n{self.text.decode()}"
-        return [sample for family in text_string_to_metric_families(lines) for sample in family.samples]
+        return [_sample(line) for line in self.text.decode().split("\n") if line]
 
 
 def families(metrics: Sequence[Declared], written: Iterable[Texts]) -> list[Metric]:
@@ -148,3 +147,20 @@ def number_text(number: float) -> str:
 
 def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+# These read what is written above and nothing else, in a tenth of the time that prometheus_client's parser takes: with
+# a status page of 256 ranks the interpreter's lock was held for 0.1 s.
+LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+ESCAPE = re.compile(r"\\(.)")
+
+
+def _sample(line: str) -> Sample:
+    series, _, number = line.rpartition(" ")
+    name, _, inside = series.partition("{")
+    labels = {label: _unescaped(value) if "\\" in value else value for label, value in LABEL.findall(inside)}
+    return Sample(name, labels, float(number))
+
+
+def _unescaped(value: str) -> str:
+    return ESCAPE.sub(lambda found: "\n" if found[1] == "n" else found[1], value)

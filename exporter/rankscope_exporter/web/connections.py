@@ -4,14 +4,18 @@ Whoever comes is let in, and a connection of the address that has the most is cl
 that there are loses his own, and not the scrape of another address. Of one address the one goes that has done the same
 for longest: waited for a request's end, for its answer to be read, or for another request. So a scrape from an
 attacker's address gets in as well: it is over long before a hundred others have come after it.
+
+What they ask for is done in turns of the event loop, for one connection of each address in a turn: hundreds that come
+at once keep another address waiting for no more than one of them does.
 """
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import logging
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import lru_cache
 from itertools import chain
@@ -88,6 +92,38 @@ class Connections:
     def _cut_off(self, connection: Connection, reason: str) -> None:
         self.remove(connection)
         connection.cut_off(reason)
+
+
+class Turns:
+    """What is done for connections: one thing of each address in a turn of the event loop, in the order of asking."""
+
+    def __init__(self) -> None:
+        self._lines: dict[str, deque[Callable[[], None]]] = {}  # of addresses that had this turn
+
+    def take(self, address: str, act: Callable[[], None]) -> bool:
+        """Do it now and return True, or in one of the next turns if this address has had this one."""
+        line = self._lines.get(address)
+        if line is not None:
+            line.append(act)
+            return False
+        if not self._lines:
+            asyncio.get_running_loop().call_soon(self._next)
+        self._lines[address] = deque()
+        act()
+        return True
+
+    async def wait(self, address: str) -> None:
+        """Until it is this address's turn."""
+        come = asyncio.Event()
+        self.take(address, come.set)
+        await come.wait()
+
+    def _next(self) -> None:
+        self._lines = {address: line for address, line in self._lines.items() if line}
+        if self._lines:
+            asyncio.get_running_loop().call_soon(self._next)
+        for line in [*self._lines.values()]:
+            line.popleft()()
 
 
 class _Crowds:

@@ -31,12 +31,17 @@ CONNECTIONS = 128
 """At once, whoever has them: what is above makes another one give way (connections.py). A Prometheus needs one."""
 
 WAITING = 512
-"""Connections that the kernel may keep until they are accepted, all of them in one turn of the event loop, before any
-can be closed. Where there is no room for one its client tries again after a second: so were the slowest scrapes of ten
-minutes of siege, with room for 128."""
+"""Connections that the kernel may keep until they are accepted. Where there is no room for one its client tries again
+after a second: so were the slowest scrapes of ten minutes of siege, with room for 128."""
+
+ACCEPTED_AT_ONCE = 32
+"""Connections that are accepted in one turn of the event loop, at some 0.06 ms each."""
 
 SHARE_OF_DESCRIPTORS = 4
 """One in so many file descriptors may be a client's: ranks' files, the driver and the interpreter need the others."""
+
+LISTENING_SHARE_OF_DESCRIPTORS = 16
+"""One in so many may be listened on."""
 
 PAGES_APART = 0.02
 """Seconds from one page to the next, however many ask: one takes a millisecond or two of the event loop, and who asks
@@ -67,16 +72,21 @@ TOLD_EVERY = 60.0
 
 def connections() -> int:
     """How many connections this process may have at once."""
-    return _within_descriptors(CONNECTIONS)
+    return _within_descriptors(CONNECTIONS, SHARE_OF_DESCRIPTORS)
 
 
 def waiting() -> int:
     """How many may wait to be accepted."""
-    return _within_descriptors(WAITING)
+    return _within_descriptors(WAITING, SHARE_OF_DESCRIPTORS)
 
 
-def _within_descriptors(number: int) -> int:
+def accepted_at_once() -> int:
+    """How many are accepted in one turn of the event loop."""
+    return _within_descriptors(ACCEPTED_AT_ONCE, LISTENING_SHARE_OF_DESCRIPTORS)
+
+
+def _within_descriptors(number: int, share: int) -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
         return number
-    return max(2, min(number, soft // SHARE_OF_DESCRIPTORS))
+    return max(2, min(number, soft // share))

@@ -1,10 +1,12 @@
-"""/metrics for many clients at once: one look at the collectors for all that ask meanwhile, sent in pieces."""
+"""Pages for many clients at once: one look at the collectors for all that ask meanwhile, and sent in pieces."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection
+from typing import Any
 
+from anyio import to_thread
 from starlette.types import Scope, Send
 
 from rankscope_exporter.exposition.scrape import Form
@@ -46,9 +48,44 @@ class Pages:
             future.set_result(Page(bodies[form]))
 
 
+class SingleFlight:
+    """A page that takes long to make: on a thread, one at a time, and after each a rest that is as long.
+
+    So it takes half of the interpreter's lock at the most, however many ask; nobody gets one older than the request.
+    """
+
+    def __init__(self, make: Callable[[], str]) -> None:
+        self._make = make
+        self._turn = asyncio.Lock()
+        self._next: asyncio.Task[str] | None = None
+        self._due = 0.0  # when the next may begin, by the event loop's clock
+
+    async def next(self) -> str:
+        """The page that is made next: all who ask until it begins get it. Raises what making it raises."""
+        if self._next is None:
+            self._next = asyncio.create_task(self._made())
+        return await asyncio.shield(self._next)
+
+    async def _made(self) -> str:
+        loop = asyncio.get_running_loop()
+        async with self._turn:
+            await asyncio.sleep(self._due - loop.time())
+            began, self._next = loop.time(), None
+            try:
+                return await to_thread.run_sync(self._make)
+            finally:
+                self._due = 2 * loop.time() - began
+
+
+async def turn(scope: Scope) -> None:
+    """Wait until something may be done for the connection that the request came by."""
+    if connection := _connection(scope):
+        await connection.turn()
+
+
 async def send_page(page: Page, scope: Scope, send: Send) -> None:
     """Send a page's body, in pieces: a client that does not read has a piece of its own, and shares the rest."""
-    connection = scope.get("state", {}).get("connection")  # none where there is no server of ours, in a test
+    connection = _connection(scope)
     if len(page.body) <= limits.SENT_AT_ONCE or connection is None:
         await send({"type": "http.response.body", "body": page.body})
         return
@@ -62,3 +99,7 @@ async def send_page(page: Page, scope: Scope, send: Send) -> None:
                 return
     finally:
         connection.has_sent()
+
+
+def _connection(scope: Scope) -> Any:
+    return scope.get("state", {}).get("connection")  # none where there is no server of ours, in a test

@@ -12,12 +12,14 @@ import ssl
 import struct
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, cast
 
+from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from rankscope_exporter.web import limits
-from rankscope_exporter.web.connections import Connections, Page, Told, whose
+from rankscope_exporter.web.connections import Connections, Page, Told, Turns, whose
 
 REQUESTING, ANSWERING, IDLE = "no complete request in time", "an answer not read in time", "idle"
 SECONDS = {REQUESTING: limits.REQUEST_SECONDS, ANSWERING: limits.ANSWER_SECONDS, IDLE: limits.KEEP_ALIVE_SECONDS}
@@ -35,11 +37,18 @@ class BoundedProtocol(HttpToolsProtocol):
     """
 
     def __init__(
-        self, *, connections: Connections, told: Told, tls: Callable[[], ssl.SSLContext] | None, **uvicorns: Any
+        self,
+        *,
+        connections: Connections,
+        turns: Turns,
+        told: Told,
+        tls: Callable[[], ssl.SSLContext] | None,
+        **uvicorns: Any,
     ) -> None:
         super().__init__(**uvicorns)
         self.address, self.since, self.is_lost = "", 0.0, False
         self._everybody = connections
+        self._turns = turns
         self._told = told
         self._tls = tls
         self._socket: asyncio.Transport | None = None  # what is beneath TLS, where there is TLS
@@ -66,6 +75,10 @@ class BoundedProtocol(HttpToolsProtocol):
         """It begins to send this page, in pieces."""
         self._everybody.sends(self, page)
 
+    async def turn(self) -> None:
+        """Wait until something may be done for it."""
+        await self._turns.wait(self.address)
+
     def has_sent(self) -> None:
         """Of the page no more is held for it than its transport has."""
         self._everybody.has_sent(self)
@@ -77,7 +90,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._settle()
         self._everybody.add(self)
         if self._tls is None:
-            super().connection_made(transport)
+            self._begin(transport)
         elif not transport.is_closing():
             self._handshake = self.loop.create_task(self._secure(transport, self._tls()))
             self.loop.call_soon(self.loop.call_soon, self._hand_over, transport)
@@ -98,7 +111,16 @@ class BoundedProtocol(HttpToolsProtocol):
             transport.abort()
             return
         if secured and not self.is_lost:
-            super().connection_made(secured)
+            self._begin(secured)
+
+    def _begin(self, transport: asyncio.Transport) -> None:
+        """What uvicorn's `connection_made` does, without its two system calls for addresses that no page asks for.
+
+        At each of them another thread may take the interpreter's lock, and has it for a while.
+        """
+        self.connections.add(self)
+        self.transport, self.flow = transport, FlowControl(transport)
+        self.scheme = "https" if self._tls else "http"
 
     def _hand_over(self, transport: asyncio.Transport) -> None:
         """Give TLS what came before it began: uvloop reads once between `connection_made` and the next task's step."""
@@ -129,6 +151,11 @@ class BoundedProtocol(HttpToolsProtocol):
         """Some of a request, or several."""
         if not self.transport:
             self._early += data
+        elif not self._turns.take(self.address, partial(self._receive, data)):
+            self.transport.pause_reading()  # the kernel keeps what follows
+
+    def _receive(self, data: bytes) -> None:
+        if self.is_lost or self.transport.is_closing():  # while it waited for its turn
             return
         for start in range(0, len(data), limits.PIECE):
             piece = data[start : start + limits.PIECE]
@@ -141,6 +168,9 @@ class BoundedProtocol(HttpToolsProtocol):
                 self._refuse(431)
             if self.transport.is_closing():
                 break
+        else:
+            if not self.flow.read_paused:
+                self.transport.resume_reading()
         self._settle()
 
     def on_message_begin(self) -> None:
@@ -218,9 +248,9 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def protocol(connections: Connections, tls: Callable[[], ssl.SSLContext] | None) -> type[asyncio.Protocol]:
     """What uvicorn makes a connection's protocol with."""
-    told = Told()
+    turns, told = Turns(), Told()
 
     def make(**uvicorns: Any) -> BoundedProtocol:
-        return BoundedProtocol(connections=connections, told=told, tls=tls, **uvicorns)
+        return BoundedProtocol(connections=connections, turns=turns, told=told, tls=tls, **uvicorns)
 
     return cast(type[asyncio.Protocol], make)

@@ -1,13 +1,19 @@
-"""Who gives way where there are too many connections, or too much that nobody reads."""
+"""Who gives way where there are too many connections, or too much that nobody reads; and whose turn it is."""
 
 from __future__ import annotations
 
+import asyncio
 import resource
+import socket
+from contextlib import ExitStack
+from functools import partial
 
 import pytest
+import uvloop
 
+from rankscope_exporter.daemon import listeners
 from rankscope_exporter.web import limits
-from rankscope_exporter.web.connections import Connections, Page, Told, whose
+from rankscope_exporter.web.connections import Connections, Page, Told, Turns, whose
 
 
 class Client:
@@ -99,6 +105,71 @@ def test_connections_leave_most_descriptors_to_the_exporter(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
     assert limits.connections() == connections
+    assert limits.connections() + limits.accepted_at_once() <= max(4, descriptors // 3)
+
+
+async def done_by_turn(asked: list[tuple[str, int]]) -> list[list[int]]:
+    """What is done in each turn of the event loop of what these addresses ask for."""
+    turns, done = Turns(), list[list[int]]([[]])
+    for address, number in asked:
+        turns.take(address, partial(lambda number: done[-1].append(number), number))
+    while sum(map(len, done)) < len(asked):
+        done.append([])
+        await asyncio.sleep(0)
+    return done
+
+
+def test_one_thing_of_each_address_is_done_in_a_turn_and_in_the_order_of_asking() -> None:
+    crowd = [("attacker", number) for number in range(3)]
+    asked = [*crowd, ("prometheus", 10), ("attacker", 3), ("prometheus", 11)]
+    assert asyncio.run(done_by_turn(asked)) == [[0, 10], [1, 11], [2], [3]]
+
+
+def test_an_address_that_asks_again_in_a_later_turn_need_not_wait() -> None:
+    async def later() -> tuple[bool, bool, bool]:
+        turns = Turns()
+        first = turns.take("x", lambda: None)
+        await asyncio.sleep(0)
+        second, third = (turns.take("x", lambda: None) for _ in range(2))
+        return first, second, third
+
+    assert asyncio.run(later()) == (True, True, False)
+
+
+def test_a_mistake_in_one_turn_keeps_nobody_else_waiting() -> None:
+    async def mistaken() -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+        turns = Turns()
+        for address in ("x", "y", "z"):
+            turns.take(address, lambda: None)
+        turns.take("x", lambda: 1 / 0)
+        await asyncio.wait_for(asyncio.gather(*(turns.wait(address) for address in ("x", "y", "z"))), 10)
+
+    asyncio.run(mistaken())
+
+
+def test_hundreds_of_connections_that_wait_are_accepted_in_a_few_turns() -> None:
+    async def turns_of(number: int) -> int:
+        loop, made, turns = asyncio.get_running_loop(), list[object](), 0
+
+        class Silent(asyncio.Protocol):
+            def connection_made(self, transport: asyncio.BaseTransport) -> None:
+                made.append(transport)
+
+        with ExitStack() as opened, socket.create_server(("127.0.0.1", 0)) as listener:
+            # A server each, as uvicorn's, which closes the socket with it.
+            servers = [await loop.create_server(Silent, sock=one, backlog=number) for one in listeners(listener)]
+            for _ in range(number):
+                opened.enter_context(socket.create_connection(listener.getsockname()))
+            while len(made) < number:
+                turns += 1
+                await asyncio.sleep(0)
+            for server in servers:
+                server.close()
+            await asyncio.gather(*(server.wait_closed() for server in servers))
+        return turns
+
+    assert uvloop.run(turns_of(10 * limits.ACCEPTED_AT_ONCE)) < 2 * limits.ACCEPTED_AT_ONCE
 
 
 def test_clients_that_are_cut_off_cost_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import re
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 
 import pytest
@@ -14,6 +17,7 @@ from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.gpu.sampler import ReleaseError
 from rankscope_exporter.ranks.collectors.ranks import SKIP_REASONS, SKIPPED
 from rankscope_exporter.web.app import create_app
+from rankscope_exporter.web.pages import SingleFlight
 from rankscope_exporter.web.status_page import LEFT_OUT, render_status
 
 HOLDER = {"source": "slurm", "slurm_job_id": "4242", "slurm_job_name": "", "run": "digits", "rank": "10", "user": "eve"}
@@ -306,3 +310,43 @@ def test_the_status_page_says_that_the_gpus_are_released() -> None:
     page = render_status([GaugeMetricFamily("rankscope_exporter_gpus_released", "Released.", value=1)])
     assert "the GPUs are released" in page
     assert "no NVIDIA driver" not in page
+
+
+def test_those_who_ask_while_a_page_is_made_get_the_next_one_together() -> None:
+    async def asked() -> list[str]:
+        begun, go_on, made = threading.Semaphore(0), threading.Semaphore(0), itertools.count(1)
+
+        def make() -> str:
+            begun.release()
+            go_on.acquire()
+            return f"page {next(made)}"
+
+        page = SingleFlight(make)
+        first = asyncio.create_task(page.next())
+        await asyncio.to_thread(begun.acquire)
+        meanwhile = [asyncio.create_task(page.next()) for _ in range(5)]
+        await asyncio.sleep(0)
+        meanwhile.pop().cancel()  # who leaves takes nobody else's page with him
+        go_on.release(2)
+        return await asyncio.gather(first, *meanwhile)
+
+    assert asyncio.run(asked()) == ["page 1"] + ["page 2"] * 4
+
+
+def test_a_page_that_fails_fails_for_those_who_asked_and_not_for_the_next() -> None:
+    async def asked() -> list[str | BaseException]:
+        pages = iter([ZeroDivisionError("no page"), "a page"])
+
+        def make() -> str:
+            page = next(pages)
+            if isinstance(page, Exception):
+                raise page
+            return str(page)
+
+        page = SingleFlight(make)
+        first = await asyncio.gather(page.next(), page.next(), return_exceptions=True)
+        return [*first, await page.next()]
+
+    *failed, made = asyncio.run(asked())
+    assert [repr(one) for one in failed] == ["ZeroDivisionError('no page')"] * 2
+    assert made == "a page"

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 from collections.abc import Callable
 
+import bcrypt
 import pytest
 
 from rankscope_exporter.web import limits
-from rankscope_exporter.web.passwords import Check, Queue, TooManyChecksError
+from rankscope_exporter.web.passwords import NICE, Check, Passwords, Queue, TooManyChecksError
 
 
 def check(password: str, user: str = "alice") -> Check:
@@ -102,3 +105,15 @@ def test_a_queue_that_is_full_of_as_many_addresses_takes_no_more() -> None:
             queue.add("new", check("right"), here)
 
     in_a_loop(full)
+
+
+def test_a_check_gives_way_to_whatever_else_the_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    nice: list[int] = []
+
+    def checked(*_: bytes) -> bool:
+        nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+        return True
+
+    monkeypatch.setattr(bcrypt, "checkpw", checked)
+    assert asyncio.run(Passwords().admits({"alice": b"hash"}, "alice", b"right"))
+    assert nice == [min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICE)]
