@@ -149,8 +149,8 @@ def _escaped(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
 
 
-# These read what is written above and nothing else, in a tenth of the time that prometheus_client's parser takes: with
-# a status page of 256 ranks the interpreter's lock was held for 0.1 s.
+# These read what is written above and nothing else, at 3.5 µs a line where prometheus_client's parser takes 21: for a
+# status page of 256 ranks it held the interpreter's lock for 0.1 s.
 LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 ESCAPE = re.compile(r"\\(.)")
 

@@ -5,8 +5,8 @@ that there are loses his own, and not the scrape of another address. Of one addr
 for longest: waited for a request's end, for its answer to be read, or for another request. So a scrape from an
 attacker's address gets in as well: it is over long before a hundred others have come after it.
 
-What they ask for is done in turns of the event loop, for one connection of each address in a turn: hundreds that come
-at once keep another address waiting for no more than one of them does.
+What they ask for is done in turns of the event loop, for one connection of each address in a turn: hundreds that ask at
+once keep another address waiting for no more than one of them does.
 """
 
 from __future__ import annotations
