@@ -106,15 +106,15 @@ def crowd(exporter: Exporter, scrapers: int, seconds: float) -> dict[str, Any]:
     stop = threading.Event()
     counts = [0] * scrapers
 
-    def scrape_on(place: int) -> None:
+    def scrape_on(index: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", exporter.port, timeout=60)
         while not stop.is_set():
             connection.request("GET", exporter.path, headers=HEADERS)
             connection.getresponse().read()
-            counts[place] += 1
+            counts[index] += 1
         connection.close()
 
-    threads = [threading.Thread(target=scrape_on, args=(place,)) for place in range(scrapers)]
+    threads = [threading.Thread(target=scrape_on, args=(index,)) for index in range(scrapers)]
     for thread in threads:
         thread.start()
     sampling = watch(exporter, seconds)

@@ -110,8 +110,8 @@ def report(seconds: int) -> dict[str, Any]:
         return spent.utilized / (end - start)
 
     rows = []
-    for place, pattern in enumerate(PATTERNS):
-        gpus = range(place * len(OFFSETS), (place + 1) * len(OFFSETS))
+    for index, pattern in enumerate(PATTERNS):
+        gpus = range(index * len(OFFSETS), (index + 1) * len(OFFSETS))
         for interval in INTERVALS:
             for exporter, recording, ratio in zip(exporters, recordings, (rate, mean), strict=True):
                 found = errors(recording, gpus, interval, ratio, truth)

@@ -197,8 +197,8 @@ def be_rank(rank: int, name: str, run: Run) -> None:
     log = os.open(run.log(), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
-    places = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
-    os.environ.update({name: str(value) for name, value in places.items()})
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
+    os.environ.update({name: str(value) for name, value in variables.items()})
     os.environ.update(RANKSCOPE_RUN_DIR=str(run.directory), GLOO_SOCKET_IFNAME="lo")
     if run.is_hooked:
         rankscope.instrument()
@@ -217,8 +217,8 @@ def runs(name: str, pairs: int) -> Iterator[Run]:
     prepare(name)
     here, going = os.getpid(), list[Run]()
     try:
-        for pair, place in itertools.product(range(pairs), range(2)):
-            run = start(name, is_hooked=(pair + place) % 2 == 0)
+        for pair, index in itertools.product(range(pairs), range(2)):
+            run = start(name, is_hooked=(pair + index) % 2 == 0)
             going.append(run)
             while not run.is_put_aside():
                 time.sleep(0.01)

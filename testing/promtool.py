@@ -133,18 +133,18 @@ def series(case: Case, speed: Speed) -> Iterator[dict[str, str]]:
     """promtool's input for one case."""
     fault, usual = case.fault, case.usual
     for rank in range(4):
-        place, uuid = f'instance="{case.run}",run="{case.run}",rank="{rank}"', f"GPU-{case.run}-{rank}"
-        info = f'rankscope_rank_info{{{place},group="0-3",node="node-a",uuid="{uuid}"}}'
+        common, uuid = f'instance="{case.run}",run="{case.run}",rank="{rank}"', f"GPU-{case.run}-{rank}"
+        info = f'rankscope_rank_info{{{common},group="0-3",node="node-a",uuid="{uuid}"}}'
         yield {"series": info, "values": f"1x{speed.quiet + speed.faulty}"}
         before = HEALTHY_RANK | dict(usual.ranks.get(rank, {}))
         after = before | dict(fault.ranks.get(rank, {}))
         if case.clock == "device":
             before, after = _run_ahead(before), _run_ahead(after)
-        yield from _of(before, after, place, speed)
-        place = f'instance="{case.run}",gpu="{rank}",uuid="{uuid}"'
-        yield {"series": f'rankscope_gpu_info{{{place},node="node-a"}}', "values": f"1x{speed.quiet + speed.faulty}"}
+        yield from _of(before, after, common, speed)
+        common = f'instance="{case.run}",gpu="{rank}",uuid="{uuid}"'
+        yield {"series": f'rankscope_gpu_info{{{common},node="node-a"}}', "values": f"1x{speed.quiet + speed.faulty}"}
         before = HEALTHY_GPU | dict(usual.gpus.get(rank, {}))
-        yield from _of(before, before | dict(fault.gpus.get(rank, {})), place, speed)
+        yield from _of(before, before | dict(fault.gpus.get(rank, {})), common, speed)
 
 
 def _run_ahead(figures: Figures) -> Figures:
@@ -170,11 +170,11 @@ def is_judged_by_the_device(name: str) -> bool:
     return name.startswith("rankscope_rank_phase_seconds_total") and not any(phase in name for phase in PLANNED)
 
 
-def _of(before: Figures, after: Figures, place: str, speed: Speed) -> Iterator[dict[str, str]]:
+def _of(before: Figures, after: Figures, common: str, speed: Speed) -> Iterator[dict[str, str]]:
     for name in before | after:
         metric, _, labels = name.rstrip("}").partition("{")
         values = _values(metric, before.get(name), after.get(name), speed)
-        yield {"series": f"{metric}{{{place}{',' if labels else ''}{labels}}}", "values": values}
+        yield {"series": f"{metric}{{{common}{',' if labels else ''}{labels}}}", "values": values}
 
 
 def _values(metric: str, before: float | None, after: float | None, speed: Speed) -> str:

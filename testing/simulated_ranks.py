@@ -65,9 +65,9 @@ def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:
     group = f'group="0-{ranks - 1}"'
     now = time.time()
     node = f"node-{rank // RANKS_PER_NODE}"
-    place = f'local_rank="{rank % RANKS_PER_NODE}",world_size="{ranks}",node="{node}",pid="{rank}",uuid="GPU-{rank}"'
+    process = f'local_rank="{rank % RANKS_PER_NODE}",world_size="{ranks}",node="{node}",pid="{rank}",uuid="GPU-{rank}"'
     software = 'backend="nccl",torch_version="2.13.0",rankscope_version="0"'
-    yield f"rankscope_rank_info{{{own},{group},{place},{software}}} 1"
+    yield f"rankscope_rank_info{{{own},{group},{process},{software}}} 1"
     for name, value in {
         "up": 1.0,
         "start_timestamp_seconds": now - age,

@@ -28,8 +28,8 @@ def compare(part: str, recorder: Recorder) -> Iterator[Check]:
 
 def beside(part: str, scrapes: Sequence[Scrape], xml: str) -> Iterator[Check]:
     """The scrapes beside the document."""
-    for place, (uuid, gpu, log) in enumerate(smi.gpus(xml)):
-        name = part if place == 0 else f"{part}, GPU {place}"
+    for index, (uuid, gpu, log) in enumerate(smi.gpus(xml)):
+        name = part if index == 0 else f"{part}, GPU {index}"
         seen: set[Series] = set()
         yield from _numbers(name, scrapes, uuid, gpu, seen)
         yield from _words(name, scrapes, uuid, gpu, log, seen)

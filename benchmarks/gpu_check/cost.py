@@ -25,8 +25,8 @@ def cost(exporter: Exporter, seconds: float = 30.0) -> Iterator[Check]:
     share = (cpu_seconds(exporter.pid) - spent) / (time.monotonic() - began)
     yield _measured("sampling, percent of a core", f"{100 * share:.2f}", f"over {seconds:.0f} s")
     durations = sorted(scrape_seconds(exporter.port))
-    for name, place in (("p50", SCRAPES // 2), ("p99", int(SCRAPES * 0.99))):
-        yield _measured(f"scrape {name}, ms", f"{1000 * durations[place]:.2f}", "on a kept connection, compressed")
+    for name, index in (("p50", SCRAPES // 2), ("p99", int(SCRAPES * 0.99))):
+        yield _measured(f"scrape {name}, ms", f"{1000 * durations[index]:.2f}", "on a kept connection, compressed")
     yield _measured("series", str(len(exporter.scrape().values)))
     yield _measured("resident memory, MiB", f"{resident_bytes(exporter.pid) / MEBIBYTE:.1f}")
 

@@ -182,10 +182,10 @@ def _gpm_values(first: Any, second: Any) -> str:
     request = pynvml.c_nvmlGpmMetricsGet_t()
     request.version, request.numMetrics = pynvml.NVML_GPM_METRICS_GET_VERSION, len(ids)
     request.sample1, request.sample2 = first, second
-    for place, metric in enumerate(ids):
-        request.metrics[place].metricId = metric
+    for index, metric in enumerate(ids):
+        request.metrics[index].metricId = metric
     pynvml.nvmlGpmMetricsGet(request)
-    answers = ((m, request.metrics[place]) for place, m in enumerate(ids))
+    answers = ((m, request.metrics[index]) for index, m in enumerate(ids))
     return "; ".join(f"{m}: return {a.nvmlReturn}" if a.nvmlReturn else f"{m}: {a.value:.4g}" for m, a in answers)
 
 

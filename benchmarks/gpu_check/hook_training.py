@@ -104,8 +104,8 @@ class _Batches(Dataset[Batch]):
     def __init__(self, batches: list[Batch]) -> None:
         self._batches = batches
 
-    def __getitem__(self, place: int) -> Batch:
-        return self._batches[place]
+    def __getitem__(self, index: int) -> Batch:
+        return self._batches[index]
 
     def __len__(self) -> int:
         return len(self._batches)

@@ -41,8 +41,8 @@ def compare(training: str, contender: str, options: argparse.Namespace) -> dict[
     typical = {name: statistics.median(found[name] for found in rounds) for name in rounds[0] if name != "blocks"}
     blocks = [found["blocks"] for found in rounds]
     figures: dict[str, Any] = {name: round(value, 4) for name, value in typical.items()}
-    for place, name in enumerate(("wall_us", "processor_us")):
-        figures[name] = interval([[block[place] for block in pair] for pair in blocks])
+    for index, name in enumerate(("wall_us", "processor_us")):
+        figures[name] = interval([[block[index] for block in pair] for pair in blocks])
     return {"training": training, "contender": contender, **figures}
 
 
@@ -52,7 +52,7 @@ def one_pair(training: str, contender: str, options: argparse.Namespace, number:
     with child(training, "nobody") as plain, child(training, contender) as watched:
         for process in (plain, watched):
             process.run(warm_up)
-        found = [block(plain, watched, steps, (number + place) % 2 == 0) for place in range(count)]
+        found = [block(plain, watched, steps, (number + index) % 2 == 0) for index in range(count)]
         seen = outside(plain, watched)
         exits = [plain.end(), watched.end()]
     return {**seen, "exit_seconds": exits[1] - exits[0], "blocks": [difference for difference, _ in found]} | {

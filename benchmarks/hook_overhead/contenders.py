@@ -44,8 +44,8 @@ class Rankscope(Nobody):
 
         attachment = attach.current()
         assert attachment is not None
-        place = layout.INDEX["collectives"]
-        return float(sum(attachment.writer.slots[place : place + len(layout.OPS)]))
+        index = layout.INDEX["collectives"]
+        return float(sum(attachment.writer.slots[index : index + len(layout.OPS)]))
 
 
 class PrometheusClient(Nobody):

@@ -91,8 +91,8 @@ def _firings(stretches: Sequence[Stretch], active: dict[Labels, list[float]]) ->
     found: dict[Stretch, list[Firing]] = {stretch: [] for stretch in stretches}
     for labels, times in active.items():
         by_name = dict(labels)
-        places = {by_name[name] for name in ("run", "instance", "node") if name in by_name}
-        stretch = next(one for one in stretches if one.has(places))
+        names = {by_name[name] for name in ("run", "instance", "node") if name in by_name}
+        stretch = next(one for one in stretches if one.has(names))
         found[stretch] += _intervals(stretch, labels, sorted(set(times)))
     return {stretch: sorted(firings, key=lambda one: one.begins) for stretch, firings in found.items()}
 

@@ -213,10 +213,10 @@ def _refer(record: Record, totals: _Totals, scrapes: Array, steps: Array, block:
     """The last of the chosen steps that is over, at each scrape."""
     chosen = np.flatnonzero(is_chosen)
     found = np.searchsorted(chosen, steps, side="left") - 1
-    for scrape, place in zip(scrapes, found, strict=True):
-        if place >= 0:
-            record.reference[scrape] = block.numbers[chosen[place]]
-            record.reference_seconds[scrape] = block.durations[chosen[place]]
+    for scrape, index in zip(scrapes, found, strict=True):
+        if index >= 0:
+            record.reference[scrape] = block.numbers[chosen[index]]
+            record.reference_seconds[scrape] = block.durations[chosen[index]]
         else:
             record.reference[scrape] = totals.reference
             record.reference_seconds[scrape] = totals.reference_seconds

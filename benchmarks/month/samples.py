@@ -41,28 +41,28 @@ class Stretch:
         """When it begins, in seconds of the run."""
         return float(self._begin)
 
-    def has(self, places: set[str]) -> bool:
+    def has(self, names: set[str]) -> bool:
         """Whether one of these, values of labels, is its run, or one of its nodes."""
-        return any(place == self.name or place.rpartition("-")[0] == self.name for place in places)
+        return any(name == self.name or name.rpartition("-")[0] == self.name for name in names)
 
     def lines(self) -> Iterator[Line]:
         """Every series."""
         answers = self._answers()
         for node in range(self.plan.nodes):
-            place = f'job="rankscope",instance="{self.name}-{node}"'
-            yield _line(f"up{{{place}}}", answers[node].astype(float))
+            common = f'job="rankscope",instance="{self.name}-{node}"'
+            yield _line(f"up{{{common}}}", answers[node].astype(float))
             for name, values in self._exporter(float(self.plan.skewed[node])):
-                yield _line(f"{name}{{{place}}}", np.where(answers[node], values, ABSENT))
+                yield _line(f"{name}{{{common}}}", np.where(answers[node], values, ABSENT))
         for rank in range(self.plan.ranks):
             node = rank // RANKS_PER_NODE
-            place = f'job="rankscope",instance="{self.name}-{node}",run="{self.name}",rank="{rank}"'
+            common = f'job="rankscope",instance="{self.name}-{node}",run="{self.name}",rank="{rank}"'
             for name, values in self._rank(rank, float(self.plan.skewed[node])):
-                yield _line(_named(name, place), np.where(answers[node], values, ABSENT))
-            place = (
+                yield _line(_named(name, common), np.where(answers[node], values, ABSENT))
+            common = (
                 f'job="rankscope",instance="{self.name}-{node}",gpu="{rank % RANKS_PER_NODE}",uuid="{self._uuid(rank)}"'
             )
             for name, values in self._gpu(rank, float(self.plan.skewed[node]), node):
-                yield _line(_named(name, place), np.where(answers[node], values, ABSENT))
+                yield _line(_named(name, common), np.where(answers[node], values, ABSENT))
 
     def _uuid(self, rank: int) -> str:
         return f"GPU-{self.name}-{rank}"
@@ -203,9 +203,9 @@ class Stretch:
         return values
 
 
-def _named(name: str, place: str) -> str:
+def _named(name: str, common: str) -> str:
     metric, _, labels = name.rstrip("}").partition("{")
-    return f"{metric}{{{place}{',' if labels else ''}{labels}}}"
+    return f"{metric}{{{common}{',' if labels else ''}{labels}}}"
 
 
 def _line(series: str, values: Array) -> Line:

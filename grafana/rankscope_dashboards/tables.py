@@ -80,7 +80,7 @@ def _transformations(columns: Sequence[Column], queries: int) -> list[sdk.DataTr
     fields = [column.field(queries) for column in columns]
     keep: dict[str, Any] = {"include": {"names": fields}}
     arrange: dict[str, Any] = {
-        "indexByName": {field: place for place, field in enumerate(fields)},
+        "indexByName": {field: index for index, field in enumerate(fields)},
         "renameByName": {field: column.title for field, column in zip(fields, columns, strict=True)},
         "excludeByName": {},
     }

@@ -1,4 +1,4 @@
-"""What the training job is told while it runs: one JSON file that the runner writes and every rank reads.
+"""How the ranks of the training job behave: one JSON file that the runner writes and every rank reads while it runs.
 
 It holds from a given step on, because what changes the collectives of a step has to change on all ranks at once.
 """
@@ -47,15 +47,15 @@ class Behaviour:
 
 
 @dataclass
-class Orders:
-    """The writer's side: what everybody and what single ranks are told beside what is healthy."""
+class Behaviours:
+    """The writer's side: in what everybody and single ranks differ from a healthy rank."""
 
     path: Path
     everybody: dict[str, Any] = field(default_factory=dict)
     ranks: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def write(self, from_step: int) -> None:
-        """Tell it; the file is never seen half-written."""
+        """Let it hold from a step on; the file is never seen half-written."""
         text = json.dumps({"from_step": from_step, "everybody": self.everybody, "ranks": self.ranks})
         draft = self.path.with_suffix(".draft")
         draft.write_text(text)
@@ -84,14 +84,14 @@ class Control:
         written = self._path.stat().st_mtime_ns
         if written != self._written:
             self._written = written
-            orders = json.loads(self._path.read_text())
-            self._from_step, self._next = orders["from_step"], behaviour(orders, self._rank)
+            behaviours = json.loads(self._path.read_text())
+            self._from_step, self._next = behaviours["from_step"], behaviour(behaviours, self._rank)
         return self._next
 
 
-def behaviour(orders: Mapping[str, Any], rank: int) -> Behaviour:
+def behaviour(behaviours: Mapping[str, Any], rank: int) -> Behaviour:
     """One rank's part of what is in the file."""
-    return Behaviour(**{**orders["everybody"], **orders["ranks"].get(str(rank), {})})
+    return Behaviour(**{**behaviours["everybody"], **behaviours["ranks"].get(str(rank), {})})
 
 
 class Progress:

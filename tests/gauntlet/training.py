@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from testing.stack import wait_for
-from tests.gauntlet.control import Orders, Progress
+from tests.gauntlet.control import Behaviours, Progress
 from tests.gauntlet.devices import GLOO
 
 from rankscope_exporter.simulation import simulated_uuid
@@ -41,15 +41,15 @@ class Training:
         self._device, self._machine = device, machine
         self.started = 0.0
         self._directory, self._run_dir = directory, run_dir
-        self._orders = Orders(directory / "control.json")
+        self._behaviours = Behaviours(directory / "control.json")
         self._progress = Progress(directory / "progress")
         self._output = directory / "output.log"
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, **everybody: Any) -> None:
         """Start it, its ranks with this behaviour from the first step on."""
-        self._orders.everybody = everybody
-        self._orders.write(from_step=0)
+        self._behaviours.everybody = everybody
+        self._behaviours.write(from_step=0)
         environment = {
             **os.environ,
             "OMP_NUM_THREADS": "1",
@@ -71,14 +71,14 @@ class Training:
 
     def tell(self, everybody: dict[str, Any] | None = None, ranks: dict[int, dict[str, Any]] | None = None) -> float:
         """Add this to what is told already; returns when it took effect, in unix time. Raises JobError."""
-        self._orders.everybody |= everybody or {}
+        self._behaviours.everybody |= everybody or {}
         for rank, behaviour in (ranks or {}).items():
-            self._orders.ranks[rank] = {**self._orders.ranks.get(rank, {}), **behaviour}
+            self._behaviours.ranks[rank] = {**self._behaviours.ranks.get(rank, {}), **behaviour}
         return self._write()
 
     def heal(self, **everybody: Any) -> float:
         """Everybody behaves again, or so; returns from when on. Raises JobError."""
-        self._orders.everybody, self._orders.ranks = everybody, {}
+        self._behaviours.everybody, self._behaviours.ranks = everybody, {}
         return self._write()
 
     def pid(self, rank: int) -> int:
@@ -95,7 +95,7 @@ class Training:
 
     def finish(self) -> None:
         """Let all ranks end in order. Raises JobError."""
-        self._orders.everybody = {"stops": True}
+        self._behaviours.everybody = {"stops": True}
         self._write(waits=False)
         if not wait_for(lambda: not self.is_running(), ENDS_WITHIN):
             raise JobError(f"{self.run} did not end when told to\n{self._last_words()}")
@@ -130,7 +130,7 @@ class Training:
 
     def _write(self, waits: bool = True) -> float:
         from_step = self._progress.read() + NOTICE
-        self._orders.write(from_step)
+        self._behaviours.write(from_step)
         if waits:
             self._wait_for_step(from_step, TAKES_EFFECT_WITHIN)
         return time.time()

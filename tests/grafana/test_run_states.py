@@ -42,24 +42,24 @@ def life(
     moved = {time: float(min(time, moves_until)) for time in alive}
     found: Run = {"rankscope_exporter_time_seconds{": {time: time + ahead for time in EVER}}
     for rank, waits in enumerate(WAITS):
-        place = f'rank="{rank}"'
+        common = f'rank="{rank}"'
         found |= {
-            f'rankscope_rank_info{{{place},group="0-1"': dict.fromkeys(shown, 1),
-            f"rankscope_rank_up{{{place}": dict.fromkeys(ended, 0.0) | dict.fromkeys(alive, 1.0),
-            f"rankscope_rank_start_timestamp_seconds{{{place}": dict.fromkeys(shown, begins + ahead),
-            f"rankscope_rank_last_progress_timestamp_seconds{{{place}": {t: at + ahead for t, at in moved.items()},
-            f'rankscope_rank_phase_since_timestamp_seconds{{{place},phase="forward"': dict.fromkeys(
+            f'rankscope_rank_info{{{common},group="0-1"': dict.fromkeys(shown, 1),
+            f"rankscope_rank_up{{{common}": dict.fromkeys(ended, 0.0) | dict.fromkeys(alive, 1.0),
+            f"rankscope_rank_start_timestamp_seconds{{{common}": dict.fromkeys(shown, begins + ahead),
+            f"rankscope_rank_last_progress_timestamp_seconds{{{common}": {t: at + ahead for t, at in moved.items()},
+            f'rankscope_rank_phase_since_timestamp_seconds{{{common},phase="forward"': dict.fromkeys(
                 alive, moves_until - 60 + ahead
             ),
-            f"rankscope_rank_checkpoint_last_timestamp_seconds{{{place}": dict.fromkeys(alive, CHECKPOINT + ahead),
-            f"rankscope_rank_checkpoints_total{{{place}": dict.fromkeys(alive, 1),
-            f"rankscope_rank_steps_total{{{place}": moved,
-            f'rankscope_rank_phase_seconds_total{{{place},phase="collective_wait"': {t: t * waits for t in alive},
-            f'rankscope_rank_phase_seconds_total{{{place},phase="forward"': {t: t * (1 - waits) for t in alive},
+            f"rankscope_rank_checkpoint_last_timestamp_seconds{{{common}": dict.fromkeys(alive, CHECKPOINT + ahead),
+            f"rankscope_rank_checkpoints_total{{{common}": dict.fromkeys(alive, 1),
+            f"rankscope_rank_steps_total{{{common}": moved,
+            f'rankscope_rank_phase_seconds_total{{{common},phase="collective_wait"': {t: t * waits for t in alive},
+            f'rankscope_rank_phase_seconds_total{{{common},phase="forward"': {t: t * (1 - waits) for t in alive},
         }
         if reasons:
-            found[f'rankscope_rank_exit_info{{{place},reason="{reasons[rank]}"'] = dict.fromkeys(ended, 1)
-            found[f"rankscope_rank_exit_timestamp_seconds{{{place}"] = dict.fromkeys(ended, ends + ahead)
+            found[f'rankscope_rank_exit_info{{{common},reason="{reasons[rank]}"'] = dict.fromkeys(ended, 1)
+            found[f"rankscope_rank_exit_timestamp_seconds{{{common}"] = dict.fromkeys(ended, ends + ahead)
     return found
 
 
@@ -111,9 +111,9 @@ def notation(values: dict[int, float]) -> str:
 
 def series(run: str) -> Iterator[dict[str, str]]:
     """promtool's input. The job has another name than in our prometheus.yml."""
-    place = f'job="exporters",instance="{run}"'
+    common = f'job="exporters",instance="{run}"'
     for start, values in RUNS[run].items():
-        more = place if start.startswith("rankscope_exporter") else f'{place},run="{run}"'
+        more = common if start.startswith("rankscope_exporter") else f'{common},run="{run}"'
         yield {"series": f"{start}{'' if start.endswith('{') else ','}{more}}}", "values": notation(values)}
 
 

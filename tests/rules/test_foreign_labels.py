@@ -159,13 +159,13 @@ def test_runs_of_one_name_in_two_clusters_or_of_two_owners_are_two_runs(label: s
         yield (with_labels(named, f'{label}="{value}"') if label == "cluster" or "run=" in named else named), values
 
     labels = 'alertname="RankscopeRankLagging",alertstate="firing",cause="backward",group="0-7"'
-    place = 'node="llama-0-0",rank="3",run="llama-0",severity="warning",uuid="GPU-b-0-3"'
+    others = 'node="llama-0-0",rank="3",run="llama-0",severity="warning",uuid="GPU-b-0-3"'
     asked: list[dict[str, object]] = [
         {"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{HALF_AN_HOUR - 15:g}s", "exp_samples": []},
         {
             "expr": 'ALERTS{alertstate="firing"}',
             "eval_time": f"{HALF_AN_HOUR + 240:g}s",
-            "exp_samples": [{"labels": f'ALERTS{{{labels},{place},{label}="b"}}', "value": 1}],
+            "exp_samples": [{"labels": f'ALERTS{{{labels},{others},{label}="b"}}', "value": 1}],
         },
         {
             "expr": f'count by ({label}) (rank:rankscope_rank_info:live{{run="llama-0"}})',
@@ -182,13 +182,13 @@ def test_a_strangers_dead_record_is_told_as_the_strangers(tmp_path: Path) -> Non
     class WithAStranger(Relabelled):
         def lines(self) -> Iterator[Line]:
             yield from super().lines()
-            place = f'job="rankscope",instance="elsewhere",run="{self.name}",rank="999",owner="1001"'
+            common = f'job="rankscope",instance="elsewhere",run="{self.name}",rank="999",owner="1001"'
             for series, value in {
-                f"rankscope_rank_up{{{place}}}": 0,
-                f'rankscope_rank_info{{{place},group="0-7",node="elsewhere",uuid=""}}': 1,
-                f"rankscope_rank_start_timestamp_seconds{{{place}}}": 0,
-                f"rankscope_rank_exit_timestamp_seconds{{{place}}}": 2100,
-                f'rankscope_rank_exit_info{{{place},reason="killed"}}': 1,
+                f"rankscope_rank_up{{{common}}}": 0,
+                f'rankscope_rank_info{{{common},group="0-7",node="elsewhere",uuid=""}}': 1,
+                f"rankscope_rank_start_timestamp_seconds{{{common}}}": 0,
+                f"rankscope_rank_exit_timestamp_seconds{{{common}}}": 2100,
+                f'rankscope_rank_exit_info{{{common},reason="killed"}}': 1,
             }.items():
                 yield {"series": series, "values": " ".join(["_"] * 140 + [str(value)] * (SCRAPES - 140))}
 

@@ -39,12 +39,12 @@ def name_of(rule: dict[str, Any]) -> str:
 
 def what_comes_too_late(rules: list[dict[str, Any]]) -> list[str]:
     """Each rule that reads what is recorded after it, by itself or nowhere, with what that is."""
-    last = {name_of(rule): place for place, rule in enumerate(rules)}
+    last = {name_of(rule): index for index, rule in enumerate(rules)}
     return [
         f"{name_of(rule)} reads {read}"
-        for place, rule in enumerate(rules)
+        for index, rule in enumerate(rules)
         for read in sorted(set(RECORDED.findall(rule["expr"])))
-        if last.get(read, place) >= place and not is_fine(rule, read, rules[:place])
+        if last.get(read, index) >= index and not is_fine(rule, read, rules[:index])
     ]
 
 
@@ -75,8 +75,8 @@ def test_only_hysteresis_reads_what_was_an_evaluation_ago() -> None:
     rules = group["rules"]
     own = {
         name_of(rule)
-        for place, rule in enumerate(rules)
-        if name_of(rule) in RECORDED.findall(rule["expr"]) and not is_by_label(rule, name_of(rule), rules[:place])
+        for index, rule in enumerate(rules)
+        if name_of(rule) in RECORDED.findall(rule["expr"]) and not is_by_label(rule, name_of(rule), rules[:index])
     }
     assert own == HYSTERESIS
 

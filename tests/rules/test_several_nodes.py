@@ -66,17 +66,17 @@ def series(run: str, trouble: Trouble, clock: str, speed: Speed, shows: bool) ->
         steps = [step_of(what, rank, scrape // SHOWN) for scrape, what in enumerate(does)]
         time = {what: shares(what, rank) for what in (healthy, trouble)}
         seen = [max(0, n - (rank == 7)) for n in range(samples)]  # the last is seen a scrape later than the others
-        place = f'instance="{run}-{rank}",run="{run}",rank="{rank}"'
-        info = f'{place},group="0-7",node="node-{rank}",uuid="GPU-{run}-{rank}"'
+        common = f'instance="{run}-{rank}",run="{run}",rank="{rank}"'
+        info = f'{common},group="0-7",node="node-{rank}",uuid="GPU-{run}-{rank}"'
         every: dict[str, list[float]] = {
             f"rankscope_rank_info{{{info}}}": [1.0] * samples,
-            f"rankscope_rank_up{{{place}}}": [1.0] * samples,
-            f"rankscope_rank_start_timestamp_seconds{{{place}}}": [0.0] * samples,
-            f"rankscope_rank_last_progress_timestamp_seconds{{{place}}}": [n * speed.interval for n in range(samples)],
-            f"rankscope_rank_steps_total{{{place}}}": [10.0 * n * speed.interval for n in range(samples)],
+            f"rankscope_rank_up{{{common}}}": [1.0] * samples,
+            f"rankscope_rank_start_timestamp_seconds{{{common}}}": [0.0] * samples,
+            f"rankscope_rank_last_progress_timestamp_seconds{{{common}}}": [n * speed.interval for n in range(samples)],
+            f"rankscope_rank_steps_total{{{common}}}": [10.0 * n * speed.interval for n in range(samples)],
         }
         for phase in steps[0]:
-            own = f'{place},phase="{phase}"'
+            own = f'{common},phase="{phase}"'
             seconds = list(_added_up(speed.interval * time[what][phase] for what in does))
             if clock == "device":
                 every[f"rankscope_rank_device_seconds_total{{{own}}}"] = [MEASURED * value for value in seconds]
@@ -88,10 +88,10 @@ def series(run: str, trouble: Trouble, clock: str, speed: Speed, shows: bool) ->
                 ]
         if clock == "device":
             waits = [n * float(speed.interval) for n in range(samples)]
-            every[f'rankscope_rank_phase_seconds_total{{{place},phase="device_wait"}}'] = waits
+            every[f'rankscope_rank_phase_seconds_total{{{common},phase="device_wait"}}'] = waits
         if shows:
             number = [float(1_000_000 + 640 * (shown // SHOWN)) for shown in seen]
-            every[f'rankscope_rank_reference_step{{{place},clock="{clock}"}}'] = number
+            every[f'rankscope_rank_reference_step{{{common},clock="{clock}"}}'] = number
         yield from ({"series": name, "values": " ".join(f"{v:.9g}" for v in values)} for name, values in every.items())
 
 

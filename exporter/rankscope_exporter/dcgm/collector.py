@@ -11,8 +11,7 @@ from rankscope_exporter.dcgm import xid
 from rankscope_exporter.dcgm.labels import NO_INSTANCE, NOBODY, holder_values, identity_values, instance_values
 from rankscope_exporter.dcgm.metrics import COUNTS, METRICS, WHOLE_GPU, Framebuffers, Known
 from rankscope_exporter.dcgm.recent import Recent
-from rankscope_exporter.exposition.metric import Declaration
-from rankscope_exporter.exposition.sample_cache import Values
+from rankscope_exporter.exposition.metric import Declaration, Values
 from rankscope_exporter.gpu.collector import Gpu, GpuCollector
 from rankscope_exporter.gpu.collectors import allocation, gpu, memory, mig
 from rankscope_exporter.gpu.collectors.gpu import Identity

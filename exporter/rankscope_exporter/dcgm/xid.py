@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rankscope_exporter.dcgm.labels import dcgm_metrics
-from rankscope_exporter.exposition.metric import MetricTable, whole
-from rankscope_exporter.exposition.sample_cache import Values
+from rankscope_exporter.exposition.metric import MetricTable, Values, whole
 from rankscope_exporter.gpu.xid_watcher import Xids
 
 # The names in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) of those that `gpu/collectors/xid.py` counts

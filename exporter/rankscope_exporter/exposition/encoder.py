@@ -8,7 +8,7 @@ from prometheus_client.core import Metric
 from prometheus_client.exposition import generate_latest
 from prometheus_client.openmetrics.exposition import generate_latest as generate_openmetrics
 
-from rankscope_exporter.exposition.sample_cache import Declared, WrittenFamily
+from rankscope_exporter.exposition.metric import Declaration, WrittenFamily
 
 EOF = b"# EOF\n"
 TOTAL = "_total"
@@ -33,9 +33,9 @@ class Encoder:
             parts.append(EOF)
         return b"".join(parts)
 
-    def _head(self, declared: Declared) -> bytes:
+    def _head(self, declared: Declaration) -> bytes:
         text = declared.help.replace("\\", r"\\").replace("\n", r"\n")
-        name, kind = declared.name, declared.kind
+        name, kind = declared.name, str(declared.kind)
         if self._openmetrics:
             text = text.replace('"', r"\"")
             if kind == "counter":  # it has none without `_total`: dcgm-exporter's are of no known type there

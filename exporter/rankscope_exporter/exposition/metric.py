@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from rankscope_exporter.exposition.sample_cache import Values, WrittenFamily, line_prefix, number_text
+from prometheus_client.core import Metric
+from prometheus_client.samples import Sample
+
+from rankscope_exporter.exposition.line import line_prefix, number_text, sample
 
 R = TypeVar("R")
 Part = TypeVar("Part")
 Kind = Literal["gauge", "counter", "histogram"]
+
+Values = float | Mapping[Any, float | None] | None
+"""One number, or one by the value (str) or values (tuple of str) of the labels that tell them apart; None is absent."""
 
 UNITS = ("seconds", "bytes", "watts", "joules", "hertz", "celsius")
 
@@ -51,6 +57,39 @@ class Declaration:
             if number is not None
         )
         return WrittenFamily(self, lines)
+
+
+class WrittenFamily(Metric):
+    """A family whose lines exist already. Samples are made of them for who asks: the status page, and tests."""
+
+    # What is an attribute of Metric's is made for who asks: a scrape has a hundred families, and asks for none of it.
+    unit = ""
+
+    def __init__(self, declared: Declaration, texts: Iterable[bytes]) -> None:
+        # Not Metric's own: it checks the name against a pattern, and sets `samples`.
+        self.declared = declared
+        self.text = b"".join(texts)
+
+    @property
+    def name(self) -> str:  # type: ignore[override]
+        """As prometheus_client has it: a counter's without `_total`."""
+        name = self.declared.name
+        return name.removesuffix("_total") if self.declared.kind == "counter" else name
+
+    @property
+    def documentation(self) -> str:  # type: ignore[override]
+        """The HELP line."""
+        return self.declared.help
+
+    @property
+    def type(self) -> str:  # type: ignore[override]
+        """Gauge, counter or histogram."""
+        return self.declared.kind
+
+    @property
+    def samples(self) -> list[Sample]:  # type: ignore[override]
+        """The lines as prometheus_client has them."""
+        return [sample(line) for line in self.text.decode().split("\n") if line]
 
 
 @dataclass(frozen=True)

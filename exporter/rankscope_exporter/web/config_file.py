@@ -138,18 +138,18 @@ def _parse(document: object, directory: Path) -> WebConfig:
 
 
 def _tls(value: object, directory: Path) -> TlsSettings | None:
-    def path(place: str, given: object) -> Path:
-        return directory / _text(place, given)
+    def path(field: str, given: object) -> Path:
+        return directory / _text(field, given)
 
     parsers: dict[str, Callable[[str, object], Any]] = {
         "cert_file": path,
         "key_file": path,
         "client_ca_file": path,
-        "client_auth_type": lambda place, given: _one_of(place, given, CLIENT_AUTH),
-        "client_allowed_sans": lambda place, given: frozenset(_text(place, name) for name in _list(place, given)),
-        "min_version": lambda place, given: _one_of(place, given, VERSIONS),
-        "max_version": lambda place, given: _one_of(place, given, VERSIONS),
-        "cipher_suites": lambda place, given: tuple(_one_of(place, n, CIPHER_SUITES) for n in _list(place, given)),
+        "client_auth_type": lambda field, given: _one_of(field, given, CLIENT_AUTH),
+        "client_allowed_sans": lambda field, given: frozenset(_text(field, name) for name in _list(field, given)),
+        "min_version": lambda field, given: _one_of(field, given, VERSIONS),
+        "max_version": lambda field, given: _one_of(field, given, VERSIONS),
+        "cipher_suites": lambda field, given: tuple(_one_of(field, n, CIPHER_SUITES) for n in _list(field, given)),
     }
     values = _section("tls_server_config", value, parsers)
     if not values:
@@ -163,11 +163,11 @@ def _tls(value: object, directory: Path) -> TlsSettings | None:
 def _users(value: object) -> dict[str, bytes]:
     users = {}
     for name, given in _section("basic_auth_users", value).items():
-        place = f"basic_auth_users.{name}"
+        field = f"basic_auth_users.{name}"
         if not isinstance(name, str) or not name or ":" in name:
-            raise WebConfigError(f"{place}: a user's name is a text without a colon (quote a number)")
+            raise WebConfigError(f"{field}: a user's name is a text without a colon (quote a number)")
         if not isinstance(given, str) or not BCRYPT.fullmatch(given):
-            raise WebConfigError(f"{place}: not a bcrypt hash (make one with: htpasswd -nBC 10 {name!r})")
+            raise WebConfigError(f"{field}: not a bcrypt hash (make one with: htpasswd -nBC 10 {name!r})")
         users[name] = given.encode()
     return users
 
@@ -178,43 +178,43 @@ def _headers(value: object) -> dict[str, str]:
         raise WebConfigError("http_server_config.http2: expected true or false")
     headers = {}
     for name, given in _section("http_server_config.headers", section.get("headers"), HEADERS).items():
-        place = f"http_server_config.headers.{name}"
+        field = f"http_server_config.headers.{name}"
         allowed = HEADERS[name]
-        text = _one_of(place, given, allowed) if allowed else _text(place, given)
+        text = _one_of(field, given, allowed) if allowed else _text(field, given)
         if not (text.isascii() and text.isprintable()):
-            raise WebConfigError(f"{place}: not printable ASCII")
+            raise WebConfigError(f"{field}: not printable ASCII")
         headers[name] = text
     return headers
 
 
-def _section(place: str, value: object, known: Collection[str] | None = None) -> dict[Any, Any]:
+def _section(field: str, value: object, known: Collection[str] | None = None) -> dict[Any, Any]:
     """Keys and values; an empty section is none."""
     if value is None:
         return {}
     if not isinstance(value, dict):
-        raise WebConfigError(f"{place or 'the file'}: expected keys and values")
+        raise WebConfigError(f"{field or 'the file'}: expected keys and values")
     for key in value:
         if known is not None and key not in known:
-            where = f"{place}.{key}" if place else str(key)
+            where = f"{field}.{key}" if field else str(key)
             raise WebConfigError(f"{where}: unknown key; known here: {', '.join(known)}")
     return value
 
 
-def _text(place: str, value: object) -> str:
+def _text(field: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise WebConfigError(f"{place}: expected a text")
+        raise WebConfigError(f"{field}: expected a text")
     return value
 
 
-def _list(place: str, value: object) -> list[Any]:
+def _list(field: str, value: object) -> list[Any]:
     if not isinstance(value, list):
-        raise WebConfigError(f"{place}: expected a list")
+        raise WebConfigError(f"{field}: expected a list")
     return value
 
 
-def _one_of(place: str, value: object, known: Collection[str]) -> str:
-    if _text(place, value) not in known:
-        raise WebConfigError(f"{place}: {value!r} is none of: {', '.join(known)}")
+def _one_of(field: str, value: object, known: Collection[str]) -> str:
+    if _text(field, value) not in known:
+        raise WebConfigError(f"{field}: {value!r} is none of: {', '.join(known)}")
     return str(value)
 
 

@@ -22,14 +22,14 @@ LARGE: dict[str, Any] = {
 
 
 def forge(run_dir: Path, uid: int, count: int, **labels: Any) -> None:
-    """Records of so many ranks, each with a value in every place."""
+    """Records of so many ranks, each with a value in every slot."""
     for number in range(count):
         path = ended(run_dir, uid, f"{uid}-{number}", rank=str(number), **labels)
         with path.open("r+b") as file:
             file.seek(layout.SLOTS_OFFSET + 8 * INDEX["steps"])
             slots = memoryview(bytearray(8 * (layout.SLOTS - INDEX["steps"]))).cast("d")
-            for place in range(len(slots)):
-                slots[place] = 1.0
+            for index in range(len(slots)):
+                slots[index] = 1.0
             file.write(slots)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 
-from rankscope_exporter.exposition.sample_cache import Values
+from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.gpm import GpmSampler, supports_gpm

@@ -7,7 +7,8 @@ from typing import Protocol
 
 from prometheus_client.core import Metric
 
-from rankscope_exporter.exposition.sample_cache import SampleCache, Texts, Values, families
+from rankscope_exporter.exposition.metric import Values
+from rankscope_exporter.exposition.sample_cache import SampleCache, Texts, families
 from rankscope_exporter.gpu.collector import Gpu, GpuMetrics
 from rankscope_exporter.gpu.xid_watcher import Xids
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 from prometheus_client.core import Metric
 
 from rankscope.record.layout import COLLECTIVE_WAIT, OTHER, PHASES
-from rankscope_exporter.exposition.sample_cache import SampleCache, Values, families
+from rankscope_exporter.exposition.metric import Values
+from rankscope_exporter.exposition.sample_cache import SampleCache, families
 from rankscope_exporter.ranks.metric import rank_metrics
 from rankscope_exporter.ranks.rank import Key, Scan
 from rankscope_exporter.ranks.reference_step import Reference

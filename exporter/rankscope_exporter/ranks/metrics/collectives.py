@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from rankscope.record import layout
-from rankscope_exporter.exposition.sample_cache import Values
+from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.ranks.metric import RANK
 from rankscope_exporter.ranks.rank import Rank
 

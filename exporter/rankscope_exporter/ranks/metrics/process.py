@@ -7,7 +7,7 @@ from operator import itemgetter
 
 from rankscope.record import layout
 from rankscope.record.snapshot import RankSnapshot
-from rankscope_exporter.exposition.sample_cache import Values
+from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.ranks.metric import RANK, nonzero, rank_metrics
 from rankscope_exporter.ranks.rank import Rank
 

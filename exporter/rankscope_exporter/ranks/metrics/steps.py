@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import accumulate
 
 from rankscope.record import layout, phases
-from rankscope_exporter.exposition.sample_cache import Values
+from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.ranks.metric import RANK, nonzero
 from rankscope_exporter.ranks.rank import Rank
 

@@ -1,0 +1,178 @@
+"""A device that computes what the host issues, on a clock that only a test moves; and a training on it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rankscope.guard import Guard
+from rankscope.record import layout
+from rankscope.record.layout import INDEX
+from rankscope.timeline.device_clock import DeviceClock
+from rankscope.timeline.timeline import Timeline
+
+
+class Host:
+    """The host's clock, which stands still until it is told to go on."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@dataclass(eq=False)
+class Stream:
+    """Work runs in order and no earlier than it was issued."""
+
+    device: str
+    end: float = 0.0  # when the device will have done what was issued
+
+
+class Event:
+    """As torch.cuda.Event: it says no time before the device has passed it."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.gpu = gpu
+        self.device = ""
+        self.at = 0.0
+
+    def record(self, stream: Stream) -> None:
+        assert not self.gpu.capturing, "the event would belong to the graph"
+        assert self.device in ("", stream.device), "an event stays on the device where it was first recorded"
+        self.device = stream.device
+        self.at = stream.end = max(stream.end, self.gpu.host.now)
+
+    def query(self) -> bool:
+        assert not self.gpu.capturing, "asking ends a capture"
+        return self.at <= self.gpu.host.now
+
+    def elapsed_time(self, end: Event) -> float:
+        assert self.query()
+        assert end.query()
+        return (end.at - self.at) * 1000
+
+    def synchronize(self) -> None:
+        self.gpu.synchronisations += 1
+
+
+@dataclass
+class Gpu:
+    """A device that computes what the host issues, as much later as it takes."""
+
+    host: Host = field(default_factory=Host)
+    initialised: bool = True
+    capturing: bool = False
+    synchronisations: int = 0
+    events: list[Event] = field(default_factory=list)
+    stream: Stream = field(default_factory=lambda: Stream("cuda:0"))
+
+    def is_in_use(self) -> bool:
+        return self.initialised
+
+    def is_capturing(self) -> bool:
+        assert self.initialised, "CUDA was asked before the job initialised it"
+        return self.capturing
+
+    def current_stream(self) -> Stream:
+        assert self.initialised, "CUDA was asked before the job initialised it"
+        return self.stream
+
+    def new_event(self) -> Event:
+        self.events.append(Event(self))
+        return self.events[-1]
+
+    def issue(self, seconds: float) -> None:
+        """Work for the device, in the current stream; the host goes on at once."""
+        self.stream.end = max(self.stream.end, self.host.now) + seconds
+
+    def synchronize(self) -> None:
+        """The host waits for all of it."""
+        self.host.now = max(self.host.now, self.stream.end)
+
+
+class Cuda:
+    """What the hook asks of torch.cuda, with classes that may be patched."""
+
+    def __init__(self, gpu: Gpu) -> None:
+        self.is_initialized, self.is_current_stream_capturing = gpu.is_in_use, gpu.is_capturing
+        self.current_stream, self.synchronize = gpu.current_stream, gpu.synchronize
+
+        class CudaEvent(Event):
+            def __init__(self, enable_timing: bool = False) -> None:
+                self.can_tell_the_time = enable_timing
+                super().__init__(gpu)
+
+            def record(self, stream: Stream | None = None) -> None:
+                super().record(stream or gpu.stream)
+
+            def wait(self, stream: Stream | None = None) -> None:
+                """The stream goes on when the event has come; the host goes on at once."""
+                waiting = stream or gpu.stream
+                waiting.end = max(waiting.end, self.at)
+
+        class CudaStream(Stream):
+            def synchronize(self) -> None:
+                gpu.host.now = max(gpu.host.now, self.end)
+
+        self.Event, self.Stream = CudaEvent, CudaStream
+        gpu.stream = CudaStream("cuda:0")
+
+
+def fail(probe: str) -> None:
+    raise AssertionError(probe)
+
+
+def started(timeline: Timeline, gpu: Gpu) -> DeviceClock:
+    clock = DeviceClock(timeline, Guard("device_time", fail), gpu)
+    clock.start()
+    timeline.step()  # ends start-up
+    return clock
+
+
+def phase(timeline: Timeline, gpu: Gpu, phase: int, seconds: float) -> None:
+    """The host issues the work of a phase, which takes it a millisecond."""
+    opened = timeline.enter(phase)
+    gpu.issue(seconds)
+    gpu.host.now += 0.001
+    timeline.leave(opened)
+
+
+def train(timeline: Timeline, gpu: Gpu, steps: int = 1) -> None:
+    """Six seconds of the device's a step, issued in four milliseconds of the host's."""
+    for _ in range(steps):
+        phase(timeline, gpu, layout.FORWARD, 2)
+        gpu.issue(0.5)  # the loss
+        backward = timeline.enter(layout.BACKWARD)
+        gpu.issue(2)
+        phase(timeline, gpu, layout.COLLECTIVE_WAIT, 1)
+        timeline.leave(backward)
+        phase(timeline, gpu, layout.OPTIMIZER, 0.5)
+        timeline.step()
+
+
+def wait_for_the_device(timeline: Timeline, gpu: Gpu) -> None:
+    opened = timeline.enter(layout.DEVICE_WAIT)
+    gpu.synchronize()
+    gpu.host.now += 0.0001
+    timeline.leave(opened)
+
+
+STEP = {"other": 0.5, "forward": 2, "backward": 2, "collective_wait": 1, "optimizer": 0.5}
+
+
+def seconds(timeline: Timeline) -> dict[str, float]:
+    """Phases that have any time of the device's."""
+    index = INDEX["device_seconds"]
+    values = timeline.writer.slots[index : index + len(layout.PHASES)].tolist()
+    return {name: value for name, value in zip(layout.PHASES, values, strict=True) if value}
+
+
+def dry(timeline: Timeline) -> dict[str, float]:
+    index = INDEX["device_dry_seconds"]
+    values = timeline.writer.slots[index : index + len(layout.PHASES)].tolist()
+    return {name: value for name, value in zip(layout.PHASES, values, strict=True) if value > 1e-3}
+
+
+def last_entry(timeline: Timeline) -> list[float]:
+    nth = int(timeline.writer.slots[INDEX["device_steps"]])
+    return timeline.writer.device_ring[nth % layout.DEVICE_RING_STEPS].tolist()

@@ -1,0 +1,96 @@
+"""Which steps are measured: as many as the marks may cost, the same ones on every rank."""
+
+from __future__ import annotations
+
+import pytest
+from tests.trainer_hooks.timeline.device_clock.simulated_gpu import (
+    STEP,
+    Gpu,
+    last_entry,
+    phase,
+    seconds,
+    started,
+    train,
+)
+
+from rankscope.record import layout
+from rankscope.record.layout import INDEX
+from rankscope.record.writer import RankWriter
+from rankscope.timeline import device_clock
+from rankscope.timeline.timeline import Timeline
+
+
+def test_the_device_is_not_asked_before_the_job_uses_it(timeline: Timeline, gpu: Gpu) -> None:
+    gpu.initialised = False
+    started(timeline, gpu)
+    train(timeline, gpu, 3)
+    assert gpu.events == []
+    gpu.initialised = True
+    train(timeline, gpu, device_clock.UNUSED_STEPS)
+    assert gpu.events
+
+
+def test_steps_that_last_longer_than_their_marks_may_cost_are_all_measured(timeline: Timeline, gpu: Gpu) -> None:
+    started(timeline, gpu)
+    for _ in range(5):
+        phase(timeline, gpu, layout.FORWARD, 1)
+        gpu.synchronize()  # the loss is printed
+        timeline.step()
+    timeline.step()
+    assert seconds(timeline) == pytest.approx({"forward": 5})
+
+
+def test_of_short_steps_as_many_are_measured_as_the_marks_may_cost_each_from_start_to_end(
+    timeline: Timeline, gpu: Gpu
+) -> None:
+    started(timeline, gpu)
+    for _ in range(10_240):
+        for number in (layout.FORWARD, layout.BACKWARD):
+            phase(timeline, gpu, number, 0.001)
+        timeline.step()
+    found = seconds(timeline)
+    assert found["forward"] == pytest.approx(found["backward"])
+    # Five marks a step of 2 ms, at one mark each 0.1 s at the most: one of 250, hence one of 256, and the very first.
+    assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(40, abs=2)
+
+
+def test_ranks_whose_steps_look_differently_long_measure_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rankscope.guard.reraise", True)
+
+    def measured(step_seconds: float) -> list[int]:
+        gpu = Gpu()
+        timeline = Timeline(RankWriter(), gpu.host)
+        started(timeline, gpu)
+        numbers = []
+        for _ in range(4000):
+            phase(timeline, gpu, layout.FORWARD, 0.001)
+            gpu.host.now += step_seconds - 0.001
+            timeline.step()
+            numbers.append(int(last_entry(timeline)[1]))
+        return sorted({*numbers} - {0})
+
+    slower, faster = measured(0.011), measured(0.013)  # one of 32, and one of 32 or 16
+    assert len({*slower} & {*faster}) > 0.9 * len(slower) > 100
+    assert len({*measured(0.0249)} & {*slower}) > 0.9 * len(slower)
+
+
+def test_of_steps_with_very_many_marks_one_a_minute_is_measured(timeline: Timeline, gpu: Gpu) -> None:
+    started(timeline, gpu)
+    for _ in range(1300):
+        for _ in range(1000):
+            timeline.leave(timeline.enter(layout.FORWARD))
+        gpu.host.now += 1
+        timeline.step()
+    # 2000 marks a step of a second: by the budget one of 256, and one of 64 as it is at least one a minute.
+    assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(1300 / 64, abs=2)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_step_within_which_a_scaler_skipped_others_is_not_measured(timeline: Timeline, gpu: Gpu) -> None:
+    train(timeline, gpu)
+    phase(timeline, gpu, layout.FORWARD, 100)
+    timeline.writer.slots[INDEX["amp_skipped_steps"]] += 1
+    train(timeline, gpu, 2)  # the first of them ends the step that is too long
+    gpu.synchronize()
+    timeline.step()
+    assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})

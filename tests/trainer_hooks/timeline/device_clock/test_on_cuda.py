@@ -1,0 +1,157 @@
+"""The clock on torch.cuda: the events are torch's, a stream's wait for another has a name, and all is taken back."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from tests.trainer_hooks.timeline.device_clock.simulated_gpu import (
+    STEP,
+    Cuda,
+    Gpu,
+    fail,
+    phase,
+    seconds,
+    train,
+)
+
+from rankscope.guard import Guard
+from rankscope.probes import device_time, device_wait
+from rankscope.record import layout
+from rankscope.record.layout import INDEX
+from rankscope.timeline import device_clock
+from rankscope.timeline.timeline import Timeline
+
+
+def test_a_torch_for_the_cpu_has_no_device_to_time(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
+    assert device_time.install(timeline, Guard("device_time", fail)) == []
+    assert timeline.steps.on_end is None
+
+
+def test_a_torch_for_cuda_is_watched_until_it_is_taken_back(
+    timeline: Timeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    undo = device_time.install(timeline, Guard("device_time", fail))
+    timeline.step()  # CUDA itself stays untouched, where there is none
+    timeline.step()
+    assert timeline.steps.on_end is not None
+    for take_back in undo:
+        take_back()
+    assert (timeline.steps.on_end, timeline.on_boundary) == (None, None)
+
+
+def test_on_cuda_the_events_are_torchs_and_nothing_of_torchs_that_waits_is_called(
+    timeline: Timeline, gpu: Gpu, cuda: Cuda
+) -> None:
+    train(timeline, gpu, 2)
+    assert timeline.writer.slots[INDEX["device_waits"]] == 0
+    gpu.synchronize()
+    timeline.step()
+    assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})
+    assert gpu.synchronisations == 0
+
+
+@pytest.mark.parametrize(
+    ("met_in", "named"), [("collective_wait", "collective_wait"), ("h2d_copy", "h2d_copy"), ("forward", "other")]
+)
+def test_a_wait_of_the_main_stream_is_named_for_what_the_thread_did_in_the_other(
+    timeline: Timeline, gpu: Gpu, cuda: Cuda, met_in: str, named: str
+) -> None:
+    main, side = gpu.stream, cuda.Stream("cuda:0")
+    for _ in range(2):
+        gpu.stream = side
+        phase(timeline, gpu, layout.PHASES.index(met_in), 5)
+        event = cuda.Event()
+        event.record()
+        gpu.stream = main
+        phase(timeline, gpu, layout.FORWARD, 2)
+        event.wait(main)
+        gpu.issue(1)
+        timeline.step()
+        gpu.synchronize()
+    timeline.step()
+    found = {name: value for name, value in seconds(timeline).items() if value > 0.01}
+    waited = 6 if named != "other" else 8
+    assert found == pytest.approx({"forward": 4, "other": 2, named: waited}, abs=0.01)
+
+
+def test_a_wait_of_the_main_stream_counts_whichever_stream_is_current(timeline: Timeline, gpu: Gpu, cuda: Cuda) -> None:
+    main, side = gpu.stream, cuda.Stream("cuda:0")
+    gpu.stream = side
+    phase(timeline, gpu, layout.COLLECTIVE_WAIT, 5)
+    event = cuda.Event()
+    event.record()
+    event.wait(main)
+    gpu.stream = main
+    gpu.synchronize()
+    timeline.step()
+    timeline.step()
+    assert seconds(timeline)["collective_wait"] == pytest.approx(5, abs=0.01)
+
+
+def test_an_event_of_the_step_before_is_known(
+    timeline: Timeline, gpu: Gpu, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    main, side = gpu.stream, cuda.Stream("cuda:0")
+    gpu.stream = side
+    phase(timeline, gpu, layout.H2D_COPY, 1)  # now the stream is known
+    gpu.stream = main
+    monkeypatch.setattr(device_clock, "SECONDS_PER_MARK", 0.1)
+    event = cuda.Event()
+    for _ in range(200):
+        event.wait(main)  # of the batch that was copied in the last step
+        gpu.stream = side
+        gpu.issue(0.05)
+        event = cuda.Event()
+        event.record()
+        gpu.stream = main
+        gpu.host.now += 0.01
+        timeline.step()
+        gpu.synchronize()
+    slots = timeline.writer.slots
+    measured = slots[INDEX["device_steps"]]
+    assert 20 < measured < 120
+    assert slots[INDEX["device_seconds"] + layout.H2D_COPY] > 0.9 * 0.04 * measured
+
+
+def test_a_communication_stream_that_waits_for_another_holds_nobody_up(
+    timeline: Timeline, gpu: Gpu, cuda: Cuda
+) -> None:
+    main, side, third = gpu.stream, cuda.Stream("cuda:0"), cuda.Stream("cuda:0")
+    gpu.stream = side
+    phase(timeline, gpu, layout.COLLECTIVE_WAIT, 5)
+    event = cuda.Event()
+    event.record(side)
+    event.wait(third)
+    gpu.stream = main
+    phase(timeline, gpu, layout.FORWARD, 2)
+    timeline.step()
+    gpu.synchronize()
+    timeline.step()
+    assert {name for name, value in seconds(timeline).items() if value > 0.01} == {"forward"}
+
+
+def test_waiting_for_the_device_is_a_phase_of_the_hosts_and_no_time_of_the_devices(
+    timeline: Timeline, gpu: Gpu, cuda: Cuda
+) -> None:
+    phase(timeline, gpu, layout.FORWARD, 2)
+    torch.cuda.synchronize()
+    phase(timeline, gpu, layout.BACKWARD, 3)
+    gpu.stream.synchronize()
+    timeline.step()
+    timeline.step()
+    host = timeline.writer.slots[INDEX["phase_seconds"] + layout.DEVICE_WAIT]
+    assert host == pytest.approx(5 - 0.002)
+    assert timeline.writer.slots[INDEX["device_waits"]] == 2
+    assert seconds(timeline) == pytest.approx({"forward": 2, "backward": 3})
+
+
+def test_everything_is_taken_back(timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {owner: dict(vars(owner)) for owner in (torch.cuda, torch.cuda.Event, torch.cuda.Stream, torch.Tensor)}
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
+    undo = [undo for probe in (device_time, device_wait) for undo in probe.install(timeline, Guard("probe", fail))]
+    assert torch.cuda.synchronize is not before[torch.cuda]["synchronize"]
+    for take_back in undo:
+        take_back()
+    assert {owner: dict(vars(owner)) for owner in before} == before
