@@ -184,7 +184,6 @@ def started(pid: int) -> str:
 
 
 def report(planned: Sequence[Fault], rest: float) -> dict[str, Any]:
-    """All figures."""
     simulated = scenario(planned)
     with running(lambda _: simulated, ranks=GPUS, alone=True) as (node, (exporter,)):
         if (late := time.time() - node.start_unix) > planned[0].start - 2:

@@ -189,7 +189,6 @@ def run(seed: int, first: int, inputs: int) -> Counter[str]:
 
 
 def main() -> None:
-    """The command."""
     os.environ["COLUMNS"] = "100"
     fuzzing.main(__doc__, "inputs", run)
 

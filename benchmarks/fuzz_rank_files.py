@@ -250,7 +250,6 @@ def _culprit(paths: Sequence[Path], seed: int, numbers: range) -> str:
 
 
 def main() -> None:
-    """The command."""
     logging.disable()  # a line for each file would drown the report
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
         fuzzing.main(__doc__, "files", lambda seed, first, files: run(Path(directory), seed, first, files))

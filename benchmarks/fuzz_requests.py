@@ -301,7 +301,6 @@ def run(directory: Path, seed: int, first: int, requests: int) -> Counter[str]:
 
 
 def main() -> None:
-    """The command."""
     with tempfile.TemporaryDirectory() as directory:
         fuzzing.main(__doc__, "requests", lambda seed, first, requests: run(Path(directory), seed, first, requests))
 

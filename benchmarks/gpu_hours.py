@@ -41,12 +41,9 @@ Sample = tuple[float, float]
 
 
 class Exporter(BaseHTTPRequestHandler):
-    """Shows the ranks."""
-
     began = 0.0
 
     def do_GET(self) -> None:
-        """Any path."""
         body = "".join(f"{line}\n" for line in series(time.time(), self.began)).encode()
         self.send_response(200)
         self.send_header("Content-Type", "text/plain; version=0.0.4")

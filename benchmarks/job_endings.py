@@ -331,7 +331,6 @@ def reading(job: dict[str, Any]) -> str:
 
 
 def report(figures: dict[str, Any]) -> str:
-    """A page."""
     readings = "\n".join(map(reading, figures["jobs"]))
     table = [row(job, outcome) for job in figures["jobs"] for outcome in ("hung", "aborted")]
     about = (__doc__ or "").split("\n\n", 1)[1].strip()

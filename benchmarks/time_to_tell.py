@@ -79,7 +79,6 @@ def _seconds(value: float | None) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--speeds", nargs="+", choices=SPEEDS, default=list(SPEEDS))
     parser.add_argument("--only", nargs="+", default=[], help="cases whose name begins so")

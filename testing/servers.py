@@ -54,7 +54,6 @@ class Server:
 
     @property
     def address(self) -> str:
-        """Its host:port."""
         return self.url.removeprefix("http://")
 
     @property

@@ -23,7 +23,6 @@ class Notification:
 
     @property
     def name(self) -> str:
-        """The alert's name."""
         return self.labels["alertname"]
 
     @property
@@ -49,11 +48,9 @@ class WebhookReceiver:
         self.url = f"http://127.0.0.1:{self._server.server_port}/"
 
     def start(self) -> None:
-        """Begin to listen."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

@@ -55,8 +55,6 @@ class Scrape:
 
 
 class Exporter:
-    """One that runs."""
-
     def __init__(self, process: subprocess.Popen[bytes], port: int, log: Path) -> None:
         self.pid = process.pid
         self.port = port

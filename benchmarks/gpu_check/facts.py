@@ -39,7 +39,6 @@ TLIMITS = ("SHUTDOWN", "SLOWDOWN", "MEM_MAX", "GPU_MAX")
 
 
 def fact(about: str, value: object, note: str = "", outcome: Outcome = "measured") -> Check:
-    """A line."""
     return Check(PART, about, outcome, str(value), note=note)
 
 

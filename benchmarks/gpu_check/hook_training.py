@@ -59,7 +59,6 @@ class Training:
         return (time.perf_counter() - began) / steps
 
     def step(self) -> None:
-        """One."""
         inputs, targets = (tensor.to(self._device, non_blocking=not self.blocking) for tensor in self._next())
         if self.late:
             time.sleep(self.late)

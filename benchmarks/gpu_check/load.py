@@ -141,7 +141,6 @@ class Load:
         self._works[work] = do
 
     def run(self, phase: Phase) -> dict[str, Any]:
-        """What it did."""
         began, busy, times = self._clock(), 0.0, 0
         while True:
             stretch, count = self._stretch(phase)

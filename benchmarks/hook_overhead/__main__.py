@@ -130,7 +130,6 @@ def conditions(options: argparse.Namespace) -> dict[str, object]:
 
 
 def page(figures: dict[str, Any]) -> str:
-    """The report."""
     versions = ", ".join(f"{name} {version}" for name, version in figures["versions"].items())
     return f"""# hook_overhead
 

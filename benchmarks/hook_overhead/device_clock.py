@@ -59,7 +59,6 @@ class Event:
         self._at = 0.0
 
     def record(self, _stream: object = None) -> None:
-        """Now."""
         Event.marks += 1
         self._at = time.monotonic()
 
@@ -167,7 +166,6 @@ def measure(pairs: int, seconds: float) -> dict[str, Any]:
 
 
 def page(figures: dict[str, Any]) -> str:
-    """The report."""
     rows = (
         ("the step, with the hook and without a device (µs)", f"{figures['step_us']:.0f}"),
         ("more with the clock, few steps measured (µs a step)", _span(figures["sampled_us"])),

@@ -260,7 +260,6 @@ def _span(values: Sequence[float] | None) -> str:
 
 
 def page(figures: dict[str, Any]) -> str:
-    """The report."""
     return f"""# hook_overhead.in_process
 
 {__doc__}

@@ -35,7 +35,6 @@ class Alone:
         return model
 
     def fetch(self) -> Any:
-        """The next batch."""
         batch = next(self._batches, None)
         if batch is None:
             self._batches = iter(self._loader)
@@ -43,7 +42,6 @@ class Alone:
         return batch
 
     def forward(self, batch: Any) -> torch.Tensor:
-        """The loss."""
         self.optimizer.zero_grad()
         return cross_entropy(self.model(batch[0]), batch[1])
 

@@ -53,7 +53,6 @@ class Task(NamedTuple):
     dose: float = 1.0
 
     def plan(self) -> Plan:
-        """What is simulated."""
         return plans.faulty(self.fault, self.dose, self.number) if self.fault else plans.healthy(self.number)
 
 

@@ -46,7 +46,6 @@ class Stretch:
         return any(name == self.name or name.rpartition("-")[0] == self.name for name in names)
 
     def lines(self) -> Iterator[Line]:
-        """Every series."""
         answers = self._answers()
         for node in range(self.plan.nodes):
             common = f'job="rankscope",instance="{self.name}-{node}"'

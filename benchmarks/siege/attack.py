@@ -62,7 +62,6 @@ ALL = ATTACKS | {BURN: Attack(burn, 0.0)}
 
 
 def main() -> None:
-    """Attack."""
     attack, target = ALL[sys.argv[1]], Target(**json.loads(sys.argv[2]))
     stopped: list[int] = []
     signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))

@@ -182,7 +182,6 @@ def _words(value: Sequence[float]) -> str:
 
 
 def page(figures: Figures) -> str:
-    """The report."""
     low, middle, high = figures["load"]
     burned = sum(one["processor"] for one in figures["attackers"]) / max(
         1.0, *(one["seconds"] for one in figures["attackers"])

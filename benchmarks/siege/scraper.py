@@ -39,7 +39,6 @@ class Scraped:
 
 
 def scrape(host: str, port: int, source: str, headers: dict[str, str]) -> Scraped:
-    """Ask once."""
     at, began, error, body, connected = time.time(), time.perf_counter(), "", b"", 0.0
     connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT, source_address=(source, 0))
     try:

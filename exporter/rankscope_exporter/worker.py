@@ -36,7 +36,7 @@ class Worker:
 
     @property
     def name(self) -> str:
-        """The thread's."""
+        """The thread's, as `ps -T` and py-spy show it."""
         return self._thread.name
 
     @property

@@ -14,7 +14,7 @@ def line_by_rank(title: str, description: str, unit: str, vector: str, none: str
 
 
 def gauge(metric: str) -> str:
-    """A rank's gauge."""
+    """The query of a gauge of the ranks that the page shows."""
     return f"{metric}{{{RANKS}}}"
 
 

@@ -33,7 +33,7 @@ class Column:
         return f"Value #{self.source}" if queries > 1 else "Value"
 
     def override(self) -> sdk.DashboardFieldConfigSourceOverrides:
-        """Its looks."""
+        """Its unit, bounds and colours, as Grafana wants them."""
         properties: dict[str, object] = {}
         if self.unit:
             properties["unit"] = self.unit

@@ -39,7 +39,6 @@ class Model(nn.Module):
 
 
 def train(steps: int, rotates: bool) -> None:
-    """So many steps."""
     model = Model()
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

@@ -55,7 +55,6 @@ class Found:
 
     @property
     def skew(self) -> float:
-        """Likewise."""
         return sum(a.skew for a in self.alignments) / sum(a.seconds for a in self.alignments)
 
 

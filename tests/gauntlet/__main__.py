@@ -37,7 +37,6 @@ LEDGERS = {GLOO: MEASUREMENTS / "gauntlet.jsonl", ASYNCHRONOUS: MEASUREMENTS / "
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    """The command line."""
     parser = argparse.ArgumentParser(
         prog="make gauntlet", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -80,7 +80,6 @@ class Gloo:
         sleep(milliseconds)
 
     def read(self, tensor: torch.Tensor) -> float:
-        """A value."""
         return tensor.item()
 
 
@@ -115,7 +114,6 @@ class DeviceTime(torch.autograd.Function):
 
     @staticmethod
     def backward(context: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None, None]:
-        """Take it."""
         context.backward()
         return gradients[0], None, None, None, None
 

@@ -138,7 +138,6 @@ def run(device: str, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
 
 
 def page(results: Sequence[dict[str, Any]], command: str) -> str:
-    """The report."""
     rows = [f"| {' | '.join(_row(result))} |" for result in results]
     right = sum(r["is_right"] for r in results)
     return "\n".join(

@@ -97,14 +97,12 @@ class Relabelled(Stretch):
     relabel: Relabel
 
     def lines(self) -> Iterator[Line]:
-        """Every series."""
         for line in super().lines():
             for series, values in self.relabel(line["series"], expanded(line["values"])):
                 yield {"series": series, "values": " ".join(values)}
 
 
 def expanded(values: str) -> Words:
-    """A sample each."""
     constant = re.fullmatch(r"(\S+)x(\d+)", values)
     return [constant[1]] * (int(constant[2]) + 1) if constant else values.split()
 

@@ -29,7 +29,6 @@ def complaint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture(scope="module")
 def fired(complaint: str) -> list[Alert]:
-    """Their labels."""
     texts = re.findall(r"{(alertname=[^}]*)} 1E\+00", complaint)
     return [dict(re.findall(r'(\w+)="([^"]*)"', text)) for text in texts]
 

@@ -119,7 +119,6 @@ def fired(speed: Speed, since: int, until: int, *expected: Mapping[str, str]) ->
 
 
 def question(expression: str, speed: Speed, *samples: tuple[str, float]) -> dict[str, Any]:
-    """About the end."""
     expected = [{"labels": labels, "value": value} for labels, value in samples]
     last = f"{(speed.quiet + speed.faulty - 1) * speed.interval}s"
     return {"expr": f"round({expression}, 0.01)", "eval_time": last, "exp_samples": expected}

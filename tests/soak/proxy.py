@@ -25,11 +25,9 @@ class Proxy:
         self.address = f"127.0.0.1:{self._server.server_port}"
 
     def start(self) -> None:
-        """Begin to listen."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop listening."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()

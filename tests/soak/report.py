@@ -59,7 +59,6 @@ def summary(observed: Mapping[str, Sequence[Observation]]) -> Figures:
 
 
 def page(figures: Figures) -> str:
-    """The report."""
     verdict = [f"| {c['check']} | {'yes' if c['holds'] else 'NO'} | {c['found']} |" for c in figures["checks"]]
     faults = [_row(fault) for fault in figures["faults"]]
     return "\n".join(

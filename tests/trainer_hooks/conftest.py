@@ -32,5 +32,4 @@ def attached(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attac
 
 @pytest.fixture
 def timeline(attached: Attachment) -> Timeline:
-    """Its timeline."""
     return attached.timeline

@@ -19,7 +19,7 @@ class Described(Protocol):
 
     @property
     def help(self) -> str:
-        """One line."""
+        """What it collects, in one line of `--help`."""
 
     @property
     def metrics(self) -> Sequence[Declaration]:

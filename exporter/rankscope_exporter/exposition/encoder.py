@@ -58,5 +58,5 @@ class Collected:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """The families."""
+        """What prometheus_client asks a registry for."""
         return self._families

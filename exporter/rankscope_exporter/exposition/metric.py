@@ -78,7 +78,7 @@ class WrittenFamily(Metric):
 
     @property
     def documentation(self) -> str:  # type: ignore[override]
-        """The HELP line."""
+        """The text of the HELP line, not escaped yet."""
         return self.declared.help
 
     @property

@@ -35,7 +35,7 @@ class Tick:
     """When a reading is taken."""
 
     unix: float
-    """Seconds."""
+    """Seconds since 1970."""
     elapsed: float
     """Seconds since the reading before, over which a rate may be integrated; 0 after a gap: nobody saw what was."""
 

@@ -35,7 +35,7 @@ class Changes:
         self._worker = Worker("simulated-changes", POLLED_EVERY, self.poll, "the simulated GPUs cannot be changed")
 
     def start(self) -> None:
-        """Begin to look."""
+        """Poll the files from now on, in a thread."""
         self._worker.start()
 
     def stop(self) -> None:

@@ -97,7 +97,7 @@ class SimulatedGpu:
         return IDLE_TEMPERATURE + FULL_LOAD_HEATING * min(1.0, max(0.0, load))
 
     def sm_clock(self, t: float) -> float:
-        """MHz now."""
+        """The SM clock at `t`, in MHz: lower while it is idle or throttled."""
         reasons = self.reasons(t)
         if "gpu_idle" in reasons:
             return IDLE_SM_CLOCK

@@ -79,7 +79,7 @@ class RankFollower:
         self._worker = Worker("simulated-ranks", POLLED_EVERY, self._poll_or_rest, words)
 
     def start(self) -> None:
-        """Begin to poll."""
+        """Poll the ranks from now on, in a thread."""
         self._worker.start()
 
     def stop(self) -> None:

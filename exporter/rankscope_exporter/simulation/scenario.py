@@ -60,7 +60,7 @@ CONTEXTS = ("compute", "graphics")
 
 @dataclass(frozen=True)
 class Scenario:
-    """A simulated machine."""
+    """A simulated machine: its GPUs, what they do over time, and what breaks."""
 
     timelines: tuple[Timeline, ...]
     """One for each GPU."""

@@ -26,7 +26,7 @@ def mapping(location: str, value: object, keys: set[str] | None = None) -> Mappi
 
 
 def items(location: str, value: object) -> list[Any]:
-    """A list."""
+    """The list that stands at `location`. Raises ScenarioError if it is none."""
     if not isinstance(value, list):
         raise ScenarioError(f"{location}: expected a list, not {value!r}")
     return value
@@ -40,7 +40,7 @@ def text(location: str, value: object) -> str:
 
 
 def boolean(location: str, value: object) -> bool:
-    """True or false."""
+    """The truth value that stands at `location`. Raises ScenarioError if it is none."""
     if not isinstance(value, bool):
         raise ScenarioError(f"{location}: expected true or false, not {value!r}")
     return value

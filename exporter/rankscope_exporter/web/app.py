@@ -41,7 +41,7 @@ class MetricsFirst:
         self._pages = Pages(scrape.bodies)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """One request."""
+        """Answer a request for `/metrics`, and leave every other one to FastAPI."""
         if scope["type"] != "http" or scope["path"] != "/metrics":
             await self._app(scope, receive, send)
         elif scope["method"] in READ:

@@ -67,7 +67,7 @@ class WebConfigFile:
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        """Raises WebConfigError."""
+        """Read it for the first time. Raises WebConfigError if it cannot be used."""
         self._path = path
         self._clock = clock
         self._expired: WebConfig | None = None  # the one of which that has been told

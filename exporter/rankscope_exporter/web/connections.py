@@ -62,13 +62,13 @@ class Connections:
         return len(self._open)
 
     def add(self, connection: Connection) -> None:
-        """Let it in."""
+        """Let it in, and cut off whoever gives way where there are more than the limit."""
         self._open.add(connection)
         while len(self._open) > self._limit:
             self._cut_off(self._open.gives_way(connection), "too many connections")
 
     def remove(self, connection: Connection) -> None:
-        """It is closed."""
+        """Forget it, as it is closed, with the page that it was being sent."""
         self._open.remove(connection)
         self.has_sent(connection)
 

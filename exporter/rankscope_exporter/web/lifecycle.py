@@ -29,7 +29,7 @@ class Gpus(Protocol):
         """Give them back, for so many seconds at most. Raises ReleaseError."""
 
     def resume(self) -> None:
-        """Take them again."""
+        """Take them again before that time is over; nothing happens if they are held."""
 
 
 def add_lifecycle(app: FastAPI, gpus: Gpus, *, is_allowed: bool) -> None:

@@ -61,7 +61,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._has_served = False
 
     def cut_off(self, reason: str) -> None:
-        """Close at once."""
+        """Close at once, whatever it was being sent, and log the reason."""
         self._told.note(reason)
         self._everybody.remove(self)
         if self._socket and not self.is_lost:

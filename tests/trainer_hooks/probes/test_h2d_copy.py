@@ -23,7 +23,6 @@ METHODS = ("to", "cuda", "copy_")
 
 
 def watch(timeline: Timeline, guarded: Guard | None = None) -> TensorMethods:
-    """Not installed yet."""
     guarded = guarded or Guard("h2d_copy", lambda _: None)
     return TensorMethods(methods(timeline, frozenset({"meta"})), guarded, lambda: True)
 

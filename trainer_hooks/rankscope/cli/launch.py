@@ -64,7 +64,7 @@ def _told(tell: Callable[[], int]) -> int:
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Become the command."""
+    """Become the command, under its process ID. Does not return."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
         parser.error("run: no command given, as in: rankscope run -- torchrun --nproc-per-node 8 train.py")

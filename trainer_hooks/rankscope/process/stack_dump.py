@@ -37,7 +37,7 @@ class StackDump:
             faulthandler.register(SIGNAL, file=self._descriptor, all_threads=True, chain=False)
 
     def forget(self) -> None:
-        """Answer no more."""
+        """Answer the signal no more, and close the file."""
         if self._descriptor < 0:
             return
         # Whoever has taken the signal since keeps it: unregister would put back what we found.

@@ -84,7 +84,7 @@ class ClaimsWatcher:
         self._worker = Worker("claims", interval, self.poll, "the claims to GPUs cannot be collected")
 
     def start(self) -> None:
-        """Begin to ask."""
+        """Ask every source once an interval from now on, in a thread."""
         self._worker.start()
 
     def stop(self) -> None:

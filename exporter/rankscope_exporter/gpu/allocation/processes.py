@@ -25,7 +25,7 @@ DEAD_STATES = ("Z", "X")  # of /proc/PID/status: a zombie has given its memory b
 
 @dataclass(frozen=True)
 class Process:
-    """A living process."""
+    """What /proc says of a living process."""
 
     uid: int
     cgroup: str

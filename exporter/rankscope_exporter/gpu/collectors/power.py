@@ -10,7 +10,7 @@ from rankscope_exporter.gpu.nvml.device import Device, PowerLimits
 
 @dataclass(frozen=True)
 class Power:
-    """Watts and joules."""
+    """What one device draws and may draw, in watts, and has drawn in all, in joules."""
 
     watts: float | None
     limit_watts: float | None

@@ -20,7 +20,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Temperatures:
-    """Degrees Celsius."""
+    """What one device reads, in degrees Celsius; None for what it has no sensor of."""
 
     gpu: float | None
     memory: float | None

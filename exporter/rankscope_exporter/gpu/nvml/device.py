@@ -107,11 +107,11 @@ class Device:
         ask(pynvml.nvmlDeviceGetPerformanceState, self._handle)
 
     def name(self) -> str | None:
-        """The product's name."""
+        """The product's name, as `NVIDIA H100 80GB HBM3`."""
         return _text(ask(pynvml.nvmlDeviceGetName, self._handle))
 
     def pci_bus_id(self) -> str | None:
-        """Domain:bus:device.function."""
+        """Where it is on the PCI bus, as domain:bus:device.function."""
         info = ask(pynvml.nvmlDeviceGetPciInfo, self._handle)
         return None if info is None else _text(info.busId)
 
@@ -201,7 +201,7 @@ class Device:
         return None if state is None or state == pynvml.NVML_PSTATE_UNKNOWN else int(state)
 
     def clock(self, domain: ClockDomain) -> float | None:
-        """Hertz now."""
+        """The clock at this moment, in hertz."""
         return _million(ask(pynvml.nvmlDeviceGetClockInfo, self._handle, CLOCK_DOMAINS[domain]))
 
     def clock_max(self, domain: ClockDomain) -> float | None:

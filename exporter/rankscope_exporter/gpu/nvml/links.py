@@ -68,7 +68,7 @@ def pcie_replays(device: Device) -> float | None:
 
 
 def pcie_bytes(device: Device) -> dict[str, float | None]:
-    """Cumulative, by direction."""
+    """Bytes over the PCIe link so far, by direction; None for one that the device does not count."""
     return dict(zip(DIRECTIONS, device.fields(*_PCIE_BYTES), strict=True))
 
 

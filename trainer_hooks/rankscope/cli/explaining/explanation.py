@@ -51,7 +51,7 @@ class Explanation:
 
     run: Run
     ranks: int
-    """Alive."""
+    """How many are alive."""
     nodes: int
     lost: dict[str, float]
     """By cause; `none` is useful compute."""
@@ -67,7 +67,7 @@ class Explanation:
     """When the last rank did, in unix seconds, if none is alive."""
     host: str | None = None
     gpu: str | None = None
-    """Both the verdict's."""
+    """Both of the rank that the verdict names."""
     compared: dict[str, float] = field(default_factory=dict)
     """Recorded series of the run, and of the verdict's rank."""
 
@@ -199,7 +199,6 @@ def _why_nothing(prometheus: Prometheus, is_now: bool) -> str:
 
 
 def _by_cause(samples: Iterable[Sample]) -> dict[str, float]:
-    """The largest first."""
     return {s.labels["cause"]: s.value for s in sorted(samples, key=lambda s: -s.value)}
 
 

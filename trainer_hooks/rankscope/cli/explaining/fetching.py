@@ -21,7 +21,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Answer(NamedTuple):
-    """What came back."""
+    """What a server answered to a question over HTTP."""
 
     status: int
     reason: str
