@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.month.engine import Firing, fire, rules
+from benchmarks.month.engine import fire, rules
 from benchmarks.month.plan import HANG, Happening, Plan, faulty, healthy
 from benchmarks.month.record import SCRAPE, simulate
 from benchmarks.month.samples import Stretch
@@ -92,33 +92,20 @@ TOLD_IN_VAIN = {
 """Days by number, and the scrape in which earlier rules told something."""
 
 
-Fired = dict[str, list[Firing]]
-
-
-@pytest.fixture(scope="module")
-def fired(tmp_path_factory: pytest.TempPathFactory) -> Fired:
-    """Of every case: they are runs beside each other, and one evaluation of the rules serves them all."""
-    cases = {why: list(suspicious(days)) for why, days in TOLD_IN_VAIN.items()}
-    cases |= {case: [Stretch(plan, simulate(plan), 0, 320)] for case, (plan, _) in EXPECTED.items()}
-    directory = tmp_path_factory.mktemp("simulated")
-    found = fire([stretch for stretches in cases.values() for stretch in stretches], rules(directory), directory)
-    return {case: [firing for stretch in stretches for firing in found[stretch]] for case, stretches in cases.items()}
-
-
-def suspicious(days: dict[int, int]) -> Iterator[Stretch]:
-    """Of these days the time until the scrape in which something was told."""
-    for number, scrape in days.items():
-        day = simulate(replace(healthy(number), seconds=SCRAPE * (scrape + 5)))
-        yield Stretch(healthy(number), day, scrape - BEFORE, scrape + 5)
-
-
 @pytest.mark.parametrize("why", TOLD_IN_VAIN)
-def test_what_was_told_in_vain_is_not_told(why: str, fired: Fired) -> None:
-    assert fired[why] == []
+def test_what_was_told_in_vain_is_not_told(why: str, tmp_path: Path) -> None:
+    found = []
+    for number, scrape in TOLD_IN_VAIN[why].items():
+        day = healthy(number)
+        begin = max(0, scrape - BEFORE)
+        found.append(Stretch(day, simulate(replace(day, seconds=SCRAPE * (scrape + 5))), begin, scrape + 5))
+    assert [firing for told in fire(found, rules(tmp_path), tmp_path).values() for firing in told] == []
 
 
 @pytest.mark.parametrize("case", EXPECTED)
-def test_it_is_told_once_and_nothing_else_is(case: str, fired: Fired) -> None:
-    alerts = [dict(firing.labels) for firing in fired[case]]
+def test_it_is_told_once_and_nothing_else_is(case: str, tmp_path: Path) -> None:
+    plan, expected = EXPECTED[case]
+    fired = fire([Stretch(plan, simulate(plan), 0, 320)], rules(tmp_path), tmp_path)
+    alerts = [dict(firing.labels) for told in fired.values() for firing in told]
     names = [" ".join(filter(None, (labels["alertname"], labels.get("rank")))) for labels in alerts]
-    assert names == EXPECTED[case][1], alerts
+    assert names == expected, alerts
