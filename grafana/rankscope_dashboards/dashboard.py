@@ -17,6 +17,8 @@ GRID_WIDTH = 24
 TAG = "rankscope"
 # Read by every Grafana from 10.0 on; newer ones migrate it when they load it.
 SCHEMA_VERSION = 38
+# JSON has no comments, and Grafana shows this to whoever wonders why a dashboard cannot be edited.
+MADE_BY = "Made by grafana/generate.py (`make generate`); to change it, save it under another name."
 NO_RUN = "(none)"  # of which no run has the name, so that its panels are empty
 
 
@@ -48,7 +50,7 @@ class Dashboard:
         model = sdk.Dashboard(
             uid=self.uid,
             title=self.title,
-            description=self.description,
+            description=f"{self.description} {MADE_BY}",
             tags=[TAG],
             editable=False,
             graph_tooltip=sdk.DashboardCursorSync.CROSSHAIR,

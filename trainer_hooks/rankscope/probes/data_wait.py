@@ -22,7 +22,7 @@ from rankscope.timeline.timeline import Timeline
 Item = TypeVar("Item")
 
 NOT_WITHIN = frozenset({layout.EVALUATION, layout.DATA_WAIT})
-LOADER = "loader"  # the role, in `Timeline.seen`, of the iterator that the last batch came from
+LOADER = "loader"  # the role, in `timeline.job.objects`, of the iterator that the last batch came from
 
 
 class BatchCounter:
