@@ -293,11 +293,11 @@ def counted_marks() -> Iterator[Counter[str]]:
         marks["all"] += 1
         return made(*arguments)
 
-    device_clock.Mark = count  # type: ignore[misc,assignment]
+    device_clock.Mark = count  # type: ignore[misc,assignment]  # a function that counts, in place of the class
     try:
         yield marks
     finally:
-        device_clock.Mark = made  # type: ignore[misc]
+        device_clock.Mark = made  # type: ignore[misc]  # the class again
 
 
 def traced(run: Callable[[], Found]) -> tuple[list[trace.Event], Found]:
