@@ -41,42 +41,42 @@ test-versions: ## the hook's tests with the oldest and the newest torch, each in
 	@deploy/test_versions.sh $(PYTHON)
 
 ways: venv ## how true the record is in every way to train, over 1,000 steps (15 minutes); to docs/measurements/
-	@$(BIN)/python -m benchmarks.ways --json docs/measurements/ways.json
+	@$(BIN)/python -m validation.ways --json docs/measurements/ways.json
 
 stragglers: venv ## whether the slow rank of four and its phase are named, by either clock (25 minutes); to docs/measurements/
-	@$(BIN)/python -m benchmarks.stragglers --json docs/measurements/stragglers.json
-	@$(BIN)/python -m benchmarks.stragglers --device asynchronous --json docs/measurements/stragglers_asynchronous.json
+	@$(BIN)/python -m validation.stragglers --json docs/measurements/stragglers.json
+	@$(BIN)/python -m validation.stragglers --device asynchronous --json docs/measurements/stragglers_asynchronous.json
 
 endings: venv ## whether jobs hang at their end more often with the hook, where torch deadlocks at times (1 hour); to docs/measurements/
-	@OMP_NUM_THREADS=1 $(BIN)/python -m benchmarks.job_endings --jobs gather hugging_face --pairs 200 150 --json docs/measurements/job_endings.json
+	@OMP_NUM_THREADS=1 $(BIN)/python -m validation.job_endings --jobs gather hugging_face --pairs 200 150 --json docs/measurements/job_endings.json
 
 benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop-exporter (18 minutes); to docs/measurements/
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
-	@$(BIN)/python -m benchmarks.blocking_device --json docs/measurements/blocking_device.json
-	@$(BIN)/python -m benchmarks.gpu_truth --json docs/measurements/gpu_truth.json
+	@$(BIN)/python -m validation.blocking_device --json docs/measurements/blocking_device.json
+	@$(BIN)/python -m validation.gpu_truth --json docs/measurements/gpu_truth.json
 	@$(BIN)/python -m benchmarks.exporter_cost --scrapes 100000 --json docs/measurements/exporter_cost.json
 
 gauntlet: venv servers ## inject every fault and decoy, five times each, on both kinds of device, and score the notifications (6 hours); to docs/measurements/
-	@$(BIN)/python -m tests.gauntlet $(GAUNTLET)
-	@$(BIN)/python -m tests.gauntlet --device asynchronous $(GAUNTLET)
+	@$(BIN)/python -m validation.gauntlet $(GAUNTLET)
+	@$(BIN)/python -m validation.gauntlet --device asynchronous $(GAUNTLET)
 
 nodes: venv servers ## eight nodes of one rank each: a rotating straggler, a slow network, a slow rank told apart, by either clock; to docs/measurements/
-	@$(BIN)/python -m tests.gauntlet.nodes --json docs/measurements/nodes.json
+	@$(BIN)/python -m validation.gauntlet.nodes --json docs/measurements/nodes.json
 
 month: venv servers ## a thousand simulated days of healthy runs, and faulty ones, judged by the rules: false alarms, and how soon a fault is told (4 hours); to docs/measurements/
-	@$(BIN)/python -m benchmarks.month $(MONTH)
+	@$(BIN)/python -m validation.month $(MONTH)
 
 soak: venv servers ## faults at production speed while what watches them is killed, stopped, restarted and deceived (2 hours); to docs/measurements/
-	@$(BIN)/python -m tests.soak --json docs/measurements/soak.json $(SOAK)
+	@$(BIN)/python -m validation.soak --json docs/measurements/soak.json $(SOAK)
 
 siege: venv servers ## every attack of tests/attacks at once on a real job, exporter and Prometheus, as root (20 minutes); to docs/measurements/
-	@$(BIN)/python -m benchmarks.siege --json docs/measurements/siege.json $(SIEGE)
+	@$(BIN)/python -m validation.siege --json docs/measurements/siege.json $(SIEGE)
 
 gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (14 MiB)
-	@$(PYTHON) -m benchmarks.gpu_check.wheels
+	@$(PYTHON) -m validation.gpu_check.wheels
 
 gpu-check: ## every GPU metric beside nvidia-smi and a known load, and the hook, on a real GPU, without a network (8 minutes); to docs/measurements/
-	@$(PYTHON) -m benchmarks.gpu_check --json $(REPORT)
+	@$(PYTHON) -m validation.gpu_check --json $(REPORT)
 
 lock: $(RELEASE)/.installed ## pin by hash what the exporter's image installs and is built with (UPGRADE=1: the newest versions)
 	@$(COMPILE) pyproject.toml --extra exporter --output-file exporter/requirements.txt

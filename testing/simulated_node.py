@@ -181,7 +181,7 @@ def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def keep(path: Path, figures: dict[str, object], about: str | None, text: str) -> None:
     """Write the figures as JSON, and beside them a page with what was measured, how, and the tables."""
-    command = f"python -m benchmarks.{path.stem}"
+    command = f"python -m {'benchmarks' if path.stem == 'exporter_cost' else 'validation'}.{path.stem}"
     path.write_text(json.dumps(figures, indent=2) + "\n")
     where = f"On {figures['cores']} cores that others used too (load {figures['load']:.1f} at the end), Python "
     versions_of: Any = figures["versions"]

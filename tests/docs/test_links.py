@@ -24,6 +24,7 @@ FOLDERS = (
     "testing",
     "tests",
     "trainer_hooks",
+    "validation",
 )
 SOURCES = {f"/{path.relative_to(ROOT)}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.*")}
 HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)

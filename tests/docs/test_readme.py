@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.gauntlet.case import GPUS_ALONE, HOST_AND_DEVICE, all_cases
+from validation.gauntlet.case import GPUS_ALONE, HOST_AND_DEVICE, all_cases
 
 from rankscope.record.reader import read_rank
 

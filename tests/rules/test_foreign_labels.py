@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.month.engine import fire
-from benchmarks.month.plan import HANG, Happening, Plan
-from benchmarks.month.record import simulate
-from benchmarks.month.samples import Line, Stretch
 from testing.promtool import ENVIRONMENT, RULES
+from validation.month.engine import fire
+from validation.month.plan import HANG, Happening, Plan
+from validation.month.record import simulate
+from validation.month.samples import Line, Stretch
 
 SCRAPES = 200
 HALF_AN_HOUR = 1800.0

@@ -12,8 +12,8 @@ import yaml
 from deploy.prometheus import fast
 from testing.promtool import HEALTHY_GPU, HEALTHY_RANK, HOST_WAITS
 from testing.simulated_ranks import gpu_series, rank_series
-from tests.gauntlet.runbooks import queries
 from tests.rules.diagnosis_cases import CASES, DEVICE_FAULTS, FAULTS, ONLY_BY_THE_DEVICE
+from validation.gauntlet.runbooks import queries
 
 from rankscope.record import phases
 

@@ -1,4 +1,4 @@
-"""Simulated runs (benchmarks/month) of which something else was told once, or something twice."""
+"""Simulated runs (validation/month) of which something else was told once, or something twice."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from benchmarks.month.engine import fire, rules
-from benchmarks.month.plan import HANG, Happening, Plan, faulty, healthy
-from benchmarks.month.record import SCRAPE, simulate
-from benchmarks.month.samples import Stretch
+from validation.month.engine import fire, rules
+from validation.month.plan import HANG, Happening, Plan, faulty, healthy
+from validation.month.record import SCRAPE, simulate
+from validation.month.samples import Stretch
 
 HALF_AN_HOUR = 1800.0
 BEFORE = 320  # scrapes: what is usual is known from an hour

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from benchmarks import stragglers
-from benchmarks.stragglers import Limits, culprits
+from validation import stragglers
+from validation.stragglers import Limits, culprits
 
 LIMITS = Limits(lag=0.15, cause_share=0.3)
 STEP = {"forward": 0.2, "backward": 0.3, "collective_wait": 0.4, "other": 0.1}

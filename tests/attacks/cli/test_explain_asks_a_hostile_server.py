@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.explain_answers import Scene, answer
 from tests.exporter.web.conftest import Authority
+from validation.fuzz.explain_answers import Scene, answer
 
 from rankscope.cli import launch
 from rankscope.cli.explaining import command

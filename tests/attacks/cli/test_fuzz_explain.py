@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
-from benchmarks.fuzz_explain import run
-from benchmarks.fuzzing import FuzzError
+from validation.fuzz.explain import run
+from validation.fuzz.fuzzing import FuzzError
 
 from rankscope.cli.explaining import answers, command, moments
 

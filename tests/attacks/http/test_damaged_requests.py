@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benchmarks.fuzz_requests import run
-from benchmarks.fuzzing import FuzzError
 from tests.attacks.http.clients import connect, everything, scrape, server
+from validation.fuzz.fuzzing import FuzzError
+from validation.fuzz.requests import run
 
 ACCEPT = "application/openmetrics-text;version="
 

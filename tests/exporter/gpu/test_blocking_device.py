@@ -1,4 +1,4 @@
-"""What benchmarks/blocking_device.py calls a fault's cost; and its run in short, end to end on the C simulator."""
+"""What validation/blocking_device.py calls a fault's cost; and its run in short, end to end on the C simulator."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import os
 from dataclasses import replace
 from typing import Any
 
-from benchmarks import blocking_device
-from benchmarks.blocking_device import BUSY, GPUS, LAST, UP, Seen, faults, parse, phases, report, rows, scenario
+from validation import blocking_device
+from validation.blocking_device import BUSY, GPUS, LAST, UP, Seen, faults, parse, phases, report, rows, scenario
 
 PLANNED = faults(10, 30, 10)
 START = 1_800_000_000.0

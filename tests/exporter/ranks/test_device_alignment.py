@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from benchmarks.fuzz_rank_files import check
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from testing.simulated_job import (
@@ -24,6 +23,7 @@ from testing.simulated_job import (
     rotating,
     scan,
 )
+from validation.fuzz.rank_files import check
 
 from rankscope.record import layout
 from rankscope.record.sampling import is_sampled

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from benchmarks.fuzz_rank_files import check, run, scrape
-from benchmarks.fuzzing import FuzzError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.core import GaugeMetricFamily
+from validation.fuzz.fuzzing import FuzzError
+from validation.fuzz.rank_files import check, run, scrape
 
 from rankscope.record import layout, reader
 from rankscope.record.layout import INDEX

@@ -1,0 +1,73 @@
+"""Six minutes of the gauntlet: a job on each kind of device, some faults and decoys; whatever is notified is right.
+
+The figures are `make gauntlet`'s; here it matters that whatever is told is true, and that nothing else is.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from validation.gauntlet.arena import LoneArena
+from validation.gauntlet.case import LOUD
+from validation.gauntlet.devices import ASYNCHRONOUS, GLOO
+from validation.gauntlet.runner import Runner
+from validation.gauntlet.schedule import draw
+
+SEED = 0  # of no gauntlet
+Run = Callable[[str], dict[str, Any]]
+
+pytestmark = pytest.mark.alone
+
+
+# By device, as each kind takes a while to start. Rank 0 that does extra work over gloo is in the demo (test_demo.py).
+CASES = (
+    (GLOO, "f07_memory_held"),
+    (GLOO, "f03_slow_loader"),
+    (GLOO, "longer_sequences"),
+    (GLOO, "drift"),
+    (GLOO, "f19_killed_rank"),
+    (ASYNCHRONOUS, "f09_rank_zero_works"),
+    (ASYNCHRONOUS, "f26_device_reads"),
+    (ASYNCHRONOUS, "seldom_reads"),
+)
+
+
+@pytest.fixture(scope="module")
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Run]:
+    """Runs a case on the kind of device that the test names."""
+    device = request.param
+    with (
+        tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
+        LoneArena(tmp_path_factory.mktemp("gauntlet"), Path(memory), device) as arena,
+    ):
+        yield lambda name: Runner(arena).run(draw([name], SEED, LOUD, device))
+
+
+def said_by_explain(line: dict[str, Any]) -> tuple[str, ...]:
+    explained = line["explained"]
+    return tuple(explained[name] for name in ("alert", "rank", "host", "cause"))
+
+
+def said_by_the_notification(line: dict[str, Any]) -> tuple[str | None, ...]:
+    labels = line["verdicts"][0]["labels"]
+    if "run" not in labels:  # of a GPU that no rank of the run is on
+        return (None,) * 4
+    return labels["alertname"], labels.get("rank"), labels.get("node"), labels.get("cause", labels.get("reason"))
+
+
+@pytest.mark.parametrize(("run", "name"), CASES, indirect=["run"], scope="module")
+def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(run, name):
+    line = run(name)
+    assert line["false_alarms"] == []
+    if line["kind"] == "decoy":
+        return
+    verdict = line["verdicts"][0]
+    assert (verdict["fired"], verdict["place_right"], verdict["cause_right"]) == (True, True, True), line
+    assert line["resolved"]
+    assert said_by_explain(line) == said_by_the_notification(line), line
+    assert line["runbook"]
+    assert all(answer["right"] for answer in line["runbook"]), line["runbook"]

@@ -1,0 +1,108 @@
+"""The queries of the runbooks, as the gauntlet asks them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from urllib.parse import parse_qs, urlsplit
+
+import promql_parser
+import pytest
+from testing import promtool
+from validation.gauntlet.runbooks import PLACEHOLDER, RUNBOOKS, ask, queries
+
+ALERTS = sorted(path.stem for path in RUNBOOKS.glob("Rankscope*.md"))
+LAGGING = "RankscopeRankLagging"
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_every_block_is_one_query_that_prometheus_understands(alert: str) -> None:
+    assert queries(alert)
+    for query in queries(alert):
+        promql_parser.parse(query.text)
+
+
+@pytest.mark.parametrize("alert", ALERTS)
+def test_what_is_about_a_run_asks_for_that_run(alert: str) -> None:
+    about = [query.text for query in queries(alert) if "rankscope_rank_" in query.text or "run:" in query.text]
+    assert alert == "RankscopeExporterDown" or all('{run="RUN"' in text for text in about)
+
+
+@pytest.fixture
+def answers() -> Iterator[tuple[str, list[object]]]:
+    """A Prometheus that answers each query with these samples, and its address."""
+    samples: list[object] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked = parse_qs(urlsplit(self.path).query)["query"][0]
+            assert '"RUN"' not in asked
+            body = json.dumps({"status": "success", "data": {"resultType": "vector", "result": samples}}).encode()
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}", samples
+    server.shutdown()
+    server.server_close()
+
+
+def rank(number: str) -> object:
+    return {"metric": {"rank": number}, "value": [0, "1"]}
+
+
+@pytest.mark.parametrize(
+    ("found", "is_right"), [([], False), ([rank("3"), rank("1")], True), ([rank("1"), rank("3")], False)]
+)
+def test_a_sorted_query_is_right_if_its_first_line_is_the_place_of_the_fault(
+    answers: tuple[str, list[object]], found: list[object], is_right: bool
+) -> None:
+    url, samples = answers
+    samples[:] = found
+    (line,) = ask(url, "train", [(LAGGING, {"rank": "3"})])
+    assert (line["alert"], line["query"], line["right"]) == (LAGGING, 1, is_right)
+
+
+def test_a_killed_rank_stands_first_though_its_end_is_noticed_after_the_others(tmp_path: Path) -> None:
+    (query,) = queries("RankscopeRankCrashed")
+    first = query.text.replace(PLACEHOLDER, '"train"').replace("sort(", "bottomk(1, ", 1)
+    labels = 'instance="a", job="gpus", run="train"'
+    ranks = {"0": ("sigterm", 29, 30.2), "1": ("killed", 29.1, 34.0), "2": ("exception", 29.2, 29.9)}
+    series = {
+        f'rankscope_rank_{name}{{{labels}, rank="{rank}"{more}}}': values
+        for rank, (reason, progress, end) in ranks.items()
+        for name, more, values in (
+            ("exit_info", f', reason="{reason}"', "_x2 1x6"),
+            ("exit_timestamp_seconds", "", f"_x2 {end}x6"),
+            ("last_progress_timestamp_seconds", "", f"{progress}x8"),
+        )
+    }
+    expected = {"labels": f'{{{labels}, rank="1", reason="killed"}}', "value": 29.1}
+    question = {"expr": first, "eval_time": "60s", "exp_samples": [expected]}
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [question],
+    }
+    assert not promtool.complaint(test, promtool.PRODUCTION, tmp_path / "test.yml")
+
+
+def test_a_query_that_not_every_run_has_may_return_nothing(answers: tuple[str, list[object]]) -> None:
+    alert = "RankscopeTransferBound"
+    lines = ask(answers[0], "train", [(alert, {})])
+    assert [line["right"] for line in lines] == [query.may_be_empty for query in queries(alert)] == [False, True]
+
+
+def test_a_prometheus_that_does_not_answer_is_no_right_answer() -> None:
+    (line,) = ask("http://127.0.0.1:9", "train", [(LAGGING, {"rank": "3"})])
+    assert not line["right"]
+    assert line["said"]

@@ -1,0 +1,127 @@
+"""The schedule can be repeated, and the ledger goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from validation.gauntlet.__main__ import main
+from validation.gauntlet.case import all_cases
+from validation.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
+from validation.gauntlet.ledger import Ledger
+from validation.gauntlet.report import percentile_90, summary, table
+from validation.gauntlet.schedule import PAIRS, draw, schedule
+
+RULES = Path(__file__).resolve().parents[3] / "deploy/prometheus/rules/15s.yml"
+
+
+def test_all_twenty_six_faults_are_there_and_the_decoys():
+    numbers = {name[1:3] for name in all_cases() if name.startswith("f")}
+    assert numbers == {f"{number:02d}" for number in range(1, 27)}
+    decoys = [case for case in all_cases().values() if case.is_decoy]
+    assert [sum(device in case.devices for case in decoys) for device in DEVICES] == [10, 12]
+
+
+def test_what_is_about_gpus_alone_runs_over_gloo_and_what_needs_a_host_that_runs_ahead_on_the_asynchronous_device():
+    on = {device: {name for run in schedule([1], device=device) for name in run.names} for device in DEVICES}
+    assert {"g1_xid", "f07_memory_held"} <= on[GLOO] - on[ASYNCHRONOUS]
+    assert on[ASYNCHRONOUS] - on[GLOO] == {"f25_launch_bound", "f26_device_reads", "seldom_reads", "cheap_reads"}
+    assert {"f03_slow_loader", "f17_hang_outside", "drift"} <= on[GLOO] & on[ASYNCHRONOUS]
+
+
+def test_a_run_on_the_asynchronous_device_has_a_name_of_its_own():
+    assert draw(["drift"], 2).id == "drift/1.4/2"
+    assert draw(["drift"], 2, device=ASYNCHRONOUS).id == "drift@asynchronous/1.4/2"
+    assert draw(["drift"], 2, device=ASYNCHRONOUS).line()["device"] == ASYNCHRONOUS
+
+
+def test_a_seed_draws_the_same_runs_in_the_same_order_and_another_seed_others():
+    assert list(schedule([1])) == list(schedule([1]))
+    first, second = list(schedule([1])), list(schedule([2]))
+    assert [run.names for run in first] != [run.names for run in second]
+    assert {run.names for run in first} == {run.names for run in second}
+
+
+def test_every_run_has_a_name_of_its_own():
+    runs = list(schedule([1, 2, 3], doses=[1.4, 1.15, 2.0]))
+    assert len({run.id for run in runs}) == len(runs)
+
+
+def test_smaller_doses_are_for_faults_that_have_them():
+    small = [run for run in schedule([1], doses=[1.4, 1.15]) if run.dose == 1.15]
+    assert small
+    assert all(run.kind == "fault" and run.cases[0][0].has_doses for run in small)
+
+
+def test_two_faults_at_once_hit_different_ranks():
+    pairs = [run for run in schedule([1, 2, 3]) if run.kind == "pair"]
+    assert len(pairs) == 3 * len(PAIRS)
+    assert all(run.targets[0].rank != run.targets[1].rank for run in pairs)
+
+
+def test_nothing_that_the_rules_see_names_a_fault():
+    told_by_name = re.compile("|".join(name for name in all_cases() if name.startswith("f")))
+    assert not told_by_name.search(RULES.read_text())
+
+
+def line(name="f03_slow_loader", kind="fault", seed=1, seconds=10.0, false=(), dose=1.4):
+    verdict = {"fired": seconds is not None, "place_right": True, "cause_right": True, "seconds": seconds}
+    verdicts = [] if kind == "decoy" else [{**verdict, "labels": {}}]
+    figures = {"resolved": True, "watched_seconds": 36.0, "load": 2.0, "false_alarms": list(false)}
+    return {
+        "id": f"{name}/{seed}",
+        "case": name,
+        "title": "a title",
+        "simulated": "",
+        "kind": kind,
+        "seed": seed,
+        "dose": dose,
+        "verdicts": verdicts,
+        **figures,
+    }
+
+
+def test_the_ledger_knows_what_was_done_before_it_was_interrupted(tmp_path):
+    Ledger(tmp_path / "ledger").add(line())
+    ledger = Ledger(tmp_path / "ledger")
+    assert ledger.has("f03_slow_loader/1")
+    assert not ledger.has("f03_slow_loader/2")
+
+
+def test_lines_that_were_written_before_there_were_two_devices_are_of_gloo(tmp_path):
+    (tmp_path / "ledger").write_text(json.dumps(line()) + "\n")
+    Ledger(tmp_path / "ledger").add({**line(seed=2), "device": ASYNCHRONOUS})
+    assert [each["device"] for each in Ledger(tmp_path / "ledger").lines] == [GLOO, ASYNCHRONOUS]
+
+
+def test_the_summary_counts_what_was_told_and_what_was_false():
+    lines = [line(seed=seed, seconds=float(seed)) for seed in range(1, 10)]
+    lines += [line(seed=10, seconds=None), line("drift", "decoy", false=[{"alertname": "Rank"}]), line(dose=1.15)]
+    found = summary(lines)
+    assert (found["fault_runs"], found["fired"], found["max_seconds"]) == (10, 9, 9.0)
+    assert (found["decoy_runs"], found["decoys_with_alarm"], found["false_alarms"]) == (1, 1, 1)
+    assert found["false_alarms_per_hour"] == pytest.approx(1 / (12 * 36 / 3600), abs=0.01)
+    assert found["by_dose"]["1.15"]["fault_runs"] == 1
+    assert json.loads(json.dumps(found)) == found
+
+
+def test_nine_of_ten_are_not_above_the_percentile():
+    assert percentile_90([]) is None
+    assert percentile_90([3.0]) == 3.0
+    assert percentile_90([float(n) for n in range(1, 12)]) == 10.0
+
+
+def test_the_table_has_a_row_for_each_case_and_dose():
+    lines = [line(), line(seed=2, seconds=12.0), line(dose=1.15), line("drift", "decoy")]
+    assert table(lines).splitlines()[2:] == [
+        "| `drift` | a title | 1.4 | 1 |  |  |  |  |  | 0 |  |",
+        "| `f03_slow_loader` | a title | 1.15 | 1 | 1/1 | 1/1 | 1/1 | 1 | 10.0, 10.0 | 0 |  |",
+        "| `f03_slow_loader` | a title | 1.4 | 2 | 2/2 | 2/2 | 2/2 | 2 | 11.0, 12.0 | 0 |  |",
+    ]
+
+
+def test_an_unknown_case_is_named(capsys, tmp_path):
+    assert main(["--only", "f99", "--ledger", str(tmp_path / "ledger")]) == 2
+    assert capsys.readouterr().err == "gauntlet: --only: no case begins with f99\n"

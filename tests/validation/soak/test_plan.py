@@ -1,0 +1,42 @@
+"""A soak's plan is drawn from a seed, and has everything."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from validation.gauntlet.case import all_cases
+from validation.soak import plan
+
+TWO_HOURS = 7200.0
+SEEDS = range(1, 21)
+
+
+@pytest.mark.parametrize("run", plan.RUNS)
+@pytest.mark.parametrize("seed", SEEDS)
+def test_faults_of_a_run_follow_each_other_with_time_for_their_end_to_be_told(seed, run):
+    slots = list(plan.faults(seed, run, TWO_HOURS))
+    assert slots == list(plan.faults(seed, run, TWO_HOURS))
+    assert len(slots) >= 8
+    assert all(later.at - earlier.until >= plan.BETWEEN for earlier, later in pairwise(slots))
+    assert slots[-1].until + plan.BETWEEN <= TWO_HOURS
+    assert plan.FULL_AT_START in [slot.name for slot in slots]
+
+
+@pytest.mark.parametrize("run", plan.RUNS)
+def test_every_fault_is_one_of_the_gauntlet_on_that_kind_of_device(run):
+    assert all(run in all_cases()[name].devices for name in plan.FAULTS[run])
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_everything_is_disturbed_twice_and_one_thing_after_the_other(seed):
+    found = list(plan.chaos(seed, TWO_HOURS))
+    assert all(later.at >= earlier.at + earlier.seconds for earlier, later in pairwise(found))
+    often = Counter((one.act, one.target) for one in found)
+    assert len(often) == 12
+    assert min(often.values()) >= 2
+
+
+def test_no_exporter_is_down_for_as_long_as_would_be_told():
+    assert max(plan.DOWN[1], plan.STOPPED[1], plan.SLOW_FOR) < 120

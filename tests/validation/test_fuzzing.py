@@ -1,0 +1,46 @@
+"""What the fuzzers share: a report that is kept goes on where it ended, and another seed begins anew."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from validation.fuzz import fuzzing
+
+
+def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[tuple[int, int, int]]:
+    """With which seed, first number and count the fuzzer of `eggs` fuzzes."""
+    calls: list[tuple[int, int, int]] = []
+
+    def fuzz(seed: int, first: int, count: int) -> Counter[str]:
+        calls.append((seed, first, count))
+        return Counter(broken=count)
+
+    monkeypatch.setattr(sys, "argv", ["fuzz_eggs", *arguments])
+    fuzzing.main("Eggs.", "eggs", fuzz)
+    return calls
+
+
+def report(path: Path) -> dict[str, Any]:
+    made: dict[str, Any] = json.loads(path.read_text())
+    return {name: made[name] for name in made if name != "seconds"}
+
+
+def test_a_report_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kept = tmp_path / "eggs.json"
+    arguments = ("--eggs", "30", "--json", str(kept))
+    assert called(monkeypatch, *arguments) == [(1, 0, 30)]
+    assert called(monkeypatch, *arguments) == [(1, 30, 30)]
+    assert report(kept) == {"seed": 1, "eggs": 60, "outcome": {"broken": 60}}
+    assert called(monkeypatch, *arguments, "--seed", "2") == [(2, 0, 30)]
+    assert report(kept) == {"seed": 2, "eggs": 30, "outcome": {"broken": 30}}
+
+
+def test_a_failure_is_brought_back_by_its_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    kept = tmp_path / "eggs.json"
+    assert called(monkeypatch, "--eggs", "30", "--json", str(kept)) == [(1, 0, 30)]
+    assert called(monkeypatch, "--first", "7", "--eggs", "1", "--json", str(kept)) == [(1, 7, 1)]

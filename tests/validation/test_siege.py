@@ -1,0 +1,231 @@
+"""The siege: that each attacker does what it says, that nothing of it stays, and that the summary counts right."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from itertools import islice
+from pathlib import Path
+
+import bcrypt
+import pytest
+from tests.attacks.http.clients import server
+from tests.exporter.web.conftest import web_config
+from validation.siege import attack, clients, records
+from validation.siege.figures import Phase, blocks, difference, percentile
+from validation.siege.report import AGAIN, BURN, QUIET, SIEGE, Observed, is_about_victim, page, summary
+from validation.siege.scraper import Scraped, victims
+from validation.siege.target import INSIDER, RUN, VICTIM, Seen, Target
+
+from rankscope.record.reader import read_rank
+
+__all__ = ["web_config"]
+
+
+@pytest.fixture
+def target(run_dir: Path, tmp_path: Path) -> Target:
+    (tmp_path / "closed").mkdir()
+    return Target(str(run_dir), str(tmp_path / "closed"), "127.0.0.1", 9, "127.0.0.3")
+
+
+def seen_of(act: Callable[[Target, Seen], Iterator[None]], target: Target, acts: int = 1, rest: float = 0.0) -> Seen:
+    seen = Seen()
+    attacking = act(target, seen)
+    for _ in islice(attacking, acts):
+        time.sleep(rest)  # a client gives the server a moment
+    attacking.close()  # type: ignore[attr-defined]
+    return seen
+
+
+class TestOnTheDirectory:
+    @pytest.mark.parametrize(
+        ("act", "word"),
+        [
+            (records.flooded, "made"),
+            (records.crowded, "published"),
+            (records.forged_living, "told lies"),
+            (records.forged_dead, "crashed"),
+            (records.forged_uuids, "claimed"),
+            (records.broken, "truncated"),
+        ],
+    )
+    def test_it_is_done_and_nothing_of_it_stays(
+        self, target: Target, act: Callable[[Target, Seen], Iterator[None]], word: str
+    ) -> None:
+        assert seen_of(act, target, acts=3)[word] >= 3
+        assert os.listdir(target.run_dir) == []  # noqa: PTH208 - as text
+
+    def test_the_forged_ranks_say_that_they_are_the_victims(self, target: Target) -> None:
+        attacking = records.forged_living(target, Seen())
+        next(attacking)
+        found = {read_rank(path).info["rank"]: read_rank(path) for path in Path(target.run_dir).iterdir()}
+        attacking.close()  # type: ignore[attr-defined]
+        assert {"0", "1", "999"} <= set(found)
+        assert {rank.info["run"] for rank in found.values()} == {RUN}
+        assert found["2"]["started_unix"] > time.time() + 3600
+
+    def test_there_is_no_lock_to_be_had_on_a_record_of_a_living_rank(self, target: Target) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("did not run: only root can make a second user")
+        code = (
+            "import sys, json; from pathlib import Path; from rankscope.record.writer import RankWriter\n"
+            "writer = RankWriter(); writer.publish(Path(sys.argv[1]), sys.argv[2], {})\n"
+            "print('published', flush=True); sys.stdin.read()"
+        )
+        with subprocess.Popen(
+            [sys.executable, "-c", code, target.run_dir, RUN], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ) as living:
+            assert living.stdout is not None
+            living.stdout.readline()
+            os.chown(Path(target.run_dir, f"{RUN}.rank"), VICTIM, VICTIM)
+            seen = seen_of(records.read_locks, target)
+            living.communicate()
+        assert seen == {"refused: EAGAIN": 2}
+
+    def test_the_closed_directory_can_be_listed_and_not_entered(self, target: Target) -> None:
+        assert seen_of(records.closed_directory, target) == {"mode 744": 1}
+
+
+class TestOnThePort:
+    @pytest.fixture
+    def besieged(self, target: Target, web_config: Callable[..., Path]) -> Iterator[Target]:
+        user, password = INSIDER
+        hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4)).decode()
+        with server(web_config=web_config(basic_auth_users={user: hashed, "prometheus": hashed})) as (port, _):
+            yield Target(**{**asdict(target), "port": port})
+
+    @pytest.mark.parametrize(
+        ("act", "word"),
+        [
+            (clients.silent, "opened"),
+            (clients.unfinished, "opened"),
+            (clients.unread, "opened"),
+            (clients.endless, "cut off"),
+            (clients.guesses, "401"),
+            (clients.odd_accepts, "200"),
+            (clients.damaged_requests, "400"),
+        ],
+    )
+    def test_it_is_done_and_the_server_goes_on(
+        self, besieged: Target, act: Callable[[Target, Seen], Iterator[None]], word: str
+    ) -> None:
+        assert seen_of(act, besieged, acts=8, rest=0.05)[word] > 0
+        assert seen_of(clients.odd_accepts, besieged) == {"200": 1}
+
+    def test_more_connections_than_are_let_in_are_closed_by_the_server(self, besieged: Target) -> None:
+        seen = seen_of(clients.silent, besieged, acts=10, rest=0.05)
+        assert seen["opened"] > 128
+        assert seen["closed by the server"] > 0
+
+
+def test_an_attacker_ends_when_told_and_says_what_it_has_done(target: Target) -> None:
+    arguments = [
+        sys.executable,
+        "-m",
+        "validation.siege.attack",
+        attack.BURN,
+        json.dumps({**asdict(target), "share": 0.1}),
+    ]
+    with subprocess.Popen(arguments, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.terminate()
+        report = json.loads(process.communicate()[0])
+    assert process.returncode == 0
+    assert report["seen"]["slices"] >= 1
+    assert report["processor"] > 0
+
+
+class TestFigures:
+    def test_of_a_hundred_values_one_is_above_the_99th_percentile(self) -> None:
+        assert percentile(range(1, 101), 0.99) == 99
+        assert percentile(range(1, 101), 0.50) == 50
+        assert percentile([7.0], 0.99) == 7.0
+        assert math.isnan(percentile([], 0.5))
+
+    def test_steps_count_by_five_seconds_and_only_where_all_of_one_lies_in_the_phase(self) -> None:
+        steps = [(100.01, 0.05), (101.0, 0.1), (102.0, 0.3), (103.0, 0.2), (106.0, 0.4), (110.0, 0.9)]
+        assert blocks(Phase(QUIET, 0, 100.0, 110.0), steps) == [0.2, 0.4]
+
+    def test_a_difference_is_that_of_the_rounds_and_not_of_a_machine_that_grows_slower(self) -> None:
+        before, after = [[1.0, 1.0], [2.0, 2.0]], [[1.5, 1.5], [2.5, 2.5]]
+        assert difference(before, after) == (0.5, 0.5, 0.5)
+
+    def test_an_interval_holds_what_it_is_about(self) -> None:
+        middle, low, high = difference([[1.0, 2.0, 3.0, 4.0]], [[2.0, 3.0, 4.0, 5.0]])
+        assert low <= middle == 1.0 <= high
+        assert low < high
+
+
+def observed(**others: object) -> Observed:
+    phases = [Phase(name, 0, 1000.0 + 10 * n, 1010.0 + 10 * n) for n, name in enumerate((QUIET, SIEGE, BURN, AGAIN))]
+    steps = [(1000 + tenth / 10, 0.05) for tenth in range(400)]
+    scrapes = [Scraped(1000 + half / 2, 0.01, "", ("0", "1"), 1000) for half in range(80)]
+    made = {"phases": phases, "steps": steps, "scrapes": scrapes, "missed": {"0": 0, "1": 0}, "peak": 100_000_000}
+    attackers = [("silent connections", {"processor": 1.0, "seconds": 10.0, "seen": {"opened": 1}})]
+    made |= {"load": [1.0], "resident": [90_000_000], "attackers": attackers, **others}
+    return Observed("command", 1.0, {"cores": 2, "python": "3", "rounds": 1, "groups": "1"}, **made)  # type: ignore[arg-type]
+
+
+def failing(seen: Observed) -> list[str]:
+    figures = json.loads(json.dumps(summary(seen)))
+    assert page(figures)
+    return [check["found"] for check in figures["checks"] if not check["holds"]]
+
+
+class TestSummary:
+    def test_where_all_is_well_all_holds(self) -> None:
+        assert failing(observed()) == []
+
+    def test_a_scrape_that_failed_is_as_late_as_can_be(self) -> None:
+        (found,) = failing(observed(scrapes=[*observed().scrapes, Scraped(1015.2, 0.001, "503")]))
+        assert found.startswith("no page")
+
+    def test_one_page_without_one_rank_is_one_too_many(self) -> None:
+        (found,) = failing(observed(scrapes=[*observed().scrapes, Scraped(1001.0, 0.001, "", ("0",))]))
+        assert found.startswith("1 of the scraper's 81")
+        (found,) = failing(observed(missed={"0": 0, "1": 2}))
+        assert found.endswith("2 of Prometheus's")
+
+    def test_steps_that_are_longer_than_the_control_says_are_told(self) -> None:
+        steps = [(end, 0.06 if 1010 <= end < 1020 else 0.05) for end, _ in observed().steps]
+        (found,) = failing(observed(steps=steps))
+        assert found.startswith("+10.00 ms")
+
+    def test_alerts_of_the_attackers_own_forgeries_are_not_false(self) -> None:
+        alert = {"alertname": "RankscopeRankCrashed", "run": RUN, "owner": "61002"}
+        assert failing(observed(alerts=[{"labels": alert, "since": 1.0, "phase": SIEGE}])) == []
+        alert = {**alert, "owner": str(VICTIM)}
+        assert failing(observed(alerts=[{"labels": alert, "since": 1.0, "phase": SIEGE}])) == [
+            "1 x RankscopeRankCrashed (siege)"
+        ]
+
+    def test_too_much_memory_and_an_attack_that_was_not_made_are_told(self) -> None:
+        idle = ("read locks", {"processor": 0.0, "seconds": 0.0, "seen": {}})
+        assert failing(observed(peak=151_000_000, attackers=[*observed().attackers, idle])) == [
+            "151.0 MB at the most",
+            "read locks",
+        ]
+
+
+def test_an_alert_without_an_owner_is_about_the_victim_if_it_names_his_run() -> None:
+    assert is_about_victim({"alertname": "RankscopeGpuAllocatedIdle", "run": RUN})
+    assert is_about_victim({"alertname": "RankscopeExporterDown"})
+    assert not is_about_victim({"alertname": "RankscopeGpuUnused"})
+    assert not is_about_victim({"alertname": "RankscopeRanksHidden", "owner": "61002", "run": RUN})
+
+
+def test_only_the_victims_own_living_ranks_are_his() -> None:
+    lines = [
+        'rankscope_rank_up{run="victim",rank="0",owner="61001"} 1.0',
+        'rankscope_rank_up{run="victim",rank="1",owner="61001"} 0.0',
+        'rankscope_rank_up{run="victim",rank="1",owner="61002"} 1.0',
+        'rankscope_rank_up{run="vic\\"tim",rank="1",owner="61001"} 1.0',
+    ]
+    assert victims("\n".join(lines)) == ("0",)

@@ -1,0 +1,255 @@
+"""What a fault costs the rest: `python -m validation.blocking_device`.
+
+On one machine with eight simulated GPUs that work and eight ranks that train, the exporter is scraped five times a
+second while, one after another, a call into the driver about GPU 3 does not return for 60 s; GPU 5 is lost for 20 s and
+comes back; and the driver is unloaded for 20 s and comes back. Each GPU is busy for a share of its own of the time, so
+what the others lose is exact: the counter's increase from one scrape to another, against the truth between the last
+samples that it contains, whose times the exporter says. Of the GPU in trouble itself, what the driver's ring still
+holds when it answers again (20 s) is counted, and the rest is not: nobody saw it, and nothing is made up.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import math
+import re
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.exporter_cost import MEBIBYTE, resident_bytes
+from testing.simulated_node import HEADERS, Exporter, conditions, keep, markdown, running
+
+from rankscope_exporter.simulation.scenario import Scenario
+from rankscope_exporter.simulation.timeline import State, Timeline
+
+GPUS = 8
+START = 15.0  # seconds, until the first fault: the exporter starts, and is watched while all is well
+EVERY = 0.2  # seconds between the scrapes' beginnings
+BLOCKED, LOST = 3, 5  # GPUs
+SHARES = [
+    round(0.3 + 0.1 * gpu, 1) for gpu in range(GPUS)
+]  # of the time, whole percents: that is what the driver's ring holds
+LINE = re.compile(r'^(rankscope_gpu_\w+)\{gpu="(\d+)",[^}]*\} (\S+)$', re.M)
+UP, BUSY, LAST = "rankscope_gpu_up", "rankscope_gpu_busy_seconds_total", "rankscope_gpu_last_busy_timestamp_seconds"
+STAY = re.compile("rankscope_gpu_(up|xid_.*)")  # what is said of a GPU that is down
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What goes wrong with which GPUs, in seconds from the scenario's beginning."""
+
+    name: str
+    gpus: tuple[int, ...]
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What one scrape told; `at` is its beginning in seconds from the scenario's."""
+
+    at: float
+    seconds: float
+    values: Mapping[str, Mapping[int, float]]
+    """Of UP, BUSY and LAST, by GPU."""
+    others: Mapping[int, int]
+    """How many more series each GPU has, those that stay when it is down left out."""
+    has_nan: bool
+    threads: int
+    resident_bytes: int
+
+
+def faults(start: float, seconds: float, rest: float) -> list[Fault]:
+    """One after another, the later two a third as long, with a `rest` between them."""
+    blocked = Fault("blocked", (BLOCKED,), start, start + seconds)
+    lost = Fault("lost", (LOST,), blocked.end + rest, blocked.end + rest + seconds / 3)
+    return [blocked, lost, Fault("unloaded", (*range(GPUS),), lost.end + rest, lost.end + rest + seconds / 3)]
+
+
+def scenario(planned: Sequence[Fault]) -> Scenario:
+    """The machine to which that happens."""
+    blocked, lost, unloaded = planned
+    length = blocked.end - blocked.start
+    busy = [State(busy=share) for share in SHARES]
+    states = [[(0.0, state)] for state in busy]
+    # One call blocks: a reading begins within the first second, and those that follow it go through.
+    blocking = State(busy=SHARES[BLOCKED], blocks={"nvmlDeviceGetTemperature": length})
+    states[BLOCKED] += [(blocked.start, blocking), (blocked.start + 2, busy[BLOCKED])]
+    states[LOST] += [(lost.start, State(lost=True)), (lost.end, busy[LOST])]
+    loads = ((0.0, True), (unloaded.start, False), (unloaded.end, True))
+    return Scenario(tuple(Timeline(each) for each in states), follow_ranks=False, driver=loads)
+
+
+def observe(exporter: Exporter, start_unix: float, until: float) -> Iterator[Seen]:
+    """Scrape in a steady rhythm, as Prometheus does, until so many seconds after the scenario's beginning."""
+    due = time.time()
+    while (began := time.time()) - start_unix < until:
+        clock = time.perf_counter()
+        body = exporter.scrape(HEADERS)
+        seconds = time.perf_counter() - clock
+        yield parse(gzip.decompress(body).decode(), began - start_unix, seconds, exporter.pid)
+        due += EVERY
+        time.sleep(max(0.0, due - time.time()))
+
+
+def parse(body: str, at: float, seconds: float, pid: int) -> Seen:
+    """What the body says, and what the process with this id looks like now."""
+    values: dict[str, dict[int, float]] = {UP: {}, BUSY: {}, LAST: {}}
+    others: Counter[int] = Counter()
+    for name, gpu, value in LINE.findall(body):
+        if name in values:
+            values[name][int(gpu)] = float(value)
+        others[int(gpu)] += not STAY.fullmatch(name)
+    has_nan = any(line.endswith(" NaN") for line in body.splitlines())
+    threads = sum(1 for _ in Path(f"/proc/{pid}/task").iterdir())
+    return Seen(at, seconds, values, others, has_nan, threads, resident_bytes(pid))
+
+
+def phases(planned: Sequence[Fault], seen: Sequence[Seen]) -> dict[str, list[Seen]]:
+    """The scrapes before, during and after each fault, by name."""
+    marks = [("before", 0.0)]
+    for fault in planned:
+        marks += [(fault.name, fault.start), (f"after {fault.name}", fault.end)]
+    spans = itertools.pairwise([*marks, ("", math.inf)])
+    return {name: [s for s in seen if start <= s.at < end] for (name, start), (_, end) in spans}
+
+
+def phase_row(scrapes: Sequence[Seen]) -> dict[str, Any]:
+    """What the exporter was like."""
+    durations = sorted(scrape.seconds for scrape in scrapes)
+    return {
+        "scrapes": len(scrapes),
+        "scrape_p50_ms": round(1000 * durations[len(durations) // 2], 1),
+        "scrape_longest_ms": round(1000 * durations[-1], 1),
+        "threads": max(scrape.threads for scrape in scrapes),
+        "resident_mib": round(max(scrape.resident_bytes for scrape in scrapes) / MEBIBYTE, 1),
+    }
+
+
+def fault_row(fault: Fault, seen: Sequence[Seen], timelines: Sequence[Timeline], start_unix: float) -> dict[str, Any]:
+    """What its GPUs and the others went through, by the scrapes from just before it until the next."""
+    down = [scrape for scrape in seen if down_in(fault, scrape)]
+    back = [scrape for scrape in seen if down and scrape.at > down[-1].at]
+    others = [gpu for gpu in range(GPUS) if gpu not in fault.gpus]
+    return {
+        "gpus": list(fault.gpus),
+        "seconds": fault.end - fault.start,
+        "down_after_seconds": round(down[0].at - fault.start, 1) if down else None,
+        "back_after_seconds": round(back[0].at - fault.end, 1) if back else None,
+        "scrapes_while_down": len(down),
+        "series_while_down": sum(scrape.others.get(gpu, 0) for scrape in down for gpu in down_in(fault, scrape)),
+        "lost_busy_seconds": lost(fault.gpus, seen, timelines, start_unix),
+        "others_lost_busy_seconds": lost(others, seen, timelines, start_unix),
+        "others_down": sum(scrape.values[UP].get(gpu) != 1 for scrape in seen for gpu in others),
+        "decreases": sum(decreases([scrape.values[BUSY].get(gpu) for scrape in seen]) for gpu in range(GPUS)),
+    }
+
+
+def down_in(fault: Fault, scrape: Seen) -> list[int]:
+    """Those of its GPUs that the scrape calls down."""
+    return [gpu for gpu in fault.gpus if scrape.values[UP].get(gpu) == 0]
+
+
+def lost(gpus: Sequence[int], seen: Sequence[Seen], timelines: Sequence[Timeline], start_unix: float) -> float | None:
+    """The most busy seconds that one of these GPUs did and its counter did not, from the first scrape to the last.
+
+    Negative is what the counter made up.
+    """
+    missing = []
+    for gpu in gpus:
+        known = [(scrape.values[BUSY][gpu], scrape.values[LAST][gpu]) for scrape in seen if gpu in scrape.values[BUSY]]
+        if not known:
+            continue
+        (low, since), (high, until) = known[0], known[-1]
+        done = timelines[gpu].seconds(until - start_unix) - timelines[gpu].seconds(since - start_unix)
+        missing.append(done.utilized - (high - low))
+    return round(max(missing, key=abs), 3) + 0.0 if missing else None  # + 0.0: of -0.0
+
+
+def decreases(values: Sequence[float | None]) -> int:
+    """How often a counter went backwards, absences left out."""
+    known = [value for value in values if value is not None]
+    return sum(later < earlier for earlier, later in itertools.pairwise(known))
+
+
+def started(pid: int) -> str:
+    """When the process began, as the kernel counts: another one with the same id began at another time."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+
+
+def report(planned: Sequence[Fault], rest: float) -> dict[str, Any]:
+    simulated = scenario(planned)
+    with running(lambda _: simulated, ranks=GPUS, alone=True) as (node, (exporter,)):
+        if (late := time.time() - node.start_unix) > planned[0].start - 2:
+            raise TimeoutError(f"the exporter took {late:.0f} s to start")
+        before = started(exporter.pid)
+        seen = list(observe(exporter, node.start_unix, planned[-1].end + rest))
+        is_same = started(exporter.pid) == before
+    return {
+        **conditions(),
+        "restarted": not is_same,
+        "scrapes_with_nan": sum(scrape.has_nan for scrape in seen),
+        **rows(planned, seen, simulated.timelines, node.start_unix),
+    }
+
+
+def rows(
+    planned: Sequence[Fault], seen: Sequence[Seen], timelines: Sequence[Timeline], start_unix: float
+) -> dict[str, Any]:
+    """What the scrapes tell of each phase and of each fault."""
+    found = phases(planned, seen)
+    names = list(found)
+    around = {
+        f: found[names[2 * n]][-1:] + found[names[2 * n + 1]] + found[names[2 * n + 2]] for n, f in enumerate(planned)
+    }
+    return {
+        "phases": {name: phase_row(scrapes) for name, scrapes in found.items()},
+        "faults": {fault.name: fault_row(fault, scrapes, timelines, start_unix) for fault, scrapes in around.items()},
+    }
+
+
+def tables(figures: dict[str, Any]) -> str:
+    """The report as Markdown."""
+    phase_head = ("", "scrapes", "scrape p50 (ms)", "longest (ms)", "threads", "resident memory (MiB)")
+    phase_cells = [[name, *map(str, row.values())] for name, row in figures["phases"].items()]
+    rows = figures["faults"].values()
+    fault_head = ("", *(f"{name} {row['seconds']:g} s" for name, row in figures["faults"].items()))
+    fault_cells = [
+        [text, *("" if row[key] is None else str(row[key]) for row in rows)]
+        for text, key in (
+            ("`rankscope_gpu_up` 0, after its beginning (s)", "down_after_seconds"),
+            ("`rankscope_gpu_up` 1, after its end (s)", "back_after_seconds"),
+            ("scrapes while it was 0", "scrapes_while_down"),
+            ("other series of what was down, in all of these scrapes", "series_while_down"),
+            ("busy time of these GPUs not counted (s)", "lost_busy_seconds"),
+            ("busy time of the other GPUs not counted (s)", "others_lost_busy_seconds"),
+            ("scrapes in which another GPU was down", "others_down"),
+            ("busy counters that went backwards", "decreases"),
+        )
+    ]
+    process = "was restarted" if figures["restarted"] else "was the same process all the time"
+    remark = f"The exporter {process}; scrapes with a NaN: {figures['scrapes_with_nan']}."
+    return "\n\n".join([markdown(phase_head, phase_cells), markdown(fault_head, fault_cells), remark])
+
+
+def main() -> None:
+    """Measure and print; `--json FILE` also keeps the figures, and the tables beside them."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=60, help="for which the GPU blocks; the others: a third")
+    parser.add_argument("--rest", type=float, default=15, help="seconds after each fault")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    figures = report(faults(START, options.seconds, options.rest), options.rest)
+    print(tables(figures))
+    if options.json:
+        keep(options.json, figures, __doc__, tables(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,197 @@
+"""Does any answer of a server break `rankscope explain`? `python -m validation.fuzz.explain --inputs 100000`.
+
+What a Prometheus answers (explain_answers.py) is damaged at random: types swapped, fields missing or twice, odd numbers
+and texts, brackets in thousands, truncation, wrong content, wrong status. It goes through the command as it is but for
+the network. Then it has to end with 0 and lines that a terminal can take, or a line of JSON that is JSON; or with 2 and
+one such line on stderr. Input N depends on the seed and N alone: `--first N --inputs 1` brings a failure back.
+
+With `--json` the report is kept, and a next call goes on where the last one ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import http.client
+import io
+import json
+import os
+import random
+import re
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from validation.fuzz import fuzzing
+from validation.fuzz.explain_answers import NOW, Scene, answer
+from validation.fuzz.fuzzing import FuzzError
+
+from rankscope.cli.explaining.command import show
+from rankscope.cli.explaining.fetching import BODY_LIMIT, Answer, FetchError
+from rankscope.cli.explaining.prometheus import Prometheus
+
+QUESTIONS = 24  # asked at the most, about; each input damages the answers to some of them
+LINES = 250  # that an explanation has at the most, with texts of the greatest length
+SCENES = (
+    *(Scene(), Scene(), Scene(has_alerts=False), Scene(has_alerts=False, stands_still=True)),
+    *(Scene(runs=("train", "two")), Scene(runs=("ended",), has_alerts=False), Scene(runs=())),
+    Scene(has_alerts=False, has_rules=False),
+)
+ODD: tuple[Any, ...] = (
+    *(None, True, False, 0, -1, 0.5, 1e308, -1e308, 10**30, 10**400, [], {}, [[]], [None], {"": ""}, {"a": {"b": []}}),
+    *("", "NaN", "+Inf", "-Inf", "1e400", "-1", "1e308", "0x10", "1_000", "٣", "9" * 5000, "1e18", "253402300800"),
+    *("\n", "\x00", "\x1b[2J", "\x9b2J", "\u202e", "\u2028", "\ud800", "\\", '"', "{", '"} or up{a="', "x" * 5000),
+    *("critical", "firing", "none", "straggler", "other", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-12:00"),
+    *("$", '",phase="' * 400, 'rank:rankscope_blame:ratio{rank="x",phase="y"}', "%s%n{0}{found}", ["0", "0"], "train"),
+)
+TEXTS = tuple(odd for odd in ODD if isinstance(odd, str))
+NAMES = (
+    "metric",
+    "value",
+    "data",
+    "result",
+    "labels",
+    "run",
+    "rank",
+    "cause",
+    "alertname",
+    "__name__",
+    "uuid",
+    "phase",
+)
+BODIES = (
+    *(b"", b"null", b"[]", b"{}", b"0", b'"', b"\xff\xfe", b"<html>Log in</html>", b"NaN", b"9" * 5000, b"-" * 100),
+    *(b"[" * 100_000, b'{"data":' * 20_000, b'{"data":{"result":' + b"[" * 100_000, b'{"error":"' + b"\\u001b" * 1000),
+    *(b'{"data":{"result":[' + b"{}," * 1000 + b"{}]}}", b'{"data":{"groups":[' + b"[]," * 1000 + b"0]}}"),
+    b'{"data":{"result":[{"metric":{"run":"a","run":"b"},"value":[NaN,"1"]},{"metric":{},"value":[0,Infinity]}]}}',
+)
+FAILURES: tuple[Exception, ...] = (
+    *(OSError("no route\n\x1b[2J"), TimeoutError("timed out"), http.client.BadStatusLine("\x1b[2J" * 9000)),
+    *(FetchError("it redirects from http to 'ftp://a'"), ValueError("\x00"), http.client.IncompleteRead(b"x" * 99)),
+)
+
+
+class Hostile:
+    """In the place of the network: answers each question, and some of them damaged."""
+
+    def __init__(self, choose: random.Random, scene: Scene) -> None:
+        self._choose, self._scene = choose, scene
+        some = choose.choice((1, 1, 1, 2, 4, QUESTIONS))
+        self._damaged = set(choose.sample(range(QUESTIONS), some))
+        self._asked = 0
+
+    def __call__(self, url: str, _authorization: str) -> Answer:
+        """As `fetch`."""
+        found = answer(url, self._scene)
+        self._asked += 1
+        if self._asked - 1 not in self._damaged:
+            return Answer(200, "OK", json.dumps(found).encode())
+        kind = self._choose.random()
+        if kind < 0.04:
+            raise self._choose.choice(FAILURES)
+        if kind < 0.10:
+            return Answer(self._choose.choice((204, 302, 400, 401, 404, 422, 500, 999)), "No\x1b[2J", self._body(found))
+        return Answer(200, "OK", self._body(found)[:BODY_LIMIT])
+
+    def _body(self, found: dict[str, Any]) -> bytes:
+        choose = self._choose
+        if choose.random() < 0.15:
+            return choose.choice(BODIES)
+        found = copy.deepcopy(found)
+        for _ in range(choose.choice((1, 1, 2, 3, 8))):
+            _injure(choose, found)
+        body = bytearray(json.dumps(found).encode())
+        if choose.random() < 0.1:
+            del body[choose.randrange(len(body) + 1) :]
+        elif choose.random() < 0.1:
+            for _ in range(choose.choice((1, 2, 8))):
+                body[choose.randrange(len(body))] ^= 1 << choose.randrange(8)
+        return bytes(body)
+
+
+def _injure(choose: random.Random, found: dict[str, Any]) -> None:
+    """One value of the tree: another value, none, a further one, another name, or a thousand times the same."""
+    holder, key = choose.choice([*_values(found), (found, "data")])
+    kind = choose.randrange(10)
+    if kind == 0:
+        holder.pop(key, None) if isinstance(holder, dict) else holder.pop(key)
+    elif kind == 1 and isinstance(holder, dict):
+        holder[choose.choice(NAMES)] = holder.pop(key, None)
+    elif kind == 2 and isinstance(holder, list):
+        holder[:] = holder * choose.choice((2, 2, 30))
+    elif kind == 3 and isinstance(holder, dict):
+        holder[choose.choice((*NAMES, "more", "\x1b"))] = copy.deepcopy(choose.choice(ODD))
+    elif kind < 8 and isinstance(holder, dict) and isinstance(holder.get(key), str):
+        holder[key] = choose.choice(TEXTS)  # of the right type, so that it gets further in
+    else:
+        holder[key] = copy.deepcopy(choose.choice(ODD))
+
+
+def _values(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Each value of a JSON tree, by what holds it and where."""
+    keys = list(tree) if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list) else ()
+    for key in keys:
+        yield tree, key
+        yield from _values(tree[key])
+
+
+def explained(seed: int, number: int) -> str:
+    """What became of input `number`, in a word. Raises FuzzError."""
+    choose = random.Random(f"{seed}/{number}")
+    hostile = Hostile(choose, choose.choice(SCENES))
+    as_json = choose.random() < 0.3
+    at = choose.choice((None, None, f"{NOW:.0f}"))
+    run = choose.choice((None, None, None, "train", "train", "\x1b[2J"))
+    out, err = io.StringIO(), io.StringIO()
+
+    def connect(url: str, moment: float | None) -> Prometheus:
+        return Prometheus(url, moment, fetch=hostile)
+
+    try:
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            status = show("http://alice:secret@127.0.0.1:9090", run, None, None, at, as_json, connect=connect)
+        return _checked(status, out.getvalue(), err.getvalue(), as_json)
+    except Exception as error:
+        raise FuzzError(f"seed {seed}, input {number}: {error!r}") from error
+
+
+def _checked(status: int, out: str, err: str, as_json: bool) -> str:
+    """Raises FuzzError at what a terminal or a program could not take."""
+    lines = (out or err).splitlines(keepends=True)
+    if not all(line.endswith("\n") and (line[:-1].isprintable()) for line in lines) or "secret" in out + err:
+        raise FuzzError(f"not fit to be printed: {(out + err)[:300]!r}")
+    if status == 2 and not out and len(lines) == 1 and err.startswith("rankscope explain: "):
+        return _kind(err)
+    if status != 0 or err or not 1 <= len(lines) <= (1 if as_json else LINES):
+        raise FuzzError(f"neither an explanation nor one line: {status}, {(out + err)[:300]!r}")
+    if as_json:
+        json.loads(out, parse_constant=_refuse)
+    return "explained in JSON" if as_json else "explained"
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise FuzzError(f"{constant} is no JSON")
+
+
+KINDS = ("no Prometheus", "cannot reach", "wants a user", "answers \\d+", "choose one", "not loaded", "has no run")
+
+
+def _kind(err: str) -> str:
+    return next((kind for kind in KINDS if re.search(kind, err)), "another error")
+
+
+def run(seed: int, first: int, inputs: int) -> Counter[str]:
+    """Fuzz inputs `first` … `first + inputs`; what became of them. Raises FuzzError that names the input."""
+    outcome: Counter[str] = Counter()
+    for number in range(first, first + inputs):
+        outcome[explained(seed, number)] += 1
+    return outcome
+
+
+def main() -> None:
+    os.environ["COLUMNS"] = "100"
+    fuzzing.main(__doc__, "inputs", run)
+
+
+if __name__ == "__main__":
+    main()

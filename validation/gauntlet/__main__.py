@@ -1,0 +1,138 @@
+"""Faults and decoys in a real training job beside simulated GPUs: what is notified, and whether it is right.
+
+    make gauntlet                                       five seeds; goes on where it was interrupted (3 hours)
+    python -m validation.gauntlet --seeds 1 --only f03 drift
+    python -m validation.gauntlet --device asynchronous      what is about ranks, where the host runs ahead as with CUDA
+    python -m validation.gauntlet --table                    what the ledger says so far; runs nothing
+    python -m validation.gauntlet --record --only f03        the series of a run for the rules' tests; not in the ledger
+
+The ledger has a line of JSON a run; figures (.json) and a table (.md) are written beside it after each. A recording
+replaces that of its case in tests/rules/recorded, if what was told was right.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from validation.gauntlet.arena import LoneArena
+from validation.gauntlet.case import LOUD
+from validation.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
+from validation.gauntlet.ledger import Ledger
+from validation.gauntlet.recorder import is_right, record
+from validation.gauntlet.report import HEADS, runbooks, summary, table
+from validation.gauntlet.runner import Runner
+from validation.gauntlet.schedule import Run, schedule
+from validation.gauntlet.training import JobError
+
+MEASUREMENTS = Path(__file__).resolve().parents[2] / "docs/measurements"
+LEDGERS = {GLOO: MEASUREMENTS / "gauntlet.jsonl", ASYNCHRONOUS: MEASUREMENTS / "gauntlet_asynchronous.jsonl"}
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="make gauntlet", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument(
+        "--doses", type=float, nargs="+", default=[LOUD], help="steps so many times as long (%(default)s)"
+    )
+    parser.add_argument("--only", nargs="+", metavar="CASE", default=[], help="cases whose name begins so")
+    parser.add_argument("--no-pairs", dest="pairs", action="store_false", help="no two faults at once")
+    parser.add_argument("--device", choices=DEVICES, default=GLOO)
+    parser.add_argument("--ledger", type=Path, help="by default that of the device in docs/measurements")
+    parser.add_argument("--record", action="store_true", help="each case once, with its series for tests/rules")
+    parser.add_argument("--table", action="store_true", help="show the ledger, run nothing")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what is not in the ledger yet; 2 if a case is unknown or training does not work."""
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the servers and the job are stopped then too
+    ledger = Ledger(options.ledger or LEDGERS[options.device])
+    runs = schedule(options.seeds, options.doses, options.pairs, options.device)
+    planned = [run for run in runs if _is_wanted(run, options.only)]
+    if not planned:
+        sys.stderr.write(f"gauntlet: --only: no case begins with {' or '.join(options.only)}\n")
+        return 2
+    try:
+        if options.record:
+            first = [run for run in planned if run.kind != "pair" and run.seed == options.seeds[0]]
+            _record_all(first, options.device)
+            return 0
+        if not options.table:
+            _run_all([run for run in planned if not ledger.has(run.id)], ledger, options.device)
+    except (JobError, RuntimeError, FileNotFoundError) as error:
+        sys.stderr.write(f"gauntlet: {error}\n")
+        return 2
+    print(table(ledger.lines))
+    return 0
+
+
+@contextmanager
+def _arena(device: str) -> Iterator[LoneArena]:
+    with (
+        tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-") as directory,
+        tempfile.TemporaryDirectory(prefix="rankscope-gauntlet-", dir="/dev/shm") as memory,
+        LoneArena(Path(directory), Path(memory), device) as arena,
+    ):
+        yield arena
+
+
+def _run_all(runs: Sequence[Run], ledger: Ledger, device: str) -> None:
+    with _arena(device) as arena:
+        runner = Runner(arena)
+        for number, run in enumerate(runs, start=1):
+            line = runner.run(run)
+            ledger.add(line)
+            write_reports(ledger, device)
+            say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}")
+
+
+def _record_all(runs: Sequence[Run], device: str) -> None:
+    with _arena(device) as arena:
+        runner = Runner(arena, longer=8.0)
+        for number, run in enumerate(runs, start=1):
+            line = runner.run(run)
+            if is_right(line):
+                record(arena.stack.prometheus, run, line).write()
+            say(f"{number}/{len(runs)}  {run.id:40} {_result(line)}{'' if is_right(line) else '; NOT RECORDED'}")
+
+
+def write_reports(ledger: Ledger, device: str) -> None:
+    """The figures and the table, beside the ledger."""
+    ledger.path.with_suffix(".json").write_text(json.dumps(summary(ledger.lines), indent=2) + "\n")
+    ledger.path.with_suffix(".md").write_text(HEADS[device] + table(ledger.lines) + runbooks(ledger.lines))
+
+
+def _result(line: dict[str, object]) -> str:
+    told = [f"{v['labels']['alertname']} {v['seconds']} s" if v["fired"] else "NOT TOLD" for v in line["verdicts"]]  # type: ignore[attr-defined]  # JSON
+    wrong = [word for word in ("place", "cause") for v in line["verdicts"] if v["fired"] and not v[f"{word}_right"]]  # type: ignore[attr-defined]  # JSON
+    strange = [labels["alertname"] for labels in line["false_alarms"]]  # type: ignore[attr-defined]  # JSON
+    wrong += [f"answer {one['query']} of {one['alert']}'s runbook" for one in line["runbook"] if not one["right"]]  # type: ignore[attr-defined]  # JSON
+    parts = [*told, *(f"WRONG {word}" for word in wrong), *(f"FALSE {name}" for name in strange)]
+    return ", ".join(parts) or "silence"
+
+
+def _is_wanted(run: Run, beginnings: Sequence[str]) -> bool:
+    return not beginnings or any("+".join(run.names).startswith(beginning) for beginning in beginnings)
+
+
+def say(text: str) -> None:
+    """A line for whoever watches, at once."""
+    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,0 +1,27 @@
+"""The gauntlet's training job with each rank on a node of its own: another name, another run directory, no GPU."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+
+def node(rank: int | str) -> str:
+    """The name of a rank's node."""
+    return f"node-{rank}"
+
+
+def main() -> None:
+    """The job, which asks for all of that only when its training begins."""
+    own = node(os.environ["RANK"])
+    os.environ["RANKSCOPE_RUN_DIR"] = str(Path(os.environ["RANKSCOPE_RUN_DIR"], own))
+    del os.environ["CUDA_VISIBLE_DEVICES"]
+    socket.gethostname = lambda: own
+    from validation.gauntlet.job import main as train
+
+    train()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""One run after the other: out of quiet the fault, its notification, healing, and quiet again."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any
+
+from testing.stack import wait_for
+from testing.webhook import Notification
+from validation.gauntlet.arena import RUN, LoneArena
+from validation.gauntlet.runbooks import ask
+from validation.gauntlet.schedule import Run
+from validation.gauntlet.score import Verdict, false_alarms, judge
+from validation.gauntlet.training import JobError
+
+from rankscope.cli.explaining.command import as_object
+from rankscope.cli.explaining.explanation import explain
+from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
+
+TOLD_WITHIN = 60.0  # seconds from the onset: what comes later does not count
+LISTEN_ON = 5.0  # after the last of the expected: for more than was right
+DECOY_FOR = 25.0  # more than twice what the slowest of the rules needs
+RESOLVED_WITHIN = 45.0
+
+
+class Runner:
+    """Runs lines of a schedule in one arena; each takes so many seconds `longer` before the onset, and once told."""
+
+    def __init__(self, arena: LoneArena, longer: float = 0.0) -> None:
+        self._arena, self._longer = arena, longer
+
+    def run(self, run: Run) -> dict[str, Any]:
+        """What the ledger has to say of it. If training itself fails, once more in a new job; then raises JobError."""
+        try:
+            return self._run(run)
+        except JobError:
+            self._arena.job.terminate()
+            self._arena.heal()
+            self._arena.become_quiet()
+            return self._run(run)
+
+    def _run(self, run: Run) -> dict[str, Any]:
+        first = len(self._arena.stack.webhook.notifications)
+        began = time.time()
+        time.sleep(run.wait + self._longer)
+        healthy_step = self._arena.step_seconds()
+        injected = time.time()
+        for case, target in run.cases:
+            case.inject(self._arena, target)
+        onset = self._arena.onset
+        verdicts = self._listen(run, onset, first)
+        explained = self._explained()
+        runbook = self._runbook(run, verdicts)
+        step = self._arena.step_seconds()
+        ended = time.time()
+        healed = self._arena.heal()
+        resolved = self._resolved(healed, first)
+        is_quiet = self._arena.become_quiet()
+        return {
+            **run.line(),
+            "injected": round(injected, 3),
+            "onset": round(onset, 3),
+            "ended": round(ended, 3),
+            "verdicts": [verdict.line() for verdict in verdicts],
+            "explained": explained,
+            "runbook": runbook,
+            "resolved": resolved is not None,
+            "resolved_seconds": resolved,
+            "false_alarms": false_alarms(run.cases, self._since(first)),
+            "quiet_afterwards": is_quiet,
+            "step_seconds": [healthy_step, step],
+            "watched_seconds": round(time.time() - began, 1),
+            "load": os.getloadavg()[0],
+        }
+
+    def _explained(self) -> dict[str, Any]:
+        """What `rankscope explain` says now, which should be what was notified."""
+        try:
+            found = explain(Prometheus(self._arena.stack.prometheus.url), RUN, is_now=True)
+        except PrometheusError as error:
+            return {"error": str(error)}
+        told = as_object(found, time.time())
+        return {name: told[name] for name in ("alert", "rank", "host", "gpu", "cause", "share")}
+
+    def _runbook(self, run: Run, verdicts: list[Verdict]) -> list[dict[str, Any]]:
+        """What the runbooks' queries return now, of what was told."""
+        told = [
+            (verdict.labels["alertname"], case.place(target))
+            for (case, target), verdict in zip(run.cases, verdicts, strict=False)
+            if verdict.labels
+        ]
+        return ask(self._arena.stack.prometheus.url, RUN, told)
+
+    def _listen(self, run: Run, onset: float, first: int) -> list[Verdict]:
+        """Until all has been told that should be, and a little longer; for a decoy as long as it takes."""
+
+        def verdicts() -> list[Verdict]:
+            faults = [fault for fault in run.cases if not fault[0].is_decoy]
+            return [judge(case, target, onset, self._since(first)) for case, target in faults]
+
+        if run.kind == "decoy":
+            time.sleep(DECOY_FOR)
+        elif wait_for(lambda: all(verdict.fired for verdict in verdicts()), onset + TOLD_WITHIN - time.time()):
+            time.sleep(LISTEN_ON + self._longer)
+        return verdicts()
+
+    def _resolved(self, healed: float, first: int) -> float | None:
+        """Seconds from healing until Alertmanager had told the end of all that it had told; None if it did not."""
+
+        def is_over() -> bool:
+            firing: dict[frozenset[tuple[str, str]], bool] = {}
+            for notification in self._since(first):
+                firing[frozenset(notification.labels.items())] = notification.is_firing
+            return not any(firing.values())
+
+        within = RESOLVED_WITHIN - (time.time() - healed)
+        return round(time.time() - healed, 1) if wait_for(is_over, max(within, 1.0)) else None
+
+    def _since(self, first: int) -> list[Notification]:
+        return self._arena.stack.webhook.notifications[first:]

@@ -1,0 +1,97 @@
+"""What is run, in which order and against whom: drawn from a seed, to be repeated by anybody and expected by nobody."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from validation.gauntlet.arena import GPUS
+from validation.gauntlet.case import LOUD, Case, Target, all_cases
+from validation.gauntlet.devices import GLOO
+from validation.gauntlet.training import RANKS
+
+# Both are to be named, or one and not the other contradicted.
+PAIRS = (
+    ("f03_slow_loader", "f07_memory_held"),
+    ("f09_rank_zero_works", "f14_congested_network"),
+    ("f08_synchronous_checkpoints", "f10_throttling"),
+    ("f23_checkpoint_overdue", "f22_synchronised_metrics"),
+    ("f02_slow_reads", "f24_scale_collapse"),
+)
+LONGEST_WAIT = 4.0  # seconds before the onset
+
+
+@dataclass(frozen=True)
+class Run:
+    """One line of the schedule."""
+
+    names: tuple[str, ...]
+    seed: int
+    dose: float
+    wait: float
+    """Seconds before the onset."""
+    targets: tuple[Target, ...]
+    device: str = GLOO
+
+    @property
+    def id(self) -> str:
+        """Names it in the ledger."""
+        device = "" if self.device == GLOO else f"@{self.device}"
+        return f"{'+'.join(self.names)}{device}/{self.dose:g}/{self.seed}"
+
+    @property
+    def cases(self) -> list[tuple[Case, Target]]:
+        """Each with whom it hits."""
+        return [(all_cases()[name], target) for name, target in zip(self.names, self.targets, strict=True)]
+
+    @property
+    def kind(self) -> str:
+        """Of what the summary counts."""
+        if len(self.names) > 1:
+            return "pair"
+        return "decoy" if self.cases[0][0].is_decoy else "fault"
+
+    def line(self) -> dict[str, Any]:
+        """What the ledger has to say before anything has happened."""
+        return {
+            "id": self.id,
+            "case": "+".join(self.names),
+            "title": " and ".join(case.title for case, _ in self.cases),
+            "simulated": "; ".join(case.simulated for case, _ in self.cases if case.simulated),
+            "kind": self.kind,
+            "device": self.device,
+            "seed": self.seed,
+            "dose": self.dose,
+            "targets": [{"rank": target.rank, "spare_gpu": target.spare_gpu} for target in self.targets],
+        }
+
+
+def draw(names: Sequence[str], seed: int, dose: float = LOUD, device: str = GLOO) -> Run:
+    """The same for the same arguments. Two faults hit different ranks."""
+    chance = random.Random(f"{names}/{seed}")
+    ranks = chance.sample(range(RANKS), len(names))
+    gpus = chance.sample(range(RANKS, GPUS), len(names))
+    targets = tuple(Target(rank, gpu, dose) for rank, gpu in zip(ranks, gpus, strict=True))
+    return Run(tuple(names), seed, dose, chance.uniform(0, LONGEST_WAIT), targets, device)
+
+
+def schedule(
+    seeds: Iterable[int], doses: Sequence[float] = (LOUD,), pairs: bool = True, device: str = GLOO
+) -> Iterator[Run]:
+    """For each seed all faults, decoys and pairs at the first dose, and what has doses at the others; mixed."""
+    for seed in seeds:
+        runs = list(chain.from_iterable(_runs(seed, dose, dose == doses[0], pairs, device) for dose in doses))
+        random.Random(seed).shuffle(runs)
+        yield from runs
+
+
+def _runs(seed: int, dose: float, all_of_them: bool, pairs: bool, device: str) -> Iterator[Run]:
+    there = {name: case for name, case in all_cases().items() if device in case.devices}
+    for name, case in there.items():
+        if all_of_them or (case.has_doses and not case.is_decoy):
+            yield draw([name], seed, dose, device)
+    if all_of_them and pairs:
+        yield from (draw(pair, seed, dose, device) for pair in PAIRS if there.keys() >= {*pair})

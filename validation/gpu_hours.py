@@ -1,0 +1,183 @@
+"""Whether lost GPU-hours and money are true at any interval of evaluation, and over a pause of Prometheus.
+
+    python -m validation.gpu_hours [--minutes 30] [--json docs/measurements/gpu_hours.json]
+
+Ranks whose losses are known, half of their time, are scraped by one Prometheus for each interval, with the rules that
+render.py makes for it and a price. In the middle it is killed, and started again after a while. What the rules have
+added up is then compared with what was lost, but for the pause, which is missing: all evaluations around it in which
+the sum did not grow, as Prometheus needs two scrapes for a rate. How much longer that was than it was away is
+`longer than away`. The sum must not begin anew.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import pairwise
+from pathlib import Path
+
+import yaml
+from deploy.prometheus import render
+from testing import servers
+from testing.simulated_node import markdown
+
+INTERVALS = (5, 15, 30, 60)  # seconds
+RANKS = 4
+SHARES = {"forward": 0.5, "data_wait": 0.3, "checkpoint": 0.15, "other": 0.05}
+LOST = RANKS * (1 - SHARES["forward"])  # GPU-hours an hour
+PRICE = 2.5
+PAUSE_AT, PAUSE = 0.5, 0.15  # parts of the run
+SETTLED = 8  # intervals until every window is full, before and after the pause
+HOURS, MONEY = "sum(run:rankscope_lost_gpu_hours:total)", "sum(run:rankscope_lost_money:total)"
+
+Sample = tuple[float, float]
+
+
+class Exporter(BaseHTTPRequestHandler):
+    began = 0.0
+
+    def do_GET(self) -> None:
+        body = "".join(f"{line}\n" for line in series(time.time(), self.began)).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server names it so
+        """Nothing."""
+
+
+def series(now: float, began: float) -> Iterator[str]:
+    """What an exporter shows of them."""
+    yield f"rankscope_exporter_time_seconds {now:.3f}"
+    yield 'rankscope_exporter_build_info{version="0"} 1'
+    for rank in range(RANKS):
+        own = f'run="known",rank="{rank}"'
+        yield f'rankscope_rank_info{{{own},group="0-3",node="node",uuid="GPU-{rank}"}} 1'
+        yield f"rankscope_rank_up{{{own}}} 1"
+        yield f"rankscope_rank_start_timestamp_seconds{{{own}}} {began:.3f}"
+        yield f"rankscope_rank_last_progress_timestamp_seconds{{{own}}} {now:.3f}"
+        yield f"rankscope_rank_steps_total{{{own}}} {now - began:.3f}"
+        for phase, share in SHARES.items():
+            yield f'rankscope_rank_phase_seconds_total{{{own},phase="{phase}"}} {share * (now - began):.6f}'
+
+
+def configuration(directory: Path, interval: int, port: int) -> str:
+    """Of a Prometheus with the rules for this interval, and the default interval of evaluation."""
+    price = directory / "price.yml"
+    price.write_text(f"gpu_hour_price: {PRICE}\n")
+    rules = directory / "rules.yml"
+    rules.write_text(render.group(render.Speed(f"{interval}s", interval), own=price))
+    scraped = {"job_name": "gpus", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+    return yaml.safe_dump(
+        {
+            "global": {"scrape_interval": f"{interval}s", "scrape_timeout": f"{min(interval, 10)}s"},
+            "rule_files": [str(rules)],
+            "scrape_configs": [scraped],
+        }
+    )
+
+
+def measure(interval: int, seconds: float, port: int) -> dict[str, float]:
+    """What was added up at one interval, and what was lost while it was."""
+    with tempfile.TemporaryDirectory() as name:
+        prometheus = servers.prometheus(Path(name), configuration(Path(name), interval, port))
+        began = time.time()
+        prometheus.start()
+        try:
+            time.sleep(PAUSE_AT * seconds)
+            prometheus.kill()
+            killed = time.time()
+            time.sleep(PAUSE * seconds)
+            prometheus.start()
+            away = time.time() - killed
+            time.sleep(began + seconds - time.time())
+            hours, money = (samples(prometheus, query, began, interval) for query in (HOURS, MONEY))
+        finally:
+            prometheus.stop()
+    grew = sum(after > before for (_, before), (_, after) in pairwise(hours))
+    pause = hours[-1][0] - hours[0][0] - grew * interval
+    evaluated = grew * interval
+    truth = LOST * evaluated / 3600
+    return {
+        "interval": interval,
+        "evaluated": round(evaluated, 1),
+        "pause": round(away, 1),
+        "longer": round(pause - away, 1),
+        "truth": round(truth, 5),
+        "gpu_hours": round(increase(hours), 5),
+        "error": round(increase(hours) / truth - 1, 5),
+        "money_error": round(increase(money) / (PRICE * truth) - 1, 5),
+    }
+
+
+def samples(prometheus: servers.Prometheus, query: str, began: float, interval: int) -> list[Sample]:
+    """Each sum, at the time of its evaluation, from when the windows were full."""
+    span = f"[{int(time.time() - began - SETTLED * interval)}s:1s]"
+    (found,) = prometheus.query(f"timestamp(run:rankscope_lost_gpu_hours:total{{cause='data'}}){span}")
+    times = sorted({float(value) for _, value in found["values"]})
+    return [(when, _at(prometheus, query, when)) for when in times]
+
+
+def _at(prometheus: servers.Prometheus, query: str, when: float) -> float:
+    (found,) = prometheus.query(query.replace(")", f" @ {when})"))
+    return float(found["value"][1])
+
+
+def increase(found: Sequence[Sample]) -> float:
+    """Of the whole."""
+    return found[-1][1] - found[0][1]
+
+
+def page(results: list[dict[str, float]]) -> str:
+    """The report for people."""
+    about = ["evaluations each", "evaluated", "Prometheus away", "longer than away"]
+    heads = [*about, "lost GPU-hours", "by the rules", "off", "money off"]
+    rows = [
+        [
+            f"{one['interval']} s",
+            f"{one['evaluated']:.0f} s",
+            f"{one['pause']:.0f} s",
+            f"{one['longer']:.0f} s",
+            f"{one['truth']:.4f}",
+            f"{one['gpu_hours']:.4f}",
+            f"{100 * one['error']:+.2f} %",
+            f"{100 * one['money_error']:+.2f} %",
+        ]
+        for one in results
+    ]
+    said = (__doc__ or "").partition("\n\n")
+    command = "python -m validation.gpu_hours --json docs/measurements/gpu_hours.json"
+    text = said[2].partition("\n\n")[2]
+    return f"# Lost GPU-hours, added up\n\n{said[0]} Made by `{command}`.\n\n{text}\n{markdown(heads, rows)}\n"
+
+
+def main() -> int:
+    """Measure all intervals at once."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=30.0)
+    parser.add_argument("--json", type=Path, help="write it there, and the page (.md) beside it")
+    options = parser.parse_args()
+    Exporter.began = time.time() - 3600
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    port = server.server_address[1]
+    with ThreadPoolExecutor(len(INTERVALS)) as pool:
+        results = list(pool.map(lambda interval: measure(interval, 60 * options.minutes, port), INTERVALS))
+    server.shutdown()
+    print(page(results))
+    if options.json:
+        options.json.write_text(json.dumps({"minutes": options.minutes, "results": results}, indent=1) + "\n")
+        options.json.with_suffix(".md").write_text(page(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,379 @@
+"""Does a job hang at its end more often with the hook? `OMP_NUM_THREADS=1 python -m validation.job_endings`.
+
+A job over gloo whose script ends right after `destroy_process_group()` may never end, hook or no hook (torch 2.13).
+The last reference to the process group is that of DDP's reducer, so the group dies where the model does: at the end of
+the script's main function, with Python's lock held. The group's destructor joins gloo's thread. Where that thread has
+not yet let go of the last all-gather, it is the one that frees it, and needs Python's lock to give up its tensors, of
+which Python knows (`~AsyncAllgatherWork`, `TensorImpl::decref_pyobject`).
+
+So each job here gathers a metric last, destroys the group and returns. Runs with and without the hook take turns, and
+which one is first. Ranks are forked from a process that has imported everything, and end as a script does, with the
+interpreter's whole finalization. A run has hung if the main thread of a rank that came to its last metric sleeps for
+20 s on end: it computes nothing any more, and never wakes. It is killed.
+Another of torch's accidents is counted beside: a thread of gloo's that comes for Python's lock while the interpreter
+finalizes is ended by Python, and the process aborts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import itertools
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import rankscope
+from rankscope import attach, probes
+from rankscope.record.writer import SUFFIX
+
+RANKS = 2
+STEPS = 4
+HANGS_AFTER = 20.0  # seconds of sleep after the last metric; a healthy job has nothing to wait for but the other rank
+PUT_ASIDE_AFTER = 1.0  # seconds likewise: the next run begins, as what sleeps takes no processor
+TRAINED_WITHIN = 60.0  # seconds
+CONFIDENCE = 0.95
+KINDS = {False: "without", True: "with"}
+OUTCOMES = ("hung", "aborted", "ended")
+
+
+def gather(reached: Callable[[], None]) -> None:
+    """DDP by hand, and a metric of all ranks."""
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(STEPS):
+        loss = model(torch.randn(4, 8)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    metric = loss.detach().reshape(1)
+    metrics = [torch.empty(1) for _ in range(RANKS)]
+    reached()
+    dist.all_gather(metrics, metric)
+    dist.destroy_process_group()
+
+
+class WithLoss(nn.Module):
+    """A model that gives its own loss, as those of transformers do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 2)
+
+    def forward(self, inputs: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Two classes."""
+        logits = self.layer(inputs)
+        return {"loss": nn.functional.cross_entropy(logits, labels), "logits": logits}
+
+
+def hugging_face(reached: Callable[[], None]) -> None:
+    """The Trainer, which gathers the losses of an evaluation."""
+    from transformers import Trainer, TrainingArguments
+
+    samples = [{"inputs": torch.randn(8), "labels": torch.tensor(1)} for _ in range(64)]
+    arguments = TrainingArguments(
+        output_dir=os.environ["RANKSCOPE_RUN_DIR"],
+        use_cpu=True,
+        max_steps=STEPS,
+        per_device_train_batch_size=4,
+        per_device_eval_batch_size=4,
+        save_strategy="no",
+        report_to=[],
+        disable_tqdm=True,
+    )
+    trainer = Trainer(model=WithLoss(), args=arguments, train_dataset=samples, eval_dataset=samples[:16])
+    trainer.train()
+    reached()
+    trainer.evaluate()
+    dist.destroy_process_group()
+
+
+# The job, and what it imports at the latest when it trains (DDP: the compiler).
+JOBS: dict[str, tuple[Callable[[Callable[[], None]], None], tuple[str, ...]]] = {
+    "gather": (gather, ("torch._dynamo",)),
+    "hugging_face": (hugging_face, ("torch._dynamo", "accelerate", "transformers.trainer")),
+}
+
+
+@dataclass
+class Run:
+    """One job: its processes, and how each ended (an exit code, or that it hung)."""
+
+    is_hooked: bool
+    directory: Path
+    started: float = field(default_factory=time.monotonic)
+    pids: list[int] = field(default_factory=list)
+    codes: dict[int, int | None] = field(default_factory=dict)  # by pid; None: hung
+    has_reached: bool = False  # every rank, its last metric
+    awake: float = field(default_factory=time.monotonic)  # when a rank was last seen to do something, after that
+
+    def reached(self) -> Path:
+        """The file that has a byte for each rank that has come to its last metric."""
+        return self.directory / "reached"
+
+    def log(self) -> Path:
+        """What the ranks printed."""
+        return self.directory / "log"
+
+    def left(self) -> list[int]:
+        """The processes that have not ended."""
+        return [pid for pid in self.pids if pid not in self.codes]
+
+    def look(self) -> None:
+        """Reap what has ended; kill what hangs."""
+        now = time.monotonic()
+        for pid in self.left():
+            reaped, status = os.waitpid(pid, os.WNOHANG)
+            if reaped:
+                self.codes[pid] = os.waitstatus_to_exitcode(status)
+        if not self.has_reached:
+            self.has_reached = self.reached().exists() and self.reached().stat().st_size == RANKS
+            self.awake = now
+        elif not all(map(sleeps, self.left())):
+            self.awake = now
+        if now - self.awake > HANGS_AFTER or (not self.has_reached and now - self.started > TRAINED_WITHIN):
+            self.kill()
+
+    def is_put_aside(self) -> bool:
+        """Whether it is over or seems to hang."""
+        return self.is_over() or time.monotonic() - self.awake > PUT_ASIDE_AFTER
+
+    def kill(self) -> None:
+        """End what is left."""
+        for pid in self.left():
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            self.codes[pid] = None
+
+    def is_over(self) -> bool:
+        """Whether no process is left."""
+        return len(self.codes) == RANKS
+
+    def outcome(self) -> str:
+        """The worst that became of a rank. A run that did not get as far as its end shows nothing: that raises."""
+        records = sum(1 for _ in self.directory.glob(f"*{SUFFIX}"))
+        codes = set(self.codes.values())
+        if not self.has_reached or records != RANKS * self.is_hooked or codes - {None, 0, -signal.SIGABRT}:
+            raise RuntimeError(f"{records} records, exit codes {self.codes}: {self.log().read_text()}")
+        shutil.rmtree(self.directory)
+        return "hung" if None in codes else "aborted" if -signal.SIGABRT in codes else "ended"
+
+
+def sleeps(pid: int) -> bool:
+    """Whether the main thread does. Gloo's own threads wake each few milliseconds for nothing."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+
+
+def start(name: str, is_hooked: bool) -> Run:
+    """Fork the ranks. In them this never returns: they leave by SystemExit, as a script does."""
+    run = Run(is_hooked, Path(tempfile.mkdtemp(dir="/dev/shm")))  # tmpfs, as in use
+    for rank in range(RANKS):
+        pid = os.fork()
+        if pid == 0:
+            be_rank(rank, name, run)
+            sys.exit()
+        run.pids.append(pid)
+    return run
+
+
+def be_rank(rank: int, name: str, run: Run) -> None:
+    """The script of a rank, to its end."""
+    log = os.open(run.log(), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS}
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    os.environ.update(RANKSCOPE_RUN_DIR=str(run.directory), GLOO_SOCKET_IFNAME="lo")
+    if run.is_hooked:
+        rankscope.instrument()
+    mark = os.open(run.reached(), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    dist.init_process_group("gloo", init_method=f"file://{run.directory}/store", rank=rank, world_size=RANKS)
+    JOBS[name][0](lambda: mark_reached(mark))
+
+
+def mark_reached(mark: int) -> None:
+    """Before the last metric: what is done after it decides whether the job hangs, and is the script's alone."""
+    os.write(mark, b".")
+
+
+def runs(name: str, pairs: int) -> Iterator[Run]:
+    """All runs of a job, each when it is over. Those that hang are waited for beside the next."""
+    prepare(name)
+    here, going = os.getpid(), list[Run]()
+    try:
+        for pair, index in itertools.product(range(pairs), range(2)):
+            run = start(name, is_hooked=(pair + index) % 2 == 0)
+            going.append(run)
+            while not run.is_put_aside():
+                time.sleep(0.01)
+                for each in going:
+                    each.look()
+            yield from over(going)
+        while going:
+            time.sleep(0.1)
+            yield from over(going)
+    finally:
+        if os.getpid() == here:  # a rank comes by here as well, on its way out
+            for run in going:
+                run.kill()
+
+
+def over(going: list[Run]) -> Iterator[Run]:
+    """Take out those that are over."""
+    for run in going[:]:
+        run.look()
+        if run.is_over():
+            going.remove(run)
+            yield run
+
+
+def prepare(name: str) -> None:
+    """Import what the ranks need. A process with several threads cannot be forked safely."""
+    for module in JOBS[name][1]:
+        importlib.import_module(module)
+    probes.all_probes()
+    probes.late_probes()
+    torch.set_num_threads(1)
+    assert attach.current() is None, "RANKSCOPE is set: the ranks without the hook would have it"
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "set OMP_NUM_THREADS=1: numpy's threads are here"
+
+
+def interval(count: int, of: int) -> tuple[float, float]:
+    """Wilson's interval of a share."""
+    if not of:
+        return 0.0, 1.0
+    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
+    share, scale = count / of, 1 + z * z / of
+    middle = (share + z * z / (2 * of)) / scale
+    half = z / scale * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
+    return max(0.0, middle - half), min(1.0, middle + half)
+
+
+def difference(hooked: int, hooked_of: int, plain: int, plain_of: int) -> tuple[float, float]:
+    """Newcombe's interval of the difference of two shares, from Wilson's of each."""
+    (low, high), (plain_low, plain_high) = interval(hooked, hooked_of), interval(plain, plain_of)
+    share, plain_share = hooked / hooked_of, plain / plain_of
+    below = math.hypot(share - low, plain_high - plain_share)
+    above = math.hypot(high - share, plain_share - plain_low)
+    return share - plain_share - below, share - plain_share + above
+
+
+def fisher(hooked: int, plain: int, of: int) -> tuple[float, float]:
+    """Fisher's exact test of two counts `of` as many each: p that the first is as large, and that they differ so."""
+    total = hooked + plain
+    ways = {count: math.comb(of, count) * math.comb(of, total - count) for count in range(total + 1)}
+    everything = sum(ways.values())
+    larger = sum(number for count, number in ways.items() if count >= hooked)
+    rarer = sum(number for number in ways.values() if number <= ways[hooked])
+    return larger / everything, rarer / everything
+
+
+def judge(name: str, pairs: int) -> dict[str, Any]:
+    """How the runs of a job ended, with and without the hook, and what the difference may be."""
+    counts: dict[bool, Counter[str]] = {kind: Counter() for kind in KINDS}
+    began = time.monotonic()
+    for run in runs(name, pairs):
+        counts[run.is_hooked][run.outcome()] += 1
+    figures: dict[str, Any] = {"job": name, "pairs": pairs, "seconds": round(time.monotonic() - began)}
+    for kind, label in KINDS.items():
+        figures[label] = {outcome: counts[kind][outcome] for outcome in OUTCOMES}
+        figures[label] |= {f"{each}_interval": interval(counts[kind][each], pairs) for each in ("hung", "aborted")}
+    for each in ("hung", "aborted"):
+        hooked, plain = counts[True][each], counts[False][each]
+        figures[f"{each}_difference_interval"] = difference(hooked, pairs, plain, pairs)
+        figures[f"{each}_p_likelier_with"], figures[f"{each}_p_different"] = fisher(hooked, plain, pairs)
+    return figures
+
+
+def percent(share: float) -> str:
+    """Of runs."""
+    return f"{100 * share:.1f}"
+
+
+def row(job: dict[str, Any], outcome: str) -> str:
+    """One line of the table."""
+    cells = [f"`{job['job']}`", outcome]
+    for label in ("with", "without"):
+        low, high = job[label][f"{outcome}_interval"]
+        count = job[label][outcome]
+        cells.append(f"{count} of {job['pairs']}: {percent(count / job['pairs'])} % [{percent(low)}, {percent(high)}]")
+    low, high = job[f"{outcome}_difference_interval"]
+    cells.append(f"[{100 * low:+.1f}, {100 * high:+.1f}]")
+    cells += [f"{job[f'{outcome}_p_likelier_with']:.2f}", f"{job[f'{outcome}_p_different']:.2f}"]
+    return f"| {' | '.join(cells)} |"
+
+
+def reading(job: dict[str, Any]) -> str:
+    """What the runs that hung say, and how much they leave open."""
+    low, high = job["hung_difference_interval"]
+    if low > 0 or high < 0:
+        return f"- `{job['job']}`: **{'more' if low > 0 else 'fewer'} runs hang with the hook.**"
+    return (
+        f"- `{job['job']}`: no difference is shown. {job['pairs']} pairs do not exclude that the hook adds "
+        f"up to {100 * high:.0f} runs in a hundred, or takes away up to {-100 * low:.0f}."
+    )
+
+
+def report(figures: dict[str, Any]) -> str:
+    readings = "\n".join(map(reading, figures["jobs"]))
+    table = [row(job, outcome) for job in figures["jobs"] for outcome in ("hung", "aborted")]
+    about = (__doc__ or "").split("\n\n", 1)[1].strip()
+    return f"""\
+# Does a job hang at its end more often with the hook?
+
+{about}
+
+| job | outcome | with the hook | without | difference (points) | p, likelier with | p, different |
+|---|---|---|---|---|---|---|
+{chr(10).join(table)}
+
+{readings}
+
+Brackets are 95 % intervals (Wilson's; Newcombe's of the difference); p is Fisher's exact test, one-sided and two-sided.
+
+On {figures["machine"]}. Made by `{figures["command"]}`.
+"""
+
+
+def machine() -> str:
+    """What the figures hold for."""
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, rankscope {rankscope.__version__}"
+    return f"{os.cpu_count()} cores that others used too (load {os.getloadavg()[0]:.1f} at the end), {versions}"
+
+
+def main() -> None:
+    """Run, print, and write where asked."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, nargs="+", default=[200, 50], help="of each job (default: 200 50)")
+    parser.add_argument("--jobs", choices=JOBS, nargs="+", default=[*JOBS], help="by default: all")
+    parser.add_argument("--json", type=Path, help="write the figures there, and the report beside it as .md")
+    arguments = parser.parse_args()
+    pairs = dict(zip(arguments.jobs, itertools.cycle(arguments.pairs), strict=False))
+    jobs = [judge(name, pairs[name]) for name in arguments.jobs]
+    words = ["--jobs", *pairs, "--pairs", *map(str, pairs.values())]
+    command = f"OMP_NUM_THREADS=1 python -m validation.job_endings {' '.join(words)}"
+    figures = {"command": command, "machine": machine(), "jobs": jobs}
+    print(report(figures))
+    if arguments.json:
+        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
+        arguments.json.with_suffix(".md").write_text(report(figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Which stretches of a day may tell of anything: the others are left out.
+
+What a rank lags by and what a run loses is computed here from the same samples as the rules do, and a stretch is kept
+where any of it comes up to 0.8 of what a tier asks for, over that tier's span, or something happens that other rules
+are about. Before it somewhat more than an hour is kept, as the rules look back that long for what the run is used
+to, and six minutes after it. That this leaves out nothing is shown by days that are judged whole (report.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import yaml
+from deploy.prometheus.shipped import HERE
+from numpy.lib.stride_tricks import sliding_window_view
+from validation.month.plan import DAY, Plan
+from validation.month.record import SCRAPE, Record
+from validation.month.samples import PLANNED, Stretch
+from validation.month.steps import WAIT, Array, P
+
+MARGIN = 0.8  # of what a tier asks for
+BEFORE, AFTER = 260, 25  # scrapes
+WINDOW = 2  # scrape intervals: the span of a rate
+BASELINE = 240  # scrapes
+STANDSTILL = 30.0  # seconds: two thirds of the least that is a hang (stuck_floor),
+PACE = 2.0  # or half of how many times as long as any in the hour before one has to be (stuck_pace)
+LONG = 200.0  # seconds of a planned phase: two thirds of the least that is a hang in it
+UNUSUAL = ("restart", "exporter restart", "Prometheus restart", "compilation")
+FAILED = 30.0  # seconds of failed scrapes
+
+_LIMITS = yaml.safe_load((HERE / "thresholds.yml").read_text())
+TIERS = [(row["limit"]["value"], row["span"]["evaluations"], row["dips"]["value"]) for row in _LIMITS["tiers"]["rows"]]
+STEPS = _LIMITS["told_steps"]["value"]
+CHECKPOINTS = _LIMITS["checkpoint_limit"]["value"]
+ALLOWED = {name: _LIMITS[f"{name}_allowance"]["value"] for name in ("network", "straggler", "loss")}
+
+
+def stretches(plan: Plan, record: Record) -> Iterator[Stretch]:
+    """Those of a day that may tell of anything, in their order, none beside another."""
+    begin, end = -1, -1
+    for scrape in np.flatnonzero(_is_interesting(plan, record)):
+        first, last = int(scrape) - BEFORE, int(scrape) + AFTER
+        if end >= 0 and first <= end:
+            end = last
+            continue
+        if end >= 0:
+            yield Stretch(plan, record, begin, end)
+        begin, end = first, last
+    if end >= 0:
+        yield Stretch(plan, record, begin, end)
+
+
+def _is_interesting(plan: Plan, record: Record) -> Array:
+    found = np.zeros(len(record.times), bool)
+    shortest = plan.step * min(1.0, *(factor for _, factor in plan.lengths_over_time), 1.0)
+    for values in _losses(plan, record):
+        for limit, span, dips in TIERS:
+            if span * SCRAPE / shortest >= MARGIN * STEPS:
+                found |= _reaches(values, MARGIN * limit, span, dips)
+    found |= _stands_still(record) | _writes_for_long(plan, record)
+    longest = dict.fromkeys(("checkpoint", "evaluation"), LONG)
+    for one in plan.happenings:
+        is_long = one.seconds > longest.get(one.kind, DAY)
+        if is_long:
+            longest[one.kind] = one.seconds
+        is_failing = one.kind == "missed scrape" and one.seconds > FAILED
+        if one.kind in UNUSUAL or is_long or is_failing:
+            found |= (record.times >= one.at) & (record.times <= one.at + one.seconds + SCRAPE)
+    for when in (*(one[0] for one in plan.lengths_over_time), *(one[0] for one in plan.caps)):
+        found |= np.abs(record.times - when) <= SCRAPE
+    return found
+
+
+def _stands_still(record: Record) -> Array:
+    """Far longer than in the hour before, outside of planned phases."""
+    is_planned = np.isin(record.phase, PLANNED).any(axis=1)
+    stands = np.where(is_planned, 0.0, record.times - record.since.max(axis=1))
+    before = np.concatenate((np.zeros(BASELINE), stands))[: len(stands) + BASELINE - 1]
+    longest = sliding_window_view(before, BASELINE).max(axis=1)
+    return (stands > STANDSTILL) & (stands > PACE * longest)
+
+
+def _writes_for_long(plan: Plan, record: Record) -> Array:
+    """Several checkpoints in an hour that are a large part of it, and that hour."""
+    share = _shares(plan, record)[:, P["checkpoint"]].max(axis=1)
+    found = np.zeros(len(share), bool)
+    for scrape in range(BASELINE, len(share)):
+        hour = slice(scrape - BASELINE, scrape)
+        written = record.checkpoints[scrape] - record.checkpoints[scrape - BASELINE]
+        if written > 1 and share[hour].mean() * (1 - 1 / written) > MARGIN * CHECKPOINTS:
+            found[hour] = True
+    return found
+
+
+def _losses(plan: Plan, record: Record) -> Iterator[Array]:
+    """By scrape, parts of the time: the largest lag, and what is lost by cause beyond what is allowed."""
+    shares = _shares(plan, record)
+    waits, planned = shares[:, WAIT], shares[:, PLANNED].sum(axis=1)
+    alone = planned - planned.mean(axis=1, keepdims=True)  # in a planned phase, while the others wait
+    yield (np.median(waits, axis=1, keepdims=True) - waits - alone).max(axis=1)
+    floor, skew = (_growth(values) for values in (record.floor, record.skew))
+    with np.errstate(invalid="ignore"):
+        transfer = waits.mean(axis=1) * np.nan_to_num(floor / (floor + skew)).min(axis=1)
+    yield _beyond(transfer, ALLOWED["network"])
+    yield _beyond(waits.mean(axis=1) - transfer - alone.max(axis=1), ALLOWED["straggler"])
+    for name in ("data_wait", "h2d_copy"):
+        yield _beyond(shares[:, P[name]].mean(axis=1), ALLOWED["loss"])
+    yield 1 - record.clock - ALLOWED["loss"]
+
+
+def _shares(plan: Plan, record: Record) -> Array:
+    """By scrape, phase and rank."""
+    grown = _growth(record.seconds)
+    if plan.clock == "device":
+        measured = _growth(record.measured)
+        measured[:, PLANNED] = 0
+        rest = grown.sum(axis=1) - grown[:, PLANNED].sum(axis=1)
+        with np.errstate(invalid="ignore"):
+            grown = np.nan_to_num(measured / measured.sum(axis=1, keepdims=True)) * rest[:, None]
+    return grown / (WINDOW * SCRAPE)
+
+
+def _growth(counter: Array) -> Array:
+    grown = np.zeros_like(counter)
+    grown[WINDOW:] = counter[WINDOW:] - counter[:-WINDOW]
+    return np.maximum(grown, 0)
+
+
+def _beyond(values: Array, allowed: float) -> Array:
+    """What a run was used to in the hour before is its lower quartile; here a little less, so as to leave out less."""
+    used = np.full(len(values), allowed)
+    for begin in range(BASELINE, len(values), BASELINE // 4):
+        quarter = 0.9 * np.quantile(values[begin - BASELINE : begin], 0.25)
+        used[begin : begin + BASELINE // 4] = min(allowed, quarter)
+    return values - used
+
+
+def _reaches(values: Array, limit: float, span: int, dips: float) -> Array:
+    """Whether the last `span` values come up to the limit on average, and to half of it for all but a part of them."""
+    found = np.zeros(len(values), bool)
+    if len(values) >= span:
+        windows = sliding_window_view(values, span)
+        found[span - 1 :] = (windows.mean(axis=1) > limit) & (np.quantile(windows, dips, axis=1) > limit / 2)
+    return found

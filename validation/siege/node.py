@@ -1,0 +1,229 @@
+"""The node: a victim's job, the exporter, a Prometheus and a scraper, each a process, and attackers beside them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import bcrypt
+import yaml
+from deploy.prometheus import fast
+from testing import servers
+from testing.stack import wait_for
+from validation.siege.attack import BURN
+from validation.siege.clients import basic
+from validation.siege.interpreter import ROOT, as_user, environment, for_user
+from validation.siege.target import ATTACKER, EXPORTER, GPUS, INSIDER, RANKS, RUN, VICTIM, Target
+
+from rankscope_exporter.simulation import simulated_uuid
+
+HOST = "192.0.2.1"
+"""The node's own, which Prometheus and the exporter have; 192.0.2.0/24 is for examples and nobody's."""
+SCRAPER = "192.0.2.2"
+SOURCES = "192.0.2.{}"
+TRAINS_WITHIN = 120.0  # seconds
+ENDS_WITHIN = 30.0
+Report = dict[str, Any]
+
+
+class Guarded(servers.Server):
+    """A server that tells those who have its password whether it is ready."""
+
+    header = ""
+
+    def _is_ready(self) -> bool:
+        request = urllib.request.Request(self.url + self.ready, headers={"Authorization": self.header})
+        try:
+            with urllib.request.urlopen(request, timeout=1) as answer:
+                return bool(answer.status == 200)
+        except OSError:
+            return False
+
+
+class Node:
+    """All of it, while the context is entered. `directory` is for logs, `memory` is on a tmpfs."""
+
+    def __init__(self, directory: Path, memory: Path) -> None:
+        self.directory = directory
+        self.steps = memory / "job" / "steps-0"
+        self.scrapes = directory / "scrapes.jsonl"
+        self._job = memory / "job"
+        self._python = for_user(VICTIM)
+        self._password = secrets.token_hex(8)
+        self.target = Target(str(memory / "ranks"), str(memory / "closed"), HOST, servers.free_port(), SCRAPER)
+
+    def __enter__(self) -> Node:
+        os.environ |= environment()  # for all that is started here
+        with ExitStack() as started:
+            self._make_directories()
+            started.enter_context(self._training())
+            exporter = self._exporter()
+            exporter.start()
+            started.callback(exporter.stop)
+            assert exporter.pid
+            self.exporter_pid = exporter.pid
+            self.prometheus = self._prometheus()
+            self.prometheus.start()
+            started.callback(self.prometheus.stop)
+            started.enter_context(self._scraper())
+            self._started = started.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._started.close()
+
+    @contextmanager
+    def attacked(self, attackers: Mapping[str, Target]) -> Iterator[dict[str, Report]]:
+        """Meanwhile these attack; afterwards the value has what each says of itself."""
+        reports: dict[str, Report] = {}
+        processes: dict[str, subprocess.Popen[str]] = {}
+        with (self.directory / "attackers.log").open("a") as log:
+            try:
+                for name, target in attackers.items():
+                    command = [self._python, "-m", "validation.siege.attack"]
+                    command += [BURN if target.share else name, json.dumps(asdict(target))]
+                    processes[name] = subprocess.Popen(
+                        as_user(ATTACKER, *command), stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
+                    )
+                for process in processes.values():
+                    assert process.stdout is not None
+                    process.stdout.readline()
+                yield reports
+            finally:
+                for process in processes.values():
+                    process.terminate()
+                for name, process in processes.items():
+                    said = _last_words(process)
+                    reports[name] = json.loads(said) if said else {"processor": 0.0, "seconds": 0.0, "seen": {}}
+
+    def targets(self, names: Sequence[str]) -> dict[str, Target]:
+        """Each attacker's, with an address of its own."""
+        return {name: replace(self.target, source=SOURCES.format(10 + number)) for number, name in enumerate(names)}
+
+    def memory(self, field: str) -> int:
+        """Bytes of the exporter, by the kernel: `VmRSS` now, `VmHWM` at the most."""
+        lines = Path(f"/proc/{self.exporter_pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
+
+    def processor(self) -> float:
+        """Seconds that the exporter has computed."""
+        fields = Path(f"/proc/{self.exporter_pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _make_directories(self) -> None:
+        for path, owner, mode in (
+            (Path(self.target.run_dir), 0, 0o1777),
+            (Path(self.target.closed_dir), ATTACKER, 0o755),
+            (self._job, VICTIM, 0o755),
+        ):
+            path.mkdir()
+            os.chown(path, owner, owner)
+            path.chmod(mode)
+
+    @contextmanager
+    def _training(self) -> Iterator[None]:
+        variables = os.environ | {
+            "HOME": str(self._job),
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": ",".join(simulated_uuid(rank) for rank in range(RANKS)),
+            "GLOO_SOCKET_IFNAME": "lo",
+            "RANKSCOPE": "1",
+            "RANKSCOPE_RUN": RUN,
+            "RANKSCOPE_RUN_DIR": self.target.run_dir,
+        }
+        command = [self._python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
+        command += ["-m", "validation.siege.training", str(self._job)]
+        with (self.directory / "job.log").open("w") as log:
+            job = subprocess.Popen(
+                in_a_session(as_user(VICTIM, *command)), env=variables, stdout=log, stderr=log, cwd=ROOT
+            )
+        try:
+            wait_for(lambda: job.poll() is not None or _size(self.steps), TRAINS_WITHIN)
+            if not _size(self.steps):
+                raise RuntimeError(f"the job does not train; its log is {self.directory / 'job.log'}")
+            yield
+            if job.poll() is not None:
+                raise RuntimeError(f"the job has ended; its log is {self.directory / 'job.log'}")
+        finally:
+            job.terminate()  # its ranks end by themselves when torchrun has gone
+            job.wait(ENDS_WITHIN)
+
+    def _exporter(self) -> servers.Server:
+        pids = [int((self._job / f"rank-{rank}.pid").read_text()) for rank in range(RANKS)]
+        busy = {n: [{"at": 0, "busy": 0.9, "processes": [{"pid": pid}]}] for n, pid in enumerate(pids)}
+        scenario = self._written("scenario.yml", {"gpus": GPUS, "timeline": busy})
+        users = {"prometheus": self._password, INSIDER[0]: INSIDER[1]}
+        hashes = {user: bcrypt.hashpw(word.encode(), bcrypt.gensalt(10)).decode() for user, word in users.items()}
+        web = self._written("web.yml", {"basic_auth_users": hashes})
+        command = [self._python, "-m", "rankscope_exporter", f"--web.listen-address={HOST}:{self.target.port}"]
+        command += [f"--run-dir={self.target.closed_dir}", f"--run-dir={self.target.run_dir}"]
+        command += [f"--simulate={scenario}", f"--web.config.file={web}"]
+        log = self.directory / "exporter.log"
+        server = Guarded(
+            "exporter", in_a_session(as_user(EXPORTER, *command)), f"http://{HOST}:{self.target.port}", log
+        )
+        server.header = basic("prometheus", self._password).decode().partition(": ")[2]
+        return server
+
+    def _prometheus(self) -> servers.Prometheus:
+        config = yaml.safe_load(fast.prometheus_config([f"{HOST}:{self.target.port}"]))
+        for scraped in config["scrape_configs"]:
+            scraped["basic_auth"] = {"username": "prometheus", "password": self._password}
+        return servers.prometheus(self.directory, yaml.safe_dump(config, sort_keys=False))
+
+    @contextmanager
+    def _scraper(self) -> Iterator[None]:
+        command = [sys.executable, "-m", "validation.siege.scraper", HOST, str(self.target.port), SCRAPER]
+        with self.scrapes.open("w") as file:
+            process = subprocess.Popen(in_a_session([*command, "prometheus", self._password]), stdout=file, cwd=ROOT)
+        try:
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+    def _written(self, name: str, document: object) -> Path:
+        """A file that the exporter alone may read."""
+        path = self.directory / name
+        path.write_text(yaml.safe_dump(document))
+        path.chmod(0o600)
+        os.chown(path, EXPORTER, EXPORTER)
+        return path
+
+
+def in_a_session(command: Sequence[str]) -> list[str]:
+    """The command in a session of its own: what one user runs on a node, or a service, shares processors as one."""
+    return ["setsid", *command]
+
+
+def _last_words(process: subprocess.Popen[str]) -> str:
+    try:
+        said, _ = process.communicate(timeout=ENDS_WITHIN)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        said, _ = process.communicate()
+    return said.strip()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0
+
+
+def load() -> float:
+    """Of the machine, in the last minute."""
+    return os.getloadavg()[0]
+
+
+def sleep_until(moment: float) -> None:
+    """By the monotonic clock."""
+    time.sleep(max(0.0, moment - time.monotonic()))

@@ -1,0 +1,256 @@
+"""Attacks on the run directory: each is a generator that does one act, or one handful, and yields."""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import random
+import struct
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from validation.fuzz.rank_files import damaged
+from validation.siege.target import GPUS, RUN, VICTIM, Seen, Target
+
+from rankscope.record import layout
+from rankscope.record.layout import INDEX
+from rankscope.record.reader import UnreadableRecordError, read_rank
+from rankscope.record.writer import RankWriter
+from rankscope_exporter.ranks.checks import LABELS
+from rankscope_exporter.simulation import simulated_uuid
+
+NAMES = 9000  # at once: more than an exporter looks at in one scan
+NAMES_AN_ACT = 200
+LIVING = 300  # records of one process: more than there are ranks on a page
+DEAD = 60
+DAMAGED = 100
+HELD = 100  # descriptors
+READ_LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+
+
+def flooded(target: Target, seen: Seen) -> Iterator[None]:
+    """Thousands of empty files whose names come and go."""
+    present: deque[Path] = deque()
+    try:
+        for number in count():
+            path = Path(target.run_dir, f"flood-{number}.rank")
+            path.touch()
+            present.append(path)
+            seen["made"] += 1
+            if len(present) > NAMES:
+                present.popleft().unlink(missing_ok=True)
+            if number % NAMES_AN_ACT == NAMES_AN_ACT - 1:
+                yield
+    finally:
+        for path in present:
+            path.unlink(missing_ok=True)
+
+
+def crowded(target: Target, seen: Seen) -> Iterator[None]:
+    """Hundreds of living ranks, each of a run of its own; of ten at a time the names change."""
+    living: deque[RankWriter] = deque()
+    try:
+        for number in count():
+            living.append(_published(target, f"crowd-{number}", run=f"crowd-{number}"))
+            seen["published"] += 1
+            if len(living) > LIVING:
+                _removed(living.popleft())
+            if number % 10 == 9:
+                yield
+    finally:
+        for writer in living:
+            _removed(writer)
+
+
+def forged_living(target: Target, seen: Seen) -> Iterator[None]:
+    """Living ranks of the victim's run: its own numbers with a later start, one that cannot be, one of tomorrow.
+
+    They say that they do nothing but wait for data, and get no further.
+    """
+    now = time.time()
+    forgeries = {"0": now, "1": now, "999": now, "000": now, "2": now + 86_400}
+    living = [_published(target, f"forged-{rank}", now=at, rank=rank) for rank, at in forgeries.items()]
+    try:
+        while True:
+            for writer in living:
+                writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT] += 1.0
+                writer.slots[INDEX["started_unix"]] += 0.1
+                seen["told lies"] += 1
+            yield
+    finally:
+        for writer in living:
+            _removed(writer)
+
+
+def forged_dead(target: Target, seen: Seen) -> Iterator[None]:
+    """Ranks of the victim's run that have just crashed, or were killed."""
+    dead: deque[Path] = deque()
+    try:
+        for number in count():
+            rank = ("0", "1", "999")[number % 3]
+            writer = _published(target, f"dead-{number}", rank=rank)
+            if number % 2:
+                writer.slots[INDEX["ended"]] = layout.EXCEPTION
+                writer.slots[INDEX["ended_unix"]] = time.time()
+            assert writer.path is not None
+            dead.append(writer.path)
+            writer.detach()
+            seen["crashed"] += 1
+            if len(dead) > DEAD:
+                dead.popleft().unlink(missing_ok=True)
+            yield
+    finally:
+        for path in dead:
+            path.unlink(missing_ok=True)
+
+
+def forged_uuids(target: Target, seen: Seen) -> Iterator[None]:
+    """Living ranks of another run that are each on a GPU of the node, and on another one the next moment."""
+    uuids = [simulated_uuid(number) for number in range(GPUS)]
+    living = [_published(target, f"gpu-{n}", run="stolen", rank=str(n), uuid=uuid) for n, uuid in enumerate(uuids)]
+    try:
+        for turn in count():
+            for number, writer in enumerate(living):
+                labels = _labels(target) | {"run": "stolen", "rank": str(number)}
+                writer.write_info(labels | {"uuid": uuids[(number + turn) % GPUS]})
+                seen["claimed"] += 1
+            yield
+    finally:
+        for writer in living:
+            _removed(writer)
+
+
+def read_locks(target: Target, seen: Seen) -> Iterator[None]:
+    """Locks for reading on the victim's records, by process and by open file, at each moment that there is one."""
+    held: deque[int] = deque()
+    try:
+        while True:
+            for path in _of_victim(target):
+                descriptor = os.open(path, os.O_RDONLY)
+                held.append(descriptor)
+                seen[_locked(descriptor, fcntl.F_SETLK)] += 1  # the process's
+                seen[_locked(descriptor, fcntl.F_OFD_SETLK)] += 1  # the open file's
+            while len(held) > HELD:
+                os.close(held.popleft())
+            yield
+    finally:
+        for descriptor in held:
+            os.close(descriptor)
+
+
+def broken(target: Target, seen: Seen) -> Iterator[None]:
+    """Damaged and truncated records, some of them while they are read, and what is no file at all."""
+    present: deque[Path] = deque()
+    made = 0
+    with ExitStack() as odd:
+        for path in _oddities(target, seen):
+            odd.callback(_gone, path)
+        path = Path(target.run_dir, "shrinks.rank")
+        odd.callback(_gone, path)
+        try:
+            while True:
+                data = _copy_of_victim(target)
+                for content in (damaged(1, made), damaged(2, made), data[: random.randrange(len(data) + 1)]):
+                    present.append(Path(target.run_dir, f"broken-{made}-{len(present)}.rank"))
+                    present[-1].write_bytes(content)
+                    seen["damaged"] += 1
+                while len(present) > DAMAGED:
+                    present.popleft().unlink(missing_ok=True)
+                made += 1
+                path.write_bytes(data)  # which truncates it first
+                os.truncate(path, made % layout.SIZE)
+                seen["truncated"] += 1
+                yield
+        finally:
+            for path in present:
+                path.unlink(missing_ok=True)
+
+
+def closed_directory(target: Target, seen: Seen) -> Iterator[None]:
+    """A run directory that can be listed and not entered, and now and then the other way round."""
+    directory = Path(target.closed_dir)
+    for number in range(100):
+        (directory / f"{number}.rank").touch()
+    try:
+        for turn in count():
+            mode = (0o744, 0o744, 0o744, 0o755, 0o711, 0o700)[turn % 6]
+            directory.chmod(mode)
+            seen[f"mode {mode:o}"] += 1
+            yield
+    finally:
+        directory.chmod(0o755)
+
+
+def _locked(descriptor: int, lock: int) -> str:
+    try:
+        fcntl.fcntl(descriptor, lock, READ_LOCK)
+    except OSError as error:
+        return f"refused: {errno.errorcode[error.errno or 0]}"
+    return "locked"
+
+
+def _labels(target: Target) -> dict[str, Any]:
+    """What the victim says of its rank 0: everybody can read it."""
+    for path in _of_victim(target):
+        with suppress(FileNotFoundError, UnreadableRecordError):
+            return dict(read_rank(path).info) | {"rank": "0"}
+    return {**dict.fromkeys(LABELS, ""), "run": RUN, "rank": "0", "pid": "1", "phases": []}
+
+
+def _of_victim(target: Target) -> list[Path]:
+    names = (name for name in os.listdir(target.run_dir) if RUN in name)  # noqa: PTH208 - thousands, as text
+    paths = (Path(target.run_dir, name) for name in names)
+    return [path for path in paths if path.is_file() and path.lstat().st_uid == VICTIM]
+
+
+def _copy_of_victim(target: Target) -> bytes:
+    paths = _of_victim(target)
+    return paths[0].read_bytes() if paths else bytes(layout.SIZE)
+
+
+def _published(target: Target, name: str, now: float | None = None, **labels: str) -> RankWriter:
+    writer = RankWriter()
+    writer.slots[INDEX["started_monotonic"]] = time.monotonic() - 60
+    writer.slots[INDEX["started_unix"]] = time.time() - 60 if now is None else now
+    writer.slots[INDEX["steps"]] = 1e6
+    writer.publish(Path(target.run_dir), name, _labels(target) | labels)
+    return writer
+
+
+def _removed(writer: RankWriter) -> None:
+    assert writer.path is not None
+    _gone(writer.path)
+    writer.detach()
+
+
+def _oddities(target: Target, seen: Seen) -> Iterator[Path]:
+    victims = _of_victim(target)
+    directory, victim = Path(target.run_dir), victims[0] if victims else Path("/dev/zero")
+    makers: dict[str, Callable[[Path], object]] = {
+        "pipe.rank": os.mkfifo,
+        "directory.rank": os.mkdir,
+        "link.rank": lambda path: path.symlink_to(victim),
+        "zeros.rank": lambda path: path.symlink_to("/dev/zero"),
+        "loop.rank": lambda path: path.symlink_to(path),
+        "hard.rank": lambda path: path.hardlink_to(victim),
+        "line\nend\x1b[2J.rank": lambda path: path.touch(),
+        os.fsdecode(b"\xff\xfe.rank"): lambda path: path.touch(),
+    }
+    for name, make in makers.items():
+        try:
+            make(directory / name)
+            seen["oddities"] += 1
+        except OSError:  # a hard link to another user's file, mostly
+            seen["oddities refused"] += 1
+        yield directory / name
+
+
+def _gone(path: Path) -> None:
+    with suppress(OSError):
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -1,0 +1,60 @@
+"""One of the two nodes: its job, its GPUs, its exporter behind a proxy, a run directory that can be full, a clock."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+from validation.gauntlet.arena import Arena
+from validation.gauntlet.control import Behaviour
+from validation.soak.plan import PACE, RUNS
+from validation.soak.proxy import Proxy
+
+RUN_DIRECTORY_SIZE = "4m"
+CAN_MOUNT = os.geteuid() == 0
+"""Else no run directory is full: it is a file system of its own."""
+
+
+class Node(Arena):
+    """An arena that is disturbed. The stack that watches it runs before the job begins."""
+
+    def __init__(self, directory: Path, memory: Path, run: str) -> None:
+        self._clock = directory / "clock"
+        self._run_dir_mounted = memory / "run"
+        healthy = {"forward": Behaviour.forward * PACE, "backward": Behaviour.backward * PACE}
+        self.set_clock(0)
+        exporter = ("validation.soak.exporter", str(self._clock))
+        super().__init__(directory, memory, run, run, RUNS.index(run), exporter, **healthy)
+        self.exporter.name = f"exporter of {run}"
+        self.proxy = Proxy(self.exporter.url)
+
+    def set_clock(self, ahead: float) -> None:
+        """By how many seconds the exporter's clock is wrong from now on."""
+        draft = self._clock.with_suffix(".draft")
+        draft.write_text(f"{ahead:+g}")
+        draft.rename(self._clock)
+
+    def fill(self, filler: str) -> int:
+        """Leave no byte free in the run directory, with a file of that name; returns its size."""
+        path = self._run_dir_mounted / filler
+        with path.open("ab", buffering=0) as file, suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        return path.stat().st_size
+
+    def empty(self, filler: str) -> None:
+        """Undo that."""
+        (self._run_dir_mounted / filler).unlink()
+
+    def mount(self, started: ExitStack) -> None:
+        """Put a small file system under the run directory, until `started` ends."""
+        if CAN_MOUNT:
+            _run("mount", "-t", "tmpfs", "-o", f"size={RUN_DIRECTORY_SIZE}", "tmpfs", str(self._run_dir_mounted))
+            started.callback(_run, "umount", "--lazy", str(self._run_dir_mounted))
+
+
+def _run(*command: Any) -> None:
+    subprocess.run(command, check=True)
