@@ -5,12 +5,14 @@ PYTHON ?= python3
 REPORT ?= docs/measurements/gpu_check.json
 BIN := .venv/bin
 PYTESTS = $(BIN)/python -m pytest
+# The order of tests/conftest.py, which starts with the longest, and a file in one worker, which shares its fixtures.
+AT_ONCE = -n 2 --dist loadfile --no-loadscope-reorder --durations=25
 RELEASE := .release/bin
 # Wheels for every platform that the image is built for, and no index in it: pip's own settings say where packages are.
 COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-build --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month soak siege lock sbom audit clean
+.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month soak siege lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -18,10 +20,18 @@ help: ## what can be made
 demo: venv servers ## a real training job, two faults, two notifications (ONCE=1: exit by itself)
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
 
-test: venv servers lint ## lint, types, and every test, with real end-to-end runs (PYTEST="…": pytest with these arguments)
-	@$(if $(PYTEST),$(PYTESTS) $(PYTEST),$(PYTESTS) -n 2 --dist loadfile -m 'not alone' && $(PYTESTS) -n 2 --dist loadfile -m alone)
+check: lint ## ruff, mypy, and the tests that need no torch, process, server or sleep (under a minute)
+	@$(PYTESTS) -n 2 --dist loadfile --quiet -m unit
 
-lint: venv ## ruff and mypy --strict
+ifdef PYTEST
+test: venv
+	@$(PYTESTS) $(PYTEST)
+else
+test: venv servers lint ## lint, types, and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
+	@$(PYTESTS) $(AT_ONCE) -m 'not alone' && $(PYTESTS) $(AT_ONCE) -m alone
+endif
+
+lint: venv ## ruff and mypy --strict; mypy checks what changed since its last run
 	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy
 
 format: venv ## let ruff format the code

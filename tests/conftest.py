@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests import tiers
 
 # A shell without job control starts what it puts into the background with SIGINT ignored, and so would be the jobs that
 # the tests start: Ctrl-C would not interrupt them.
@@ -21,6 +22,25 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 # What earlier tests left as garbage, process groups among it, has threads that a forked child does not have: collected
 # there, its destructors wait for them for ever.
 os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in tiers.TIERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+    if config.option.markexpr == "unit":
+        config.pluginmanager.register(tiers.Watch())
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` selects by markers
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark each test with its tier, and run files with slow tests first, so that none is left alone at the end."""
+    order = list(tiers.TIERS)
+    first: dict[Path, int] = {}
+    for item in items:
+        tier = tiers.tier(item)
+        item.add_marker(tier)
+        first[item.path] = min(order.index(tier), first.get(item.path, len(order)))
+    items.sort(key=lambda item: first[item.path])
 
 
 @pytest.fixture

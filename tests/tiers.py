@@ -1,0 +1,136 @@
+"""Put each test into one tier by what its code uses, so that nobody keeps a list of markers.
+
+`slow` builds environments or judges whole jobs, `promtool` asks Prometheus's rule tester, `e2e` starts processes or
+servers or waits for real time, `torch` imports PyTorch, and `unit` needs none of these: `make check` runs those alone.
+A test's code is its function, the fixtures that it requests, and every function and class of this repository's proof
+that these name. What the product does is not followed; `Watch` sees that while a unit test runs.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+from types import CodeType, FunctionType, ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PROOF = {"benchmarks", "docs", "examples", "nvml_simulator", "testing", "tests", "validation"}
+TIERS = {
+    "slow": "builds environments, or judges the alerts of whole jobs",
+    "promtool": "asks Prometheus's rule tester",
+    "e2e": "starts processes or servers, or waits for real time",
+    "torch": "needs PyTorch",
+    "unit": "needs nothing but the interpreter",
+}
+BY_DIRECTORY = {
+    "tests/attacks": "e2e",
+    "tests/docs/test_install.py": "slow",
+    "tests/e2e": "e2e",
+    "tests/exporter/web": "e2e",
+    "tests/rules": "promtool",
+    "tests/test_wheel.py": "slow",
+    "tests/validation/gauntlet/test_live.py": "slow",
+}
+BY_MODULE = {
+    "http": "e2e",
+    "multiprocessing": "e2e",
+    "socket": "e2e",
+    "subprocess": "e2e",
+    "torch": "torch",
+    "urllib": "e2e",
+    "uvicorn": "e2e",
+}
+BY_CALL = {("time", "sleep"): "e2e", ("os", "fork"): "e2e"}
+BY_EVENT = {
+    "os.fork": "starts a process",
+    "os.posix_spawn": "starts a process",
+    "subprocess.Popen": "starts a process",
+    "socket.bind": "opens a port",
+    "socket.connect": "connects to a server",
+    "time.sleep": "sleeps",
+}
+
+
+def tier(item: pytest.Item) -> str:
+    """Return the first of TIERS that the test's directory, fixtures or code asks for."""
+    place = str(item.path.relative_to(ROOT))
+    found = {name for directory, name in BY_DIRECTORY.items() if place.startswith(directory)}
+    if isinstance(item, pytest.Function):
+        fixtures = [definition.func for found in item._fixtureinfo.name2fixturedefs.values() for definition in found]
+        for function in (item.function, *fixtures):
+            found |= needs(inspect.unwrap(function))
+    return next(name for name in TIERS if name in found or name == "unit")
+
+
+@cache
+def needs(function: Callable[..., object]) -> frozenset[str]:
+    """Return the tiers that a function's code asks for, itself or through the proof's functions that it names."""
+    found: set[str] = set()
+    seen: set[object] = set()
+    waiting: list[object] = [function]
+    while waiting:
+        value = waiting.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, type):
+            waiting += [getattr(method, "__func__", method) for method in vars(value).values()]
+        elif isinstance(value, FunctionType):
+            found |= set(_asked_for(value))
+            waiting += _named(value)
+    return frozenset(found)
+
+
+def _asked_for(function: FunctionType) -> Iterator[str]:
+    names = _names(function.__code__)
+    for name in names:
+        value = function.__globals__.get(name)
+        module = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
+        imported = name if value is None else module
+        if tier_of := BY_MODULE.get(str(imported).partition(".")[0]):
+            yield tier_of
+    for (module, call), tier_of in BY_CALL.items():
+        if module in names and call in names:
+            yield tier_of
+
+
+def _named(function: FunctionType) -> Iterator[object]:
+    """The functions and classes of this repository's proof that a function names, itself or in a module."""
+    names = _names(function.__code__)
+    spaces = [function.__globals__]
+    spaces += [vars(value) for value in map(function.__globals__.get, names) if isinstance(value, ModuleType)]
+    for space in spaces:
+        for value in map(space.get, names):
+            value = inspect.unwrap(value) if callable(value) else value
+            if isinstance(value, (FunctionType, type)) and value.__module__.partition(".")[0] in PROOF:
+                yield value
+
+
+def _names(code: CodeType) -> set[str]:
+    nested = [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+    return set(code.co_names).union(*map(_names, nested))
+
+
+class Watch:
+    """Fail a unit test that does what its tier excludes, in the product too."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] | None = None
+        sys.addaudithook(self._hear)
+
+    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
+        if self._seen is not None and event in BY_EVENT and arguments != (0,):
+            self._seen.add(BY_EVENT[event])
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_call(self) -> Iterator[None]:
+        self._seen = set()
+        try:
+            yield
+        finally:
+            seen, self._seen = self._seen, None
+        assert not seen, f"a unit test {' and '.join(sorted(seen))}: its tier is chosen in tests/tiers.py"
