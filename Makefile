@@ -82,8 +82,8 @@ soak: venv servers ## faults at production speed while what watches them is kill
 siege: venv servers ## every attack of tests/attacks at once on a real job, exporter and Prometheus, as root (20 minutes); to docs/measurements/
 	@$(BIN)/python -m validation.siege --json docs/measurements/siege.json $(SIEGE)
 
-gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (14 MiB)
-	@$(PYTHON) -m validation.gpu_check.wheels
+gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (28 MiB)
+	@for version in 3.11 3.12 3.13; do $(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --platform=manylinux2014_x86_64 --python-version=$$version --requirement exporter/requirements.txt --dest .gpu-wheels/$$version || exit; done
 
 gpu-check: ## every GPU metric beside nvidia-smi and a known load, and the hook, on a real GPU, without a network (8 minutes); to docs/measurements/
 	@$(PYTHON) -m validation.gpu_check --json $(REPORT)

@@ -1,51 +1,180 @@
-"""Runs every part, each within its time and none in the way of another; writes the report after each.
+"""Check the exporter and the hook on a real GPU: `make gpu-check`, about 6 minutes, at most 10.
 
-Imports nothing but the standard library until what the exporter needs is on the path (wheels.py).
+The machine needs `nvidia-smi`, Python 3.11 to 3.13 and, for the load and the hook, torch in that Python. It needs no
+network: if the exporter's dependencies are not installed, run `make gpu-wheels` on a machine with a network first and
+copy .gpu-wheels along. The first GPU is checked; other work on it makes the checks of the load differ.
+
+Parts (`--only PART` runs those whose name contains PART):
+  driver_facts  what the driver's documentation leaves open, as raw values; microseconds of each driver call
+  load          each metric next to `nvidia-smi -q -x`, at rest and under load, and next to what a matrix product, a
+                copy and an upload of known length did; CPU time, scrape latency and memory of the exporter
+  hook          DDP, FSDP2 and a loop by hand with NCCL in a group of one whose communication is slow on the device, DDP
+                with two ranks over gloo: the clocks of host and device, parameters, microseconds per step and mark
+
+Each part runs in processes of its own with a time limit, so a part that fails or hangs costs only itself. The report is
+rewritten after each part, and the output of `nvidia-smi -q -x` is kept next to it, without serial numbers. The exit
+status is 0 once there is a report, whatever it says, and 2 without a GPU. Outcomes: `failed` (the check broke),
+`differs`, `one side` (only one of both has a value), `measured` (a fact without a reference), `ok`, `absent`.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
+import json
+import os
+import platform
+import re
+import signal
+import subprocess
 import sys
+import tempfile
+import time
+import zipfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
+from testing.servers import free_port
+from validation.gpu_check.report import Check, write
+
 ROOT = Path(__file__).parents[2]
+# The modules of REQUIRED in rankscope_exporter.__main__, which cannot be imported without them.
+REQUIRED = ("pynvml", "prometheus_client", "fastapi", "uvicorn", "httptools", "uvloop", "yaml", "bcrypt")
 REPORT = ROOT / "docs" / "measurements" / "gpu_check.json"
+LEFT_OUT = re.compile(r"\s*<(supported_clocks|serial|pdi)>.*?</\1>", re.DOTALL)
+LIMIT = 570.0  # seconds for all parts
+# The limit of each part in seconds, by its module and an argument for it.
+PARTS = {
+    "driver_facts": 60.0,
+    "load": 220.0,
+    **{f"hook {way}": 90.0 for way in ("ddp", "fsdp2", "by_hand", "gloo", "cost")},
+}
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The exit status: 0 once there is a report, whatever it says; 2 and one line where there can be none."""
-    parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__)
-    parser.add_argument("--json", type=Path, default=REPORT, help="the report; Markdown goes beside it")
-    parser.add_argument("--limit", type=float, default=570, help="seconds for all of it")
-    parser.add_argument("--scale", type=float, default=1.0, help="of the load's and the pauses' length")
-    parser.add_argument("--load", default="", help="options of load.py, such as --device=cpu")
-    parser.add_argument("--only", default="", help="parts whose names have this, such as hook")
-    options = parser.parse_args(arguments)
-    if shutil.which("nvidia-smi") is None:
-        return _complain("no NVIDIA GPU here: there is no nvidia-smi on the PATH")
-    sys.path[:0] = [str(ROOT), str(ROOT / "exporter"), str(ROOT / "trainer_hooks")]
-    from validation.gpu_check.wheels import WheelsError, provide
+class NoGpuError(Exception):
+    """There is no GPU to check."""
 
+
+class WheelsError(Exception):
+    """The exporter's dependencies are not installed, and there are no wheels."""
+
+
+def main() -> int:
+    """Return the exit status: 0 once there is a report, 2 and one line where there can be none."""
+    style = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(prog="gpu_check", description=__doc__, formatter_class=style)
+    parser.add_argument("--json", type=Path, default=REPORT, help="the report; Markdown and XML go next to it")
+    parser.add_argument("--only", default="", metavar="PART", help="run the parts whose name contains this")
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.part:
+        return run_here(options.part)
     try:
-        brought = provide(ROOT / ".gpu-wheels")
-    except WheelsError as error:
-        return _complain(str(error))
-    if brought:
-        sys.path.insert(0, str(brought))
-    from validation.gpu_check.run import NoGpuError, run
-
-    try:
-        run(options.json, options.limit, options.scale, options.load.split(), options.only)
-    except NoGpuError as error:
-        return _complain(f"no NVIDIA GPU here: {error}")
+        run([name for name in PARTS if options.only in name], options.json)
+    except (NoGpuError, WheelsError) as error:
+        sys.stderr.write(f"gpu-check: {error}\n")
+        return 2
     return 0
 
 
-def _complain(text: str) -> int:
-    sys.stderr.write(f"gpu-check: {text}\n")
-    return 2
+def run(names: Sequence[str], path: Path) -> None:
+    """Run the parts and rewrite the report after each. Raises NoGpuError, WheelsError."""
+    ends, xml = time.monotonic() + LIMIT, nvidia_smi()
+    path.with_suffix(".xml").write_text(LEFT_OUT.sub("", xml))
+    results: dict[str, list[Check]] = {}
+    with tempfile.TemporaryDirectory() as unpacked:
+        unpack_wheels(Path(unpacked))
+        imported = [str(ROOT), str(ROOT / "exporter"), str(ROOT / "trainer_hooks"), unpacked]
+        os.environ["PYTHONPATH"] = os.pathsep.join([*imported, os.environ.get("PYTHONPATH", "")])
+        for name in names:
+            print(f"gpu-check: {name}", flush=True)
+            command = [sys.executable, "-m", "validation.gpu_check", "--part", name]
+            seconds = min(PARTS[name], max(0.0, ends - time.monotonic()))
+            results[name] = run_part(command, seconds, ranks=2 if "gloo" in name else 1)
+            write(path, conditions(xml), results)
+
+
+def nvidia_smi() -> str:
+    """Return the XML of `nvidia-smi -q -x`. Raises NoGpuError."""
+    try:
+        ran = subprocess.run(["nvidia-smi", "-q", "-x"], capture_output=True, text=True, timeout=60, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NoGpuError(f"no NVIDIA GPU: {error}") from None
+    if ran.returncode or "<gpu " not in ran.stdout:
+        raise NoGpuError(f"no NVIDIA GPU: {' '.join((ran.stdout + ran.stderr).split())[:200]}")
+    return ran.stdout
+
+
+def unpack_wheels(directory: Path, folder: Path = ROOT / ".gpu-wheels") -> None:
+    """Unpack the wheels if a dependency is not installed: then it can be imported. Raises WheelsError."""
+    missing = [name for name in REQUIRED if find_spec(name) is None]
+    wheels = list((folder / f"{sys.version_info.major}.{sys.version_info.minor}").glob("*.whl"))
+    if missing and not wheels:
+        raise WheelsError(f"{', '.join(missing)} missing: run `make gpu-wheels` with a network and copy {folder.name}")
+    for wheel in wheels if missing else ():
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(directory)
+
+
+def conditions(xml: str) -> dict[str, str]:
+    """Return where and when this was measured."""
+    gpu = " driver ".join(re.findall("<(?:product_name|driver_version)>(.*)<", xml)[1::-1])
+    machine = f"{platform.release()}, {os.cpu_count()} cores, Python {platform.python_version()}, uid {os.geteuid()}"
+    return {"GPU": gpu, "machine": machine, "when": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime())}
+
+
+def run_part(command: Sequence[str], seconds: float, ranks: int = 1) -> list[Check]:
+    """Run a part in a process for each rank and return its checks; kill what does not end in time."""
+    with tempfile.TemporaryDirectory() as name:
+        directory, ends = Path(name), time.monotonic() + seconds
+        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
+        common |= {"RANKSCOPE_RUN_DIR": name, "CUDA_DEVICE_ORDER": "PCI_BUS_ID", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+        started = [start(command, {**common, "RANK": str(rank)}, directory / str(rank)) for rank in range(ranks)]
+        ended = [wait(process, ends) for process in started]
+        found = [list(collect(directory / str(rank), why)) for rank, why in enumerate(ended)]
+    if ranks == 1:
+        return found[0]
+    return [replace(check, about=f"rank {r}: {check.about}") for r, checks in enumerate(found) for check in checks]
+
+
+def start(command: Sequence[str], variables: Mapping[str, str], output: Path) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own, with its output in files: a killed part keeps its checks."""
+    environment = {**os.environ, **variables, "LOCAL_RANK": variables["RANK"]}
+    with output.open("wb") as stdout, output.with_suffix(".err").open("wb") as stderr:
+        return subprocess.Popen(command, env=environment, stdout=stdout, stderr=stderr, start_new_session=True)
+
+
+def wait(process: subprocess.Popen[bytes], ends: float) -> str:
+    """Wait, kill the process and all that it started, and return why it failed; empty if it did not."""
+    why = "did not end in time"
+    with suppress(subprocess.TimeoutExpired):
+        code = process.wait(max(0.0, ends - time.monotonic()))
+        why = f"exit status {code}" if code else ""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    return why
+
+
+def collect(output: Path, why: str) -> Iterator[Check]:
+    """Yield the checks that a process has printed, and one more if it failed."""
+    for line in output.read_text(errors="replace").splitlines():
+        if line.startswith("{"):  # a library may print something else
+            yield Check(**json.loads(line))
+    if why:
+        errors = output.with_suffix(".err").read_text(errors="replace").strip()
+        yield Check("this part", "failed", note=f"{why}. {errors[-500:]}")
+
+
+def run_here(name: str) -> int:
+    """Run a part in this process and print each check as a line of JSON."""
+    module, _, argument = name.partition(" ")
+    for check in import_module(f"validation.gpu_check.{module}").check(argument):
+        print(json.dumps(asdict(check)), flush=True)
+    return 0
 
 
 if __name__ == "__main__":

@@ -1,219 +1,282 @@
-"""The hook on the GPU: small trainings with and without it, judged by the profiler, the clock and what the job did.
+"""The hook on the GPU: small trainings with and without it, and its clocks next to known waits.
 
-`python -m validation.gpu_check --only hook` is this part alone.
+A group of one rank communicates with no other rank, so its communication is made slow: the stream that communicates
+sleeps on the device, below what the hook watches, and CUDA events measure for how long.
 """
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
+import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
+from unittest.mock import patch
 
-from testing.simulated_node import free_port
-from validation.gpu_check import report
-from validation.gpu_check.exporter import STARTED, environment
-from validation.gpu_check.report import Check, Outcome, judge, number, surviving
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+from validation.gpu_check.report import Check, judge, ok_if, show
 
-from rankscope.record.sampling import is_sampled
-from rankscope.timeline.device_clock import SECONDS_PER_MARK, STEADY
+import rankscope
+from rankscope import attach, guard
+from rankscope.patch import replace
+from rankscope.probes.collectives import METHODS
+from rankscope.record.layout import FIELDS, INDEX, PHASES
+from rankscope.record.reader import read_rank
+from rankscope.timeline import device_clock
 
-PART = "hook on the GPU"
-HOST = 3e-4  # seconds that the host needs, under the profiler, from one call to the next
-BLOCKED = 0.1  # of the device's wait: a host that waits along with it is there for all of it
-DRY, BUSY = 0.5, 0.02  # of the device's time: at least, where the host is slow; at most, where the device is
-LAST = 12  # measured steps by whose numbers it is told how they were chosen
-LEVELS = range(1, 12)  # one of 2 to 2048 steps
-MARKS_A_SECOND = 2**STEADY / SECONDS_PER_MARK  # with as many more as the clock lets there be before it measures less
-JOB_LIMIT = 90.0  # seconds: one that hangs costs itself
-
-FEW = ("--steps=12",)
-# What is trained, in a process of its own each: how many ranks on the one GPU, and the job's options.
-JOBS: dict[str, tuple[int, Sequence[str]]] = {
-    "DDP": (1, ("--backend=nccl",)),
-    **{way: (1, ("--backend=nccl", f"--way={way}", *FEW)) for way in ("fsdp2", "by_hand", "async_op")},
-    # gloo copies gradients through the host.
-    "DDP, two ranks, gloo": (2, ("--backend=gloo", "--width=1024", *FEW)),
-    "cost": (1, ("--backend=nccl", "--only=overhead", "--pairs=15")),
-    "hsdp": (1, ("--backend=nccl", "--way=hsdp", *FEW)),
-}
-
-Told = Mapping[str, Any]
+STEPS = 12
+WIDTH, BATCH = 64, 16  # so small that the device waits for the delays nearly all the time
+CYCLES = 10_000_000  # of a delay: about 5 ms
+LATE = 0.05  # seconds by which the second rank of two is late in each step
+HOST = 3e-4  # seconds that the host needs between two calls
+TOLERANCE = 0.1  # of the delays
+BLOCKED = 0.1  # of the device's wait the host may wait at most this ratio
+WARM_UP = 130  # steps: the record is published, and the search for root modules in step 100 is over
+PAIRS, BLOCK = 15, 100  # pairs of blocks and steps of a block that the costs are measured with
 
 
-def hook(options: Sequence[str] = ()) -> Iterator[Check]:
-    """All jobs, with more options for each. One line says it where torch sees no GPU."""
-    for name, (ranks, own) in JOBS.items():
-        lines = run(ranks, [*own, *options])
-        if missing := [line["no_gpu"] for line in lines if "no_gpu" in line]:
-            yield Check(PART, "this part", "skipped", note=missing[0])
-            return
-        yield from surviving(PART, name, judged(name, lines))
+class SizeOne(int):
+    """A world size of 1 that does not compare as 1: from torch 2.9 on FSDP2 does not communicate if it is 1."""
+
+    __hash__ = int.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __gt__(self, other: int) -> bool:
+        return True
 
 
-def run(ranks: int, options: Sequence[str]) -> list[dict[str, Any]]:
-    """What the ranks told; a rank that failed tells its last words."""
-    with tempfile.TemporaryDirectory() as directory:
-        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
-        # cuBLAS is deterministic only with a workspace of fixed size.
-        fixed = {**rendezvous, "RANKSCOPE_RUN_DIR": directory, "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
-        processes = [_start(options, {**fixed, "RANK": str(rank), "LOCAL_RANK": str(rank)}) for rank in range(ranks)]
-        ends = time.monotonic() + JOB_LIMIT
-        return [line for process in processes for line in _told(process, ends)]
+@cache
+def make_mesh(device: str) -> DeviceMesh:
+    """Make a mesh of this rank alone, in which FSDP2 then communicates."""
+    mesh = init_device_mesh(device, (1,))
+    replace(dist.ProcessGroup, "size", lambda original: lambda group: SizeOne(original(group)))
+    return mesh
 
 
-def _start(options: Sequence[str], variables: Mapping[str, str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "validation.gpu_check.hook_job", *options]
-    pipe = subprocess.PIPE
-    process = subprocess.Popen(command, env={**environment(), **variables}, stdout=pipe, stderr=pipe, text=True)
-    STARTED.append(process)
-    return process
+delays: list[tuple[Any, Any]] | None = None
+"""The events at begin and end of each delay; None while there are none."""
 
 
-def _told(process: subprocess.Popen[str], ends: float) -> list[dict[str, Any]]:
-    why = ""
-    try:
-        output, errors = process.communicate(timeout=max(0.0, ends - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()
-        output, errors = process.communicate()
-        why = f"did not end within {JOB_LIMIT:.0f} s. "
-    lines = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
-    return lines if process.returncode == 0 else [*lines, {"failed": (why + errors.strip()[-600:]).strip()}]
+def delay() -> None:
+    """Let the current stream sleep on the device, if there are delays."""
+    if delays is not None:
+        cuda: Any = torch.cuda
+        begin, end = (cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        cuda._sleep(CYCLES)
+        end.record()
+        delays.append((begin, end))
 
 
-def judged(name: str, lines: Sequence[Told]) -> Iterator[Check]:
-    """The checks of one job; of several ranks, each rank's."""
-    judges: dict[str, Callable[[str, Told], Iterator[Check]]] = {
-        "identical": _identical,
-        "overhead": _overhead,
-        "waiting": _waiting,
-        "timeline": _timeline,
-        "gaps": _gaps,
-        "sampling": _sampling,
-        "besides": _besides,
-    }
-    for line in lines:
-        if "failed" in line:
-            yield Check(PART, name, "failed", note=line["failed"])
-        elif "skipped" in line:
-            yield Check(PART, name, "skipped", note=line["skipped"])
-        elif "check" in line:
-            about = f"{name}, rank {line['rank']}"
-            yield from surviving(PART, about, judges[line["check"]](about, line))
+def slow(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a collective after which the current stream sleeps."""
+
+    def slowed(*arguments: Any) -> Any:
+        work = original(*arguments)
+        delay()
+        return work
+
+    return slowed
 
 
-def _identical(about: str, told: Told) -> Iterator[Check]:
-    outcome: Outcome = "ok" if told["hook"] else "differs"
-    if not told["control"]:
-        outcome = "measured"  # the training does not even repeat itself
-    ours, theirs = ("identical" if told[which] else "different" for which in ("hook", "control"))
-    note = "with the hook and without; twice without"
-    yield Check(PART, f"{about}: parameters", outcome, ours, theirs, note)
+@cache
+def slow_down(operation: str) -> None:
+    """Make each collective of this kind that Python issues slow, in this process for good."""
+    for name, (known, _) in METHODS.items():
+        if known == operation and hasattr(dist.ProcessGroup, name):
+            replace(dist.ProcessGroup, name, slow)
 
 
-def _waiting(about: str, told: Told) -> Iterator[Check]:
-    calls = told["calls"]
-    for call in sorted({name for counts in calls.values() for name in counts}):
-        plain = [counts.get(call, 0) for counts in (calls["plain"], calls["control"])]
-        hook = calls["hook"].get(call, 0)
-        outcome: Outcome = "ok" if hook <= max(plain) else "differs"
-        yield Check(PART, f"{about}: {call}", outcome, str(hook), report.span(plain), "calls; twice without the hook")
-    objections = told["objections"]
-    outcome = "ok" if not objections["hook"] else "measured" if objections["plain"] else "differs"
-    ours, theirs = (objections[which] or "nothing" for which in ("hook", "plain"))
-    yield Check(PART, f"{about}: what set_sync_debug_mode objects to", outcome, ours, theirs, "with the hook; without")
+class Training:
+    """A small training, which reads each loss while there are delays."""
+
+    def __init__(self, way: str, device: str) -> None:
+        torch.manual_seed(0)
+        hidden = [layer for _ in range(6) for layer in (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU())]
+        self.model: torch.nn.Module = torch.nn.Sequential(*hidden, torch.nn.Linear(WIDTH, 10)).to(device)
+        self.inputs = torch.randn(BATCH, WIDTH).to(device)
+        self.targets = torch.randint(0, 10, (BATCH,)).to(device)
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # torch's
+        self.by_hand = way == "by_hand"
+        self.late = self.waited = 0.0
+        if way == "fsdp2":
+            self._shard()
+        elif way == "by_hand":
+            slow_down("all_reduce")
+        else:
+            self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        if way == "ddp":  # C++ issues the all-reduce, so a communication hook takes its place
+            self.model.register_comm_hook(None, lambda _, bucket: self._reduce(bucket))  # type: ignore[operator]
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01, momentum=0.9)
+
+    def run(self, steps: int = STEPS) -> float:
+        """Return the seconds of these steps, until the device has done them."""
+        torch.cuda.synchronize()
+        began = time.perf_counter()
+        for _ in range(steps):
+            self._step()
+        self._wait(torch.cuda.synchronize)
+        return time.perf_counter() - began
+
+    def _step(self) -> None:
+        time.sleep(self.late)
+        loss = torch.nn.functional.cross_entropy(self.model(self.inputs), self.targets)
+        loss.backward()  # type: ignore[no-untyped-call]  # torch's
+        if self.by_hand:
+            self._average()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        if delays is not None:
+            self._wait(loss.item)
+
+    def _wait(self, call: Callable[[], object]) -> None:
+        began = time.perf_counter()
+        call()
+        self.waited += time.perf_counter() - began
+
+    def _average(self) -> None:
+        """Reduce the gradients in a stream of their own, which the main stream then waits for."""
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            for parameter in self.model.parameters():
+                dist.all_reduce(parameter.grad)
+        torch.cuda.current_stream().wait_stream(self.stream)
+
+    def _shard(self) -> None:
+        slow_down("all_gather")
+        mesh = make_mesh(self.inputs.device.type)
+        for layer in [each for each in self.model.children() if isinstance(each, torch.nn.Linear)]:
+            fully_shard(layer, mesh=mesh)
+        sharded = fully_shard(self.model, mesh=mesh)
+        if hasattr(sharded, "set_force_sum_reduction_for_comms"):  # from torch 2.9 on; NCCL cannot average one rank
+            sharded.set_force_sum_reduction_for_comms(True)
+
+    def _reduce(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            if bucket.is_last():
+                delay()
+            future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[bucket.buffer().device])
+            future.set_result(bucket.buffer())
+        return future
 
 
-def _timeline(about: str, told: Told) -> Iterator[Check]:
-    device, waits = told["device"], told["profiler_waits"]
-    waited = device["collective_wait"]
-    note = f"seconds in {len(waits)} stalls of the profiler's main stream"
-    # Where the host waits too (gloo), or a stall finds the device dry, it needs a moment from here to there.
-    yield judge(PART, f"{about}: exposed wait", [waited], sum(waits), 0.02 * sum(waits) + HOST * len(waits), note)
-    whole = sum(device.values())
-    yield judge(PART, f"{about}: all phases", [whole], told["wall"], 0.01 * told["wall"], "seconds; the wall clock")
-    yield from _steps(about, told["steps"], told["profiler_steps"])
-    for phase, seconds in device.items():
-        if seconds:
-            yield Check(PART, f"{about}: {phase}", "measured", number(seconds), note="seconds of the device's")
-    if told["is_alone"]:
-        yield from _host(about, told)
+def check(way: str) -> Iterator[Check]:
+    """Yield the checks of a way to train, or what the hook costs."""
+    guard.reraise = True
+    torch.use_deterministic_algorithms(True)
+    dist.init_process_group("gloo" if way == "gloo" else "nccl")
+    if way == "cost":
+        yield from costs(Training("plain", "cuda"))
+    else:
+        yield from clocks(way, "cuda")
+        yield identical(way, "cuda")
+    dist.destroy_process_group()
 
 
-def _steps(about: str, ours: Sequence[float], theirs: Sequence[float]) -> Iterator[Check]:
-    """The profiler does not see where the first step begins."""
-    yield judge(PART, f"{about}: whole steps", [len(ours)], len(theirs) + 1, note="the profiler's, and the first")
-    apart = [abs(our - their) - 0.01 * their for our, their in zip(ours[-len(theirs) :], theirs, strict=False)]
-    if apart:
-        outcome: Outcome = "ok" if max(apart) <= HOST else "differs"
-        shown = report.span(ours[-len(theirs) :]), report.span(theirs)
-        yield Check(PART, f"{about}: each step", outcome, *shown, "seconds; from optimizer to optimizer")
+def clocks(way: str, device: str) -> Iterator[Check]:
+    """Compare the clocks of host and device with the delays, the wall clock and the job's own waits."""
+    global delays  # the patched collectives read it
+    training = Training(way, device)
+    training.late, delays = LATE * dist.get_rank(), None if way == "gloo" else []
+    with patch.object(device_clock, "SECONDS_PER_MARK", 0.0):  # every step is measured
+        training.run(3)
+        rankscope.instrument()
+        training.run(1)  # start-up ends: the device clock starts
+        attachment = attach.current()
+        assert attachment
+        before, path, training.waited = attachment.writer.slots.tolist(), attachment.writer.path, 0.0
+        delays = None if delays is None else []
+        wall = training.run()
+        grown = [after - b for after, b in zip(attachment.writer.slots.tolist(), before, strict=True)]
+        rankscope.uninstrument()
+    known = sum(begin.elapsed_time(end) for begin, end in delays or ()) / 1000
+    delays = None
+    assert path
+    slots = read_rank(path).slots
+    device_seconds, host = by_phase(slots, "device_seconds"), by_phase(grown, "phase_seconds")
+    yield judge("device: steps", [slots[INDEX["device_steps"]]], STEPS)
+    yield judge("device: all phases", [sum(device_seconds.values())], wall, 0.01 * wall + HOST, "the wall clock")
+    yield from judge_waits(device_seconds["collective_wait"], host, known, training.waited)
+    for name, seconds in (("host", host), ("device", device_seconds), ("dry", by_phase(slots, "device_dry_seconds"))):
+        shown = ", ".join(f"{phase} {show(value)}" for phase, value in seconds.items() if value)
+        yield Check(f"{name}: seconds by phase", "measured", shown)
 
 
-def _host(about: str, told: Told) -> Iterator[Check]:
-    """What the host did meanwhile: it reads each loss, and never waits for the communication."""
-    host, waited = told["host"], told["device"]["collective_wait"]
-    outcome: Outcome = "ok" if host["collective_wait"] <= BLOCKED * waited else "differs"
-    shown = number(host["collective_wait"]), number(waited)
-    note = f"seconds of the host's; of the device's, of which it may be {BLOCKED:.0%}"
-    yield Check(PART, f"{about}: collective_wait of the host", outcome, *shown, note)
-    slack = 0.02 * told["waited"] + HOST * told["waits"]
-    note = "seconds of the host's; the job's own"
-    yield judge(PART, f"{about}: device_wait of the host", [host["device_wait"]], told["waited"], slack, note)
-    yield judge(PART, f"{about}: device waits", [told["device_waits"]], told["waits"], note="the job's own")
-    ours, theirs = told["collectives"], told["issued"]
-    for op in sorted(ours.keys() | theirs.keys()):
-        note = "collectives; those that the job issued"
-        yield judge(PART, f"{about}: {op}", [ours.get(op, 0)], theirs.get(op, 0), note=note)
-
-
-def _gaps(about: str, told: Told) -> Iterator[Check]:
-    found = told["found"]
-    for name, least, most in (("busy", 0.0, BUSY), ("launch-bound", DRY, 1.0)):
-        dry = sum(found[name]["dry"].values()) / found[name]["device"]
-        outcome: Outcome = "ok" if least <= dry <= most else "differs"
-        yield Check(PART, f"{about}: dry, {name}", outcome, number(dry), f"{least} … {most}", "of the device's time")
-    ours, note = found["pausing"]["dry"].get("other", 0.0), "seconds of other; those that the host slept"
-    yield judge(PART, f"{about}: dry, pausing", [ours], told["paused"], 0.1 * told["paused"], note)
-
-
-def _sampling(about: str, told: Told) -> Iterator[Check]:
-    last = told["numbers"][-LAST:]
-    level = next((level for level in LEVELS if last == _sampled(last, level)), None)
-    outcome: Outcome = "differs" if level is None or len(last) < LAST else "ok"
-    expected = "one of 2^k in each 2^k" if level is None else f"one in each {2**level}"
-    yield Check(PART, f"{about}: measured steps", outcome, " ".join(map(str, last)), expected, "numbers of the last")
-    note = f"seconds of measured steps; the host's of the same, which take {1e6 * told['step']:.0f} µs without the hook"
-    yield judge(PART, f"{about}: their length", [told["device"]], told["host"], 0.05 * told["host"], note)
-
-
-def _sampled(numbers: Sequence[int], level: int) -> list[int]:
-    return [step for step in range(numbers[0], numbers[-1] + 1) if is_sampled(step, level)] if numbers else []
-
-
-def _besides(about: str, told: Told) -> Iterator[Check]:
-    """The allocator is asked at a step's end, before the gradients are given back."""
-    for name, ours in told["ours"].items():
-        theirs = told["theirs"][name]
-        slack = 0.0 if name == "copy_bytes" else 0.2 * theirs
-        yield judge(PART, f"{about}: {name}", [ours] if ours else [], theirs, slack, "bytes; the profiler's or torch's")
-
-
-def _overhead(about: str, told: Told) -> Iterator[Check]:
-    step = f"of a step of {told['step']:.0f} µs"
-    for name in ("hook", "hook, every step measured", "control"):
-        median, low, high = told[name]
-        yield Check(PART, f"{about}: {name}", "measured", f"{median:+.1f} µs", f"[{low:+.1f}, {high:+.1f}]", step)
-    if "marks in a step" not in told:
+def judge_waits(waited: float, host: Mapping[str, float], known: float, own: float) -> Iterator[Check]:
+    """Judge the waits of device and host: alone by the delays, of two ranks by how late one of them is."""
+    if not known:
+        late = LATE * STEPS * (1 - dist.get_rank())
+        yield judge("device: collective_wait", [waited], late, 0.25 * LATE * STEPS, "the other rank is late")
         return
-    mark = (told["hook, every step measured"][0] - told["hook"][0]) / told["marks in a step"]
-    note = f"10 µs are reckoned with; {told['marks in a step']:.1f} in a step"
-    yield Check(PART, f"{about}: a mark", "measured", f"{mark:.1f} µs", note=note)
-    # One step more or less is measured in a stretch of time.
-    a_second, most = told["marks in a second"], MARKS_A_SECOND + told["marks in a step"] / told["seconds"]
-    outcome: Outcome = "ok" if a_second <= most else "differs"
-    yield Check(PART, f"{about}: marks a second", outcome, f"{a_second:.1f}", f"{most:.1f}", "at most")
+    yield judge("device: collective_wait", [waited], known, TOLERANCE * known, "the delays, by CUDA events")
+    shown = show(host["collective_wait"]), f"at most {show(BLOCKED * waited)}"
+    yield Check("host: collective_wait", ok_if(host["collective_wait"] <= BLOCKED * waited), *shown)
+    slack = 0.02 * own + HOST * (STEPS + 1)
+    yield judge("host: device_wait", [host["device_wait"]], own, slack, "the job's own clock")
+
+
+def by_phase(slots: Sequence[float], field: str) -> dict[str, float]:
+    """Return a field's seconds by phase."""
+    return dict(zip(PHASES, slots[INDEX[field] : INDEX[field] + FIELDS[field]], strict=False))
+
+
+def identical(way: str, device: str) -> Check:
+    """Check that the parameters are the same bits with and without the hook."""
+    plain, again = parameters(way, device), parameters(way, device)
+    rankscope.instrument()
+    hooked = parameters(way, device)
+    rankscope.uninstrument()
+    same, repeats = (all(map(torch.equal, plain, other)) for other in (hooked, again))
+    shown = f"identical: {same}", f"without the hook twice: {repeats}"
+    return Check("parameters with the hook", ok_if(same) if repeats else "measured", *shown)
+
+
+def parameters(way: str, device: str) -> list[torch.Tensor]:
+    """Train, and return this rank's part of the parameters."""
+    training = Training(way, device)
+    training.run()
+    parts: Iterator[Any] = (parameter.detach() for parameter in training.model.parameters())
+    return [part.to_local() if hasattr(part, "to_local") else part for part in parts]
+
+
+def costs(training: Training) -> Iterator[Check]:
+    """Yield the microseconds per step and per mark of the device clock."""
+    plain = statistics.median(run_block(training) for _ in range(PAIRS))
+    yield Check("a step without the hook", "measured", f"{1e6 * plain:.0f} µs")
+    yield from cost("nothing (the control)", training, run_block)
+    usual = yield from cost("the hook", training, run_hooked_block)
+    with patch.object(device_clock, "SECONDS_PER_MARK", 0.0):
+        full = yield from cost("the hook, every step measured", training, run_hooked_block)
+        with patch.object(device_clock, "Mark", wraps=device_clock.Mark) as mark:
+            run_hooked_block(training)
+    marks = mark.call_count / (WARM_UP + BLOCK)
+    yield Check("cost of a mark", "measured", f"{(full - usual) / marks:.1f} µs", note=f"{marks:.1f} marks a step")
+
+
+def cost(about: str, training: Training, block: Callable[[Training], float]) -> Generator[Check, None, float]:
+    """Yield and return the median of the microseconds by which a block's step takes longer than a plain one."""
+    differences = [1e6 * (block(training) - run_block(training)) for _ in range(PAIRS)]
+    low, median, high = statistics.quantiles(differences, n=4)
+    yield Check(f"cost of {about}", "measured", f"{median:+.1f} µs a step", note=f"quartiles {low:+.1f}, {high:+.1f}")
+    return median
+
+
+def run_block(training: Training) -> float:
+    """Return the seconds of a step."""
+    training.run(WARM_UP)
+    return training.run(BLOCK) / BLOCK
+
+
+def run_hooked_block(training: Training) -> float:
+    """Return the seconds of a step with the hook."""
+    rankscope.instrument()
+    seconds = run_block(training)
+    rankscope.uninstrument()
+    return seconds

@@ -1,31 +1,34 @@
-"""The known load: phases of which device time, bytes and operations are known, in a process of its own.
+"""A known load: each metric next to nvidia-smi at rest and under load, and counters next to what the load did.
 
-Needs torch and nothing of ours. Tells on standard output, as a JSON line each, what it is, and when each phase begins
-and ends and what it did: by CUDA events, so without the time in which the GPU waited for us.
+What the exporter costs is measured at rest, with all collectors and two scrapes a second.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
+import itertools
+import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Literal
 
-if TYPE_CHECKING:
-    import torch
+from benchmarks.exporter_cost import MEBIBYTE, cpu_seconds, resident_bytes
+from testing.servers import Server
+from validation.gpu_check.compare import compare, judge_invariants
+from validation.gpu_check.exporter import Scrape, recorded, running, values
+from validation.gpu_check.report import Check, ok_if, show
 
-T = TypeVar("T")
-Work = Callable[[], object]
-GIBIBYTE = 2**30
-GAP = 4.0  # seconds of nothing before each phase, so that readings a second or two late still tell phases apart
+REST = 30.0  # seconds in which the cost is measured
+BATCH = 4  # pieces of work between two synchronizations
+GAP = 4.0  # seconds of rest before each phase
+BEFORE, AFTER = 1.0, 3.0  # seconds around a phase: readings are up to a second old, and samples another
+SETTLE = 5.0  # seconds after which clocks and power under load are steady
 
 
 @dataclass(frozen=True)
 class Phase:
-    """Work for `on` seconds, then none for `off` seconds, again and again; with `seconds` 0 just once."""
+    """Work for `on` seconds and rest for `off` seconds, repeated for `seconds`."""
 
     name: str
     work: str
@@ -34,179 +37,177 @@ class Phase:
     off: float = 0.0
 
 
+@dataclass(frozen=True)
+class Done:
+    """What a phase did: unix times, seconds in which the device was busy, and bytes."""
+
+    phase: str
+    began: float
+    ended: float
+    busy: float
+    bytes: float
+
+
+FULL, HALF, BURSTS = "product", "product, half the time", "product, 50 ms each second"
 PHASES = (
-    Phase("hold memory", "hold", 4, on=4),
-    Phase("bf16", "bf16", 20),
-    Phase("bf16, half the time", "bf16", 20, on=0.1, off=0.1),
-    Phase("bf16, 50 ms every second", "bf16", 20, on=0.05, off=0.95),
-    Phase("fp32", "fp32", 10),
-    Phase("upload once", "upload", 0, on=0),
-    Phase("upload", "upload", 6),
+    Phase(FULL, "product", 20),
+    Phase(HALF, "product", 20, on=0.1, off=0.1),
+    Phase(BURSTS, "product", 20, on=0.05, off=0.95),
     Phase("copy", "copy", 8),
-    Phase("idle", "idle", 10, on=10),
+    Phase("upload", "upload", 6),
+    Phase("idle", "product", 10, on=0.0, off=10),
 )
+
+Known = Literal["busy", "bytes", "window", "joules", "bytes per second"]
 
 
 @dataclass(frozen=True)
-class Sizes:
-    """Of square matrices, and of what is copied or held, in bytes."""
+class Effect:
+    """A counter's growth over a phase (a rate's maximum): from `least` to `most` times what is known, ± `slack`."""
 
-    matrix: int = 8192
-    chunk: int = GIBIBYTE
-    held: int = 4 * GIBIBYTE
-
-
-class Gpu:
-    """What there is to do on a device, and how long it takes there."""
-
-    def __init__(self, torch: Any, device: str, sizes: Sizes) -> None:
-        torch.set_float32_matmul_precision("highest")  # fp32 is to keep off the tensor cores
-        self._torch = torch
-        self._device = device
-        self._sizes = sizes
-        self.timed = self._timed_by_events if device == "cuda" else self._timed_by_clock
-        self.makers: Mapping[str, Callable[[], Work]] = {
-            "bf16": lambda: self._product(torch.bfloat16),
-            "fp32": lambda: self._product(torch.float32),
-            "upload": self._upload,
-            "copy": self._copy,
-        }
-        products = 2 * sizes.matrix**3
-        self.flops = {"bf16": products, "fp32": products}
-        self.bytes = {"upload": sizes.chunk, "copy": sizes.chunk, "hold": sizes.held}
-
-    def describe(self) -> dict[str, Any]:
-        """Name and UUID of the device, and who we are."""
-        told = {"pid": os.getpid(), "torch": self._torch.__version__, "uuid": "", "device": "cpu"}
-        if self._device == "cuda":
-            properties = self._torch.cuda.get_device_properties(0)
-            told |= {"uuid": f"GPU-{getattr(properties, 'uuid', '')}", "device": properties.name}
-        return told
-
-    def hold(self, seconds: float, sleep: Callable[[float], None]) -> None:
-        """Have a tensor of a known size, and then not."""
-        held = self._torch.empty(self._sizes.held, dtype=self._torch.uint8, device=self._device)
-        sleep(seconds)
-        del held
-        if self._device == "cuda":
-            self._torch.cuda.empty_cache()
-
-    def _upload(self) -> Work:
-        host = self._torch.ones(self._sizes.chunk, dtype=self._torch.uint8, pin_memory=self._device == "cuda")
-        there = self._torch.empty(self._sizes.chunk, dtype=self._torch.uint8, device=self._device)
-        return lambda: there.copy_(host, non_blocking=True)
-
-    def _copy(self) -> Work:
-        one, other = (
-            self._torch.ones(self._sizes.chunk, dtype=self._torch.uint8, device=self._device) for _ in range(2)
-        )
-        return lambda: other.copy_(one)
-
-    def _product(self, dtype: torch.dtype) -> Work:
-        size = self._sizes.matrix
-        left, right, product = (self._torch.randn(size, size, device=self._device).to(dtype) for _ in range(3))
-        return lambda: self._torch.matmul(left, right, out=product)
-
-    def _timed_by_events(self, work: Work, times: int) -> float:
-        begin, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begin.record()
-        for _ in range(times):
-            work()
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1000
-
-    def _timed_by_clock(self, work: Work, times: int) -> float:
-        begun = time.perf_counter()
-        for _ in range(times):
-            work()
-        return time.perf_counter() - begun
+    phase: str
+    metric: str
+    least: float = 0.0
+    most: float = 0.0
+    slack: float = 0.0
+    known: Known = "busy"
+    label: str = ""
+    """The value of the label that tells this series from the metric's others."""
 
 
-class Load:
-    """Runs phases."""
-
-    def __init__(self, gpu: Gpu, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
-        self._gpu = gpu
-        self._clock = clock
-        self._sleep = sleep
-        self._works: dict[str, Work] = {}
-        self._each: dict[str, float] = {}
-
-    def warm_up(self, work: str) -> None:
-        """How long this work takes, once its kernels are loaded. Raises what torch raises."""
-        do = self._gpu.makers[work]()
-        self._gpu.timed(do, 3)
-        self._each[work] = self._gpu.timed(do, 5) / 5
-        self._works[work] = do
-
-    def run(self, phase: Phase) -> dict[str, Any]:
-        began, busy, times = self._clock(), 0.0, 0
-        while True:
-            stretch, count = self._stretch(phase)
-            busy, times = busy + stretch, times + count
-            if self._clock() - began + phase.off >= phase.seconds:
-                break
-            self._sleep(phase.off)
-        ended = self._clock()
-        done = {
-            "phase": phase.name,
-            "began": began,
-            "ended": ended,
-            "busy_seconds": busy,
-            "wall_seconds": ended - began,
-        }
-        per_time = {"flops": self._gpu.flops.get(phase.work, 0), "bytes": self._gpu.bytes.get(phase.work, 0)}
-        return done | {name: each * times for name, each in per_time.items()}
-
-    def _stretch(self, phase: Phase) -> tuple[float, int]:
-        """Seconds on the device, and how often the work was done."""
-        if phase.work == "idle":
-            self._sleep(phase.on)
-            return 0.0, 0
-        if phase.work == "hold":
-            self._gpu.hold(phase.on, self._sleep)
-            return 0.0, 1
-        times = max(1, round(phase.on / self._each[phase.work]))
-        return self._gpu.timed(self._works[phase.work], times), times
+# A matrix product of 8192³ keeps all SMs busy but in its last wave. A sample of the driver covers up to a second, so
+# half a second at either end of a phase is uncertain.
+EFFECTS: tuple[Effect, ...] = (
+    Effect(FULL, "busy_seconds_total", 0.97, 1.03, 0.5),
+    Effect(HALF, "busy_seconds_total", 0.9, 1.1, 0.5),
+    Effect(BURSTS, "busy_seconds_total", 0.8, 1.3, 0.3),
+    Effect("idle", "busy_seconds_total", 0, 0, 0.05),
+    Effect("copy", "memory_busy_seconds_total", 0.3, 1.05, 0.5),
+    Effect(BURSTS, "graphics_active_seconds_total", 0.8, 1.3, 0.3),
+    Effect(FULL, "sm_active_seconds_total", 0.85, 1.03, 0.5),
+    Effect(FULL, "sm_occupancy_seconds_total", 0.05, 1.0),
+    Effect(FULL, "tensor_active_seconds_total", 0.4, 1.03, 0.1),
+    Effect("copy", "tensor_active_seconds_total", 0, 0, 0.1),
+    Effect(FULL, "pipe_active_seconds_total", 0.4, 1.03, 0.1, label="tensor_hmma"),
+    Effect("copy", "dram_active_seconds_total", 0.5, 1.03, 0.1),
+    Effect("idle", "dram_active_seconds_total", 0, 0, 0.1),
+    Effect("upload", "gpm_pcie_bytes_total", 0.9, 1.2, 0, "bytes", "receive"),
+    # The exporter serves these only past 4 GiB: one side means that the driver's counter wraps at 32 bits.
+    Effect("upload", "pcie_bytes_total", 0.9, 1.2, 0, "bytes", "receive"),
+    Effect("upload", "pcie_throughput_bytes_per_second", 0.75, 1.25, 0, "bytes per second", "receive"),
+    Effect(FULL, "energy_joules_total", 0.9, 1.1, 0, "joules"),
+    Effect(FULL, "state_seconds_total", 1.0, 1.0, 2.0, "window"),
+    Effect(HALF, "last_busy_timestamp_seconds", 0.8, 1.2, 1.0, "window"),
+    Effect("idle", "last_busy_timestamp_seconds", 0, 0, 1.0),
+)
 
 
-def say(told: Mapping[str, Any]) -> None:
-    """A line, at once."""
-    print(json.dumps(told), flush=True)
+def check(_argument: str = "") -> Iterator[Check]:
+    """Yield the cost, the comparisons at rest and under load, the effects of the load, and the invariants."""
+    with running() as exporter, recorded(exporter) as scrapes:
+        yield from compare("at rest", scrapes)
+        yield from costs(exporter, scrapes)
+        import torch
+
+        works, synchronize = make_works(torch, "cuda"), torch.cuda.synchronize
+        for phase in PHASES:
+            yield from run_phase(phase, works[phase.work], synchronize, scrapes)
+        yield from judge_invariants(scrapes)
+        logged = [line for line in exporter.log.read_text(errors="replace").splitlines() if "level=info" not in line]
+        yield Check("warnings and errors logged", ok_if(not logged), str(len(logged)), note=" / ".join(logged[:5]))
 
 
-def main() -> None:
-    """All phases; `--scale` makes them shorter, and `--device cpu` with small sizes shows that this runs at all."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--device", default="cuda")
-    parser.add_argument("--matrix", type=int, default=Sizes.matrix)
-    parser.add_argument("--chunk", type=int, default=Sizes.chunk)
-    parser.add_argument("--held", type=int, default=Sizes.held)
-    parser.add_argument("--scale", type=float, default=1.0)
-    options = parser.parse_args()
-    import torch
-
-    gpu = Gpu(torch, options.device, Sizes(options.matrix, options.chunk, options.held))
-    say(gpu.describe())
-    load = Load(gpu, time.time, time.sleep)
-    for work in gpu.makers:
-        attempt(work, load.warm_up, work)
-    for phase in PHASES:
-        time.sleep(GAP * options.scale)
-        scaled = Phase(phase.name, phase.work, phase.seconds * options.scale, phase.on * options.scale, phase.off)
-        say({"phase": phase.name, "began": time.time()})
-        attempt(phase.name, lambda phase: say(load.run(phase)), scaled)
-    time.sleep(GAP * options.scale)
+def costs(exporter: Server, scrapes: Sequence[Scrape]) -> Iterator[Check]:
+    """Yield what the exporter costs."""
+    pid, first = exporter.pid or 0, len(scrapes)
+    before, began = cpu_seconds(pid), time.monotonic()
+    time.sleep(REST)
+    ratio = (cpu_seconds(pid) - before) / (time.monotonic() - began)
+    yield Check("exporter: CPU time", "measured", f"{100 * ratio:.2f}% of a core")
+    seconds = [1e6 * scrape.seconds for scrape in scrapes[first:]]
+    shown = f"{statistics.median(seconds):.0f} µs, at most {max(seconds):.0f} µs"
+    yield Check("exporter: a scrape", "measured", shown, note=f"{len(scrapes[-1].series)} series")
+    yield Check("exporter: resident memory", "measured", f"{resident_bytes(pid) / MEBIBYTE:.1f} MiB")
 
 
-def attempt(name: str, what: Callable[[T], None], argument: T) -> None:
-    """One that fails, for memory that cannot be pinned, say, costs itself alone."""
-    try:
-        what(argument)
-    except Exception as error:  # whatever torch has to say
-        say({"failed": name, "error": f"{type(error).__name__}: {error}"})
+def make_works(torch: Any, device: str, size: int = 8192, chunk: int = 2**30) -> dict[str, Callable[[], int]]:
+    """Return the pieces of work, which return their bytes: a product of matrices of this size, and copies."""
+    left, right, product = (torch.randn(size, size, device=device).bfloat16() for _ in range(3))
+    source, target = (torch.ones(chunk, dtype=torch.uint8, device=device) for _ in range(2))
+    host = torch.ones(chunk, dtype=torch.uint8, pin_memory=device == "cuda")
+
+    def multiply() -> int:
+        torch.matmul(left, right, out=product)
+        return 0
+
+    def copy(tensor: Any) -> int:
+        target.copy_(tensor, non_blocking=True)
+        return chunk
+
+    works: dict[str, Callable[[], int]] = {
+        "product": multiply,
+        "copy": lambda: copy(source),
+        "upload": lambda: copy(host),
+    }
+    for work in works.values():  # the kernels are loaded
+        work()
+    return works
 
 
-if __name__ == "__main__":
-    main()
+def run_phase(
+    phase: Phase, work: Callable[[], int], synchronize: Callable[[], Any], scrapes: Sequence[Scrape]
+) -> Iterator[Check]:
+    """Rest, run a phase, and yield its effects, and in the first phase a comparison under load."""
+    time.sleep(GAP)
+    with ThreadPoolExecutor() as pool:
+        pending = pool.submit(_compare, scrapes) if phase == PHASES[0] else None
+        done = run(phase, work, synchronize)
+    yield from pending.result() if pending else ()
+    yield Check(f"{phase.name}: busy seconds, bytes", "measured", f"{show(done.busy)}, {show(done.bytes)}")
+    time.sleep(max(0.0, done.ended + AFTER - time.time()))
+    yield from judge_effects(done, scrapes)
+
+
+def _compare(scrapes: Sequence[Scrape]) -> list[Check]:
+    time.sleep(SETTLE)
+    return list(compare("under load", scrapes))
+
+
+def run(phase: Phase, work: Callable[[], int], synchronize: Callable[[], Any]) -> Done:
+    """Run a phase. The device is busy from the first piece of work to the end of the synchronization."""
+    synchronize()
+    began, busy, done = time.time(), 0.0, 0
+    while time.time() < began + phase.seconds:
+        start = time.perf_counter()
+        while time.perf_counter() - start < phase.on:
+            done += sum(work() for _ in range(BATCH))
+            synchronize()
+        busy += time.perf_counter() - start
+        time.sleep(phase.off)
+    return Done(phase.name, began, time.time(), busy, done)
+
+
+def judge_effects(done: Done, scrapes: Sequence[Scrape]) -> Iterator[Check]:
+    """Judge the effects of a phase by the scrapes around it."""
+    around = [scrape for scrape in scrapes if done.began - BEFORE <= scrape.at <= done.ended + AFTER]
+    watts = values(around, "gpu_power_watts")[1:]
+    lengths = [after.at - before.at for before, after in itertools.pairwise(around)]
+    known: dict[Known, float] = {
+        "busy": done.busy,
+        "bytes": done.bytes,
+        "window": sum(lengths),
+        "joules": sum(power * length for power, length in zip(watts, lengths, strict=False)),
+        "bytes per second": done.bytes / done.busy if done.busy else 0.0,
+    }
+    for effect in (effect for effect in EFFECTS if effect.phase == done.phase):
+        yield _judge(effect, known[effect.known], around)
+
+
+def _judge(effect: Effect, known: float, scrapes: Sequence[Scrape]) -> Check:
+    about = f"{effect.phase}: {effect.metric} {effect.label}".strip()
+    seen = values(scrapes, f"gpu_{effect.metric}", *effect.label.split())
+    if len(seen) < 2:
+        return Check(about, "one side", reference=show(known), note=effect.known)
+    ours = max(seen) if effect.known == "bytes per second" else seen[-1] - seen[0]
+    low, high = effect.least * known - effect.slack, effect.most * known + effect.slack
+    return Check(about, ok_if(low <= ours <= high), show(ours), f"{show(low)} to {show(high)}", effect.known)
