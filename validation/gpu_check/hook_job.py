@@ -20,7 +20,8 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from benchmarks.hook_overhead.in_process import alternating, interval
+from benchmarks.hook_overhead.in_process import alternating
+from testing.statistics import median_interval as interval
 from torch.profiler import ProfilerActivity, profile
 from validation.gpu_check import trace
 from validation.gpu_check.hook_training import OPTIMIZER, Training

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
-from testing.simulated_node import markdown
+from testing.report import table as markdown
 
 Outcome = Literal[
     "ok", "differs", "absent on both sides", "only we", "only nvidia-smi", "measured", "failed", "skipped"
