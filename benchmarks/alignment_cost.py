@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--device", action="store_true", help="the steps were measured on a device")
     options = parser.parse_args()
     figures, aligned = measure(options)
-    body = [report.table(figures, [figures.values()]), f"In milliseconds; {aligned:.0f} steps were aligned."]
+    body = [report.table([*figures], [[*figures.values()]]), f"In milliseconds; {aligned:.0f} steps were aligned."]
     report.Report("alignment_cost", "Cost of the alignment", __doc__, "none", body, figures).publish(options.save)
 
 

@@ -66,7 +66,7 @@ class Report:
     name: str
     title: str
     about: str | None
-    """What is measured and how: a text, or the program's docstring, whose first line and command are left out."""
+    """What is measured and how; of a docstring the first line and the command are left out."""
     bound: str
     body: Sequence[str]
     """Paragraphs and tables."""
@@ -101,9 +101,10 @@ class Report:
 
 
 def explanation(text: str | None) -> str:
-    """Return a docstring without its first paragraph and the indented command after it."""
-    paragraphs = (text or "").strip().split("\n\n")
-    return "\n\n".join(part for part in paragraphs[1:] if not part.startswith("    ")) or paragraphs[0]
+    """Return a docstring without its first paragraph, if that is one line, and without the command after it."""
+    first, *others = (text or "").strip().split("\n\n")
+    others = [part for part in others if not part.startswith("    ")]
+    return "\n\n".join(others if others and "\n" not in first else [first, *others])
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -111,8 +112,22 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join(f"| {' | '.join(map(str, cells))} |" for cells in (head, ["---"] * len(head), *rows))
 
 
+@dataclass(frozen=True)
+class Check:
+    """One line of a verdict."""
+
+    check: str
+    holds: bool
+    found: str
+
+
+def verdict(checks: Iterable[Check]) -> str:
+    """Return the checks as a table."""
+    return table(("check", "holds", "found"), [(one.check, yes_or_no(one.holds), one.found) for one in checks])
+
+
 def yes_or_no(holds: bool) -> str:
-    """Return a verdict that is seen at a glance."""
+    """Return it so that a failure is seen at a glance."""
     return "yes" if holds else "**NO**"
 
 
@@ -131,6 +146,11 @@ class Ledger:
         self._path = path
         self._lock = threading.Lock()
         self.lines = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def clear(self) -> None:
+        """Start again without lines."""
+        self.lines.clear()
+        self._path.unlink(missing_ok=True)
 
     def has(self, run_id: str) -> bool:
         """Return whether this run is done."""

@@ -1,39 +1,31 @@
-"""What a soak has seen: a line of JSON for each thing, written at once, and read again for the report."""
+"""What a soak has observed: a line of the ledger for each observation, written at once."""
 
 from __future__ import annotations
 
-import json
-import threading
 import time
-from collections.abc import Iterator
-from pathlib import Path
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-Observation = dict[str, Any]
+from testing.report import Ledger, Line
+
+Observation = Line
 
 
 class Observations:
-    """A file that only grows; several threads write."""
+    """Adds observations to a ledger, with the time."""
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._lock = threading.Lock()
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
 
     def add(self, kind: str, **what: Any) -> None:
-        """One more, with the time."""
-        line = json.dumps({"kind": kind, "time": round(time.time(), 3), **what})
-        with self._lock, self._path.open("a") as file:
-            file.write(line + "\n")
+        """Write one observation."""
+        self._ledger.add({"kind": kind, "time": round(time.time(), 3), **what})
 
 
-def read(path: Path) -> dict[str, list[Observation]]:
-    """All of them by kind, in their order."""
-    found: dict[str, list[Observation]] = {}
-    for line in _lines(path):
-        found.setdefault(line["kind"], []).append(line)
+def by_kind(ledger: Ledger) -> Mapping[str, Sequence[Observation]]:
+    """Return all observations by kind, in their order."""
+    found: dict[str, list[Observation]] = defaultdict(list)
+    for line in ledger.lines:
+        found[line["kind"]].append(line)
     return found
-
-
-def _lines(path: Path) -> Iterator[Observation]:
-    for line in path.read_text().splitlines():
-        yield json.loads(line)
