@@ -78,8 +78,8 @@ def _whole(lines: Sequence[Line]) -> str:
     alike = sum(_alarms(whole) == _alarms(day) for whole, day in compared)
     judged = _judged_days([day for _, day in compared])
     return (
-        f"Control of what was left out: {len(compared)} of these days, of which {judged:.1f} days had been judged, were "
-        f"judged completely: {alike} show the same alerts."
+        f"Control of what was left out: {len(compared)} days, of which {judged:.1f} days had been judged, were judged "
+        f"completely: {alike} show the same alerts."
     )
 
 

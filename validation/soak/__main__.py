@@ -1,7 +1,7 @@
 """Inject faults into two real jobs at production speed, while the servers that watch them are disturbed. `make soak`
 
     python -m validation.soak --minutes 120 --seed 526
-    python -m validation.soak --table                      publishes what the ledger has; runs nothing
+    python -m validation.soak --table                      what the ledger has; runs nothing
 
 The ledger has a line of JSON for each observation, written at once.
 """
@@ -29,7 +29,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=120)
     # In two hours of this one everything is disturbed while an alert fires.
     parser.add_argument("--seed", type=int, default=526)
-    parser.add_argument("--table", action="store_true", help="publish the ledger, run nothing")
+    parser.add_argument("--table", action="store_true", help="show the ledger, run nothing")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is stopped then too
     ledger = options.save.ledger("soak")
@@ -40,9 +40,8 @@ def main() -> int:
     faults, found = judge(observed)
     figures = [asdict(check) for check in found]
     title = "Soak and chaos at production speed"
-    report.Report("soak", title, ABOUT, "every check holds", body(observed, faults, found), figures).publish(
-        options.save
-    )
+    page = report.Report("soak", title, ABOUT, "every check holds", body(observed, faults, found), figures)
+    page.publish(None if options.table else options.save)
     return 0 if all(check.holds for check in found) else 1
 
 
