@@ -165,7 +165,7 @@ def main() -> int:
     with ThreadPoolExecutor(len(INTERVALS)) as pool:
         results = list(pool.map(lambda interval: measure(interval, 60 * options.minutes, port), INTERVALS))
     server.shutdown()
-    title, bound = "Lost GPU-hours, added up", "the sum is that of what was lost"
+    title, bound = "Lost GPU-hours, added up", "none"
     report.Report("gpu_hours", title, __doc__, bound, [table(results)], results).publish(options.save)
     return 0
 
