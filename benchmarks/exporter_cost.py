@@ -13,15 +13,13 @@ from __future__ import annotations
 import argparse
 import http.client
 import itertools
-import os
-import re
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from testing import report
+from testing.processes import MEBIBYTE, cpu_seconds, resident_bytes
 from testing.simulated_node import HEADERS, Exporter, running
 from testing.statistics import percentile
 
@@ -29,8 +27,6 @@ from rankscope_exporter.simulation.scenario import Scenario
 from rankscope_exporter.simulation.timeline import SimulatedProcess, State, Timeline
 
 GPUS = 8
-TICKS = os.sysconf("SC_CLK_TCK")  # processor time is counted in these, 100 a second
-MEBIBYTE = 2**20
 WARM_UP = 200  # scrapes
 TIMED = 2000  # scrapes
 PAUSE = 0.005  # seconds between them
@@ -40,19 +36,6 @@ def all_busy(pids: Sequence[int]) -> Scenario:
     """Each GPU computes without a pause for the rank with its number."""
     states = [State(busy=1.0, processes=(SimulatedProcess(pid, 2**34),)) for pid in pids]
     return Scenario(tuple(Timeline([(0.0, state)]) for state in states), follow_ranks=False)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads so far, user's and system's."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def resident_bytes(pid: int) -> int:
-    """Memory that is in RAM, shared pages included."""
-    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)
-    assert found, "every living process has one"
-    return int(found[1]) * 1024
 
 
 def idle_cost(exporters: Sequence[Exporter], seconds: float) -> list[float]:

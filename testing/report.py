@@ -9,10 +9,11 @@ import platform
 import shlex
 import sys
 import threading
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -76,7 +77,7 @@ class Report:
 
     def conditions(self) -> dict[str, str]:
         """Return how, when and where it was measured, and the bound."""
-        versions = [f"Python {platform.python_version()}", *(f"{name} {version(name)}" for name in self.packages)]
+        versions = [f"Python {platform.python_version()}", *map(installed, self.packages)]
         machine = f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f} at the end, {', '.join(versions)}"
         return {"command": f"`{command()}`", "date": f"{date.today()}", "machine": machine, "bound": self.bound}
 
@@ -98,6 +99,14 @@ class Report:
         content = {**self.conditions(), "figures": self.figures}
         (directories.raw / f"{self.name}.json").write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n")
         (directories.pages / f"{self.name}.md").write_text(self.page())
+
+
+def installed(distribution: str) -> str:
+    """Return its name and version."""
+    try:
+        return f"{distribution} {version(distribution)}"
+    except PackageNotFoundError:
+        return f"no {distribution}"
 
 
 def explanation(text: str | None) -> str:
@@ -155,6 +164,10 @@ class Ledger:
     def has(self, run_id: str) -> bool:
         """Return whether this run is done."""
         return any(line["id"] == run_id for line in self.lines)
+
+    def observe(self, kind: str, **what: Any) -> None:
+        """Append what was observed, with the time."""
+        self.add({"kind": kind, "time": round(time.time(), 3), **what})
 
     def add(self, *lines: Line) -> None:
         """Append lines at once."""

@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.exporter_cost import MEBIBYTE, resident_bytes
 from testing import report
+from testing.processes import MEBIBYTE, resident_bytes, stat
 from testing.simulated_node import HEADERS, Exporter, running
 from testing.statistics import percentile
 
@@ -183,7 +183,7 @@ def decreases(values: Sequence[float | None]) -> int:
 
 def started(pid: int) -> str:
     """When the process began, as the kernel counts: another one with the same id began at another time."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return stat(pid)[19]
 
 
 def measure(planned: Sequence[Fault], rest: float) -> dict[str, Any]:

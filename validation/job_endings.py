@@ -36,6 +36,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from testing import report
+from testing.processes import stat
 from testing.statistics import fisher, newcombe, wilson
 from torch import nn
 
@@ -176,7 +177,7 @@ class Run:
 
 def sleeps(pid: int) -> bool:
     """Whether the main thread does. Gloo's own threads wake each few milliseconds for nothing."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    return stat(pid)[0] == "S"
 
 
 def start(name: str, is_hooked: bool) -> Run:

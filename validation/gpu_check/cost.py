@@ -8,7 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from benchmarks.exporter_cost import MEBIBYTE, PAUSE, cpu_seconds, resident_bytes
+from benchmarks.exporter_cost import PAUSE
+from testing.processes import MEBIBYTE, cpu_seconds, resident_bytes
 from testing.simulated_node import HEADERS
 from validation.gpu_check.exporter import Exporter, Series, running
 from validation.gpu_check.report import Check

@@ -21,9 +21,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from testing import report
+from testing.processes import cpu_seconds, resident_bytes
 from validation.siege.attack import ATTACKS
 from validation.siege.figures import Phase
-from validation.siege.node import HOST, Node, load, sleep_until
+from validation.siege.node import HOST, Node, sleep_until
 from validation.siege.report import ABOUT, AGAIN, BURN, QUIET, SIEGE, Observed, body, checks
 from validation.siege.scraper import Scraped
 from validation.siege.target import RANKS, RUN, VICTIM, Target
@@ -98,16 +99,16 @@ def _burners(targets: dict[str, Target], reports: dict[str, dict[str, Any]]) -> 
 
 def _phase(node: Node, observed: Observed, name: str, number: int, seconds: float) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {name}, {seconds:.0f} s", file=sys.stderr, flush=True)
-    began, processor = time.time(), node.processor()
+    began, processor = time.time(), cpu_seconds(node.exporter_pid)
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        observed.load.append(load())
+        observed.load.append(os.getloadavg()[0])
         sleep_until(time.monotonic() + min(LOOK_EVERY, left))
-    observed.phases.append(Phase(name, number, began, time.time(), node.processor() - processor))
+    observed.phases.append(Phase(name, number, began, time.time(), cpu_seconds(node.exporter_pid) - processor))
 
 
 def _look_back(node: Node, observed: Observed) -> None:
-    observed.peak = node.memory("VmHWM")
+    observed.peak = resident_bytes(node.exporter_pid, "VmHWM")
     observed.steps = [_pair(line) for line in node.steps.read_text().splitlines()]
     observed.scrapes = [Scraped(**json.loads(line)) for line in node.scrapes.read_text().splitlines()]
     began, ended = observed.phases[0].began, observed.phases[-1].ended

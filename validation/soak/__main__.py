@@ -17,9 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 from testing import report
+from testing.report import Ledger
 from validation.soak import plan
-from validation.soak.observations import Observations, by_kind
-from validation.soak.report import ABOUT, body, judge
+from validation.soak.report import ABOUT, body, by_kind, judge
 from validation.soak.soak import Soak
 
 
@@ -35,8 +35,8 @@ def main() -> int:
     ledger = options.save.ledger("soak")
     if not options.table:
         ledger.clear()
-        _run(Observations(ledger), options.minutes * 60, options.seed)
-    observed = by_kind(ledger)
+        _run(ledger, options.minutes * 60, options.seed)
+    observed = by_kind(ledger.lines)
     faults, found = judge(observed)
     figures = [asdict(check) for check in found]
     title = "Soak and chaos at production speed"
@@ -45,17 +45,17 @@ def main() -> int:
     return 0 if all(check.holds for check in found) else 1
 
 
-def _run(observations: Observations, seconds: float, seed: int) -> None:
+def _run(ledger: Ledger, seconds: float, seed: int) -> None:
     faults = [slot for run in plan.RUNS for slot in plan.faults(seed, run, seconds)]
     chaos = list(plan.chaos(seed, seconds))
-    observations.add("plan", seed=seed, seconds=seconds)
+    ledger.observe("plan", seed=seed, seconds=seconds)
     planned: list[plan.Slot | plan.Disturbance] = [*faults, *chaos]
     lines = [(what.at, str(what)) for what in planned]
     print("\n".join(text for _, text in sorted(lines)), flush=True)
     directory = Path(tempfile.mkdtemp(prefix="rankscope-soak-"))  # with Prometheus' database: stays if anything fails
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-soak-", dir="/dev/shm") as memory,
-        Soak(directory, Path(memory), observations) as soak,
+        Soak(directory, Path(memory), ledger) as soak,
     ):
         print(f"{time.strftime('%H:%M:%S')}  all runs; logs in {directory}", flush=True)
         soak.run(faults, chaos, seconds)

@@ -10,9 +10,9 @@ from statistics import linear_regression
 from typing import Any
 
 from testing.report import Check
+from testing.report import Line as Observation
 from validation.gauntlet.case import all_cases
 from validation.soak import plan
-from validation.soak.observations import Observation
 
 Labels = Mapping[str, str]
 

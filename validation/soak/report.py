@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import statistics
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
 from testing.report import Check, table, verdict
+from testing.report import Line as Observation
 from validation.soak import checks, plan
-from validation.soak.observations import Observation
 
 Observed = Mapping[str, Sequence[Observation]]
 WORDS = {plan.SLOW: "scrapes are slow", plan.FULL: "the run directory is full", plan.CLOCK: "the clock jumps"}
@@ -19,6 +19,14 @@ its own. One Prometheus with the rules for scrapes each 15 s and one Alertmanage
 them. In each job one fault follows the other, while exporters, Prometheus and Alertmanager are killed, restarted,
 stopped and given slow scrapes, a full directory and a wrong clock. Jobs, exporters, servers and signals are real; the
 GPUs are simulated, a full run directory is a small tmpfs, and the clock that jumps is the exporter process's."""
+
+
+def by_kind(lines: Iterable[Observation]) -> Observed:
+    """Return all observations by kind, in their order."""
+    found: dict[str, list[Observation]] = defaultdict(list)
+    for line in lines:
+        found[line["kind"]].append(line)
+    return found
 
 
 def judge(observed: Observed) -> tuple[list[checks.Story], list[Check]]:
