@@ -8,11 +8,12 @@ PYTESTS = $(BIN)/python -m pytest
 # The order of tests/conftest.py, which starts with the longest, and a file in one worker, which shares its fixtures.
 AT_ONCE = -n 2 --dist loadfile --no-loadscope-reorder --durations=25
 RELEASE := .release/bin
+VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer_hooks/rankscope/_version.py)
 # Wheels for every platform that the image is built for, and no index in it: pip's own settings say where packages are.
 COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-build --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month soak siege lock sbom audit clean
+.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month soak siege measurements-archive lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -40,52 +41,56 @@ format: venv ## let ruff format the code
 generate: venv ## everything that is committed and made from something else: rules of each speed, dashboards, the metrics' reference
 	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python docs/generate.py
 
-benchmark: venv ## what the hook costs a step, beside traceml-ai and prometheus_client (85 minutes); to docs/measurements/
+benchmark: venv ## measure what the hook costs a step, next to traceml-ai and prometheus_client (85 minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
-	@$(BIN)/python -m benchmarks.hook_overhead.in_process --training ddp alone fsdp2 by_hand --pairs 250 --json docs/measurements/hook_overhead_in_process.json
-	@$(BIN)/python -m benchmarks.hook_overhead.in_process --training ddp_100_ms --pairs 1300 --json docs/measurements/hook_overhead_100_ms.json
-	@$(BIN)/python -m benchmarks.hook_overhead --json docs/measurements/hook_overhead.json
-	@$(BIN)/python -m benchmarks.hook_overhead.device_clock --json docs/measurements/hook_overhead_device_clock.json
+	@$(BIN)/python -m benchmarks.hook_overhead.in_process --pairs 250 --save
+	@$(BIN)/python -m benchmarks.hook_overhead --save
+	@$(BIN)/python -m benchmarks.hook_overhead.device_clock --save
 
 test-versions: ## the hook's tests with the oldest and the newest torch, each in an environment below .versions
 	@deploy/test_versions.sh $(PYTHON)
 
-ways: venv ## how true the record is in every way to train, over 1,000 steps (15 minutes); to docs/measurements/
-	@$(BIN)/python -m validation.ways --json docs/measurements/ways.json
+ways: venv ## check how accurate the record is in every way to train, over 1,000 steps (15 minutes)
+	@$(BIN)/python -m validation.ways --save
 
-stragglers: venv ## whether the slow rank of four and its phase are named, by either clock (25 minutes); to docs/measurements/
-	@$(BIN)/python -m validation.stragglers --json docs/measurements/stragglers.json
-	@$(BIN)/python -m validation.stragglers --device asynchronous --json docs/measurements/stragglers_asynchronous.json
+stragglers: venv ## check whether the slow rank of four and its phase are named, on the host and on the device (25 minutes)
+	@$(BIN)/python -m validation.stragglers --save
+	@$(BIN)/python -m validation.stragglers --device asynchronous --save
 
-endings: venv ## whether jobs hang at their end more often with the hook, where torch deadlocks at times (1 hour); to docs/measurements/
-	@OMP_NUM_THREADS=1 $(BIN)/python -m validation.job_endings --jobs gather hugging_face --pairs 200 150 --json docs/measurements/job_endings.json
+endings: venv ## check whether jobs hang at their end more often with the hook (1 hour)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m validation.job_endings --jobs gather hugging_face --pairs 200 150 --save
 
-benchmark-exporter: venv ## how true and how dear the exporter is, beside nvitop-exporter (18 minutes); to docs/measurements/
+benchmark-exporter: venv ## measure how accurate and how costly the exporter is, next to nvitop-exporter (18 minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
-	@$(BIN)/python -m validation.blocking_device --json docs/measurements/blocking_device.json
-	@$(BIN)/python -m validation.gpu_truth --json docs/measurements/gpu_truth.json
-	@$(BIN)/python -m benchmarks.exporter_cost --scrapes 100000 --json docs/measurements/exporter_cost.json
+	@$(BIN)/python -m validation.blocking_device --save
+	@$(BIN)/python -m validation.gpu_truth --save
+	@$(BIN)/python -m benchmarks.exporter_cost --scrapes 100000 --save
 
-gauntlet: venv servers ## inject every fault and decoy, five times each, on both kinds of device, and score the notifications (6 hours); to docs/measurements/
+gauntlet: venv servers ## inject every fault and decoy five times on both kinds of device, and score the notifications (6 hours)
 	@$(BIN)/python -m validation.gauntlet $(GAUNTLET)
 	@$(BIN)/python -m validation.gauntlet --device asynchronous $(GAUNTLET)
 
-nodes: venv servers ## eight nodes of one rank each: a rotating straggler, a slow network, a slow rank told apart, by either clock; to docs/measurements/
-	@$(BIN)/python -m validation.gauntlet.nodes --json docs/measurements/nodes.json
+nodes: venv servers ## tell a slow rank, a rotating straggler and a slow network apart on eight nodes of one rank each
+	@$(BIN)/python -m validation.gauntlet.nodes --save
 
-month: venv servers ## a thousand simulated days of healthy runs, and faulty ones, judged by the rules: false alarms, and how soon a fault is told (4 hours); to docs/measurements/
+month: venv servers ## judge a thousand simulated days of healthy runs, and faulty ones, by the rules (4 hours)
 	@$(BIN)/python -m validation.month $(MONTH)
 
-soak: venv servers ## faults at production speed while what watches them is killed, stopped, restarted and deceived (2 hours); to docs/measurements/
-	@$(BIN)/python -m validation.soak --json docs/measurements/soak.json $(SOAK)
+soak: venv servers ## inject faults at production speed while the servers that watch are disturbed (2 hours)
+	@$(BIN)/python -m validation.soak $(SOAK)
 
-siege: venv servers ## every attack of tests/attacks at once on a real job, exporter and Prometheus, as root (20 minutes); to docs/measurements/
-	@$(BIN)/python -m validation.siege --json docs/measurements/siege.json $(SIEGE)
+siege: venv servers ## make every attack of tests/attacks at once on a real job, exporter and Prometheus, as root (20 minutes)
+	@$(BIN)/python -m validation.siege --save $(SIEGE)
+
+measurements-archive: ## pack the pages of docs/measurements and the raw figures into dist/, for a release
+	@mkdir -p build/measurements dist
+	@tar --create --gzip --file dist/rankscope-measurements-$(VERSION).tar.gz docs/measurements build/measurements
+	@echo dist/rankscope-measurements-$(VERSION).tar.gz
 
 gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (28 MiB)
 	@for version in 3.11 3.12 3.13; do $(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --platform=manylinux2014_x86_64 --python-version=$$version --requirement exporter/requirements.txt --dest .gpu-wheels/$$version || exit; done
 
-gpu-check: ## every GPU metric beside nvidia-smi and a known load, and the hook, on a real GPU, without a network (8 minutes); to docs/measurements/
+gpu-check: ## compare each GPU metric with nvidia-smi and a known load, and check the hook, on a real GPU (at most 10 minutes)
 	@$(PYTHON) -m validation.gpu_check --json $(REPORT)
 
 lock: $(RELEASE)/.installed ## pin by hash what the exporter's image installs and is built with (UPGRADE=1: the newest versions)

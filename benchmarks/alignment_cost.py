@@ -1,18 +1,16 @@
-"""What it costs to align a node's ranks and to look at their processes.
+"""Measure what it costs to align a node's ranks and to look at their processes.
 
-    python -m benchmarks.alignment_cost [--ranks 8] [--threads 100] [--device]
+    python -m benchmarks.alignment_cost --ranks 8 --threads 100 --device
 
-The ranks are processes that hold their records' locks and have as many threads as a training process; their steps, 20
-between two polls, are written by a clock of their own. With `--device` one in 16 was measured on a device, else they
-wait on the host. It is the processor time of this process, so that a busy machine matters little.
+The ranks are processes that hold their records' locks and have as many threads as a training process. A clock of their
+own writes their steps, 20 between two polls. With `--device` one in 16 was measured on a device, else they wait on the
+host. The figures are CPU time of the exporter's functions, medians, so that other load matters little.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
-import os
 import tempfile
 import threading
 import time
@@ -21,6 +19,8 @@ from collections.abc import Callable
 from multiprocessing.connection import Connection
 from pathlib import Path
 from statistics import median
+
+from testing import report
 
 from rankscope.record import layout
 from rankscope.record.sampling import is_sampled
@@ -55,11 +55,11 @@ def live(directory: Path, rank: int, options: argparse.Namespace, orders: Connec
             now += sum(STEP.values()) * (options.ranks - rank) / (10 * options.ranks)  # all end at the same time
             timeline.step()
             if options.device and is_sampled(timeline.steps.count, LEVEL):
-                measure(writer, timeline.steps.count, now)
+                measure_on_device(writer, timeline.steps.count, now)
         orders.send(True)
 
 
-def measure(writer: RankWriter, number: int, end: float) -> None:
+def measure_on_device(writer: RankWriter, number: int, end: float) -> None:
     """The device has done step `number`."""
     nth = writer.slots[layout.INDEX["device_steps"]] + 1
     phases = [STEP.get(phase, 0.0) for phase in range(len(layout.PHASES))]
@@ -68,19 +68,14 @@ def measure(writer: RankWriter, number: int, end: float) -> None:
 
 
 def cost(action: Callable[[], object]) -> float:
-    """Processor seconds of one call."""
+    """Return the CPU seconds of one call."""
     began = time.process_time()
     action()
     return time.process_time() - began
 
 
-def main() -> None:
-    """Measure and print a line of JSON; milliseconds, medians."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--threads", type=int, default=100)
-    parser.add_argument("--device", action="store_true", help="the steps were measured on a device")
-    options = parser.parse_args()
+def measure(options: argparse.Namespace) -> tuple[dict[str, float], float]:
+    """Return the median CPU milliseconds of each action, and how many steps were aligned."""
     context = multiprocessing.get_context("fork")
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name:
         pipes = [context.Pipe() for _ in range(options.ranks)]
@@ -90,8 +85,8 @@ def main() -> None:
         aligned_steps, processes = AlignedSteps(30.0), RankProcesses()
         actions: dict[str, Callable[[], object]] = {
             "scan": run_directory.scan,
-            "scan_and_alignment": lambda: aligned_steps.poll(run_directory.scan(with_steps=True)),
-            "scan_and_processes": lambda: processes.poll(run_directory.scan(with_steps=True)),
+            "scan and alignment": lambda: aligned_steps.poll(run_directory.scan(with_steps=True)),
+            "scan and processes": lambda: processes.poll(run_directory.scan(with_steps=True)),
         }
         costs: dict[str, list[float]] = {action: [] for action in actions}
         for _ in range(POLLS):
@@ -105,9 +100,19 @@ def main() -> None:
         aligned = next(family for family in families if family.name == "rankscope_rank_aligned_steps").samples[0].value
         for pipe, _ in pipes:
             pipe.send(False)
-    figures = {action: round(1000 * median(values), 2) for action, values in costs.items()}
-    where = {**vars(options), "steps": STEPS, "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-    print(json.dumps({**figures, "aligned_steps": aligned, **where}))
+    return {action: round(1000 * median(values), 2) for action, values in costs.items()}, aligned
+
+
+def main() -> None:
+    """Measure and publish."""
+    parser = report.parser(__doc__)
+    parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--threads", type=int, default=100)
+    parser.add_argument("--device", action="store_true", help="the steps were measured on a device")
+    options = parser.parse_args()
+    figures, aligned = measure(options)
+    body = [report.table([*figures], [[*figures.values()]]), f"In milliseconds; {aligned:.0f} steps were aligned."]
+    report.Report("alignment_cost", "Cost of the alignment", __doc__, "none", body, figures).publish(options.save)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What each exporter costs: `python -m benchmarks.exporter_cost`.
+"""Measure what each exporter costs, on one machine with eight simulated GPUs that all work and eight ranks that train.
 
-On one machine with eight simulated GPUs that all work and eight ranks that train: the share of a core that sampling
-once a second takes; how long scrapes take, as Prometheus asks for them, and what processor time; resident memory;
-and, for ours, how memory grows over many scrapes and whether 64 scrapers at once disturb the sampling. A GPU that is
-always busy shows that: its counter grows by the time between two readings, and in all by the time that passed.
+    python -m benchmarks.exporter_cost --scrapes 100000 --save
+
+It measures the share of a core for sampling once a second; the latency and CPU time of scrapes as Prometheus makes
+them; resident memory. Of Rankscope's exporter it also measures how memory grows over many scrapes and whether 64
+scrapers at once disturb sampling. A GPU that is always busy shows that: its counter grows by the time between two
+readings, and in all by the time that passed.
 """
 
 from __future__ import annotations
@@ -11,22 +13,20 @@ from __future__ import annotations
 import argparse
 import http.client
 import itertools
-import os
-import re
 import threading
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from testing.simulated_node import HEADERS, Exporter, conditions, keep, markdown, running
+from testing import report
+from testing.processes import MEBIBYTE, cpu_seconds, resident_bytes
+from testing.simulated_node import HEADERS, Exporter, running
+from testing.statistics import percentile
 
 from rankscope_exporter.simulation.scenario import Scenario
 from rankscope_exporter.simulation.timeline import SimulatedProcess, State, Timeline
 
 GPUS = 8
-TICKS = os.sysconf("SC_CLK_TCK")  # processor time is counted in these, 100 a second
-MEBIBYTE = 2**20
 WARM_UP = 200  # scrapes
 TIMED = 2000  # scrapes
 PAUSE = 0.005  # seconds between them
@@ -36,19 +36,6 @@ def all_busy(pids: Sequence[int]) -> Scenario:
     """Each GPU computes without a pause for the rank with its number."""
     states = [State(busy=1.0, processes=(SimulatedProcess(pid, 2**34),)) for pid in pids]
     return Scenario(tuple(Timeline([(0.0, state)]) for state in states), follow_ranks=False)
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time of all threads so far, user's and system's."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICKS
-
-
-def resident_bytes(pid: int) -> int:
-    """Memory that is in RAM, shared pages included."""
-    found = re.search(r"^VmRSS:\s+(\d+) kB$", Path(f"/proc/{pid}/status").read_text(), re.M)
-    assert found, "every living process has one"
-    return int(found[1]) * 1024
 
 
 def idle_cost(exporters: Sequence[Exporter], seconds: float) -> list[float]:
@@ -65,12 +52,12 @@ def scrape_cost(exporter: Exporter) -> dict[str, Any]:
     timed(exporter, WARM_UP, 0)
     series = sum(not line.startswith(b"#") for line in exporter.scrape().splitlines())
     before = cpu_seconds(exporter.pid)
-    durations = sorted(timed(exporter, TIMED, PAUSE))
+    durations = timed(exporter, TIMED, PAUSE)
     return {
         "series": series,
-        "scrape_p50_ms": round(1000 * durations[TIMED // 2], 2),
-        "scrape_p99_ms": round(1000 * durations[int(TIMED * 0.99)], 2),
-        "scrape_least_ms": round(1000 * durations[0], 2),
+        "scrape_p50_ms": round(1000 * percentile(durations, 0.5), 2),
+        "scrape_p99_ms": round(1000 * percentile(durations, 0.99), 2),
+        "scrape_least_ms": round(1000 * min(durations), 2),
         "scrape_cpu_ms": round(1000 * (cpu_seconds(exporter.pid) - before) / TIMED, 2),
         "resident_mib": mebibytes(exporter),
     }
@@ -140,8 +127,8 @@ def watch(exporter: Exporter, seconds: float) -> dict[str, float]:
     return {"longest_step_seconds": round(longest, 2), "counted_share": round(counted / passed, 3)}
 
 
-def report(options: argparse.Namespace) -> dict[str, Any]:
-    """All figures, an entry an exporter."""
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Return all figures, an entry for each exporter."""
     with running(all_busy, ranks=GPUS) as (_, exporters):
         time.sleep(3)  # start-up is over
         shares = idle_cost(exporters, options.seconds)
@@ -151,58 +138,50 @@ def report(options: argparse.Namespace) -> dict[str, Any]:
         ours = exporters[0]
         sampling = {"alone": watch(ours, options.crowd_seconds), "crowd": crowd(ours, 64, options.crowd_seconds)}
         growth = memory(ours, options.scrapes)
-    return {
-        **conditions("nvitop-exporter"),
-        "seconds": options.seconds,
-        **figures,
-        "sampling": sampling,
-        "memory": growth,
+    return {"exporters": figures, "sampling": sampling, "memory": growth}
+
+
+def table(exporters: dict[str, dict[str, Any]]) -> str:
+    """Return the figures of each exporter as Markdown."""
+    shown = {
+        "sampling once a second (% of a core)": "cpu_percent",
+        "series": "series",
+        "scrape P50 (ms)": "scrape_p50_ms",
+        "scrape P99 (ms)": "scrape_p99_ms",
+        "shortest scrape (ms)": "scrape_least_ms",
+        "CPU time of a scrape (ms)": "scrape_cpu_ms",
+        "resident memory (MiB)": "resident_mib",
     }
+    rows = [(text, *(figures[key] for figures in exporters.values())) for text, key in shown.items()]
+    return report.table(("", *exporters), rows)
 
 
-def table(figures: dict[str, Any]) -> str:
-    """The report as Markdown."""
-    names = ("rankscope-exporter", "nvitop-exporter")
-    rows = [
-        [text, *(f"{figures[name][key]}" for name in names)]
-        for text, key in (
-            ("processor, sampling once a second (% of a core)", "cpu_percent"),
-            ("series", "series"),
-            ("scrape p50 (ms)", "scrape_p50_ms"),
-            ("scrape p99 (ms)", "scrape_p99_ms"),
-            ("scrape, least (ms)", "scrape_least_ms"),
-            ("processor time a scrape (ms)", "scrape_cpu_ms"),
-            ("resident memory (MiB)", "resident_mib"),
-        )
-    ]
-    return markdown(("", *names), rows)
-
-
-def remarks(figures: dict[str, Any]) -> list[str]:
-    """What the table has no place for: figures of ours alone."""
+def remarks(figures: dict[str, Any]) -> str:
+    """Return the figures that only Rankscope's exporter has."""
     lines = [
-        f"- Sampling {name}: the longest time between two readings was {sampling['longest_step_seconds']} s; "
-        f"{sampling['counted_share']:.1%} of the busy time was counted."
+        f"- Sampling {name}: at most {sampling['longest_step_seconds']} s between two readings; "
+        f"{sampling['counted_share']:.1%} of the busy time counted."
         for name, sampling in figures["sampling"].items()
     ]
     lines.append(f"- The crowd: 64 scrapers, {figures['sampling']['crowd']['scrapes_per_second']} scrapes a second.")
-    growth = ", ".join(f"{point['resident_mib']} MiB after {point['scrapes']}" for point in figures["memory"])
-    return [*lines, f"- Resident memory over further scrapes without a pause: {growth}."]
+    first, last = figures["memory"][0], figures["memory"][-1]
+    growth = f"{first['resident_mib']} MiB after {first['scrapes']}, {last['resident_mib']} MiB after {last['scrapes']}"
+    return "\n".join([*lines, f"- Resident memory over further scrapes without a pause: {growth}."])
 
 
 def main() -> None:
-    """Measure and print; `--json FILE` also keeps the figures, and the tables beside them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=60, help="for which idle processor time is counted")
-    parser.add_argument("--scrapes", type=int, default=5000, help="of ours, over which its memory is watched")
+    """Measure and publish."""
+    parser = report.parser(__doc__)
+    parser.add_argument("--seconds", type=float, default=60, help="during which idle CPU time is measured")
+    parser.add_argument("--scrapes", type=int, default=5000, help="over which the exporter's memory is watched")
     parser.add_argument("--crowd-seconds", type=float, default=15, help="for which 64 scrapers run")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    figures = report(options)
-    text = "\n".join([table(figures), "", *remarks(figures)])
-    print(text)
-    if options.json:
-        keep(options.json, figures, __doc__, text)
+    figures = measure(options)
+    body = [table(figures["exporters"]), remarks(figures)]
+    packages = ["nvitop-exporter", "prometheus-client", "uvicorn"]
+    report.Report("exporter_cost", "Cost of the exporter", __doc__, "none", body, figures, packages).publish(
+        options.save
+    )
 
 
 if __name__ == "__main__":

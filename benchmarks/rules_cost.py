@@ -1,21 +1,19 @@
-"""What the rules cost: an evaluation's time, over one run of 1,024 ranks, in a real Prometheus on one core.
+"""Measure what one evaluation of the rules costs over one run of 1,024 ranks, in a real Prometheus on one core.
 
-    python -m benchmarks.rules_cost [--ranks 1024] [--speeds 15s 5s] [--json docs/measurements/rules_cost.json]
+    python -m benchmarks.rules_cost --save
 
-The Prometheus is the first on the PATH. To measure another than Debian 12's (2.42), such as that of docker-compose.yml,
-put its directory first: `PATH=…/prometheus-3.5:$PATH`.
+It measures the first Prometheus on the PATH. To measure another one than Debian 12's (2.42), such as that of
+docker-compose.yml, put its directory first: `PATH=…/prometheus-3.5:$PATH`.
 
 simulated_ranks.py plays the exporters, one for each eight ranks, with the series that a rank and its GPU have under
-NCCL; one rank lags, so that the rules about causes have something to do. Prometheus runs on one processor (GOMAXPROCS)
-with the rules for a scrape interval, and scrapes all the while. When the windows are full, it is asked again and again
-how long the last evaluation of each rule took, and for the series that the rules have recorded. That is wall time: on a
-machine that does other things too the least value says more than the median. What it took of its processor for all
-that, scrapes and storage included, is by its own account.
+NCCL. One rank lags, so that the rules about causes have work. Prometheus runs on one core (GOMAXPROCS=1) with the rules
+for a scrape interval, and scrapes meanwhile. When the windows are full, it reports how long the last evaluation of each
+rule took. That is wall time: on a machine with other load the shortest says more than the median. *CPU* is what
+Prometheus took in all, scrapes and storage included.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -31,8 +29,7 @@ from typing import Any
 import yaml
 from deploy.prometheus import render
 from deploy.prometheus.shipped import HERE
-from testing import servers
-from testing.simulated_node import markdown
+from testing import report, servers
 from testing.simulated_ranks import RANKS_PER_NODE, serve
 
 SPEEDS = {speed.name: speed for speed in render.SPEEDS if not speed.is_fast}
@@ -133,9 +130,9 @@ def _growth(name: str, before: dict[str, float], after: dict[str, float]) -> lis
     return [after[key] - before[key] for key in after if key.startswith(name)]
 
 
-def page(result: dict[str, Any]) -> str:
-    """The report for people."""
-    heads = ["scrapes each", "one evaluation, median", "least", "samples a second", "processor, of one", "series"]
+def tables(speeds: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the evaluations by speed, and the rules that cost most."""
+    heads = ["scrape interval", "one evaluation, median", "shortest", "samples a second", "CPU, of a core", "series"]
     rows = [
         [
             name,
@@ -145,36 +142,26 @@ def page(result: dict[str, Any]) -> str:
             f"{one['processor']:.0%}",
             f"{one['series']:,} ({one['recorded_a_rank']} recorded a rank)",
         ]
-        for name, one in result["speeds"].items()
+        for name, one in speeds.items()
     ]
-    first = next(iter(result["speeds"].values()))
-    dearest = [[name, *(f"{1000 * seconds:.0f}" for seconds in of.values())] for name, of in first["dearest"].items()]
-    return (
-        f"# rules_cost\n\nAll {first['names']} rules over one run of {result['ranks']} ranks under NCCL, on nodes of "
-        f"eight, in a real\nPrometheus {result['prometheus']} with one processor (GOMAXPROCS=1) that scrapes simulated "
-        f"exporters meanwhile, on {result['cores']} cores\nthat others used too: what they took is in the wall times, "
-        "and least of all in the least. The processor is what Prometheus took in\nall, scrapes and storage included. "
-        "Made by `python -m benchmarks.rules_cost --json docs/measurements/rules_cost.json`.\n\n"
-        f"{markdown(heads, rows)}\n\nThe dearest in an evaluation, scrapes each {next(iter(result['speeds']))}:\n\n"
-        f"{markdown(['what is recorded, or the alert', 'median, ms', 'least, ms'], dearest)}\n"
-    )
+    name, first = next(iter(speeds.items()))
+    costly = [(rule, *(f"{1000 * seconds:.0f}" for seconds in of.values())) for rule, of in first["dearest"].items()]
+    about = f"The most costly of {first['names']} rules, at a scrape interval of {name}:"
+    return [report.table(heads, rows), about, report.table(["rule", "median (ms)", "shortest (ms)"], costly)]
 
 
 def main() -> int:
-    """Measure and print; with --json also write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure and publish."""
+    parser = report.parser(__doc__)
     parser.add_argument("--ranks", type=int, default=1024)
     parser.add_argument("--speeds", nargs="+", choices=SPEEDS, default=list(SPEEDS))
     parser.add_argument("--readings", type=int, default=20)
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     os.environ["GOMAXPROCS"] = "1"
     speeds = {name: run(options.ranks, SPEEDS[name], options.readings) for name in options.speeds}
-    result = {"ranks": options.ranks, "cores": os.cpu_count(), "prometheus": version(), "speeds": speeds}
-    print(json.dumps(result, indent=2))
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
-        options.json.with_suffix(".md").write_text(page(result))
+    amount = f"One run of {options.ranks} ranks on nodes of eight, in Prometheus {version()}."
+    body = [amount, *tables(speeds)]
+    report.Report("rules_cost", "Cost of the rules", __doc__, "none", body, speeds).publish(options.save)
     return 0
 
 

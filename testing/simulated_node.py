@@ -5,10 +5,8 @@ and rankscope-exporter and nvitop-exporter side by side, each in a process of it
 from __future__ import annotations
 
 import http.client
-import json
 import multiprocessing
 import os
-import platform
 import re
 import socket
 import subprocess
@@ -18,9 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 from nvml_simulator import environment, install
 
@@ -166,30 +162,6 @@ def _info(rank: int) -> dict[str, object]:
     info = {"run": "benchmark", "rank": str(rank), "local_rank": str(rank), "world_size": "8", "group": "0-7"}
     info |= {"node": socket.gethostname(), "pid": str(os.getpid()), "uuid": simulated_uuid(rank)}
     return {**info, "backend": "nccl", "torch_version": "2.13.0", "rankscope_version": "0", "phases": []}
-
-
-def conditions(*peers: str) -> dict[str, object]:
-    """Where and on what this was measured. `peers` are the distributions that were measured beside the exporter."""
-    versions = {name: metadata.version(name) for name in (*peers, "prometheus-client", "uvicorn")}
-    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "load": os.getloadavg()[0]}
-    return {**machine, "versions": versions}
-
-
-def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
-
-
-def keep(path: Path, figures: dict[str, object], about: str | None, text: str) -> None:
-    """Write the figures as JSON, and beside them a page with what was measured, how, and the tables."""
-    command = f"python -m {'benchmarks' if path.stem == 'exporter_cost' else 'validation'}.{path.stem}"
-    path.write_text(json.dumps(figures, indent=2) + "\n")
-    where = f"On {figures['cores']} cores that others used too (load {figures['load']:.1f} at the end), Python "
-    versions_of: Any = figures["versions"]
-    versions = (
-        f"{figures['python']}, {', '.join(map(' '.join, versions_of.items()))}. Made by `make benchmark-exporter` "
-    )
-    page = f"# {path.stem}\n\n{about}\n{where}{versions}(`{command}`).\n\n{text}\n"
-    path.with_suffix(".md").write_text(page)
 
 
 def free_port() -> int:

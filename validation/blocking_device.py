@@ -1,16 +1,17 @@
-"""What a fault costs the rest: `python -m validation.blocking_device`.
+"""Measure what a GPU that blocks, a GPU that is lost and a driver that is unloaded cost the other GPUs.
+
+    python -m validation.blocking_device --save
 
 On one machine with eight simulated GPUs that work and eight ranks that train, the exporter is scraped five times a
-second while, one after another, a call into the driver about GPU 3 does not return for 60 s; GPU 5 is lost for 20 s and
+second. One after another, a call into the driver about GPU 3 does not return for 60 s; GPU 5 is lost for 20 s and
 comes back; and the driver is unloaded for 20 s and comes back. Each GPU is busy for a share of its own of the time, so
-what the others lose is exact: the counter's increase from one scrape to another, against the truth between the last
-samples that it contains, whose times the exporter says. Of the GPU in trouble itself, what the driver's ring still
-holds when it answers again (20 s) is counted, and the rest is not: nobody saw it, and nothing is made up.
+the loss of the others is exact: the counter's increase from one scrape to another, against the truth between the last
+samples that it contains, whose times the exporter publishes. Of the failed GPU itself, what the driver's ring still
+holds when it answers again (20 s) is counted. The rest is not: the exporter invents nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import itertools
 import math
@@ -22,8 +23,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.exporter_cost import MEBIBYTE, resident_bytes
-from testing.simulated_node import HEADERS, Exporter, conditions, keep, markdown, running
+from testing import report
+from testing.processes import MEBIBYTE, resident_bytes, stat
+from testing.simulated_node import HEADERS, Exporter, running
+from testing.statistics import percentile
 
 from rankscope_exporter.simulation.scenario import Scenario
 from rankscope_exporter.simulation.timeline import State, Timeline
@@ -122,11 +125,11 @@ def phases(planned: Sequence[Fault], seen: Sequence[Seen]) -> dict[str, list[See
 
 def phase_row(scrapes: Sequence[Seen]) -> dict[str, Any]:
     """What the exporter was like."""
-    durations = sorted(scrape.seconds for scrape in scrapes)
+    durations = [scrape.seconds for scrape in scrapes]
     return {
         "scrapes": len(scrapes),
-        "scrape_p50_ms": round(1000 * durations[len(durations) // 2], 1),
-        "scrape_longest_ms": round(1000 * durations[-1], 1),
+        "scrape_p50_ms": round(1000 * percentile(durations, 0.5), 1),
+        "scrape_longest_ms": round(1000 * max(durations), 1),
         "threads": max(scrape.threads for scrape in scrapes),
         "resident_mib": round(max(scrape.resident_bytes for scrape in scrapes) / MEBIBYTE, 1),
     }
@@ -180,10 +183,10 @@ def decreases(values: Sequence[float | None]) -> int:
 
 def started(pid: int) -> str:
     """When the process began, as the kernel counts: another one with the same id began at another time."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    return stat(pid)[19]
 
 
-def report(planned: Sequence[Fault], rest: float) -> dict[str, Any]:
+def measure(planned: Sequence[Fault], rest: float) -> dict[str, Any]:
     simulated = scenario(planned)
     with running(lambda _: simulated, ranks=GPUS, alone=True) as (node, (exporter,)):
         if (late := time.time() - node.start_unix) > planned[0].start - 2:
@@ -192,7 +195,6 @@ def report(planned: Sequence[Fault], rest: float) -> dict[str, Any]:
         seen = list(observe(exporter, node.start_unix, planned[-1].end + rest))
         is_same = started(exporter.pid) == before
     return {
-        **conditions(),
         "restarted": not is_same,
         "scrapes_with_nan": sum(scrape.has_nan for scrape in seen),
         **rows(planned, seen, simulated.timelines, node.start_unix),
@@ -214,41 +216,40 @@ def rows(
     }
 
 
-def tables(figures: dict[str, Any]) -> str:
-    """The report as Markdown."""
-    phase_head = ("", "scrapes", "scrape p50 (ms)", "longest (ms)", "threads", "resident memory (MiB)")
-    phase_cells = [[name, *map(str, row.values())] for name, row in figures["phases"].items()]
-    rows = figures["faults"].values()
-    fault_head = ("", *(f"{name} {row['seconds']:g} s" for name, row in figures["faults"].items()))
-    fault_cells = [
-        [text, *("" if row[key] is None else str(row[key]) for row in rows)]
-        for text, key in (
-            ("`rankscope_gpu_up` 0, after its beginning (s)", "down_after_seconds"),
-            ("`rankscope_gpu_up` 1, after its end (s)", "back_after_seconds"),
-            ("scrapes while it was 0", "scrapes_while_down"),
-            ("other series of what was down, in all of these scrapes", "series_while_down"),
-            ("busy time of these GPUs not counted (s)", "lost_busy_seconds"),
-            ("busy time of the other GPUs not counted (s)", "others_lost_busy_seconds"),
-            ("scrapes in which another GPU was down", "others_down"),
-            ("busy counters that went backwards", "decreases"),
-        )
+def tables(figures: dict[str, Any]) -> list[str]:
+    """Return the phases and the faults as Markdown, and what holds of the process."""
+    head = ("", "scrapes", "scrape P50 (ms)", "longest (ms)", "threads", "resident memory (MiB)")
+    phase_rows = [(name, *row.values()) for name, row in figures["phases"].items()]
+    shown = {
+        "`rankscope_gpu_up` 0, after its beginning (s)": "down_after_seconds",
+        "`rankscope_gpu_up` 1, after its end (s)": "back_after_seconds",
+        "scrapes while it was 0": "scrapes_while_down",
+        "other series of what was down, in all of these scrapes": "series_while_down",
+        "busy time of these GPUs not counted (s)": "lost_busy_seconds",
+        "busy time of the other GPUs not counted (s)": "others_lost_busy_seconds",
+        "scrapes in which another GPU was down": "others_down",
+        "busy counters that decreased": "decreases",
+    }
+    faults = figures["faults"]
+    fault_rows = [
+        (text, *("" if row[key] is None else row[key] for row in faults.values())) for text, key in shown.items()
     ]
-    process = "was restarted" if figures["restarted"] else "was the same process all the time"
+    fault_head = ("", *(f"{name} {row['seconds']:g} s" for name, row in faults.items()))
+    process = "restarted" if figures["restarted"] else "ran all the time"
     remark = f"The exporter {process}; scrapes with a NaN: {figures['scrapes_with_nan']}."
-    return "\n\n".join([markdown(phase_head, phase_cells), markdown(fault_head, fault_cells), remark])
+    return [report.table(head, phase_rows), report.table(fault_head, fault_rows), remark]
 
 
 def main() -> None:
-    """Measure and print; `--json FILE` also keeps the figures, and the tables beside them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure and publish."""
+    parser = report.parser(__doc__)
     parser.add_argument("--seconds", type=float, default=60, help="for which the GPU blocks; the others: a third")
     parser.add_argument("--rest", type=float, default=15, help="seconds after each fault")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    figures = report(faults(START, options.seconds, options.rest), options.rest)
-    print(tables(figures))
-    if options.json:
-        keep(options.json, figures, __doc__, tables(figures))
+    figures = measure(faults(START, options.seconds, options.rest), options.rest)
+    title, bound = "Blocked and lost GPUs", "the other GPUs lose no busy time and are never down"
+    packages = ["prometheus-client", "uvicorn"]
+    report.Report("blocking_device", title, __doc__, bound, tables(figures), figures, packages).publish(options.save)
 
 
 if __name__ == "__main__":

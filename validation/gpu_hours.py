@@ -1,18 +1,16 @@
-"""Whether lost GPU-hours and money are true at any interval of evaluation, and over a pause of Prometheus.
+"""Check whether lost GPU-hours and money are right at any evaluation interval and over an outage of Prometheus.
 
-    python -m validation.gpu_hours [--minutes 30] [--json docs/measurements/gpu_hours.json]
+    python -m validation.gpu_hours --minutes 30 --save
 
-Ranks whose losses are known, half of their time, are scraped by one Prometheus for each interval, with the rules that
-render.py makes for it and a price. In the middle it is killed, and started again after a while. What the rules have
-added up is then compared with what was lost, but for the pause, which is missing: all evaluations around it in which
-the sum did not grow, as Prometheus needs two scrapes for a rate. How much longer that was than it was away is
-`longer than away`. The sum must not begin anew.
+One Prometheus for each interval scrapes ranks whose losses are known, half of their time, with the rules that render.py
+makes for the interval and a price. In the middle it is killed, and started again after a while. The sum of the rules is
+compared with what was lost, without the outage: all evaluations around it in which the sum did not grow, as Prometheus
+needs two scrapes for a rate. `longer than away` is how much longer that was than Prometheus was away. The sum must not
+start again from zero.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
 import tempfile
 import threading
@@ -25,8 +23,7 @@ from pathlib import Path
 
 import yaml
 from deploy.prometheus import render
-from testing import servers
-from testing.simulated_node import markdown
+from testing import report, servers
 
 INTERVALS = (5, 15, 30, 60)  # seconds
 RANKS = 4
@@ -136,10 +133,10 @@ def increase(found: Sequence[Sample]) -> float:
     return found[-1][1] - found[0][1]
 
 
-def page(results: list[dict[str, float]]) -> str:
-    """The report for people."""
-    about = ["evaluations each", "evaluated", "Prometheus away", "longer than away"]
-    heads = [*about, "lost GPU-hours", "by the rules", "off", "money off"]
+def table(results: list[dict[str, float]]) -> str:
+    """Return a row for each interval."""
+    heads = ["evaluation interval", "evaluated", "Prometheus away", "longer than away"]
+    heads += ["lost GPU-hours", "by the rules", "error", "error of money"]
     rows = [
         [
             f"{one['interval']} s",
@@ -148,22 +145,18 @@ def page(results: list[dict[str, float]]) -> str:
             f"{one['longer']:.0f} s",
             f"{one['truth']:.4f}",
             f"{one['gpu_hours']:.4f}",
-            f"{100 * one['error']:+.2f} %",
-            f"{100 * one['money_error']:+.2f} %",
+            f"{100 * one['error']:+.2f}%",
+            f"{100 * one['money_error']:+.2f}%",
         ]
         for one in results
     ]
-    said = (__doc__ or "").partition("\n\n")
-    command = "python -m validation.gpu_hours --json docs/measurements/gpu_hours.json"
-    text = said[2].partition("\n\n")[2]
-    return f"# Lost GPU-hours, added up\n\n{said[0]} Made by `{command}`.\n\n{text}\n{markdown(heads, rows)}\n"
+    return report.table(heads, rows)
 
 
 def main() -> int:
-    """Measure all intervals at once."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure all intervals at once and publish."""
+    parser = report.parser(__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
-    parser.add_argument("--json", type=Path, help="write it there, and the page (.md) beside it")
     options = parser.parse_args()
     Exporter.began = time.time() - 3600
     server = ThreadingHTTPServer(("127.0.0.1", 0), Exporter)
@@ -172,10 +165,8 @@ def main() -> int:
     with ThreadPoolExecutor(len(INTERVALS)) as pool:
         results = list(pool.map(lambda interval: measure(interval, 60 * options.minutes, port), INTERVALS))
     server.shutdown()
-    print(page(results))
-    if options.json:
-        options.json.write_text(json.dumps({"minutes": options.minutes, "results": results}, indent=1) + "\n")
-        options.json.with_suffix(".md").write_text(page(results))
+    title, bound = "Lost GPU-hours, added up", "none"
+    report.Report("gpu_hours", title, __doc__, bound, [table(results)], results).publish(options.save)
     return 0
 
 

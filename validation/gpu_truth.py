@@ -1,22 +1,23 @@
-"""How true the busy ratio of each exporter is: `python -m validation.gpu_truth`.
+"""Measure how far the busy ratio of each exporter is from the truth.
 
-Eight simulated GPUs are busy 5 % of the time: four for 1 s every 20 s, four for 50 ms every second, each a quarter of
-a second later than the one before. Both exporters are scraped once a second. From that one recording every scrape
-interval and every phase of it is taken afterwards, at each second at which the 5 minutes before lie in the recording:
-for our counter as PromQL's rate(…[5m]), for the peer's gauge as avg_over_time(…[5m]). The error is the distance from
-what the GPU really did in those 5 minutes, in points of a percent.
+    python -m validation.gpu_truth --save
+
+Eight simulated GPUs are busy 5% of the time: four for 1 s every 20 s, four for 50 ms every second, each a quarter of a
+second later than the one before. Both exporters are scraped once a second. Every scrape interval and every phase of it
+is taken from that one recording, at each second that has the 5 minutes before it in the recording: the counter of
+Rankscope as PromQL's rate(…[5m]), the gauge of nvitop-exporter as avg_over_time(…[5m]). The error is the distance from
+what the GPU did in those 5 minutes, in percentage points.
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
-from testing.simulated_node import Exporter, conditions, keep, markdown, running
+from testing import report
+from testing.simulated_node import Exporter, running
 
 from rankscope_exporter.simulation.scenario import Scenario
 from rankscope_exporter.simulation.timeline import State, Timeline
@@ -95,8 +96,8 @@ def errors(
     ]
 
 
-def report(seconds: int) -> dict[str, Any]:
-    """Everything: a row a pattern, interval and exporter."""
+def measure(seconds: int) -> list[dict[str, Any]]:
+    """Return a row for each pattern, interval and exporter."""
     planned = timelines(START_UP + seconds)
     begun = time.time()
     with running(lambda _: Scenario(tuple(planned), follow_ranks=False)) as (node, exporters):
@@ -116,7 +117,7 @@ def report(seconds: int) -> dict[str, Any]:
             for exporter, recording, ratio in zip(exporters, recordings, (rate, mean), strict=True):
                 found = errors(recording, gpus, interval, ratio, truth)
                 rows.append(row(pattern, interval, exporter.name, found))
-    return {**conditions("nvitop-exporter"), "recorded_seconds": seconds, "window_seconds": WINDOW, "rows": rows}
+    return rows
 
 
 def row(pattern: str, interval: int, exporter: str, found: Sequence[float]) -> dict[str, Any]:
@@ -133,10 +134,10 @@ def row(pattern: str, interval: int, exporter: str, found: Sequence[float]) -> d
     }
 
 
-def table(figures: dict[str, Any]) -> str:
-    """The report as Markdown."""
+def table(rows: Sequence[dict[str, Any]]) -> str:
+    """Return the rows as Markdown."""
     head = ("bursts", "scrape interval", "exporter", "median error", "largest error", "within 1 point")
-    rows = [
+    cells = [
         (
             row["bursts"],
             f"{row['interval_seconds']} s",
@@ -145,23 +146,21 @@ def table(figures: dict[str, Any]) -> str:
             f"{row['largest_error_points']:.2f}",
             f"{row['share_within_1_point']:.1%}",
         )
-        for row in figures["rows"]
+        for row in rows
     ]
-    return markdown(head, rows)
+    return report.table(head, cells)
 
 
 def main() -> None:
-    """Record and print; `--json FILE` also keeps the figures, and the table beside them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Record and publish."""
+    parser = report.parser(__doc__)
     parser.add_argument("--seconds", type=int, default=WINDOW + 60, help=f"to record, more than {WINDOW}")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     if options.seconds <= WINDOW:
         parser.error(f"--seconds: {options.seconds} is not more than {WINDOW}")
-    figures = report(options.seconds)
-    print(table(figures))
-    if options.json:
-        keep(options.json, figures, __doc__, table(figures))
+    rows = measure(options.seconds)
+    title, bound, packages = "Error of the busy ratio", "1 point", ["nvitop-exporter", "prometheus-client", "uvicorn"]
+    report.Report("gpu_truth", title, __doc__, bound, [table(rows)], rows, packages).publish(options.save)
 
 
 if __name__ == "__main__":

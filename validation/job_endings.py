@@ -1,28 +1,27 @@
-"""Does a job hang at its end more often with the hook? `OMP_NUM_THREADS=1 python -m validation.job_endings`.
+"""Check whether a job hangs at its end more often with the hook.
 
-A job over gloo whose script ends right after `destroy_process_group()` may never end, hook or no hook (torch 2.13).
-The last reference to the process group is that of DDP's reducer, so the group dies where the model does: at the end of
-the script's main function, with Python's lock held. The group's destructor joins gloo's thread. Where that thread has
-not yet let go of the last all-gather, it is the one that frees it, and needs Python's lock to give up its tensors, of
-which Python knows (`~AsyncAllgatherWork`, `TensorImpl::decref_pyobject`).
+    OMP_NUM_THREADS=1 python -m validation.job_endings --jobs gather hugging_face --pairs 200 150 --save
 
-So each job here gathers a metric last, destroys the group and returns. Runs with and without the hook take turns, and
-which one is first. Ranks are forked from a process that has imported everything, and end as a script does, with the
-interpreter's whole finalization. A run has hung if the main thread of a rank that came to its last metric sleeps for
-20 s on end: it computes nothing any more, and never wakes. It is killed.
-Another of torch's accidents is counted beside: a thread of gloo's that comes for Python's lock while the interpreter
-finalizes is ended by Python, and the process aborts.
+A job over gloo whose script ends right after `destroy_process_group()` may never end, with or without the hook (torch
+2.13). DDP's reducer has the last reference to the process group, so the group dies where the model does: at the end of
+the script's main function, with Python's lock held. The group's destructor joins gloo's thread. If that thread has not
+yet released the last all-gather, it frees it, and needs Python's lock to release its tensors, of which Python knows
+(`~AsyncAllgatherWork`, `TensorImpl::decref_pyobject`).
+
+So each job here gathers a metric last, destroys the group and returns. Runs with and without the hook take turns, also
+at being first. Ranks are forked from a process that has imported everything, and end as a script does, with the
+interpreter's whole finalization. A run has hung if the main thread of a rank that has reached its last metric sleeps
+for 20 s without a break. It is then killed. A second failure of torch is counted, too: if a thread of gloo's waits for
+Python's lock while the interpreter finalizes, Python ends the thread, and the process aborts.
+
+Brackets are 95% intervals (Wilson's; Newcombe's of the difference); p is Fisher's exact test, one-sided and two-sided.
 """
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import itertools
-import json
-import math
 import os
-import platform
 import shutil
 import signal
 import sys
@@ -32,11 +31,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import NormalDist
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from testing import report
+from testing.processes import stat
+from testing.statistics import fisher, newcombe, wilson
 from torch import nn
 
 import rankscope
@@ -48,7 +49,6 @@ STEPS = 4
 HANGS_AFTER = 20.0  # seconds of sleep after the last metric; a healthy job has nothing to wait for but the other rank
 PUT_ASIDE_AFTER = 1.0  # seconds likewise: the next run begins, as what sleeps takes no processor
 TRAINED_WITHIN = 60.0  # seconds
-CONFIDENCE = 0.95
 KINDS = {False: "without", True: "with"}
 OUTCOMES = ("hung", "aborted", "ended")
 
@@ -177,7 +177,7 @@ class Run:
 
 def sleeps(pid: int) -> bool:
     """Whether the main thread does. Gloo's own threads wake each few milliseconds for nothing."""
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"
+    return stat(pid)[0] == "S"
 
 
 def start(name: str, is_hooked: bool) -> Run:
@@ -254,36 +254,6 @@ def prepare(name: str) -> None:
     assert len(list(Path("/proc/self/task").iterdir())) == 1, "set OMP_NUM_THREADS=1: numpy's threads are here"
 
 
-def interval(count: int, of: int) -> tuple[float, float]:
-    """Wilson's interval of a share."""
-    if not of:
-        return 0.0, 1.0
-    z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
-    share, scale = count / of, 1 + z * z / of
-    middle = (share + z * z / (2 * of)) / scale
-    half = z / scale * math.sqrt(share * (1 - share) / of + z * z / (4 * of * of))
-    return max(0.0, middle - half), min(1.0, middle + half)
-
-
-def difference(hooked: int, hooked_of: int, plain: int, plain_of: int) -> tuple[float, float]:
-    """Newcombe's interval of the difference of two shares, from Wilson's of each."""
-    (low, high), (plain_low, plain_high) = interval(hooked, hooked_of), interval(plain, plain_of)
-    share, plain_share = hooked / hooked_of, plain / plain_of
-    below = math.hypot(share - low, plain_high - plain_share)
-    above = math.hypot(high - share, plain_share - plain_low)
-    return share - plain_share - below, share - plain_share + above
-
-
-def fisher(hooked: int, plain: int, of: int) -> tuple[float, float]:
-    """Fisher's exact test of two counts `of` as many each: p that the first is as large, and that they differ so."""
-    total = hooked + plain
-    ways = {count: math.comb(of, count) * math.comb(of, total - count) for count in range(total + 1)}
-    everything = sum(ways.values())
-    larger = sum(number for count, number in ways.items() if count >= hooked)
-    rarer = sum(number for number in ways.values() if number <= ways[hooked])
-    return larger / everything, rarer / everything
-
-
 def judge(name: str, pairs: int) -> dict[str, Any]:
     """How the runs of a job ended, with and without the hook, and what the difference may be."""
     counts: dict[bool, Counter[str]] = {kind: Counter() for kind in KINDS}
@@ -293,34 +263,30 @@ def judge(name: str, pairs: int) -> dict[str, Any]:
     figures: dict[str, Any] = {"job": name, "pairs": pairs, "seconds": round(time.monotonic() - began)}
     for kind, label in KINDS.items():
         figures[label] = {outcome: counts[kind][outcome] for outcome in OUTCOMES}
-        figures[label] |= {f"{each}_interval": interval(counts[kind][each], pairs) for each in ("hung", "aborted")}
+        figures[label] |= {f"{each}_interval": wilson(counts[kind][each], pairs) for each in ("hung", "aborted")}
     for each in ("hung", "aborted"):
         hooked, plain = counts[True][each], counts[False][each]
-        figures[f"{each}_difference_interval"] = difference(hooked, pairs, plain, pairs)
+        figures[f"{each}_difference_interval"] = newcombe(hooked, plain, pairs)
         figures[f"{each}_p_likelier_with"], figures[f"{each}_p_different"] = fisher(hooked, plain, pairs)
     return figures
 
 
-def percent(share: float) -> str:
-    """Of runs."""
-    return f"{100 * share:.1f}"
-
-
-def row(job: dict[str, Any], outcome: str) -> str:
-    """One line of the table."""
+def row(job: dict[str, Any], outcome: str) -> list[str]:
+    """Return one line of the table."""
     cells = [f"`{job['job']}`", outcome]
     for label in ("with", "without"):
         low, high = job[label][f"{outcome}_interval"]
         count = job[label][outcome]
-        cells.append(f"{count} of {job['pairs']}: {percent(count / job['pairs'])} % [{percent(low)}, {percent(high)}]")
+        cells.append(
+            f"{count} of {job['pairs']}: {100 * count / job['pairs']:.1f}% [{100 * low:.1f}, {100 * high:.1f}]"
+        )
     low, high = job[f"{outcome}_difference_interval"]
     cells.append(f"[{100 * low:+.1f}, {100 * high:+.1f}]")
-    cells += [f"{job[f'{outcome}_p_likelier_with']:.2f}", f"{job[f'{outcome}_p_different']:.2f}"]
-    return f"| {' | '.join(cells)} |"
+    return [*cells, f"{job[f'{outcome}_p_likelier_with']:.2f}", f"{job[f'{outcome}_p_different']:.2f}"]
 
 
 def reading(job: dict[str, Any]) -> str:
-    """What the runs that hung say, and how much they leave open."""
+    """Return what the runs that hung show, and how much they leave open."""
     low, high = job["hung_difference_interval"]
     if low > 0 or high < 0:
         return f"- `{job['job']}`: **{'more' if low > 0 else 'fewer'} runs hang with the hook.**"
@@ -330,49 +296,23 @@ def reading(job: dict[str, Any]) -> str:
     )
 
 
-def report(figures: dict[str, Any]) -> str:
-    readings = "\n".join(map(reading, figures["jobs"]))
-    table = [row(job, outcome) for job in figures["jobs"] for outcome in ("hung", "aborted")]
-    about = (__doc__ or "").split("\n\n", 1)[1].strip()
-    return f"""\
-# Does a job hang at its end more often with the hook?
-
-{about}
-
-| job | outcome | with the hook | without | difference (points) | p, likelier with | p, different |
-|---|---|---|---|---|---|---|
-{chr(10).join(table)}
-
-{readings}
-
-Brackets are 95 % intervals (Wilson's; Newcombe's of the difference); p is Fisher's exact test, one-sided and two-sided.
-
-On {figures["machine"]}. Made by `{figures["command"]}`.
-"""
-
-
-def machine() -> str:
-    """What the figures hold for."""
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}, rankscope {rankscope.__version__}"
-    return f"{os.cpu_count()} cores that others used too (load {os.getloadavg()[0]:.1f} at the end), {versions}"
+def body(jobs: list[dict[str, Any]]) -> list[str]:
+    """Return the table and how to read it."""
+    head = ["job", "outcome", "with the hook", "without", "difference (points)", "p, likelier with", "p, different"]
+    rows = [row(job, outcome) for job in jobs for outcome in ("hung", "aborted")]
+    return [report.table(head, rows), "\n".join(map(reading, jobs))]
 
 
 def main() -> None:
-    """Run, print, and write where asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run the jobs and publish."""
+    parser = report.parser(__doc__)
     parser.add_argument("--pairs", type=int, nargs="+", default=[200, 50], help="of each job (default: 200 50)")
     parser.add_argument("--jobs", choices=JOBS, nargs="+", default=[*JOBS], help="by default: all")
-    parser.add_argument("--json", type=Path, help="write the figures there, and the report beside it as .md")
-    arguments = parser.parse_args()
-    pairs = dict(zip(arguments.jobs, itertools.cycle(arguments.pairs), strict=False))
-    jobs = [judge(name, pairs[name]) for name in arguments.jobs]
-    words = ["--jobs", *pairs, "--pairs", *map(str, pairs.values())]
-    command = f"OMP_NUM_THREADS=1 python -m validation.job_endings {' '.join(words)}"
-    figures = {"command": command, "machine": machine(), "jobs": jobs}
-    print(report(figures))
-    if arguments.json:
-        arguments.json.write_text(json.dumps(figures, indent=1) + "\n")
-        arguments.json.with_suffix(".md").write_text(report(figures))
+    options = parser.parse_args()
+    pairs = dict(zip(options.jobs, itertools.cycle(options.pairs), strict=False))
+    jobs = [judge(name, pairs[name]) for name in options.jobs]
+    title, bound = "Jobs that hang at their end", "no more runs hang with the hook than without"
+    report.Report("job_endings", title, __doc__, bound, body(jobs), jobs, ["torch"]).publish(options.save)
 
 
 if __name__ == "__main__":

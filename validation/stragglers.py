@@ -1,14 +1,18 @@
-"""Whether the slow rank and its phase are named: `python -m validation.stragglers` (some minutes).
+"""Check whether the slow rank of four and its phase are named.
 
-30 ms a step are injected into one phase of one rank of four, for each phase and each rank, in each way to train. The
-verdict is made from the four records as the rules make it from the series (deploy/prometheus/rules/recording), with the
-rules' own thresholds. With `--device asynchronous` (testing/asynchronous_device) the host does not wait for other
-ranks, as with CUDA and NCCL, and the device's clock judges.
+    python -m validation.stragglers --save
+    python -m validation.stragglers --device asynchronous --save
+
+A delay of 30 ms a step is injected into one phase of one rank of four, for each phase and each rank, in each kind of
+training. The verdict is made from the four records as the rules make it from the series
+(deploy/prometheus/rules/recording), with the rules' own thresholds. A case is right if this rank alone is named, with
+this phase; `nothing` is right if no rank is named. Over gloo the phases are measured on the host. On the asynchronous
+device (testing/asynchronous_device) the host does not wait for other ranks, as with CUDA and NCCL, and the phases are
+measured on the device.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import statistics
@@ -20,7 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from validation.straggler_job import FAULT_SECONDS
+from testing import report
 
 REPOSITORY = Path(__file__).parents[1]
 THRESHOLDS = REPOSITORY / "deploy" / "prometheus" / "thresholds.yml"
@@ -95,56 +99,34 @@ def judge(observed: dict[str, Any]) -> dict[str, Any]:
     return {**observed, "named": named, "is_right": named == expected(observed["case"])}
 
 
-def report(results: list[dict[str, Any]], steps: int, device: str) -> str:
-    """How many are right, by training and phase, and each that is wrong."""
-    clock = "the device's, which is asynchronous as CUDA's" if device == "asynchronous" else "the host's, over gloo"
-    rows = [f"| {training} | {' | '.join(share(results, training, phase) for phase in ('nothing', *PHASES))} |"
-            for training in TRAININGS[device]]  # fmt: skip
-    wrong = [
-        f"- `{result['case']}`: named {result['named'] or 'nobody'}" for result in results if not result["is_right"]
-    ]
-    return "\n".join(
-        [
-            "# Is the slow rank named, and its phase?",
-            "",
-            f"{FAULT_SECONDS * 1e3:.0f} ms a step injected into one phase of one rank of {RANKS}, {steps} steps. The",
-            f"clock that judges is {clock}.",
-            "Right are the cases in which this rank alone is named, with this phase (`nothing`: in which nobody is).",
-            "",
-            f"| training | nothing | {' | '.join(PHASES)} |",
-            f"|---|{'---|' * (len(PHASES) + 1)}",
-            *rows,
-            "",
-            "Wrong:" if wrong else "None is wrong.",
-            *wrong,
-            "",
-            "Made by `make stragglers`.",
-            "",
-        ]
-    )
+def body(results: list[dict[str, Any]], device: str) -> list[str]:
+    """Return how many cases are right, by training and phase, and each that is wrong."""
+    phases = ("nothing", *PHASES)
+    rows = [(training, *(share(results, training, phase) for phase in phases)) for training in TRAININGS[device]]
+    wrong = [f"- `{one['case']}`: named {one['named'] or 'no rank'}" for one in results if not one["is_right"]]
+    return [report.table(("training", *phases), rows), "\n".join(["Wrong:", *wrong] if wrong else ["None is wrong."])]
 
 
 def share(results: list[dict[str, Any]], training: str, phase: str) -> str:
-    """Right of all, as in `4/4`."""
+    """Return how many are right of all, as in `4/4`."""
     rights = [result["is_right"] for result in results if result["case"].startswith(f"{training}:{phase}:")]
     return f"{sum(rights)}/{len(rights)}"
 
 
 def main() -> None:
-    """All cases, or those that are named; the verdicts go to a report."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Run all cases, or those that are named, and publish."""
+    parser = report.parser(__doc__)
     parser.add_argument("cases", nargs="*", metavar="TRAINING:PHASE:RANK", help="by default: all")
     parser.add_argument("--device", choices=TRAININGS, default="gloo")
     parser.add_argument("--steps", type=int, default=30, help="of each case (default: 30)")
-    parser.add_argument("--json", type=Path, help="also write the figures there, and the report beside it as .md")
-    arguments = parser.parse_args()
-    cases = arguments.cases or [*all_cases(arguments.device)]
-    results = [judge(observed) for observed in observe(cases, arguments.steps, arguments.device)]
-    text = report(results, arguments.steps, arguments.device)
-    print(text)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(results, indent=1) + "\n")
-        arguments.json.with_suffix(".md").write_text(text)
+    options = parser.parse_args()
+    cases = options.cases or [*all_cases(options.device)]
+    results = [judge(observed) for observed in observe(cases, options.steps, options.device)]
+    name = "stragglers" if options.device == "gloo" else f"stragglers_{options.device}"
+    text = body(results, options.device)
+    report.Report(name, "Naming the slow rank and its phase", __doc__, "all right", text, results, ["torch"]).publish(
+        options.save
+    )
 
 
 if __name__ == "__main__":

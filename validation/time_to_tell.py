@@ -1,24 +1,26 @@
-"""How long the rules take to tell of a fault: recorded runs replayed at a scrape interval, from the onset to firing.
+"""Measure how long the rules take to detect a fault: recorded runs, replayed at a scrape interval.
 
-    python -m validation.time_to_tell --speeds 15s 5s
+    python -m validation.time_to_tell --save
 
-What is counted is from the first scrape that can show the fault to the first evaluation in which the right alert
-fires. To that come the time from the onset to that scrape, half an interval on average, and what Alertmanager waits.
-The recordings are the gauntlet's (tests/rules/recorded), stretched as testing/replay.py says.
+Seconds are from the first scrape that can show the fault to the first evaluation in which its alert fires, in
+Prometheus' engine (promtool), by the rules for scrapes each 15 s and each 5 s. Add half an interval on average for the
+time from the onset to that scrape, and what Alertmanager waits: 5 s if the alert is critical, else 30 s. The recordings
+are the gauntlet's (tests/rules/recorded; steps 1.4 times as long), stretched as testing/replay.py says. Median and P90
+leave out alerts that have a bound of their own.
 """
 
 from __future__ import annotations
 
-import argparse
+import math
 import re
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from math import ceil
 from pathlib import Path
 
-from testing import promtool, replay
+from testing import promtool, replay, report
 from testing.recording import RECORDED, Recording
+from testing.statistics import percentile
 
 SPEEDS = {speed.name: speed for speed in (promtool.PRODUCTION, promtool.BRISK)}
 NOT_COUNTED = {
@@ -28,7 +30,7 @@ NOT_COUNTED = {
     "RankscopeStartupSlow": "a property of the job: 10 min",
     "RankscopeGpuUnused": "a property of the allocation: 10 min",
 }
-"""What nobody has to be told within minutes, and its own bound."""
+"""Alerts that need not fire within minutes, and their own bounds."""
 
 
 def seconds(recordings: Sequence[Recording], speed: promtool.Speed, path: Path) -> dict[str, float]:
@@ -46,49 +48,36 @@ def seconds(recordings: Sequence[Recording], speed: promtool.Speed, path: Path) 
 
 
 def table(recordings: Sequence[Recording], by_speed: Mapping[str, Mapping[str, float]]) -> str:
-    """The report: one row a fault, and the median and P90 of those that count."""
-    lines = [
-        "# How soon a fault is told",
-        "",
-        "Seconds from the first scrape that can show a recorded fault of the gauntlet (steps 1.4 times as long) to the",
-        "first evaluation in which its alert fires, by the rules for scrapes each 15 s and each 5 s, in Prometheus'",
-        "engine (promtool). To that come half an interval on average, and what Alertmanager waits: 5 s if the alert is",
-        "critical, else 30. What has a bound of its own is not counted. Made by `python -m validation.time_to_tell`.",
-        "",
-        f"| fault | alert | {' | '.join(by_speed)} | |",
-        f"|---|---|{'---|' * len(by_speed)}---|",
-    ]
+    """Return a row for each fault, and the median and P90 of those that count."""
+    rows = []
     for recording in recordings:
         alert = recording.told["alertname"]
-        times = [_seconds(by_speed[speed].get(recording.case)) for speed in by_speed]
-        lines.append(f"| `{recording.case}` | {alert} | {' | '.join(times)} | {NOT_COUNTED.get(alert, '')} |")
+        times = [_seconds(by_speed[speed].get(recording.case, math.inf)) for speed in by_speed]
+        rows.append([f"`{recording.case}`", alert, *times, NOT_COUNTED.get(alert, "")])
     counted = [recording.case for recording in recordings if recording.told["alertname"] not in NOT_COUNTED]
     for name, part in (("median", 0.5), ("P90", 0.9)):
-        values = [_quantile([times.get(case, float("inf")) for case in counted], part) for times in by_speed.values()]
-        lines.append(f"| **{name} of {len(counted)}** | | {' | '.join(_seconds(value) for value in values)} | |")
-    return "\n".join(lines) + "\n"
+        values = [percentile([times.get(case, math.inf) for case in counted], part) for times in by_speed.values()]
+        rows.append([f"**{name} of {len(counted)}**", "", *map(_seconds, values), ""])
+    return report.table(["fault", "alert", *by_speed, ""], rows)
 
 
-def _quantile(values: Sequence[float], part: float) -> float:
-    """The least value that so many are not above."""
-    return sorted(values)[ceil(len(values) * part) - 1]
+def _seconds(value: float) -> str:
+    return f"{value:.0f} s" if math.isfinite(value) else "not detected"
 
 
-def _seconds(value: float | None) -> str:
-    return "not told" if value is None else f"{value:.0f} s"
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main() -> int:
+    """Replay and publish."""
+    parser = report.parser(__doc__)
     parser.add_argument("--speeds", nargs="+", choices=SPEEDS, default=list(SPEEDS))
     parser.add_argument("--only", nargs="+", default=[], help="cases whose name begins so")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args()
     recordings = [recording for recording in map(Recording.read, sorted(RECORDED.glob("*.json"))) if recording.told]
     recordings = [one for one in recordings if not options.only or one.case.startswith(tuple(options.only))]
     with tempfile.TemporaryDirectory() as directory:
         path = Path(directory) / "test.yml"
         by_speed = {name: seconds(recordings, SPEEDS[name], path) for name in options.speeds}
-    sys.stdout.write(table(recordings, by_speed))
+    title, bound = "Time to detect a fault", "none, but for the alerts that have one in the last column"
+    report.Report("time_to_tell", title, __doc__, bound, [table(recordings, by_speed)], by_speed).publish(options.save)
     return 0
 
 

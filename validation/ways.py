@@ -1,31 +1,27 @@
-"""How true the record is in every way to train: `python -m validation.ways` (a quarter of an hour for 1,000 steps).
+"""Check how accurate the record is in every way to train.
 
-Each way of testing/ways is trained without and with the hook. The phases are compared with the wall time,
-and data wait, checkpoints, evaluations and steps with clocks in the training script. Of each, the worst rank is shown.
+    python -m validation.ways --save
+
+Each way of testing/ways is trained without and with the hook. *Harmless*: parameters are bit-identical, nothing is
+logged, every patch is undone. *Counted*: as many steps as the script made. The other columns are percents of the worst
+rank. They show how far the sum of the phases is from the wall time, and how far the steps, data wait, checkpoints and
+evaluations are from the script's own clocks, where it has one. The last one is the part of the time after start-up that
+is `other`.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
 import tempfile
 from collections.abc import Callable, Iterable
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import torch
+from testing import report
 from testing.ways import WAYS
 from testing.ways.launch import launch
 
 Line = dict[str, Any]
-LEGEND = """\
-*Harmless*: parameters bit-identical, nothing logged, every patch taken back. *Counted*: as many steps as the script
-made. Then, in per cent and of the worst rank: how far the phases' sum is from the wall time, and the steps, data wait,
-checkpoints and evaluations from the script's own clocks, where it has one; last the part of the time after start-up
-that is `other`."""
 CLOCKED = ("data_wait", "checkpoint", "evaluation")
 
 
@@ -96,57 +92,34 @@ def summary(lines: list[Line]) -> list[dict[str, Any]]:
     return rows
 
 
-def machine() -> str:
-    """What the figures hold for."""
-    load = os.getloadavg()[0]
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return f"{os.cpu_count()} cores that others may use too (load {load:.1f} at the end), {versions}"
-
-
 def percent(value: float | None) -> str:
-    """With enough places to see 0.1 %; nothing for what was not measured."""
+    """Return it with enough places to see 0.1%; nothing for what was not measured."""
     return "" if value is None else f"{value * 100:.2f}"
 
 
-def report(rows: list[dict[str, Any]], steps: int, machine: str) -> str:
-    """The rows as a page."""
-    table = [
-        f"| {row['way']} | {row['ranks']} | {'yes' if row['harmless'] else '**no**'} "
-        f"| {'yes' if row['steps_counted'] else '**no**'} | {' | '.join(percent(row[name]) for name in COLUMNS)} |"
+def table(rows: list[dict[str, Any]]) -> str:
+    """Return the rows as Markdown."""
+    cells = [
+        (
+            *(row["way"], row["ranks"], report.yes_or_no(row["harmless"]), report.yes_or_no(row["steps_counted"])),
+            *(percent(row[name]) for name in COLUMNS),
+        )
         for row in rows
     ]
-    return "\n".join(
-        [
-            "# How true the record is, in every way to train",
-            "",
-            f"{steps} steps of each way, without and with the hook, on {machine}.",
-            "",
-            LEGEND,
-            "",
-            f"| way | ranks | harmless | counted | {' | '.join(COLUMNS)} |",
-            f"|---|---|---|---|{'---|' * len(COLUMNS)}",
-            *table,
-            "",
-            "Made by `make ways`.",
-            "",
-        ]
-    )
+    return report.table(("way", "ranks", "harmless", "counted", *COLUMNS), cells)
 
 
 def main() -> None:
-    """Measure, print, and write where asked."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    """Train and publish."""
+    parser = report.parser(__doc__)
     parser.add_argument("--group", choices=WAYS, action="append", help="by default: all")
     parser.add_argument("--steps", type=int, default=1000, help="of each way (default: 1000)")
-    parser.add_argument("--json", type=Path, help="write the figures there, and the report beside it as .md")
-    arguments = parser.parse_args()
-    lines = [line for group in arguments.group or WAYS for line in measure(group, arguments.steps)]
-    result = {"machine": machine(), "steps": arguments.steps, "ways": summary(lines)}
-    page = report(result["ways"], arguments.steps, result["machine"])
-    print(page)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
-        arguments.json.with_suffix(".md").write_text(page)
+    options = parser.parse_args()
+    lines = [line for group in options.group or WAYS for line in measure(group, options.steps)]
+    rows = summary(lines)
+    title, bound = "Accuracy of the record in every way to train", "harmless and counted"
+    body = [f"{options.steps} steps of each way.", table(rows)]
+    report.Report("ways", title, __doc__, bound, body, rows, ["torch"]).publish(options.save)
 
 
 if __name__ == "__main__":

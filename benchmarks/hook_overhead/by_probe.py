@@ -1,28 +1,28 @@
-"""What each probe costs a step: `python -m benchmarks.hook_overhead.by_probe`.
+"""Measure what each probe costs a step, less exactly.
 
-Before each step it is drawn at random which probes work in it: none, all, or one alone; the fuses of the others are
-blown meanwhile. Neighbouring steps see the same machine, so that a minute tells what blocks of steps
-(`benchmarks.hook_overhead.in_process`) need ten for. But it says less: with a blown fuse a probe's wrapper is still
-there, so what it costs just to be called is not in the figures; and what is drawn seldom finds the caches colder.
+    python -m benchmarks.hook_overhead.by_probe
+
+Before each step a random choice decides which probes work in it: none, all, or one alone; the fuses of the others are
+blown meanwhile. Neighboring steps see the same machine, so that a minute shows what blocks of steps
+(`benchmarks.hook_overhead.in_process`) need ten minutes for. It leaves out what it costs to call a probe's wrapper,
+which stays in place with a blown fuse, and probes that are chosen rarely find colder caches.
 """
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
 import random
 import statistics
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from unittest import mock
 
-import torch
 import torch.distributed as dist
 from benchmarks.hook_overhead.child import join
-from benchmarks.hook_overhead.in_process import FEWEST_PAIRS, MICROSECONDS, Block, Loop, full_speed
+from benchmarks.hook_overhead.in_process import FEWEST_PAIRS, MICROSECONDS, Block, Loop, full_speed, run_directory
 from benchmarks.hook_overhead.trainings import TRAININGS
+from testing import report
+from testing.statistics import bootstrap
 
 import rankscope
 from rankscope import probes
@@ -76,21 +76,16 @@ def seconds(block: Block, limit: float) -> list[float]:
 
 
 def cost(block: Sequence[float], plain: Sequence[float]) -> str:
-    """The difference of the medians, in microseconds, with its 95 % interval (bootstrap) and the number of steps."""
+    """Return the difference of the medians in microseconds with its interval, and the number of steps."""
     if min(len(block), len(plain)) < FEWEST_PAIRS:
         return "too few"
-    resample = random.Random(0).choices  # noqa: S311 - a bootstrap, not a secret
-    found = sorted(
-        statistics.median(resample(block, k=len(block))) - statistics.median(resample(plain, k=len(plain)))
-        for _ in range(RESAMPLES)
-    )
-    ends = (statistics.median(block) - statistics.median(plain), found[RESAMPLES // 40], found[-RESAMPLES // 40])
-    return "{:+.1f} [{:+.1f}, {:+.1f}] ({} steps)".format(*(end * MICROSECONDS for end in ends), len(block))
+    found = bootstrap(lambda draw: statistics.median(draw(block)) - statistics.median(draw(plain)), RESAMPLES)
+    return f"{report.text(found.scaled(MICROSECONDS))} ({len(block)} steps)"
 
 
 def main() -> None:
-    """Measure and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure and publish."""
+    parser = report.parser(__doc__)
     parser.add_argument("--training", choices=TRAININGS, default="ddp", help="(%(default)s)")
     parser.add_argument("--steps", type=int, default=100_000, help="(%(default)s)")
     help_alone = f"of {', '.join(probes.all_probes())} (default: {', '.join(EVERY_STEP)})"
@@ -98,16 +93,17 @@ def main() -> None:
         "--alone", nargs="*", choices=probes.all_probes(), default=EVERY_STEP, metavar="PROBE", help=help_alone
     )
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as run_dir:
-        os.environ["RANKSCOPE_RUN_DIR"] = run_dir
+    with run_directory():
         blocks = run(options.training, options.steps, options.alone)
     limit = full_speed([step for block in blocks.values() for step in block])
-    print("| probes | µs a step at the CPU's full speed | µs a step, all steps |\n| --- | --- | --- |")
-    for name in blocks:
-        if name != NONE:
-            costs = [cost(seconds(blocks[name], most), seconds(blocks[NONE], most)) for most in (limit, math.inf)]
-            print(f"| {name} | {' | '.join(costs)} |")
+    rows = [
+        (name, *(cost(seconds(block, most), seconds(blocks[NONE], most)) for most in (limit, math.inf)))
+        for name, block in blocks.items()
+        if name != NONE
+    ]
+    table = report.table(("probes", "µs a step at the CPU's full speed", "µs a step, all steps"), rows)
+    title = "Cost of each probe"
+    report.Report("hook_overhead_by_probe", title, __doc__, "none", [table], rows, ["torch"]).publish(options.save)
 
 
 if __name__ == "__main__":

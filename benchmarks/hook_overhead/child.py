@@ -15,12 +15,6 @@ import torch.distributed as dist
 ADDRESS = "HOOK_OVERHEAD_ADDRESS"
 
 
-def resident_mib() -> float:
-    """Resident memory of this process (MiB)."""
-    pages = int(Path("/proc/self/statm").read_text().split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
-
-
 def join(ranks: int) -> None:
     """Be rank 0 of so many; the others are torch's stand-in, for which nothing is exchanged."""
     from torch.testing._internal.distributed import fake_pg  # noqa: F401 - makes the backend known
@@ -54,7 +48,7 @@ def main(training_name: str, contender_name: str) -> None:
             seconds = (wall - (training.slept - slept)) / steps, processor / steps
             collectives = (contender.collectives() - collectives) / steps
             threads = threading.active_count() - 1
-            driver.send({"seconds": seconds, "collectives": collectives, "threads": threads, "mib": resident_mib()})
+            driver.send({"seconds": seconds, "collectives": collectives, "threads": threads})
         contender.end()
     if dist.is_initialized():
         dist.destroy_process_group()

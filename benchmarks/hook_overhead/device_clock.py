@@ -1,44 +1,29 @@
-"""What the device's clock costs the host, without a device: `python -m benchmarks.hook_overhead.device_clock`.
+"""Measure what the device's clock costs the host, without a device.
 
-DDP's step as in `benchmarks.hook_overhead.in_process`, in pairs of blocks with the hook: in one block torch.cuda stands
-for no device, in the other for one whose events take no time at all. So what is measured is Python's part, ours; what
-the driver takes for an event is measured on a GPU (`make gpu-check`). Once as it is, with few steps measured; once with
-every step measured, which by the marks of a step gives the cost of one. And over some seconds of longer steps, how many
-marks there are a second, which is to be ten at the most.
+    python -m benchmarks.hook_overhead.device_clock --pairs 100 --save
+
+The step is that of DDP in `benchmarks.hook_overhead.in_process`, in pairs of blocks with the hook. In one block torch
+has no device, in the other a device whose events take no time. So this measures the hook's own Python code; `make
+gpu-check` measures what the driver takes for an event on a GPU. It runs as shipped, with few steps measured, and with
+every step measured, which gives the cost of one mark. Steps of 20 ms show how many marks there are a second.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import platform
-import shlex
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from benchmarks.hook_overhead import in_process
 from benchmarks.hook_overhead.child import join
-from benchmarks.hook_overhead.in_process import (
-    STEPS,
-    Block,
-    Loop,
-    _span,
-    alternating,
-    differences,
-    full_speed,
-    microseconds,
-    span,
-)
+from benchmarks.hook_overhead.in_process import Block, Loop, alternating, differences, full_speed, microseconds, span
 from benchmarks.hook_overhead.trainings import Ddp
+from testing import report
 
 import rankscope
 from rankscope import attach
@@ -143,7 +128,7 @@ def measure(pairs: int, seconds: float) -> dict[str, Any]:
     join(Ddp.ranks)
     training = Ddp()
     rate, marks = marks_a_second(training, seconds)
-    loop = Loop(training, STEPS)
+    loop = Loop(training, in_process.STEPS)
     loop.without_hook()
     sampled = alternating(pairs, loop.with_hook, with_clock(loop, usual))
     every = alternating(pairs, loop.with_hook, with_clock(loop, 0.0))
@@ -165,46 +150,32 @@ def measure(pairs: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def page(figures: dict[str, Any]) -> str:
+def table(figures: dict[str, Any]) -> str:
+    """Return the figures as Markdown."""
     rows = (
-        ("the step, with the hook and without a device (µs)", f"{figures['step_us']:.0f}"),
-        ("more with the clock, few steps measured (µs a step)", _span(figures["sampled_us"])),
-        ("more with every step measured (µs a step)", _span(figures["every_step_us"])),
-        ("control: the same twice (µs a step)", _span(figures["control_us"])),
-        ("marks of a measured step", str(figures["marks_a_step"])),
-        ("a mark (µs), without the driver's part", str(figures["a_mark_us"])),
-        (f"marks a second, in steps of {LONG_STEP * 1000:.0f} ms", str(figures["marks_a_second"])),
+        ("step with the hook, without a device (µs)", f"{figures['step_us']:.0f}"),
+        ("device clock, few steps measured (µs a step)", report.text(figures["sampled_us"])),
+        ("device clock, every step measured (µs a step)", report.text(figures["every_step_us"])),
+        ("control: the same twice (µs a step)", report.text(figures["control_us"])),
+        ("marks of a measured step", figures["marks_a_step"]),
+        ("a mark (µs), without the driver's part", figures["a_mark_us"]),
+        (f"marks a second, in steps of {LONG_STEP * 1000:.0f} ms", figures["marks_a_second"]),
     )
-    table = "".join(f"| {name} | {value} |\n" for name, value in rows)
-    return f"""# hook_overhead.device_clock
-
-{__doc__}
-On {figures["cores"]} cores, Python {figures["python"]}, torch {figures["torch"]}; {figures["pairs"]} pairs of blocks.
-Made by `{figures["command"]}`.
-
-| | |
-|---|---|
-{table}"""
+    return report.table(("", f"{figures['pairs']} pairs of blocks"), rows)
 
 
 def main() -> None:
-    """Measure and print; `--json FILE` also keeps the figures, and the report beside them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure and publish."""
+    parser = report.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=200, help="of blocks, of each kind (%(default)s)")
     parser.add_argument("--seconds", type=float, default=30.0, help="in which marks are counted (%(default)s)")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as run_dir:
-        os.environ["RANKSCOPE_RUN_DIR"] = run_dir
+    with in_process.run_directory():
         found = measure(options.pairs, options.seconds)
-    command = shlex.join(["python", "-m", "benchmarks.hook_overhead.device_clock", *sys.argv[1:]])
-    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "torch": str(torch.__version__)}
-    figures = {"command": command, **machine, **found}
-    print(page(figures))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
-        options.json.with_suffix(".md").write_text(page(figures))
+    title, bound = "Cost of the device's clock on the host", "at most 10 marks a second"
+    report.Report("hook_overhead_device_clock", title, __doc__, bound, [table(found)], found, ["torch"]).publish(
+        options.save
+    )
 
 
 if __name__ == "__main__":

@@ -1,33 +1,32 @@
-"""What the hook costs a step, in one process: `python -m benchmarks.hook_overhead.in_process`.
+"""Measure what the hook costs a step, in one process.
 
-Two processes of the same program differ by tens of microseconds a step, one process from block to block by few. So here
+    python -m benchmarks.hook_overhead.in_process --pairs 250 --save
+
+Two processes of the same program differ by tens of microseconds a step, one process from block to block by few. So
 blocks of steps with and without the hook alternate in the same process: `instrument()` and `uninstrument()` in turn.
 
-Whoever else uses the physical core makes every step up to twice as long, for tens of milliseconds or for minutes. So a
-loop that is always the same runs between the steps; a step counts where both loops beside it ran at the CPU's full
-speed. A block's figure is the median of these steps, without their sleep, from which the system wakes them later by
-more than the hook costs. The result is the median difference over all pairs of blocks with its 95 % interval
-(bootstrap), beside an A/A control: pairs of blocks that are both without the hook; and the same of all steps. What it
-cannot show: what happens seldom (the looks once a second, garbage collections), processes, memory, start and exit;
-`benchmarks.hook_overhead` does, by the mean of all steps.
+Another load on the physical core makes every step up to twice as long, for tens of milliseconds or for minutes. So a
+constant reference loop runs between the steps; a step counts if both loops around it ran at the CPU's full speed. A
+block's figure is the median of these steps, without their sleep, because the system wakes them later by more than the
+hook costs. The result is the median difference over all pairs of blocks with its 95% interval (bootstrap), next to an
+A/A control: pairs of blocks that are both without the hook; and the same of all steps. This does not measure rare work
+(once a second, garbage collections), processes, memory, start and exit; `benchmarks.hook_overhead` does.
 
-Beside the time stands what no other load changes: how many instructions of the interpreter the hook runs in a step.
+The instructions that the interpreter runs in the hook in a step depend on no other load. `fsdp2` is one of two ranks;
+the other one exchanges nothing.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import os
-import platform
-import random
-import shlex
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
@@ -37,17 +36,18 @@ import torch.distributed as dist
 from benchmarks.hook_overhead.child import join
 from benchmarks.hook_overhead.contenders import Nobody, Rankscope
 from benchmarks.hook_overhead.trainings import TRAININGS, Alone
+from testing import report
+from testing.statistics import Interval, median_interval
 from torch.compiler import is_dynamo_compiling
 
 import rankscope
 
 HOOK = str(Path(rankscope.__file__).parent)
 MICROSECONDS = 1e6
-RESAMPLES = 2000
 # Steps before a block is measured: the record is published, start-up and the looks at every step are over. And of the
 # block, which ends before step 100, when the hook looks for root modules once more.
 WARM_UP, STEPS = 25, 65
-SHORTER = {"ddp_100_ms": (20, 5)}  # steps a block, and how many times fewer pairs, where a step takes that long
+SHORTER = {"ddp_100_ms": 20}  # steps of a block, if a step takes that long
 REFERENCE_ROUNDS = 750  # of the loop between two steps, which runs twice: 50 µs
 # Full speed: at most so many times as long as the fastest loops but for a few outliers. Sharing the core costs 1.4.
 FULL_SPEED, FASTEST = 1.15, 0.005
@@ -57,7 +57,6 @@ FEWEST, FEWEST_PAIRS = 3, 20  # steps at full speed that make a figure of a bloc
 BOUNDS, BOUND, COLLECTIVE_BOUND = {"ddp": 50.0, "ddp_100_ms": 100.0}, 50.0, 8.0
 
 Found = TypeVar("Found")
-Interval = tuple[float, float, float]  # the median and the ends of its 95 % interval
 
 
 class Step(NamedTuple):
@@ -167,13 +166,6 @@ def differences(pairs: Sequence[tuple[Block, Block]], limit: float) -> list[floa
     return [other - plain for plain, other in figures if plain is not None and other is not None]
 
 
-def interval(values: Sequence[float]) -> Interval:
-    """Median and the 95 % interval of the median by bootstrap (percentile method)."""
-    resample = random.Random(0).choices  # noqa: S311 - a bootstrap, not a secret
-    medians = sorted(statistics.median(resample(values, k=len(values))) for _ in range(RESAMPLES))
-    return statistics.median(values), medians[int(0.025 * RESAMPLES)], medians[int(0.975 * RESAMPLES)]
-
-
 def instructions_of(run: Callable[[], object]) -> int:
     """The interpreter's instructions that the hook's functions execute within `run`, without those of C code."""
     found = 0
@@ -199,8 +191,7 @@ def instructions_of(run: Callable[[], object]) -> int:
 def compare(name: str, pairs: int) -> dict[str, Any]:
     """All figures of one training; seconds as microseconds a step."""
     make = TRAININGS[name]
-    steps, fewer = SHORTER.get(name, (STEPS, 1))
-    pairs = max(1, pairs // fewer)
+    steps = SHORTER.get(name, STEPS)
     if make.ranks:
         join(make.ranks)
     training = Loop(make(), steps)
@@ -226,71 +217,62 @@ def compare(name: str, pairs: int) -> dict[str, Any]:
     return {"training": name, **figures, "pairs": pairs, "steps_per_block": steps}
 
 
-def span(values: Sequence[float]) -> list[float] | None:
-    """The median of so many seconds and its interval, as microseconds; None of too few to tell."""
-    return [microseconds(value) for value in interval(values)] if len(values) >= FEWEST_PAIRS else None
+def span(values: Sequence[float]) -> Interval | None:
+    """Return the median of these seconds and its interval in microseconds; None if they are too few."""
+    return median_interval(values).scaled(MICROSECONDS) if len(values) >= FEWEST_PAIRS else None
 
 
 def microseconds(seconds: float) -> float:
-    """Rounded to a tenth."""
+    """Return them rounded to a tenth."""
     return round(seconds * MICROSECONDS, 1)
 
 
 def table(found: Sequence[dict[str, Any]]) -> str:
-    """The figures as Markdown."""
-    head: tuple[str, ...] = ("training", "step (µs)", "hook (µs a step)", "bound", "control (µs a step)")
-    head += ("steps at full speed", "all steps (µs)", "hook, all", "control, all")
-    head += ("instructions a step", "collectives a step", "pairs")
-    rows = [
-        (
-            *(line["training"], f"{line['step_us']:.0f}"),
-            *(_span(line["hook_us"]), f"{line['bound_us']:.0f}", _span(line["control_us"])),
-            *(f"{line['full_speed']:.0%}", f"{line['all_steps_us']:.0f}"),
-            *(_span(line["all_hook_us"]), _span(line["all_control_us"])),
-            *(str(line["instructions"]), f"{line['collectives']:.0f}"),
-            f"{line['pairs']} of {line['steps_per_block']} steps",
-        )
-        for line in found
+    """Return the figures as Markdown."""
+    head = ["training", "step (µs)", "hook (µs a step)", "bound", "control (µs a step)", "steps at full speed"]
+    head += ["all steps (µs)", "hook, all", "control, all", "instructions a step", "collectives a step", "pairs"]
+    return report.table(head, map(_row, found))
+
+
+def _row(line: dict[str, Any]) -> list[str]:
+    hook, control, all_hook, all_control = (
+        report.text(line[name]) for name in ("hook_us", "control_us", "all_hook_us", "all_control_us")
+    )
+    at_full_speed = [f"{line['step_us']:.0f}", hook, f"{line['bound_us']:.0f}", control, f"{line['full_speed']:.0%}"]
+    of_all = [f"{line['all_steps_us']:.0f}", all_hook, all_control]
+    counts = [
+        str(line["instructions"]),
+        f"{line['collectives']:.0f}",
+        f"{line['pairs']} of {line['steps_per_block']} steps",
     ]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows))
+    return [line["training"], *at_full_speed, *of_all, *counts]
 
 
-def _span(values: Sequence[float] | None) -> str:
-    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*values) if values else "too few"
-
-
-def page(figures: dict[str, Any]) -> str:
-    return f"""# hook_overhead.in_process
-
-{__doc__}
-On {figures["cores"]} cores (load {figures["load"]} at the end), Python {figures["python"]}, torch {figures["torch"]}.
-Made by `{figures["command"]}`. `fsdp2` is one of two ranks, whose other exchanges nothing.
-
-{table(figures["found"])}
-"""
+@contextmanager
+def run_directory() -> Iterator[None]:
+    """Train with one thread, with records in a directory of its own."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as run_dir:
+        os.environ["RANKSCOPE_RUN_DIR"] = run_dir
+        yield
 
 
 def main() -> None:
-    """Measure and print; `--json FILE` also keeps the figures, and the table beside them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Measure and publish."""
+    parser = report.parser(__doc__)
     parser.add_argument("--pairs", type=int, default=600, help="of blocks, and as many of the control (%(default)s)")
     parser.add_argument("--training", nargs="+", choices=TRAININGS, default=list(TRAININGS), metavar="NAME")
-    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
-    torch.set_num_threads(1)
     found = []
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as run_dir:
-        os.environ["RANKSCOPE_RUN_DIR"] = run_dir
+    with run_directory():
         for name in options.training:
             found.append(compare(name, options.pairs))
             print(json.dumps(found[-1]), file=sys.stderr, flush=True)
-    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "load": round(os.getloadavg()[0], 1)}
-    command = shlex.join(["python", "-m", "benchmarks.hook_overhead.in_process", *sys.argv[1:]])
-    figures = {"command": command, "torch": str(torch.__version__), **machine, "found": found}
-    print(table(found))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2) + "\n")
-        options.json.with_suffix(".md").write_text(page(figures))
+    bound = "by training, in the table: 50 µs a step and 8 µs for each collective of the script; a long step 0.1%"
+    title = "Cost of the hook in one process"
+    report.Report("hook_overhead_in_process", title, __doc__, bound, [table(found)], found, ["torch"]).publish(
+        options.save
+    )
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.hook_overhead.child import ADDRESS
+from testing.processes import MEBIBYTE, resident_bytes
 
 CHILD = Path(__file__).with_name("child.py")
 PATIENCE = 120  # seconds until a process trains
@@ -78,9 +79,8 @@ def child(training: str, contender: str) -> Iterator[Child]:
 
 
 def resident_mib(pids: list[int]) -> float:
-    """Resident memory of processes (MiB)."""
-    pages = sum(int(Path(f"/proc/{pid}/statm").read_text().split()[1]) for pid in pids)
-    return pages * os.sysconf("SC_PAGE_SIZE") / 2**20
+    """Return the resident memory of processes (MiB)."""
+    return sum(map(resident_bytes, pids)) / MEBIBYTE
 
 
 def _parents() -> Iterator[tuple[int, int]]:

@@ -21,26 +21,24 @@ def called(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> list[tuple[int, 
         return Counter(broken=count)
 
     monkeypatch.setattr(sys, "argv", ["fuzz_eggs", *arguments])
-    fuzzing.main("Eggs.", "eggs", fuzz)
+    fuzzing.main("Eggs.", "eggs", fuzz, "fuzz_eggs", "none")
     return calls
 
 
 def report(path: Path) -> dict[str, Any]:
-    made: dict[str, Any] = json.loads(path.read_text())
+    made: dict[str, Any] = json.loads((path / "fuzz_eggs.json").read_text())["figures"]
     return {name: made[name] for name in made if name != "seconds"}
 
 
 def test_a_report_goes_on_where_it_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    kept = tmp_path / "eggs.json"
-    arguments = ("--eggs", "30", "--json", str(kept))
+    arguments = ("--eggs", "30", "--save", str(tmp_path))
     assert called(monkeypatch, *arguments) == [(1, 0, 30)]
     assert called(monkeypatch, *arguments) == [(1, 30, 30)]
-    assert report(kept) == {"seed": 1, "eggs": 60, "outcome": {"broken": 60}}
+    assert report(tmp_path) == {"seed": 1, "inputs": 60, "outcome": {"broken": 60}}
     assert called(monkeypatch, *arguments, "--seed", "2") == [(2, 0, 30)]
-    assert report(kept) == {"seed": 2, "eggs": 30, "outcome": {"broken": 30}}
+    assert report(tmp_path) == {"seed": 2, "inputs": 30, "outcome": {"broken": 30}}
 
 
 def test_a_failure_is_brought_back_by_its_number(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    kept = tmp_path / "eggs.json"
-    assert called(monkeypatch, "--eggs", "30", "--json", str(kept)) == [(1, 0, 30)]
-    assert called(monkeypatch, "--first", "7", "--eggs", "1", "--json", str(kept)) == [(1, 7, 1)]
+    assert called(monkeypatch, "--eggs", "30", "--save", str(tmp_path)) == [(1, 0, 30)]
+    assert called(monkeypatch, "--first", "7", "--eggs", "1", "--save", str(tmp_path)) == [(1, 7, 1)]

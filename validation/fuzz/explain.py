@@ -1,11 +1,13 @@
-"""Does any answer of a server break `rankscope explain`? `python -m validation.fuzz.explain --inputs 100000`.
+"""Check whether any answer of a server breaks `rankscope explain`.
 
-What a Prometheus answers (explain_answers.py) is damaged at random: types swapped, fields missing or twice, odd numbers
-and texts, brackets in thousands, truncation, wrong content, wrong status. It goes through the command as it is but for
-the network. Then it has to end with 0 and lines that a terminal can take, or a line of JSON that is JSON; or with 2 and
-one such line on stderr. Input N depends on the seed and N alone: `--first N --inputs 1` brings a failure back.
+    python -m validation.fuzz.explain --inputs 100000 --save
 
-With `--json` the report is kept, and a next call goes on where the last one ended.
+The answers of a Prometheus (explain_answers.py) are damaged at random: types swapped, fields missing or twice, odd
+numbers and texts, brackets in thousands, truncation, wrong content, wrong status. They go through the real command,
+without the network. The command must end with 0 and lines that a terminal can print, or a line of valid JSON; or with 2
+and one such line on stderr. Input N depends on the seed and N alone: `--first N --inputs 1` repeats a failure.
+
+With `--save` a next call continues where the last one ended.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from rankscope.cli.explaining.command import show
 from rankscope.cli.explaining.fetching import BODY_LIMIT, Answer, FetchError
 from rankscope.cli.explaining.prometheus import Prometheus
 
+BOUND = "exit status 0 or 2, and text that a terminal can print"
 QUESTIONS = 24  # asked at the most, about; each input damages the answers to some of them
 LINES = 250  # that an explanation has at the most, with texts of the greatest length
 SCENES = (
@@ -190,7 +193,7 @@ def run(seed: int, first: int, inputs: int) -> Counter[str]:
 
 def main() -> None:
     os.environ["COLUMNS"] = "100"
-    fuzzing.main(__doc__, "inputs", run)
+    fuzzing.main(__doc__, "inputs", run, "fuzz_explain", BOUND)
 
 
 if __name__ == "__main__":

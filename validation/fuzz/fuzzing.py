@@ -1,4 +1,4 @@
-"""What the fuzzers share: a count, a seed, a first number, and a report that goes on where the last call ended."""
+"""The command line of the fuzzers: a count, a seed, a first number, and a report that a next call continues."""
 
 from __future__ import annotations
 
@@ -7,51 +7,51 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from testing import report
+
 Fuzz = Callable[[int, int, int], Counter[str]]
-"""By seed, first number and count: what became of the inputs. Raises FuzzError that names one."""
+"""Takes seed, first number and count; returns what became of the inputs. Raises FuzzError that names one."""
 
 
 class FuzzError(AssertionError):
-    """An input that got something through."""
+    """An input that was handled wrong."""
 
 
-def main(description: str | None, noun: str, fuzz: Fuzz) -> None:
-    """The command of a fuzzer whose inputs are called `noun`, in the plural: fuzz, print a report, keep it if asked to.
+def main(description: str | None, noun: str, fuzz: Fuzz, name: str, bound: str) -> None:
+    """Fuzz inputs that are called `noun` (in the plural) and publish the report `name`.
 
-    Raises what `fuzz` raises, and then keeps nothing.
+    With `--save` it continues the report of the calls before with this seed. Raises what `fuzz` raises; then nothing is
+    written.
     """
     options = _options(description, noun)
-    before = _kept(options.json, options.seed, noun)
-    first = before[noun] if options.first is None else options.first
+    before = _saved(options, name)
+    first = before["inputs"] if options.first is None else options.first
     began = time.monotonic()
-    outcome = fuzz(options.seed, first, options.count)
-    seconds = time.monotonic() - began
-    print(f"{options.count} {noun} from number {first}, seed {options.seed}, in {seconds:.1f} s: no failure")
-    for name, count in outcome.most_common():
-        print(f"  {name:20} {count:8}")
-    if options.json:
-        total = Counter(before["outcome"]) + outcome
-        report = {"seed": options.seed, noun: first + options.count, "outcome": dict(sorted(total.items()))}
-        report["seconds"] = round(before["seconds"] + seconds, 1)
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    outcome = Counter(before["outcome"]) + fuzz(options.seed, first, options.count)
+    seconds = round(before["seconds"] + time.monotonic() - began, 1)
+    inputs = first + options.count
+    figures = {"seed": options.seed, "inputs": inputs, "outcome": dict(sorted(outcome.items())), "seconds": seconds}
+    amount = f"{inputs:,} {noun}, seed {options.seed}, in {seconds} s: no failure."
+    table = report.table(("outcome", noun), outcome.most_common())
+    title = f"Fuzzing: {noun}"
+    report.Report(name, title, description, bound, [amount, table], figures).publish(options.save)
 
 
 def _options(description: str | None, noun: str) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = report.parser(description)
     parser.add_argument(f"--{noun}", dest="count", metavar="N", type=int, default=10_000)
-    parser.add_argument("--first", type=int, help="number of the first one (default: where --json ended, else 0)")
+    parser.add_argument("--first", type=int, help="number of the first one (default: where --save ended, else 0)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
-def _kept(path: Path | None, seed: int, noun: str) -> dict[str, Any]:
-    """The report of the calls before with this seed."""
+def _saved(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """Return the figures of the calls before with this seed."""
+    path = options.save and options.save.raw / f"{name}.json"
     if path and path.exists():
-        report: dict[str, Any] = json.loads(path.read_text())
-        if report["seed"] == seed:
-            return report
-    return {noun: 0, "outcome": {}, "seconds": 0.0}
+        figures: dict[str, Any] = json.loads(path.read_text())["figures"]
+        if figures["seed"] == options.seed:
+            return figures
+    return {"inputs": 0, "outcome": {}, "seconds": 0.0}

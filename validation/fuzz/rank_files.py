@@ -1,14 +1,16 @@
-"""Does any rank file stop a scrape or get a bad label out? `python -m validation.fuzz.rank_files --files 1000000`.
+"""Check whether any rank file stops a scrape or gets a bad label out.
+
+    python -m validation.fuzz.rank_files --files 1000000 --save
 
 Real records are damaged at random: bits, slots, JSON, lengths, header, truncation. They lie in a run directory in
 batches, half of them with a living owner, and each batch is scraped as in production: read, collected, rendered.
-Then everything rendered has to be what Prometheus takes: no exception, finite and non-negative values, printable
-labels, no series twice. Where the fuzzer is root the files are of several users: every series then says whose it is,
-and the lines of the ranks fit into what the limit of a page counts on. File N depends on the seed and N alone:
-`--first N --files 1` brings a failure back.
+Prometheus must accept everything rendered: no exception, finite and non-negative values, printable labels, no series
+twice. If the fuzzer is root the files are of several users: every series then names its owner, and the lines of the
+ranks fit into what the page limit assumes. File N depends on the seed and N alone: `--first N --files 1` repeats a
+failure.
 
-With `--json` the report is kept, and a next call goes on where the last one ended: a million may take several.
-What is neither shown nor skipped ended too long ago, or is an older record of a rank that is shown.
+With `--save` a next call continues where the last one ended. A file that is neither shown nor skipped ended too long
+ago, or is an older record of a rank that is shown.
 """
 
 from __future__ import annotations
@@ -25,6 +27,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -45,6 +48,7 @@ from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.ranks.share import TextLimit
 
+BOUND = "no exception, and only text that Prometheus accepts"
 BATCH = 100  # below the limits of files and ranks of one owner, so that each file of a batch counts
 OWNERS = (0, 1, 1000, 65_534, 2**32 - 2) if os.geteuid() == 0 else (os.geteuid(),)  # of the files, in turn
 NOW = 1_800_000_000.0  # by the reader's clock, and when every record ended
@@ -249,7 +253,7 @@ def _culprit(paths: Sequence[Path], seed: int, numbers: range) -> str:
 def main() -> None:
     logging.disable()  # a line for each file would drown the report
     with tempfile.TemporaryDirectory(dir="/dev/shm") as directory:
-        fuzzing.main(__doc__, "files", lambda seed, first, files: run(Path(directory), seed, first, files))
+        fuzzing.main(__doc__, "files", partial(run, Path(directory)), "fuzz_rank_files", BOUND)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,14 @@
-"""Does any request stop the server or leave a traceback? `python -m validation.fuzz.requests --requests 100000`.
+"""Check whether any request stops the server or leaves a traceback.
 
-Requests that Prometheus, a browser and an operator's script would make are damaged at random: bits, methods, paths,
-headers, lengths, chunks, line ends, several after each other; some come in pieces, some break off. The server is the
-real one, with a password, on a port of the loopback interface. After each batch a good scrape has to be answered, the
-log must have no error, and no answer the status 500. Request N depends on the seed and N alone:
-`--first N --requests 1` brings a failure back.
+    python -m validation.fuzz.requests --requests 100000 --save
 
-With `--json` the report is kept, and a next call goes on where the last one ended.
+Requests of a Prometheus, a browser and an operator's script are damaged at random: bits, methods, paths, headers,
+lengths, chunks, line ends, several in a row; some come in pieces, some break off. The server is the real one, with a
+password, on a port of the loopback interface. After each batch a good scrape has to be answered, the log must have no
+error, and no answer the status 500. Request N depends on the seed and N alone: `--first N --requests 1` repeats a
+failure.
+
+With `--save` a next call continues where the last one ended.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -39,6 +42,7 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.config_file import WebConfigFile
 
+BOUND = "no traceback, no status 500, and a good scrape after each batch"
 BATCH = 50  # at once: below what the server lets in, so that none gives way to another
 UNANSWERED = 0.02  # seconds after which a request is taken for one that waits for more, and its client leaves
 STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
@@ -298,7 +302,7 @@ def run(directory: Path, seed: int, first: int, requests: int) -> Counter[str]:
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
-        fuzzing.main(__doc__, "requests", lambda seed, first, requests: run(Path(directory), seed, first, requests))
+        fuzzing.main(__doc__, "requests", partial(run, Path(directory)), "fuzz_requests", BOUND)
 
 
 if __name__ == "__main__":

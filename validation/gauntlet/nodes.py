@@ -1,19 +1,18 @@
-"""Eight nodes of one rank each: what no exporter can see alone, told apart by one Prometheus. `make nodes`
+"""Tell a slow rank, a rotating straggler and a slow network apart on eight nodes of one rank each. `make nodes`
 
-    python -m validation.gauntlet.nodes --device asynchronous --rounds 1
+    python -m validation.gauntlet.nodes --device asynchronous --rounds 1 --save
 
-On each node an exporter sees one rank, and lays no steps side by side. A rank that is slow, ranks that are slow in turn
-and a slow network make the others wait alike; they are told apart by the reference step that every rank shows. Real are
-the job (torchrun, loader workers, collectives), eight exporters, Prometheus, Alertmanager and the receiver, at the fast
-speed; the nodes are run directories and names.
+The exporter of each node sees one rank, and cannot align its steps with others. A slow rank, ranks that are slow in
+turn and a slow network make the others wait alike; one Prometheus tells them apart by the reference step that every
+rank publishes. The job (torchrun, loader workers, collectives), eight exporters, Prometheus, Alertmanager and the
+receiver are real, at the fast speed; the nodes are run directories and names. Seconds are from the onset to the
+receiver.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-import shlex
 import sys
 import tempfile
 import time
@@ -22,7 +21,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from testing import servers
+from testing import report, servers
 from testing.stack import Stack, wait_for
 from validation.gauntlet.devices import DEVICES
 from validation.gauntlet.node_job import node
@@ -137,39 +136,16 @@ def run(device: str, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
                 yield {"device": device, **inject(stack, job, name, chance.randrange(1, NODES))}
 
 
-def page(results: Sequence[dict[str, Any]], command: str) -> str:
-    rows = [f"| {' | '.join(_row(result))} |" for result in results]
-    right = sum(r["is_right"] for r in results)
-    return "\n".join(
-        [
-            "# Eight nodes of one rank each",
-            "",
-            (__doc__ or "").split("\n\n")[2].strip(),
-            "",
-            f"Right is that alert, its rank and cause, and no other: {right} of {len(results)}.",
-            "Seconds are from the onset to the receiver.",
-            "",
-            "| device | clock | fault | told | seconds | right |",
-            "|---|---|---|---|---|---|",
-            *rows,
-            "",
-            f"Made by `{command}`.",
-            "",
-        ]
-    )
+def table(results: Sequence[dict[str, Any]]) -> str:
+    """Return a row for each fault."""
+    return report.table(("device", "clock", "fault", "notified", "seconds", "right"), map(_row, results))
 
 
-def _row(result: dict[str, Any]) -> tuple[str, ...]:
+def _row(result: dict[str, Any]) -> tuple[object, ...]:
     what = result["fault"] + ("" if result["rank"] is None else f", rank {result['rank']}")
     told = "; ".join(map(_in_words, result["told"])) or "nothing"
-    return (
-        result["device"],
-        str(result["clock"]),
-        what,
-        told,
-        str(result["seconds"]),
-        "yes" if result["is_right"] else "NO",
-    )
+    is_right = report.yes_or_no(result["is_right"])
+    return result["device"], result["clock"], what, told, result["seconds"], is_right
 
 
 def _in_words(labels: dict[str, str]) -> str:
@@ -178,24 +154,19 @@ def _in_words(labels: dict[str, str]) -> str:
 
 
 def main() -> int:
-    """All of it; 1 if anything is not as it should be."""
-    parser = argparse.ArgumentParser(
-        prog="make nodes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Inject all faults and publish; return 1 if a notification is not right."""
+    parser = report.parser(__doc__, prog="make nodes")
     parser.add_argument("--device", choices=DEVICES, nargs="+", default=list(DEVICES))
     parser.add_argument("--rounds", type=int, default=3, help="of all three faults (%(default)s)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--json", type=Path, help="the figures; the report goes beside it")
     options = parser.parse_args()
-    command = shlex.join(["python", "-m", "validation.gauntlet.nodes", *sys.argv[1:]])
     results = []
     for device in options.device:
         for result in run(device, options.rounds, options.seed):
             results.append(result)
             print(json.dumps(result), flush=True)
-            if options.json:
-                options.json.write_text(json.dumps(results, indent=1) + "\n")
-                options.json.with_suffix(".md").write_text(page(results, command))
+    title, bound = "Eight nodes of one rank each", "that alert, its rank and cause, and no other"
+    report.Report("nodes", title, __doc__, bound, [table(results)], results, ["torch"]).publish(options.save)
     return 0 if all(result["is_right"] for result in results) else 1
 
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import yaml
 from testing.recording import Recording, Series, is_timestamp
+from testing.report import Line
 from testing.servers import Prometheus
-from validation.gauntlet.ledger import Line
 from validation.gauntlet.schedule import Run
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules/15s.yml"

@@ -1,19 +1,17 @@
-"""How often the production rules cry wolf, and how soon they tell: simulated weeks judged by the real rules.
+"""Judge simulated weeks of healthy and faulty runs by the production rules: false alarms, and how soon they alert.
 
     make month                                         what is not in the ledger yet, of a thousand days of runs
     python -m validation.month --days 0 100            only these, and no faults
-    python -m validation.month --faults 10             so many runs of each fault and dose
+    python -m validation.month --faults 10             this many runs of each fault and dose
     python -m validation.month --rules c6cba88         by the rules of that revision, for comparison
-    python -m validation.month --table                 what the ledger says so far; runs nothing
+    python -m validation.month --table                 what the ledger has so far; runs nothing
 
-Days without a fault count false alarms; runs with one how long it takes to tell. The ledger has a line of JSON for
-each; the report (.md) is written beside it. Each is drawn from its number, so that everybody gets the same.
+Days without a fault count false alarms; runs with a fault count how long it takes to alert. The ledger has a line of
+JSON for each. Each day and run is drawn from its number, so that everybody gets the same.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import subprocess
 import sys
 import tempfile
@@ -22,25 +20,24 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from itertools import product
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from deploy.prometheus.shipped import HERE
-from testing import servers
-from validation.month import engine, quiet, report
+from testing import report, servers
+from testing.report import Ledger, Line
+from validation.month import engine, quiet
 from validation.month import plan as plans
 from validation.month.engine import Firing, fire
 from validation.month.plan import DOSES, HANG, Plan
 from validation.month.record import simulate
+from validation.month.report import body
 from validation.month.samples import Stretch
 
-LEDGER = HERE.parents[1] / "docs/measurements/month.jsonl"
 TOGETHER = 8  # tasks that a process takes at a time
 RANKS_TOGETHER = 128  # in one Prometheus
 WHOLE = 50  # of so many days one is judged whole, too
 SHIPPED = HERE / "rules/15s.yml"
 BEFORE_THE_TIERS = "deploy/prometheus/rules/production/rankscope.yml"
-
-Line = dict[str, Any]
 
 
 class Task(NamedTuple):
@@ -130,47 +127,40 @@ def _rules(revision: str | None, directory: Path) -> Path:
     sys.exit(f"month: --rules: git knows no rules of {revision}")
 
 
-def _run(todo: list[Task], ledger: Path, rules: Path, processes: int) -> None:
+def _run(todo: list[Task], ledger: Ledger, rules: Path, processes: int) -> None:
     parts = [todo[begin : begin + TOGETHER] for begin in range(0, len(todo), TOGETHER)]
     with ProcessPoolExecutor(processes) as pool:
         running = [pool.submit(judge, part, rules) for part in parts]
         for number, done in enumerate(as_completed(running), start=1):
             if (failure := done.exception()) is not None:
-                print(f"a part has failed: {failure!r}; waiting for the one beside it", flush=True)
-                pool.shutdown(cancel_futures=True)  # not after all the others, which take hours
+                print(f"a part failed: {failure!r}; waiting for the other one", flush=True)
+                pool.shutdown(cancel_futures=True)  # do not wait for all the others, which take hours
                 raise failure
-            with ledger.open("a") as file:
-                file.writelines(json.dumps(line) + "\n" for line in done.result())
+            ledger.add(*done.result())
             print(f"{time.strftime('%H:%M:%S')}  {number}/{len(parts)}", flush=True)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Do what is not in the ledger yet, then write the report."""
-    parser = argparse.ArgumentParser(
-        prog="make month", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run what is not in the ledger yet, then publish."""
+    parser = report.parser(__doc__, prog="make month", save=report.Directories())
     parser.add_argument("--days", type=int, nargs=2, metavar=("FIRST", "BEFORE"), default=[0, 1000])
     parser.add_argument(
         "--faults", type=int, metavar="N", help="runs of each fault and dose (default: 10; with --days none)"
     )
     parser.add_argument("--rules", metavar="REVISION", help="by default those of this tree")
     parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--ledger", type=Path, default=LEDGER)
     parser.add_argument("--table", action="store_true", help="show the ledger, run nothing")
     options = parser.parse_args(arguments)
     faults = options.faults if options.faults is not None else 10 if options.days == [0, 1000] else 0
-    ledger: Path = options.ledger
-    if options.rules:
-        ledger = ledger.with_stem(f"{ledger.stem}_{options.rules}")
+    name = f"month_{options.rules}" if options.rules else "month"
+    ledger = options.save.ledger(name)
     if not options.table:
-        done = {line["id"] for line in report.read(ledger)}
-        todo = [task for task in tasks(range(*options.days), faults) if task.id not in done]
+        todo = [task for task in tasks(range(*options.days), faults) if not ledger.has(task.id)]
         with tempfile.TemporaryDirectory() as directory:
             _run(todo, ledger, _rules(options.rules, Path(directory)), options.processes)
-    text = report.page(report.read(ledger))
-    if not options.table and not options.rules:
-        ledger.with_suffix(".md").write_text(text)
-    print(text)
+    title, bound = "A simulated month", "no false alarm"
+    page = report.Report(name, title, __doc__, bound, body(ledger.lines), len(ledger.lines))
+    page.publish(None if options.table or options.rules else options.save)
     return 0
 
 

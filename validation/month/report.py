@@ -1,26 +1,20 @@
-"""The month's figures: false alarms per 1,000 days of runs, and how soon a fault is told by how much it costs."""
+"""The month's figures: false alarms per 1,000 days of runs, and how soon a fault is detected by how much it costs."""
 
 from __future__ import annotations
 
-import json
+import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from math import ceil
-from pathlib import Path
 from typing import Any
 
-from testing.simulated_node import markdown
+from testing.report import table
+from testing.statistics import percentile
 from validation.month.plan import ALERTS, DAY, DOSES, FAULTS, HANG, HOUR
 from validation.month.record import SCRAPE
 
 Line = dict[str, Any]
 Alarm = dict[str, Any]
 SAME_WITHIN = HOUR  # what fires again within an hour of its end flaps
-
-
-def read(ledger: Path) -> list[Line]:
-    """What is done so far."""
-    return [json.loads(text) for text in ledger.read_text().splitlines()] if ledger.exists() else []
 
 
 def told(fired: Iterable[Alarm]) -> list[Alarm]:
@@ -50,76 +44,67 @@ def flaps(alarms: Sequence[Alarm]) -> int:
     )
 
 
-def page(lines: Sequence[Line]) -> str:
-    """The report for people."""
-    return "\n".join([*_false_alarms(lines), "", *_time_to_tell(lines), ""])
-
-
-def _false_alarms(lines: Sequence[Line]) -> list[str]:
+def body(lines: Sequence[Line]) -> list[str]:
+    """Return the paragraphs and tables of the page."""
     days = [line for line in lines if line["kind"] == "day"]
-    run_days = sum(line["seconds"] for line in days) / DAY
-    judged = sum(line["judged"] for line in days) * SCRAPE / DAY
-    count: Counter[str] = Counter()
-    flapping = 0
-    for line in days:
-        alarms = told(line["fired"])
-        count.update(alarm["alert"] for alarm in alarms)
-        flapping += flaps(alarms)
-    if not days:
-        return ["No days yet."]
-    rows = [[name, str(number), f"{1000 * number / run_days:.2f}"] for name, number in count.most_common()]
+    return [*(_false_alarms(lines, days) if days else ["No days yet."]), *_time_to_detect(lines)]
+
+
+def _false_alarms(lines: Sequence[Line], days: Sequence[Line]) -> list[str]:
+    run_days, judged = sum(line["seconds"] for line in days) / DAY, _judged_days(days)
+    alarms = [told(line["fired"]) for line in days]
+    count = Counter(alarm["alert"] for of_day in alarms for alarm in of_day)
+    rows = [(name, number, f"{1000 * number / run_days:.2f}") for name, number in count.most_common()]
+    rows.append(("**all**", count.total(), f"**{1000 * count.total() / run_days:.2f}**"))
     sizes = [line["ranks"] for line in days]
-    total = sum(count.values())
-    rows.append(["**all**", str(total), f"**{1000 * total / run_days:.2f}**"])
     return [
-        f"False alarms in {run_days:.0f} days of healthy runs of {min(sizes)} to {max(sizes)} ranks, of which "
-        f"{judged:.0f} days may tell of anything and were judged; {flapping} fired again within an hour.",
-        "",
-        markdown(["alert", "false", "per 1,000 run-days"], rows),
-        "",
-        *_whole(lines),
+        f"False alarms in {run_days:.0f} days of healthy runs of {min(sizes)} to {max(sizes)} ranks. {judged:.0f} of "
+        f"these days contain stretches in which an alert is possible; these were judged. {sum(map(flaps, alarms))} "
+        "alerts fired again within an hour.",
+        table(["alert", "false", "per 1,000 run-days"], rows),
+        _whole(lines),
     ]
 
 
-def _whole(lines: Sequence[Line]) -> list[str]:
-    """Whether the days that were judged whole have told the same."""
+def _judged_days(lines: Sequence[Line]) -> float:
+    return float(sum(line["judged"] for line in lines) * SCRAPE / DAY)
+
+
+def _whole(lines: Sequence[Line]) -> str:
+    """Return whether the days that were judged completely show the same."""
     by_id = {line["id"]: line for line in lines}
     pairs = [(line, by_id.get(f"day/{line['id'].partition('/')[2]}")) for line in lines if line["kind"] == "whole"]
     compared = [(whole, day) for whole, day in pairs if day]
     alike = sum(_alarms(whole) == _alarms(day) for whole, day in compared)
-    judged = sum(day["judged"] for _, day in compared) * SCRAPE / DAY
-    return [
-        f"What was left out: {len(compared)} of these days were judged whole too, of which {judged:.1f} days had been "
-        f"judged: {alike} told the same."
-    ]
+    judged = _judged_days([day for _, day in compared])
+    return (
+        f"Control of what was left out: {len(compared)} days, of which {judged:.1f} days had been judged, were judged "
+        f"completely: {alike} show the same alerts."
+    )
 
 
 def _alarms(line: Line) -> list[tuple[str, str | None]]:
     return sorted((alarm["alert"], alarm.get("rank")) for alarm in told(line["fired"]))
 
 
-def _time_to_tell(lines: Sequence[Line]) -> list[str]:
+def _time_to_detect(lines: Sequence[Line]) -> list[str]:
     runs = [line for line in lines if line["kind"] == "fault"]
     by_fault: dict[tuple[str, float], list[Line]] = defaultdict(list)
     for line in runs:
         by_fault[line["fault"], line["dose"]].append(line)
-    heads = ["fault", *(f"{dose:g}" for dose in DOSES)]
     rows = [[fault, *(_cell(by_fault[fault, dose]) for dose in DOSES)] for fault in FAULTS]
     every = [[line for fault in FAULTS for line in by_fault[fault, dose]] for dose in DOSES]
     rows.append(["**all**", *map(_cell, every)])
-    wrong = Counter(alarm["alert"] for line in runs for alarm in told(line["fired"]) if not _is_right(line, alarm))
+    alarms = [(line, alarm) for line in runs for alarm in told(line["fired"])]
+    wrong = Counter(alarm["alert"] for line, alarm in alarms if not _is_right(line, alarm))
     again = sum(flaps(told(line["fired"])) for line in runs)
-    others = [alarm for line in runs for alarm in told(line["fired"])]
-    causes, severities = (sum(len(alarm[name]) - 1 for alarm in others) for name in ("causes", "severities"))
-    hangs = by_fault[HANG, 1.0]
+    causes, severities = (sum(len(alarm[name]) - 1 for _, alarm in alarms) for name in ("causes", "severities"))
     return [
         "Seconds from the onset until the right alert fires, by how many times as long a step takes: median, P90, and "
-        "how many of how many were told. `-` is never: within half an hour.",
-        "",
-        markdown(heads, rows),
-        "",
-        f"A hang: {_cell(hangs)}. Beside the right alert: {dict(wrong) or 'nothing'}. Fired again: {again}. "
-        f"Of {len(others)} alerts, changes of the cause: {causes}, of the severity: {severities}.",
+        "how many of how many were detected. `-` is never: within half an hour.",
+        table(["fault", *(f"{dose:g}" for dose in DOSES)], rows),
+        f"A hang: {_cell(by_fault[HANG, 1.0])}. In addition to the right alert: {dict(wrong) or 'nothing'}. Fired "
+        f"again: {again}. Of {len(alarms)} alerts, changes of the cause: {causes}, of the severity: {severities}.",
     ]
 
 
@@ -131,16 +116,13 @@ def _is_right(line: Line, alarm: Alarm) -> bool:
 def _cell(lines: Sequence[Line]) -> str:
     if not lines:
         return ""
-    waited = sorted(
-        min(
-            (alarm["begins"] - line["onset"] for alarm in line["fired"] if _is_right(line, alarm)), default=float("inf")
-        )
+    waited = [
+        min((alarm["begins"] - line["onset"] for alarm in line["fired"] if _is_right(line, alarm)), default=math.inf)
         for line in lines
-    )
-    median, last = (waited[ceil(part * len(waited)) - 1] for part in (0.5, 0.9))
-    number = sum(value < float("inf") for value in waited)
-    return f"{_seconds(median)}, {_seconds(last)}, {number}/{len(lines)}"
+    ]
+    number = sum(map(math.isfinite, waited))
+    return f"{_seconds(percentile(waited, 0.5))}, {_seconds(percentile(waited, 0.9))}, {number}/{len(lines)}"
 
 
 def _seconds(value: float) -> str:
-    return "-" if value == float("inf") else f"{value:.0f}"
+    return f"{value:.0f}" if math.isfinite(value) else "-"

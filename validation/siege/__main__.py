@@ -1,9 +1,9 @@
-"""Every attack at once on one node, for ten minutes, and whether what must not give way does. `make siege`
+"""Make every attack at once on one node for ten minutes, and check what must hold. `make siege`
 
-    python -m validation.siege --minutes 10 --json docs/measurements/siege.json
+    python -m validation.siege --minutes 10 --save
 
-Phases without attackers stand between and beside, so that it takes almost twice as long. Only root can do this: it
-takes several users, and a network of its own.
+Phases without attackers come before, between and after, so that it takes almost twice as long. Only root can run it: it
+needs several users, and a network namespace.
 """
 
 from __future__ import annotations
@@ -11,65 +11,59 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
-import shlex
 import shutil
 import signal
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
+from testing import report
+from testing.processes import cpu_seconds, resident_bytes
 from validation.siege.attack import ATTACKS
 from validation.siege.figures import Phase
-from validation.siege.node import HOST, Node, load, sleep_until
-from validation.siege.report import AGAIN, BURN, QUIET, SIEGE, Observed, page, summary
+from validation.siege.node import HOST, Node, sleep_until
+from validation.siege.report import ABOUT, AGAIN, BURN, QUIET, SIEGE, Observed, body, checks
 from validation.siege.scraper import Scraped
 from validation.siege.target import RANKS, RUN, VICTIM, Target
 
 NETWORK = f'ip link set lo up && ip address add {HOST}/24 dev lo && exec "$@"'
-AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
 SETTLED = 15.0  # seconds before the first phase: the rules' windows, and what a start costs
+AUTOGROUP = Path("/proc/sys/kernel/sched_autogroup_enabled")
+INSIDE = "RANKSCOPE_SIEGE_INSIDE"
 LOOK_EVERY = 1.0
 
 
 def main() -> int:
-    """All of it; 1 if anything did not hold, 2 if it did not run."""
-    parser = argparse.ArgumentParser(
-        prog="make siege", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run the siege and publish; return 1 if a check fails, 2 if the siege did not run."""
+    parser = report.parser(__doc__, prog="make siege")
     parser.add_argument("--minutes", type=float, default=10, help="of siege; a quarter each of burn and quiet, twice")
     parser.add_argument("--rounds", type=int, default=3, help="into which they are divided")
     parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS), metavar="ATTACK")
-    parser.add_argument("--json", type=Path, help="the figures; the page goes beside it")
-    parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if os.geteuid() != 0:
         print("siege: only root can do this", file=sys.stderr)
         return 2
-    if not options.inside:
+    if INSIDE not in os.environ:
         _in_a_network_of_its_own()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is stopped then too
-    figures = summary(_observed(options))
-    print(page(figures))
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=2, ensure_ascii=False) + "\n")
-        options.json.with_suffix(".md").write_text(page(figures))
-    return 0 if all(check["holds"] for check in figures["checks"]) else 1
+    observed = _observed(options)
+    title, bound = "A node under siege", "every check holds"
+    report.Report("siege", title, ABOUT, bound, body(observed), asdict(observed)).publish(options.save)
+    return 0 if all(check.holds for check in checks(observed)) else 1
 
 
 def _in_a_network_of_its_own() -> NoReturn:
-    command = [sys.executable, "-m", "validation.siege", "--inside", *sys.argv[1:]]
+    command = [sys.executable, "-m", "validation.siege", *sys.argv[1:]]
+    os.environ[INSIDE] = "1"
     os.execvp("unshare", ["unshare", "--net", "sh", "-c", NETWORK, "sh", *command])
 
 
 def _observed(options: argparse.Namespace) -> Observed:
-    arguments = [argument for argument in sys.argv[1:] if argument != "--inside"]
-    groups = AUTOGROUP.read_text().strip() if AUTOGROUP.exists() else "absent"
-    machine = {"python": platform.python_version(), "cores": os.cpu_count(), "rounds": options.rounds, "groups": groups}
-    observed = Observed(shlex.join(["python", "-m", "validation.siege", *arguments]), options.minutes, machine)
+    autogroup = AUTOGROUP.read_text().strip() if AUTOGROUP.exists() else "absent"
+    observed = Observed(options.minutes, options.rounds, autogroup)
     directory = Path(tempfile.mkdtemp(prefix="rankscope-siege-"))  # with Prometheus' database: stays if anything fails
     directory.chmod(0o755)
     with tempfile.TemporaryDirectory(prefix="rankscope-siege-", dir="/dev/shm") as name:
@@ -105,17 +99,16 @@ def _burners(targets: dict[str, Target], reports: dict[str, dict[str, Any]]) -> 
 
 def _phase(node: Node, observed: Observed, name: str, number: int, seconds: float) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {name}, {seconds:.0f} s", file=sys.stderr, flush=True)
-    began, processor = time.time(), node.processor()
+    began, processor = time.time(), cpu_seconds(node.exporter_pid)
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:
-        observed.resident.append(node.memory("VmRSS"))
-        observed.load.append(load())
+        observed.load.append(os.getloadavg()[0])
         sleep_until(time.monotonic() + min(LOOK_EVERY, left))
-    observed.phases.append(Phase(name, number, began, time.time(), node.processor() - processor))
+    observed.phases.append(Phase(name, number, began, time.time(), cpu_seconds(node.exporter_pid) - processor))
 
 
 def _look_back(node: Node, observed: Observed) -> None:
-    observed.peak = node.memory("VmHWM")
+    observed.peak = resident_bytes(node.exporter_pid, "VmHWM")
     observed.steps = [_pair(line) for line in node.steps.read_text().splitlines()]
     observed.scrapes = [Scraped(**json.loads(line)) for line in node.scrapes.read_text().splitlines()]
     began, ended = observed.phases[0].began, observed.phases[-1].ended

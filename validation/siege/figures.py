@@ -1,16 +1,16 @@
-"""The arithmetic of a siege: percentiles of scrapes, and what a step takes longer, with its 95 % interval."""
+"""How much longer a step takes under siege, with its 95% interval."""
 
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from testing.statistics import Interval, Resample, bootstrap
+
 BLOCK = 5.0  # seconds whose steps count as one value: those that follow each other are late together
-RESAMPLES = 2000
 Blocks = list[float]  # medians
 
 
@@ -29,13 +29,6 @@ class Phase:
         return self.began <= moment < self.ended
 
 
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that so many are not above (nearest rank): of 1,000 the 990th for 0.99."""
-    if not values:
-        return math.nan
-    return sorted(values)[max(0, math.ceil(share * len(values)) - 1)]
-
-
 def blocks(phase: Phase, steps: Sequence[tuple[float, float]]) -> Blocks:
     """The median step of each five seconds of a phase; `steps` are (end, seconds)."""
     found: dict[int, list[float]] = defaultdict(list)
@@ -45,21 +38,18 @@ def blocks(phase: Phase, steps: Sequence[tuple[float, float]]) -> Blocks:
     return [statistics.median(values) for values in found.values()]
 
 
-def difference(before: Sequence[Blocks], after: Sequence[Blocks]) -> tuple[float, float, float]:
-    """How much longer a step was in `after`, by round, with a 95 % interval (a bootstrap of the blocks of each round).
+def difference(before: Sequence[Blocks], after: Sequence[Blocks]) -> Interval:
+    """Return how many milliseconds longer a step is in `after`, by round; blocks are resampled within each round.
 
-    The mean over the rounds of the difference of their medians, so that a machine that grows slower tells nothing.
+    It is the mean over the rounds of the difference of their medians, so that a machine that slows down has no effect.
     """
-    generator = random.Random(0)
-
-    def of(pairs: Sequence[tuple[Blocks, Blocks]]) -> float:
-        return statistics.fmean(statistics.median(late) - statistics.median(early) for early, late in pairs)
-
-    def drawn(values: Blocks) -> Blocks:
-        return generator.choices(values, k=len(values))
-
     pairs = [pair for pair in zip(before, after, strict=True) if all(pair)]
     if not pairs:
-        return math.nan, math.nan, math.nan
-    found = sorted(of([(drawn(early), drawn(late)) for early, late in pairs]) for _ in range(RESAMPLES))
-    return of(pairs), found[int(0.025 * RESAMPLES)], found[int(0.975 * RESAMPLES)]
+        return Interval(math.nan, math.nan, math.nan)
+
+    def estimate(resample: Resample) -> float:
+        return statistics.fmean(
+            statistics.median(resample(late)) - statistics.median(resample(early)) for early, late in pairs
+        )
+
+    return bootstrap(estimate).scaled(1000, digits=3)

@@ -110,16 +110,6 @@ class Node:
         """Each attacker's, with an address of its own."""
         return {name: replace(self.target, source=SOURCES.format(10 + number)) for number, name in enumerate(names)}
 
-    def memory(self, field: str) -> int:
-        """Bytes of the exporter, by the kernel: `VmRSS` now, `VmHWM` at the most."""
-        lines = Path(f"/proc/{self.exporter_pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:"))
-
-    def processor(self) -> float:
-        """Seconds that the exporter has computed."""
-        fields = Path(f"/proc/{self.exporter_pid}/stat").read_text().rpartition(")")[2].split()
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
     def _make_directories(self) -> None:
         for path, owner, mode in (
             (Path(self.target.run_dir), 0, 0o1777),
@@ -217,11 +207,6 @@ def _last_words(process: subprocess.Popen[str]) -> str:
 
 def _size(path: Path) -> int:
     return path.stat().st_size if path.exists() else 0
-
-
-def load() -> float:
-    """Of the machine, in the last minute."""
-    return os.getloadavg()[0]
 
 
 def sleep_until(moment: float) -> None:

@@ -1,65 +1,61 @@
-"""Faults in two real jobs at production speed, while what watches them is killed, stopped, and deceived. `make soak`
+"""Inject faults into two real jobs at production speed, while the servers that watch them are disturbed. `make soak`
 
-    python -m validation.soak --minutes 120 --seed 1 --json docs/measurements/soak.json
-    python -m validation.soak --report docs/measurements/soak.jsonl --json docs/measurements/soak.json     runs nothing
+    python -m validation.soak --minutes 120 --seed 526
+    python -m validation.soak --table                      what the ledger has; runs nothing
 
-What is seen is written as it comes, a line of JSON each, beside the report's .json as .jsonl.
+The ledger has a line of JSON for each observation, written at once.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import shlex
 import shutil
 import signal
 import sys
 import tempfile
 import time
+from dataclasses import asdict
 from pathlib import Path
 
+from testing import report
+from testing.report import Ledger
 from validation.soak import plan
-from validation.soak.observations import Observations, read
-from validation.soak.report import page, summary
+from validation.soak.report import ABOUT, body, by_kind, judge
 from validation.soak.soak import Soak
 
 
 def main() -> int:
-    """All of it; 1 if anything is not as it should be, 2 if it did not run."""
-    parser = argparse.ArgumentParser(
-        prog="make soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    """Run the soak and publish; return 1 if a check fails."""
+    parser = report.parser(__doc__, prog="make soak", save=report.Directories())
     parser.add_argument("--minutes", type=float, default=120)
     # In two hours of this one everything is disturbed while an alert fires.
     parser.add_argument("--seed", type=int, default=526)
-    parser.add_argument("--json", type=Path, default=Path("soak.json"), help="the figures; the page goes beside it")
-    parser.add_argument("--report", type=Path, metavar="FILE", help="of these observations, without a run")
+    parser.add_argument("--table", action="store_true", help="show the ledger, run nothing")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is stopped then too
-    observed: Path = options.report or options.json.with_suffix(".jsonl")
-    if not options.report:
-        observed.unlink(missing_ok=True)
-        _run(Observations(observed), options.minutes * 60, options.seed)
-    figures = summary(read(observed))
-    options.json.write_text(json.dumps(figures, indent=2) + "\n")
-    options.json.with_suffix(".md").write_text(page(figures))
-    for check in figures["checks"]:
-        print(f"{'holds' if check['holds'] else 'FAILS'}  {check['check']}: {check['found']}")
-    return 0 if all(check["holds"] for check in figures["checks"]) else 1
+    ledger = options.save.ledger("soak")
+    if not options.table:
+        ledger.clear()
+        _run(ledger, options.minutes * 60, options.seed)
+    observed = by_kind(ledger.lines)
+    faults, found = judge(observed)
+    figures = [asdict(check) for check in found]
+    title = "Soak and chaos at production speed"
+    page = report.Report("soak", title, ABOUT, "every check holds", body(observed, faults, found), figures)
+    page.publish(None if options.table else options.save)
+    return 0 if all(check.holds for check in found) else 1
 
 
-def _run(observations: Observations, seconds: float, seed: int) -> None:
+def _run(ledger: Ledger, seconds: float, seed: int) -> None:
     faults = [slot for run in plan.RUNS for slot in plan.faults(seed, run, seconds)]
     chaos = list(plan.chaos(seed, seconds))
-    command = shlex.join(["python", "-m", "validation.soak", *sys.argv[1:]])
-    observations.add("plan", command=command, seed=seed, seconds=seconds)
+    ledger.observe("plan", seed=seed, seconds=seconds)
     planned: list[plan.Slot | plan.Disturbance] = [*faults, *chaos]
     lines = [(what.at, str(what)) for what in planned]
     print("\n".join(text for _, text in sorted(lines)), flush=True)
     directory = Path(tempfile.mkdtemp(prefix="rankscope-soak-"))  # with Prometheus' database: stays if anything fails
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-soak-", dir="/dev/shm") as memory,
-        Soak(directory, Path(memory), observations) as soak,
+        Soak(directory, Path(memory), ledger) as soak,
     ):
         print(f"{time.strftime('%H:%M:%S')}  all runs; logs in {directory}", flush=True)
         soak.run(faults, chaos, seconds)

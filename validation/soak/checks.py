@@ -9,9 +9,10 @@ from itertools import groupby
 from statistics import linear_regression
 from typing import Any
 
+from testing.report import Check
+from testing.report import Line as Observation
 from validation.gauntlet.case import all_cases
 from validation.soak import plan
-from validation.soak.observations import Observation
 
 Labels = Mapping[str, str]
 
@@ -27,15 +28,6 @@ EVALUATED_EVERY = 15.0
 WARM_UP_SHARE = 0.25  # of a process's life, which does not count
 SHORTEST_LIFE = 20 * 60.0  # seconds, of which a slope can be told
 MOST_GROWTH = 2 * 2**20  # bytes an hour
-
-
-@dataclass(frozen=True)
-class Check:
-    """One line of the verdict."""
-
-    check: str
-    holds: bool
-    found: str
 
 
 @dataclass

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from deploy.prometheus import shipped
+from testing.processes import resident_bytes
+from testing.report import Ledger
 from testing.servers import Server
 from testing.stack import Stack
 from testing.webhook import Notification
@@ -20,19 +22,17 @@ from validation.gauntlet.training import JobError
 from validation.soak import plan
 from validation.soak.history import history
 from validation.soak.node import CAN_MOUNT, Node
-from validation.soak.observations import Observations
 from validation.soak.plan import Disturbance, Slot
 
 LOOKS_EVERY = 60.0  # seconds
 ENDS_WITHIN = 120.0  # as a job that has to be started again takes
-PAGES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Soak:
     """Everything starts when the context is entered, and ends with it."""
 
-    def __init__(self, directory: Path, memory: Path, observations: Observations) -> None:
-        self._observations = observations
+    def __init__(self, directory: Path, memory: Path, ledger: Ledger) -> None:
+        self._ledger = ledger
         self._memory = memory
         self._nodes = {run: Node(_made(directory / run), _made(memory / run), run) for run in plan.RUNS}
         targets = [node.proxy.address for node in self._nodes.values()]
@@ -63,15 +63,15 @@ class Soak:
         """The whole plan, and what Prometheus has to say of it afterwards."""
         self._began = time.time()
         instances = {run: node.proxy.address for run, node in self._nodes.items()}
-        self._observations.add("begin", instances=instances, load=os.getloadavg()[0])
+        self._ledger.observe("begin", instances=instances, load=os.getloadavg()[0])
         for run in plan.RUNS:
             self._begin(self._go_through, [slot for slot in faults if slot.run == run], self._inject)
         self._begin(self._go_through, chaos, self._disturb)
         self._begin(self._look)
         self._sleep_until(seconds)
         self._finish()
-        self._observations.add("end", load=os.getloadavg()[0])
-        self._observations.add("history", **history(self._stack.prometheus, time.time() - self._began))
+        self._ledger.observe("end", load=os.getloadavg()[0])
+        self._ledger.observe("history", **history(self._stack.prometheus, time.time() - self._began))
 
     def _begin(self, do: Callable[..., None], *arguments: Any) -> None:
         thread = threading.Thread(target=do, args=arguments, daemon=True)
@@ -91,7 +91,7 @@ class Soak:
             try:
                 do(what)
             except Exception as error:  # whatever it is: the rest goes on, and the report says what failed
-                self._observations.add("error", what=asdict(what), error=f"{type(error).__name__}: {error}")
+                self._ledger.observe("error", what=asdict(what), error=f"{type(error).__name__}: {error}")
 
     def _inject(self, slot: Slot) -> None:
         node = self._nodes[slot.run]
@@ -104,14 +104,14 @@ class Soak:
             node.heal()
             raise
         onset = node.onset
-        self._observations.add("fault", **self._named(slot), onset=onset, place=slot.case.place(slot.target))
+        self._ledger.observe("fault", **self._named(slot), onset=onset, place=slot.case.place(slot.target))
         self._sleep_until(slot.until)
         node.heal()
-        self._observations.add("healed", **self._named(slot), onset=onset)
+        self._ledger.observe("healed", **self._named(slot), onset=onset)
 
     def _start_in_a_full_directory(self, node: Node, slot: Slot) -> None:
         if not CAN_MOUNT:
-            self._observations.add("left out", what=slot.name, reason="mounting a file system needs root")
+            self._ledger.observe("left out", what=slot.name, reason="mounting a file system needs root")
             return
         free = node.fill(slot.name)
         began = time.time()
@@ -123,17 +123,17 @@ class Soak:
         node.empty(slot.name)
         node.start_job()
         node.job.wait_until_training()
-        self._observations.add("full at start", run=slot.run, began=began, bytes=free, trained=trained)
+        self._ledger.observe("full at start", run=slot.run, began=began, bytes=free, trained=trained)
 
     def _disturb(self, what: Disturbance) -> None:
         reason = _impossible(what)
         if reason:
-            self._observations.add("left out", what=what.act, reason=reason)
+            self._ledger.observe("left out", what=what.act, reason=reason)
             return
         firing = self._firing()
         began = time.time()
         self._do(what)
-        self._observations.add("chaos", **asdict(what), began=began, ended=time.time(), firing=firing)
+        self._ledger.observe("chaos", **asdict(what), began=began, ended=time.time(), firing=firing)
 
     def _do(self, what: Disturbance) -> None:
         server = self._server(what)
@@ -171,11 +171,11 @@ class Soak:
                 pid = server.pid
                 with suppress(OSError):  # it is being killed
                     if pid:
-                        self._observations.add("memory", server=server.name, pid=pid, bytes=resident(pid))
-            self._observations.add("load", load=os.getloadavg(), pressure=cpu_pressure())
+                        self._ledger.observe("memory", server=server.name, pid=pid, bytes=resident_bytes(pid))
+            self._ledger.observe("load", load=os.getloadavg(), pressure=cpu_pressure())
 
     def _told(self, notification: Notification) -> None:
-        self._observations.add("told", **asdict(notification))
+        self._ledger.observe("told", **asdict(notification))
 
     def _firing(self) -> list[dict[str, str]]:
         found = self._stack.prometheus.query('ALERTS{alertstate="firing"}')
@@ -188,11 +188,6 @@ class Soak:
     def _sleep_until(self, at: float) -> bool:
         """Until so many seconds from the begin; whether all is over."""
         return self._over.wait(max(0.0, self._began + at - time.time()))
-
-
-def resident(pid: int) -> int:
-    """Bytes of memory that a process has."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGES
 
 
 def cpu_pressure() -> float | None:

@@ -1,17 +1,13 @@
-"""The schedule can be repeated, and the ledger goes on where it was."""
+"""The schedule can be repeated and has every case."""
 
 from __future__ import annotations
 
-import json
 import re
 from pathlib import Path
 
-import pytest
 from validation.gauntlet.__main__ import main
 from validation.gauntlet.case import all_cases
 from validation.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
-from validation.gauntlet.ledger import Ledger
-from validation.gauntlet.report import percentile_90, summary, table
 from validation.gauntlet.schedule import PAIRS, draw, schedule
 
 RULES = Path(__file__).resolve().parents[3] / "deploy/prometheus/rules/15s.yml"
@@ -66,62 +62,6 @@ def test_nothing_that_the_rules_see_names_a_fault():
     assert not told_by_name.search(RULES.read_text())
 
 
-def line(name="f03_slow_loader", kind="fault", seed=1, seconds=10.0, false=(), dose=1.4):
-    verdict = {"fired": seconds is not None, "place_right": True, "cause_right": True, "seconds": seconds}
-    verdicts = [] if kind == "decoy" else [{**verdict, "labels": {}}]
-    figures = {"resolved": True, "watched_seconds": 36.0, "load": 2.0, "false_alarms": list(false)}
-    return {
-        "id": f"{name}/{seed}",
-        "case": name,
-        "title": "a title",
-        "simulated": "",
-        "kind": kind,
-        "seed": seed,
-        "dose": dose,
-        "verdicts": verdicts,
-        **figures,
-    }
-
-
-def test_the_ledger_knows_what_was_done_before_it_was_interrupted(tmp_path):
-    Ledger(tmp_path / "ledger").add(line())
-    ledger = Ledger(tmp_path / "ledger")
-    assert ledger.has("f03_slow_loader/1")
-    assert not ledger.has("f03_slow_loader/2")
-
-
-def test_lines_that_were_written_before_there_were_two_devices_are_of_gloo(tmp_path):
-    (tmp_path / "ledger").write_text(json.dumps(line()) + "\n")
-    Ledger(tmp_path / "ledger").add({**line(seed=2), "device": ASYNCHRONOUS})
-    assert [each["device"] for each in Ledger(tmp_path / "ledger").lines] == [GLOO, ASYNCHRONOUS]
-
-
-def test_the_summary_counts_what_was_told_and_what_was_false():
-    lines = [line(seed=seed, seconds=float(seed)) for seed in range(1, 10)]
-    lines += [line(seed=10, seconds=None), line("drift", "decoy", false=[{"alertname": "Rank"}]), line(dose=1.15)]
-    found = summary(lines)
-    assert (found["fault_runs"], found["fired"], found["max_seconds"]) == (10, 9, 9.0)
-    assert (found["decoy_runs"], found["decoys_with_alarm"], found["false_alarms"]) == (1, 1, 1)
-    assert found["false_alarms_per_hour"] == pytest.approx(1 / (12 * 36 / 3600), abs=0.01)
-    assert found["by_dose"]["1.15"]["fault_runs"] == 1
-    assert json.loads(json.dumps(found)) == found
-
-
-def test_nine_of_ten_are_not_above_the_percentile():
-    assert percentile_90([]) is None
-    assert percentile_90([3.0]) == 3.0
-    assert percentile_90([float(n) for n in range(1, 12)]) == 10.0
-
-
-def test_the_table_has_a_row_for_each_case_and_dose():
-    lines = [line(), line(seed=2, seconds=12.0), line(dose=1.15), line("drift", "decoy")]
-    assert table(lines).splitlines()[2:] == [
-        "| `drift` | a title | 1.4 | 1 |  |  |  |  |  | 0 |  |",
-        "| `f03_slow_loader` | a title | 1.15 | 1 | 1/1 | 1/1 | 1/1 | 1 | 10.0, 10.0 | 0 |  |",
-        "| `f03_slow_loader` | a title | 1.4 | 2 | 2/2 | 2/2 | 2/2 | 2 | 11.0, 12.0 | 0 |  |",
-    ]
-
-
 def test_an_unknown_case_is_named(capsys, tmp_path):
-    assert main(["--only", "f99", "--ledger", str(tmp_path / "ledger")]) == 2
+    assert main(["--only", "f99", "--save", str(tmp_path)]) == 2
     assert capsys.readouterr().err == "gauntlet: --only: no case begins with f99\n"
