@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from benchmarks.exporter_cost import MEBIBYTE, cpu_seconds, resident_bytes
+from testing.processes import MEBIBYTE, cpu_seconds, resident_bytes
 from testing.servers import Server
 from validation.gpu_check.compare import compare, judge_invariants
 from validation.gpu_check.exporter import Scrape, recorded, running, values
