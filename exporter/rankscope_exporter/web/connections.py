@@ -123,6 +123,11 @@ class Turns:
         action()
         return True
 
+    @property
+    def queued(self) -> int:
+        """How many actions wait."""
+        return sum(len(actions) for queue in self._queues.values() for actions in queue.values())
+
     def has(self, connection: Connection) -> bool:
         """Return whether an action of this connection is queued."""
         return connection in self._queues.get(connection.address, ())
