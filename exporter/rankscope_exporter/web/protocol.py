@@ -105,7 +105,12 @@ class BoundedProtocol(HttpToolsProtocol):
 
     @property
     def is_pending(self) -> bool:
-        """Whether it waits for the server: for its turn, or for an answer that its client would read."""
+        """Whether it waits for the server: for its turn, or for an answer that its client would read.
+
+        A client that sends requests ahead does not: Prometheus sends none, and each keeps the server busy for longer.
+        """
+        if self.pipeline:
+            return False
         return self._turns.has(self) or (self._is_answer_due() and not self.flow.write_paused)
 
     def cut_off(self, reason: str) -> None:
