@@ -33,8 +33,8 @@ the attackers did and touch nothing of Rankscope's: what the victim's steps lose
 scrape of the scraper has a new connection; its latency is from `connect` to the last byte of the page.
 """
 LEFT_OUT = """Not in it: attacks on one command or one start of a job (`tests/attacks/cli`, `tests/attacks/job`: a
-hostile environment, names that are taken before a rank comes), on TLS, which is off here, and those that need more
-than one uid (a range of subordinate ids).
+hostile environment, names that are taken before a rank comes), on TLS, which is off here (a begun handshake is
+refused as no HTTP), and those that need more than one uid (a range of subordinate ids).
 """
 
 
