@@ -108,7 +108,8 @@ def ends_at(settings: TlsSettings) -> float:
 def _check_together(settings: TlsSettings) -> None:
     verifies = settings.client_auth_type != "NoClientCert"
     if verifies and not settings.client_ca_file:
-        raise TlsError(f"client_ca_file: missing, and {settings.client_auth_type} verifies against it")
+        reason = f"{settings.client_auth_type} by the machine's own authorities is not supported"
+        raise TlsError(f"client_ca_file: missing: {reason}")
     if settings.client_ca_file and not verifies:
         raise TlsError("client_auth_type: missing: a client_ca_file alone verifies nobody")
     if settings.client_allowed_sans and settings.client_auth_type != "RequireAndVerifyClientCert":
