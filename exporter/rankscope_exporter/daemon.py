@@ -7,7 +7,7 @@ import logging
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import uvicorn
@@ -33,6 +33,7 @@ from rankscope_exporter.ranks.watcher import RankWatcher
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.connections import Connections
+from rankscope_exporter.web.listeners import listening
 from rankscope_exporter.web.protocol import protocol
 from rankscope_exporter.worker import Worker
 
@@ -65,7 +66,7 @@ def run(settings: Config) -> None:
     beliefs = Beliefs(users.name, occupants.are_others, settings.has_owner, settings.users)
     run_directory = RunDirectory(settings.run_dirs, beliefs=beliefs)  # its end is that of the process
     with (
-        _listening(settings) as listener,
+        _listening(settings) as listeners,
         _resolved(users),
         _simulation(settings, run_directory),
         _watched_ranks(settings, run_directory) as ranks,
@@ -82,7 +83,7 @@ def run(settings: Config) -> None:
         gc.freeze()  # what was imported stays: a full collection takes 0.1 ms instead of 38
         try:
             scheme = "https" if web_config and web_config.current().context else "http"
-            _serve(server_configuration(app, web_config), listener, scheme)
+            _serve(server_configuration(app, web_config), listeners, scheme)
         finally:
             sampler.stop()
 
@@ -111,7 +112,7 @@ def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvic
         proxy_headers=False,  # it would believe a local client whatever address that says it has
         timeout_keep_alive=limits.KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=GOODBYE,
-        backlog=limits.waiting(),
+        backlog=limits.WAITING,
     )
     configuration.load()
     return configuration
@@ -130,43 +131,22 @@ def _gated(app: ASGIApp, web_config: WebConfigFile) -> Gate:
     return Gate(app, web_config.current)
 
 
-def _serve(configuration: uvicorn.Config, listener: socket.socket, scheme: str) -> None:
-    host, port = listener.getsockname()[:2]
+def _serve(configuration: uvicorn.Config, listeners: list[socket.socket], scheme: str) -> None:
+    host, port = listeners[0].getsockname()[:2]
     address = f"[{host}]" if ":" in host else host
     logger.info("rankscope-exporter %s listens on %s://%s:%s", __version__, scheme, address, port)
-    uvicorn.Server(configuration).run(sockets=listeners(listener))
-
-
-def listeners(listener: socket.socket) -> list[socket.socket]:
-    """This socket, and copies of it: of each one uvloop accepts one connection in a turn of the event loop.
-
-    Else a scrape that comes after a hundred others waits for a hundred turns, and for all that is done in them.
-    """
-    return [listener, *(listener.dup() for _ in range(limits.accepted_at_once() - 1))]
+    uvicorn.Server(configuration).run(sockets=listeners)
 
 
 @contextmanager
-def _listening(settings: Config) -> Iterator[socket.socket]:
-    """A listening socket: without a host, on every address of both families where the machine has both."""
-    backlog = limits.waiting()  # uvicorn sets it again, to the same
-    try:
-        if settings.host:
-            family = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0][0]
-            listener = socket.create_server((settings.host, settings.port), family=family, backlog=backlog)
-        elif socket.has_dualstack_ipv6():
-            address = ("", settings.port)
-            listener = socket.create_server(address, family=socket.AF_INET6, dualstack_ipv6=True, backlog=backlog)
-        else:
-            listener = socket.create_server(("", settings.port), backlog=backlog)
-    except OSError as error:
-        reason = str(error.strerror or error).partition(" (while")[0]  # create_server adds the address, as a tuple
-        raise StartError(f"--web.listen-address: cannot listen on {settings.host}:{settings.port}: {reason}") from error
-    # asyncio does this only for sockets that were made with IPPROTO_TCP; accepted ones inherit it. Without it a body
-    # that follows its headers waits for their delayed acknowledgement: 40 ms a scrape on a connection that is kept.
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SEND_BUFFER)  # accepted ones inherit this, too
-    with listener:
-        yield listener
+def _listening(settings: Config) -> Iterator[list[socket.socket]]:
+    with ExitStack() as opened:
+        try:
+            listeners = opened.enter_context(listening(settings.host, settings.port))
+        except OSError as error:
+            address = f"{settings.host}:{settings.port}"
+            raise StartError(f"--web.listen-address: cannot listen on {address}: {error.strerror or error}") from error
+        yield listeners
 
 
 @contextmanager

@@ -21,7 +21,7 @@ from tests.exporter.gpu.allocation.kubelet import Kubelet
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
-from rankscope_exporter import config, daemon
+from rankscope_exporter import daemon
 from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.simulation import simulated_uuid
@@ -327,14 +327,3 @@ def test_it_serves_ipv4_without_a_host_in_its_address(run_dir: Path, free_port: 
             eventually(lambda: status(f"http://127.0.0.1:{free_port}/-/healthy") == 200)
         finally:
             process.terminate()
-
-
-def test_answers_leave_at_once(free_port: int) -> None:
-    """With Nagle's algorithm a body waits 40 ms for its headers' acknowledgement on a connection that is kept."""
-    settings = config.parse({}, [f"--web.listen-address=127.0.0.1:{free_port}"], {})
-    with (
-        daemon._listening(settings) as listener,
-        socket.create_connection(("127.0.0.1", free_port)),
-        listener.accept()[0] as accepted,
-    ):
-        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)

@@ -37,6 +37,18 @@ def test_a_crashed_rank_silences_the_other_symptoms_of_its_run_only(alertmanager
     assert alertmanager.heard() == {"RankscopeRankCrashed", "RankscopeRankLagging", "RankscopeGpuMemoryHeldIdle"}
 
 
+def test_alerts_without_a_run_or_an_owner_silence_no_alert_about_a_node(alertmanager: Alertmanager) -> None:
+    alertmanager.fire(
+        alert("RankCrashed", "critical", rank="0"),
+        alert("RankStuck", "critical", rank="1"),
+        alert("StartupSlow"),
+        alert("ExporterDown", instance="a:10417"),
+        alert("GpuAllocatedIdle", node="a", gpu="0"),
+        alert("RanksHidden", instance="a:10417", reason="version"),
+    )
+    assert {"RankscopeExporterDown", "RankscopeGpuAllocatedIdle", "RankscopeRanksHidden"} <= alertmanager.heard()
+
+
 def test_a_run_that_stands_still_is_not_told_of_as_idle_or_lagging_too(alertmanager: Alertmanager) -> None:
     alertmanager.fire(
         alert("RankStuck", "critical", run="llm", rank="1"),

@@ -5,6 +5,9 @@ from __future__ import annotations
 import base64
 import select
 import socket
+import ssl
+import struct
+from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count, cycle
@@ -20,6 +23,9 @@ ENDLESS = 24 * 1024 * 1024  # bytes after which one is given up: the kernel's bu
 GUESSES = 40  # at once: more than may wait of one address
 START = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /-/release HTTP/1.1\r\nHost: x\r\n"
+CHURN = 300  # connections an act, and as many are held: more than the kernel keeps in a queue
+LARGE = START + b"X-Long: " + b"a" * 59_000  # a request of 60 kB, but for its end
+CHURNED = (LARGE + b"\r\n\r\n", LARGE, (START + b"\r\n") * 8, b"")
 ENDLESS_REQUESTS = (
     (b"GET /", b"a" * 65536),
     (START + b"X-Long: ", b"a" * 65536),
@@ -159,6 +165,80 @@ def endless(target: Target, seen: Seen) -> Iterator[None]:
         except OSError:
             seen["cut off"] += 1
         yield
+
+
+def churn(target: Target, seen: Seen) -> Iterator[None]:
+    """New connections as fast as they can be made, with large, half or several requests or none, left after a while."""
+    held: deque[socket.socket] = deque()
+    try:
+        for number in count():
+            if connection := _opened(target, CHURNED[number % len(CHURNED)]):
+                held.append(connection)
+                seen["opened"] += 1
+            while len(held) > CHURN:
+                held.popleft().close()
+            if number % CHURN == CHURN - 1:
+                yield
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def dropped(target: Target, seen: Seen) -> Iterator[None]:
+    """Connections that are reset at once, most before they are accepted, with a request of 60 kB or none."""
+    for number in count():
+        if connection := _opened(target, CHURNED[number % 2 * 3]):
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+            seen["dropped"] += 1
+        if number % CHURN == CHURN - 1:
+            yield
+
+
+def handshakes(target: Target, seen: Seen) -> Iterator[None]:
+    """TLS handshakes that are begun, in one piece and in two, and never ended."""
+    hello = client_hello()
+    held: deque[socket.socket] = deque()
+    try:
+        while True:
+            for number in range(NEW):
+                if connection := _opened(target, hello[: None if number % 2 else 9]):
+                    held.append(connection)
+                    seen["begun"] += 1
+            for connection in [*held][-NEW::2]:
+                with suppress(OSError):
+                    connection.send(hello[9:])
+            while len(held) > MANY // 4:
+                held.popleft().close()
+            yield
+    finally:
+        for connection in held:
+            connection.close()
+
+
+def client_hello() -> bytes:
+    """The first bytes of a TLS client."""
+    sent = ssl.MemoryBIO()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    with suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
+    return sent.read()
+
+
+def _opened(target: Target, first: bytes) -> socket.socket | None:
+    """A connection that waits for nothing, with these first words if they were taken at once."""
+    connection = socket.socket()
+    connection.setblocking(False)
+    try:
+        connection.bind((target.source, 0))
+        with suppress(BlockingIOError):
+            connection.connect((target.host, target.port))
+        with suppress(BlockingIOError, BrokenPipeError):
+            connection.send(first)
+    except OSError:
+        connection.close()
+        return None
+    return connection
 
 
 def guesses(target: Target, seen: Seen) -> Iterator[None]:

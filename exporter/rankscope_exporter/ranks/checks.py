@@ -34,6 +34,8 @@ def check_info(snapshot: RankSnapshot) -> None:
             raise UnreadableRecordError(
                 "foreign", snapshot.path, f"its {label} is no printable text of ≤ {LABEL_LIMIT}"
             )
+    if not info["run"].strip():
+        raise UnreadableRecordError("unnamed", snapshot.path, "its run has no name")
     if not (NUMBER.fullmatch(info["rank"]) and NUMBER.fullmatch(info["pid"])):
         raise UnreadableRecordError("foreign", snapshot.path, "its rank or pid is no number")
     for text in (*info.get("phases", ()), *snapshot.groups, *info.get("settings", {}).values()):

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from rankscope_exporter.exposition.scrape import Scrape, negotiated
 from rankscope_exporter.web.connections import Page
 from rankscope_exporter.web.lifecycle import Gpus, add_lifecycle
-from rankscope_exporter.web.pages import Pages, SingleFlight, send_page, turn
+from rankscope_exporter.web.pages import Pages, SingleFlight, held, send_page, turn
 from rankscope_exporter.web.status_page import render_status
 
 READ = ["GET", "HEAD"]
@@ -53,11 +53,12 @@ class MetricsFirst:
         asked = dict(scope["headers"])
         form, headers = negotiated(*(asked.get(name, b"").decode("latin-1") for name in ASKED))
         page = await self._pages.next(form)
-        await turn(scope)  # those who waited for it get it one after another
         headers["Content-Length"] = str(len(page.body))
         raw = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
-        await send({"type": "http.response.start", "status": 200, "headers": raw})
-        await send_page(page if scope["method"] == "GET" else Page(b""), scope, send)
+        with held(page, scope):
+            await turn(scope)  # those who waited for it get it one after another
+            await send({"type": "http.response.start", "status": 200, "headers": raw})
+            await send_page(page if scope["method"] == "GET" else Page(b""), scope, send)
 
 
 def create_app(scrape: Scrape, gpus: Gpus, *, has_lifecycle: bool = False) -> ASGIApp:

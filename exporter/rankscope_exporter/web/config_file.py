@@ -1,7 +1,7 @@
 """`--web.config.file`: TLS, basic auth and headers, in the format that the Prometheus exporters share.
 
 https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md; what of it is not supported here
-is an unknown key, never silently ignored (docs/security.md has the list).
+is an error that says so, never silently ignored (docs/security.md has the list).
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import yaml
 from rankscope_exporter.web.tls import (
     CIPHER_SUITES,
     CLIENT_AUTH,
+    TLS13_CIPHER_SUITES,
     VERSIONS,
     TlsError,
     TlsSettings,
@@ -38,8 +39,28 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "X-XSS-Protection": (),
     "Content-Security-Policy": (),
 }
+# What exporter-toolkit knows and this exporter does not: by key, and by key and value.
+UNSUPPORTED = {
+    "rate_limit": "requests are limited by other bounds",
+    "tls_server_config.cert": "name a file: cert_file",
+    "tls_server_config.key": "name a file: key_file",
+    "tls_server_config.client_ca": "name a file: client_ca_file",
+    "tls_server_config.curve_preferences": "OpenSSL's defaults are used",
+    "tls_server_config.client_auth_type: RequestClientCert": "it accepts certificates that are not verified",
+    "tls_server_config.client_auth_type: RequireAnyClientCert": "it accepts certificates that are not verified",
+}
+BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
 logger = logging.getLogger(__name__)
+
+
+class TextLoader(yaml.SafeLoader):
+    """Reads every scalar as the text in the file, as Go does where it expects a text: a number, a date, `on`."""
+
+    yaml_implicit_resolvers = {  # noqa: RUF012 - of the class, as PyYAML has it
+        first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
 class WebConfigError(ValueError):
@@ -113,7 +134,7 @@ class WebConfigFile:
 def load(path: Path) -> WebConfig:
     """Read the file and all that it names. Raises WebConfigError."""
     try:
-        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+        document = yaml.load(path.read_text(encoding="utf-8"), TextLoader)  # noqa: S506 - a SafeLoader
         return _parse(document, path.parent)
     except OSError as error:
         raise WebConfigError(f"{path}: {error.strerror}") from error
@@ -141,6 +162,7 @@ def _tls(value: object, directory: Path) -> TlsSettings | None:
     def path(field: str, given: object) -> Path:
         return directory / _text(field, given)
 
+    suites = (*CIPHER_SUITES, *TLS13_CIPHER_SUITES)
     parsers: dict[str, Callable[[str, object], Any]] = {
         "cert_file": path,
         "key_file": path,
@@ -149,7 +171,8 @@ def _tls(value: object, directory: Path) -> TlsSettings | None:
         "client_allowed_sans": lambda field, given: frozenset(_text(field, name) for name in _list(field, given)),
         "min_version": lambda field, given: _one_of(field, given, VERSIONS),
         "max_version": lambda field, given: _one_of(field, given, VERSIONS),
-        "cipher_suites": lambda field, given: tuple(_one_of(field, n, CIPHER_SUITES) for n in _list(field, given)),
+        "cipher_suites": lambda field, given: tuple(_one_of(field, name, suites) for name in _list(field, given)),
+        "prefer_server_cipher_suites": _boolean,
     }
     values = _section("tls_server_config", value, parsers)
     if not values:
@@ -165,7 +188,7 @@ def _users(value: object) -> dict[str, bytes]:
     for name, given in _section("basic_auth_users", value).items():
         field = f"basic_auth_users.{name}"
         if not isinstance(name, str) or not name or ":" in name:
-            raise WebConfigError(f"{field}: a user's name is a text without a colon (quote a number)")
+            raise WebConfigError(f"{field}: a user's name is a text without a colon")
         if not isinstance(given, str) or not BCRYPT.fullmatch(given):
             raise WebConfigError(f"{field}: not a bcrypt hash (make one with: htpasswd -nBC 10 {name!r})")
         users[name] = given.encode()
@@ -174,11 +197,12 @@ def _users(value: object) -> dict[str, bytes]:
 
 def _headers(value: object) -> dict[str, str]:
     section = _section("http_server_config", value, ("headers", "http2"))
-    if not isinstance(section.get("http2", True), bool):
-        raise WebConfigError("http_server_config.http2: expected true or false")
+    _boolean("http_server_config.http2", section.get("http2", "true"))
     headers = {}
     for name, given in _section("http_server_config.headers", section.get("headers"), HEADERS).items():
         field = f"http_server_config.headers.{name}"
+        if not given:  # blank is unset
+            continue
         allowed = HEADERS[name]
         text = _one_of(field, given, allowed) if allowed else _text(field, given)
         if not (text.isascii() and text.isprintable()):
@@ -196,8 +220,21 @@ def _section(field: str, value: object, known: Collection[str] | None = None) ->
     for key in value:
         if known is not None and key not in known:
             where = f"{field}.{key}" if field else str(key)
+            _check_supported(where, where)
             raise WebConfigError(f"{where}: unknown key; known here: {', '.join(known)}")
     return value
+
+
+def _check_supported(field: str, known: str) -> None:
+    """Raises WebConfigError with the reason for what only exporter-toolkit knows."""
+    if reason := UNSUPPORTED.get(known):
+        raise WebConfigError(f"{field}: not supported: {reason}")
+
+
+def _boolean(field: str, value: object) -> bool:
+    if not isinstance(value, str) or value.lower() not in BOOLEANS:
+        raise WebConfigError(f"{field}: expected true or false")
+    return BOOLEANS[value.lower()]
 
 
 def _text(field: str, value: object) -> str:
@@ -214,6 +251,7 @@ def _list(field: str, value: object) -> list[Any]:
 
 def _one_of(field: str, value: object, known: Collection[str]) -> str:
     if _text(field, value) not in known:
+        _check_supported(field, f"{field}: {value}")
         raise WebConfigError(f"{field}: {value!r} is none of: {', '.join(known)}")
     return str(value)
 

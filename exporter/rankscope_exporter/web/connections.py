@@ -1,12 +1,12 @@
-"""Every connection that the exporter's server has, and which of them gives way where there are too many.
+"""Every connection of the exporter's server, and which one is closed where there are too many.
 
-Whoever comes is let in, and a connection of the address that has the most is closed for it: so somebody who holds all
-that there are loses his own, and not the scrape of another address. Of one address the one goes that has done the same
-for longest: waited for a request's end, for its answer to be read, or for another request. So a scrape from an
-attacker's address gets in as well: it is over long before a hundred others have come after it.
+Every new connection is accepted, and one of the address that has the most is closed for it: a client that holds all
+that there are loses its own, and not the scrape of another address. Of one address it is the connection that has waited
+longest for its client: for a request's end, for its answer to be read, or for another request. One that waits for the
+server is closed only if all do. So a scrape from an attacker's address is answered as well.
 
-What they ask for is done in turns of the event loop, for one connection of each address in a turn: hundreds that ask at
-once keep another address waiting for no more than one of them does.
+Requests are handled in turns of the event loop, in rounds of one request of each address: hundreds of requests of one
+address delay another address by one request, or by the time that a turn has.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from rankscope_exporter.web import limits
 
 logger = logging.getLogger(__name__)
 
+Action = Callable[[], None]
+
 
 class Page:
     """The bytes of one answer, which several connections may be sending."""
@@ -43,6 +45,10 @@ class Connection(Protocol):
     """When it began to do what it does now."""
     is_lost: bool
     """Whether the client has left."""
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it waits for the server and not for its client."""
 
     def cut_off(self, reason: str) -> None:
         """Close it at once, whatever it has not sent."""
@@ -95,35 +101,63 @@ class Connections:
 
 
 class Turns:
-    """What is done for connections: one thing of each address in a turn of the event loop, in the order of asking."""
+    """Actions for connections, run in rounds: one for each address in a round, in the order of arrival.
 
-    def __init__(self) -> None:
-        self._lines: dict[str, deque[Callable[[], None]]] = {}  # of addresses that had this turn
+    A turn of the event loop has at least one round, and more until its time is used up. What a connection has queued is
+    dropped when it closes, so a client that opens connections and leaves holds no memory.
+    """
 
-    def take(self, address: str, act: Callable[[], None]) -> bool:
-        """Do it now and return True, or in one of the next turns if this address has had this one."""
-        line = self._lines.get(address)
-        if line is not None:
-            line.append(act)
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
+        self._queues: dict[str, dict[Connection, deque[Action]]] = {}  # of addresses that had this turn
+
+    def take(self, connection: Connection, action: Action) -> bool:
+        """Run the action now and return True, or queue it if this address has had its turn."""
+        queue = self._queues.get(connection.address)
+        if queue is not None:
+            queue.setdefault(connection, deque()).append(action)
             return False
-        if not self._lines:
+        if not self._queues:
             asyncio.get_running_loop().call_soon(self._next)
-        self._lines[address] = deque()
-        act()
+        self._queues[connection.address] = {}
+        action()
         return True
 
-    async def wait(self, address: str) -> None:
-        """Until it is this address's turn."""
-        come = asyncio.Event()
-        self.take(address, come.set)
-        await come.wait()
+    @property
+    def queued(self) -> int:
+        """How many actions wait."""
+        return sum(len(actions) for queue in self._queues.values() for actions in queue.values())
+
+    def has(self, connection: Connection) -> bool:
+        """Return whether an action of this connection is queued."""
+        return connection in self._queues.get(connection.address, ())
+
+    def forget(self, connection: Connection) -> None:
+        """Drop what the connection has queued."""
+        self._queues.get(connection.address, {}).pop(connection, None)
 
     def _next(self) -> None:
-        self._lines = {address: line for address, line in self._lines.items() if line}
-        if self._lines:
+        self._queues = {address: queue for address, queue in self._queues.items() if queue}
+        if self._queues:
             asyncio.get_running_loop().call_soon(self._next)
-        for line in [*self._lines.values()]:
-            line.popleft()()
+        ends = self._clock() + limits.TURN_SECONDS
+        while queues := [queue for queue in self._queues.values() if queue]:
+            for queue in queues:
+                _run_first(queue)
+            if self._clock() >= ends:
+                break
+
+
+def _run_first(queue: dict[Connection, deque[Action]]) -> None:
+    """Run one action of the first connection, which then goes to the end of the queue if it has more."""
+    if not queue:  # an action before this one has closed the last connection
+        return
+    connection = next(iter(queue))
+    actions = queue.pop(connection)
+    action = actions.popleft()
+    if actions:
+        queue[connection] = actions
+    action()
 
 
 class _Crowds:
@@ -155,7 +189,7 @@ class _Crowds:
         """One of the largest crowd, not the newest."""
         most = max(map(len, self._of.values()))
         crowded = chain.from_iterable(crowd for crowd in self._of.values() if len(crowd) == most)
-        return min((one for one in crowded if one is not newest), key=attrgetter("since"))
+        return min((one for one in crowded if one is not newest), key=attrgetter("is_pending", "since"))
 
 
 @lru_cache(maxsize=1024)  # an attacker's are a few, and come hundreds of times a second

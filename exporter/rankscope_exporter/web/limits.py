@@ -15,6 +15,9 @@ ANSWER_SECONDS = 30.0
 KEEP_ALIVE_SECONDS = 5
 """How long a connection may stay without a request; uvicorn's own default."""
 
+EXPIRED_AGAIN = 1.0
+"""Seconds until a deadline is looked at again that passed while the connection waited for its turn."""
+
 REQUEST_BYTES = 64 * 1024
 """A request, its body included, which no page reads. Prometheus's has some 400 bytes."""
 
@@ -30,12 +33,17 @@ PIPELINED = 8
 CONNECTIONS = 128
 """At once, whoever has them: what is above makes another one give way (connections.py). A Prometheus needs one."""
 
-WAITING = 512
-"""Connections that the kernel may keep until they are accepted. Where there is no room for one its client tries again
-after a second: so were the slowest scrapes of ten minutes of siege, with room for 128."""
+WAITING = 64
+"""Connections that the kernel may keep in each queue until they are accepted, with the 64 KiB or more that each has
+sent already. Where there is no room for one its client tries again after a second."""
 
-ACCEPTED_AT_ONCE = 32
-"""Connections that are accepted in one turn of the event loop, at some 0.06 ms each."""
+QUEUES = 32
+"""Queues of new connections, by their clients' addresses. One of each is accepted in a turn of the event loop, at some
+0.06 ms each."""
+
+TURN_SECONDS = 0.002
+"""Seconds of a turn of the event loop in which requests are handled: those of one address alone, too, so that they are
+handled as fast as they are accepted."""
 
 SHARE_OF_DESCRIPTORS = 4
 """One in so many file descriptors may be a client's: ranks' files, the driver and the interpreter need the others."""
@@ -75,14 +83,9 @@ def connections() -> int:
     return _within_descriptors(CONNECTIONS, SHARE_OF_DESCRIPTORS)
 
 
-def waiting() -> int:
-    """How many may wait to be accepted."""
-    return _within_descriptors(WAITING, SHARE_OF_DESCRIPTORS)
-
-
-def accepted_at_once() -> int:
-    """How many are accepted in one turn of the event loop."""
-    return _within_descriptors(ACCEPTED_AT_ONCE, LISTENING_SHARE_OF_DESCRIPTORS)
+def queues() -> int:
+    """How many sockets listen."""
+    return _within_descriptors(QUEUES, LISTENING_SHARE_OF_DESCRIPTORS)
 
 
 def _within_descriptors(number: int, share: int) -> int:

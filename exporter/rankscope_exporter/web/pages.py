@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from anyio import to_thread
@@ -83,22 +84,28 @@ async def turn(scope: Scope) -> None:
         await connection.turn()
 
 
+@contextmanager
+def held(page: Page, scope: Scope) -> Iterator[None]:
+    """Count the page among those that are held, for the connection that the request came by."""
+    connection = _connection(scope)
+    if connection:
+        connection.sends(page)
+    try:
+        yield
+    finally:
+        if connection:
+            connection.has_sent()
+
+
 async def send_page(page: Page, scope: Scope, send: Send) -> None:
     """Send a page's body, in pieces: a client that does not read has a piece of its own, and shares the rest."""
     connection = _connection(scope)
-    if len(page.body) <= limits.SENT_AT_ONCE or connection is None:
-        await send({"type": "http.response.body", "body": page.body})
-        return
-    connection.sends(page)
-    try:
-        for start in range(0, len(page.body), limits.SENT_AT_ONCE):
-            end = start + limits.SENT_AT_ONCE
-            body = page.body[start:end]
-            await send({"type": "http.response.body", "body": body, "more_body": end < len(page.body)})
-            if connection.is_lost:
-                return
-    finally:
-        connection.has_sent()
+    for start in range(0, max(1, len(page.body)), limits.SENT_AT_ONCE):
+        end = start + limits.SENT_AT_ONCE
+        body = page.body[start:end]
+        await send({"type": "http.response.body", "body": body, "more_body": end < len(page.body)})
+        if connection and connection.is_lost:
+            return
 
 
 def _connection(scope: Scope) -> Any:

@@ -12,7 +12,6 @@ import ssl
 import struct
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from typing import Any, cast
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -28,6 +27,49 @@ AT_ONCE = struct.pack("ii", 1, 0)  # SO_LINGER: for no second
 
 class TooMuchError(Exception):
     """Raised inside the parser: it stops there, and the rest of what came is never looked at."""
+
+
+class HandshakeInTurns(asyncio.Protocol):
+    """A socket's protocol during a TLS handshake: passes on what the client sends, each piece in its turn.
+
+    With an RSA key of 4,096 bits a handshake computes for some 5 ms, in which the event loop does nothing else.
+    """
+
+    def __init__(self, connection: BoundedProtocol, turns: Turns, transport: asyncio.Transport) -> None:
+        self._connection = connection
+        self._turns = turns
+        self._transport = transport
+        self._tls: Any = transport.get_protocol()
+        self._data = b""
+        transport.set_protocol(self)
+
+    def data_received(self, data: bytes) -> None:
+        """Pass it on now, or in the connection's turn."""
+        self._data += data
+        if not self._turns.take(self._connection, self._pass_on):
+            self._transport.pause_reading()
+
+    def eof_received(self) -> None:
+        """The client sends no more, so there will be no TLS: the socket closes."""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Tell both: TLS does not tell a connection before its handshake has ended."""
+        self._tls.connection_lost(exc)
+        self._connection.connection_lost(exc)
+
+    def end(self) -> None:
+        """Leave the socket to TLS."""
+        self._turns.forget(self._connection)
+        self._transport.set_protocol(self._tls)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        data, self._data = self._data, b""
+        if data:
+            self._tls.get_buffer(len(data))[: len(data)] = data  # it has 256 KiB, uvloop reads 250 KB
+            self._tls.buffer_updated(len(data))
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -52,18 +94,29 @@ class BoundedProtocol(HttpToolsProtocol):
         self._told = told
         self._tls = tls
         self._socket: asyncio.Transport | None = None  # what is beneath TLS, where there is TLS
-        self._early = b""
         self._handshake: asyncio.Task[None] | None = None
         self._state = ""
         self._deadline: asyncio.TimerHandle | None = None
         self._cycles: list[RequestResponseCycle] = []  # requests whose answers are not complete
         self._received = 0  # bytes of a request that is not complete
         self._has_served = False
+        self._unparsed = b""  # received, and not handled before this connection's turn
+        self._turn_came = asyncio.Event()
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it waits for the server: for its turn, or for an answer that its client would read.
+
+        A client that sends requests ahead does not: Prometheus sends none, and each keeps the server busy for longer.
+        """
+        if self.pipeline:
+            return False
+        return self._turns.has(self) or (self._is_answer_due() and not self.flow.write_paused)
 
     def cut_off(self, reason: str) -> None:
         """Close at once, whatever it was being sent, and log the reason."""
         self._told.note(reason)
-        self._everybody.remove(self)
+        self._forget()
         if self._socket and not self.is_lost:
             if self._has_served:
                 # By a reset: what the kernel still has for a client that does not read is freed with it.
@@ -76,24 +129,29 @@ class BoundedProtocol(HttpToolsProtocol):
         self._everybody.sends(self, page)
 
     async def turn(self) -> None:
-        """Wait until something may be done for it."""
-        await self._turns.wait(self.address)
+        """Wait until something may be done for it, or until it is closed."""
+        if not self.is_lost:
+            self._turn_came.clear()
+            self._turns.take(self, self._turn_came.set)
+            await self._turn_came.wait()
 
     def has_sent(self) -> None:
         """Of the page no more is held for it than its transport has."""
         self._everybody.has_sent(self)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as in uvicorn's
-        """A client has connected; with TLS the handshake is next."""
+        """A client has connected; with TLS the handshake begins with what it sends first."""
         self._socket = transport
         self.address = whose((transport.get_extra_info("peername") or ("",))[0])
         self._settle()
         self._everybody.add(self)
         if self._tls is None:
             self._begin(transport)
-        elif not transport.is_closing():
-            self._handshake = self.loop.create_task(self._secure(transport, self._tls()))
-            self.loop.call_soon(self.loop.call_soon, self._hand_over, transport)
+
+    def _start_tls(self, transport: asyncio.Transport, tls: Callable[[], ssl.SSLContext], hello: bytes) -> None:
+        transport.pause_reading()  # until the handshake takes turns, in `_take_turns`
+        self._handshake = self.loop.create_task(self._secure(transport, tls()))
+        self.loop.call_soon(self.loop.call_soon, self._take_turns, transport, hello)
 
     async def _secure(self, transport: asyncio.Transport, context: ssl.SSLContext) -> None:
         if transport.is_closing():
@@ -111,7 +169,13 @@ class BoundedProtocol(HttpToolsProtocol):
             transport.abort()
             return
         if secured and not self.is_lost:
+            cast(HandshakeInTurns, transport.get_protocol()).end()
             self._begin(secured)
+
+    def _take_turns(self, transport: asyncio.Transport, hello: bytes) -> None:
+        """Put the handshake's turns between the socket and TLS, where uvloop has put TLS two steps ago."""
+        if not transport.is_closing():
+            HandshakeInTurns(self, self._turns, transport).data_received(hello)
 
     def _begin(self, transport: asyncio.Transport) -> None:
         """What uvicorn's `connection_made` does, without its two system calls for addresses that no page asks for.
@@ -122,18 +186,10 @@ class BoundedProtocol(HttpToolsProtocol):
         self.transport, self.flow = transport, FlowControl(transport)
         self.scheme = "https" if self._tls else "http"
 
-    def _hand_over(self, transport: asyncio.Transport) -> None:
-        """Give TLS what came before it began: uvloop reads once between `connection_made` and the next task's step."""
-        tls: Any = transport.get_protocol()
-        if self._early and tls is not self:
-            tls.get_buffer(len(self._early))[: len(self._early)] = self._early  # it has 256 KiB, uvloop reads 250 KB
-            tls.buffer_updated(len(self._early))
-        self._early = b""
-
     def connection_lost(self, exc: Exception | None) -> None:
         """The client has left, or was cut off."""
         self.is_lost = True
-        self._everybody.remove(self)
+        self._forget()
         if self._deadline:
             self._deadline.cancel()
         for cycle in self._cycles:  # uvicorn tells the last one alone, and another would write to a closed socket
@@ -148,14 +204,20 @@ class BoundedProtocol(HttpToolsProtocol):
         self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
-        """Some of a request, or several."""
-        if not self.transport:
-            self._early += data
-        elif not self._turns.take(self.address, partial(self._receive, data)):
-            self.transport.pause_reading()  # the kernel keeps what follows
+        """Some of a request, or several; with TLS first the beginning of a handshake."""
+        self._unparsed += data
+        if not self._turns.take(self, self._receive):
+            (self.transport or cast(asyncio.Transport, self._socket)).pause_reading()  # the kernel keeps what follows
 
-    def _receive(self, data: bytes) -> None:
-        if self.is_lost or self.transport.is_closing():  # while it waited for its turn
+    def _receive(self) -> None:
+        data, self._unparsed = self._unparsed, b""
+        if self.transport:
+            self._parse(data)
+        elif self._socket and self._tls and not self._socket.is_closing():
+            self._start_tls(self._socket, self._tls, data)
+
+    def _parse(self, data: bytes) -> None:
+        if self.transport.is_closing():  # while it waited for its turn
             return
         for start in range(0, len(data), limits.PIECE):
             piece = data[start : start + limits.PIECE]
@@ -201,6 +263,7 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         """The last of an answer has been handed to the transport."""
         super().on_response_complete()
+        self._unset_keepalive_if_required()  # else uvicorn's timer holds a connection that is reset for 5 s
         self._settle()
 
     def timeout_keep_alive_handler(self) -> None:
@@ -209,6 +272,13 @@ class BoundedProtocol(HttpToolsProtocol):
     def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's text says no more than the status
         """What came is no HTTP."""
         self._refuse(400)
+
+    def _forget(self) -> None:
+        """Drop all that is held for it, whoever closes it."""
+        self._everybody.remove(self)
+        self._turns.forget(self)
+        self._unparsed = b""
+        self._turn_came.set()
 
     def _refuse(self, status: int) -> None:
         if self.transport.is_closing():
@@ -239,7 +309,9 @@ class BoundedProtocol(HttpToolsProtocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _expire(self) -> None:
-        if self._state == IDLE:
+        if self._turns.has(self):  # what it has sent counts, and the server is late
+            self._deadline = self.loop.call_later(limits.EXPIRED_AGAIN, self._expire)
+        elif self._state == IDLE:
             self.transport.close()  # after the last of the answer; until then it is answering
             self._settle()
         else:

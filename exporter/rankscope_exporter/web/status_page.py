@@ -213,6 +213,7 @@ LEFT_OUT = {
     "symlink": "symbolic links",
     "unreadable": "unreadable",
     "duplicate": "about a rank that is shown",
+    "unnamed": "of a run without a name",
     "impossible_rank": "with a rank beyond the world size",
     "future_start": "that begin in the future",
     "too_many_files": "past the limit of files",

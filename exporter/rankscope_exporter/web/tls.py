@@ -16,8 +16,7 @@ CLIENT_AUTH = {
 }
 VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}  # older ones are broken (RFC 8996)
 
-# Go's names, which the file has, by OpenSSL's: the suites of TLS 1.2 that Go's crypto/tls calls secure, less
-# those in CBC mode, which OpenSSL's defaults refuse. Those of TLS 1.3 cannot be chosen in either.
+# Go's names, which the file has, by OpenSSL's: the suites of TLS 1.2 that Go's crypto/tls calls secure.
 CIPHER_SUITES = {
     f"TLS_ECDHE_{key}_WITH_{go}": f"ECDHE-{key}-{openssl}"
     for key in ("ECDSA", "RSA")
@@ -25,8 +24,12 @@ CIPHER_SUITES = {
         ("AES_128_GCM_SHA256", "AES128-GCM-SHA256"),
         ("AES_256_GCM_SHA384", "AES256-GCM-SHA384"),
         ("CHACHA20_POLY1305_SHA256", "CHACHA20-POLY1305"),
+        ("AES_128_CBC_SHA", "AES128-SHA"),
+        ("AES_256_CBC_SHA", "AES256-SHA"),
     )
 }
+# TLS 1.3 always has all of its suites, here as in Go: their names in the list choose nothing.
+TLS13_CIPHER_SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
 NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for
 
 
@@ -46,6 +49,7 @@ class TlsSettings:
     min_version: str = "TLS12"
     max_version: str = "TLS13"
     cipher_suites: tuple[str, ...] = ()
+    prefer_server_cipher_suites: bool = True
 
     @property
     def files(self) -> tuple[Path, ...]:
@@ -60,12 +64,23 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
     context.minimum_version, context.maximum_version = VERSIONS[settings.min_version], VERSIONS[settings.max_version]
     context.verify_mode = CLIENT_AUTH[settings.client_auth_type]
     context.set_alpn_protocols(["http/1.1"])
-    if settings.cipher_suites:
-        context.set_ciphers(":".join(CIPHER_SUITES[name] for name in settings.cipher_suites))
+    _choose_cipher_suites(context, settings)
     if settings.client_allowed_sans:
         context.sslobject_class = _only_clients_named(settings.client_allowed_sans)
     _load_files(context, settings)
     return context
+
+
+def _choose_cipher_suites(context: ssl.SSLContext, settings: TlsSettings) -> None:
+    if not settings.prefer_server_cipher_suites:
+        context.options &= ~ssl.OP_CIPHER_SERVER_PREFERENCE
+    suites = [CIPHER_SUITES[name] for name in settings.cipher_suites if name in CIPHER_SUITES]
+    if suites:
+        context.set_ciphers(":".join(suites))
+    elif settings.cipher_suites and settings.max_version == "TLS12":
+        raise TlsError("cipher_suites: none of them is of TLS 1.2, which is the max_version")
+    elif settings.cipher_suites:
+        context.minimum_version = ssl.TLSVersion.TLSv1_3
 
 
 def ends_at(settings: TlsSettings) -> float:
@@ -93,7 +108,8 @@ def ends_at(settings: TlsSettings) -> float:
 def _check_together(settings: TlsSettings) -> None:
     verifies = settings.client_auth_type != "NoClientCert"
     if verifies and not settings.client_ca_file:
-        raise TlsError(f"client_ca_file: missing, and {settings.client_auth_type} verifies against it")
+        reason = f"{settings.client_auth_type} by the machine's own authorities is not supported"
+        raise TlsError(f"client_ca_file: missing: {reason}")
     if settings.client_ca_file and not verifies:
         raise TlsError("client_auth_type: missing: a client_ca_file alone verifies nobody")
     if settings.client_allowed_sans and settings.client_auth_type != "RequireAndVerifyClientCert":

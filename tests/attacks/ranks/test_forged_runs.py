@@ -91,6 +91,17 @@ def test_a_rank_that_its_own_world_has_no_room_for_is_counted_and_not_shown(
     assert scan.skipped == {"impossible_rank": 1}
 
 
+@pytest.mark.parametrize("name", ["", " ", "    "])
+def test_a_rank_of_a_run_without_a_name_is_counted_and_not_shown(
+    run_dir: Path, directory: RunDirectory, name: str
+) -> None:
+    ended(run_dir, MALLORY, "forged", run=name)
+    ended(run_dir, VICTIM, "mine", run=" mine")
+    scan = directory.scan()
+    assert [rank.key[0] for rank in scan.ranks] == [" mine"]
+    assert scan.skipped == {"unnamed": 1}
+
+
 def test_a_forgery_that_waits_does_not_take_over_when_the_rank_dies(run_dir: Path, directory: RunDirectory) -> None:
     with living(run_dir, VICTIM, "mine", node="here") as victim, living(run_dir, MALLORY, "forged", node="there"):
         assert directory.scan().skipped == {}, "it is no duplicate, but another user's run"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,16 +50,17 @@ def test_a_full_file_is_understood(authority: Authority, web_config: Write) -> N
     [
         ({"tls": {}}, "tls: unknown key"),
         ({"tls_server_config": []}, "tls_server_config: expected keys and values"),
-        ({"rate_limit": {"burst": 1}}, "rate_limit: unknown key"),
+        ({"rate_limit": {"interval": "1s", "burst": 20}}, "rate_limit: not supported: "),
         ({"http_server_config": {"http3": True}}, "http_server_config.http3: unknown key"),
-        ({"http_server_config": {"http2": "yes"}}, "http_server_config.http2: expected true or false"),
+        ({"http_server_config": {"http2": "perhaps"}}, "http_server_config.http2: expected true or false"),
         ({"http_server_config": {"headers": {"Server": "x"}}}, "http_server_config.headers.Server: unknown key"),
         ({"http_server_config": {"headers": {"X-Frame-Options": "no"}}}, "X-Frame-Options: 'no' is none of"),
         ({"http_server_config": {"headers": {"X-XSS-Protection": "a\nb"}}}, "X-XSS-Protection: not printable"),
         ({"basic_auth_users": {"alice": "secret"}}, "basic_auth_users.alice: not a bcrypt hash"),
         ({"basic_auth_users": {"alice": HASH.replace("$10$", "$99$")}}, "basic_auth_users.alice: not a bcrypt hash"),
         ({"basic_auth_users": {"alice": HASH.replace("zou", "zoa")}}, "basic_auth_users.alice: not a bcrypt hash"),
-        ({"basic_auth_users": {7: HASH}}, "basic_auth_users.7: a user's name"),
+        ({"basic_auth_users": {"": HASH}}, "basic_auth_users.: a user's name"),
+        ({"basic_auth_users": {"alice": None}}, "basic_auth_users.alice: not a bcrypt hash"),
         ({"basic_auth_users": {"a:b": HASH}}, "basic_auth_users.a:b: a user's name"),
     ],
 )
@@ -70,19 +72,33 @@ def test_a_wrong_section_is_named(web_config: Write, sections: dict[str, Any], n
     ("changes", "named"),
     [
         ({"key_file": None}, "key_file: expected a text"),
-        ({"cert": "inline"}, "cert: unknown key"),
+        ({"cert": "inline"}, "cert: not supported: name a file: cert_file"),
+        ({"key": "inline"}, "key: not supported: name a file: key_file"),
+        ({"client_ca": "inline"}, "client_ca: not supported: name a file: client_ca_file"),
+        ({"curve_preferences": ["X25519", "CurveP256"]}, "curve_preferences: not supported: "),
+        ({"cert_filse": "server.pem"}, "cert_filse: unknown key"),
+        ({"cert_file": ""}, "cert_file: expected a text"),
+        ({"prefer_server_cipher_suites": "perhaps"}, "prefer_server_cipher_suites: expected true or false"),
         ({"cert_file": "missing.pem"}, "missing.pem: No such file"),
         ({"cert_file": "ca.pem"}, "cert_file, key_file: "),
         ({"key_file": "locked.key", "cert_file": "locked.pem"}, "cert_file, key_file: "),
         ({"min_version": "TLS10"}, "min_version: 'TLS10' is none of: TLS12, TLS13"),
         ({"min_version": "TLS13", "max_version": "TLS12"}, "min_version: TLS13 is above"),
-        ({"client_auth_type": "RequireAnyClientCert"}, "client_auth_type: 'RequireAnyClientCert' is none of"),
+        ({"client_auth_type": "RequireAnyClientCert"}, "client_auth_type: not supported: it accepts certificates"),
+        ({"client_auth_type": "RequestClientCert"}, "client_auth_type: not supported: it accepts certificates"),
+        ({"client_auth_type": "x"}, "client_auth_type: 'x' is none of"),
+        ({"client_auth_type": "VerifyClientCertIfGiven"}, "client_ca_file: missing"),
         ({"client_auth_type": "RequireAndVerifyClientCert"}, "client_ca_file: missing"),
         ({"client_ca_file": "ca.pem"}, "client_auth_type: missing"),
         ({"client_auth_type": "VerifyClientCertIfGiven", "client_ca_file": "nowhere.pem"}, "client_ca_file: "),
         ({"client_auth_type": "VerifyClientCertIfGiven", "client_ca_file": "web.yml"}, "web.yml holds no certificate"),
         ({"client_allowed_sans": ["a"]}, "client_allowed_sans: needs"),
         ({"client_allowed_sans": "a"}, "client_allowed_sans: expected a list"),
+        (
+            {"cipher_suites": ["TLS_AES_128_GCM_SHA256"], "max_version": "TLS12"},
+            "cipher_suites: none of them is of TLS 1.2",
+        ),
+        ({"cipher_suites": ["TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA2048"]}, "SHA2048' is none of"),
         ({"cipher_suites": ["TLS_RSA_WITH_RC4_128_SHA"]}, "cipher_suites: 'TLS_RSA_WITH_RC4_128_SHA' is none of"),
     ],
 )
@@ -93,6 +109,82 @@ def test_a_wrong_tls_setting_is_named(
     text = complaint(web_config(tls_server_config={**SERVER, **changes}))
     assert text.startswith("tls_server_config.")
     assert named in text
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("0", "0"),
+        ("1", "1"),
+        ("1.50", "1.50"),
+        ("0x1F", "0x1F"),
+        ("on", "on"),
+        ("true", "true"),
+        ("2026-01-02", "2026-01-02"),
+        ("1; mode=block", "1; mode=block"),
+        ("'0'", "0"),
+        ("", None),
+        ("null", None),
+        ("''", None),
+    ],
+)
+def test_a_header_is_the_text_that_is_written_and_a_blank_one_is_unset(
+    tmp_path: Path, written: str, text: str | None
+) -> None:
+    path = tmp_path / "web.yml"
+    path.write_text(f"http_server_config:\n  headers:\n    X-XSS-Protection: {written}\n")
+    assert load(path).headers == ({} if text is None else {"X-XSS-Protection": text})
+
+
+def test_all_headers_of_the_format_can_be_set_together(tmp_path: Path) -> None:
+    path = tmp_path / "web.yml"
+    path.write_text(
+        "http_server_config:\n  http2: false\n  headers:\n    X-Frame-Options: sameorigin\n    X-XSS-Protection: 0\n"
+        "    Strict-Transport-Security: max-age=60; includeSubDomains\n    X-Content-Type-Options: nosniff\n"
+        "    Content-Security-Policy: \"default-src 'self' *.example.net\"\n"
+    )
+    assert len(load(path).headers) == 5
+
+
+def test_a_users_name_may_be_a_number_and_keys_may_be_merged(tmp_path: Path) -> None:
+    path = tmp_path / "web.yml"
+    path.write_text(f"basic_auth_users: &more\n  7: {HASH}\n  alice: {HASH}\n")
+    assert set(load(path).users) == {"7", "alice"}
+    path.write_text(f"basic_auth_users:\n  <<: {{7: {HASH}}}\n  alice: {HASH}\n")
+    assert set(load(path).users) == {"7", "alice"}
+
+
+@pytest.mark.parametrize("word", ["true", "false", "no", "On"])
+def test_booleans_are_those_of_yaml(web_config: Write, tmp_path: Path, word: str) -> None:
+    path = tmp_path / "web.yml"
+    path.write_text(f"http_server_config: {{http2: {word}}}\n")
+    load(path)
+
+
+def test_every_cipher_suite_that_go_calls_secure_can_be_listed(authority: Authority, web_config: Write) -> None:
+    suites = [f"TLS_ECDHE_{key}_WITH_AES_{mode}" for key in ("ECDSA", "RSA") for mode in ("128_CBC_SHA", "256_CBC_SHA")]
+    suites += ["TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305_SHA256", "TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384"]
+    suites += ["TLS_CHACHA20_POLY1305_SHA256"]
+    config = load(web_config(tls_server_config={**SERVER, "cipher_suites": suites}))
+    assert config.context is not None
+    offered = {cipher["name"] for cipher in config.context.get_ciphers()}
+    assert {"ECDHE-RSA-AES128-SHA", "ECDHE-RSA-CHACHA20-POLY1305", "TLS_AES_128_GCM_SHA256"} <= offered
+    assert "ECDHE-RSA-AES128-GCM-SHA256" not in offered
+
+
+def test_cipher_suites_of_tls_1_3_alone_are_tls_1_3_alone(authority: Authority, web_config: Write) -> None:
+    config = load(web_config(tls_server_config={**SERVER, "cipher_suites": ["TLS_AES_128_GCM_SHA256"]}))
+    assert config.context is not None
+    assert config.context.minimum_version == ssl.TLSVersion.TLSv1_3
+
+
+@pytest.mark.parametrize("prefers", [True, False])
+def test_the_order_of_the_cipher_suites_may_be_the_servers_or_the_clients(
+    authority: Authority, web_config: Write, prefers: bool
+) -> None:
+    config = load(web_config(tls_server_config={**SERVER, "prefer_server_cipher_suites": prefers}))
+    assert config.context is not None
+    assert bool(config.context.options & ssl.OP_CIPHER_SERVER_PREFERENCE) is prefers
 
 
 def test_a_certificate_needs_its_key(web_config: Write) -> None:

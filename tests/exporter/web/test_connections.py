@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import resource
-import socket
-from contextlib import ExitStack
 from functools import partial
 
 import pytest
-import uvloop
 
-from rankscope_exporter.daemon import listeners
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.connections import Connections, Page, Told, Turns, whose
 
@@ -19,10 +15,11 @@ from rankscope_exporter.web.connections import Connections, Page, Told, Turns, w
 class Client:
     """A connection that remembers why it was cut off."""
 
-    def __init__(self, address: str, since: float = 0.0) -> None:
+    def __init__(self, address: str, since: float = 0.0, *, is_pending: bool = False) -> None:
         self.address = address
         self.since = since
         self.is_lost = False
+        self.is_pending = is_pending
         self.reasons: list[str] = []
 
     def cut_off(self, reason: str) -> None:
@@ -105,32 +102,101 @@ def test_connections_leave_most_descriptors_to_the_exporter(
 ) -> None:
     monkeypatch.setattr(resource, "getrlimit", lambda _: (descriptors, descriptors))
     assert limits.connections() == connections
-    assert limits.connections() + limits.accepted_at_once() <= max(4, descriptors // 3)
+    assert limits.connections() + limits.queues() <= max(4, descriptors // 3)
 
 
-async def done_by_turn(asked: list[tuple[str, int]]) -> list[list[int]]:
-    """What is done in each turn of the event loop of what these addresses ask for."""
-    turns, done = Turns(), list[list[int]]([[]])
-    for address, number in asked:
-        turns.take(address, partial(lambda number: done[-1].append(number), number))
+def test_a_connection_that_waits_for_the_server_is_closed_only_if_all_of_its_address_do() -> None:
+    connections = Connections(limit=3)
+    scrape, *crowd = clients = [Client("x", 0.0, is_pending=True), *(Client("x", since) for since in (1.0, 2.0, 3.0))]
+    for client in clients:
+        connections.add(client)
+    assert cut_off(crowd) == [0]
+    assert not scrape.reasons
+    for since in (4.0, 5.0):
+        connections.add(Client("x", since, is_pending=True))
+    assert cut_off(crowd) == [0, 1, 2]
+    assert not scrape.reasons
+    connections.add(Client("x", 6.0))
+    assert scrape.reasons
+
+
+async def done_by_turn(asked: list[tuple[Client, int]], seconds: float = limits.TURN_SECONDS) -> list[list[int]]:
+    """What is done in each turn of the event loop of what these clients ask for, if each thing takes so long."""
+    now, done = [0.0], list[list[int]]([[]])
+    turns = Turns(lambda: now[0])
+
+    def act(number: int) -> None:
+        now[0] += seconds
+        done[-1].append(number)
+
+    for client, number in asked:
+        turns.take(client, partial(act, number))
     while sum(map(len, done)) < len(asked):
         done.append([])
         await asyncio.sleep(0)
     return done
 
 
-def test_one_thing_of_each_address_is_done_in_a_turn_and_in_the_order_of_asking() -> None:
-    crowd = [("attacker", number) for number in range(3)]
-    asked = [*crowd, ("prometheus", 10), ("attacker", 3), ("prometheus", 11)]
+@pytest.fixture
+def asked() -> list[tuple[Client, int]]:
+    """What four connections of one address and one of another ask for, in this order."""
+    crowd = [(Client("attacker"), number) for number in range(4)]
+    prometheus = Client("prometheus")
+    return [*crowd[:3], (prometheus, 10), crowd[3], (prometheus, 11)]
+
+
+def test_one_thing_of_each_address_is_done_in_a_turn_and_in_the_order_of_asking(
+    asked: list[tuple[Client, int]],
+) -> None:
     assert asyncio.run(done_by_turn(asked)) == [[0, 10], [1, 11], [2], [3]]
+
+
+def test_what_takes_little_time_is_done_in_one_turn_in_rounds_of_the_addresses(asked: list[tuple[Client, int]]) -> None:
+    assert asyncio.run(done_by_turn(asked, seconds=0.0)) == [[0, 10], [1, 11, 2, 3]]
+
+
+def test_connections_of_one_address_that_ask_for_several_things_take_turns() -> None:
+    one, other = Client("x"), Client("x")
+    asked = [(one, 0), (one, 1), (one, 2), (one, 3), (other, 10), (other, 11)]
+    assert asyncio.run(done_by_turn(asked)) == [[0], [1], [10], [2], [11], [3]]
+
+
+def test_what_a_connection_has_queued_is_dropped_when_it_closes() -> None:
+    async def closed() -> tuple[list[str], bool, bool]:
+        turns, done = Turns(), list[str]()
+        leaves, stays = Client("x"), Client("x")
+        for client, name in ((leaves, "first"), (leaves, "left"), (stays, "stays"), (leaves, "left too")):
+            turns.take(client, partial(done.append, name))
+        turns.forget(leaves)
+        turns.forget(Client("y"))
+        has = turns.has(leaves), turns.has(stays)
+        await asyncio.sleep(0)
+        return done, *has
+
+    assert asyncio.run(closed()) == (["first", "stays"], False, True)
+
+
+def test_an_action_may_close_the_connection_whose_turn_is_next() -> None:
+    async def closing() -> list[str]:
+        turns, done = Turns(), list[str]()
+        one, other, third = Client("x"), Client("y"), Client("z")
+        for client in (one, other, third):
+            turns.take(client, partial(done.append, client.address))
+        turns.take(one, lambda: turns.forget(other))
+        turns.take(other, partial(done.append, "never"))
+        turns.take(third, partial(done.append, "last"))
+        await asyncio.sleep(0)
+        return done
+
+    assert asyncio.run(closing()) == ["x", "y", "z", "last"]
 
 
 def test_an_address_that_asks_again_in_a_later_turn_need_not_wait() -> None:
     async def later() -> tuple[bool, bool, bool]:
-        turns = Turns()
-        first = turns.take("x", lambda: None)
+        turns, client = Turns(), Client("x")
+        first = turns.take(client, lambda: None)
         await asyncio.sleep(0)
-        second, third = (turns.take("x", lambda: None) for _ in range(2))
+        second, third = (turns.take(client, lambda: None) for _ in range(2))
         return first, second, third
 
     assert asyncio.run(later()) == (True, True, False)
@@ -139,37 +205,16 @@ def test_an_address_that_asks_again_in_a_later_turn_need_not_wait() -> None:
 def test_a_mistake_in_one_turn_keeps_nobody_else_waiting() -> None:
     async def mistaken() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda *_: None)
-        turns = Turns()
-        for address in ("x", "y", "z"):
-            turns.take(address, lambda: None)
-        turns.take("x", lambda: 1 / 0)
-        await asyncio.wait_for(asyncio.gather(*(turns.wait(address) for address in ("x", "y", "z"))), 10)
+        turns, came = Turns(), [asyncio.Event() for _ in range(3)]
+        clients = [Client(address) for address in ("x", "y", "z")]
+        for client in clients:
+            turns.take(client, lambda: None)
+        turns.take(clients[0], lambda: 1 / 0)
+        for client, event in zip(clients, came, strict=True):
+            turns.take(client, event.set)
+        await asyncio.wait_for(asyncio.gather(*(event.wait() for event in came)), 10)
 
     asyncio.run(mistaken())
-
-
-def test_hundreds_of_connections_that_wait_are_accepted_in_a_few_turns() -> None:
-    async def turns_of(number: int) -> int:
-        loop, made, turns = asyncio.get_running_loop(), list[object](), 0
-
-        class Silent(asyncio.Protocol):
-            def connection_made(self, transport: asyncio.BaseTransport) -> None:
-                made.append(transport)
-
-        with ExitStack() as opened, socket.create_server(("127.0.0.1", 0)) as listener:
-            # A server each, as uvicorn's, which closes the socket with it.
-            servers = [await loop.create_server(Silent, sock=one, backlog=number) for one in listeners(listener)]
-            for _ in range(number):
-                opened.enter_context(socket.create_connection(listener.getsockname()))
-            while len(made) < number:
-                turns += 1
-                await asyncio.sleep(0)
-            for server in servers:
-                server.close()
-            await asyncio.gather(*(server.wait_closed() for server in servers))
-        return turns
-
-    assert uvloop.run(turns_of(10 * limits.ACCEPTED_AT_ONCE)) < 2 * limits.ACCEPTED_AT_ONCE
 
 
 def test_clients_that_are_cut_off_cost_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:

@@ -35,6 +35,21 @@ def test_torchruns_id_names_the_run_unless_it_is_none(monkeypatch: pytest.Monkey
     assert identity.run_name() not in ("none", "")
 
 
+@pytest.mark.parametrize("blank", ["", " ", "\t\n", "\xa0"])
+def test_a_blank_name_is_no_name_wherever_it_comes_from(monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
+    for variable in ("RANKSCOPE_RUN", "SLURM_JOB_ID", "SLURM_JOB_NAME", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(variable, blank)
+    assert identity.run_name().strip(" ?")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", " none ")
+    assert identity.run_name() != "none"
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", " abc ")
+    assert identity.run_name() == "abc"
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    assert identity.run_name() == "slurm-77"
+    monkeypatch.setenv("RANKSCOPE_RUN", " my run ")
+    assert identity.run_name() == "my run"
+
+
 @pytest.mark.parametrize(
     ("ranks", "text"),
     [([0], "0"), ([0, 1], "0-1"), ([0, 1, 2, 3], "0-3"), ([0, 4, 8], "0-8:4"), ([0, 4], "0,4"), ([1, 2, 5], "1,2,5")],

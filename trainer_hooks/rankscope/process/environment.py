@@ -29,9 +29,9 @@ def number(*variables: str, default: str) -> str:
 
 
 def text(variable: str, limit: int) -> str:
-    """At most `limit` characters, all printable; empty if it is not set."""
-    value = os.environ.get(variable, "")
-    fit = printable(value, limit)
+    """At most `limit` characters, all printable; empty if it is not set or blank."""
+    value = os.environ.get(variable, "").strip()
+    fit = printable(value, limit).strip()
     if fit != value:
         _warn(variable, f"is cut to {limit} characters that can be printed: {printable(value, SHOWN)!r}")
     return fit

@@ -16,6 +16,7 @@ SKIP_REASONS = (
     "symlink",
     "unreadable",
     "duplicate",
+    "unnamed",
     "impossible_rank",
     "future_start",
     "too_many_files",
@@ -29,7 +30,8 @@ SKIPPED = SCAN.gauge(
     "Files in the run directories that are not shown as a rank now. No readable record: `truncated`, `foreign`, "
     "`version`, `symlink`, `unreadable` (also a run directory that is one of the last two). Readable, but another "
     "living record of the same run, rank and owner is shown: `duplicate`. Readable, but it cannot be true: "
-    "`impossible_rank` (a number that is not below the world size), `future_start` (in more than a minute). "
+    "`unnamed` (its run has no name), `impossible_rank` (a number that is not below the world size), "
+    "`future_start` (in more than a minute). "
     "Limits: `too_many_files` (more than 1,024 in all or 256 of one owner; names of a directory that the scan did "
     "not get to count as 1), `too_many_ranks` (more than 256, or 128 of one owner; one that may take more than "
     "32 KiB on the page counts as several).",

@@ -1,0 +1,93 @@
+"""Listening sockets: the kernel keeps the new connections of each address in a queue of their own.
+
+A client that opens connections faster than they are accepted fills its own queue, and another address connects at once.
+uvloop accepts one connection of each socket in a turn of the event loop: as many of one address as are handled in it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from ctypes import addressof, create_string_buffer
+
+from rankscope_exporter.web import limits
+
+logger = logging.getLogger(__name__)
+
+ATTACH_PROGRAM = 51  # SO_ATTACH_REUSEPORT_CBPF of asm-generic/socket.h, for which Python has no name
+LOAD_BYTE, LOAD, LOAD_X, STORE = 0x30, 0x20, 0x61, 0x02  # classic BPF, linux/bpf_common.h
+XOR_X, MULTIPLY, SHIFT_RIGHT, MODULO = 0xAC, 0x24, 0x74, 0x94
+JUMP_IF_EQUAL, JUMP, RETURN = 0x15, 0x05, 0x16
+NETWORK = 0xFFF00000  # SKF_NET_OFF: offsets from here are into the IP header
+
+
+@contextmanager
+def listening(host: str, port: int) -> Iterator[list[socket.socket]]:
+    """Sockets that listen on the port, without a host on every address of both families. Raises OSError.
+
+    The first one is bound alone, so that a port that another process listens on is an error.
+    """
+    with ExitStack() as opened:
+        first = opened.enter_context(_socket(host))
+        first.bind((host, port))
+        sockets = [first, *(opened.enter_context(_socket(host)) for _ in range(limits.queues() - 1))]
+        for one in sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        _queue_by_address(first, len(sockets))
+        first.listen(limits.WAITING)
+        for one in sockets[1:]:
+            one.bind(first.getsockname())
+            one.listen(limits.WAITING)
+        yield sockets
+
+
+def _socket(host: str) -> socket.socket:
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    if host:
+        family = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][0]
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if family == socket.AF_INET6:
+        made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, bool(host))
+    # asyncio does this only for sockets that were made with IPPROTO_TCP; accepted ones inherit it. Without it a body
+    # that follows its headers waits for their delayed acknowledgement: 40 ms a scrape on a connection that is kept.
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SEND_BUFFER)  # accepted ones inherit this, too
+    return made
+
+
+def _queue_by_address(first: socket.socket, queues: int) -> None:
+    """Have the kernel choose a connection's socket by its client's address; else it does by address and port."""
+    code = create_string_buffer(_program(queues))
+    program = struct.pack("HxxxxxxP", len(code.raw) // 8, addressof(code))
+    try:
+        first.setsockopt(socket.SOL_SOCKET, ATTACH_PROGRAM, program)
+    except OSError as error:
+        logger.warning("new connections are not queued by address: %s", error.strerror)
+
+
+def _program(queues: int) -> bytes:
+    """Classic BPF that hashes what `connections.whose` calls one address: IPv4, IPv6's /64, and all of 127.0.0.0/8."""
+    instructions = (
+        (LOAD_BYTE, 0, 0, NETWORK),
+        (SHIFT_RIGHT, 0, 0, 4),  # the IP version
+        (JUMP_IF_EQUAL, 4, 0, 6),
+        (LOAD_BYTE, 0, 0, NETWORK + 12),
+        (JUMP_IF_EQUAL, 7, 0, 127),
+        (LOAD, 0, 0, NETWORK + 12),
+        (JUMP, 0, 0, 5),
+        (LOAD, 0, 0, NETWORK + 8),
+        (STORE, 0, 0, 0),
+        (LOAD_X, 0, 0, 0),
+        (LOAD, 0, 0, NETWORK + 12),
+        (XOR_X, 0, 0, 0),
+        (MULTIPLY, 0, 0, secrets.randbits(32) | 1),  # random: no client can choose an address with another's queue
+        (SHIFT_RIGHT, 0, 0, 24),
+        (MODULO, 0, 0, queues),
+        (RETURN, 0, 0, 0),
+    )
+    return b"".join(struct.pack("HBBI", *instruction) for instruction in instructions)

@@ -1,0 +1,116 @@
+"""The receiver for Slack that the configuration has as a comment: what a real Alertmanager posts to Slack's API."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from deploy.prometheus import fast
+from testing import servers
+from tests.rules.alertmanager import NOWHERE, wait_until
+
+CONFIG = Path(__file__).resolve().parents[2] / "deploy/alertmanager/alertmanager.yml"
+NAMES = {
+    "<!channel>": "&lt;!channel&gt;",
+    "<!here|all> <@U1>": "&lt;!here|all&gt; &lt;@U1&gt;",
+    "<http://evil.invalid|the runbook>": "&lt;http://evil.invalid|the runbook&gt;",
+    "a&b": "a&amp;b",
+    "&lt;!channel&gt;": "&amp;lt;!channel&amp;gt;",
+    "a\nb\r\n\tc": "a b c",
+    "*bold* _low_ ~gone~ `code` ```": "*bold* _low_ ~gone~ `code` ```",
+    '"quoted" {{ .Labels }} \\s $1': '"quoted" {{ .Labels }} \\s $1',
+    "ünï-7": "ünï-7",
+}
+
+
+def slack_configs() -> Any:
+    """The commented lines of the shipped file."""
+    found = re.search(r"^    # slack_configs:\n(?:    #   .*\n)+", CONFIG.read_text(), re.M)
+    assert found
+    return yaml.safe_load(re.sub(r"^    # ", "", found[0], flags=re.M))["slack_configs"]
+
+
+@contextmanager
+def slack() -> Iterator[tuple[str, list[dict[str, Any]]]]:
+    """Plays Slack's API; the value is its URL, and the messages that it gets."""
+    messages: list[dict[str, Any]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            messages.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"ok")
+
+        def log_message(self, *_: object) -> None:
+            """The messages are looked at."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/services/x", messages
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@pytest.fixture
+def posted(tmp_path: Path) -> Iterator[Any]:
+    """Fires an alert about each of these runs; the value is what Slack gets of each."""
+    with slack() as (url, messages):
+        config = yaml.safe_load(fast.alertmanager_config(NOWHERE))
+        config["receivers"] = [{"name": "operators", "slack_configs": slack_configs()}]
+        config["receivers"][0]["slack_configs"][0]["api_url"] = url
+        server = servers.alertmanager(tmp_path, yaml.safe_dump(config))
+        server.start()
+
+        def post(names: list[str]) -> list[dict[str, Any]]:
+            body = json.dumps([alert(name) for name in names]).encode()
+            headers = {"Content-Type": "application/json"}
+            urllib.request.urlopen(urllib.request.Request(f"{server.url}/api/v2/alerts", body, headers)).close()
+            wait_until(lambda: len(messages) == len(names))
+            return [message["attachments"][0] for message in messages]
+
+        try:
+            yield post
+        finally:
+            server.stop()
+
+
+def alert(run: str) -> dict[str, Any]:
+    return {
+        "labels": {"alertname": "RankscopeRankStuck", "severity": "critical", "run": run, "owner": "1000"},
+        "annotations": {
+            "summary": f"Run {run} stands still",
+            "description": f"Rank 0 of {run} is stuck.",
+            "runbook_url": "https://example.invalid/runbooks/RankscopeRankStuck.md",
+        },
+    }
+
+
+def test_a_runs_name_is_text_in_slack_whatever_markup_it_has(posted: Any) -> None:
+    attachments = posted(list(NAMES))
+    titles = {f"Run {text} stands still" for text in NAMES.values()}
+    assert {one["title"] for one in attachments} == {one["fallback"] for one in attachments} == titles
+    assert {one["text"].partition(" https:")[0] for one in attachments} == {
+        f"Rank 0 of {text} is stuck." for text in NAMES.values()
+    }
+
+
+def test_only_the_runbook_is_a_link_and_nothing_of_the_text_is_formatted(posted: Any) -> None:
+    (attachment,) = posted(["<!channel> *x*"])
+    assert "<" not in json.dumps(attachment)
+    assert attachment["text"].strip().endswith("RankscopeRankStuck.md")
+    assert "text" not in attachment["mrkdwn_in"]
+    assert "fields" not in attachment
