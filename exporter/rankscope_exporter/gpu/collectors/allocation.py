@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -11,6 +10,7 @@ from rankscope_exporter.gpu.allocation.holder import LABELS, Holder, labels
 from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
 from rankscope_exporter.gpu.allocation.occupants import Occupants
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, holders_of, look_up
+from rankscope_exporter.gpu.busy_meter import BusyMeter
 from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 
@@ -22,32 +22,6 @@ class Allocation:
     holders: Sequence[Holder]
     state: str
     seconds: Mapping[str, float]
-
-
-class LastKernel:
-    """For how long one GPU has run no kernel, by the driver's ring of samples or else by its utilisation now."""
-
-    def __init__(self) -> None:
-        self._seen: float | None = None
-        self._cursor_us = 0  # the first time all that the ring holds: some 20 s from before the exporter began
-
-    def __call__(self, device: Device, tick: Tick) -> float | None:
-        """Seconds; infinite if none was ever seen, None if the device does not tell."""
-        if device.samples_utilization():
-            samples = device.utilization_samples(self._cursor_us) or ()
-            busy = max((sample.timestamp_us / 1e6 for sample in samples if sample.percent > 0), default=None)
-            # None newer: then all of them the next time, for the clock may have been set back.
-            self._cursor_us = max((sample.timestamp_us for sample in samples), default=0)
-        else:
-            utilization = device.utilization()
-            if utilization is None:
-                return None
-            busy = tick.unix if utilization > 0 else None
-        self._seen = self._seen if busy is None else busy
-        if self._seen is None:
-            return math.inf
-        self._seen = min(self._seen, tick.unix)  # else a clock that is set back would show a kernel for as long
-        return tick.unix - self._seen
 
 
 class AllocationMeter:
@@ -64,14 +38,14 @@ class AllocationMeter:
         self._occupants = occupants
         self._processes = processes
         self._users = users
-        self._last_kernel = LastKernel()
+        self._busy = BusyMeter()
         # Each from 0 on, because a counter that is born with its first second never increases by that second.
         self._seconds = dict.fromkeys(STATES, 0.0)
 
     def __call__(self, device: Device, tick: Tick) -> Allocation | None:
         """Who holds it and what it does. None if the device tells neither its processes nor its utilisation."""
-        pids, idle_for = device.pids(), self._last_kernel(device, tick)
-        if pids is None and idle_for is None:
+        pids, load = device.pids(), self._busy(device, tick)
+        if pids is None and load is None:
             return None
         claims = self._claims()
         claimed, ranks = claims.on(device.index, device.uuid), claims.ranks.get(device.uuid, ())
@@ -84,7 +58,7 @@ class AllocationMeter:
             processes=seen.count if seen.count is not None else len(ranks) or None,
             dead=seen.dead,
             memory=None if seen.count else _share_in_use(device),
-            idle_for=idle_for,
+            idle_for=load.idle_for if load else None,
             is_stuck=are_stuck([rank.snapshot for rank in ranks]),
         )
         state = classify(facts)
