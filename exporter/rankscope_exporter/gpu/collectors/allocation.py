@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rankscope_exporter.gpu.allocation.claims import Claims
@@ -11,8 +11,11 @@ from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck,
 from rankscope_exporter.gpu.allocation.occupants import Occupants
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, holders_of, look_up
 from rankscope_exporter.gpu.busy_meter import BusyMeter
-from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.nvml.mig import mig_instances
+
+INSTANCES_EVERY = 5.0  # seconds: some ten calls an instance
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class AllocationMeter:
         self._processes = processes
         self._users = users
         self._busy = BusyMeter()
+        self._instances = Cached(lambda device, _: _instance_uuids(device), INSTANCES_EVERY)
         # Each from 0 on, because a counter that is born with its first second never increases by that second.
         self._seconds = dict.fromkeys(STATES, 0.0)
 
@@ -47,13 +51,14 @@ class AllocationMeter:
         pids, load = device.pids(), self._busy(device, tick)
         if pids is None and load is None:
             return None
-        claims = self._claims()
-        claimed, ranks = claims.on(device.index, device.uuid), claims.ranks.get(device.uuid, ())
+        claims, instances = self._claims(), self._instances(device, tick)
+        claimed = claims.on(device.index, device.uuid, *instances)
+        ranks = claims.ranks_on(device.uuid, *instances)
         seen = look_up(pids, self._processes)
         if self._occupants:
-            self._occupants.see(device.uuid, seen)
+            self._occupants.see(device.uuid, seen, instances)
         facts = Facts(
-            allocated=bool(claimed) or (False if claims.is_complete else None),
+            allocated=bool(claimed) or (False if _are_all_known(claims, device) else None),
             # Where processes cannot be seen, living ranks are the processes that one knows of.
             processes=seen.count if seen.count is not None else len(ranks) or None,
             dead=seen.dead,
@@ -95,6 +100,17 @@ METRICS = (
         source="the same, integrated",
     ),
 )
+
+
+def _are_all_known(claims: Claims, device: Device) -> bool:
+    """Return whether nobody else can hold the GPU: as may be who holds one of several that report the same UUID."""
+    return claims.is_complete and (device.uuid == device.reported_uuid or device.reported_uuid not in claims.holders)
+
+
+def _instance_uuids(device: Device) -> Collection[str]:
+    """Return the UUIDs of the MIG instances: the driver's (`MIG-…`), and as ranks name theirs (`GPU-…`)."""
+    uuids = [instance.uuid for instance in mig_instances(device) or () if instance.uuid]
+    return [*uuids, *(f"GPU-{uuid.removeprefix('MIG-')}" for uuid in uuids)]
 
 
 def _share_in_use(device: Device) -> float | None:

@@ -81,7 +81,11 @@ class Device:
         self._rings_seen: set[Engine] = set()
         self._at_close: list[Callable[[], None]] = []
         self._handle = _required(pynvml.nvmlDeviceGetHandleByIndex, index)
-        self.uuid: str = _required(pynvml.nvmlDeviceGetUUID, self._handle)
+        self.is_open = True
+        self.reported_uuid: str = ask(pynvml.nvmlDeviceGetUUID, self._handle) or ""
+        """What the driver says: empty, zeros, or that of a second GPU on some virtual machines."""
+        self.uuid = self.reported_uuid
+        """What tells it from every other GPU of this machine; whoever knows those sets it."""
 
     @property
     def handle(self) -> Any:
@@ -94,6 +98,7 @@ class Device:
 
     def close(self) -> None:
         """Give back what was made for the device; the handle itself belongs to the connection."""
+        self.is_open = False
         while self._at_close:
             give_back = self._at_close.pop()
             with contextlib.suppress(DriverError):  # the connection for which it was made is gone, and takes it along
