@@ -39,6 +39,7 @@ class BusyMeter:
         self._ring = SampleRing()
         self._busy_seconds = 0.0
         self._unaccounted = 0.0  # seconds that have passed and that a sample may still cover
+        self._early = Covered(0.0, 0.0)  # samples that cover more time than had passed at the last reading
         self._read_at: float | None = None  # by the steady clock, as `_idle_since`
         self._idle_since = 0.0
         self._was_busy = False
@@ -64,10 +65,12 @@ class BusyMeter:
             self._unaccounted = self._ring.period
             return
         passed = self._unaccounted + now - self._read_at
-        covered = sum(sample.seconds for sample in gained)
-        scale = min(1.0, passed / covered) if covered else 0.0
-        self._busy_seconds += scale * sum(sample.share * sample.seconds for sample in gained)
-        self._unaccounted = min(passed - scale * covered, LATEST)
+        covered = self._early.seconds + sum(sample.seconds for sample in gained)
+        busy = self._early.share * self._early.seconds + sum(sample.share * sample.seconds for sample in gained)
+        charged, share = min(covered, passed), busy / covered if covered else 0.0
+        self._busy_seconds += charged * share
+        self._unaccounted = min(passed - charged, LATEST)
+        self._early = Covered(share, min(covered - charged, LATEST))
 
     def _load(self, tick: Tick, idle_for: float | None) -> Load:
         """Return the load; `idle_for` is None if the engine was not busy since the last reading."""

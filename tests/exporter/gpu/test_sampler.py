@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pynvml
 import pytest
@@ -49,9 +50,11 @@ def sampling(machine) -> Iterator[Callable[..., tuple]]:
     samplers: list[Sampler] = []
     gate = Gate()
 
-    def make(scenario: str, collectors=GPU_COLLECTORS, timing: Timing = PATIENT):
+    def make(scenario: str, collectors=GPU_COLLECTORS, timing: Timing = PATIENT, *, in_simulated_time: bool = False):
         m = machine(scenario, sleep=gate)
         m.gate = gate
+        if in_simulated_time:
+            timing = replace(timing, unix=m.clock, monotonic=m.clock)
         samplers.append(Sampler(m.driver, collectors, timing=timing))
         samplers[-1].start()
         eventually(lambda: samplers[-1].is_ready)
@@ -122,15 +125,16 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_reading_is_down_at_once(sampling)
 
 
 def test_counters_of_a_gpu_that_returns_continue_where_they_were(sampling):
-    m, sampler = sampling("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 10, lost: true}, {at: 15, lost: false}]}}")
+    scenario = "{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 10, lost: true}, {at: 15, lost: false}]}}"
+    m, sampler = sampling(scenario, in_simulated_time=True)
 
     def busy_seconds() -> float:
         reading = sampler.readings(load.COLLECTOR)[FIRST]
         return reading["gpu"].busy_seconds if reading else -1
 
-    for _ in range(9):
+    for second in range(1, 10):
         m.clock.advance(1)
-        eventually(lambda: sampler.readings(load.COLLECTOR)[FIRST]["gpu"].last_busy >= m.clock() - 0.2)
+        eventually(lambda second=second: busy_seconds() >= second - 1)
     before = busy_seconds()
     assert before > 7
     m.clock.advance(1)
@@ -404,7 +408,8 @@ def test_gpus_that_share_a_uuid_are_all_shown_and_none_with_anothers_numbers(
     sampling, monkeypatch, caplog, uuids, labels
 ):
     reporting(monkeypatch, *uuids)
-    m, sampler = sampling("{gpus: 3, timeline: {0: [{at: 0, busy: 1}, {at: 9, xid: 31}]}}")
+    scenario = "{gpus: 3, timeline: {0: [{at: 0, busy: 1}, {at: 99, xid: 31}]}}"
+    m, sampler = sampling(scenario, in_simulated_time=True)
     gpus = [Gpu(index, uuid) for index, uuid in enumerate(labels)]
 
     def everything_is_published() -> bool:
@@ -414,9 +419,9 @@ def test_gpus_that_share_a_uuid_are_all_shown_and_none_with_anothers_numbers(
     eventually(everything_is_published)
     assert all(uuids == set(labels) for uuids in uuids_published(sampler).values())
     eventually(lambda: sampler._watcher and len(sampler._watcher._registered) == 3)
-    m.clock.advance(10)
+    m.clock.now = m.simulated.start_unix + 100
     eventually(lambda: counts(sampler) == {gpus[0]: {31: 1}, gpus[1]: {}, gpus[2]: {}})
-    eventually(lambda: (found := sampler.readings(load.COLLECTOR))[gpus[0]]["gpu"].busy_seconds >= 9 and found)
+    eventually(lambda: sampler.readings(load.COLLECTOR)[gpus[0]]["gpu"].busy_seconds >= 9)
     busy = {gpu: reading["gpu"].busy_seconds > 0 for gpu, reading in sampler.readings(load.COLLECTOR).items()}
     assert busy == {gpus[0]: True, gpus[1]: False, gpus[2]: False}
     said = [record.message for record in caplog.records if "no UUID of its own" in record.message]

@@ -17,8 +17,8 @@ from rankscope_exporter.gpu.allocation.holder import VALUE_LIMIT, Holder
 from rankscope_exporter.gpu.allocation.slurm import job_of_cgroup
 
 # A container's cgroup ends in its id: <prefix>-<id>.scope where systemd makes it, <id> or <prefix>-<id> where the
-# runtime does, and <slice>:<prefix>:<id> where the two disagree. A monitor's is <prefix>-conmon-<id>. The table of them,
-# with its sources, is in tests/exporter/gpu/allocation/test_cgroups.py.
+# runtime does, and <slice>:<prefix>:<id> where the two disagree. A monitor's is <prefix>-conmon-<id>. All of these and
+# their sources are in the table of tests/exporter/gpu/allocation/test_cgroups.py.
 CONTAINER_CGROUP = re.compile(r"(?<=[/:-])(?<!conmon-)([0-9a-f]{64})(?:\.scope)?(?=/| \(deleted\)|$)")
 NAMES_REMEMBERED = 4096  # a user with a range of subordinate ids has 65,536 uids
 DEAD_STATES = ("Z", "X")  # of /proc/PID/status: a zombie has given its memory back, or the driver has lost track of it

@@ -88,13 +88,13 @@ def test_a_gpu_that_the_node_does_not_have_contradicts() -> None:
     assert not asking(count=0)
 
 
-def test_a_rank_on_a_mig_instance_is_on_the_gpu_that_has_it(are_others: Asking) -> None:
+def test_a_rank_on_a_mig_instance_is_on_the_gpu_that_has_it(is_elsewhere: Asking) -> None:
     gpu, other = "GPU-of-the-instance", Process(OTHER, "", 7, "python")
-    are_others.occupants.lacks = lambda uuid: uuid != gpu
-    are_others.occupants.see(gpu, Seen((), 0, 0), instances=[UUID])
-    assert not are_others.occupants.is_elsewhere(are_others.rank)
-    are_others.occupants.see(gpu, Seen([other], 0, 1), instances=[UUID])
-    assert are_others.occupants.is_elsewhere(are_others.rank)
+    is_elsewhere.occupants.lacks = lambda uuid: uuid != gpu
+    is_elsewhere.occupants.see(gpu, Seen((), 0, 0), instances=[UUID])
+    assert not is_elsewhere.occupants.is_elsewhere(is_elsewhere.rank)
+    is_elsewhere.occupants.see(gpu, Seen([other], 0, 1), instances=[UUID])
+    assert is_elsewhere.occupants.is_elsewhere(is_elsewhere.rank)
 
 
 def test_a_contradicted_rank_lays_no_claim(is_elsewhere: Asking) -> None:
