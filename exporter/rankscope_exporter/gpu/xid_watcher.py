@@ -43,9 +43,8 @@ class XidWatcher:
         self._driver = driver
         self._devices = devices
         self._report = report
-        # By index, which is a GPU's own within a connection.
-        self._asked: dict[int, Device] = {}
-        self._registered: set[int] = set()
+        self._asked: dict[str, Device] = {}
+        self._registered: set[str] = set()
         self._events: XidEvents | None = None
         self.worker = Worker("xid", WAIT, self._turn, "XID errors cannot be waited for", at_end=self._close)
 
@@ -87,14 +86,14 @@ class XidWatcher:
 
     def _register(self, events: XidEvents, device: Device) -> None:
         """Once for each GPU of this connection; again only for one that failed and was opened anew since."""
-        if device.index in self._registered or self._asked.get(device.index) is device:
+        if device.uuid in self._registered or self._asked.get(device.uuid) is device:
             return
-        self._asked[device.index] = device
+        self._asked[device.uuid] = device
         try:
             is_registered = events.register(device)
         except DriverError as error:
             logger.warning("GPU %s reports no XID errors: %s", device.uuid, error)
             return
         if is_registered:
-            self._registered.add(device.index)
+            self._registered.add(device.uuid)
             self._report(device.uuid, None)

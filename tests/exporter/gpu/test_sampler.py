@@ -418,7 +418,7 @@ def test_gpus_that_share_a_uuid_are_all_shown_and_none_with_anothers_numbers(
 
     eventually(everything_is_published)
     assert all(uuids == set(labels) for uuids in uuids_published(sampler).values())
-    eventually(lambda: sampler._watcher and len(sampler._watcher._registered) == 3)
+    eventually(lambda: sampler._watcher and len(sampler._watcher._registered) >= 3)
     m.clock.now = m.simulated.start_unix + 100
     eventually(lambda: counts(sampler) == {gpus[0]: {31: 1}, gpus[1]: {}, gpus[2]: {}})
     eventually(lambda: sampler.readings(load.COLLECTOR)[gpus[0]]["gpu"].busy_seconds >= 9)
