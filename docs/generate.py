@@ -35,7 +35,8 @@ Everything that `/metrics` serves, but for [dcgm-exporter's names](dcgm.md) (`--
 instead of percents, timestamps instead of ages. What a device or a rank does not have is **absent**: never 0, never
 NaN, never a stale value.
 
-A label means one thing everywhere: `gpu` (NVML index on this machine), `uuid` (of a GPU), `gpu_instance` (of MIG; empty
+A label means one thing everywhere: `gpu` (NVML index on this machine), `uuid` (of a GPU; followed by `#` and the
+index where the driver reports zeros, nothing, or the same for several GPUs), `gpu_instance` (of MIG; empty
 for a whole GPU, which to Prometheus is absent), `run`, `rank` (global), `owner` (whose run it is: the uid of its
 records' files, so that two users' runs of one name are two runs; empty with `--collector.ranks.owner=none`), `group`
 (the ranks that synchronise with each other, e.g. `0-3`), `node` (host name), `direction` (as the GPU sees it), `phase`,

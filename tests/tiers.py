@@ -34,6 +34,7 @@ BY_DIRECTORY = {
     "tests/rules": "promtool",
     "tests/test_wheel.py": "slow",
     "tests/validation/gauntlet/test_live.py": "slow",
+    "tests/validation/gauntlet/test_runbooks.py": "promtool",
 }
 BY_MODULE = {
     "http": "e2e",

@@ -162,7 +162,7 @@ def down_in(fault: Fault, scrape: Seen) -> list[int]:
 def lost(gpus: Sequence[int], seen: Sequence[Seen], timelines: Sequence[Timeline], start_unix: float) -> float | None:
     """The most busy seconds that one of these GPUs did and its counter did not, from the first scrape to the last.
 
-    Negative is what the counter made up.
+    Negative is what the counter made up. Exact to one sampling period: the exporter notes when a sample came.
     """
     missing = []
     for gpu in gpus:

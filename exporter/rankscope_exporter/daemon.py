@@ -63,7 +63,7 @@ def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     web_config = _web_config(settings)
     users, occupants = UserNames(name_of_user), Occupants(ProcessTable(settings.procfs))
-    beliefs = Beliefs(users.name, occupants.are_others, settings.has_owner, settings.users)
+    beliefs = Beliefs(users.name, occupants.is_elsewhere, settings.has_owner, settings.users)
     run_directory = RunDirectory(settings.run_dirs, beliefs=beliefs)  # its end is that of the process
     with (
         _listening(settings) as listeners,
@@ -75,6 +75,7 @@ def run(settings: Config) -> None:
         averages = Averages(enabled) if settings.dcgm else None
         gpus = averages.collectors if averages else enabled
         sampler = Sampler(Driver(), gpus, watches_xids=XidCollector.name in settings.collectors)
+        occupants.lacks = sampler.lacks
         collectors = registry.collectors(settings.collectors, gpus, sampler, ranks.collectors)
         scrape = Scrape([*collectors, DcgmCollector(averages, sampler)] if averages else collectors)
         app = create_app(scrape, sampler, has_lifecycle=settings.enable_lifecycle)

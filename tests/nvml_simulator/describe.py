@@ -27,7 +27,7 @@ def describe(device: Device) -> dict[str, Any]:
         "reasons": None if reasons is None else sorted(reasons),
         "pids": None if pids is None else sorted(pids),
         "energy": device.energy(),
-        "samples": {str(s.timestamp_us): s.percent for s in device.utilization_samples(0) or ()},
+        "samples": {str(s.timestamp_us): s.percent for s in device.utilization_samples() or ()},
     }
 
 

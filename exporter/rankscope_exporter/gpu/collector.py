@@ -38,6 +38,13 @@ class Tick:
     """Seconds since 1970."""
     elapsed: float
     """Seconds since the reading before, over which a rate may be integrated; 0 after a gap: nobody saw what was."""
+    monotonic: float | None = None
+    """Seconds of a clock that is never set; None if `unix` is one, as simulated time is."""
+
+    @property
+    def steady(self) -> float:
+        """Seconds of the clock by which to measure how much time has passed."""
+        return self.unix if self.monotonic is None else self.monotonic
 
 
 Reader = Callable[[Device, Tick], R | None]

@@ -95,7 +95,7 @@ class DeviceSampler:
             self.device = device  # last: whoever sees the device, as the XID watcher does, finds its state
         assert self._state is not None
         self.device.check()
-        tick = Tick(self._timing.unix(), self._elapsed(self._state))
+        tick = Tick(self._timing.unix(), self._elapsed(self._state), self._began)
         values: dict[GpuCollector[Any], object] = {}
         texts: dict[GpuCollector[Any], Texts] = {}
         for collector, reader in self._state.readers.items():

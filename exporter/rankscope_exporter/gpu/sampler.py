@@ -129,6 +129,10 @@ class Sampler:
         """XID events of every GPU, lost ones included."""
         return self._gpus.xids()
 
+    def lacks(self, uuid: str) -> bool:
+        """Return whether every GPU has been asked and none has this UUID."""
+        return self.is_ready and not self._gpus.has(uuid)
+
     def supervise(self) -> None:
         """One look at the driver: connect it, and keep a thread for each of its GPUs."""
         if not self._connection.is_open and not self._connect():

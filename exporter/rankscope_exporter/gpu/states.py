@@ -5,6 +5,7 @@ The threads that read write here, and scrapes take from here. A reading that is 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.xid_watcher import Xids
 
 R = TypeVar("R")
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -55,17 +58,44 @@ class GpuStates:
         self._oldest = oldest
         self._states: dict[str, GpuState] = {}
         self._by_index: tuple[GpuState, ...] = ()
+        self._open: list[Device] = []
+        self._ambiguous: set[str] = set()  # UUIDs that several GPUs report, or that are none
         self._lock = threading.Lock()
 
     def of(self, device: Device) -> GpuState:
-        """The state of the GPU with this UUID, at whatever index it is now."""
-        gpu = Gpu(device.index, device.uuid)
+        """Return the state of the GPU with this UUID, at whatever index it is now; sets the device's `uuid`."""
         with self._lock:
+            self._open = [*(one for one in self._open if one.is_open and one is not device), device]
+            self._tell_apart(device.reported_uuid)
+            gpu = Gpu(device.index, device.uuid)
             state = self._states.setdefault(device.uuid, GpuState(gpu, self._collectors))
             if state.gpu != gpu:
                 state.at(gpu)
             self._by_index = tuple(sorted(self._states.values(), key=lambda state: state.gpu.index))
             return state
+
+    def _tell_apart(self, uuid: str) -> None:
+        """Add the index to a UUID that does not identify a GPU: whoever joins by it must not mix several GPUs."""
+        alike = [device for device in self._open if device.reported_uuid == uuid]
+        if len({device.index for device in alike}) > 1 or not uuid.removeprefix("GPU-").strip("0-"):
+            self._ambiguous.add(uuid)
+        for device in alike if uuid in self._ambiguous else ():
+            self._label(device, f"{uuid or 'GPU'}#{device.index}")
+
+    def _label(self, device: Device, uuid: str) -> None:
+        if device.uuid == uuid:
+            return
+        if uuid not in self._states:
+            logger.warning("GPU %d has no UUID of its own (%r); its label is uuid=%s", device.index, device.uuid, uuid)
+        state = self._states.get(device.uuid)
+        if state and state.gpu.index == device.index:
+            self._states[uuid] = self._states.pop(device.uuid)
+            state.at(Gpu(device.index, uuid))
+        device.uuid = uuid
+
+    def has(self, uuid: str) -> bool:
+        """Return whether a GPU with this UUID was ever seen."""
+        return uuid in self._states
 
     @property
     def seen(self) -> int:

@@ -26,7 +26,7 @@ class Rank:
     weight: int = 1
     """As how many ordinary ranks it counts on a page."""
     is_elsewhere: bool = False
-    """Whether the processes on the GPU that it names are others'."""
+    """Whether the node lacks the GPU that it names, or the processes on it are others'."""
 
     @property
     def key(self) -> Key:

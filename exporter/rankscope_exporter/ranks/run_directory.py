@@ -187,5 +187,5 @@ def _elsewhere(ranks: Iterable[Rank]) -> Iterable[Rank]:
 
 
 def _contradiction(rank: Rank) -> UnreadableRecordError:
-    detail = f"only processes of other users are on {rank.snapshot.info['uuid']}"
+    detail = f"this node has no GPU {rank.snapshot.info['uuid']}, or only processes of other users are on it"
     return UnreadableRecordError("elsewhere", rank.snapshot.path, detail)

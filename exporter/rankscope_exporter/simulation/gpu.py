@@ -52,6 +52,7 @@ class SimulatedGpu:
         self.start_unix = start_unix
         self._ranks = ranks
         self._holders = holders
+        self._samples: dict[float, int] = {}  # percents by the end of their period
 
     def state(self, t: float) -> State:
         """What the scenario says of this moment."""
@@ -68,7 +69,7 @@ class SimulatedGpu:
         last = int(known / SAMPLE_PERIOD + 1e-6)
         first = max(1, last - RING_DEPTH + 1, int(since / SAMPLE_PERIOD))
         ends = [number * SAMPLE_PERIOD for number in range(first, last + 1)]
-        return [(end, self._percent(end - SAMPLE_PERIOD, end)) for end in ends if end > since]
+        return [(end, self._sample(end)) for end in ends if end > since]
 
     def utilization(self, t: float) -> int:
         """Percent of the last sample period."""
@@ -139,6 +140,14 @@ class SimulatedGpu:
         if state.memory_used is not None:
             used += state.memory_used - sum(process.memory for process in state.processes)
         return min(used, self.model.memory - self.memory_reserved)
+
+    def _sample(self, end: float) -> int:
+        """Return the percent of the period that ended then; what it was does not change, and is computed once."""
+        if end not in self._samples:
+            while len(self._samples) >= RING_DEPTH:
+                self._samples.pop(next(iter(self._samples)), None)
+            self._samples[end] = self._percent(end - SAMPLE_PERIOD, end)
+        return self._samples[end]
 
     def _percent(self, start: float, end: float) -> int:
         spent = (self.seconds(end) - self.seconds(start)).utilized

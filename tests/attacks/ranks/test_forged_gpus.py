@@ -65,6 +65,24 @@ def test_a_record_puts_no_run_on_a_gpu_where_only_others_work(run_dir: Path, fre
         assert "rankscope_exporter_rank_gpus_contradicted 1.0" in metrics(url)
 
 
+def test_a_record_puts_no_run_on_a_gpu_of_another_node(run_dir: Path, free_port: int) -> None:
+    need_root()
+    there = simulated_uuid(0, machine=1)
+    with living(run_dir, MALLORY, "forged", run="forged", uuid=there), node(run_dir, free_port) as url:
+        eventually(lambda: gpu_of(url, "forged") == "")
+        assert not any(there in line for line in metrics(url))
+        assert "rankscope_exporter_rank_gpus_contradicted 1.0" in metrics(url)
+
+
+def test_nor_does_one_on_a_node_without_gpus(run_dir: Path, free_port: int) -> None:
+    need_root()
+    with (
+        living(run_dir, MALLORY, "forged", run="forged", uuid=UUID),
+        exporter(free_port, f"--run-dir={run_dir}") as url,
+    ):
+        eventually(lambda: gpu_of(url, "forged") == "")
+
+
 def test_an_ended_record_does_neither(run_dir: Path, free_port: int) -> None:
     need_root()
     with working(VICTIM) as pid, node(run_dir, free_port, pid) as url:

@@ -107,6 +107,6 @@ def test_a_blocking_gpu_a_lost_one_and_a_driver_that_is_gone_cost_the_rest_nothi
         assert row["series_while_down"] == 0
         assert row["others_down"] == 0
         assert row["decreases"] == 0
-        assert abs(row["others_lost_busy_seconds"] or 0) < 0.05, "a hundredth of a sample period's rounding each"
-        assert row["lost_busy_seconds"] > -0.05, "nothing is made up"
+        assert abs(row["others_lost_busy_seconds"] or 0) < 0.2, "a sampling period and the rounding of percents"
+        assert row["lost_busy_seconds"] > -0.2, "nothing is made up"
     assert blocking_device.tables(figures)

@@ -36,9 +36,11 @@ def sampling(machine) -> Iterator[Callable[..., tuple]]:
     samplers: list[Sampler] = []
     unblock = threading.Event()
 
-    def make(scenario: str, timing: Timing = TIMING):
+    def make(scenario: str, timing: Timing = TIMING, *, in_simulated_time: bool = False):
         m = machine(scenario, sleep=lambda seconds: unblock.wait(60) if seconds > 1 else time.sleep(seconds))
         m.unblock = unblock
+        if in_simulated_time:
+            timing = replace(timing, unix=m.clock, monotonic=m.clock)
         samplers.append(Sampler(m.driver, GPU_COLLECTORS, timing=timing))
         samplers[-1].start()
         eventually(lambda: samplers[-1].is_ready)
@@ -90,15 +92,15 @@ def test_what_the_driver_said_of_xids_stays_while_the_gpus_are_released(sampling
 
 
 def test_everything_comes_back_and_busy_time_goes_on_without_what_nobody_saw(sampling):
-    m, sampler = sampling("{gpus: 2, timeline: {0: [{at: 0, busy: 1}]}}")
+    m, sampler = sampling("{gpus: 2, timeline: {0: [{at: 0, busy: 1}]}}", in_simulated_time=True)
 
-    def last_busy() -> float:
+    def busy_seconds() -> float:
         reading = sampler.readings(load.COLLECTOR).get(FIRST)
-        return reading["gpu"].last_busy if reading else 0
+        return reading["gpu"].busy_seconds if reading else 0
 
-    for _ in range(5):
+    for second in range(1, 6):
         m.clock.advance(1)
-        eventually(lambda: last_busy() >= m.clock() - 0.2)
+        eventually(lambda second=second: busy_seconds() >= second - 1)
     names, before = published(sampler), sampler.readings(load.COLLECTOR)[FIRST]["gpu"].busy_seconds
     sampler.release(LONG)
     m.clock.advance(1000)

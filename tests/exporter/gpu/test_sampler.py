@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pynvml
 import pytest
@@ -49,9 +50,11 @@ def sampling(machine) -> Iterator[Callable[..., tuple]]:
     samplers: list[Sampler] = []
     gate = Gate()
 
-    def make(scenario: str, collectors=GPU_COLLECTORS, timing: Timing = PATIENT):
+    def make(scenario: str, collectors=GPU_COLLECTORS, timing: Timing = PATIENT, *, in_simulated_time: bool = False):
         m = machine(scenario, sleep=gate)
         m.gate = gate
+        if in_simulated_time:
+            timing = replace(timing, unix=m.clock, monotonic=m.clock)
         samplers.append(Sampler(m.driver, collectors, timing=timing))
         samplers[-1].start()
         eventually(lambda: samplers[-1].is_ready)
@@ -122,15 +125,16 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_reading_is_down_at_once(sampling)
 
 
 def test_counters_of_a_gpu_that_returns_continue_where_they_were(sampling):
-    m, sampler = sampling("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 10, lost: true}, {at: 15, lost: false}]}}")
+    scenario = "{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 10, lost: true}, {at: 15, lost: false}]}}"
+    m, sampler = sampling(scenario, in_simulated_time=True)
 
     def busy_seconds() -> float:
         reading = sampler.readings(load.COLLECTOR)[FIRST]
         return reading["gpu"].busy_seconds if reading else -1
 
-    for _ in range(9):
+    for second in range(1, 10):
         m.clock.advance(1)
-        eventually(lambda: sampler.readings(load.COLLECTOR)[FIRST]["gpu"].last_busy >= m.clock() - 0.2)
+        eventually(lambda second=second: busy_seconds() >= second - 1)
     before = busy_seconds()
     assert before > 7
     m.clock.advance(1)
@@ -370,3 +374,116 @@ def test_what_was_counted_of_a_gpu_follows_it_to_another_index(machine):
     device.index = 0
     assert gpus.of(device) is state
     assert list(gpus.readings(gpu.COLLECTOR)) == [Gpu(0, simulated_uuid(1))]
+
+
+ZEROS = "GPU-00000000-0000-0000-0000-000000000000"
+
+
+def reporting(monkeypatch, *uuids: str | bytes) -> None:
+    """Have the driver report these UUIDs, in the order of the GPUs."""
+    real = pynvml.nvmlDeviceGetUUID
+
+    def reported(handle) -> str:
+        index = int(real(handle)[-1])
+        uuid = uuids[index] if index < len(uuids) else real(handle)
+        return uuid if isinstance(uuid, str) else uuid.decode()
+
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetUUID", reported)
+
+
+@pytest.mark.parametrize(
+    ("uuids", "labels"),
+    [
+        ([ZEROS, ZEROS], [f"{ZEROS}#0", f"{ZEROS}#1", simulated_uuid(2)]),
+        ([ZEROS, ZEROS, ZEROS], [f"{ZEROS}#0", f"{ZEROS}#1", f"{ZEROS}#2"]),
+        (["", ""], ["GPU#0", "GPU#1", simulated_uuid(2)]),
+        ([""], ["GPU#0", simulated_uuid(1), simulated_uuid(2)]),
+        ([ZEROS], [f"{ZEROS}#0", simulated_uuid(1), simulated_uuid(2)]),
+        ([simulated_uuid(2)], [f"{simulated_uuid(2)}#0", simulated_uuid(1), f"{simulated_uuid(2)}#2"]),
+        ([b"GPU-\xff"], ["GPU-\ufffd", simulated_uuid(1), simulated_uuid(2)]),
+    ],
+    ids=["two zeros", "three zeros", "two empty", "one empty", "one of zeros", "two alike", "not UTF-8"],
+)
+def test_gpus_that_share_a_uuid_are_all_shown_and_none_with_anothers_numbers(
+    sampling, monkeypatch, caplog, uuids, labels
+):
+    reporting(monkeypatch, *uuids)
+    scenario = "{gpus: 3, timeline: {0: [{at: 0, busy: 1}, {at: 99, xid: 31}]}}"
+    m, sampler = sampling(scenario, in_simulated_time=True)
+    gpus = [Gpu(index, uuid) for index, uuid in enumerate(labels)]
+
+    def everything_is_published() -> bool:
+        m.clock.advance(0.1)
+        return uuids_published(sampler).get("rankscope_gpu_sm_active_seconds_total") == set(labels)
+
+    eventually(everything_is_published)
+    assert all(uuids == set(labels) for uuids in uuids_published(sampler).values())
+    eventually(lambda: sampler._watcher and len(sampler._watcher._registered) >= 3)
+    m.clock.now = m.simulated.start_unix + 100
+    eventually(lambda: counts(sampler) == {gpus[0]: {31: 1}, gpus[1]: {}, gpus[2]: {}})
+    eventually(lambda: sampler.readings(load.COLLECTOR)[gpus[0]]["gpu"].busy_seconds >= 9)
+    busy = {gpu: reading["gpu"].busy_seconds > 0 for gpu, reading in sampler.readings(load.COLLECTOR).items()}
+    assert busy == {gpus[0]: True, gpus[1]: False, gpus[2]: False}
+    said = [record.message for record in caplog.records if "no UUID of its own" in record.message]
+    assert len(said) == sum("#" in label for label in labels), "once for each"
+
+
+def test_a_gpu_that_shares_a_uuid_keeps_its_label_and_counters_when_it_returns(machine, monkeypatch):
+    m = machine("gpus: 2")
+    reporting(monkeypatch, ZEROS, ZEROS)
+    gpus = GpuStates(GPU_COLLECTORS, lambda: 0.0)
+    first, second = m.device(0), m.device(1)
+    states = gpus.of(first), gpus.of(second)
+    for device in (first, second):
+        device.close()
+    assert (gpus.of(m.device(1)), gpus.of(m.device(0))) == (states[1], states[0])
+    assert [state.gpu for state in states] == [Gpu(0, f"{ZEROS}#0"), Gpu(1, f"{ZEROS}#1")]
+
+
+def test_a_gpu_that_moved_to_another_index_shares_its_uuid_with_none(machine):
+    m = machine("gpus: 2")
+    gpus = GpuStates(GPU_COLLECTORS, lambda: 0.0)
+    before = m.device(1)
+    state = gpus.of(before)
+    before.close()
+    after = m.device(1)
+    after.index = 0
+    assert gpus.of(after) is state
+    assert state.gpu == Gpu(0, simulated_uuid(1))
+
+
+def test_a_gpu_is_lacked_only_once_all_have_been_asked(machine):
+    m = machine("gpus: 1")
+    sampler = Sampler(m.driver, GPU_COLLECTORS, timing=PATIENT)
+    assert not sampler.lacks(simulated_uuid(7)), "nobody has looked yet"
+    sampler.start()
+    try:
+        eventually(lambda: sampler.is_ready)
+        assert sampler.lacks(simulated_uuid(7))
+        assert not sampler.lacks(simulated_uuid(0))
+    finally:
+        sampler.stop()
+
+
+def test_a_lost_gpu_is_not_lacked(sampling):
+    m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 5, lost: true}]}}")
+    m.clock.advance(5)
+    eventually(lambda: sampler.gpus_seen == 1)
+    assert not sampler.lacks(SECOND.uuid)
+
+
+def test_a_machine_without_gpus_lacks_every_one(sampling):
+    _, sampler = sampling("{gpus: 1, driver: [{at: 0, loaded: false}]}")
+    assert sampler.lacks(FIRST.uuid)
+
+
+@pytest.mark.parametrize("symbol", ["nvmlDeviceGetName", "nvmlSystemGetDriverVersion"])
+@pytest.mark.parametrize("text", [b"NVIDIA \xff\xfe", b"\x80", b"H100\xc3"])
+def test_a_text_that_is_not_utf_8_costs_no_collector(sampling, monkeypatch, symbol, text):
+    real = getattr(pynvml, symbol)
+    monkeypatch.setattr(pynvml, symbol, lambda *arguments: (real(*arguments), text.decode())[1])
+    _, sampler = sampling("{gpus: 2, model: {like: A100, mig: [3g.20gb]}}")
+    published = uuids_published(sampler)
+    assert published["rankscope_gpu_info"] == published["rankscope_gpu_mig_info"] == {FIRST.uuid, SECOND.uuid}
+    identity = sampler.readings(gpu.COLLECTOR)[FIRST]
+    assert text.decode(errors="replace") in (identity.name, identity.driver_version)

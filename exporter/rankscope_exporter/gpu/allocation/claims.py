@@ -50,13 +50,17 @@ class Claims:
     ranks: Mapping[str, Sequence[Rank]] = field(default_factory=dict)
     """Living ranks by the UUID of their GPU."""
 
-    def on(self, index: int, uuid: str) -> list[Holder]:
-        """Schedulers' holders and ranks of one GPU."""
+    def on(self, index: int, *uuids: str) -> list[Holder]:
+        """Return the schedulers' holders and the ranks of one GPU, by its UUID and those of its MIG instances."""
+        names = (str(index), *uuids)
         return [
-            *self.holders.get(str(index), ()),
-            *self.holders.get(uuid, ()),
-            *(_holder(rank) for rank in self.ranks.get(uuid, ())),
+            *(holder for name in names for holder in self.holders.get(name, ())),
+            *(_holder(rank) for rank in self.ranks_on(*uuids)),
         ]
+
+    def ranks_on(self, *uuids: str) -> list[Rank]:
+        """Return the living ranks of one GPU."""
+        return [rank for uuid in uuids for rank in self.ranks.get(uuid, ())]
 
 
 class ClaimsWatcher:

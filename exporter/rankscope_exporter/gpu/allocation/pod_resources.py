@@ -20,10 +20,16 @@ LIST = "/v1.PodResourcesLister/List"
 ANSWER_WITHIN = 5.0  # seconds
 ANSWER_LIMIT = 16 * 2**20  # bytes; gRPC's own is 4 MiB, which a node with hundreds of pods and many CPUs may exceed
 
-# Device ids of NVIDIA's device plugin: GPU-<uuid>, with time slicing GPU-<uuid>::<replica>, and for MIG under drivers
-# before 470 MIG-GPU-<uuid>/<gi>/<ci>. GKE's plugin: nvidia<index>, with parts /gi<n> or /vgpu<n>.
-UUID_ID = re.compile(r"(?:MIG-)?(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})(?:::\d+|/\d+/\d+)?")
-INDEX_ID = re.compile(r"nvidia(\d+)(?:/.+)?")
+# Device ids of NVIDIA's device plugin (NVIDIA/k8s-device-plugin, internal/rm): GPU-<uuid>; of a MIG device MIG-<uuid>,
+# and under drivers before 470 MIG-GPU-<uuid of the GPU>/<gi>/<ci>; each replica of a shared one ends in ::<n>. GKE's
+# plugin: nvidia<index>, with parts /gi<n> or /vgpu<n> (GoogleCloudPlatform/container-engine-accelerators).
+_UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
+DEVICE_ID = re.compile(
+    rf"(?:(?:MIG-)?(?P<gpu>GPU-{_UUID})(?:/\d+/\d+)?|(?P<instance>MIG-{_UUID})|nvidia(?P<index>\d+)(?:/[^:]+)?)(?:::\d+)?"
+)
+# Plugins that number devices: <index> or <index>:<mig index>. Of other resources a number says nothing about GPUs.
+NUMBER_ID = re.compile(r"(\d+)(?::\d+)?(?:::\d+)?")
+GPU_RESOURCE = re.compile(r"nvidia\.com/(?:gpu|mig-).*")
 
 VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5  # protobuf.dev/programming-guides/encoding
 
@@ -81,15 +87,18 @@ def parse_pods(answer: bytes) -> Iterator[tuple[str, Holder]]:
         name, namespace = _text(pod, 1), _text(pod, 2)
         for container in _all(pod, 3):
             holder = Holder("kubernetes", k8s_namespace=namespace, k8s_pod=name, k8s_container=_text(container, 1))
-            devices = (device for devices in _all(container, 2) for device in _all(devices, 2))
-            yield from ((gpu, holder) for gpu in map(gpu_of_device, devices) if gpu)
+            for devices in _all(container, 2):
+                gpus = {gpu_of_device(device, _text(devices, 1)) for device in _all(devices, 2)}
+                yield from ((gpu, holder) for gpu in sorted(filter(None, gpus)))
 
 
-def gpu_of_device(device: bytes) -> str | None:
-    """The UUID or the index of the GPU that a device id names; None if it names none."""
+def gpu_of_device(device: bytes, resource: str = "") -> str | None:
+    """Return the index or UUID of the GPU, or the UUID of the MIG device, that a device id names; None for others."""
     text = device.decode(errors="replace")
-    found = UUID_ID.fullmatch(text) or INDEX_ID.fullmatch(text)
-    return found[1] if found else None
+    if found := DEVICE_ID.fullmatch(text):
+        return found["gpu"] or found["instance"] or found["index"]
+    numbered = NUMBER_ID.fullmatch(text) if GPU_RESOURCE.fullmatch(resource) else None
+    return numbered[1] if numbered else None
 
 
 def _text(message: bytes, number: int) -> str:

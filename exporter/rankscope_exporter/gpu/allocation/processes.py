@@ -16,9 +16,10 @@ from pathlib import Path
 from rankscope_exporter.gpu.allocation.holder import VALUE_LIMIT, Holder
 from rankscope_exporter.gpu.allocation.slurm import job_of_cgroup
 
-# docker-<id>.scope, cri-containerd-<id>.scope, crio-<id>.scope, libpod-<id>.scope, or a directory named by the id
-# alone. The last is the innermost.
-CONTAINER_CGROUP = re.compile(r"[/-]([0-9a-f]{64})(?:\.scope)?(?=/|$)", re.MULTILINE)
+# A container's cgroup ends in its id: <prefix>-<id>.scope where systemd makes it, <id> or <prefix>-<id> where the
+# runtime does, and <slice>:<prefix>:<id> where the two disagree. A monitor's is <prefix>-conmon-<id>. All of these and
+# their sources are in the table of tests/exporter/gpu/allocation/test_cgroups.py.
+CONTAINER_CGROUP = re.compile(r"(?<=[/:-])(?<!conmon-)([0-9a-f]{64})(?:\.scope)?(?=/| \(deleted\)|$)")
 NAMES_REMEMBERED = 4096  # a user with a range of subordinate ids has 65,536 uids
 DEAD_STATES = ("Z", "X")  # of /proc/PID/status: a zombie has given its memory back, or the driver has lost track of it
 
@@ -120,9 +121,12 @@ def holders_of(processes: Collection[Process | None], users: UserNames) -> Seque
 
 
 def container_of_cgroup(cgroup: str) -> str:
-    """The id (64 hexadecimal digits) of the container in whose cgroup a process is; empty if in none."""
-    found = CONTAINER_CGROUP.findall(cgroup)
-    return str(found[-1]) if found else ""
+    """Return the id (64 hexadecimal digits) of the innermost container in whose cgroup a process is; empty if in none.
+
+    In cgroup v1 each hierarchy has a line of its own, and not all of them need to be as deep.
+    """
+    deepest: list[str] = max((CONTAINER_CGROUP.findall(line) for line in cgroup.split("\n")), key=len)
+    return deepest[-1] if deepest else ""
 
 
 def _holder(process: Process, users: UserNames) -> Holder:

@@ -2,7 +2,7 @@
 
 The files are those of dcgm-exporter's HPC job mapping, so one prolog serves both: in a directory, named by the GPU's
 index, a job id a line. Here a line may go on with the job's user and name (`4711 alice train large`), and a file may be
-named by the GPU's UUID, for machines on which Slurm counts the GPUs otherwise than NVML does.
+named by the UUID of the GPU or the MIG device, for machines on which Slurm counts the GPUs otherwise than NVML does.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.ranks.checks import LABEL_LIMIT
 
 FILE_LIMIT = 4096  # bytes: some dozens of jobs
-FILE_NAME = re.compile(r"\d+|GPU-[0-9a-f-]{36}")
+FILE_NAME = re.compile(r"\d+|(?:GPU|MIG)-[0-9a-f-]{36}")
 JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?(\+[0-9]+)?")  # also of an array (7_3) and a heterogeneous job (7+1)
 
 # cgroup v1: /slurm/uid_1000/job_4711/step_0; v2: /system.slice/slurmstepd.scope/job_4711/step_0/user/task_0; with

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from rankscope_exporter.gpu.allocation.claims import Claims
@@ -11,8 +10,12 @@ from rankscope_exporter.gpu.allocation.holder import LABELS, Holder, labels
 from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
 from rankscope_exporter.gpu.allocation.occupants import Occupants
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, holders_of, look_up
-from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
+from rankscope_exporter.gpu.busy_meter import BusyMeter
+from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
+from rankscope_exporter.gpu.nvml.mig import mig_instances
+
+INSTANCES_EVERY = 5.0  # seconds: some ten calls an instance
 
 
 @dataclass(frozen=True)
@@ -22,32 +25,6 @@ class Allocation:
     holders: Sequence[Holder]
     state: str
     seconds: Mapping[str, float]
-
-
-class LastKernel:
-    """For how long one GPU has run no kernel, by the driver's ring of samples or else by its utilisation now."""
-
-    def __init__(self) -> None:
-        self._seen: float | None = None
-        self._cursor_us = 0  # the first time all that the ring holds: some 20 s from before the exporter began
-
-    def __call__(self, device: Device, tick: Tick) -> float | None:
-        """Seconds; infinite if none was ever seen, None if the device does not tell."""
-        if device.samples_utilization():
-            samples = device.utilization_samples(self._cursor_us) or ()
-            busy = max((sample.timestamp_us / 1e6 for sample in samples if sample.percent > 0), default=None)
-            # None newer: then all of them the next time, for the clock may have been set back.
-            self._cursor_us = max((sample.timestamp_us for sample in samples), default=0)
-        else:
-            utilization = device.utilization()
-            if utilization is None:
-                return None
-            busy = tick.unix if utilization > 0 else None
-        self._seen = self._seen if busy is None else busy
-        if self._seen is None:
-            return math.inf
-        self._seen = min(self._seen, tick.unix)  # else a clock that is set back would show a kernel for as long
-        return tick.unix - self._seen
 
 
 class AllocationMeter:
@@ -64,27 +41,29 @@ class AllocationMeter:
         self._occupants = occupants
         self._processes = processes
         self._users = users
-        self._last_kernel = LastKernel()
+        self._busy = BusyMeter()
+        self._instances = Cached(lambda device, _: _instance_uuids(device), INSTANCES_EVERY)
         # Each from 0 on, because a counter that is born with its first second never increases by that second.
         self._seconds = dict.fromkeys(STATES, 0.0)
 
     def __call__(self, device: Device, tick: Tick) -> Allocation | None:
         """Who holds it and what it does. None if the device tells neither its processes nor its utilisation."""
-        pids, idle_for = device.pids(), self._last_kernel(device, tick)
-        if pids is None and idle_for is None:
+        pids, load = device.pids(), self._busy(device, tick)
+        if pids is None and load is None:
             return None
-        claims = self._claims()
-        claimed, ranks = claims.on(device.index, device.uuid), claims.ranks.get(device.uuid, ())
+        claims, instances = self._claims(), self._instances(device, tick)
+        claimed = claims.on(device.index, device.uuid, *instances)
+        ranks = claims.ranks_on(device.uuid, *instances)
         seen = look_up(pids, self._processes)
         if self._occupants:
-            self._occupants.see(device.uuid, seen)
+            self._occupants.see(device.uuid, seen, instances)
         facts = Facts(
-            allocated=bool(claimed) or (False if claims.is_complete else None),
+            allocated=bool(claimed) or (False if _are_all_known(claims, device) else None),
             # Where processes cannot be seen, living ranks are the processes that one knows of.
             processes=seen.count if seen.count is not None else len(ranks) or None,
             dead=seen.dead,
             memory=None if seen.count else _share_in_use(device),
-            idle_for=idle_for,
+            idle_for=load.idle_for if load else None,
             is_stuck=are_stuck([rank.snapshot for rank in ranks]),
         )
         state = classify(facts)
@@ -121,6 +100,17 @@ METRICS = (
         source="the same, integrated",
     ),
 )
+
+
+def _are_all_known(claims: Claims, device: Device) -> bool:
+    """Return whether nobody else can hold the GPU: as may be who holds one of several that report the same UUID."""
+    return claims.is_complete and (device.uuid == device.reported_uuid or device.reported_uuid not in claims.holders)
+
+
+def _instance_uuids(device: Device) -> Collection[str]:
+    """Return the UUIDs of the MIG instances: the driver's (`MIG-…`), and as ranks name theirs (`GPU-…`)."""
+    uuids = [instance.uuid for instance in mig_instances(device) or () if instance.uuid]
+    return [*uuids, *(f"GPU-{uuid.removeprefix('MIG-')}" for uuid in uuids)]
 
 
 def _share_in_use(device: Device) -> float | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -49,7 +49,8 @@ _RINGS: dict[Engine, int] = {
 class UtilizationSample:
     """How busy the GPU was since the sample before: the share of the time in which a kernel (or that engine) ran."""
 
-    timestamp_us: int  # unix time in microseconds
+    timestamp_us: int
+    """Microseconds by a clock of the driver's: unix time on most systems, the time since boot on some."""
     percent: float
 
 
@@ -80,7 +81,11 @@ class Device:
         self._rings_seen: set[Engine] = set()
         self._at_close: list[Callable[[], None]] = []
         self._handle = _required(pynvml.nvmlDeviceGetHandleByIndex, index)
-        self.uuid: str = _required(pynvml.nvmlDeviceGetUUID, self._handle)
+        self.is_open = True
+        self.reported_uuid: str = ask(pynvml.nvmlDeviceGetUUID, self._handle) or ""
+        """What the driver says: empty, zeros, or that of a second GPU on some virtual machines."""
+        self.uuid = self.reported_uuid
+        """What tells it from every other GPU of this machine; whoever knows those sets it."""
 
     @property
     def handle(self) -> Any:
@@ -93,6 +98,7 @@ class Device:
 
     def close(self) -> None:
         """Give back what was made for the device; the handle itself belongs to the connection."""
+        self.is_open = False
         while self._at_close:
             give_back = self._at_close.pop()
             with contextlib.suppress(DriverError):  # the connection for which it was made is gone, and takes it along
@@ -133,19 +139,19 @@ class Device:
             answer = None if rates is None else [getattr(rates, engine)]
         return None if answer is None else int(answer[0])
 
-    def utilization_samples(self, since_us: int, engine: Engine = "gpu") -> list[UtilizationSample] | None:
-        """The ring's samples later than `since_us` (unix time in microseconds), oldest first; empty if none is."""
+    def utilization_samples(self, engine: Engine = "gpu") -> Iterator[UtilizationSample] | None:
+        """All samples of the ring, the newest first; each is converted when it is asked for."""
         try:
-            answer = ask(pynvml.nvmlDeviceGetSamples, self._handle, _RINGS[engine], since_us)
+            answer = ask(pynvml.nvmlDeviceGetSamples, self._handle, _RINGS[engine], 0)
         except DriverError as error:
             if error.code == pynvml.NVML_ERROR_NOT_FOUND:
-                return []
+                return iter(())
             raise
-        return None if answer is None else list(_samples(*answer))
+        return None if answer is None else _newest_first(*answer)
 
     def samples_utilization(self, engine: Engine = "gpu") -> bool:
         """Whether the driver keeps a ring of samples. One that has never held any counts as none."""
-        if engine not in self._rings_seen and self.utilization_samples(0, engine):
+        if engine not in self._rings_seen and any(True for _ in self.utilization_samples(engine) or ()):
             self._rings_seen.add(engine)
         return engine in self._rings_seen
 
@@ -241,10 +247,10 @@ def _required(call: Any, *arguments: Any) -> Any:
     return answer
 
 
-def _samples(value_type: int, samples: Iterable[Any]) -> Iterable[UtilizationSample]:
-    for sample in samples:
+def _newest_first(value_type: int, samples: Sequence[Any]) -> Iterator[UtilizationSample]:
+    for sample in reversed(samples):
         percent = value_of(value_type, sample.sampleValue)
-        if percent is not None:
+        if percent is not None and sample.timeStamp:  # a place of the ring that was never filled has no stamp
             yield UtilizationSample(sample.timeStamp, percent)
 
 

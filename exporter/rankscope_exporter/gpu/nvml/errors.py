@@ -41,12 +41,16 @@ class DeviceLostError(DriverError):
 
 
 def ask(call: Callable[..., Any], *arguments: Any) -> Any:
-    """What the call returns, or None where device, driver or bindings do not have it.
+    """Return what the call returns, or None where device, driver or bindings do not have it.
+
+    Text that is not UTF-8 has a replacement character for each byte that is not.
 
     Raises DeviceLostError for a device that is gone and DriverError for every other failure, known or not.
     """
     try:
         return call(*arguments)
+    except UnicodeDecodeError as error:  # pynvml decodes what the driver returns, and insists on UTF-8
+        return error.object.decode(errors="replace")
     except pynvml.NVMLLibraryMismatchError:  # what an unversioned function says when its symbol is not there
         return None
     except pynvml.NVMLError as error:

@@ -25,7 +25,7 @@ class XidEvents:
 
     def __init__(self) -> None:
         self._set = ask(pynvml.nvmlEventSetCreate)
-        self._uuids: dict[int, str] = {}
+        self._devices: dict[int, Device] = {}
 
     def register(self, device: Device) -> bool:
         """Have the device's XIDs reported; False if it cannot. Raises DriverError."""
@@ -37,7 +37,7 @@ class XidEvents:
         if not perform(pynvml.nvmlDeviceRegisterEvents, device.handle, pynvml.nvmlEventTypeXidCriticalError, self._set):
             return False
         # By address, because a GPU that has just fallen off the bus (XID 79) can no longer be asked for its UUID.
-        self._uuids[_address(device.handle)] = device.uuid
+        self._devices[_address(device.handle)] = device
         return True
 
     def wait(self, seconds: float) -> XidEvent | None:
@@ -48,8 +48,8 @@ class XidEvents:
             if error.code == pynvml.NVML_ERROR_TIMEOUT:
                 return None
             raise
-        uuid = self._uuids.get(_address(data.device)) if data else None
-        return XidEvent(uuid, int(data.eventData)) if uuid else None
+        device = self._devices.get(_address(data.device)) if data else None
+        return XidEvent(device.uuid, int(data.eventData)) if device else None
 
     def close(self) -> None:
         """Free the event set. Raises DriverError."""

@@ -40,8 +40,8 @@ SKIPPED = SCAN.gauge(
 )
 CONTRADICTED = SCAN.gauge(
     "rank_gpus_contradicted",
-    "Ranks whose record names a GPU on which only other users' processes are: their `uuid` is empty. Always 0 "
-    "where the processes on a GPU cannot be looked up, and without the collector `allocation`.",
+    "Ranks whose record names a GPU that this node does not have, or on which only other users' processes are: their "
+    "`uuid` is empty. Processes count only where they can be looked up, and with the collector `allocation`.",
     lambda scan: sum(rank.is_elsewhere for rank in scan.ranks),
 )
 SCAN_METRICS = (SKIPPED, CONTRADICTED)

@@ -28,8 +28,8 @@ def _has_ended(rank: Rank) -> bool:
 METRICS = (
     RANK.gauge(
         "info",
-        "What the rank is and where it runs; `uuid` is that of its GPU (empty while only other users' processes are on "
-        "it), `user` its owner's name where this machine knows one.",
+        "What the rank is and where it runs; `uuid` is that of its GPU (empty while the node has no such GPU or only "
+        "other users' processes are on it), `user` its owner's name where this machine knows one.",
         _info,
         *LABELS[2:],
         "user",

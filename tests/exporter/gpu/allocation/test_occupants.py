@@ -22,55 +22,55 @@ class Asking:
 
     def __init__(self, procfs: Path, lock_pid: int = PID) -> None:
         self.now = 100.0
-        self._occupants = Occupants(ProcessTable(procfs), lambda: self.now)
+        self.occupants = Occupants(ProcessTable(procfs), lambda: self.now)
         info = {"run": "train", "rank": "0", "uuid": UUID}
         self.rank = Rank(RankSnapshot(Path("x"), True, (), info, None, 0.0, lock_pid), None, OWNER)
 
     def __call__(self, *processes: Process | None, count: int | None = 1, later: float = 0.0) -> bool:
-        self._occupants.see(UUID, Seen(processes, 0, count))
+        self.occupants.see(UUID, Seen(processes, 0, count))
         self.now += later
-        return self._occupants.are_others(self.rank)
+        return self.occupants.is_elsewhere(self.rank)
 
 
 @pytest.fixture
-def are_others(tmp_path: Path) -> Asking:
+def is_elsewhere(tmp_path: Path) -> Asking:
     (tmp_path / str(PID)).mkdir()
     (tmp_path / str(PID) / "status").write_text("Name:\tpython\nState:\tS (sleeping)\nUid:\t300000\t0\t0\t0\n")
     return Asking(tmp_path)
 
 
-def test_processes_of_others_alone_contradict(are_others: Asking) -> None:
-    assert are_others(Process(OTHER, "", 7, "python"))
+def test_processes_of_others_alone_contradict(is_elsewhere: Asking) -> None:
+    assert is_elsewhere(Process(OTHER, "", 7, "python"))
 
 
-def test_what_was_seen_some_seconds_ago_is_no_evidence(are_others: Asking) -> None:
-    assert not are_others(Process(OTHER, "", 7, "python"), later=6.0)
+def test_what_was_seen_some_seconds_ago_is_no_evidence(is_elsewhere: Asking) -> None:
+    assert not is_elsewhere(Process(OTHER, "", 7, "python"), later=6.0)
 
 
-def test_a_gpu_without_processes_is_none(are_others: Asking) -> None:
-    assert not are_others(count=0)
+def test_a_gpu_without_processes_is_none(is_elsewhere: Asking) -> None:
+    assert not is_elsewhere(count=0)
 
 
-def test_nor_is_one_whose_processes_cannot_all_be_looked_up(are_others: Asking) -> None:
-    assert are_others(Process(OTHER, "", 7, "python"))
-    assert not are_others(Process(OTHER, "", 7, "python"), None, count=2)
+def test_nor_is_one_whose_processes_cannot_all_be_looked_up(is_elsewhere: Asking) -> None:
+    assert is_elsewhere(Process(OTHER, "", 7, "python"))
+    assert not is_elsewhere(Process(OTHER, "", 7, "python"), None, count=2)
 
 
-def test_nor_is_a_server_that_works_for_clients_which_the_driver_may_not_list(are_others: Asking) -> None:
-    assert not are_others(Process(0, "", 7, "nvidia-cuda-mps"))
+def test_nor_is_a_server_that_works_for_clients_which_the_driver_may_not_list(is_elsewhere: Asking) -> None:
+    assert not is_elsewhere(Process(0, "", 7, "nvidia-cuda-mps"))
 
 
-def test_another_process_of_the_owner_is_enough(are_others: Asking) -> None:
-    assert not are_others(Process(OTHER, "", 7, "python"), Process(OWNER, "", 8, "python"), count=2)
+def test_another_process_of_the_owner_is_enough(is_elsewhere: Asking) -> None:
+    assert not is_elsewhere(Process(OTHER, "", 7, "python"), Process(OWNER, "", 8, "python"), count=2)
 
 
-def test_the_process_of_the_lock_is_believed_whoever_owns_its_file(are_others: Asking) -> None:
+def test_the_process_of_the_lock_is_believed_whoever_owns_its_file(is_elsewhere: Asking) -> None:
     """As in a pod whose volumes are idmapped: the file belongs to another uid than the process."""
-    assert not are_others(Process(300_000, "", PID, "python"))
+    assert not is_elsewhere(Process(300_000, "", PID, "python"))
 
 
-def test_so_is_another_process_of_its_user(are_others: Asking) -> None:
-    assert not are_others(Process(300_000, "", 8, "python"))
+def test_so_is_another_process_of_its_user(is_elsewhere: Asking) -> None:
+    assert not is_elsewhere(Process(300_000, "", 8, "python"))
 
 
 def test_a_rank_whose_process_cannot_be_seen_is_judged_by_its_file(tmp_path: Path) -> None:
@@ -79,9 +79,27 @@ def test_a_rank_whose_process_cannot_be_seen_is_judged_by_its_file(tmp_path: Pat
     assert not asking(Process(OWNER, "", 7, "python"))
 
 
-def test_a_contradicted_rank_lays_no_claim(are_others: Asking) -> None:
+def test_a_gpu_that_the_node_does_not_have_contradicts() -> None:
+    asking = Asking(Path("/nonexistent"))
+    assert not asking(count=0), "while that is not known"
+    asking.occupants.lacks = lambda uuid: uuid == UUID
+    assert asking(count=0)
+    asking.occupants.lacks = lambda uuid: uuid != UUID
+    assert not asking(count=0)
+
+
+def test_a_rank_on_a_mig_instance_is_on_the_gpu_that_has_it(is_elsewhere: Asking) -> None:
+    gpu, other = "GPU-of-the-instance", Process(OTHER, "", 7, "python")
+    is_elsewhere.occupants.lacks = lambda uuid: uuid != gpu
+    is_elsewhere.occupants.see(gpu, Seen((), 0, 0), instances=[UUID])
+    assert not is_elsewhere.occupants.is_elsewhere(is_elsewhere.rank)
+    is_elsewhere.occupants.see(gpu, Seen([other], 0, 1), instances=[UUID])
+    assert is_elsewhere.occupants.is_elsewhere(is_elsewhere.rank)
+
+
+def test_a_contradicted_rank_lays_no_claim(is_elsewhere: Asking) -> None:
     from dataclasses import replace
 
-    elsewhere = replace(are_others.rank, is_elsewhere=True)
+    elsewhere = replace(is_elsewhere.rank, is_elsewhere=True)
     watching = ClaimsWatcher((), lambda: Scan([elsewhere], Counter()), UserNames())
     assert watching.claims().ranks == {}

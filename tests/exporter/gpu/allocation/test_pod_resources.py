@@ -15,6 +15,7 @@ from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.pod_resources import KubeletError, PodResources, gpu_of_device, parse_pods
 
 UUID = "GPU-51300000-0000-4000-8000-00000000000"
+INSTANCE = "MIG-51300000-0000-4000-8000-000000000000"
 
 
 @pytest.fixture
@@ -73,15 +74,51 @@ def test_a_kubelet_that_is_restarted_is_asked_again(kubelet: Kubelet) -> None:
         (f"{UUID}0", f"{UUID}0"),
         (f"{UUID}0::12", f"{UUID}0"),
         (f"MIG-{UUID}0/7/0", f"{UUID}0"),
+        (f"MIG-{UUID}0/7/0::3", f"{UUID}0"),
+        (INSTANCE, INSTANCE),
+        (f"{INSTANCE}::3", INSTANCE),
         ("nvidia2", "2"),
         ("nvidia2/gi1", "2"),
-        ("MIG-51300000-0000-4000-8000-000000000000", None),
+        ("nvidia2/vgpu3", "2"),
+        ("nvidia12/gi1/vgpu0", "12"),
+        ("nvidia2::1", "2"),
+        (f"{UUID}0::", None),
+        (f"{UUID}0:1", None),
+        (f"{UUID}", None),
+        (f"{INSTANCE}/1/0", None),
+        ("MIG-1g.5gb", None),
+        ("nvidia", None),
+        ("nvidiactl", None),
         ("0000:3b:00.0", None),
-        ("2", None),
+        ("", None),
     ],
 )
 def test_a_device_id_names_its_gpu(device: str, gpu: str | None) -> None:
-    assert gpu_of_device(device.encode()) == gpu
+    assert gpu_of_device(device.encode(), "nvidia.com/gpu") == gpu
+
+
+@pytest.mark.parametrize(
+    ("device", "resource", "gpu"),
+    [
+        ("2", "nvidia.com/gpu", "2"),
+        ("2::1", "nvidia.com/gpu.shared", "2"),
+        ("2:0", "nvidia.com/mig-1g.5gb", "2"),
+        ("2", "nvidia.com/gpu-a100", "2"),
+        ("2", "nvidia.com/hostdev", None),
+        ("2", "example.com/fpga", None),
+        ("2", "", None),
+    ],
+)
+def test_a_number_names_a_gpu_where_the_resource_is_one(device: str, resource: str, gpu: str | None) -> None:
+    assert gpu_of_device(device.encode(), resource) == gpu
+
+
+def test_a_container_with_several_parts_of_a_gpu_holds_it_once(kubelet: Kubelet) -> None:
+    kubelet.add("ml", "a", main=[f"{UUID}0::0", f"{UUID}0::1", INSTANCE])
+    assert PodResources(kubelet.socket).holders() == {
+        f"{UUID}0": [pod("ml", "a", "main")],
+        INSTANCE: [pod("ml", "a", "main")],
+    }
 
 
 def test_bytes_that_are_no_answer_are_an_error_or_nothing_and_never_anything_else(tmp_path: Path) -> None:

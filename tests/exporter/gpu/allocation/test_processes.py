@@ -13,7 +13,6 @@ from rankscope_exporter.gpu.allocation.processes import (
     Process,
     ProcessTable,
     UserNames,
-    container_of_cgroup,
     holders_of,
     look_up,
     name_of_user,
@@ -38,24 +37,6 @@ class Procfs:
     def process(self, pid: int, cgroup: str = "0::/\n", uid: int = 1000, state: str = "S (sleeping)") -> None:
         status = f"Name:\ttrain\nState:\t{state}\nPid:\t{pid}\nUid:\t{uid}\t0\t0\t0\nGid:\t1\t1\t1\t1\n"
         self.write(pid, status=status, cgroup=cgroup)
-
-
-@pytest.mark.parametrize(
-    ("cgroup", "container"),
-    [
-        (f"0::/system.slice/docker-{ID}.scope\n", ID),
-        (f"0::/kubepods.slice/kubepods-pod1234_5.slice/cri-containerd-{ID}.scope\n", ID),
-        (f"0::/kubepods/besteffort/pod12-34/{ID}\n", ID),
-        (f"0::/kubepods.slice/crio-{ID}.scope/container\n", ID),
-        (f"0::/machine.slice/libpod-{ID}.scope\n", ID),
-        (f"12:cpu:/docker/{ID}\n1:name=systemd:/docker/{ID}\n", ID),
-        (f"0::/docker/{'a' * 64}/docker/{ID}\n", ID),
-        (f"0::/app.slice/{ID}ff\n", ""),
-        ("0::/user.slice/user-1000.slice/session-3.scope\n", ""),
-    ],
-)
-def test_a_process_is_in_the_innermost_container_of_its_cgroup(cgroup: str, container: str) -> None:
-    assert container_of_cgroup(cgroup) == container
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,10 @@ from rankscope_exporter.gpu.allocation.claims import Claims
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.idleness import STATES
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
+from rankscope_exporter.gpu.busy_meter import BusyMeter
 from rankscope_exporter.gpu.collector import Gpu, Tick
-from rankscope_exporter.gpu.collectors.allocation import COLLECTOR, AllocationMeter, LastKernel
-from rankscope_exporter.gpu.nvml.device import UtilizationSample
+from rankscope_exporter.gpu.collectors.allocation import COLLECTOR, AllocationMeter
+from rankscope_exporter.gpu.nvml.mig import mig_instances
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.simulation import simulated_uuid
 
@@ -157,44 +158,60 @@ def test_a_kernel_from_before_the_exporter_began_is_seen_in_the_ring(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 5, busy: 0}]}}")
     device = m.device()
     m.clock.advance(15)
-    assert LastKernel()(device, Tick(m.clock(), 0)) == pytest.approx(10, abs=0.2)
+    assert BusyMeter()(device, Tick(m.clock(), 0)).idle_for == pytest.approx(10, abs=0.2)
 
 
 def test_a_short_kernel_between_two_readings_is_seen(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 10.4, busy: 1}, {at: 10.45, busy: 0}]}}")
-    device, last_kernel = m.device(), LastKernel()
+    device, meter = m.device(), BusyMeter()
     m.clock.advance(10)
-    assert last_kernel(device, Tick(m.clock(), 0)) == math.inf
+    assert meter(device, Tick(m.clock(), 0)).idle_for == math.inf
     m.clock.advance(1)
-    assert last_kernel(device, Tick(m.clock(), 1)) < 1
+    assert meter(device, Tick(m.clock(), 1)).idle_for < 1
 
 
-def test_a_clock_that_is_set_back_leaves_no_kernel_in_the_future(machine):
+def test_a_clock_that_is_set_changes_nothing_about_how_long_a_gpu_is_idle(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 100, busy: 0}]}}")
-    device, last_kernel = m.device(), LastKernel()
+    device, meter = m.device(), BusyMeter()
     m.clock.advance(100)
-    assert last_kernel(device, Tick(m.clock(), 0)) < 1
-    assert last_kernel(device, Tick(m.clock() - 3600, 1)) == 0
-    m.clock.advance(30)
-    assert last_kernel(device, Tick(m.clock() - 3600, 30)) == 30
+    assert meter(device, Tick(m.clock(), 0, 100)).idle_for < 1
+    assert meter(device, Tick(m.clock() - 3600, 1, 101)).idle_for == pytest.approx(1, abs=0.2)
+    assert meter(device, Tick(m.clock() + 3600, 30, 131)).idle_for == pytest.approx(31, abs=0.2)
 
 
-def test_after_the_clock_was_set_back_the_ring_is_read_from_its_beginning():
-    class Ring:
-        newest = 1000.0
+SPLIT = "{gpus: 1, model: {like: A100, mig: [3g.20gb, 1g.5gb]}}"
 
-        def samples_utilization(self) -> bool:
-            return True
 
-        def utilization_samples(self, since_us: int) -> list[UtilizationSample]:
-            return [UtilizationSample(int(self.newest * 1e6), 100)] if self.newest * 1e6 > since_us else []
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("prefix", ["MIG-", "GPU-"])
+def test_who_holds_a_mig_instance_holds_its_gpu(machine, number, prefix):
+    device = machine(SPLIT).device()
+    name = prefix + mig_instances(device)[number].uuid.removeprefix("MIG-")
+    info = {"run": "train", "rank": "3", "uuid": name}
+    rank = Rank(RankSnapshot(Path("x"), True, (0.0,) * SLOTS, info, None, 0.0), None, owner=1000)
+    for claims in (Claims({name: [JOB]}, True), Claims({}, True, {name: [rank]})):
+        meter = AllocationMeter(lambda claims=claims: claims, ProcessTable(sees_all=True), UserNames())
+        allocation = meter(device, Tick(0.0, 0.0))
+        assert allocation.state == "allocated_no_process"
+        assert len(allocation.holders) == 1
 
-    ring, last_kernel = Ring(), LastKernel()
-    assert last_kernel(ring, Tick(1001, 0)) == 1
-    ring.newest = 500.0
-    last_kernel(ring, Tick(500, 1))
-    ring.newest = 510.0
-    assert last_kernel(ring, Tick(511, 11)) == 1
+
+def test_an_instance_of_another_gpu_is_no_claim(machine):
+    device = machine(SPLIT).device()
+    claims = Claims({"MIG-00000009-0000-4000-8000-000000000000": [JOB]}, True)
+    meter = AllocationMeter(lambda: claims, ProcessTable(sees_all=True), UserNames())
+    assert meter(device, Tick(0.0, 0.0)).state == "free"
+
+
+def test_a_claim_by_a_uuid_that_several_gpus_report_leaves_open_which_is_free(machine):
+    device = machine("gpus: 1").device()
+    device.reported_uuid, device.uuid = "GPU-0", "GPU-0#0"
+    states = {}
+    for name in ("GPU-0", "GPU-1", "0"):
+        claims = Claims({name: [JOB]}, True)
+        meter = AllocationMeter(lambda claims=claims: claims, ProcessTable(sees_all=True), UserNames())
+        states[name] = meter(device, Tick(0.0, 0.0)).state
+    assert states == {"GPU-0": "unknown", "GPU-1": "free", "0": "allocated_no_process"}
 
 
 def test_the_source_without_a_watcher_knows_the_processes(machine):

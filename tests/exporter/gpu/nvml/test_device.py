@@ -112,38 +112,36 @@ def test_graphics_processes_are_told_where_compute_ones_are_not(machine):
     assert m.device().pids() == {3}
 
 
-def test_samples_come_once_and_oldest_first(machine):
+def test_samples_of_the_whole_ring_come_newest_first(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 0.5, busy: 1}]}}")
     device = m.device()
     m.clock.advance(1)
-    samples = device.utilization_samples(0)
-    assert [sample.percent for sample in samples] == [0, 0, 0, 100, 100, 100]
-    assert samples[-1].timestamp_us == pytest.approx(m.clock() * 1e6, abs=1)
-    assert device.utilization_samples(samples[-1].timestamp_us) == []
-    assert device.utilization_samples(samples[-2].timestamp_us) == samples[-1:]
+    samples = list(device.utilization_samples())
+    assert [sample.percent for sample in samples] == [100, 100, 100, 0, 0, 0]
+    assert samples[0].timestamp_us == pytest.approx(m.clock() * 1e6, abs=1)
 
 
 def test_a_device_without_a_ring_has_no_samples(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 0, fails: {nvmlDeviceGetSamples: NOT_SUPPORTED}}]}}")
     device = m.device()
-    assert device.utilization_samples(0) is None
+    assert device.utilization_samples() is None
     assert not device.samples_utilization()
 
 
-def test_a_sample_that_is_not_available_is_left_out(machine, monkeypatch):
+def test_a_sample_that_is_not_available_or_was_never_taken_is_left_out(machine, monkeypatch):
     device = machine("gpus: 1").device()
-    samples = (pynvml.c_nvmlSample_t * 2)()
+    samples = (pynvml.c_nvmlSample_t * 3)()
     samples[0].timeStamp, samples[0].sampleValue.uiVal = 1, 0xFFFFFFFF
     samples[1].timeStamp, samples[1].sampleValue.uiVal = 2, 50
     answer = pynvml.NVML_VALUE_TYPE_UNSIGNED_INT, samples[:]
     monkeypatch.setattr(pynvml, "nvmlDeviceGetSamples", lambda *_arguments: answer)
-    assert [sample.timestamp_us for sample in device.utilization_samples(0)] == [2]
+    assert [sample.timestamp_us for sample in device.utilization_samples()] == [2]
 
 
 def test_samples_of_a_type_newer_than_the_bindings_are_left_out(machine, monkeypatch):
     device = machine("gpus: 1").device()
     monkeypatch.setattr(pynvml, "nvmlDeviceGetSamples", lambda *_arguments: (99, [pynvml.c_nvmlSample_t()]))
-    assert device.utilization_samples(0) == []
+    assert list(device.utilization_samples()) == []
 
 
 def test_bindings_that_do_not_match_the_library_count_as_unsupported():
