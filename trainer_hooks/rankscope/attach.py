@@ -14,11 +14,12 @@ from rankscope.guard import Guard, logger
 from rankscope.patch import Undo
 from rankscope.process import forks, identity
 from rankscope.process.ending import Ending
-from rankscope.process.environment import number, printable
+from rankscope.process.environment import number
 from rankscope.process.stack_dump import StackDump
 from rankscope.record import layout
 from rankscope.record.directory import opened, weakness
 from rankscope.record.old_records import remove_old_records
+from rankscope.record.text import replace_unprintable
 from rankscope.record.writer import RankWriter, run_directory
 from rankscope.settings import Settings
 from rankscope.timeline.phases import Phases
@@ -150,7 +151,7 @@ class Attachment:
             self._publish()
         except OSError as error:
             named = "RANKSCOPE_RUN_DIR: " if os.environ.get("RANKSCOPE_RUN_DIR") else ""
-            reason = printable(str(error), ERROR_LIMIT)
+            reason = replace_unprintable(str(error), ERROR_LIMIT)
             logger.warning("rankscope: no record of this rank, training goes on: %s%s", named, reason)
             return
         self._ending.watch_published()
@@ -162,7 +163,9 @@ class Attachment:
         directory = run_directory()
         with opened(directory) as descriptor:
             if (why := weakness(descriptor)) and self._info["local_rank"] == "0":  # once a node is enough
-                logger.warning("rankscope: the run directory %s %s", printable(str(directory), ERROR_LIMIT), why)
+                logger.warning(
+                    "rankscope: the run directory %s %s", replace_unprintable(str(directory), ERROR_LIMIT), why
+                )
             remove_old_records(directory, descriptor, self._info)
         self.writer.publish(directory, identity.file_name(self._info), self._full_info())
 

@@ -10,11 +10,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rankscope.record.listing import Listing, RankFile
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import CLOCKS_APART, check_info, check_time
 from rankscope_exporter.ranks.complaints import Complaints, Skipped
-from rankscope_exporter.ranks.files import Listing, RankFile, each_once, fair_share, open_directory
+from rankscope_exporter.ranks.files import each_once, fair_share, open_directory
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
 

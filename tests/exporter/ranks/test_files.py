@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from rankscope.record import directory
+from rankscope.record.listing import Listing, RankFile
 from rankscope.record.reader import UnreadableRecordError
-from rankscope_exporter.ranks import files
-from rankscope_exporter.ranks.files import Listing, RankFile, fair_share, open_directory
+from rankscope_exporter.ranks.files import fair_share, open_directory
 
 
 def file(name: str, owner: int, modified: float = 0.0) -> RankFile:
@@ -37,7 +39,7 @@ def test_a_listing_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
     some = listing.look(descriptor)
     assert (len(some.files), some.are_more) == (3, True)
     listing.close()
-    files.os.close(descriptor)
+    os.close(descriptor)
 
 
 def test_a_link_to_a_directory_that_a_stranger_made_is_not_followed(
@@ -45,9 +47,9 @@ def test_a_link_to_a_directory_that_a_stranger_made_is_not_followed(
 ) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    monkeypatch.setattr(files.os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(directory.os, "geteuid", lambda: 4711)
     if link.lstat().st_uid == 0:  # root's links are everybody's to follow: make it a stranger's
-        files.os.chown(link, 4712, 4712, follow_symlinks=False)
+        os.chown(link, 4712, 4712, follow_symlinks=False)
     with pytest.raises(UnreadableRecordError) as caught:
         open_directory(link)
     assert caught.value.reason == "symlink"

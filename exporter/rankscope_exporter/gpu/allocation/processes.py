@@ -13,8 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rankscope_exporter.gpu.allocation.holder import VALUE_LIMIT, Holder
+from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.slurm import job_of_cgroup
+from rankscope_exporter.ranks.checks import is_label
 
 # docker-<id>.scope, cri-containerd-<id>.scope, crio-<id>.scope, libpod-<id>.scope, or a directory named by the id
 # alone. The last is the innermost.
@@ -159,7 +160,7 @@ def name_of_user(uid: int) -> str:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:
         return ""
-    return name if name.isprintable() and len(name) <= VALUE_LIMIT else ""
+    return name if is_label(name) else ""
 
 
 def _name_or_number(uid: int) -> str:
