@@ -19,6 +19,7 @@ from rankscope_exporter import registry
 from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.exposition.scrape import Scrape
+from rankscope_exporter.flags import flag_name
 from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher, Scheduler, SchedulerError
 from rankscope_exporter.gpu.allocation.occupants import Occupants
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, name_of_user
@@ -232,13 +233,14 @@ def _names(ranks: Sequence[Rank]) -> str:
 
 def _schedulers(settings: Config) -> list[Scheduler]:
     schedulers = []
-    for flag, build in registry.SCHEDULERS.items():
+    for setting, build in allocation.SCHEDULERS.items():
+        path = getattr(settings, setting)
+        if path is None:
+            continue
         try:
-            scheduler = build(settings)
+            schedulers.append(build(path))
         except SchedulerError as error:
-            raise StartError(f"{flag}: {error}") from error
-        if scheduler:
-            schedulers.append(scheduler)
+            raise StartError(f"{flag_name(Config, setting)}: {error}") from error
     return schedulers
 
 
