@@ -67,7 +67,8 @@ def run(settings: Config) -> None:
     run_directory = RunDirectory(settings.run_dirs, beliefs=beliefs)  # its end is that of the process
     with (
         _listening(settings) as listener,
-        _resolved(users),
+        # A thread of its own: a directory service that hangs delays no rank.
+        Worker("users", USERS_NAMED_EVERY, users.resolve, "the ranks' owners cannot be named"),
         _simulation(settings, run_directory),
         _watched_ranks(settings, run_directory) as ranks,
         _gpu_collectors(settings, ranks, occupants) as enabled,
@@ -184,22 +185,8 @@ def _gpu_collectors(settings: Config, ranks: RankWatcher, occupants: Occupants) 
     processes = ProcessTable(settings.procfs, sees_all=True if settings.simulate else None)
     watcher = ClaimsWatcher(_schedulers(settings), ranks.scan, users)
     enabled[enabled.index(allocation.COLLECTOR)] = allocation.watching(watcher.claims, processes, users, occupants)
-    watcher.start()
-    try:
+    with watcher:
         yield enabled
-    finally:
-        watcher.stop()
-
-
-@contextmanager
-def _resolved(users: UserNames) -> Iterator[None]:
-    """A thread that looks the names of the ranks' owners up: a directory service that hangs holds up no rank."""
-    worker = Worker("users", USERS_NAMED_EVERY, users.resolve, "the ranks' owners cannot be named")
-    worker.start()
-    try:
-        yield
-    finally:
-        worker.stop()
 
 
 @contextmanager
@@ -209,13 +196,10 @@ def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[Ra
     is_any_there = any(one.is_dir() for one in settings.run_dirs)
     logger.log(logging.INFO if is_any_there else logging.WARNING, "the records of ranks are looked for in %s", paths)
     watcher = RankWatcher(run_directory, registry.rank_collectors(settings))
-    watcher.start()
-    if scan := watcher.scan():
-        logger.info("ranks there now: %s", _names(scan.ranks) or "none")
-    try:
+    with watcher:
+        if scan := watcher.scan():
+            logger.info("ranks there now: %s", _names(scan.ranks) or "none")
         yield watcher
-    finally:
-        watcher.stop()
 
 
 def _names(ranks: Sequence[Rank]) -> str:
