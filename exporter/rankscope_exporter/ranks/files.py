@@ -12,23 +12,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 from pathlib import Path
 
-from rankscope.record import directory
 from rankscope.record.layout import SIZE
 from rankscope.record.listing import RankFile, take_turns
-from rankscope.record.reader import UnreadableRecordError
 
 OWNER_FILES_LIMIT = 256  # of one owner that are read in a scan: 15 ms
-
-
-def open_directory(path: Path) -> int:
-    """Open the directory by the hook's rule. Raises FileNotFoundError, UnreadableRecordError otherwise."""
-    try:
-        return directory.open_directory(path)
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        reason = "symlink" if isinstance(error, directory.ForeignLinkError) else "unreadable"
-        raise UnreadableRecordError(reason, path, error.strerror or str(error)) from error
 
 
 def fair_share(
