@@ -1,13 +1,14 @@
-"""The exporter's configuration: one dataclass, and the only reader of flags and environment."""
+"""The exporter's configuration: one dataclass, and the only reader of flags and environment.
+
+The flags of a collector are declared next to the collector; `COLLECTOR_FLAGS` lists them.
+"""
 
 from __future__ import annotations
 
 import argparse
 import difflib
-import math
 import os
 import platform
-import pwd
 import re
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,14 +16,16 @@ from pathlib import Path
 
 from rankscope import __version__
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
+from rankscope_exporter.flags import add_flags, flag
+from rankscope_exporter.gpu.collectors.allocation import AllocationFlags
+from rankscope_exporter.ranks.collectors.alignment import AlignmentFlags
+from rankscope_exporter.ranks.collectors.ranks import RankFlags
 
 DEFAULT_PORT = 10417
-DEFAULT_REFERENCE_INTERVAL = 30.0  # seconds: twice the scrape interval of deploy/prometheus
 ELSEWHERE = dict.fromkeys(("--port", "--host", "--bind", "--address"), "--web.listen-address=HOST:PORT")
 """What flags of other programs are here."""
 LOG_LEVELS = ("debug", "info", "warning", "error")
 LOG_FORMATS = ("logfmt", "json")
-OWNERS = ("uid", "none")
 
 DESCRIPTION = """\
 Prometheus exporter for GPU training: what every GPU of this machine does (NVML), and what every rank that runs
@@ -36,38 +39,69 @@ examples:
 pages: /metrics, /-/healthy, /-/ready, / (status); POST /-/release, /-/resume"""
 
 
-@dataclass(frozen=True)
-class Config:
+@dataclass(frozen=True, kw_only=True)
+class GeneralFlags:
+    """The settings that belong to no collector."""
+
+    listen_address: str = flag(
+        "--web.listen-address",
+        default=f":{DEFAULT_PORT}",
+        metavar="HOST:PORT",
+        help="where to serve; without a host, every address (default: %(default)s)",
+    )
+    web_config_file: Path | None = flag(
+        "--web.config.file",
+        type=Path,
+        metavar="FILE",
+        help="TLS, client certificates and basic auth, in the format of the Prometheus exporters (docs/security.md)",
+    )
+    enable_lifecycle: bool = flag(
+        "--web.enable-lifecycle",
+        action="store_true",
+        help="let POST /-/release give the driver's handles back, for a GPU's reset, and /-/resume take them again",
+    )
+    run_dirs: tuple[Path, ...] = flag(
+        "--run-dir",
+        type=Path,
+        action="append",
+        metavar="DIR",
+        help="where ranks leave their records; may be given more than once "
+        f"(default: $RANKSCOPE_RUN_DIR, else {SYSTEM_RUN_DIR} and {SHARED_MEMORY_RUN_DIR})",
+    )
+    dcgm: bool = flag(
+        "--metrics.dcgm",
+        action="store_true",
+        help="serve dcgm-exporter's default counters too, by its names, labels and units (docs/dcgm.md)",
+    )
+    simulate: str | None = flag(
+        "--simulate",
+        metavar="N|FILE",
+        help="N simulated GPUs that follow the ranks, or those of a scenario file, instead of the NVIDIA driver",
+    )
+    log_level: str = flag("--log.level", choices=LOG_LEVELS, default="info", help="(default: %(default)s)")
+    log_format: str = flag("--log.format", choices=LOG_FORMATS, default="logfmt", help="(default: %(default)s)")
+
+    @property
+    def host(self) -> str:
+        """Address to listen on; empty is every address, IPv6 and IPv4."""
+        return parse_address(self.listen_address)[0]
+
+    @property
+    def port(self) -> int:
+        """Port to listen on; 0 is any free one."""
+        return parse_address(self.listen_address)[1]
+
+
+# In the order of --help.
+COLLECTOR_FLAGS = (AllocationFlags, AlignmentFlags, RankFlags)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Config(GeneralFlags, AllocationFlags, AlignmentFlags, RankFlags):
     """Everything that can be set, validated."""
 
-    host: str
-    """Address to listen on; empty is every address, IPv6 and IPv4."""
-    port: int
-    web_config_file: Path | None
-    """TLS, basic auth and headers (docs/security.md); None is plain HTTP for everybody."""
-    enable_lifecycle: bool
-    """Whether POST /-/release and /-/resume do what they say."""
-    run_dirs: tuple[Path, ...]
-    """Directories with rank records, each read once a second."""
     collectors: tuple[str, ...]
     """Names of the collectors that are on, in their order."""
-    dcgm: bool
-    """Whether dcgm-exporter's names are served besides ours."""
-    slurm_dir: Path | None
-    """Where Slurm's prolog leaves one file a GPU."""
-    kubelet_socket: Path | None
-    """Of the kubelet's pod resources API."""
-    reference_interval: float
-    """Seconds for which a rank's reference step is shown, at least on average."""
-    has_owner: bool
-    """Whether a run's identity is its name and its owner's uid, or its name alone."""
-    users: frozenset[int] | None
-    """Uids of those whose ranks are shown; None: everybody's."""
-    procfs: Path
-    simulate: str | None
-    """A number of GPUs or the path of a scenario; None is the real driver."""
-    log_level: str
-    log_format: str
 
 
 def parse(
@@ -76,39 +110,23 @@ def parse(
     environment: Mapping[str, str] = os.environ,
     off: Container[str] = (),
 ) -> Config:
-    """The configuration from flags and environment. `collectors` is each collector's name and one-line help.
+    """Return the configuration from flags and environment. `collectors` is each collector's name and one-line help.
 
-    Those in `off` are off unless a flag says otherwise.
+    The collectors in `off` are off unless a flag says otherwise.
 
     Exits with status 2 and one line on standard error that names the flag that is wrong.
     """
     parser = _parser(collectors, off)
-    options = parser.parse_args(arguments)
+    options = vars(parser.parse_args(arguments))
+    names = tuple(name for name in collectors if options.pop(f"collector.{name}"))
+    options["run_dirs"] = _run_dirs(options["run_dirs"], environment)
     try:
-        host, port = parse_address(options.listen_address)
+        parse_address(options["listen_address"])
     except ValueError as error:
         parser.exit(2, f"rankscope-exporter: --web.listen-address: {error}\n")
-    names = tuple(name for name in collectors if getattr(options, f"collector.{name}"))
-    if options.dcgm and "gpu" not in names:
+    if options["dcgm"] and "gpu" not in names:
         parser.exit(2, "rankscope-exporter: --metrics.dcgm: needs --collector.gpu, which its labels come from\n")
-    return Config(
-        host=host,
-        port=port,
-        web_config_file=options.web_config_file,
-        enable_lifecycle=options.enable_lifecycle,
-        run_dirs=_run_dirs(options.run_dir, environment),
-        collectors=names,
-        dcgm=options.dcgm,
-        slurm_dir=options.slurm_dir,
-        kubelet_socket=options.kubelet_socket,
-        reference_interval=options.reference_interval,
-        has_owner=options.ranks_owner == "uid",
-        users=options.ranks_users,
-        procfs=options.procfs,
-        simulate=options.simulate,
-        log_level=options.log_level,
-        log_format=options.log_format,
-    )
+    return Config(collectors=names, **options)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -117,31 +135,6 @@ def parse_address(address: str) -> tuple[str, int]:
     if not separator or not port.isdecimal() or int(port) > 65535:
         raise ValueError(f"{address!r} is not HOST:PORT or :PORT")
     return host.removeprefix("[").removesuffix("]"), int(port)
-
-
-def _interval(text: str) -> float:
-    """Raises what argparse makes a message of. Ranks are looked at once a second, so no step can be shown for less."""
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 1.0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, 1 or more")
-    return seconds
-
-
-def _users(text: str) -> frozenset[int]:
-    """Raises what argparse makes a message of."""
-    return frozenset(map(_uid, text.split(",")))
-
-
-def _uid(user: str) -> int:
-    if user.isdecimal() and len(user) <= 10:
-        return int(user)
-    try:
-        return pwd.getpwnam(user).pw_uid
-    except (KeyError, ValueError):  # the latter of what cannot be a name
-        raise argparse.ArgumentTypeError(f"{user!r} is no user of this machine, and no uid") from None
 
 
 def _run_dirs(given: list[Path] | None, environment: Mapping[str, str]) -> tuple[Path, ...]:
@@ -173,77 +166,12 @@ def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.Argu
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    add = parser.add_argument
     version = f"rankscope-exporter {__version__} (Python {platform.python_version()})"
-    add("--version", action="version", version=version)
-    add(
-        "--web.listen-address",
-        dest="listen_address",
-        default=f":{DEFAULT_PORT}",
-        metavar="HOST:PORT",
-        help="where to serve; without a host, every address (default: %(default)s)",
-    )
-    add(
-        "--web.config.file",
-        dest="web_config_file",
-        type=Path,
-        metavar="FILE",
-        help="TLS, client certificates and basic auth, in the format of the Prometheus exporters (docs/security.md)",
-    )
-    add(
-        "--web.enable-lifecycle",
-        dest="enable_lifecycle",
-        action="store_true",
-        help="let POST /-/release give the driver's handles back, for a GPU's reset, and /-/resume take them again",
-    )
-    add(
-        "--run-dir",
-        type=Path,
-        action="append",
-        metavar="DIR",
-        help="where ranks leave their records; may be given more than once "
-        f"(default: $RANKSCOPE_RUN_DIR, else {SYSTEM_RUN_DIR} and {SHARED_MEMORY_RUN_DIR})",
-    )
-    add(
-        "--metrics.dcgm",
-        dest="dcgm",
-        action="store_true",
-        help="serve dcgm-exporter's default counters too, by its names, labels and units (docs/dcgm.md)",
-    )
-    add(
-        "--simulate",
-        metavar="N|FILE",
-        help="N simulated GPUs that follow the ranks, or those of a scenario file, instead of the NVIDIA driver",
-    )
-    add("--log.level", dest="log_level", choices=LOG_LEVELS, default="info", help="(default: %(default)s)")
-    add("--log.format", dest="log_format", choices=LOG_FORMATS, default="logfmt", help="(default: %(default)s)")
+    parser.add_argument("--version", action="version", version=version)
+    add_flags(parser, GeneralFlags)
     group = parser.add_argument_group("collectors", "--no-collector.NAME switches one off, --collector.NAME one on")
-    _add_allocation(group)
-    group.add_argument(
-        "--collector.alignment.reference-interval",
-        dest="reference_interval",
-        type=_interval,
-        default=DEFAULT_REFERENCE_INTERVAL,
-        metavar="SECONDS",
-        help="how long a rank shows its reference step, by which ranks of several nodes are compared, on average: at "
-        "least twice the scrape interval, and alike on all nodes (default: %(default)g)",
-    )
-    group.add_argument(
-        "--collector.ranks.owner",
-        dest="ranks_owner",
-        choices=OWNERS,
-        default="uid",
-        help="the label `owner` of ranks: the uid of their records' files, by which two users' runs of one name are "
-        "told apart; `none`, alike on all nodes, where each pod of a run has a user namespace and uids of its own: "
-        "then whoever may write records can write one about any run (default: %(default)s)",
-    )
-    group.add_argument(
-        "--collector.ranks.users",
-        dest="ranks_users",
-        type=_users,
-        metavar="USER,…",
-        help="whose ranks are shown, by names or uids; records of others are not read (default: everybody's)",
-    )
+    for flags in COLLECTOR_FLAGS:
+        add_flags(group, flags)
     for name, text in collectors.items():
         group.add_argument(
             f"--collector.{name}",
@@ -252,30 +180,3 @@ def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.Argu
             help=text if name not in off else f"{text}; off unless asked for",
         )
     return parser
-
-
-def _add_allocation(group: argparse._ArgumentGroup) -> None:
-    """Where the collector `allocation` asks who holds a GPU, besides the processes on it and the ranks."""
-    group.add_argument(
-        "--collector.allocation.slurm-dir",
-        dest="slurm_dir",
-        type=Path,
-        metavar="DIR",
-        help="where Slurm's prolog leaves one file a GPU with its jobs (deploy/slurm), as for dcgm-exporter",
-    )
-    group.add_argument(
-        "--collector.allocation.kubelet-socket",
-        dest="kubelet_socket",
-        type=Path,
-        metavar="PATH",
-        help="the kubelet's pod resources socket, usually /var/lib/kubelet/pod-resources/kubelet.sock; "
-        "needs rankscope[kubernetes]",
-    )
-    group.add_argument(
-        "--path.procfs",
-        dest="procfs",
-        type=Path,
-        default=Path("/proc"),
-        metavar="DIR",
-        help="where the host's processes are seen (default: %(default)s)",
-    )

@@ -19,6 +19,7 @@ from rankscope_exporter import registry
 from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector
 from rankscope_exporter.exposition.scrape import Scrape
+from rankscope_exporter.flags import flag_name
 from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher, Scheduler, SchedulerError
 from rankscope_exporter.gpu.allocation.occupants import Occupants
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, name_of_user
@@ -67,7 +68,8 @@ def run(settings: Config) -> None:
     run_directory = RunDirectory(settings.run_dirs, beliefs=beliefs)  # its end is that of the process
     with (
         _listening(settings) as listeners,
-        _resolved(users),
+        # A thread of its own: a directory service that hangs delays no rank.
+        Worker("users", USERS_NAMED_EVERY, users.resolve, "the ranks' owners cannot be named"),
         _simulation(settings, run_directory),
         _watched_ranks(settings, run_directory) as ranks,
         _gpu_collectors(settings, ranks, occupants) as enabled,
@@ -164,22 +166,8 @@ def _gpu_collectors(settings: Config, ranks: RankWatcher, occupants: Occupants) 
     processes = ProcessTable(settings.procfs, sees_all=True if settings.simulate else None)
     watcher = ClaimsWatcher(_schedulers(settings), ranks.scan, users)
     enabled[enabled.index(allocation.COLLECTOR)] = allocation.watching(watcher.claims, processes, users, occupants)
-    watcher.start()
-    try:
+    with watcher:
         yield enabled
-    finally:
-        watcher.stop()
-
-
-@contextmanager
-def _resolved(users: UserNames) -> Iterator[None]:
-    """A thread that looks the names of the ranks' owners up: a directory service that hangs holds up no rank."""
-    worker = Worker("users", USERS_NAMED_EVERY, users.resolve, "the ranks' owners cannot be named")
-    worker.start()
-    try:
-        yield
-    finally:
-        worker.stop()
 
 
 @contextmanager
@@ -189,13 +177,10 @@ def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[Ra
     is_any_there = any(one.is_dir() for one in settings.run_dirs)
     logger.log(logging.INFO if is_any_there else logging.WARNING, "the records of ranks are looked for in %s", paths)
     watcher = RankWatcher(run_directory, registry.rank_collectors(settings))
-    watcher.start()
-    if scan := watcher.scan():
-        logger.info("ranks there now: %s", _names(scan.ranks) or "none")
-    try:
+    with watcher:
+        if scan := watcher.scan():
+            logger.info("ranks there now: %s", _names(scan.ranks) or "none")
         yield watcher
-    finally:
-        watcher.stop()
 
 
 def _names(ranks: Sequence[Rank]) -> str:
@@ -213,13 +198,14 @@ def _names(ranks: Sequence[Rank]) -> str:
 
 def _schedulers(settings: Config) -> list[Scheduler]:
     schedulers = []
-    for flag, build in registry.SCHEDULERS.items():
+    for setting, build in allocation.SCHEDULERS.items():
+        path = getattr(settings, setting)
+        if path is None:
+            continue
         try:
-            scheduler = build(settings)
+            schedulers.append(build(path))
         except SchedulerError as error:
-            raise StartError(f"{flag}: {error}") from error
-        if scheduler:
-            schedulers.append(scheduler)
+            raise StartError(f"{flag_name(Config, setting)}: {error}") from error
     return schedulers
 
 

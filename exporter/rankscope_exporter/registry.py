@@ -14,9 +14,6 @@ from rankscope_exporter.exposition import scrape
 from rankscope_exporter.exposition.collector import Collector, Described
 from rankscope_exporter.exposition.exporter import ExporterCollector
 from rankscope_exporter.exposition.metric import Declaration
-from rankscope_exporter.gpu.allocation.claims import Scheduler
-from rankscope_exporter.gpu.allocation.pod_resources import PodResources
-from rankscope_exporter.gpu.allocation.slurm import SlurmJobs
 from rankscope_exporter.gpu.collector import GpuCollector, SampledCollector
 from rankscope_exporter.gpu.collectors import (
     allocation,
@@ -69,14 +66,6 @@ RANK_COLLECTORS: Mapping[Described, Callable[[Config], RankCollector]] = {
     Ranks: lambda _settings: Ranks(),
     AlignedSteps: lambda settings: AlignedSteps(settings.reference_interval),
     RankProcesses: lambda settings: RankProcesses(settings.procfs),
-}
-
-# Whom the collector `allocation` asks who holds a GPU, by the flag that says where; None if it does not.
-SCHEDULERS: Mapping[str, Callable[[Config], Scheduler | None]] = {
-    "--collector.allocation.slurm-dir": lambda settings: SlurmJobs(settings.slurm_dir) if settings.slurm_dir else None,
-    "--collector.allocation.kubelet-socket": lambda settings: (
-        PodResources(settings.kubelet_socket) if settings.kubelet_socket else None
-    ),
 }
 
 # In the order of the page, and of --help.

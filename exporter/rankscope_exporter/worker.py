@@ -16,7 +16,7 @@ class Worker:
     Where `turn` returns a number, that is the seconds until the next. What it raises is logged after the words of
     `complaint`, once for as long as it is the same, and the next call is made all the same: a mistake of ours in one of
     them shall neither end what nobody would start again nor fill the log. `at_end` is called in the thread, too: what
-    is open there may have to be closed there.
+    is open there may have to be closed there. In a `with` statement it runs for as long as the block.
     """
 
     def __init__(
@@ -61,6 +61,12 @@ class Worker:
         """Have it end, and wait for that."""
         self.request_stop()
         return self.join(within)
+
+    def __enter__(self) -> None:
+        self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
     def _run(self) -> None:
         said = ""

@@ -14,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 from tests.exporter.gpu.allocation.kubelet import Kubelet
@@ -30,10 +31,10 @@ EXPORTER = [sys.executable, "-m", "rankscope_exporter"]
 
 
 @contextmanager
-def exporter(port: int, *flags: str) -> Iterator[str]:
+def exporter(port: int, *flags: str, stderr: int | IO[str] = subprocess.DEVNULL) -> Iterator[str]:
     """A running exporter; the value is its address. It has to end by itself on SIGTERM."""
     command = [*EXPORTER, f"--web.listen-address=127.0.0.1:{port}", *flags]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
+    with subprocess.Popen(command, stderr=stderr) as process:
         try:
             url = f"http://127.0.0.1:{port}"
             eventually(lambda: status(f"{url}/-/healthy") == 200)
@@ -101,6 +102,17 @@ def test_a_driver_that_appears_later_is_picked_up(run_dir: Path, free_port: int)
         assert "rankscope_exporter_nvml_up 0.0" in metrics(url)
         eventually(lambda: "rankscope_exporter_gpus_seen 2.0" in metrics(url))
         assert "rankscope_exporter_nvml_up 1.0" in metrics(url)
+
+
+def test_only_simulate_imports_the_simulation(run_dir: Path, free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # the log names every module that is imported
+    for flags, imports in (["--simulate=1"], True), ([], False):
+        log = run_dir / "log"
+        with log.open("w") as stderr, exporter(free_port, *flags, stderr=stderr) as url:
+            metrics(url)
+        lines = log.read_text()
+        assert "rankscope_exporter.daemon" in lines
+        assert ("rankscope_exporter.simulation" in lines) == imports
 
 
 def test_a_collector_that_is_off_publishes_nothing(run_dir: Path, free_port: int) -> None:

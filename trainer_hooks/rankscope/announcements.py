@@ -19,6 +19,7 @@ from rankscope.process.switches import is_on
 from rankscope.record.layout import PASSES_WITHOUT_STEP
 from rankscope.record.phases import COMPUTING, PHASES, PLANNED
 from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.text import replace_unprintable
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 from rankscope.timeline.steps import BACKWARD_PASS
 from rankscope.timeline.timeline import Timeline
@@ -79,7 +80,7 @@ def say(text: str) -> None:
 
     Past Python's buffer, as a thread that waits to write holds its lock until the process has ended.
     """
-    line = "".join(character if character.isprintable() else "?" for character in f"rankscope: {text}")
+    line = replace_unprintable(f"rankscope: {text}")
     try:
         descriptor = sys.stderr.fileno()
         poll = select.poll()

@@ -1,10 +1,8 @@
-"""`instrument()` and its exact inverse: from the first training event to a published record."""
+"""`instrument()` and its exact inverse: the probes and everything else that is put into the process."""
 
 from __future__ import annotations
 
-import os
 import sys
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -12,26 +10,15 @@ from rankscope import guard, probes
 from rankscope.announcements import Announcer
 from rankscope.guard import Guard, logger
 from rankscope.patch import Undo
-from rankscope.process import forks, identity
+from rankscope.process import forks
 from rankscope.process.ending import Ending
-from rankscope.process.environment import number, printable
 from rankscope.process.stack_dump import StackDump
+from rankscope.publication import Publication, is_training
 from rankscope.record import layout
-from rankscope.record.directory import opened, weakness
-from rankscope.record.old_records import remove_old_records
-from rankscope.record.writer import RankWriter, run_directory
+from rankscope.record.writer import RankWriter
+from rankscope.script import Script
 from rankscope.settings import Settings
-from rankscope.timeline.phases import Phases
-from rankscope.timeline.steps import SCRIPT
 from rankscope.timeline.timeline import Timeline
-
-ERROR_LIMIT = 200  # characters of a path or an error: a path may have thousands
-
-# Events after which a process without a process group is surely training. Fetching data is none of them: a
-# distributed script may look at its data before it knows its rank.
-TRAINING_EVENTS = frozenset({layout.FORWARD, layout.BACKWARD, layout.OPTIMIZER})
-
-STEPS_WITHOUT_GROUP = 20  # a warm-up before init_process_group is shorter
 
 
 class Attachment:
@@ -40,30 +27,26 @@ class Attachment:
     def __init__(self) -> None:
         self.writer = RankWriter()
         self.timeline = Timeline(self.writer)
-        self._announcer = Announcer(self.timeline, self._full_info)
+        self._disabled: list[str] = []
+        self._undo: list[Undo] = []
+        self._stack_dump = StackDump()
+        self.publication = Publication(self.writer, self._details)
+        self._announcer = Announcer(self.timeline, self.publication.info)
         announcements = self._guard("announcements")
         self._poll_announcer = announcements(self._announcer.poll)
         self._ending = Ending(self.writer, announcements(self._announcer.end))
-        self._stack_dump = StackDump()
-        self._info: dict[str, Any] = {}
-        self._phases: list[str] = []
-        self._phases_are_full = False
-        self._disabled: list[str] = []
-        self._undo: list[Undo] = []
-        self._settings = Settings(self.timeline, self._refresh)
-        phases = self._guard("phase")
-        self.enter_phase = phases(self._enter_phase)
-        self.leave_phase = phases(self._leave_phase)
-        self.step = phases(self._explicit_step)
-        self._timed = self._guard("timed")
-        self.timed = self._timed(self._watch_iterator)
+        self._settings = Settings(self.timeline, self.publication.refresh)
+        self.script = script = Script(self.timeline, self._guard, self.publication.refresh)
+        # What api.py calls, without a lookup more.
+        self.enter_phase, self.leave_phase = script.enter_phase, script.leave_phase
+        self.step, self.timed = script.step, script.timed
 
     def install(self) -> None:
         """Install every probe; one that cannot be installed is off, the others work."""
         from rankscope.probes.compiler import skip_package, uncompiled  # as the probes, with torch
 
         self.timeline.on_event = uncompiled(self._guard("record")(self._on_event))
-        self.timeline.groups.on_new = uncompiled(self._refresh)
+        self.timeline.groups.on_new = uncompiled(self.publication.refresh)
         for name, probe in probes.all_probes().items():
             self._install(name, probe)
         skip_package()
@@ -96,89 +79,22 @@ class Attachment:
         self.timeline.stop()
         self.writer.detach()
 
-    def _phase_index(self, name: str) -> int:
-        """The index of a phase, one of the record's own or the user's; OTHER once there are too many."""
-        name = str(name)
-        names = [*layout.PHASES, *self._phases]
-        if name in names:
-            return names.index(name)
-        if len(names) == layout.MAX_PHASES:
-            if not self._phases_are_full:
-                logger.warning("rankscope: no place for phase %r: %d are in use", name, layout.MAX_PHASES)
-            self._phases_are_full = True
-            return layout.OTHER
-        self._phases.append(name)
-        self._refresh()
-        return len(names)
-
-    def _enter_phase(self, name: str) -> Phases | None:
-        index = self._phase_index(name)
-        return self.timeline.checkpoints.begin() if index == layout.CHECKPOINT else self.timeline.enter(index)
-
-    def _leave_phase(self, name: str, opened: Phases | None, succeeded: bool) -> None:
-        if opened is None:
-            return
-        if str(name) == layout.PHASES[layout.CHECKPOINT]:
-            self.timeline.checkpoints.end(opened, 0.0 if succeeded else None)
-        else:
-            self.timeline.leave(opened)
-
-    def _explicit_step(self, samples: float | None, tokens: float | None) -> None:
-        timeline = self.timeline
-        if timeline.steps.marker != SCRIPT and not timeline.steps.take_over(SCRIPT):
-            return  # the backward pass before it was this step
-        if samples is not None:
-            timeline.steps.fetched_samples = float(samples)
-        if tokens is not None:
-            timeline.steps.fetched_tokens = float(tokens)
-        timeline.step()
-
-    def _watch_iterator(self, iterator: Iterator[Any]) -> Iterator[Any]:
-        from rankscope.probes import data_wait
-
-        return data_wait.timed(self.timeline, self._timed, iterator)
-
-    def _on_event(self, phase: int) -> None:
-        """Publish at the first event that tells that this process trains."""
-        if not (identity.is_distributed() or self._trains_alone(phase)) or _is_loader_worker():
+    def _on_event(self, event: int) -> None:
+        """Publish at the first event that shows that this process trains."""
+        if not is_training(self.timeline, event):
             return
         self.timeline.on_event = None
         for name, probe in probes.late_probes().items():
             self._install(name, probe)
-        self._info = identity.describe()
-        try:
-            self._publish()
-        except OSError as error:
-            named = "RANKSCOPE_RUN_DIR: " if os.environ.get("RANKSCOPE_RUN_DIR") else ""
-            reason = printable(str(error), ERROR_LIMIT)
-            logger.warning("rankscope: no record of this rank, training goes on: %s%s", named, reason)
-            return
-        self._ending.watch_published()
-        self._stack_dump.watch()
-        self._refresh()
-        self._announcer.begin()
+        if self.publication.publish():
+            self._ending.watch_published()
+            self._stack_dump.watch()
+            self.publication.refresh()
+            self._announcer.begin()
 
-    def _publish(self) -> None:
-        directory = run_directory()
-        with opened(directory) as descriptor:
-            if (why := weakness(descriptor)) and self._info["local_rank"] == "0":  # once a node is enough
-                logger.warning("rankscope: the run directory %s %s", printable(str(directory), ERROR_LIMIT), why)
-            remove_old_records(directory, descriptor, self._info)
-        self.writer.publish(directory, identity.file_name(self._info), self._full_info())
-
-    def _trains_alone(self, phase: int) -> bool:
-        """Whether this is training without a process group; under torchrun, where one may still come, after a while."""
-        expects_group = int(number("WORLD_SIZE", default="1")) > 1
-        return phase in TRAINING_EVENTS and not (expects_group and self.timeline.steps.count < STEPS_WITHOUT_GROUP)
-
-    def _refresh(self) -> None:
-        if self._info:
-            self.writer.write_info(self._full_info())
-
-    def _full_info(self) -> dict[str, Any]:
+    def _details(self) -> dict[str, Any]:
         return {
-            **self._info,
-            "phases": self._phases,
+            "phases": self.script.phases,
             "groups": self.timeline.groups.names,
             "probes_disabled": self._disabled,
             "stacks": self._stack_dump.info,
@@ -188,7 +104,7 @@ class Attachment:
     def _on_probe_failure(self, probe: str) -> None:
         self._disabled.append(probe)
         self.timeline.unwind()
-        self._refresh()
+        self.publication.refresh()
 
 
 _attachment: Attachment | None = None
@@ -250,9 +166,3 @@ def _after_fork() -> None:
         return
     # The probes hold the timeline: it begins again and stays the same object.
     _attachment.timeline.restart()
-
-
-def _is_loader_worker() -> bool:
-    from torch.utils.data import get_worker_info
-
-    return get_worker_info() is not None

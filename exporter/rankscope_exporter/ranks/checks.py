@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import re
-
 from rankscope.record.reader import UnreadableRecordError
 from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.text import NUMBER
 
 LABELS = (
     "run",
@@ -20,9 +19,13 @@ LABELS = (
     "torch_version",
     "rankscope_version",
 )
-LABEL_LIMIT = 200  # characters; the hook's longest is a run's name with 128
-NUMBER = re.compile(r"[0-9]{1,10}")
+LABEL_LIMIT = 200  # characters; the hook's longest is a run's name with 128, Kubernetes allows 253 and generates 63
 CLOCKS_APART = 60.0  # seconds: a record is written on this machine, by its clock
+
+
+def is_label(text: str) -> bool:
+    """Whether the text may be a label's value: printable, and at most LABEL_LIMIT characters."""
+    return len(text) <= LABEL_LIMIT and text.isprintable()
 
 
 def check_info(snapshot: RankSnapshot) -> None:
@@ -30,7 +33,7 @@ def check_info(snapshot: RankSnapshot) -> None:
     info = snapshot.info
     for label in LABELS:
         value = info.get(label)
-        if not isinstance(value, str) or len(value) > LABEL_LIMIT or not value.isprintable():
+        if not isinstance(value, str) or not is_label(value):
             raise UnreadableRecordError(
                 "foreign", snapshot.path, f"its {label} is no printable text of ≤ {LABEL_LIMIT}"
             )
@@ -39,7 +42,7 @@ def check_info(snapshot: RankSnapshot) -> None:
     if not (NUMBER.fullmatch(info["rank"]) and NUMBER.fullmatch(info["pid"])):
         raise UnreadableRecordError("foreign", snapshot.path, "its rank or pid is no number")
     for text in (*info.get("phases", ()), *snapshot.groups, *info.get("settings", {}).values()):
-        if len(text) > LABEL_LIMIT or not text.isprintable():
+        if not is_label(text):
             raise UnreadableRecordError("foreign", snapshot.path, f"a name in it is no printable text: {text[:20]!r}")
     if NUMBER.fullmatch(info["world_size"]) and int(info["rank"]) >= int(info["world_size"]):
         detail = f"it says to be rank {info['rank']} of a run of {info['world_size']}"

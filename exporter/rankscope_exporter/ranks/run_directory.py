@@ -10,11 +10,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rankscope.record.directory import ForeignLinkError, open_directory
+from rankscope.record.listing import Listing, RankFile
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import CLOCKS_APART, check_info, check_time
 from rankscope_exporter.ranks.complaints import Complaints, Skipped
-from rankscope_exporter.ranks.files import Listing, RankFile, each_once, fair_share, open_directory
+from rankscope_exporter.ranks.files import each_once, fair_share
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
 
@@ -99,11 +101,9 @@ class RunDirectory:
             except FileNotFoundError:
                 listing.close()
                 continue
-            except UnreadableRecordError as error:
-                skipped.add(error)
-                continue
-            except OSError as error:  # of a file system that fails, or as there are no descriptors left
-                skipped.add(UnreadableRecordError("unreadable", path, error.strerror or str(error)))
+            except OSError as error:  # also of a file system that fails, or as there are no descriptors left
+                reason = "symlink" if isinstance(error, ForeignLinkError) else "unreadable"
+                skipped.add(UnreadableRecordError(reason, path, error.strerror or str(error)))
                 continue
             skipped.count["too_many_files"] += listed.are_more
             if listed.error:

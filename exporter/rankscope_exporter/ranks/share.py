@@ -5,10 +5,10 @@ A page is counted in ordinary ranks. One whose names are long, or that names man
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable
 
 from rankscope.record.layout import FIELDS, INDEX
+from rankscope.record.listing import take_turns
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.rank import Key, Rank
@@ -56,15 +56,9 @@ def fair_page(
     ranks: Iterable[Rank], shown: Collection[Key], limit: int = RANKS_LIMIT, owner_limit: int = OWNER_RANKS_LIMIT
 ) -> list[Rank]:
     """Those that fit: of each owner one, then of each a second, and so on; living ones first, then who was `shown`."""
-    spent: Counter[int] = Counter()
-    in_turn = []
-    for rank in sorted(ranks, key=lambda rank: _order(rank, shown)):
-        spent[rank.owner] += rank.weight
-        if spent[rank.owner] <= owner_limit:
-            in_turn.append((spent[rank.owner], rank))
-    in_turn.sort(key=lambda pair: pair[0])  # stable
+    ordered = sorted(ranks, key=lambda rank: _order(rank, shown))
     page, room = [], limit
-    for _, rank in in_turn:
+    for rank in take_turns(ordered, owner_limit, weight=lambda rank: rank.weight):
         if rank.weight <= room:
             room -= rank.weight
             page.append(rank)

@@ -49,7 +49,7 @@ class PolledCollector:
         return self._latest(self.name)
 
 
-class RankWatcher:
+class RankWatcher(Worker):
     """Shows the ranks to every collector, again and again."""
 
     def __init__(
@@ -59,6 +59,7 @@ class RankWatcher:
         interval: float = INTERVAL,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__("ranks", interval, self._try_to_poll, "the run directories cannot be read")
         self._collectors = list(collectors)
         self._run_directory = run_directory
         self._monotonic = monotonic
@@ -66,17 +67,12 @@ class RankWatcher:
         self._latest: dict[str, Sequence[Metric] | Exception] = {}
         self._polled_at = monotonic()
         self._has_polled = threading.Event()
-        self._worker = Worker("ranks", interval, self._try_to_poll, "the run directories cannot be read")
         self.collectors = [PolledCollector(collector.name, self._collect) for collector in self._collectors]
 
     def start(self) -> None:
         """Begin to poll; returns after the first time, or soon after where a directory does not answer."""
-        self._worker.start()
+        super().start()
         self._has_polled.wait(FIRST_POLL)
-
-    def stop(self) -> None:
-        """End the thread, unless a directory does not answer: then it ends with the process."""
-        self._worker.stop()
 
     def scan(self) -> Scan | None:
         """What was read last; None if that was too long ago or never."""

@@ -1,7 +1,7 @@
 """A simulated NVIDIA driver under the real pynvml: its GPUs follow a scenario and the ranks that run on them.
 
-`load_scenario` (scenario.py) → `SimulatedDriver` (driver.py) → `install` (library.py). Nothing is imported here,
-so that a launcher can ask for `simulated_uuid` at no cost.
+`load_scenario` (scenario.py) → `SimulatedDriver` (driver.py) → `install` (library.py). The daemon imports this package
+only with `--simulate`. Nothing is imported here, so that a launcher can ask for `simulated_uuid` at no cost.
 """
 
 from __future__ import annotations

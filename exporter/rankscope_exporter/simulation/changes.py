@@ -24,23 +24,15 @@ POLLED_EVERY = 0.1  # seconds
 logger = logging.getLogger(__name__)
 
 
-class Changes:
+class Changes(Worker):
     """A thread that looks at the files and changes the timelines. The directory need not exist."""
 
     def __init__(self, directory: Path, timelines: Sequence[Timeline], now: Callable[[], float]) -> None:
+        super().__init__("simulated-changes", POLLED_EVERY, self.poll, "the simulated GPUs cannot be changed")
         self._paths = [directory / f"{index}.yml" for index in range(len(timelines))]
         self._timelines = timelines
         self._now = now
         self._seen: dict[Path, int | None] = {}
-        self._worker = Worker("simulated-changes", POLLED_EVERY, self.poll, "the simulated GPUs cannot be changed")
-
-    def start(self) -> None:
-        """Poll the files from now on, in a thread."""
-        self._worker.start()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._worker.stop()
 
     def poll(self) -> None:
         """One look at all files. A bad one is reported once, and changes nothing."""

@@ -8,7 +8,7 @@ import pynvml
 
 from rankscope_exporter.gpu.nvml.health import ERROR_KINDS, LOCATIONS
 from rankscope_exporter.simulation.gpu import SimulatedGpu
-from rankscope_exporter.simulation.symbols import symbol
+from rankscope_exporter.simulation.symbols import numbers, symbol
 
 BAR1 = 2**30  # bytes mapped of a window as large as the memory
 LOWEST_POWER_LIMIT = 0.3
@@ -26,15 +26,29 @@ ECC_LOCATIONS = {LOCATIONS[name]: name for name in ("dram", "sram")}
 ECC_KINDS = {number: name for name, number in ERROR_KINDS.items()}
 
 
+numbers(
+    {
+        "nvmlDeviceGetPowerManagementDefaultLimit": lambda gpu, _: round(gpu.model.power_max * 1000),  # milliwatts
+        "nvmlDeviceGetCurrPcieLinkGeneration": lambda gpu, t: (
+            IDLE_PCIE_GENERATION if gpu.is_idle(t) else gpu.model.pcie_generation
+        ),
+        "nvmlDeviceGetMaxPcieLinkGeneration": lambda gpu, _: gpu.model.pcie_generation,
+        "nvmlDeviceGetCurrPcieLinkWidth": lambda _gpu, _: LANES,
+        "nvmlDeviceGetMaxPcieLinkWidth": lambda _gpu, _: LANES,
+        "nvmlDeviceGetPcieReplayCounter": lambda _gpu, _: 0,
+        "nvmlDeviceGetPcieThroughput": lambda gpu, t: gpu.utilization(t) * 10_000,  # KB/s
+        "nvmlDeviceGetPersistenceMode": lambda _gpu, _: int(pynvml.NVML_FEATURE_ENABLED),
+        "nvmlDeviceGetComputeMode": lambda _gpu, _: int(pynvml.NVML_COMPUTEMODE_DEFAULT),
+        "nvmlDeviceGetVirtualizationMode": lambda _gpu, _: int(pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE),
+        "nvmlDeviceGetMaxMigDeviceCount": lambda gpu, _: 7 if gpu.model.since("ampere") else 0,
+    }
+)
+
+
 @symbol("nvmlDeviceGetBAR1MemoryInfo")
 def _bar1(gpu: SimulatedGpu, _t: float, info: Any) -> None:
     info.bar1Total, info.bar1Used = gpu.model.memory, BAR1
     info.bar1Free = info.bar1Total - info.bar1Used
-
-
-@symbol("nvmlDeviceGetPowerManagementDefaultLimit")
-def _default_power_limit(gpu: SimulatedGpu, _t: float, milliwatts: Any) -> None:
-    milliwatts.value = round(gpu.model.power_max * 1000)
 
 
 @symbol("nvmlDeviceGetPowerManagementLimitConstraints")
@@ -66,31 +80,6 @@ def _row_remapper_histogram(_gpu: SimulatedGpu, _t: float, banks: Any) -> None:
     banks.max = BANKS
 
 
-@symbol("nvmlDeviceGetCurrPcieLinkGeneration")
-def _pcie_generation(gpu: SimulatedGpu, t: float, generation: Any) -> None:
-    generation.value = IDLE_PCIE_GENERATION if gpu.is_idle(t) else gpu.model.pcie_generation
-
-
-@symbol("nvmlDeviceGetMaxPcieLinkGeneration")
-def _max_pcie_generation(gpu: SimulatedGpu, _t: float, generation: Any) -> None:
-    generation.value = gpu.model.pcie_generation
-
-
-@symbol("nvmlDeviceGetCurrPcieLinkWidth", "nvmlDeviceGetMaxPcieLinkWidth")
-def _pcie_width(_gpu: SimulatedGpu, _t: float, lanes: Any) -> None:
-    lanes.value = LANES
-
-
-@symbol("nvmlDeviceGetPcieReplayCounter")
-def _pcie_replays(_gpu: SimulatedGpu, _t: float, count: Any) -> None:
-    count.value = 0
-
-
-@symbol("nvmlDeviceGetPcieThroughput")
-def _pcie_throughput(gpu: SimulatedGpu, t: float, _counter: Any, kilobytes_per_second: Any) -> None:
-    kilobytes_per_second.value = gpu.utilization(t) * 10_000
-
-
 @symbol("nvmlDeviceGetNvLinkState", of=lambda model: model.nvlinks > 0)
 def _nvlink_state(gpu: SimulatedGpu, t: float, link: int, state: Any) -> int | None:
     if link >= gpu.model.nvlinks:
@@ -99,29 +88,9 @@ def _nvlink_state(gpu: SimulatedGpu, t: float, link: int, state: Any) -> int | N
     return None
 
 
-@symbol("nvmlDeviceGetPersistenceMode")
-def _persistence(_gpu: SimulatedGpu, _t: float, mode: Any) -> None:
-    mode.value = pynvml.NVML_FEATURE_ENABLED
-
-
-@symbol("nvmlDeviceGetComputeMode")
-def _compute_mode(_gpu: SimulatedGpu, _t: float, mode: Any) -> None:
-    mode.value = pynvml.NVML_COMPUTEMODE_DEFAULT
-
-
-@symbol("nvmlDeviceGetVirtualizationMode")
-def _virtualization_mode(_gpu: SimulatedGpu, _t: float, mode: Any) -> None:
-    mode.value = pynvml.NVML_GPU_VIRTUALIZATION_MODE_NONE
-
-
 @symbol("nvmlDeviceGetMigMode", of=lambda model: model.since("ampere"))
 def _mig_mode(gpu: SimulatedGpu, _t: float, current: Any, pending: Any) -> None:
     current.value = pending.value = bool(gpu.model.mig)
-
-
-@symbol("nvmlDeviceGetMaxMigDeviceCount")
-def _most_mig_devices(gpu: SimulatedGpu, _t: float, count: Any) -> None:
-    count.value = 7 if gpu.model.since("ampere") else 0
 
 
 @symbol("nvmlDeviceGetEccMode")

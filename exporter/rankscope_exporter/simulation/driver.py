@@ -56,17 +56,13 @@ class SimulatedDriver:
 
     def start(self) -> None:
         """Begin to follow the ranks, and what is told while all this runs."""
-        if self.follower:
-            self.follower.start()
-        if self.changes:
-            self.changes.start()
+        for worker in filter(None, (self.follower, self.changes)):
+            worker.start()
 
     def stop(self) -> None:
         """End what `start` began."""
-        if self.follower:
-            self.follower.stop()
-        if self.changes:
-            self.changes.stop()
+        for worker in filter(None, (self.follower, self.changes)):
+            worker.stop()
 
 
 def _history(timeline: Timeline) -> RankHistory:

@@ -10,7 +10,7 @@ from rankscope_exporter.gpu.nvml.device import CLOCK_EVENT_REASONS
 from rankscope_exporter.simulation import device_calls, field_values, gpm
 from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.mig import MigDevice
-from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS, symbol
+from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS, numbers, symbol
 
 NO_INSTANCE = 0xFFFFFFFF  # of a MIG device
 
@@ -25,6 +25,25 @@ ENGINES = {
 CLOCKS = {pynvml.NVML_CLOCK_MEM: "memory_clock", pynvml.NVML_CLOCK_VIDEO: "video_clock"}
 
 
+def _clock_event_reasons(gpu: SimulatedGpu, t: float) -> int:
+    return sum(BITS[reason] for reason in gpu.reasons(t))
+
+
+numbers(
+    {
+        "nvmlDeviceGetIndex": lambda gpu, _: gpu.index,
+        "nvmlDeviceGetPerformanceState": lambda gpu, t: 8 if gpu.is_idle(t) else 0,
+        "nvmlDeviceGetPowerUsage": lambda gpu, t: round(gpu.power(t) * 1000),  # milliwatts
+        "nvmlDeviceGetEnforcedPowerLimit": lambda gpu, _: round(gpu.model.power_max * 1000),
+        "nvmlDeviceGetTotalEnergyConsumption": lambda gpu, t: round(gpu.energy(t) * 1000),  # millijoules
+        "nvmlDeviceGetTemperature": lambda gpu, t: round(gpu.temperature(t)),
+        "nvmlDeviceGetCurrentClocksEventReasons": _clock_event_reasons,
+        "nvmlDeviceGetCurrentClocksThrottleReasons": _clock_event_reasons,
+        "nvmlDeviceGetSupportedEventTypes": lambda _gpu, _: int(pynvml.nvmlEventTypeXidCriticalError),
+    }
+)
+
+
 @symbol("nvmlDeviceGetName")
 def _name(gpu: SimulatedGpu, _t: float, buffer: Any, _size: Any) -> None:
     buffer.value = gpu.name.encode()
@@ -35,19 +54,9 @@ def _uuid(gpu: SimulatedGpu, _t: float, buffer: Any, _size: Any) -> None:
     buffer.value = gpu.uuid.encode()
 
 
-@symbol("nvmlDeviceGetIndex")
-def _index(gpu: SimulatedGpu, _t: float, index: Any) -> None:
-    index.value = gpu.index
-
-
 @symbol("nvmlDeviceGetPciInfo_v3")
 def _pci(gpu: SimulatedGpu, _t: float, info: Any) -> None:
     info.busId = gpu.pci_bus_id
-
-
-@symbol("nvmlDeviceGetPerformanceState")
-def _performance_state(gpu: SimulatedGpu, t: float, state: Any) -> None:
-    state.value = 8 if gpu.is_idle(t) else 0
 
 
 @symbol("nvmlDeviceGetUtilizationRates", of=lambda model: not model.mig)
@@ -85,26 +94,6 @@ def _memory_v2(gpu: SimulatedGpu, t: float, info: Any) -> None:
     info.free = info.total - info.reserved - info.used
 
 
-@symbol("nvmlDeviceGetPowerUsage")
-def _power(gpu: SimulatedGpu, t: float, milliwatts: Any) -> None:
-    milliwatts.value = round(gpu.power(t) * 1000)
-
-
-@symbol("nvmlDeviceGetEnforcedPowerLimit")
-def _power_limit(gpu: SimulatedGpu, _t: float, milliwatts: Any) -> None:
-    milliwatts.value = round(gpu.model.power_max * 1000)
-
-
-@symbol("nvmlDeviceGetTotalEnergyConsumption")
-def _energy(gpu: SimulatedGpu, t: float, millijoules: Any) -> None:
-    millijoules.value = round(gpu.energy(t) * 1000)
-
-
-@symbol("nvmlDeviceGetTemperature")
-def _temperature(gpu: SimulatedGpu, t: float, _sensor: Any, celsius: Any) -> None:
-    celsius.value = round(gpu.temperature(t))
-
-
 @symbol("nvmlDeviceGetClockInfo")
 def _clock(gpu: SimulatedGpu, t: float, domain: Any, megahertz: Any) -> None:
     other = CLOCKS.get(domain.value)
@@ -114,16 +103,6 @@ def _clock(gpu: SimulatedGpu, t: float, domain: Any, megahertz: Any) -> None:
 @symbol("nvmlDeviceGetMaxClockInfo")
 def _max_clock(gpu: SimulatedGpu, _t: float, domain: Any, megahertz: Any) -> None:
     megahertz.value = round(getattr(gpu.model, CLOCKS.get(domain.value, "sm_clock")))
-
-
-@symbol("nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetCurrentClocksThrottleReasons")
-def _clock_event_reasons(gpu: SimulatedGpu, t: float, mask: Any) -> None:
-    mask.value = sum(BITS[reason] for reason in gpu.reasons(t))
-
-
-@symbol("nvmlDeviceGetSupportedEventTypes")
-def _event_types(_gpu: SimulatedGpu, _t: float, types: Any) -> None:
-    types.value = pynvml.nvmlEventTypeXidCriticalError
 
 
 @symbol("nvmlDeviceGetComputeRunningProcesses_v3")

@@ -61,7 +61,7 @@ class RankHistory:
         return before + Seconds(spent.computing * share, spent.waiting * share)
 
 
-class RankFollower:
+class RankFollower(Worker):
     """Polls the ranks and divides what they did since the last poll among the GPUs."""
 
     def __init__(
@@ -70,21 +70,13 @@ class RankFollower:
         histories: Mapping[str, RankHistory],
         now: Callable[[], float],
     ) -> None:
+        complaint = "the simulated GPUs cannot follow the ranks"
+        super().__init__("simulated-ranks", POLLED_EVERY, self._poll_or_rest, complaint)
         self._activities = activities
         self._histories = histories
         self._now = now
         self._last: dict[tuple[str, int], RankActivity] = {}
         self._rests_until = 0.0
-        words = "the simulated GPUs cannot follow the ranks"
-        self._worker = Worker("simulated-ranks", POLLED_EVERY, self._poll_or_rest, words)
-
-    def start(self) -> None:
-        """Poll the ranks from now on, in a thread."""
-        self._worker.start()
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._worker.stop()
 
     def _poll_or_rest(self) -> None:
         began = time.monotonic()

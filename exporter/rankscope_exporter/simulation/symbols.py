@@ -7,11 +7,12 @@ fills them in and returns one of NVML's codes, or None for success.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import pynvml
 
+from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.models import GpuModel
 
 GpuFunction = Callable[..., int | None]
@@ -36,3 +37,13 @@ def symbol(
         return supported
 
     return register
+
+
+def numbers(table: Mapping[str, Callable[[SimulatedGpu, float], int]]) -> None:
+    """Register functions that write one number, which the table computes, into the call's last argument."""
+    for name, number in table.items():
+        symbol(name)(functools.partial(_write, number))
+
+
+def _write(number: Callable[[SimulatedGpu, float], int], gpu: SimulatedGpu, t: float, *arguments: Any) -> None:
+    arguments[-1].value = number(gpu, t)

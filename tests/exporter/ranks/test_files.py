@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
-from rankscope.record.reader import UnreadableRecordError
-from rankscope_exporter.ranks import files
-from rankscope_exporter.ranks.files import Listing, RankFile, fair_share, open_directory
+from rankscope.record import directory
+from rankscope.record.listing import Listing, RankFile
+from rankscope_exporter.ranks.files import fair_share
+from rankscope_exporter.ranks.rank import Scan
+from rankscope_exporter.ranks.run_directory import RunDirectory
 
 
 def file(name: str, owner: int, modified: float = 0.0) -> RankFile:
@@ -30,14 +33,14 @@ def test_of_one_owners_files_the_newest_are_read() -> None:
 def test_a_listing_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.rank").touch()
-    descriptor = open_directory(tmp_path)
+    descriptor = directory.open_directory(tmp_path)
     all_of_them = Listing(tmp_path, 5).look(descriptor)
     assert (len(all_of_them.files), all_of_them.are_more) == (5, False)
     listing = Listing(tmp_path, 3)
     some = listing.look(descriptor)
     assert (len(some.files), some.are_more) == (3, True)
     listing.close()
-    files.os.close(descriptor)
+    os.close(descriptor)
 
 
 def test_a_link_to_a_directory_that_a_stranger_made_is_not_followed(
@@ -45,14 +48,11 @@ def test_a_link_to_a_directory_that_a_stranger_made_is_not_followed(
 ) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
-    monkeypatch.setattr(files.os, "geteuid", lambda: 4711)
+    monkeypatch.setattr(directory.os, "geteuid", lambda: 4711)
     if link.lstat().st_uid == 0:  # root's links are everybody's to follow: make it a stranger's
-        files.os.chown(link, 4712, 4712, follow_symlinks=False)
-    with pytest.raises(UnreadableRecordError) as caught:
-        open_directory(link)
-    assert caught.value.reason == "symlink"
+        os.chown(link, 4712, 4712, follow_symlinks=False)
+    assert RunDirectory([link]).scan().skipped == {"symlink": 1}
 
 
 def test_a_missing_directory_is_missing(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        open_directory(tmp_path / "missing")
+    assert RunDirectory([tmp_path / "missing"]).scan() == Scan((), {})

@@ -16,10 +16,10 @@ import pytest
 
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
+from rankscope.record.listing import Listed, Listing
 from rankscope.record.writer import RankWriter
 from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.collectors.ranks import Ranks
-from rankscope_exporter.ranks.files import Listed, Listing
 from rankscope_exporter.ranks.run_directory import SERIES_LIMIT, Beliefs, RunDirectory
 
 NOW = 1_700_000_000.0

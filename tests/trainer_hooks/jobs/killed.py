@@ -43,7 +43,7 @@ def train(steps: float) -> None:
         optimizer.step()
         attachment = attach.current()
         assert attachment is not None
-        attachment._refresh()
+        attachment.publication.refresh()
         memory[PUBLISHED] = 1
         memory[STEPS] += 1
 

@@ -7,15 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import signal
 import stat
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-_FLOCK = struct.Struct("hhqqi4x")  # as in record/reader.py
+from rankscope.record.directory import open_untrusted
+from rankscope.record.reader import lock_holder
 
 
 class NotTheRankError(Exception):
@@ -69,17 +68,15 @@ def _pidfd(pid: int) -> int:
         raise NotTheRankError(f"its process {pid}: {error.strerror}") from error
 
 
-def _locked_by(record: Path, owner: int) -> int:
-    """Who holds the write lock: one for reading can be had on anybody's record, by whoever may read it."""
+def _locked_by(record: Path, owner: int) -> int | None:
+    """Return who holds the write lock of the record. Raises NotTheRankError if the record is not of `owner`."""
     try:
-        descriptor = os.open(record, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        descriptor = open_untrusted(record)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != owner:
                 raise NotTheRankError("its record is another user's by now")
-            question = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-            kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
-            return int(pid) if kind == fcntl.F_WRLCK else 0
+            return lock_holder(descriptor)
         finally:
             os.close(descriptor)
     except OSError as error:

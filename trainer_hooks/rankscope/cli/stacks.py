@@ -20,12 +20,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeGuard
 
-from rankscope.cli.living_ranks import LivingRank, RunDirectoryError, fair_share, living_ranks
+from rankscope.cli.living_ranks import LivingRank, RunDirectoryError, living_ranks
 from rankscope.cli.lock_holder import NotTheRankError, Process, process_of
 from rankscope.cli.printable import printable
 from rankscope.cli.py_spy import stacks_by_py_spy
+from rankscope.process.ending import catches
 from rankscope.process.stack_dump import MEMORY_FILE
 from rankscope.record import layout
+from rankscope.record.listing import take_turns
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 
@@ -60,7 +62,7 @@ def show(run: str | None, rank: str | None, directory: Path | None, out: TextIO 
         return 2
     if len(mine) > RANKS_LIMIT:
         _complain(f"{len(mine)} ranks, of which {RANKS_LIMIT} are asked; choose with --run and --rank")
-    return _show(sorted(fair_share(mine, RANKS_LIMIT), key=_order), out)
+    return _show(sorted(take_turns(mine)[:RANKS_LIMIT], key=_order), out)
 
 
 def _show(ranks: Iterable[LivingRank], out: TextIO) -> int:
@@ -222,13 +224,6 @@ def _asked_by(snapshot: RankSnapshot) -> tuple[int, Path]:
 
 def _is_within(number: object, least: int, largest: int) -> TypeGuard[int]:
     return isinstance(number, int) and not isinstance(number, bool) and least <= number <= largest
-
-
-def catches(pid: int, number: int) -> bool:
-    """Whether the process handles the signal now, by /proc/PID/status."""
-    with Path(f"/proc/{pid}/status").open(errors="replace") as lines:  # a process's name may be any bytes
-        caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
-    return bool(caught >> (number - 1) & 1)
 
 
 def _answer(descriptor: int, before: int) -> str:

@@ -117,8 +117,13 @@ def has_foreign_handler(number: int) -> bool:
     """Whether C code other than Python's handles the signal: the job's faulthandler, say. It would lose its file."""
     if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
         return signal.getsignal(number) is None
-    with contextlib.suppress(OSError, ValueError, StopIteration):
-        lines = Path("/proc/self/status").read_text().splitlines()
-        caught = next(int(line.split()[1], 16) for line in lines if line.startswith("SigCgt"))
-        return bool(caught >> (number - 1) & 1)
+    with contextlib.suppress(OSError, ValueError):
+        return catches("self", number)
     return True  # unknown: better without last words than the job without its handler
+
+
+def catches(pid: int | str, number: int) -> bool:
+    """Whether the process handles the signal now, by /proc/PID/status. Raises OSError."""
+    with Path(f"/proc/{pid}/status").open(errors="replace") as lines:  # a process's name may be any bytes
+        caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
+    return bool(caught >> (number - 1) & 1)

@@ -13,6 +13,7 @@ from typing import Any
 
 from rankscope._version import __version__
 from rankscope.process import environment
+from rankscope.record.text import replace_unprintable
 
 RUN_NAME_LIMIT = 128
 JOB_ID_LIMIT = 32
@@ -58,12 +59,12 @@ def run_name() -> str:
         name = environment.text("SLURM_JOB_NAME", RUN_NAME_LIMIT - len(job) - 1)
         return f"{name or 'slurm'}-{job}"
     run_id = environment.text("TORCHELASTIC_RUN_ID", RUN_NAME_LIMIT)
-    return run_id if run_id not in ("", "none") else environment.printable(_agreed_name(), RUN_NAME_LIMIT)
+    return run_id if run_id not in ("", "none") else replace_unprintable(_agreed_name(), RUN_NAME_LIMIT)
 
 
 def _agreed_name() -> str:
     name = Path(sys.argv[0] if sys.argv and sys.argv[0] else "python").stem
-    script = environment.printable(name, SCRIPT_LIMIT)
+    script = replace_unprintable(name, SCRIPT_LIMIT)
     proposal = f"{script}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     if not is_distributed():
         return proposal

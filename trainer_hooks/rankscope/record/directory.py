@@ -33,6 +33,15 @@ def open_directory(path: Path, flags: int = os.O_RDONLY) -> int:
     raise ForeignLinkError("the run directory is a link that another user made")
 
 
+def open_untrusted(path: Path | str, directory: int | None = None) -> int:
+    """Open a file that another user may have put there, in the open `directory` if there is one. Raises OSError.
+
+    This neither follows a link nor waits: a pipe waits for its writer, and a file under another process's lease for
+    that to be given back.
+    """
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+
+
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
     """The directory, to make and exchange names in it; the right to list it is not needed. Raises as above."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rankscope.record import layout
+from rankscope.record.directory import open_untrusted
 from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.snapshot import LARGEST, RankSnapshot, Rings
 
@@ -47,7 +48,7 @@ def read_rank(path: Path, directory: int | None = None, *, with_steps: bool = Fa
     with _opened(path, directory) as descriptor:
         _check_header(path, os.fstat(descriptor), os.pread(descriptor, layout.HEADER.size, 0))
         # The lock before the data: what a dead process left is then final, and no clean end looks like a kill.
-        lock_pid = _lock_holder(descriptor)
+        lock_pid = lock_holder(descriptor)
         data = _consistent(descriptor, path, is_final=lock_pid is None)
         rings = _rings(descriptor, path) if with_steps else Rings()
         spoke_last_words = os.pread(descriptor, 1, layout.LAST_WORDS_OFFSET) != b"\0"
@@ -81,8 +82,7 @@ def _ring(descriptor: int, path: Path, offset: int, slots: int, counter: str) ->
 def _opened(path: Path, directory: int | None) -> Iterator[int]:
     name = path if directory is None else path.name
     try:
-        # Non-blocking: a pipe waits for its writer, and a file under somebody's lease for that to be given back.
-        descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        descriptor = open_untrusted(name, directory)
     except FileNotFoundError:
         raise
     except OSError as error:
@@ -194,12 +194,12 @@ def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
     return slots
 
 
-def _lock_holder(descriptor: int) -> int | None:
-    """Who holds the record's lock; 0 if it is nobody whom this process's pid namespace shows, None if it is free.
+def lock_holder(descriptor: int) -> int | None:
+    """Return who holds the record's write lock: None if it is free, 0 if this pid namespace does not show its holder.
 
-    Only a lock for writing is life: it takes a descriptor that may write, which nobody but the owner gets. A lock for
-    reading anybody may hold on a record that he can read, for as long as he likes. Only the first is in the way of one
-    for reading, so that is what the kernel is asked about.
+    Only a write lock shows that the rank lives: it takes a descriptor that may write, which only the owner gets. Any
+    user who can read a record may hold a read lock on it. Only a write lock conflicts with a read lock, so this asks
+    the kernel about a read lock.
     """
     question = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
     kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))

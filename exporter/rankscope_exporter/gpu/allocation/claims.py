@@ -63,7 +63,7 @@ class Claims:
         return [rank for uuid in uuids for rank in self.ranks.get(uuid, ())]
 
 
-class ClaimsWatcher:
+class ClaimsWatcher(Worker):
     """Keeps what the schedulers said a few seconds ago. `users` get their names here too, as that may take as long.
 
     `ranks` are those of the last second, None if they are not known: a rank's claim must not outlive its process, or
@@ -78,22 +78,13 @@ class ClaimsWatcher:
         interval: float = INTERVAL,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
+        super().__init__("claims", interval, self.poll, "the claims to GPUs cannot be collected")
         self._schedulers = schedulers
         self._ranks = ranks
         self._users = users
-        self._interval = interval
         self._monotonic = monotonic
         self._answers: tuple[float, Sequence[Answer | None]] | None = None
         self._complaints: dict[str, str] = {}
-        self._worker = Worker("claims", interval, self.poll, "the claims to GPUs cannot be collected")
-
-    def start(self) -> None:
-        """Ask every source once an interval from now on, in a thread."""
-        self._worker.start()
-
-    def stop(self) -> None:
-        """End the thread, unless somebody does not answer: then it ends with the process."""
-        self._worker.stop()
 
     def claims(self) -> Claims:
         """Now. Without the schedulers, and not complete, if they were asked too long ago."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 
+from rankscope_exporter.ranks.checks import is_label
+
 # Who knows best comes first. Schedulers hand GPUs out; a process or a rank only shows that it uses one.
 SOURCES = ("slurm", "kubernetes", "container", "user", "process", "rank")
-VALUE_LIMIT = 200  # characters, as for the labels of a rank; Kubernetes allows 253 for a pod, its generators use 63
 MOST_VALUES = 16  # of one label; more shares than that of one GPU are named by "…"
 
 
@@ -48,6 +49,6 @@ def labels(holders: Collection[Holder]) -> dict[str, str]:
 
 def _joined(values: Iterable[str]) -> str:
     """In order: numbers by their size, so that ranks read 2,10. What is too long or not printable is left out."""
-    distinct = {value for value in values if value and len(value) <= VALUE_LIMIT and value.isprintable()}
+    distinct = {value for value in values if value and is_label(value)}
     ordered = sorted(distinct, key=lambda value: (int(value) if value.isdecimal() else 0, value))
     return ",".join([*ordered[:MOST_VALUES], *(["…"] if len(ordered) > MOST_VALUES else [])])

@@ -11,8 +11,11 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
+from rankscope.record.directory import open_untrusted
+from rankscope.record.text import replace_unprintable
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.ranks.checks import LABEL_LIMIT
 
@@ -59,14 +62,8 @@ def parse_jobs(text: str) -> list[Holder]:
     """
     words = (line.split(maxsplit=2) for line in text.split("\n"))
     jobs = ([*line, "", ""][:3] for line in words if line and JOB_ID.fullmatch(line[0]))
-    return [
-        Holder("slurm", slurm_job_id=job, user=_label(user), slurm_job_name=_label(name)) for job, user, name in jobs
-    ]
-
-
-def _label(text: str) -> str:
-    """What is fit to be a label's value: printable, and not too long."""
-    return "".join(character if character.isprintable() else "?" for character in text[:LABEL_LIMIT])
+    label = partial(replace_unprintable, limit=LABEL_LIMIT)
+    return [Holder("slurm", slurm_job_id=job, user=label(user), slurm_job_name=label(name)) for job, user, name in jobs]
 
 
 def job_of_cgroup(cgroup: str) -> str:
@@ -80,8 +77,8 @@ def _is_job_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _read(path: Path) -> str:
-    """Neither follows a link nor waits for a pipe's other end that was put there instead of the file."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    """Return the complete lines within the first FILE_LIMIT bytes. Raises OSError."""
+    descriptor = open_untrusted(path)
     try:
         data = os.read(descriptor, FILE_LIMIT + 1)
     finally:

@@ -4,18 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
-from rankscope_exporter.gpu.allocation.claims import Claims
+from rankscope_exporter.flags import flag
+from rankscope_exporter.gpu.allocation.claims import Claims, Scheduler
 from rankscope_exporter.gpu.allocation.holder import LABELS, Holder, labels
 from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
 from rankscope_exporter.gpu.allocation.occupants import Occupants
+from rankscope_exporter.gpu.allocation.pod_resources import PodResources
 from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames, holders_of, look_up
+from rankscope_exporter.gpu.allocation.slurm import SlurmJobs
 from rankscope_exporter.gpu.busy_meter import BusyMeter
 from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.mig import mig_instances
 
 INSTANCES_EVERY = 5.0  # seconds: some ten calls an instance
+
+
+@dataclass(frozen=True, kw_only=True)
+class AllocationFlags:
+    """Where the collector asks who holds a GPU, in addition to the processes on it and the ranks."""
+
+    slurm_dir: Path | None = flag(
+        "--collector.allocation.slurm-dir",
+        type=Path,
+        metavar="DIR",
+        help="where Slurm's prolog leaves one file a GPU with its jobs (deploy/slurm), as for dcgm-exporter",
+    )
+    kubelet_socket: Path | None = flag(
+        "--collector.allocation.kubelet-socket",
+        type=Path,
+        metavar="PATH",
+        help="the kubelet's pod resources socket, usually /var/lib/kubelet/pod-resources/kubelet.sock; "
+        "needs rankscope[kubernetes]",
+    )
+    procfs: Path = flag(
+        "--path.procfs",
+        type=Path,
+        default=Path("/proc"),
+        metavar="DIR",
+        help="where the host's processes are seen (default: %(default)s)",
+    )
+
+
+# The scheduler that each setting of AllocationFlags configures.
+SCHEDULERS: Mapping[str, Callable[[Path], Scheduler]] = {"slurm_dir": SlurmJobs, "kubelet_socket": PodResources}
 
 
 @dataclass(frozen=True)

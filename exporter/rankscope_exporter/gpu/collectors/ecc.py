@@ -26,7 +26,7 @@ def read(device: Device, _tick: Tick) -> Ecc:
     return Ecc(ecc_errors(device, lifetime=False), ecc_errors(device, lifetime=True), repairs(device))
 
 
-GPU = GpuMetrics[Ecc]()
+GPU = GpuMetrics[Ecc](since="Ampere")
 METRICS = (
     GPU.counter(
         "ecc_errors_total",
@@ -52,21 +52,18 @@ METRICS = (
         lambda ecc: ecc.repairs.remapped_rows,
         "kind",
         source="nvmlDeviceGetFieldValues(REMAPPED_COR, REMAPPED_UNC)",
-        since="Ampere",
     ),
     GPU.gauge(
         "row_remapping_pending",
         "1 if a row will be remapped at the GPU's next reset.",
         lambda ecc: ecc.repairs.remapping_pending,
         source="nvmlDeviceGetFieldValues(REMAPPED_PENDING)",
-        since="Ampere",
     ),
     GPU.gauge(
         "row_remapping_failed",
         "1 if a row could not be remapped: the GPU qualifies for exchange.",
         lambda ecc: ecc.repairs.remapping_failed,
         source="nvmlDeviceGetFieldValues(REMAPPED_FAILURE)",
-        since="Ampere",
     ),
     GPU.gauge(
         "row_remapping_banks",
@@ -74,7 +71,6 @@ METRICS = (
         lambda ecc: ecc.repairs.banks,
         "spare_rows",
         source="nvmlDeviceGetRowRemapperHistogram",
-        since="Ampere",
     ),
     GPU.counter(
         "retired_pages_total",

@@ -21,45 +21,38 @@ def read(device: Device, _tick: Tick) -> Memories:
     return Memories(device.memory(), device.bar1_memory())
 
 
-GPU = GpuMetrics[Memories]()
+DEVICE = GpuMetrics[Memories](source="nvmlDeviceGetMemoryInfo_v2")
+BAR1 = GpuMetrics[Memories](source="nvmlDeviceGetBAR1MemoryInfo", since="Kepler")
 METRICS = (
-    GPU.gauge(
+    DEVICE.gauge(
         "memory_total_bytes",
         "Memory of the GPU.",
         lambda memory: memory.device.total if memory.device else None,
-        source="nvmlDeviceGetMemoryInfo_v2",
     ),
-    GPU.gauge(
+    DEVICE.gauge(
         "memory_used_bytes",
         "Memory that processes have allocated on the GPU, without what the driver reserves.",
         lambda memory: memory.device.used if memory.device else None,
-        source="nvmlDeviceGetMemoryInfo_v2",
     ),
-    GPU.gauge(
+    DEVICE.gauge(
         "memory_reserved_bytes",
         "Memory that the driver and the firmware keep for themselves.",
         lambda memory: memory.device.reserved if memory.device else None,
-        source="nvmlDeviceGetMemoryInfo_v2",
     ),
-    GPU.gauge(
+    DEVICE.gauge(
         "memory_free_bytes",
         "Memory that can still be allocated on the GPU.",
         lambda memory: memory.device.free if memory.device else None,
-        source="nvmlDeviceGetMemoryInfo_v2",
     ),
-    GPU.gauge(
+    BAR1.gauge(
         "bar1_memory_total_bytes",
         "Size of the GPU's window into the PCIe address space (BAR1), by which other devices reach its memory.",
         lambda memory: memory.bar1.total if memory.bar1 else None,
-        source="nvmlDeviceGetBAR1MemoryInfo",
-        since="Kepler",
     ),
-    GPU.gauge(
+    BAR1.gauge(
         "bar1_memory_used_bytes",
         "How much of BAR1 is mapped.",
         lambda memory: memory.bar1.used if memory.bar1 else None,
-        source="nvmlDeviceGetBAR1MemoryInfo",
-        since="Kepler",
     ),
 )
 

@@ -40,21 +40,19 @@ class NvLinkReader:
         return nvlink_errors(device, len(self._states(device, tick)))
 
 
-GPU = GpuMetrics[NvLink]()
+GPU = GpuMetrics[NvLink](since="Pascal")
 METRICS = (
     GPU.gauge(
         "nvlink_links",
         "NVLinks of the GPU.",
         lambda nvlink: len(nvlink.states),
         source="nvmlDeviceGetFieldValues(NVLINK_LINK_COUNT)",
-        since="Pascal",
     ),
     GPU.gauge(
         "nvlink_links_active",
         "NVLinks that are up.",
         lambda nvlink: sum(nvlink.states),
         source="nvmlDeviceGetNvLinkState",
-        since="Pascal",
     ),
     GPU.counter(
         "nvlink_bytes_total",
@@ -71,7 +69,6 @@ METRICS = (
         lambda nvlink: nvlink.errors,
         "kind",
         source="nvmlDeviceGetFieldValues(NVLINK_…_ERROR_COUNT_TOTAL), since Blackwell (NVLINK_COUNT_…)",
-        since="Pascal",
     ),
 )
 

@@ -39,35 +39,31 @@ class PcieReader:
         return Pcie(pcie_link(device), self._best(device, tick), pcie_replays(device), believed)
 
 
-GPU = GpuMetrics[Pcie]()
+GPU = GpuMetrics[Pcie](since="Fermi")
 METRICS = (
     GPU.gauge(
         "pcie_link_generation",
         "Generation of the PCIe link now; an idle GPU lowers it.",
         lambda pcie: pcie.link.generation,
         source="nvmlDeviceGetCurrPcieLinkGeneration",
-        since="Fermi",
     ),
     GPU.gauge(
         "pcie_link_generation_max",
         "Highest PCIe generation that this GPU can have in this slot.",
         lambda pcie: pcie.best.generation,
         source="nvmlDeviceGetMaxPcieLinkGeneration",
-        since="Fermi",
     ),
     GPU.gauge(
         "pcie_link_width",
         "Lanes of the PCIe link now; fewer than the maximum is a bad contact or slot.",
         lambda pcie: pcie.link.width,
         source="nvmlDeviceGetCurrPcieLinkWidth",
-        since="Fermi",
     ),
     GPU.gauge(
         "pcie_link_width_max",
         "Most lanes that this GPU can have in this slot.",
         lambda pcie: pcie.best.width,
         source="nvmlDeviceGetMaxPcieLinkWidth",
-        since="Fermi",
     ),
     GPU.counter(
         "pcie_replays_total",

@@ -29,42 +29,37 @@ class PowerReader:
         return Power(device.power(), device.power_limit(), device.energy(), self._limits(device, tick))
 
 
-GPU = GpuMetrics[Power]()
+GPU = GpuMetrics[Power](since="Kepler")
 METRICS = (
     GPU.gauge(
         "power_watts",
         "Power that the GPU draws now; the rate of the energy counter is the true average.",
         lambda power: power.watts,
         source="nvmlDeviceGetPowerUsage",
-        since="Kepler",
     ),
     GPU.gauge(
         "power_limit_watts",
         "Power limit that the driver enforces now.",
         lambda power: power.limit_watts,
         source="nvmlDeviceGetEnforcedPowerLimit",
-        since="Kepler",
     ),
     GPU.gauge(
         "power_limit_default_watts",
         "Power limit after the driver was loaded.",
         lambda power: power.limits.default,
         source="nvmlDeviceGetPowerManagementDefaultLimit",
-        since="Kepler",
     ),
     GPU.gauge(
         "power_limit_min_watts",
         "Lowest power limit that can be set.",
         lambda power: power.limits.lowest,
         source="nvmlDeviceGetPowerManagementLimitConstraints",
-        since="Kepler",
     ),
     GPU.gauge(
         "power_limit_max_watts",
         "Highest power limit that can be set.",
         lambda power: power.limits.highest,
         source="nvmlDeviceGetPowerManagementLimitConstraints",
-        since="Kepler",
     ),
     GPU.counter(
         "energy_joules_total",

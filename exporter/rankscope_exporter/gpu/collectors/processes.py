@@ -22,19 +22,17 @@ def total(processes: Processes) -> int | None:
     return sum(known) if len(known) == len(processes) else None
 
 
-GPU = GpuMetrics[Processes]()
+GPU = GpuMetrics[Processes](source="nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses")
 METRICS = (
     GPU.gauge(
         "processes",
         "Processes with a compute or graphics context on the GPU, each pid once.",
         len,
-        source="nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
     ),
     GPU.gauge(
         "processes_memory_bytes",
         "Memory that these processes hold together.",
         total,
-        source="nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
     ),
 )
 

@@ -5,11 +5,16 @@ And the reference step of each, by which rules compare the ranks of several mach
 
 from __future__ import annotations
 
+import argparse
+import math
+from dataclasses import dataclass
+
 from prometheus_client.core import Metric
 
 from rankscope.record.layout import COLLECTIVE_WAIT, OTHER, PHASES
 from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.exposition.sample_cache import SampleCache, families
+from rankscope_exporter.flags import flag
 from rankscope_exporter.ranks.metric import rank_metrics
 from rankscope_exporter.ranks.rank import Key, Scan
 from rankscope_exporter.ranks.reference_step import Reference
@@ -82,6 +87,31 @@ METRICS = (
         "phase",
     ),
 )
+
+
+def _interval(text: str) -> float:
+    """Return the seconds. Ranks are read once a second, so no step can be shown for less. Raises ArgumentTypeError."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 1.0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, 1 or more")
+    return seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class AlignmentFlags:
+    """The settings of the collector."""
+
+    reference_interval: float = flag(
+        "--collector.alignment.reference-interval",
+        type=_interval,
+        default=30.0,  # twice the scrape interval of deploy/prometheus
+        metavar="SECONDS",
+        help="how long a rank shows its reference step, by which ranks of several nodes are compared, on average: at "
+        "least twice the scrape interval, and alike on all nodes (default: %(default)g)",
+    )
 
 
 class AlignedSteps:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import argparse
+import pwd
+from dataclasses import dataclass
+
 from prometheus_client.core import Metric
 
 from rankscope_exporter.exposition.metric import MetricTable, whole
 from rankscope_exporter.exposition.sample_cache import SampleCache, families
+from rankscope_exporter.flags import flag
 from rankscope_exporter.ranks.metrics import collectives, life, process, steps
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 
@@ -45,6 +50,45 @@ CONTRADICTED = SCAN.gauge(
     lambda scan: sum(rank.is_elsewhere for rank in scan.ranks),
 )
 SCAN_METRICS = (SKIPPED, CONTRADICTED)
+
+
+def _users(text: str) -> frozenset[int]:
+    """Return the uids of a list of names and uids. Raises ArgumentTypeError."""
+    return frozenset(map(_uid, text.split(",")))
+
+
+def _uid(user: str) -> int:
+    if user.isdecimal() and len(user) <= 10:
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except (KeyError, ValueError):  # the latter of what cannot be a name
+        raise argparse.ArgumentTypeError(f"{user!r} is no user of this machine, and no uid") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankFlags:
+    """Which ranks are shown, and by which labels."""
+
+    ranks_owner: str = flag(
+        "--collector.ranks.owner",
+        choices=("uid", "none"),
+        default="uid",
+        help="the label `owner` of ranks: the uid of their records' files, by which two users' runs of one name are "
+        "told apart; `none`, alike on all nodes, where each pod of a run has a user namespace and uids of its own: "
+        "then whoever may write records can write one about any run (default: %(default)s)",
+    )
+    users: frozenset[int] | None = flag(
+        "--collector.ranks.users",
+        type=_users,
+        metavar="USER,…",
+        help="whose ranks are shown, by names or uids; records of others are not read (default: everybody's)",
+    )
+
+    @property
+    def has_owner(self) -> bool:
+        """Whether a run's identity is its name and its owner's uid, or its name alone."""
+        return self.ranks_owner == "uid"
 
 
 class Ranks:

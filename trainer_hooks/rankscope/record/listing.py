@@ -1,0 +1,154 @@
+"""List a run directory in which every user may write: bounded, fair to each owner, and without following a link.
+
+The exporter and `rankscope stacks` list with this module; a training process does not import it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import chain, islice
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from rankscope.record.layout import SIZE
+from rankscope.record.reader import UnreadableRecordError
+from rankscope.record.writer import SUFFIX
+
+# Of one directory in one scan, measured on tmpfs. The next scan continues with the rest.
+NAMES_LIMIT = 32_768  # of any kind: 40 ms
+CANDIDATES_LIMIT = 4096  # with a record's suffix, and looked up: 60 ms
+
+
+@dataclass(frozen=True)
+class RankFile:
+    """A file that may be a record. `descriptor` is the open `directory`, in which its name is looked up."""
+
+    directory: Path
+    name: str
+    descriptor: int
+    owner: int
+    modified: float
+    size: int = SIZE
+    stamp: tuple[int, int, int] = (0, 0, 0)
+    """Device and number of its inode, and when that changed."""
+
+    @property
+    def path(self) -> Path:
+        """The path, for messages and to tell files apart."""
+        return _join(self.directory, self.name)
+
+
+@dataclass(frozen=True)
+class Listed:
+    """What a scan found in one directory."""
+
+    files: list[RankFile]
+    are_more: bool
+    """Whether there are names that the scan did not look at."""
+    failures: int
+    error: UnreadableRecordError | None
+    """Why files could not be looked up, if there were any."""
+
+
+@lru_cache(maxsize=CANDIDATES_LIMIT)
+def _join(directory: Path, name: str) -> Path:
+    """Return the same path for the same file at every scan: a new one and its hash cost as much as reading the file."""
+    return directory / name
+
+
+class Listing:
+    """The names in one run directory. If there are more than a scan may look at, the next scan continues there.
+
+    So every file is found after some scans, whatever the directory's order and whoever fills it.
+    """
+
+    def __init__(self, path: Path, names_limit: int = NAMES_LIMIT, candidates_limit: int = CANDIDATES_LIMIT) -> None:
+        self._path = path
+        self._names_limit = names_limit
+        self._candidates_limit = candidates_limit
+        self._open: Iterator[os.DirEntry[str]] | None = None
+        self._rest: Iterator[os.DirEntry[str]] = iter(())
+        self._directory = (0, 0)
+
+    def look(self, descriptor: int, known: Iterable[str] = ()) -> Listed:
+        """Return the files in the open directory that may be records, including the names in `known`. Raises OSError.
+
+        Each file fails alone: in a directory that may be read and not entered every file fails, and all are counted.
+        """
+        directory = os.fstat(descriptor)
+        files, failures, why = [], 0, ""
+        for name in dict.fromkeys((*known, *self._names(descriptor, directory))):
+            try:
+                status = os.stat(name, dir_fd=descriptor, follow_symlinks=False)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                failures, why = failures + 1, error.strerror or str(error)
+                continue
+            if status.st_dev != directory.st_dev:  # who mounted it there chose the owner that it shows
+                failures, why = failures + 1, "something is mounted there"
+                continue
+            stamp = (status.st_dev, status.st_ino, status.st_ctime_ns)
+            file = RankFile(self._path, name, descriptor, status.st_uid, status.st_mtime, status.st_size, stamp)
+            files.append(file)
+        failure = UnreadableRecordError("unreadable", self._path, f"files in it: {why}") if failures else None
+        return Listed(files, self._open is not None, failures, failure)
+
+    def close(self) -> None:
+        """Forget the position in the listing."""
+        if self._open is not None:
+            self._open.close()  # type: ignore[attr-defined]  # of what os.scandir returns
+        self._open, self._rest = None, iter(())
+
+    def _names(self, descriptor: int, status: os.stat_result) -> list[str]:
+        """Return the next names that may be of records; close the listing after the last."""
+        directory = (status.st_dev, status.st_ino)
+        if self._open is None or directory != self._directory:
+            self.close()
+            self._open = self._rest = os.scandir(descriptor)
+            self._directory = directory
+        names = [entry.name for entry in self._next() if entry.name.endswith(SUFFIX) and entry.name[0] != "."]
+        following = next(self._rest, None)
+        if following is None:
+            self.close()
+        else:
+            self._rest = chain([following], self._rest)
+        return names
+
+    def _next(self) -> Iterator[os.DirEntry[str]]:
+        """Yield the next entries, up to either limit."""
+        candidates = 0
+        for entry in islice(self._rest, self._names_limit):
+            candidates += entry.name.endswith(SUFFIX)
+            yield entry
+            if candidates == self._candidates_limit:
+                return
+
+
+class _Owned(Protocol):
+    @property
+    def owner(self) -> int: ...
+
+
+OwnedT = TypeVar("OwnedT", bound=_Owned)
+
+
+def take_turns(
+    items: Iterable[OwnedT], owner_limit: float = float("inf"), weight: Callable[[OwnedT], int] = lambda _: 1
+) -> list[OwnedT]:
+    """Return the first item of each owner, then the second of each, and so on: an owner of many hides no other owner.
+
+    An item of `weight` n takes n of its owner's turns; what exceeds `owner_limit` is left out.
+    """
+    spent: Counter[int] = Counter()
+    in_turn = []
+    for item in items:
+        spent[item.owner] += weight(item)
+        if spent[item.owner] <= owner_limit:
+            in_turn.append((spent[item.owner], item))
+    in_turn.sort(key=lambda pair: pair[0])  # stable
+    return [item for _, item in in_turn]
