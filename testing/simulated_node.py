@@ -29,6 +29,7 @@ from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.simulation.scenario import Scenario
+from testing.servers import free_port as free_port
 
 STEP = 0.1  # seconds
 READY_WITHIN = 60.0  # seconds
@@ -190,10 +191,3 @@ def keep(path: Path, figures: dict[str, object], about: str | None, text: str) -
     )
     page = f"# {path.stem}\n\n{about}\n{where}{versions}(`{command}`).\n\n{text}\n"
     path.with_suffix(".md").write_text(page)
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import yaml
 from nvml_simulator import environment, install
+from testing.waiting import eventually
 
 from rankscope_exporter.simulation.scenario import parse_scenario
 
@@ -55,10 +56,8 @@ def values(body: str, metric: str) -> dict[str, float]:
 
 
 def test_gpus_that_work_are_measured_while_one_is_lost_and_one_blocks(exporter: str) -> None:
-    deadline = time.monotonic() + 60
-    while values(body := scrape(exporter), "rankscope_gpu_busy_seconds_total").get("0", 0) < 1:
-        assert time.monotonic() < deadline, body
-        time.sleep(0.2)
+    eventually(lambda: values(scrape(exporter), "rankscope_gpu_busy_seconds_total").get("0", 0) >= 1)
+    body = scrape(exporter)
     assert values(body, "rankscope_gpu_up") == {"0": 1, "2": 0, "3": 1}  # GPU 1 has never said its UUID
     assert values(body, "rankscope_gpu_temperature_celsius").keys() == {"0", "3"}
     assert values(body, "rankscope_gpu_busy_seconds_total")["3"] == 0
@@ -92,10 +91,7 @@ def test_gpus_of_which_one_is_stuck_are_not_released_and_the_answer_says_which(e
 
 
 def await_values(url: str, metric: str, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(values(body := scrape(url), metric)) < count:
-        assert time.monotonic() < deadline, body
-        time.sleep(0.2)
+    eventually(lambda: len(values(scrape(url), metric)) >= count, pause=0.2)
 
 
 def post(url: str, page: str) -> tuple[int, str]:

@@ -1,16 +1,13 @@
-"""The sampler tells what is, and only that: lost, stuck and absent things have no value, and come back by themselves.
-
-The simulated machine's clock stands still until a test turns it; the sampler's threads are real.
-"""
+"""The sampler tells what is, and only that: lost, stuck and absent things have no value, and return by themselves."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 
 import pynvml
 import pytest
+from testing.waiting import eventually
 
 from rankscope_exporter.gpu.collector import Gpu, GpuCollector, SampledCollector
 from rankscope_exporter.gpu.collectors import gpu, load, memory, power, temperature
@@ -21,46 +18,7 @@ from rankscope_exporter.registry import GPU_COLLECTORS
 from rankscope_exporter.simulation import simulated_uuid
 
 FAST = Timing(interval=0.02, deadline=2, reopen_after=0.02)
-PATIENT = Timing(interval=0.02, deadline=120, reopen_after=0.02)
 FIRST, SECOND = Gpu(0, simulated_uuid(0)), Gpu(1, simulated_uuid(1))
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Wait until it holds; a minute is for machines that do many things at once."""
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.01)
-
-
-class Gate:
-    """The simulated driver's sleep: short ones pass, a blocking call waits until it is released."""
-
-    def __init__(self) -> None:
-        self.released = threading.Event()
-
-    def __call__(self, seconds: float) -> None:
-        self.released.wait(60) if seconds > 1 else time.sleep(seconds)
-
-
-@pytest.fixture
-def sampling(machine) -> Iterator[Callable[..., tuple]]:
-    """Makes a machine and a sampler that runs on it."""
-    samplers: list[Sampler] = []
-    gate = Gate()
-
-    def make(scenario: str, collectors=GPU_COLLECTORS, timing: Timing = PATIENT):
-        m = machine(scenario, sleep=gate)
-        m.gate = gate
-        samplers.append(Sampler(m.driver, collectors, timing=timing))
-        samplers[-1].start()
-        eventually(lambda: samplers[-1].is_ready)
-        return m, samplers[-1]
-
-    yield make
-    gate.released.set()
-    for sampler in samplers:
-        sampler.stop()
 
 
 def uuids_published(sampler: Sampler) -> dict[str, set[str]]:
@@ -153,7 +111,7 @@ def test_a_blocking_device_stalls_only_itself(sampling):
     eventually(lambda: sampler.nvml_up)
     assert sampler.readings(gpu.COLLECTOR)[FIRST] is None
 
-    m.gate.released.set()
+    m.unblock.set()
     eventually(lambda: sampler.gpus_seen == 2)
 
 
