@@ -13,20 +13,23 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import pytest
+from testing import waiting
+from testing.records import rank_info
 from tests.exporter.gpu.allocation.kubelet import Kubelet
 
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 from rankscope_exporter import config, daemon
-from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.simulation import simulated_uuid
 
 EXPORTER = [sys.executable, "-m", "rankscope_exporter"]
+eventually = partial(waiting.eventually, pause=0.1)  # each condition is a request
 
 
 @contextmanager
@@ -41,14 +44,6 @@ def exporter(port: int, *flags: str) -> Iterator[str]:
         finally:
             process.send_signal(signal.SIGTERM)
             assert process.wait(20) in (0, -signal.SIGTERM)
-
-
-def eventually(condition: object, seconds: float = 20.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.1)
 
 
 def status(url: str) -> int:
@@ -125,8 +120,7 @@ def leave_steps(run_dir: Path, rank: int) -> RankWriter:
     now = 1000.0
     writer = RankWriter()
     timeline = Timeline(writer, lambda: now)
-    info = {**dict.fromkeys(LABELS, ""), "run": "r", "rank": str(rank), "pid": "1", "group": "0-1"}
-    writer.publish(run_dir, f"r.{rank}", info)
+    writer.publish(run_dir, f"r.{rank}", rank_info(rank=str(rank), group="0-1"))
     for _ in range(5):
         now += 1.0
         timeline.step()
