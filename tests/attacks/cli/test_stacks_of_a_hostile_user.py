@@ -25,13 +25,6 @@ MIB = 1024**2
 pytestmark = needs_root
 
 
-@pytest.fixture
-def shared(run_dir: Path) -> Path:
-    """A run directory that every user may write to."""
-    run_dir.chmod(0o1777)
-    return run_dir
-
-
 def test_a_name_with_escapes_is_printed_escaped_and_with_its_user(shared: Path) -> None:
     code = r'become(); w = publish("e.0", run="\x1b]0;owned\x07\u202eevil\n=== run victim", groups=["\x9b2J"]); live()'
     with process(code, shared):
