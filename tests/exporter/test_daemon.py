@@ -4,20 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 
 import pytest
-from testing import waiting
+from testing.exporter_process import EXPORTER, eventually, exporter, exporter_process, metrics, status
 from testing.records import rank_info
 from tests.exporter.gpu.allocation.kubelet import Kubelet
 
@@ -27,38 +20,6 @@ from rankscope.timeline.timeline import Timeline
 from rankscope_exporter import config, daemon
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.simulation import simulated_uuid
-
-EXPORTER = [sys.executable, "-m", "rankscope_exporter"]
-eventually = partial(waiting.eventually, pause=0.1)  # each condition is a request
-
-
-@contextmanager
-def exporter(port: int, *flags: str) -> Iterator[str]:
-    """A running exporter; the value is its address. It has to end by itself on SIGTERM."""
-    command = [*EXPORTER, f"--web.listen-address=127.0.0.1:{port}", *flags]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL) as process:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            eventually(lambda: status(f"{url}/-/healthy") == 200)
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) in (0, -signal.SIGTERM)
-
-
-def status(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
-
-
-def metrics(url: str) -> list[str]:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
-        return str(answer.read().decode()).splitlines()
 
 
 def refused(*flags: str) -> str:
@@ -285,17 +246,15 @@ def test_the_flag_that_was_meant_is_named(given: str, meant: str) -> None:
     assert refused(f"{given}=9000") == f"rankscope-exporter: {line}"
 
 
-def test_it_says_where_it_looks_for_ranks_which_it_finds_there_and_how_many_gpus(run_dir: Path, free_port: int) -> None:
+def test_it_says_where_it_looks_for_ranks_which_it_finds_there_and_how_many_gpus(
+    run_dir: Path, tmp_path: Path, free_port: int
+) -> None:
+    log = tmp_path / "log"
     writers = [leave_steps(run_dir, rank) for rank in range(2)]
     flags = ("--run-dir=/nowhere", f"--run-dir={run_dir}", "--simulate=3")
-    command = [*EXPORTER, f"--web.listen-address=127.0.0.1:{free_port}", *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            eventually(lambda: status(f"http://127.0.0.1:{free_port}/-/ready") == 200)
-        finally:
-            process.terminate()
-        assert process.stderr is not None
-        said = process.stderr.read()
+    with log.open("w") as stderr, exporter_process(free_port, *flags, ready="/-/ready", stderr=stderr):
+        pass
+    said = log.read_text()
     assert 'level=info logger=rankscope_exporter msg="the records of ranks are looked for in /nowhere' in said
     assert f"/nowhere (not there yet), {run_dir}" in said
     assert 'msg="ranks there now: 0-1 of run r"' in said
@@ -315,12 +274,8 @@ def test_of_many_runs_it_names_some() -> None:
 
 
 def test_it_serves_ipv4_without_a_host_in_its_address(run_dir: Path, free_port: int) -> None:
-    command = [*EXPORTER, f"--web.listen-address=:{free_port}", f"--run-dir={run_dir}"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ) as process:
-        try:
-            eventually(lambda: status(f"http://127.0.0.1:{free_port}/-/healthy") == 200)
-        finally:
-            process.terminate()
+    with exporter(free_port, f"--web.listen-address=:{free_port}", f"--run-dir={run_dir}"):
+        pass
 
 
 def test_answers_leave_at_once(free_port: int) -> None:

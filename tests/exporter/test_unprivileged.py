@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from testing.exporter_process import exporter_process, metrics
 from testing.records import living_rank
-from tests.exporter.test_daemon import eventually, metrics, status
 
 # Imports come first: the interpreter that runs the tests may lie in a home directory that nobody else may enter.
 # A test run that is not root's is unprivileged already. With a file size limit of 0 every write to a file fails, as
@@ -32,15 +31,11 @@ main(sys.argv[1:])
 
 @contextmanager
 def unprivileged_exporter(run_dir: Path, port: int) -> Iterator[tuple[str, int]]:
-    """Its address and process id."""
-    flags = [f"--web.listen-address=127.0.0.1:{port}", f"--run-dir={run_dir}", "--simulate=1"]
-    with subprocess.Popen([sys.executable, "-c", EXPORTER_AS_NOBODY, *flags], stderr=subprocess.DEVNULL) as process:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            eventually(lambda: status(f"{url}/-/ready") == 200)
-            yield url, process.pid
-        finally:
-            process.terminate()
+    """Start it; the value is its address and process id."""
+    program = (sys.executable, "-c", EXPORTER_AS_NOBODY)
+    flags = (f"--run-dir={run_dir}", "--simulate=1")
+    with exporter_process(port, *flags, program=program, ready="/-/ready") as process:
+        yield f"http://127.0.0.1:{port}", process.pid
 
 
 def test_an_unprivileged_exporter_that_may_write_nothing_shows_gpus_and_ranks(run_dir: Path, free_port: int) -> None:

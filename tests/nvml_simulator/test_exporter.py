@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,11 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 from nvml_simulator import environment, install
+from testing.exporter_process import exporter_process
 from testing.waiting import eventually
 
 from rankscope_exporter.simulation.scenario import parse_scenario
 
-FLAGS = ("--web.enable-lifecycle",)
 SCENARIO = """
 gpus: 4
 timeline:
@@ -35,11 +32,9 @@ def exporter(request: pytest.FixtureRequest, tmp_path: Path, run_dir: Path, free
     """The address of an exporter on the scenario's GPUs."""
     scenario = getattr(request, "param", SCENARIO)
     install(tmp_path, parse_scenario(yaml.safe_load(scenario)), time.time() - 60)
-    command = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{free_port}", *FLAGS]
-    with subprocess.Popen(command, env={**os.environ, **environment(tmp_path)}) as process:
+    variables = {**os.environ, **environment(tmp_path)}
+    with exporter_process(free_port, "--web.enable-lifecycle", env=variables):
         yield f"http://127.0.0.1:{free_port}/metrics"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) in (0, -signal.SIGTERM)
 
 
 def scrape(url: str) -> str:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import select
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from prometheus_client.core import GaugeMetricFamily, Metric
-from testing.waiting import eventually
 from tests.exporter.web.conftest import READY, running
 
 from rankscope_exporter.exposition.scrape import Scrape
@@ -49,20 +46,6 @@ def server(*collectors: Large, web_config: Path | None = None) -> Iterator[tuple
         ]
         stack.enter_context(running(create_app(Scrape(collectors), READY), web_config, *listeners))
         yield listeners[0].getsockname()[1], listeners[1].getsockname()[1]
-
-
-@contextmanager
-def few_descriptors(port: int, count: int, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The exporter as a process that may have only so many file descriptors."""
-    command = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{port}", *flags]
-    limited = ["prlimit", f"--nofile={count}:{count}", *command]
-    with subprocess.Popen(limited, stderr=subprocess.PIPE) as process:
-        try:
-            eventually(lambda: scrape(port, "/-/healthy") == 200, PATIENCE)
-            yield process
-        finally:
-            process.terminate()
-            process.communicate(timeout=PATIENCE)
 
 
 def connect(port: int, host: str = "127.0.0.1") -> socket.socket:

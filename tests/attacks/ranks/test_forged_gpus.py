@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from testing.exporter_process import eventually, exporter, metrics
 from tests.attacks.ranks.ranks_support import as_user, living
 from tests.attacks.users import MALLORY, VICTIM, needs_root
-from tests.exporter.test_daemon import eventually, exporter, metrics
 
 from rankscope_exporter.simulation import simulated_uuid
 
