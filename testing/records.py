@@ -9,11 +9,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from rankscope.record import layout
 from rankscope.record.layout import INDEX
+from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import RankWriter
 from rankscope_exporter.ranks.checks import LABELS
 from testing.programs import Program, python, running
 
+READ_AT = 10_000.0
 NO_SLOTS: Mapping[str, float] = MappingProxyType({})
 IMPORTS = """
 import ctypes, json, os, signal, sys, time
@@ -59,3 +62,11 @@ def living_rank(
     arguments = (directory, name, json.dumps(labels), json.dumps(dict(slots)))
     with running(*python(IMPORTS + before + LIVE, *arguments)) as rank:
         yield rank
+
+
+def rank_snapshot(slots: Mapping[str, float] = NO_SLOTS, alive: bool = True, **labels: Any) -> RankSnapshot:
+    """Return what a reader sees of such a record, at the monotonic time `READ_AT`."""
+    values = [0.0] * layout.SLOTS
+    for field, value in slots.items():
+        values[INDEX[field]] = value
+    return RankSnapshot(Path("x"), alive, tuple(values), rank_info(**labels), None, READ_AT)

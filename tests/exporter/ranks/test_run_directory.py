@@ -22,6 +22,10 @@ from rankscope_exporter.ranks.files import Listed, Listing
 from rankscope_exporter.ranks.run_directory import SERIES_LIMIT, Beliefs, RunDirectory
 
 NOW = 1_700_000_000.0
+LABELS_OF_NO_HOOK: list[dict[str, Any]] = [
+    *({"run": "a\nb"}, {"run": "x" * 201}, {"run": "\ud800"}, {"rank": "zero"}, {"rank": "٣"}, {"pid": "9" * 11}),
+    *({"node": "\x00"}, {"group": 3}, {"probes_disabled": 3}, {"phases": [""]}),
+]
 
 
 def leave_record(directory: Path, name: str, ended_unix: float = 0.0, **labels: Any) -> Path:
@@ -96,16 +100,6 @@ def test_bad_files_are_counted_by_reason_and_cost_the_others_nothing(run_dir: Pa
     assert scan.skipped == {"truncated": 1, "foreign": 1, "symlink": 1}
 
 
-@pytest.mark.parametrize(
-    "labels", [{"run": "a\nb"}, {"run": "x" * 201}, {"rank": "zero"}, {"node": "\x00"}, {"group": 3}]
-)
-def test_labels_that_no_hook_writes_are_refused(run_dir: Path, labels: dict[str, Any]) -> None:
-    leave_record(run_dir, "odd", ended_unix=NOW, **labels)
-    scan = RunDirectory([run_dir], Clock(NOW)).scan()
-    assert scan.ranks == ()
-    assert scan.skipped == {"foreign": 1}
-
-
 def test_a_bad_file_is_logged_once(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     (run_dir / "short.rank").write_bytes(b"")
     directory = RunDirectory([run_dir])
@@ -153,26 +147,22 @@ def write_record(path: Path, text: bytes, **slots: float) -> None:
         b'{"run":' * 1000,
         b"1" * 8000,
         b"\xff\xfe{",
-        json.dumps(rank_info(probes_disabled=3)).encode(),
-        json.dumps(rank_info(phases=[""])).encode(),
-        json.dumps(rank_info(run="\ud800")).encode(),
-        json.dumps(rank_info(rank="٣")).encode(),
-        json.dumps(rank_info(pid="9" * 11)).encode(),
+        *(json.dumps(rank_info(**labels)).encode() for labels in LABELS_OF_NO_HOOK),
     ],
 )
 def test_an_info_that_no_hook_writes_is_refused(run_dir: Path, text: bytes) -> None:
     write_record(run_dir / "odd.rank", text)
-    assert RunDirectory([run_dir], Clock(NOW)).scan().skipped == {"foreign": 1}
+    scan = RunDirectory([run_dir], Clock(NOW)).scan()
+    assert scan.ranks == ()
+    assert scan.skipped == {"foreign": 1}
 
 
-@pytest.mark.parametrize("value", [-1.0, 1e300, float("inf"), float("nan")])
-def test_a_value_that_no_rank_counts_to_is_refused(run_dir: Path, value: float) -> None:
-    write_record(run_dir / "odd.rank", json.dumps(rank_info()).encode(), step_seconds=value)
-    assert RunDirectory([run_dir], Clock(NOW)).scan().skipped == {"foreign": 1}
-
-
-def test_half_a_step_in_the_histogram_is_refused(run_dir: Path) -> None:
-    write_record(run_dir / "odd.rank", json.dumps(rank_info()).encode(), step_buckets=0.5)
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [*(("step_seconds", value) for value in (-1.0, 1e300, float("inf"), float("nan"))), ("step_buckets", 0.5)],
+)
+def test_a_value_that_no_rank_counts_to_is_refused(run_dir: Path, field: str, value: float) -> None:
+    write_record(run_dir / "odd.rank", json.dumps(rank_info()).encode(), **{field: value})
     assert RunDirectory([run_dir], Clock(NOW)).scan().skipped == {"foreign": 1}
 
 

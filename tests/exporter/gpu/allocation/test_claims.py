@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
+from testing.records import rank_snapshot
 from testing.waiting import eventually
 
 from rankscope.record.snapshot import RankSnapshot
@@ -36,8 +36,7 @@ class Says:
 
 
 def rank(number: int, uuid: str = UUID, alive: bool = True) -> RankSnapshot:
-    info = {"run": "train", "rank": str(number), "uuid": uuid}
-    return RankSnapshot(Path("x"), alive, (), info, None, 0.0)
+    return rank_snapshot(alive=alive, run="train", rank=str(number), uuid=uuid)
 
 
 def scan(*snapshots: RankSnapshot) -> Scan:
