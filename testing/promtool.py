@@ -6,14 +6,14 @@ Both speeds get the same figures at their own intervals, so that the thresholds 
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from rankscope.record.phases import PLANNED
 
@@ -224,18 +224,32 @@ def _questions(case: Case, speed: Speed) -> Iterator[dict[str, Any]]:
     yield {"expr": parts, "eval_time": _end(speed), "exp_samples": one}
 
 
-def complaint(test: Mapping[str, Any], speed: Speed, path: Path) -> str:
-    """What promtool has to say against one test over all rules of this speed, or ''. `path` is written."""
+def complaint(test: Mapping[str, Any], speed: Speed, path: Path, rules: Path | None = None) -> str:
+    """Return what promtool does not find as one test has it, or ''. `path` is written; the rules are the speed's."""
     document = {
-        "rule_files": [str(RULES / f"{speed.name}.yml")],
+        "rule_files": [str(rules or RULES / f"{speed.name}.yml")],
         "evaluation_interval": f"{speed.interval}s",
         "tests": [test],
     }
-    path.write_text(yaml.safe_dump(document, sort_keys=False))
-    done = subprocess.run(
-        ["promtool", "test", "rules", path], capture_output=True, text=True, check=False, env=ENVIRONMENT
-    )
+    path.write_text(json.dumps(document))
+    command = ["promtool", "test", "rules", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
     return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
+def expanded(values: str) -> list[str]:
+    """Return a series of promtool's notation, such as `1+2x3 _x2 5x1 stale`, with one word for each sample."""
+    return [sample for word in values.split() for sample in _samples(word)]
+
+
+def _samples(word: str) -> list[str]:
+    head, _, times = word.rpartition("x")
+    if head in ("", "_"):
+        return [head] * int(times) if head else [word]
+    start, _, slope = re.sub(r"(?<!e)\+", " ", head).partition(" ")
+    if not slope:
+        return [start] * (int(times) + 1)
+    return [f"{float(start) + float(slope) * sample:.9g}" for sample in range(int(times) + 1)]
 
 
 def _braces(labels: Labels) -> str:

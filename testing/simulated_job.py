@@ -8,15 +8,14 @@ from collections.abc import Callable, Iterable, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from rankscope.record import layout
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
-from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
+from testing.records import rank_info
 
 COMPUTE, TRANSFER, DELAY = 0.04, 0.005, 0.03
 
@@ -32,14 +31,7 @@ class SimulatedRank:
         self.now = start
         self.writer = RankWriter()
         self._timeline = Timeline(self.writer, lambda: self.now)
-        info: dict[str, Any] = {
-            **dict.fromkeys(LABELS, ""),
-            "run": "r",
-            "rank": str(rank),
-            "pid": "1",
-            "group": "0-3",
-            **labels,
-        }
+        info = rank_info(**{"rank": str(rank), "group": "0-3", **labels})
         self._phases = (*layout.PHASES, *info.get("phases", ()))
         self.writer.publish(directory, f"{info['run']}.{rank}.{start}", info)
 

@@ -25,6 +25,7 @@ from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 from rankscope_exporter.simulation import simulated_uuid
 from rankscope_exporter.simulation.scenario import Scenario
+from testing.servers import free_port as free_port
 
 STEP = 0.1  # seconds
 READY_WITHIN = 60.0  # seconds
@@ -162,10 +163,3 @@ def _info(rank: int) -> dict[str, object]:
     info = {"run": "benchmark", "rank": str(rank), "local_rank": str(rank), "world_size": "8", "group": "0-7"}
     info |= {"node": socket.gethostname(), "pid": str(os.getpid()), "uuid": simulated_uuid(rank)}
     return {**info, "backend": "nccl", "torch_version": "2.13.0", "rankscope_version": "0", "phases": []}
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

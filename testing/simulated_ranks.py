@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+from rankscope.record.layout import STEP_BOUNDS
 from rankscope.record.phases import ISSUING, NAMES
 from rankscope.record.sampling import next_sampled
 from rankscope_exporter.ranks.step_alignment import CAUSES, UNKNOWN
@@ -39,23 +40,7 @@ MEASURED = 0.5  # of the steps: one a second
 LEVEL = 6  # of the reference steps: one in 64, which is 32 s
 LAGGARD, LAG = 5, 0.2
 STEPS = 2.0  # a second
-BOUNDS = (
-    "0.005",
-    "0.01",
-    "0.025",
-    "0.05",
-    "0.1",
-    "0.25",
-    "0.5",
-    "1.0",
-    "2.5",
-    "5.0",
-    "10.0",
-    "30.0",
-    "60.0",
-    "300.0",
-    "+Inf",
-)
+BOUNDS = (*map(str, STEP_BOUNDS), "+Inf")
 
 
 def rank_series(rank: int, ranks: int, age: float) -> Iterator[str]:

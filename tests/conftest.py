@@ -6,12 +6,12 @@ import gc
 import os
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from testing import servers
 from tests import tiers
 
 # A shell without job control starts what it puts into the background with SIGINT ignored, and so would be the jobs that
@@ -55,6 +55,4 @@ def run_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 @pytest.fixture
 def free_port() -> int:
     """A port of the loopback interface that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    return servers.free_port()

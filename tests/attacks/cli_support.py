@@ -9,47 +9,31 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import pytest
+from testing.programs import Program, python, running
+from testing.users import NOBODY
 
-STRANGER = 65534
 # Imports come first: the interpreter that runs the tests may lie in a home directory that nobody else may enter.
 BECOME = """
-import ctypes, fcntl, json, os, signal, sys, time
+import fcntl, os, signal, sys
+from functools import partial
 from pathlib import Path
 import rankscope.cli.launch, rankscope.cli.living_ranks, rankscope.cli.stacks
-from rankscope.record.writer import RankWriter
+import testing.records, testing.users
 directory, user = Path(sys.argv[1]), int(sys.argv[2])
-def become():
-    os.setgroups([])
-    os.setresgid(user, user, user)
-    os.setresuid(user, user, user)
+become = partial(testing.users.become, user)
 def publish(name, **info):
-    writer = RankWriter()
-    writer.publish(directory, name, {"run": "evil", "rank": "0", "pid": str(os.getpid()), **info})
-    return writer
+    return testing.records.publish(directory, name, **{"run": "evil", "pid": str(os.getpid()), **info})[0]
 def live():
     print("ready", flush=True)
     sys.stdin.read()
 """
 
 
-def need_root() -> None:
-    """Only root can become a second user."""
-    if os.geteuid() != 0:
-        pytest.skip("did not run: it needs root, to be two users")
-
-
 @contextmanager
-def process(code: str, run_dir: Path, user: int = STRANGER) -> Iterator[subprocess.Popen[str]]:
-    """Python code after BECOME, which lives until the block ends; `live()` is what it comes to."""
-    command = [sys.executable, "-c", BECOME + code, str(run_dir), str(user)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as started:
-        try:
-            assert started.stdout is not None
-            assert started.stdout.readline() == "ready\n"
-            yield started
-        finally:
-            started.kill()
+def process(code: str, run_dir: Path, user: int = NOBODY) -> Iterator[Program]:
+    """Run Python code after BECOME until the block ends; it ends with `live()`."""
+    with running(*python(BECOME + code, run_dir, user)) as started:
+        yield started
 
 
 def ask(run_dir: Path, *flags: str, path: str = "/nowhere") -> subprocess.CompletedProcess[str]:

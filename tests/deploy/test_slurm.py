@@ -2,32 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
-
-from rankscope_exporter.gpu.allocation.slurm import SlurmJobs
-
-SCRIPT = Path(__file__).parents[2] / "deploy" / "slurm" / "gpu_jobs.sh"
-
-
-class Slurmd:
-    """Runs the script with nothing in its environment but what slurmd puts there."""
-
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
-
-    def runs(self, context: str, **variables: str) -> None:
-        environment = {"RANKSCOPE_SLURM_DIR": str(self.directory), "SLURM_SCRIPT_CONTEXT": f"{context}_slurmd"}
-        environment |= {f"SLURM_JOB_{name}": value for name, value in variables.items()}
-        done = subprocess.run([str(SCRIPT)], env=environment, capture_output=True, text=True, check=False)
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", ""), "a prolog that fails drains the node"
-
-    @property
-    def jobs(self) -> dict[str, list[tuple[str, str, str]]]:
-        found = SlurmJobs(self.directory).holders()
-        return {gpu: [(job.slurm_job_id, job.user, job.slurm_job_name) for job in jobs] for gpu, jobs in found.items()}
+from tests.deploy.slurmd import Slurmd
 
 
 @pytest.fixture

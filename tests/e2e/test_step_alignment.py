@@ -5,9 +5,7 @@ By the host's clock over gloo, and by the device's where the host waits for nobo
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -15,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from testing.torchrun import environment, torchrun
 
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
@@ -59,8 +58,7 @@ class Found:
 
 
 def aligned(run_dir: Path, kind: Kind, what: str) -> Found:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKSCOPE_RUN": what, "PYTHONPATH": str(TESTS.parent)}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
+    variables = environment(RANKSCOPE_RUN=what, PYTHONPATH=str(TESTS.parent))
     alignment, run_directory = StepAlignment(REFERENCE_INTERVAL), RunDirectory([run_dir])
     references: dict[str, set[tuple[str, int]]] = defaultdict(set)
 
@@ -72,7 +70,7 @@ def aligned(run_dir: Path, kind: Kind, what: str) -> Found:
                 references[one.key[1]].add((one.reference.clock, one.reference.step.number))
         return found
 
-    with subprocess.Popen([*launch, str(kind.job), what, str(STEPS)], env=environment) as job:
+    with subprocess.Popen(torchrun(4, kind.job, what, STEPS), env=variables) as job:
         while job.poll() is None:
             look()
             time.sleep(0.2)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from testing.clock import Clock
 
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.driver import Driver
@@ -18,24 +19,11 @@ from rankscope_exporter.simulation.scenario import parse_scenario
 START = 1_800_000_000.0
 
 
-class Clock:
-    """Unix time that passes only when it is told to; sleeping is one way to tell it."""
-
-    def __init__(self) -> None:
-        self.now = START
-
-    def __call__(self) -> float:
-        return self.now
-
-    def advance(self, seconds: float) -> None:
-        self.now += seconds
-
-
 class Machine:
     """A simulated machine that is installed, its clock, and a driver connected to it."""
 
     def __init__(self, scenario: str, **options: Any) -> None:
-        self.clock = Clock()
+        self.clock = Clock(START)
         options.setdefault("sleep", self.clock.advance)
         options.setdefault("clock", self.clock)
         self.simulated = SimulatedDriver(parse_scenario(yaml.safe_load(scenario)), **options)

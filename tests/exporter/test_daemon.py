@@ -4,67 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import socket
 import subprocess
-import sys
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 import pytest
+from testing.exporter_process import EXPORTER, eventually, exporter, exporter_process, metrics, status
+from testing.records import rank_info
 from tests.exporter.gpu.allocation.kubelet import Kubelet
 
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 from rankscope_exporter import daemon
-from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.simulation import simulated_uuid
-
-EXPORTER = [sys.executable, "-m", "rankscope_exporter"]
-
-
-@contextmanager
-def exporter(port: int, *flags: str, stderr: int | IO[str] = subprocess.DEVNULL) -> Iterator[str]:
-    """A running exporter; the value is its address. It has to end by itself on SIGTERM."""
-    command = [*EXPORTER, f"--web.listen-address=127.0.0.1:{port}", *flags]
-    with subprocess.Popen(command, stderr=stderr) as process:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            eventually(lambda: status(f"{url}/-/healthy") == 200)
-            yield url
-        finally:
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(20) in (0, -signal.SIGTERM)
-
-
-def eventually(condition: object, seconds: float = 20.0) -> None:
-    assert callable(condition)
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it never came true"
-        time.sleep(0.1)
-
-
-def status(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
-    except OSError:
-        return 0
-
-
-def metrics(url: str) -> list[str]:
-    with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
-        return str(answer.read().decode()).splitlines()
 
 
 def refused(*flags: str) -> str:
@@ -137,8 +92,7 @@ def leave_steps(run_dir: Path, rank: int) -> RankWriter:
     now = 1000.0
     writer = RankWriter()
     timeline = Timeline(writer, lambda: now)
-    info = {**dict.fromkeys(LABELS, ""), "run": "r", "rank": str(rank), "pid": "1", "group": "0-1"}
-    writer.publish(run_dir, f"r.{rank}", info)
+    writer.publish(run_dir, f"r.{rank}", rank_info(rank=str(rank), group="0-1"))
     for _ in range(5):
         now += 1.0
         timeline.step()
@@ -303,17 +257,15 @@ def test_the_flag_that_was_meant_is_named(given: str, meant: str) -> None:
     assert refused(f"{given}=9000") == f"rankscope-exporter: {line}"
 
 
-def test_it_says_where_it_looks_for_ranks_which_it_finds_there_and_how_many_gpus(run_dir: Path, free_port: int) -> None:
+def test_it_says_where_it_looks_for_ranks_which_it_finds_there_and_how_many_gpus(
+    run_dir: Path, tmp_path: Path, free_port: int
+) -> None:
+    log = tmp_path / "log"
     writers = [leave_steps(run_dir, rank) for rank in range(2)]
     flags = ("--run-dir=/nowhere", f"--run-dir={run_dir}", "--simulate=3")
-    command = [*EXPORTER, f"--web.listen-address=127.0.0.1:{free_port}", *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            eventually(lambda: status(f"http://127.0.0.1:{free_port}/-/ready") == 200)
-        finally:
-            process.terminate()
-        assert process.stderr is not None
-        said = process.stderr.read()
+    with log.open("w") as stderr, exporter_process(free_port, *flags, ready="/-/ready", stderr=stderr):
+        pass
+    said = log.read_text()
     assert 'level=info logger=rankscope_exporter msg="the records of ranks are looked for in /nowhere' in said
     assert f"/nowhere (not there yet), {run_dir}" in said
     assert 'msg="ranks there now: 0-1 of run r"' in said
@@ -333,9 +285,5 @@ def test_of_many_runs_it_names_some() -> None:
 
 
 def test_it_serves_ipv4_without_a_host_in_its_address(run_dir: Path, free_port: int) -> None:
-    command = [*EXPORTER, f"--web.listen-address=:{free_port}", f"--run-dir={run_dir}"]
-    with subprocess.Popen(command, stderr=subprocess.DEVNULL, env=os.environ) as process:
-        try:
-            eventually(lambda: status(f"http://127.0.0.1:{free_port}/-/healthy") == 200)
-        finally:
-            process.terminate()
+    with exporter(free_port, f"--web.listen-address=:{free_port}", f"--run-dir={run_dir}"):
+        pass

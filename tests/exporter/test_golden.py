@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 from prometheus_client.core import Metric
+from testing.clock import Clock
 from testing.simulated_job import Job, SimulatedRank, lagging
-from tests.exporter.conftest import START, Clock
+from tests.exporter.conftest import START
 
 import rankscope_exporter.exposition.exporter as exporter_collector
 from rankscope.record import layout

@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.exporter.ranks.test_run_directory import info
-from tests.exporter.test_daemon import eventually, metrics, status
-
-LEAVE_RECORD = """
-import json, sys
-from pathlib import Path
-from rankscope.record.writer import RankWriter
-RankWriter().publish(Path(sys.argv[1]), "r.0", json.loads(sys.argv[2]))
-"""
+from testing.exporter_process import exporter_process, metrics
+from testing.records import living_rank
 
 # Imports come first: the interpreter that runs the tests may lie in a home directory that nobody else may enter.
 # A test run that is not root's is unprivileged already. With a file size limit of 0 every write to a file fails, as
@@ -29,10 +20,9 @@ import anyio._backends._asyncio, encodings.idna, uvicorn.lifespan.on
 import uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl
 import rankscope_exporter.daemon, rankscope_exporter.logs
 from rankscope_exporter.__main__ import main
+from testing.users import NOBODY, become
 if os.geteuid() == 0:
-    os.setgroups([])
-    os.setgid(65534)
-    os.setuid(65534)
+    become(NOBODY)
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 os.chdir("/")
 main(sys.argv[1:])
@@ -41,19 +31,16 @@ main(sys.argv[1:])
 
 @contextmanager
 def unprivileged_exporter(run_dir: Path, port: int) -> Iterator[tuple[str, int]]:
-    """Its address and process id."""
-    flags = [f"--web.listen-address=127.0.0.1:{port}", f"--run-dir={run_dir}", "--simulate=1"]
-    with subprocess.Popen([sys.executable, "-c", EXPORTER_AS_NOBODY, *flags], stderr=subprocess.DEVNULL) as process:
-        try:
-            url = f"http://127.0.0.1:{port}"
-            eventually(lambda: status(f"{url}/-/ready") == 200)
-            yield url, process.pid
-        finally:
-            process.terminate()
+    """Start it; the value is its address and process id."""
+    program = (sys.executable, "-c", EXPORTER_AS_NOBODY)
+    flags = (f"--run-dir={run_dir}", "--simulate=1")
+    with exporter_process(port, *flags, program=program, ready="/-/ready") as process:
+        yield f"http://127.0.0.1:{port}", process.pid
 
 
 def test_an_unprivileged_exporter_that_may_write_nothing_shows_gpus_and_ranks(run_dir: Path, free_port: int) -> None:
-    subprocess.run([sys.executable, "-c", LEAVE_RECORD, str(run_dir), json.dumps(info())], check=True)
+    with living_rank(run_dir):
+        pass
     run_dir.chmod(0o555)
     with unprivileged_exporter(run_dir, free_port) as (url, pid):
         lines = metrics(url)

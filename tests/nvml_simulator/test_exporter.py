@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
-import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -16,10 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 from nvml_simulator import environment, install
+from testing.exporter_process import exporter_process
+from testing.waiting import eventually
 
 from rankscope_exporter.simulation.scenario import parse_scenario
 
-FLAGS = ("--web.enable-lifecycle",)
 SCENARIO = """
 gpus: 4
 timeline:
@@ -34,11 +32,9 @@ def exporter(request: pytest.FixtureRequest, tmp_path: Path, run_dir: Path, free
     """The address of an exporter on the scenario's GPUs."""
     scenario = getattr(request, "param", SCENARIO)
     install(tmp_path, parse_scenario(yaml.safe_load(scenario)), time.time() - 60)
-    command = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{free_port}", *FLAGS]
-    with subprocess.Popen(command, env={**os.environ, **environment(tmp_path)}) as process:
+    variables = {**os.environ, **environment(tmp_path)}
+    with exporter_process(free_port, "--web.enable-lifecycle", env=variables):
         yield f"http://127.0.0.1:{free_port}/metrics"
-        process.send_signal(signal.SIGTERM)
-        assert process.wait(20) in (0, -signal.SIGTERM)
 
 
 def scrape(url: str) -> str:
@@ -55,10 +51,8 @@ def values(body: str, metric: str) -> dict[str, float]:
 
 
 def test_gpus_that_work_are_measured_while_one_is_lost_and_one_blocks(exporter: str) -> None:
-    deadline = time.monotonic() + 60
-    while values(body := scrape(exporter), "rankscope_gpu_busy_seconds_total").get("0", 0) < 1:
-        assert time.monotonic() < deadline, body
-        time.sleep(0.2)
+    eventually(lambda: values(scrape(exporter), "rankscope_gpu_busy_seconds_total").get("0", 0) >= 1)
+    body = scrape(exporter)
     assert values(body, "rankscope_gpu_up") == {"0": 1, "2": 0, "3": 1}  # GPU 1 has never said its UUID
     assert values(body, "rankscope_gpu_temperature_celsius").keys() == {"0", "3"}
     assert values(body, "rankscope_gpu_busy_seconds_total")["3"] == 0
@@ -92,10 +86,7 @@ def test_gpus_of_which_one_is_stuck_are_not_released_and_the_answer_says_which(e
 
 
 def await_values(url: str, metric: str, count: int) -> None:
-    deadline = time.monotonic() + 60
-    while len(values(body := scrape(url), metric)) < count:
-        assert time.monotonic() < deadline, body
-        time.sleep(0.2)
+    eventually(lambda: len(values(scrape(url), metric)) >= count, pause=0.2)
 
 
 def post(url: str, page: str) -> tuple[int, str]:

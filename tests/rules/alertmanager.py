@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from deploy.prometheus import fast
 from testing import servers
+from testing.waiting import eventually
 
 NOWHERE = "http://127.0.0.1:9/"  # the discard port: routing and inhibition are asked for, not delivered
-PATIENCE = 30.0  # seconds
 
 Alert = dict[str, str]
 
@@ -29,7 +28,7 @@ class Alertmanager:
         body = json.dumps([{"labels": alert} for alert in alerts]).encode()
         headers = {"Content-Type": "application/json"}
         urllib.request.urlopen(urllib.request.Request(f"{self._url}/api/v2/alerts", body, headers), timeout=5).close()
-        wait_until(lambda: len(self._get("/api/v2/alerts")) == len(alerts))
+        eventually(lambda: len(self._get("/api/v2/alerts")) == len(alerts), pause=0.05)
 
     def heard(self) -> set[str]:
         """The names of the alerts that nothing inhibits."""
@@ -58,10 +57,3 @@ def running(directory: Path) -> Iterator[Alertmanager]:
         yield Alertmanager(server.url)
     finally:
         server.stop()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, "Alertmanager did not get that far"
-        time.sleep(0.05)

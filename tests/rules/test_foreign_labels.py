@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from testing.promtool import ENVIRONMENT, RULES
+from testing.promtool import PRODUCTION, RULES, complaint, expanded
 from validation.month.engine import fire
 from validation.month.plan import HANG, Happening, Plan
 from validation.month.record import simulate
@@ -100,11 +98,6 @@ class Relabelled(Stretch):
         for line in super().lines():
             for series, values in self.relabel(line["series"], expanded(line["values"])):
                 yield {"series": series, "values": " ".join(values)}
-
-
-def expanded(values: str) -> Words:
-    constant = re.fullmatch(r"(\S+)x(\d+)", values)
-    return [constant[1]] * (int(constant[2]) + 1) if constant else values.split()
 
 
 def stretches(relabel: Relabel, plans: Sequence[Plan]) -> list[Stretch]:
@@ -204,8 +197,4 @@ def judged(runs: Sequence[Stretch], asked: Sequence[dict[str, object]], director
     """What promtool does not find as asked."""
     lines = [line for run in runs for line in run.lines()]
     test = {"interval": "15s", "input_series": lines, "promql_expr_test": asked}
-    path = directory / "test.json"
-    path.write_text(json.dumps({"rule_files": [str(RULES / "15s.yml")], "evaluation_interval": "15s", "tests": [test]}))
-    command = ["promtool", "test", "rules", str(path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
-    return "" if done.returncode == 0 else (done.stdout + done.stderr)[:4000]
+    return complaint(test, PRODUCTION, directory / "test.json")[:4000]

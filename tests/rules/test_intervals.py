@@ -6,15 +6,14 @@ nearly an interval old.
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 from deploy.prometheus import render
-from testing.promtool import ENVIRONMENT
+from testing import promtool
+from testing.promtool import Speed
 
 RANKS, SHARES = 4, {"forward": 0.5, "data_wait": 0.3, "checkpoint": 0.15, "other": 0.05}
 LOST = RANKS * (1 - SHARES["forward"])  # GPU-hours an hour
@@ -62,11 +61,8 @@ def complaint(interval: int, late: int, questions: list[dict[str, Any]], directo
             for n in range(INTERVALS)
         ],
     }
-    document = {"rule_files": ["rules.yml"], "evaluation_interval": f"{interval}s", "tests": [test]}
-    (directory / "test.yml").write_text(yaml.safe_dump(document))
-    command = ["promtool", "test", "rules", str(directory / "test.yml")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
-    return "" if done.returncode == 0 else done.stdout + done.stderr
+    speed = Speed(f"{interval}s", interval, 0, 0)
+    return promtool.complaint(test, speed, directory / "test.yml", directory / "rules.yml")
 
 
 @pytest.mark.parametrize("interval", [5, 15, 30, 60])

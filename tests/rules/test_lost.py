@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -88,18 +87,9 @@ def test_lost_gpu_hours_go_on_after_a_time_without_scrapes(tmp_path: Path) -> No
 
 def unseen(line: dict[str, str], first: int) -> dict[str, str]:
     """A series that nobody scrapes for a while from the sample `first` on, and that goes on meanwhile."""
-    samples = [sample for part in line["values"].split() for sample in expanded(part)]
+    samples = promtool.expanded(line["values"])
     samples[first : first + AWAY] = ["stale", *["_"] * (AWAY - 1)]
     return {**line, "values": " ".join(samples)}
-
-
-def expanded(part: str) -> list[str]:
-    """promtool's `1+2x3`, `1x3` or `_x3`, a value a sample."""
-    head, _, times = part.rpartition("x")
-    if head == "_":
-        return ["_"] * int(times)
-    start, _, slope = re.sub(r"(?<!e)\+", " ", head).partition(" ")
-    return [f"{float(start) + float(slope or 0) * sample:.9g}" for sample in range(int(times) + 1)]
 
 
 def test_money_is_told_when_a_price_is_set() -> None:

@@ -91,7 +91,7 @@ def test_a_loss_is_told_as_soon_where_scrapes_are_long_before_the_evaluation(tmp
     speed = promtool.PRODUCTION
     (test,) = timed([Recording.read(RECORDED / "f09_rank_zero_works.json")], speed)
     for line in test["input_series"]:
-        values = replayed_values(line["values"])
+        values = promtool.expanded(line["values"])
         if "last_progress" in line["series"]:
             values = [str(speed.interval * scrape - 1) for scrape in range(len(values))]
         line["values"] = " ".join(f"_ {value} _x13" for value in values)
@@ -101,12 +101,3 @@ def test_a_loss_is_told_as_soon_where_scrapes_are_long_before_the_evaluation(tmp
         "promql_expr_test": [{"expr": first, "eval_time": "20m", "exp_samples": [{"labels": "{}", "value": 1}]}],
     }
     assert promtool.complaint(test, speed, tmp_path / "test.yml") == ""
-
-
-def replayed_values(text: str) -> list[str]:
-    """Each value, also where it is written as so many times the same."""
-    found = []
-    for word in text.split(" "):
-        value, _, more = word.partition("x")
-        found += [value] * (int(more or 0) + 1)
-    return found

@@ -16,14 +16,14 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from testing.asynchronous_device import BACKEND, asynchronous_device, launch, read
+from testing.own_record import snapshot
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import rankscope
-from rankscope import attach, guard
+from rankscope import guard
 from rankscope.record.layout import OPS
-from rankscope.record.reader import read_rank
 
 BATCH = 8
 
@@ -100,12 +100,8 @@ def check_collectives_are_counted_when_they_are_issued_and_what_two_ranks_do_is_
 
 
 def check_neighbours_send_to_each_other_in_one_batch() -> None:
-    with gate() as opened:
+    with waiting_on_the_device():
         exchange_with_the_neighbour()
-        after = recorded()
-        assert not after.query()
-        opened.set()
-        after.synchronize()
 
 
 def check_what_two_ranks_tell_each_other_arrives() -> None:
@@ -120,12 +116,8 @@ def check_what_two_ranks_tell_each_other_arrives() -> None:
 def check_ddp_waits_on_the_device_and_the_host_goes_on() -> None:
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
     for _ in range(3):
-        with gate() as opened:
+        with waiting_on_the_device():
             model(torch.randn(BATCH, 4)).sum().backward()  # broadcasts its buffers, then averages its gradients
-            after = recorded()
-            assert not after.query()
-            opened.set()
-            after.synchronize()
 
 
 def check_ddp_waits_at_the_end_of_the_backward_pass_and_not_before() -> None:
@@ -151,12 +143,8 @@ def check_a_communication_hook_of_the_jobs_own_is_waited_for_too() -> None:
     average.__annotations__.clear()
     model = DistributedDataParallel(torch.nn.Linear(4, 4))
     model.register_comm_hook(None, average)
-    with gate() as opened:
+    with waiting_on_the_device():
         model(torch.randn(BATCH, 4)).sum().backward()
-        after = recorded()
-        assert not after.query()
-        opened.set()
-        after.synchronize()
 
 
 def check_fsdp2_and_hsdp_wait_on_the_device() -> None:
@@ -165,23 +153,15 @@ def check_fsdp2_and_hsdp_wait_on_the_device() -> None:
         for layer in (model[0], model[1], model):
             fully_shard(layer, mesh=mesh)
         for _ in range(2):
-            with gate() as opened:
+            with waiting_on_the_device():
                 model(torch.randn(BATCH, 4)).sum().backward()
                 torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                after = recorded()
-                assert not after.query()
-                opened.set()
-                after.synchronize()
 
 
 def check_a_functional_collective_is_waited_for_where_its_result_is_used() -> None:
-    with gate() as opened:
+    with waiting_on_the_device():
         result = functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD)
         assert torch.equal(result + 1, torch.full((3,), 2.0))
-        after = recorded()
-        assert not after.query()
-        opened.set()
-        after.synchronize()
 
 
 def check_the_hook_counts_what_python_issues_and_not_what_cpp_does() -> None:
@@ -192,10 +172,7 @@ def check_the_hook_counts_what_python_issues_and_not_what_cpp_does() -> None:
         functional.all_reduce(torch.ones(3), "sum", dist.group.WORLD).wait()
         dist.all_reduce(torch.ones(1))
         dist.all_reduce(torch.ones(1), async_op=True).wait()
-    attachment = attach.current()
-    assert attachment is not None
-    assert attachment.writer.path is not None
-    counted = dict(zip(OPS, read_rank(attachment.writer.path).many("collectives"), strict=False))
+    counted = dict(zip(OPS, snapshot().many("collectives"), strict=False))
     rankscope.uninstrument()
     assert {op: count for op, count in counted.items() if count} == {"all_reduce": 6, "ddp_all_reduce": 2}
 
@@ -210,6 +187,17 @@ def gate() -> Iterator[threading.Event]:
     finally:
         opened.set()
     torch.cuda.synchronize()
+
+
+@contextmanager
+def waiting_on_the_device() -> Iterator[None]:
+    """What the block issues waits on the device while that stands still, and the host goes on."""
+    with gate() as opened:
+        yield
+        after = recorded()
+        assert not after.query()
+        opened.set()
+        after.synchronize()
 
 
 def recorded() -> torch.cuda.Event:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from testing.torchrun import environment, torchrun
 from tests.testing.collectives_job import checks
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -16,11 +15,9 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKSCOPE_RUN_DIR": str(tmp_path_factory.mktemp("run"))}
     return subprocess.run(
-        [*command, "-m", "tests.testing.collectives_job"],
-        env=environment,
+        torchrun(4, "-m", "tests.testing.collectives_job"),
+        env=environment(RANKSCOPE_RUN_DIR=str(tmp_path_factory.mktemp("run"))),
         cwd=REPOSITORY,
         capture_output=True,
         text=True,

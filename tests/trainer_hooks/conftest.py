@@ -7,9 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
+from testing import own_record
+from testing.leaving import leave
 
 import rankscope
-from rankscope import attach, guard
+from rankscope import guard
 from rankscope.attach import Attachment
 from rankscope.timeline.timeline import Timeline
 
@@ -20,16 +23,28 @@ os.environ["PYTHONPATH"] = os.pathsep.join(
 
 
 @pytest.fixture
-def attached(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[Attachment]:
-    """This process, instrumented with every probe."""
+def hook_fails_loudly(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Raise the hook's own errors, and remove the hook after the test."""
     monkeypatch.setattr(guard, "reraise", True)
-    rankscope.instrument()
-    attachment = attach.current()
-    assert attachment is not None
-    yield attachment
+    yield
     rankscope.uninstrument()
+
+
+@pytest.fixture
+def attached(hook_fails_loudly: None) -> Attachment:
+    """This process, instrumented with every probe."""
+    rankscope.instrument()
+    return own_record.attachment()
 
 
 @pytest.fixture
 def timeline(attached: Attachment) -> Timeline:
     return attached.timeline
+
+
+@pytest.fixture
+def process_group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    leave()

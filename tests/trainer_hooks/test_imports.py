@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 PRINT_NEW_MODULES = """
 import json, sys
 before = set(sys.modules)
@@ -20,17 +22,10 @@ def modules_brought_in_by(module: str) -> set[str]:
     return set(json.loads(answer.stdout))
 
 
-def test_importing_the_hook_brings_in_nothing_but_the_standard_library() -> None:
-    assert modules_brought_in_by("rankscope") - {"rankscope"} <= set(sys.stdlib_module_names)
-
-
-def test_the_autoload_entry_point_brings_in_nothing_but_the_standard_library() -> None:
-    assert modules_brought_in_by("rankscope.autoload") - {"rankscope"} <= set(sys.stdlib_module_names)
+@pytest.mark.parametrize("module", ["rankscope", "rankscope.autoload", "rankscope.cli.explaining.command"])
+def test_the_hook_and_its_commands_bring_in_nothing_but_the_standard_library(module: str) -> None:
+    assert modules_brought_in_by(module) - {"rankscope"} <= set(sys.stdlib_module_names)
 
 
 def test_the_exporter_imports_no_torch() -> None:
     assert "torch" not in modules_brought_in_by("rankscope_exporter.__main__")
-
-
-def test_explaining_a_run_brings_in_nothing_but_the_standard_library() -> None:
-    assert modules_brought_in_by("rankscope.cli.explaining.command") - {"rankscope"} <= set(sys.stdlib_module_names)

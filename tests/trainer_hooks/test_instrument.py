@@ -13,15 +13,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from testing.own_record import snapshot
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset, dataloader
 
 import rankscope
-from rankscope import attach, guard
-from rankscope.attach import Attachment
+from rankscope import guard
 from rankscope.record import layout
-from rankscope.record.reader import read_rank
-from rankscope.record.snapshot import RankSnapshot
 from rankscope.timeline.steps import Steps
 from rankscope.timeline.timeline import Timeline
 
@@ -55,18 +53,6 @@ def train(steps: int = 5) -> list[torch.Tensor]:
         model(batch).square().mean().backward()
         optimizer.step()
     return [parameter.detach().clone() for parameter in model.parameters()]
-
-
-def attached() -> Attachment:
-    attachment = attach.current()
-    assert attachment is not None
-    return attachment
-
-
-def record_of_this_process() -> RankSnapshot:
-    path = attached().writer.path
-    assert path is not None
-    return read_rank(path)
 
 
 def state() -> list[dict[str, Any]]:
@@ -109,10 +95,10 @@ def test_no_record_is_made_before_the_first_training_event(run_dir: Path) -> Non
 def test_a_plain_loop_is_counted_in_steps_and_phases() -> None:
     rankscope.instrument()
     train(5)
-    snapshot = record_of_this_process()
-    assert snapshot["steps"] == 5
+    rank = snapshot()
+    assert rank["steps"] == 5
     for phase in ("startup", "data_wait", "backward", "optimizer", "other"):
-        assert snapshot.phase_seconds[phase] > 0, phase
+        assert rank.phase_seconds[phase] > 0, phase
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
@@ -124,7 +110,7 @@ def test_two_optimizers_that_alternate_count_one_step_a_round() -> None:
         for model, optimizer in zip(models, optimizers, strict=True):
             model(torch.ones(1, 2)).sum().backward()
             optimizer.step()
-    assert record_of_this_process()["steps"] == 3
+    assert snapshot()["steps"] == 3
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
@@ -133,7 +119,7 @@ def test_once_the_script_marks_its_steps_only_that_counts() -> None:
     rankscope.step()
     train(4)
     rankscope.step()
-    assert record_of_this_process()["steps"] == 2
+    assert snapshot()["steps"] == 2
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
@@ -144,7 +130,7 @@ def test_phases_of_the_users_own_are_published_under_their_names() -> None:
         train(1)
     with rankscope.phase("evaluation"):
         train(1)
-    seconds = record_of_this_process().phase_seconds
+    seconds = snapshot().phase_seconds
     assert seconds["tokenize"] > 0
     assert seconds["evaluation"] > 0
 
@@ -158,7 +144,7 @@ def test_phases_past_the_last_place_are_other_and_warned_about(caplog: pytest.Lo
             pass
     first_without = layout.MAX_PHASES - len(layout.PHASES)
     assert f"no place for phase 'phase {first_without}'" in caplog.text
-    assert len(record_of_this_process().phase_seconds) == layout.MAX_PHASES
+    assert len(snapshot().phase_seconds) == layout.MAX_PHASES
 
 
 def test_phase_and_step_do_nothing_in_a_process_that_is_not_instrumented(run_dir: Path) -> None:
@@ -214,7 +200,7 @@ def test_a_probe_that_failed_is_counted_in_the_record(monkeypatch: pytest.Monkey
     monkeypatch.setattr(Timeline, "enter", broken_later)
     rankscope.instrument()
     train()
-    assert len(record_of_this_process().info["probes_disabled"]) == 1
+    assert len(snapshot().info["probes_disabled"]) == 1
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
@@ -229,7 +215,7 @@ def test_an_exception_of_the_hosts_passes_untouched_and_unbalances_nothing() -> 
     weights.register_hook(failing)
     with pytest.raises(ZeroDivisionError):
         weights.sum().backward()
-    assert record_of_this_process().phase == "other"
+    assert snapshot().phase == "other"
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
@@ -238,7 +224,7 @@ def test_training_on_a_thread_of_its_own_is_counted() -> None:
     thread = threading.Thread(target=train, args=(5,))
     thread.start()
     thread.join()
-    assert record_of_this_process()["steps"] == 5
+    assert snapshot()["steps"] == 5
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
@@ -247,7 +233,7 @@ def test_a_phase_may_be_named_by_anything() -> None:
     train(1)
     with rankscope.phase(3):  # type: ignore[arg-type]
         pass
-    assert "3" in record_of_this_process().phase_seconds
+    assert "3" in snapshot().phase_seconds
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")

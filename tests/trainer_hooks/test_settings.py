@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,35 +12,18 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from testing.leaving import leave
+from testing.own_record import snapshot
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankscope
-from rankscope import attach, guard
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
-from rankscope.record.reader import read_rank
 from rankscope.record.writer import RankWriter
 from rankscope.settings import INTERVAL, Settings
 from rankscope.timeline.steps import SETTLED_STEPS
 from rankscope.timeline.timeline import Timeline
-
-
-@pytest.fixture
-def instrumented(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(guard, "reraise", True)
-    rankscope.instrument()
-    yield
-    rankscope.uninstrument()
-
-
-@pytest.fixture
-def process_group(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    yield
-    leave()
 
 
 def train(model: torch.nn.Module, steps: int, autocast: bool = False) -> None:
@@ -56,14 +38,11 @@ def train(model: torch.nn.Module, steps: int, autocast: bool = False) -> None:
 
 def settings() -> dict[str, str]:
     """As a reader finds them."""
-    attachment = attach.current()
-    assert attachment is not None
-    assert attachment.writer.path is not None
-    found: dict[str, str] = read_rank(attachment.writer.path).info["settings"]
+    found: dict[str, str] = snapshot().info["settings"]
     return found
 
 
-@pytest.mark.usefixtures("instrumented")
+@pytest.mark.usefixtures("attached")
 def test_a_plain_loop_is_described_once_it_has_settled() -> None:
     train(torch.nn.Linear(8, 2), SETTLED_STEPS - 1)
     assert settings() == {}
@@ -81,7 +60,7 @@ def test_a_plain_loop_is_described_once_it_has_settled() -> None:
     }
 
 
-@pytest.mark.usefixtures("instrumented", "process_group")
+@pytest.mark.usefixtures("attached", "process_group")
 def test_ddp_is_described_with_its_hook_and_buckets() -> None:
     model = DistributedDataParallel(torch.nn.Linear(8, 2), bucket_cap_mb=3)
     model.register_comm_hook(None, fp16_compress_hook)
@@ -92,22 +71,16 @@ def test_ddp_is_described_with_its_hook_and_buckets() -> None:
     assert found["bucket_bytes"] == str(3 * 1024 * 1024)
 
 
-@pytest.mark.usefixtures("instrumented", "process_group")
+@pytest.mark.usefixtures("attached", "process_group")
 def test_ddp_without_a_hook_says_so() -> None:
     train(DistributedDataParallel(torch.nn.Linear(8, 2)), SETTLED_STEPS + 1)
     assert settings()["comm_hook"] == "none"
 
 
-@pytest.mark.usefixtures("instrumented")
+@pytest.mark.usefixtures("attached")
 def test_autocasts_type_is_the_precision() -> None:
     train(torch.nn.Linear(8, 2), SETTLED_STEPS + 1, autocast=True)
     assert settings()["precision"] == "bfloat16 autocast"
-
-
-@pytest.mark.usefixtures("instrumented")
-def test_autocast_that_is_not_enabled_is_none() -> None:
-    train(torch.nn.Linear(8, 2), SETTLED_STEPS + 1)
-    assert settings()["precision"] == "float32"
 
 
 def test_the_watch_of_autocast_ends_once_the_run_has_settled(run_dir: Path) -> None:

@@ -7,58 +7,29 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from testing.http_server import answers, http_server
 from tests.exporter.web.conftest import Authority
+from tests.trainer_hooks.cli.explaining import complaint, explain
 from validation.fuzz.explain_answers import Scene, answer
 
-from rankscope.cli import launch
 from rankscope.cli.explaining import command
 from rankscope.cli.explaining.fetching import BODY_LIMIT
 
 MIB = 1024**2
-Serve = Callable[[Callable[[BaseHTTPRequestHandler], None]], str]
+Serve = Callable[..., str]
 
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Starts a server of which each request is answered by a function; its address."""
-    servers: list[ThreadingHTTPServer] = []
-
-    def start(answers: Callable[[BaseHTTPRequestHandler], None], context: ssl.SSLContext | None = None) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                answers(self)
-
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        server.handle_error = lambda *_: None  # type: ignore[method-assign]  # a client that hangs up is what is wanted
-        if context:
-            server.socket = context.wrap_socket(server.socket, server_side=True)
-        servers.append(server)
-        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
-        return f"localhost:{server.server_port}"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-def answers(body: bytes, status: int = 200, **headers: str) -> Callable[[BaseHTTPRequestHandler], None]:
-    def answer_it(request: BaseHTTPRequestHandler) -> None:
-        request.send_response(status)
-        for name, value in headers.items():
-            request.send_header(name, value)
-        request.end_headers()
-        request.wfile.write(body)
-
-    return answer_it
+    """Return a function that starts a server, and returns its address."""
+    with ExitStack() as servers:
+        yield lambda *how: f"localhost:{servers.enter_context(http_server(*how))}"
 
 
 class Endless:
@@ -77,20 +48,6 @@ class Endless:
             pass
         finally:
             self.is_over.set()
-
-
-def explain(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[object, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        launch.main(["explain", *flags])
-    out, err = capsys.readouterr()
-    return ended.value.code, out, err
-
-
-def complaint(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    code, out, err = explain(capsys, *flags)
-    assert (code, out, err.count("\n")) == (2, "", 1)
-    assert err[:-1].isprintable()
-    return err
 
 
 VECTOR = b'{"data":{"result":[%s]}}'
@@ -174,7 +131,7 @@ def test_a_redirection_to_itself_comes_to_an_end(capsys: pytest.CaptureFixture[s
 
 
 def test_https_does_not_become_http(
-    capsys: pytest.CaptureFixture[str], serve: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = Authority(tmp_path).issue("server", "localhost")
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from testing.records import living_rank
 
 ESCAPES = "\x1b]0;owned\x07\n\u202e"
 
@@ -43,21 +44,8 @@ def test_stacks_of_a_run_that_is_not_there_is_a_line(run_dir: Path, name: str) -
 
 
 def test_a_name_that_the_terminal_has_no_letters_for_is_printed(run_dir: Path) -> None:
-    code = """
-import sys
-from pathlib import Path
-from rankscope.record.writer import RankWriter
-writer = RankWriter()
-writer.publish(Path(sys.argv[1]), "r.0", {"run": "gr\\u00f6\\u00dfer", "rank": "0", "pid": "1"})
-print("ready", flush=True)
-sys.stdin.read()
-"""
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", code, str(run_dir)], text=True, **pipes) as rank:
-        assert rank.stdout is not None
-        rank.stdout.readline()
+    with living_rank(run_dir, run="gr\u00f6\u00dfer"):
         answer = rankscope("stacks", PYTHONIOENCODING="ascii", PATH="/nowhere")
-        rank.kill()
     assert "Traceback" not in answer.stderr
     assert r"=== run gr\xf6\xdfer, rank 0" in answer.stdout
 

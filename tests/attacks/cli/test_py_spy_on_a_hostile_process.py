@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import time
 from pathlib import Path
 
 import pytest
+from testing.waiting import eventually
 from tests.attacks.cli_support import ask, process
 
 from rankscope.cli import living_ranks, py_spy, stacks
@@ -45,10 +45,8 @@ def test_one_that_never_ends_is_ended_with_what_it_started(tmp_path: Path, monke
     monkeypatch.setattr(py_spy, "WITHIN", 1.0)
     assert py_spy.stacks_by_py_spy(1, limit=MIB) == ""
     stat = Path(f"/proc/{child.read_text().strip()}/stat")
-    until = time.monotonic() + 10
-    while stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z":  # a zombie is init's to collect
-        assert time.monotonic() < until, "what py-spy started outlives it"
-        time.sleep(0.01)
+    # A zombie is init's to collect.
+    eventually(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z", seconds=10)
 
 
 def test_after_half_an_answer_and_an_error_the_hook_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,36 +7,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
-
-from rankscope_exporter.gpu.allocation.slurm import SlurmJobs
-
-SCRIPT = Path(__file__).parents[3] / "deploy/slurm/gpu_jobs.sh"
-
-
-class Slurmd:
-    """Runs the script by a shell with nothing in its environment but what slurmd puts there."""
-
-    def __init__(self, shell: str, directory: Path) -> None:
-        self._shell, self.directory = shell, directory
-
-    def runs(self, context: str, **variables: str) -> None:
-        environment = {"RANKSCOPE_SLURM_DIR": str(self.directory), "SLURM_SCRIPT_CONTEXT": f"{context}_slurmd"}
-        environment |= {f"SLURM_JOB_{name}": value for name, value in variables.items()}
-        command = [self._shell, str(SCRIPT)]
-        done = subprocess.run(command, env=environment, capture_output=True, check=False, cwd=self.directory.parent)
-        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), "a prolog that fails drains the node"
-
-    @property
-    def jobs(self) -> dict[str, list[tuple[str, str, str]]]:
-        found = SlurmJobs(self.directory).holders()
-        return {gpu: [(job.slurm_job_id, job.user, job.slurm_job_name) for job in jobs] for gpu, jobs in found.items()}
+from tests.deploy.slurmd import SCRIPT, Slurmd
 
 
 @pytest.fixture(params=["dash", "bash"])
 def slurmd(request: pytest.FixtureRequest, tmp_path: Path) -> Slurmd:
     shell = shutil.which(request.param)
     assert shell, f"{request.param} is not installed"
-    return Slurmd(shell, tmp_path / "rankscope-slurm")
+    return Slurmd(tmp_path / "rankscope-slurm", shell)
 
 
 NAMES = {
@@ -94,7 +72,7 @@ def test_what_is_no_gpu_makes_no_file(slurmd: Slurmd, gpus: str) -> None:
 
 
 def test_the_files_are_there_for_another_user_to_read_and_not_to_write(slurmd: Slurmd) -> None:
-    command = ["sh", "-c", 'umask 077; exec "$0" "$@"', slurmd._shell, str(SCRIPT)]
+    command = ["sh", "-c", 'umask 077; exec "$0" "$@"', *slurmd.shell, str(SCRIPT)]
     environment = {"RANKSCOPE_SLURM_DIR": str(slurmd.directory), "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
     environment |= {"SLURM_JOB_ID": "7", "SLURM_JOB_USER": "alice", "SLURM_JOB_GPUS": "0"}
     subprocess.run(command, env=environment, check=True)

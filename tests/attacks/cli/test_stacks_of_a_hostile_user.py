@@ -9,10 +9,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.attacks.cli_support import BECOME, STRANGER, ask, need_root, process
+from testing.records import living_rank
+from testing.users import NOBODY
+from tests.attacks.cli_support import BECOME, ask, process
+from tests.attacks.users import needs_root
 
 from rankscope.process.stack_dump import SIGNAL
-from rankscope.record.writer import RankWriter
 
 # Catches the signal, and has the file that the answer is to be in.
 ANSWERING = f"""
@@ -20,14 +22,7 @@ descriptor = os.memfd_create("rankscope-stacks")
 answer = {{"signal": {int(SIGNAL)}, "descriptor": descriptor}}
 """
 MIB = 1024**2
-
-
-@pytest.fixture
-def shared(run_dir: Path) -> Path:
-    """A run directory that every user may write to."""
-    need_root()
-    run_dir.chmod(0o1777)
-    return run_dir
+pytestmark = needs_root
 
 
 def test_a_name_with_escapes_is_printed_escaped_and_with_its_user(shared: Path) -> None:
@@ -135,7 +130,7 @@ live()
 def test_an_unprivileged_user_asks_no_other_users_ranks(shared: Path) -> None:
     code = 'become(); rankscope.cli.launch.main(["stacks", f"--run-dir={directory}"])'
     with process('w = publish("v.0", run="victim\\x1b[2J"); live()', shared):
-        command = [sys.executable, "-c", BECOME + code, str(shared), str(STRANGER)]
+        command = [sys.executable, "-c", BECOME + code, str(shared), str(NOBODY)]
         answer = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert (answer.returncode, answer.stdout) == (2, "")
     assert (
@@ -146,10 +141,9 @@ def test_an_unprivileged_user_asks_no_other_users_ranks(shared: Path) -> None:
 def test_a_run_directory_that_is_another_users_link_is_not_followed(shared: Path) -> None:
     (shared / "real").mkdir()
     (shared / "link").symlink_to(shared / "real")
-    os.lchown(shared / "link", STRANGER, STRANGER)
-    writer = RankWriter()
-    writer.publish(shared / "real", "r.0", {"run": "r", "rank": "0", "pid": "1"})
-    answer = ask(shared / "link")
+    os.lchown(shared / "link", NOBODY, NOBODY)
+    with living_rank(shared / "real"):
+        answer = ask(shared / "link")
     assert (answer.returncode, answer.stdout) == (2, "")
     assert "is a link that another user made" in answer.stderr
 

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import select
 import socket
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-import uvicorn
 from prometheus_client.core import GaugeMetricFamily, Metric
-from tests.exporter.web.conftest import READY
+from tests.exporter.web.conftest import READY, running
 
-from rankscope_exporter.daemon import server_configuration
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.web.app import create_app
-from rankscope_exporter.web.config_file import WebConfigFile
 
 ASK = b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n"
 PATIENCE = 40  # seconds: a test that waits as long has failed
@@ -46,38 +39,13 @@ class Large:
 @contextmanager
 def server(*collectors: Large, web_config: Path | None = None) -> Iterator[tuple[int, int]]:
     """The exporter's server in this process; the value is its port on 127.0.0.1, and on ::1, another address."""
-    app = create_app(Scrape(collectors), READY)
-    running = uvicorn.Server(server_configuration(app, WebConfigFile(web_config) if web_config else None))
     with ExitStack() as stack:
         listeners = [
             stack.enter_context(socket.create_server((host, 0), family=family, backlog=128))
             for host, family in (("127.0.0.1", socket.AF_INET), ("::1", socket.AF_INET6))
         ]
-        ports = listeners[0].getsockname()[1], listeners[1].getsockname()[1]
-        thread = threading.Thread(target=running.run, kwargs={"sockets": listeners})
-        thread.start()
-        try:
-            yield ports
-        finally:
-            running.should_exit = True
-            thread.join()
-
-
-@contextmanager
-def few_descriptors(port: int, count: int, *flags: str) -> Iterator[subprocess.Popen[bytes]]:
-    """The exporter as a process that may have only so many file descriptors."""
-    command = [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{port}", *flags]
-    limited = ["prlimit", f"--nofile={count}:{count}", *command]
-    with subprocess.Popen(limited, stderr=subprocess.PIPE) as process:
-        try:
-            deadline = time.monotonic() + PATIENCE
-            while scrape(port, "/-/healthy") != 200:
-                assert time.monotonic() < deadline, "it does not start"
-                time.sleep(0.1)
-            yield process
-        finally:
-            process.terminate()
-            process.communicate(timeout=PATIENCE)
+        stack.enter_context(running(create_app(Scrape(collectors), READY), web_config, *listeners))
+        yield listeners[0].getsockname()[1], listeners[1].getsockname()[1]
 
 
 def connect(port: int, host: str = "127.0.0.1") -> socket.socket:

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from tests.exporter.web.conftest import authority, serve, web_config
+from tests.exporter.web.conftest import authority, checked, serve, web_config
 
-__all__ = ["authority", "serve", "web_config"]
+__all__ = ["authority", "checked", "serve", "web_config"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gc
 import socket
-import time
 from collections.abc import Iterator
 
 import pytest
+from testing.waiting import eventually
 from tests.attacks.http.clients import server
 
 from rankscope_exporter.web.protocol import BoundedProtocol
@@ -51,7 +51,4 @@ def test_a_connection_that_has_ended_is_freed_at_once(
         for _ in range(CONNECTIONS):
             with socket.create_connection(("127.0.0.1", port)) as connection:
                 connection.sendall(words)
-        until = time.monotonic() + 30
-        while (lost[0] < CONNECTIONS or alive()) and time.monotonic() < until:
-            time.sleep(0.05)
-        assert (lost[0], alive()) == (CONNECTIONS, 0)
+        eventually(lambda: (lost[0], alive()) == (CONNECTIONS, 0), seconds=30, pause=0.05)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -10,22 +9,9 @@ from pathlib import Path
 import bcrypt
 import pytest
 from tests.attacks.http.clients import ask, everything, scrape, server, status
+from tests.exporter.web.conftest import basic
 
 GUESSES = 100
-
-
-@pytest.fixture
-def checked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The passwords that bcrypt has been asked about."""
-    asked: list[bytes] = []
-    check = bcrypt.checkpw
-
-    def counting(password: bytes, hashed: bytes) -> bool:
-        asked.append(password)
-        return check(password, hashed)
-
-    monkeypatch.setattr(bcrypt, "checkpw", counting)
-    return asked
 
 
 @pytest.fixture
@@ -33,8 +19,8 @@ def protected(web_config: Callable[..., Path]) -> Path:
     return web_config(basic_auth_users={"alice": bcrypt.hashpw(b"right", bcrypt.gensalt(10)).decode()})
 
 
-def basic(password: str) -> dict[str, str]:
-    return {"Authorization": "Basic " + base64.b64encode(f"alice:{password}".encode()).decode(), "Connection": "close"}
+def alice(password: str) -> dict[str, str]:
+    return {**basic("alice", password), "Connection": "close"}
 
 
 def statuses(clients: Sequence[object]) -> list[int]:
@@ -44,33 +30,33 @@ def statuses(clients: Sequence[object]) -> list[int]:
 def test_the_right_password_of_another_address_waits_for_few_wrong_ones(protected: Path, checked: list[bytes]) -> None:
     with server(web_config=protected) as (port, other), ExitStack() as stack:
         for guess in range(GUESSES):
-            stack.enter_context(ask(port, **basic(f"guess {guess}")))
+            stack.enter_context(ask(port, **alice(f"guess {guess}")))
         before = len(checked)
-        assert scrape(other, host="::1", **basic("right")) == 200
+        assert scrape(other, host="::1", **alice("right")) == 200
         assert len(checked) - before <= 5
 
 
 def test_guesses_beyond_what_can_be_checked_soon_are_refused_at_once(protected: Path, checked: list[bytes]) -> None:
     with server(web_config=protected) as (port, _), ExitStack() as stack:
-        crowd = [stack.enter_context(ask(port, **basic(f"guess {guess}"))) for guess in range(GUESSES)]
+        crowd = [stack.enter_context(ask(port, **alice(f"guess {guess}"))) for guess in range(GUESSES)]
         answers = statuses(crowd)
         assert set(answers) == {401, 503}
         assert len(checked) == answers.count(401) < GUESSES
-        assert scrape(port, **basic("right")) == 200
+        assert scrape(port, **alice("right")) == 200
 
 
 def test_a_password_whose_client_has_left_is_not_checked(protected: Path, checked: list[bytes]) -> None:
     with server(web_config=protected) as (port, _):
         for guess in range(GUESSES):
-            ask(port, **basic(f"guess {guess}")).close()
-        assert scrape(port, **basic("right")) == 200
+            ask(port, **alice(f"guess {guess}")).close()
+        assert scrape(port, **alice("right")) == 200
         assert len(checked) < GUESSES / 2
 
 
 def test_a_remembered_password_is_let_in_whatever_waits(protected: Path, checked: list[bytes]) -> None:
     with server(web_config=protected) as (port, _), ExitStack() as stack:
-        assert scrape(port, **basic("right")) == 200
-        crowd = [stack.enter_context(ask(port, **basic(f"guess {guess}"))) for guess in range(GUESSES)]
-        assert scrape(port, **basic("right")) == 200
+        assert scrape(port, **alice("right")) == 200
+        crowd = [stack.enter_context(ask(port, **alice(f"guess {guess}"))) for guess in range(GUESSES)]
+        assert scrape(port, **alice("right")) == 200
         assert checked.count(b"right") == 1
         assert set(statuses(crowd)) == {401, 503}

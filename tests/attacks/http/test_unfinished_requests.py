@@ -7,7 +7,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
-from tests.attacks.http.clients import Large, ask, connect, everything, few_descriptors, scrape, server
+from testing.exporter_process import EXPORTER, exporter_process
+from tests.attacks.http.clients import Large, ask, connect, everything, scrape, server
 
 BEGINNINGS = {
     "nothing": b"",
@@ -42,7 +43,8 @@ def test_a_connection_that_never_begins_tls_is_closed(
 def test_a_scrape_gets_in_though_one_client_holds_more_connections_than_there_are_descriptors(
     free_port: int, run_dir: Path, beginning: str
 ) -> None:
-    with few_descriptors(free_port, 64, f"--run-dir={run_dir}"), ExitStack() as held:
+    program = ("prlimit", "--nofile=64:64", *EXPORTER)
+    with exporter_process(free_port, f"--run-dir={run_dir}", program=program), ExitStack() as held:
         for _ in range(200):
             held.enter_context(connection := connect(free_port))
             with suppress(ConnectionError):  # it has given way to those after it

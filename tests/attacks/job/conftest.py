@@ -1,4 +1,4 @@
-"""What these attacks share: directories that other users can reach, and a process that ends without a hook in it."""
+"""A process that ends without a hook in it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,6 @@ import pytest
 
 import rankscope
 from rankscope import guard
-
-
-@pytest.fixture
-def shared(run_dir: Path) -> Path:
-    """A run directory as the node's is."""
-    run_dir.chmod(0o1777)
-    return run_dir
 
 
 @pytest.fixture

@@ -7,22 +7,16 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
 import torch
-
-ATTACKER, VICTIM = 4711, 4712
-
-needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="did not run: only root can make a second user")
+from tests.attacks.users import MALLORY
 
 # Imports come first: the interpreter that runs the tests may lie in a home directory that others may not enter.
 AS_USER = """
 import fcntl, os, resource, stat, subprocess, sys
 from pathlib import Path
+from testing.users import become
 {imports}
-user = {user}
-os.setgroups([])
-os.setresgid(user, user, user)
-os.setresuid(user, user, user)
+become({user})
 """
 HOOK = """
 import importlib, torch
@@ -72,7 +66,7 @@ def process(user: int, code: str, *arguments: object, imports: str = "") -> list
 
 def attack(code: str, *arguments: object) -> str:
     """What the second user's process has printed."""
-    return subprocess.run(process(ATTACKER, code, *arguments), check=True, capture_output=True, text=True).stdout
+    return subprocess.run(process(MALLORY, code, *arguments), check=True, capture_output=True, text=True).stdout
 
 
 def run_job(

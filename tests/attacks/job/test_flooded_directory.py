@@ -7,12 +7,12 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.attacks.job.jobs import ATTACKER, attack, needs_root, run_job, train
+from testing.records import publish
+from tests.attacks.job.jobs import attack, run_job, train
+from tests.attacks.users import MALLORY, needs_root
 
 import rankscope
 from rankscope.record import layout
-from rankscope.record.layout import INDEX
-from rankscope.record.writer import RankWriter
 
 FLOOD = """
 for number in range(int(sys.argv[2])):
@@ -31,12 +31,8 @@ print(len(opened), attach.current().writer.path.exists())
 
 def dead_record(directory: Path, name: str, run: str = "job", age: float = 1e6) -> Path:
     """As far as a reader in this process can tell."""
-    writer = RankWriter()
-    writer.publish(directory, name, {"run": run, "rank": "0"})
-    writer.slots[INDEX["started_unix"]] = time.time() - age
-    writer.slots[INDEX["ended"]] = layout.FINISHED
-    assert writer.path is not None
-    return writer.path
+    slots = {"started_unix": time.time() - age, "ended": layout.FINISHED}
+    return publish(directory, name, slots, run=run)[1]
 
 
 @needs_root
@@ -70,7 +66,7 @@ def test_a_job_looks_at_a_bounded_number_of_names(run_dir: Path, monkeypatch: py
 def test_a_job_of_roots_removes_its_own_old_records_and_nobody_elses(shared: Path) -> None:
     mine, other_run = dead_record(shared, "mine"), dead_record(shared, "other", run="other", age=1.0)
     theirs = dead_record(shared, "theirs")
-    os.chown(theirs, ATTACKER, ATTACKER)
+    os.chown(theirs, MALLORY, MALLORY)
     rankscope.instrument()
     train()
     assert not mine.exists()

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.attacks.job.jobs import FOR_EACH, VICTIM, needs_root, run_job, train
+from tests.attacks.job.jobs import FOR_EACH, run_job, train
+from tests.attacks.users import VICTIM, needs_root
 
 import rankscope
 from rankscope.process import identity

@@ -6,7 +6,8 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tests.attacks.job.jobs import FOR_EACH, TRAIN, needs_root, process, run_job
+from tests.attacks.job.jobs import FOR_EACH, TRAIN, process, run_job
+from tests.attacks.users import needs_root
 
 from rankscope.record.reader import read_rank
 

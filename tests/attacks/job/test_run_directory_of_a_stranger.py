@@ -7,7 +7,8 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.attacks.job.jobs import ATTACKER, needs_root, train
+from tests.attacks.job.jobs import train
+from tests.attacks.users import MALLORY, needs_root
 
 import rankscope
 from rankscope.record import writer
@@ -26,7 +27,7 @@ def target(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def give_away(path: Path) -> None:
-    os.chown(path, ATTACKER, ATTACKER, follow_symlinks=False)
+    os.chown(path, MALLORY, MALLORY, follow_symlinks=False)
 
 
 def test_another_users_link_is_not_followed_and_the_job_goes_on(
@@ -86,7 +87,7 @@ def test_the_fallback_is_made_for_all_and_nobody_removes_anothers_records_there(
 @pytest.mark.parametrize(
     ("owner", "mode", "warning"),
     [
-        (ATTACKER, 0o1777, f"belongs to another user ({ATTACKER})"),
+        (MALLORY, 0o1777, f"belongs to another user ({MALLORY})"),
         (0, 0o777, "is not sticky"),
         (0, 0o1777, None),
         (65534, 0o1777, None),  # root's, as a container with a user namespace sees it

@@ -7,10 +7,11 @@ import stat
 from pathlib import Path
 
 import pytest
-from tests.attacks.job.jobs import VICTIM, needs_root, run_job
+from testing.records import publish
+from tests.attacks.job.jobs import run_job
+from tests.attacks.users import VICTIM, needs_root
 
 from rankscope.record.reader import read_rank
-from rankscope.record.writer import RankWriter
 
 TRUNCATED_BY_THE_SHELL = """
 step()
@@ -36,12 +37,10 @@ def test_a_record_can_be_read_by_all_and_opened_for_writing_by_nobody_whatever_t
 ) -> None:
     before = os.umask(umask)
     try:
-        writer = RankWriter()
-        writer.publish(run_dir, "r.0", {"run": "r", "rank": "0"})
+        _, path = publish(run_dir)
     finally:
         os.umask(before)
-    assert writer.path is not None
-    assert stat.S_IMODE(writer.path.stat().st_mode) == 0o444
+    assert stat.S_IMODE(path.stat().st_mode) == 0o444
 
 
 def test_a_record_that_is_deleted_costs_the_job_nothing(run_dir: Path) -> None:
@@ -51,8 +50,6 @@ def test_a_record_that_is_deleted_costs_the_job_nothing(run_dir: Path) -> None:
 
 @pytest.mark.parametrize("mode", [0o444, 0o644])
 def test_a_record_is_read_whether_its_owner_may_write_to_it_or_not(run_dir: Path, mode: int) -> None:
-    writer = RankWriter()
-    writer.publish(run_dir, "r.0", {"run": "r", "rank": "0"})
-    assert writer.path is not None
-    writer.path.chmod(mode)
-    assert read_rank(writer.path).info["run"] == "r"
+    _, path = publish(run_dir)
+    path.chmod(mode)
+    assert read_rank(path).info["run"] == "r"

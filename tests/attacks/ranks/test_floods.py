@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, clock, ended, living, need_root, owned
+from tests.attacks.ranks.ranks_support import clock, ended, living, owned
+from tests.attacks.users import MALLORY, VICTIM, needs_root
 
 from rankscope.record import layout
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
+pytestmark = needs_root
 OWNERS = range(100_000, 101_100)  # as a user has them who was given a range of subordinate ids
 SCANS = 10  # within which a new rank has to be seen
 
 
 @pytest.fixture
 def directory(run_dir: Path) -> Iterator[RunDirectory]:
-    need_root()
     made = RunDirectory([run_dir], clock)
     yield made
     if hasattr(made, "close"):  # before it went on with a listing there was nothing to close

@@ -8,11 +8,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, as_user, kill, living, need_root
-from tests.exporter.test_daemon import eventually, exporter, metrics
+from testing.exporter_process import eventually, exporter, metrics
+from tests.attacks.ranks.ranks_support import as_user, living
+from tests.attacks.users import MALLORY, VICTIM, needs_root
 
 from rankscope_exporter.simulation import simulated_uuid
 
+pytestmark = needs_root
 UUID = simulated_uuid(0)
 ELSEWHERE = simulated_uuid(1)
 
@@ -54,7 +56,6 @@ def held_by(url: str, label: str) -> str:
 
 
 def test_a_record_puts_no_run_on_a_gpu_where_only_others_work(run_dir: Path, free_port: int) -> None:
-    need_root()
     with (
         working(VICTIM) as pid,
         living(run_dir, MALLORY, "forged", run="forged", uuid=UUID),
@@ -66,7 +67,6 @@ def test_a_record_puts_no_run_on_a_gpu_where_only_others_work(run_dir: Path, fre
 
 
 def test_a_record_puts_no_run_on_a_gpu_of_another_node(run_dir: Path, free_port: int) -> None:
-    need_root()
     there = simulated_uuid(0, machine=1)
     with living(run_dir, MALLORY, "forged", run="forged", uuid=there), node(run_dir, free_port) as url:
         eventually(lambda: gpu_of(url, "forged") == "")
@@ -75,7 +75,6 @@ def test_a_record_puts_no_run_on_a_gpu_of_another_node(run_dir: Path, free_port:
 
 
 def test_nor_does_one_on_a_node_without_gpus(run_dir: Path, free_port: int) -> None:
-    need_root()
     with (
         living(run_dir, MALLORY, "forged", run="forged", uuid=UUID),
         exporter(free_port, f"--run-dir={run_dir}") as url,
@@ -84,17 +83,15 @@ def test_nor_does_one_on_a_node_without_gpus(run_dir: Path, free_port: int) -> N
 
 
 def test_an_ended_record_does_neither(run_dir: Path, free_port: int) -> None:
-    need_root()
     with working(VICTIM) as pid, node(run_dir, free_port, pid) as url:
         with living(run_dir, MALLORY, "forged", run="forged", uuid=UUID) as forged:
             eventually(lambda: gpu_of(url, "forged") == "")
-            kill(forged)
+            forged.end()
         eventually(lambda: any(line.startswith("rankscope_rank_exit_info{") for line in metrics(url)))
         assert gpu_of(url, "forged") == ""
 
 
 def test_a_user_who_works_on_it_is_believed_beside_others(run_dir: Path, free_port: int) -> None:
-    need_root()
     with (
         working(VICTIM) as pid,
         working(MALLORY) as another,
@@ -106,7 +103,6 @@ def test_a_user_who_works_on_it_is_believed_beside_others(run_dir: Path, free_po
 
 
 def test_a_rank_that_has_not_yet_touched_a_free_gpu_is_believed(run_dir: Path, free_port: int) -> None:
-    need_root()
     with (
         working(VICTIM) as pid,
         living(run_dir, VICTIM, "mine", run="mine", uuid=ELSEWHERE),

@@ -2,33 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from prometheus_client.samples import Sample
-from tests.attacks.ranks.ranks_support import (
-    MALLORY,
-    NOW,
-    VICTIM,
-    clock,
-    ended,
-    kill,
-    living,
-    need_root,
-    owned,
-    say,
-)
+from testing.records import rank_info
+from tests.attacks.ranks.ranks_support import NOW, clock, ended, living, owned
+from tests.attacks.users import MALLORY, VICTIM, needs_root
 
 from rankscope_exporter.config import parse
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.run_directory import Beliefs, RunDirectory
 from rankscope_exporter.registry import HELP, rank_collectors
 
-
-@pytest.fixture(autouse=True)
-def _several_users() -> None:
-    need_root()
+pytestmark = needs_root
 
 
 @pytest.fixture
@@ -64,7 +53,7 @@ def test_of_whom_the_administrator_has_not_listed_nothing_is_shown(run_dir: Path
 def test_a_living_forgery_does_not_hide_a_crash(run_dir: Path, directory: RunDirectory) -> None:
     with living(run_dir, VICTIM, "mine") as victim, living(run_dir, MALLORY, "forged", started=NOW - 1):
         directory.scan()
-        kill(victim)
+        victim.end()
         (mine,) = owned(directory.scan(), VICTIM)
     assert not mine.snapshot.alive
 
@@ -105,7 +94,7 @@ def test_a_rank_of_a_run_without_a_name_is_counted_and_not_shown(
 def test_a_forgery_that_waits_does_not_take_over_when_the_rank_dies(run_dir: Path, directory: RunDirectory) -> None:
     with living(run_dir, VICTIM, "mine", node="here") as victim, living(run_dir, MALLORY, "forged", node="there"):
         assert directory.scan().skipped == {}, "it is no duplicate, but another user's run"
-        kill(victim)
+        victim.end()
         for _ in range(2):
             assert [rank.snapshot.info["node"] for rank in owned(directory.scan(), VICTIM)] == ["here"]
 
@@ -115,7 +104,7 @@ def test_a_run_that_is_started_again_takes_over_from_its_ended_rank_at_once(
 ) -> None:
     with living(run_dir, VICTIM, "first") as first:
         directory.scan()
-        kill(first)
+        first.end()
         assert not directory.scan().ranks[0].snapshot.alive
         with living(run_dir, VICTIM, "second", started=NOW - 1, node="again"):
             (rank,) = directory.scan().ranks
@@ -146,7 +135,7 @@ def test_a_record_that_says_to_be_another_rank_now_makes_no_series_twice(
     processes = RankProcesses()
     with living(run_dir, MALLORY, "first", rank="7") as first:
         processes.poll(directory.scan())
-        say(first, rank="8")
+        assert first.ask(json.dumps(rank_info(run="train", rank="8"))) == "written"
         with living(run_dir, MALLORY, "second", rank="7"):
             found = [sample for family in processes.poll(directory.scan()) for sample in family.samples]
     series = [(sample.name, *sorted(sample.labels.items())) for sample in found]

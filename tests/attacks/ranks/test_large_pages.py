@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, clock, ended, need_root, owned
+from tests.attacks.ranks.ranks_support import clock, ended, owned
+from tests.attacks.users import MALLORY, VICTIM, needs_root
 
 from rankscope.record import layout, reader
 from rankscope.record.layout import INDEX
@@ -14,6 +15,7 @@ from rankscope.record.reader import read_rank
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
+pytestmark = needs_root
 PAGE = 256 * 32_768  # bytes
 LARGE: dict[str, Any] = {
     "phases": [f"{number:0>198}" for number in range(layout.MAX_PHASES - len(layout.PHASES))],
@@ -41,7 +43,6 @@ def page(directory: RunDirectory) -> tuple[int, Counter[int]]:
 
 
 def test_a_page_of_the_largest_records_has_a_bound_and_one_owner_half_of_it(run_dir: Path) -> None:
-    need_root()
     directory = RunDirectory([run_dir], clock)
     forge(run_dir, MALLORY, 256, run="r" * 200, **LARGE)
     alone, shown = page(directory)
@@ -51,7 +52,6 @@ def test_a_page_of_the_largest_records_has_a_bound_and_one_owner_half_of_it(run_
 
 
 def test_who_has_a_few_ordinary_ranks_has_them_beside_whoever_fills_the_page(run_dir: Path) -> None:
-    need_root()
     directory = RunDirectory([run_dir], clock)
     for uid in range(MALLORY, MALLORY + 4):
         forge(run_dir, uid, 200)
@@ -64,13 +64,11 @@ def test_who_has_a_few_ordinary_ranks_has_them_beside_whoever_fills_the_page(run
 
 
 def test_one_owners_files_are_read_up_to_a_number_of_his_own(run_dir: Path) -> None:
-    need_root()
     forge(run_dir, MALLORY, 300)
     assert RunDirectory([run_dir], clock).scan().skipped["too_many_files"] == 300 - 256
 
 
 def test_as_many_infos_are_remembered_as_files_are_read(run_dir: Path) -> None:
-    need_root()
     for uid in range(MALLORY, MALLORY + 4):
         forge(run_dir, uid, 256, node=f"{uid}" * 20)
     directory = RunDirectory([run_dir], clock)

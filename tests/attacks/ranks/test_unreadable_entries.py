@@ -8,10 +8,14 @@ import resource
 from pathlib import Path
 
 import pytest
-from tests.attacks.ranks.ranks_support import MALLORY, VICTIM, clock, ended, need_root
+from testing.users import NOBODY, become
+from tests.attacks.ranks.ranks_support import clock, ended
+from tests.attacks.users import MALLORY, VICTIM, needs_root
 
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.run_directory import RunDirectory
+
+pytestmark = needs_root
 
 
 def as_nobody(work: str) -> str:
@@ -20,9 +24,7 @@ def as_nobody(work: str) -> str:
     child = os.fork()
     if child == 0:
         try:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
+            become(NOBODY)
             os.write(writing, WORK[work]().encode())
         except BaseException as error:
             os.write(writing, repr(error).encode())
@@ -43,7 +45,6 @@ WORK = {}
 @pytest.fixture
 def directories(run_dir: Path) -> list[Path]:
     """One that may be listed and not entered, with three files, and a proper one with a rank in it."""
-    need_root()
     run_dir.chmod(0o1777)
     closed, proper = run_dir / "closed", run_dir / "proper"
     for one in (closed, proper):

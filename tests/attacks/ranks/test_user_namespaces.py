@@ -7,32 +7,29 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.attacks.ranks.ranks_support import (
-    MALLORY,
-    VICTIM,
-    clock,
-    ended,
-    living,
-    need_root,
-)
+from tests.attacks.ranks.ranks_support import as_user, clock, ended, living
+from tests.attacks.users import MALLORY, VICTIM, needs_root
 
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
+UNSHARED = subprocess.run([*as_user(MALLORY), "unshare", "--user", "true"], capture_output=True, check=False)
+pytestmark = [
+    needs_root,
+    pytest.mark.skipif(UNSHARED.returncode != 0, reason="did not run: this machine lets users make no user namespace"),
+]
 # Becomes root of a user namespace in which nobody but its user is known. As unshare(1) does it, in a process
 # whose interpreter may lie where nobody else may enter; a process that has changed its uid owns none of its /proc.
 UNSHARE = """
 libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
-if libc.unshare(0x10000000):  # CLONE_NEWUSER
-    print("refused", flush=True)
-    sys.exit()
+uid = os.getuid()
+assert not libc.unshare(0x10000000)  # CLONE_NEWUSER
 Path("/proc/self/uid_map").write_text(f"0 {uid} 1")
 assert os.getuid() == 0
 """
 
 
 def test_root_of_a_user_namespace_is_the_user_who_made_it(run_dir: Path) -> None:
-    need_root()
     with living(run_dir, MALLORY, "inside", run="inside", before=UNSHARE):
         (rank,) = RunDirectory([run_dir], clock).scan().ranks
     assert rank.key == ("inside", "0", str(MALLORY))
@@ -41,7 +38,6 @@ def test_root_of_a_user_namespace_is_the_user_who_made_it(run_dir: Path) -> None
 
 def test_an_exporter_in_a_user_namespace_sees_the_users_it_does_not_know_as_one(run_dir: Path) -> None:
     """As 65534: there two users' runs of one name are told apart no more, and a node's exporter belongs outside."""
-    need_root()
     ended(run_dir, VICTIM, "mine", run="mine")
     ended(run_dir, MALLORY, "forged", run="forged")
     run_dir.chmod(0o755)
@@ -51,6 +47,4 @@ def test_an_exporter_in_a_user_namespace_sees_the_users_it_does_not_know_as_one(
     )
     command = ["unshare", "--user", "--map-root-user", sys.executable, "-c", code, str(run_dir)]
     answer = subprocess.run(command, check=False, capture_output=True, text=True)
-    if "unshare" in answer.stderr:
-        pytest.skip("did not run: this machine lets users make no user namespace")
     assert answer.stdout.strip() == str([("forged", "0", "65534"), ("mine", "0", "65534")]), answer.stderr

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pynvml
 import pytest
+from testing.waiting import eventually
+from tests.exporter.gpu.conftest import PATIENT
 
 from rankscope_exporter.exposition.exporter import ExporterCollector
 from rankscope_exporter.gpu.collector import Gpu, SampledCollector
@@ -19,37 +20,7 @@ from rankscope_exporter.registry import GPU_COLLECTORS
 from rankscope_exporter.simulation import simulated_uuid
 
 FIRST, SECOND = Gpu(0, simulated_uuid(0)), Gpu(1, simulated_uuid(1))
-TIMING = Timing(interval=0.02, deadline=120, reopen_after=0.02)
 LONG = 3600.0
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.01)
-
-
-@pytest.fixture
-def sampling(machine) -> Iterator[Callable[..., tuple]]:
-    """Makes a machine and a sampler that runs on it; a call that blocks does so until `unblock` is set."""
-    samplers: list[Sampler] = []
-    unblock = threading.Event()
-
-    def make(scenario: str, timing: Timing = TIMING, *, in_simulated_time: bool = False):
-        m = machine(scenario, sleep=lambda seconds: unblock.wait(60) if seconds > 1 else time.sleep(seconds))
-        m.unblock = unblock
-        if in_simulated_time:
-            timing = replace(timing, unix=m.clock, monotonic=m.clock)
-        samplers.append(Sampler(m.driver, GPU_COLLECTORS, timing=timing))
-        samplers[-1].start()
-        eventually(lambda: samplers[-1].is_ready)
-        return m, samplers[-1]
-
-    yield make
-    unblock.set()
-    for sampler in samplers:
-        sampler.stop()
 
 
 def threads() -> set[str]:
@@ -78,7 +49,7 @@ def test_released_gpus_have_no_open_handle_no_thread_and_no_series(sampling):
     said = exporter_says(sampler)
     assert (said["gpus_released"], said["nvml_up"], said["gpus_seen"], said["gpus_expected"]) == (1, 0, 0, 2)
     assert not sampler.is_ready
-    time.sleep(5 * TIMING.interval)
+    time.sleep(5 * PATIENT.interval)
     assert pynvml._nvmlLib_refcount == 0, "nor is it connected again"
 
 
@@ -154,7 +125,7 @@ def test_a_release_can_be_made_longer_and_taken_back_twice(sampling):
 
 def test_no_gpu_is_released_while_one_is_stuck_and_the_others_go_on(sampling):
     timing = Timing(interval=0.02, deadline=2, reopen_after=0.02)
-    m, sampler = sampling("{gpus: 3, timeline: {1: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}]}}", timing)
+    m, sampler = sampling("{gpus: 3, timeline: {1: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}]}}", timing=timing)
     m.clock.advance(5)
     eventually(lambda: sampler.readings(gpu.COLLECTOR)[SECOND] is None)
     with pytest.raises(ReleaseError, match="gpu-1: a call to the driver does not return"):
@@ -182,7 +153,7 @@ def test_a_driver_that_does_not_let_go_is_no_release(sampling, monkeypatch):
 
 
 def test_a_driver_that_does_not_answer_at_all_is_an_answer_and_leaves_no_release_for_later(sampling, monkeypatch):
-    _, sampler = sampling("gpus: 1", replace(TIMING, answer_within=0.2))
+    _, sampler = sampling("gpus: 1", timing=replace(PATIENT, answer_within=0.2))
     blocked, unblock = threading.Event(), threading.Event()
     shut_down = pynvml.nvmlShutdown
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: blocked.set() or (unblock.wait(60) and shut_down()))

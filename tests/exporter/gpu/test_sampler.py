@@ -1,17 +1,13 @@
-"""The sampler tells what is, and only that: lost, stuck and absent things have no value, and come back by themselves.
-
-The simulated machine's clock stands still until a test turns it; the sampler's threads are real.
-"""
+"""The sampler tells what is, and only that: lost, stuck and absent things have no value, and return by themselves."""
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pynvml
 import pytest
+from testing.waiting import eventually
 
 from rankscope_exporter.gpu.collector import Gpu, GpuCollector, SampledCollector
 from rankscope_exporter.gpu.collectors import gpu, load, memory, power, temperature
@@ -22,48 +18,7 @@ from rankscope_exporter.registry import GPU_COLLECTORS
 from rankscope_exporter.simulation import simulated_uuid
 
 FAST = Timing(interval=0.02, deadline=2, reopen_after=0.02)
-PATIENT = Timing(interval=0.02, deadline=120, reopen_after=0.02)
 FIRST, SECOND = Gpu(0, simulated_uuid(0)), Gpu(1, simulated_uuid(1))
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    """Wait until it holds; a minute is for machines that do many things at once."""
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.01)
-
-
-class Gate:
-    """The simulated driver's sleep: short ones pass, a blocking call waits until it is released."""
-
-    def __init__(self) -> None:
-        self.released = threading.Event()
-
-    def __call__(self, seconds: float) -> None:
-        self.released.wait(60) if seconds > 1 else time.sleep(seconds)
-
-
-@pytest.fixture
-def sampling(machine) -> Iterator[Callable[..., tuple]]:
-    """Makes a machine and a sampler that runs on it."""
-    samplers: list[Sampler] = []
-    gate = Gate()
-
-    def make(scenario: str, collectors=GPU_COLLECTORS, timing: Timing = PATIENT, *, in_simulated_time: bool = False):
-        m = machine(scenario, sleep=gate)
-        m.gate = gate
-        if in_simulated_time:
-            timing = replace(timing, unix=m.clock, monotonic=m.clock)
-        samplers.append(Sampler(m.driver, collectors, timing=timing))
-        samplers[-1].start()
-        eventually(lambda: samplers[-1].is_ready)
-        return m, samplers[-1]
-
-    yield make
-    gate.released.set()
-    for sampler in samplers:
-        sampler.stop()
 
 
 def uuids_published(sampler: Sampler) -> dict[str, set[str]]:
@@ -157,7 +112,7 @@ def test_a_blocking_device_stalls_only_itself(sampling):
     eventually(lambda: sampler.nvml_up)
     assert sampler.readings(gpu.COLLECTOR)[FIRST] is None
 
-    m.gate.released.set()
+    m.unblock.set()
     eventually(lambda: sampler.gpus_seen == 2)
 
 
@@ -454,7 +409,7 @@ def test_a_gpu_that_moved_to_another_index_shares_its_uuid_with_none(machine):
 
 def test_a_gpu_is_lacked_only_once_all_have_been_asked(machine):
     m = machine("gpus: 1")
-    sampler = Sampler(m.driver, GPU_COLLECTORS, timing=PATIENT)
+    sampler = Sampler(m.driver, GPU_COLLECTORS, timing=FAST)
     assert not sampler.lacks(simulated_uuid(7)), "nobody has looked yet"
     sampler.start()
     try:

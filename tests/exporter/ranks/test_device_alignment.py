@@ -32,11 +32,6 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.ranks.step_alignment import REMEMBERED
 
 
-@pytest.fixture
-def alignment(run_dir: Path) -> Aligning:
-    return Aligning(run_dir)
-
-
 def run_and_poll(job: AsynchronousJob, alignment: Aligning, last: int, plan: Callable[[int, int], Durations]) -> None:
     """As the exporter looks: more often than the ring is overwritten."""
     for first in range(1, last + 1, 20):

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prometheus_client.core import GaugeMetricFamily
+from testing.records import rank_info
 from validation.fuzz.fuzzing import FuzzError
 from validation.fuzz.rank_files import check, run, scrape
 
@@ -27,13 +28,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXTS, inner, max_size=5),
     max_leaves=10,
 )
-GOOD = {**dict.fromkeys(LABELS, ""), "run": "r", "rank": "0", "pid": "1", "phases": [], "probes_disabled": []}
 INFOS = st.fixed_dictionaries({}, optional=dict.fromkeys((*LABELS, "phases", "probes_disabled"), TEXTS | JSON))
 SLOTS = st.dictionaries(st.integers(0, layout.SLOTS - 1), st.floats() | st.integers(0, 2**53).map(float), max_size=8)
 
 
 def made(info: dict[str, Any], slots: dict[int, float]) -> bytes:
-    text = json.dumps({**GOOD, **info}).encode()[: layout.INFO_CAPACITY]
+    text = json.dumps(rank_info(probes_disabled=[]) | info).encode()[: layout.INFO_CAPACITY]
     values = [0.0] * layout.SLOTS
     values[INDEX["info_place"]] = float(len(text))
     for index, value in slots.items():

@@ -3,30 +3,26 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from prometheus_client.core import Metric
+from testing.programs import Program, python, running
 
 from rankscope.record.reader import read_rank
 from rankscope_exporter.exposition.sample_cache import SampleCache
-from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.collectors.rank_processes import METRICS, RankProcess, RankProcesses
 from rankscope_exporter.ranks.metric import RANK_LABELS
 from rankscope_exporter.ranks.process_usage import Usage, read_usage
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
-RANK = f"""
-import json, os, sys, time
+RANK = """
+import os, sys, time
 from pathlib import Path
-from rankscope.record.writer import RankWriter
-writer = RankWriter()
-info = {{**dict.fromkeys({LABELS!r}, ""), "run": "r", "rank": "3", "pid": "1"}}
-writer.publish(Path(sys.argv[1]), "r.3", info)
+from testing.records import publish
+writer, _ = publish(Path(sys.argv[1]), "r.3", rank="3")
 
 def burn(seconds):
     until = time.process_time() + seconds
@@ -47,15 +43,9 @@ CLOCK_TICK = 0.01
 
 
 @contextmanager
-def rank(run_dir: Path, code: str) -> Iterator[subprocess.Popen[str]]:
-    """A rank whose code has printed its first line."""
-    command = [sys.executable, "-c", RANK + code + "\nprint('ready', flush=True)\nsys.stdin.read()\n"]
-    with subprocess.Popen(
-        [*command, str(run_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
-        assert process.stdout is not None
-        while process.stdout.readline() not in ("ready\n", ""):
-            pass
+def rank(run_dir: Path, code: str) -> Iterator[Program]:
+    """Start a rank that runs the code first."""
+    with running(*python(RANK + code + "\nprint('ready', flush=True)\nsys.stdin.read()\n", run_dir)) as process:
         yield process
 
 

@@ -5,82 +5,50 @@ from __future__ import annotations
 import json
 import os
 import struct
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from testing.clock import Clock
+from testing.records import living_rank, publish, rank_info
 
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.listing import Listed, Listing
-from rankscope.record.writer import RankWriter
-from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.run_directory import SERIES_LIMIT, Beliefs, RunDirectory
 
 NOW = 1_700_000_000.0
-
-LIVING_RANK = """
-import json, sys
-from pathlib import Path
-from rankscope.record.writer import RankWriter
-writer = RankWriter()
-writer.publish(Path(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3]))
-print("published", flush=True)
-sys.stdin.read()
-"""
-
-
-def info(**labels: Any) -> dict[str, Any]:
-    return {**dict.fromkeys(LABELS, ""), "run": "r", "rank": "0", "pid": "1", "phases": [], **labels}
+LABELS_OF_NO_HOOK: list[dict[str, Any]] = [
+    *({"run": "a\nb"}, {"run": "x" * 201}, {"run": "\ud800"}, {"rank": "zero"}, {"rank": "٣"}, {"pid": "9" * 11}),
+    *({"node": "\x00"}, {"group": 3}, {"probes_disabled": 3}, {"phases": [""]}),
+]
 
 
 def leave_record(directory: Path, name: str, ended_unix: float = 0.0, **labels: Any) -> Path:
     """A record whose writer is gone, as far as a reader in this process can tell."""
-    writer = RankWriter()
-    writer.publish(directory, name, info(**labels))
-    writer.slots[INDEX["started_unix"]] = NOW - 100
+    slots = {"started_unix": NOW - 100}
     if ended_unix:
-        writer.slots[INDEX["ended"]] = layout.FINISHED
-        writer.slots[INDEX["ended_unix"]] = ended_unix
-    assert writer.path is not None
-    return writer.path
+        slots |= {"ended": layout.FINISHED, "ended_unix": ended_unix}
+    return publish(directory, name, slots, **labels)[1]
 
 
 @pytest.fixture
-def living_rank(run_dir: Path) -> Iterator[Callable[..., None]]:
-    processes = []
-
-    def start(name: str, **labels: str) -> None:
-        command = [sys.executable, "-c", LIVING_RANK, str(run_dir), name, json.dumps(info(**labels))]
-        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-        processes.append(process)
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"published\n"
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-class Clock:
-    now = NOW
-
-    def __call__(self) -> float:
-        return self.now
+def living(run_dir: Path) -> Iterator[Callable[..., None]]:
+    """Return a function that starts a rank."""
+    with ExitStack() as ranks:
+        yield lambda name, **labels: ranks.enter_context(living_rank(run_dir, name, **labels))
 
 
 def test_a_missing_directory_is_an_empty_one(run_dir: Path) -> None:
     assert RunDirectory([run_dir / "missing"]).scan().ranks == ()
 
 
-def test_a_living_rank_has_no_end(run_dir: Path, living_rank: Callable[..., None]) -> None:
-    living_rank("r.0")
+def test_a_living_rank_has_no_end(run_dir: Path, living: Callable[..., None]) -> None:
+    living("r.0")
     (rank,) = RunDirectory([run_dir]).scan().ranks
     assert rank.snapshot.alive
     assert rank.exit_unix is None
@@ -88,7 +56,7 @@ def test_a_living_rank_has_no_end(run_dir: Path, living_rank: Callable[..., None
 
 def test_a_record_is_shown_for_ten_minutes_after_its_end(run_dir: Path) -> None:
     leave_record(run_dir, "r.0", ended_unix=NOW)
-    clock = Clock()
+    clock = Clock(NOW)
     directory = RunDirectory([run_dir], clock)
     clock.now = NOW + 599
     assert len(directory.scan().ranks) == 1
@@ -98,7 +66,7 @@ def test_a_record_is_shown_for_ten_minutes_after_its_end(run_dir: Path) -> None:
 
 def test_a_killed_rank_ended_when_that_was_noticed(run_dir: Path) -> None:
     leave_record(run_dir, "r.0")
-    clock = Clock()
+    clock = Clock(NOW)
     directory = RunDirectory([run_dir], clock)
     (noticed,) = directory.scan().ranks
     clock.now += 60
@@ -106,10 +74,10 @@ def test_a_killed_rank_ended_when_that_was_noticed(run_dir: Path) -> None:
     assert noticed.exit_unix == later.exit_unix == NOW
 
 
-def test_of_two_records_of_a_rank_the_living_one_counts(run_dir: Path, living_rank: Callable[..., None]) -> None:
+def test_of_two_records_of_a_rank_the_living_one_counts(run_dir: Path, living: Callable[..., None]) -> None:
     leave_record(run_dir, "r.0.9", ended_unix=NOW, pid="9")
-    living_rank("r.0.5", pid="5")
-    (rank,) = RunDirectory([run_dir], Clock()).scan().ranks
+    living("r.0.5", pid="5")
+    (rank,) = RunDirectory([run_dir], Clock(NOW)).scan().ranks
     assert rank.snapshot.info["pid"] == "5"
 
 
@@ -117,7 +85,7 @@ def test_ranks_of_several_directories_are_found(run_dir: Path) -> None:
     for name in ("a", "b"):
         (run_dir / name).mkdir()
         leave_record(run_dir / name, "r", ended_unix=NOW, run=name)
-    ranks = RunDirectory([run_dir / "a", run_dir / "b"], Clock()).scan().ranks
+    ranks = RunDirectory([run_dir / "a", run_dir / "b"], Clock(NOW)).scan().ranks
     assert sorted(rank.key for rank in ranks) == [("a", "0", str(os.getuid())), ("b", "0", str(os.getuid()))]
 
 
@@ -127,19 +95,9 @@ def test_bad_files_are_counted_by_reason_and_cost_the_others_nothing(run_dir: Pa
     (run_dir / "notes.rank").write_text("not a record, " * 2000)
     (run_dir / "link.rank").symlink_to(good)
     (run_dir / "other-file.txt").write_text("none of ours")
-    scan = RunDirectory([run_dir], Clock()).scan()
+    scan = RunDirectory([run_dir], Clock(NOW)).scan()
     assert [rank.snapshot.path for rank in scan.ranks] == [good]
     assert scan.skipped == {"truncated": 1, "foreign": 1, "symlink": 1}
-
-
-@pytest.mark.parametrize(
-    "labels", [{"run": "a\nb"}, {"run": "x" * 201}, {"rank": "zero"}, {"node": "\x00"}, {"group": 3}]
-)
-def test_labels_that_no_hook_writes_are_refused(run_dir: Path, labels: dict[str, Any]) -> None:
-    leave_record(run_dir, "odd", ended_unix=NOW, **labels)
-    scan = RunDirectory([run_dir], Clock()).scan()
-    assert scan.ranks == ()
-    assert scan.skipped == {"foreign": 1}
 
 
 def test_a_bad_file_is_logged_once(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -173,10 +131,8 @@ def test_a_file_that_may_not_be_read_is_skipped(run_dir: Path) -> None:
 
 def write_record(path: Path, text: bytes, **slots: float) -> None:
     """A record whose info is exactly `text`."""
-    writer = RankWriter()
-    writer.publish(path.parent, path.stem, info())
-    for field, value in {"started_unix": NOW, "ended": layout.FINISHED, "ended_unix": NOW, **slots}.items():
-        writer.slots[INDEX[field]] = value
+    slots = {"started_unix": NOW, "ended": layout.FINISHED, "ended_unix": NOW, **slots}
+    writer, _ = publish(path.parent, path.stem, slots)
     writer.slots[INDEX["info_place"]] = len(text)
     path.chmod(0o644)
     with path.open("r+b") as file:
@@ -191,33 +147,29 @@ def write_record(path: Path, text: bytes, **slots: float) -> None:
         b'{"run":' * 1000,
         b"1" * 8000,
         b"\xff\xfe{",
-        json.dumps(info(probes_disabled=3)).encode(),
-        json.dumps(info(phases=[""])).encode(),
-        json.dumps(info(run="\ud800")).encode(),
-        json.dumps(info(rank="٣")).encode(),
-        json.dumps(info(pid="9" * 11)).encode(),
+        *(json.dumps(rank_info(**labels)).encode() for labels in LABELS_OF_NO_HOOK),
     ],
 )
 def test_an_info_that_no_hook_writes_is_refused(run_dir: Path, text: bytes) -> None:
     write_record(run_dir / "odd.rank", text)
-    assert RunDirectory([run_dir], Clock()).scan().skipped == {"foreign": 1}
+    scan = RunDirectory([run_dir], Clock(NOW)).scan()
+    assert scan.ranks == ()
+    assert scan.skipped == {"foreign": 1}
 
 
-@pytest.mark.parametrize("value", [-1.0, 1e300, float("inf"), float("nan")])
-def test_a_value_that_no_rank_counts_to_is_refused(run_dir: Path, value: float) -> None:
-    write_record(run_dir / "odd.rank", json.dumps(info()).encode(), step_seconds=value)
-    assert RunDirectory([run_dir], Clock()).scan().skipped == {"foreign": 1}
-
-
-def test_half_a_step_in_the_histogram_is_refused(run_dir: Path) -> None:
-    write_record(run_dir / "odd.rank", json.dumps(info()).encode(), step_buckets=0.5)
-    assert RunDirectory([run_dir], Clock()).scan().skipped == {"foreign": 1}
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [*(("step_seconds", value) for value in (-1.0, 1e300, float("inf"), float("nan"))), ("step_buckets", 0.5)],
+)
+def test_a_value_that_no_rank_counts_to_is_refused(run_dir: Path, field: str, value: float) -> None:
+    write_record(run_dir / "odd.rank", json.dumps(rank_info()).encode(), **{field: value})
+    assert RunDirectory([run_dir], Clock(NOW)).scan().skipped == {"foreign": 1}
 
 
 def test_a_hard_link_shows_its_rank_once(run_dir: Path) -> None:
     path = leave_record(run_dir, "r", ended_unix=NOW)
     (run_dir / "again.rank").hardlink_to(path)
-    scan = RunDirectory([run_dir], Clock()).scan()
+    scan = RunDirectory([run_dir], Clock(NOW)).scan()
     assert len(scan.ranks) == 1
     assert not scan.skipped
 
@@ -225,22 +177,22 @@ def test_a_hard_link_shows_its_rank_once(run_dir: Path) -> None:
 def test_pipes_and_directories_called_like_records_are_not_waited_for(run_dir: Path) -> None:
     os.mkfifo(run_dir / "pipe.rank")
     (run_dir / "directory.rank").mkdir()
-    assert RunDirectory([run_dir], Clock()).scan().skipped == {"foreign": 2}
+    assert RunDirectory([run_dir], Clock(NOW)).scan().skipped == {"foreign": 2}
 
 
 def test_more_files_than_the_limit_are_left_unread_and_counted(run_dir: Path) -> None:
     for number in range(10):
         leave_record(run_dir, f"r.{number}", ended_unix=NOW, rank=str(number))
-    scan = RunDirectory([run_dir], Clock(), files_limit=8).scan()
+    scan = RunDirectory([run_dir], Clock(NOW), files_limit=8).scan()
     assert len(scan.ranks) == 8
     assert scan.skipped == {"too_many_files": 2}
 
 
-def test_more_ranks_than_the_limit_are_not_shown_and_counted(run_dir: Path, living_rank: Callable[..., None]) -> None:
-    living_rank("old", rank="7")
+def test_more_ranks_than_the_limit_are_not_shown_and_counted(run_dir: Path, living: Callable[..., None]) -> None:
+    living("old", rank="7")
     for number in range(4):
         leave_record(run_dir, f"r.{number}", ended_unix=NOW, rank=str(number))
-    scan = RunDirectory([run_dir], Clock(), ranks_limit=2).scan()
+    scan = RunDirectory([run_dir], Clock(NOW), ranks_limit=2).scan()
     assert scan.skipped == {"too_many_ranks": 3}
     assert scan.ranks[0].snapshot.info["rank"] == "7"  # the living one comes first
 
@@ -256,7 +208,7 @@ def test_a_link_of_ones_own_to_a_run_directory_is_followed(run_dir: Path) -> Non
     (run_dir / "real").mkdir()
     leave_record(run_dir / "real", "r", ended_unix=NOW)
     (run_dir / "link").symlink_to("real")
-    assert len(RunDirectory([run_dir / "link"], Clock()).scan().ranks) == 1
+    assert len(RunDirectory([run_dir / "link"], Clock(NOW)).scan().ranks) == 1
 
 
 def test_a_run_directory_that_is_none_is_counted_and_logged(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -275,7 +227,7 @@ def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path)
         for index in range(INDEX["steps"], layout.SLOTS):
             file.seek(layout.SLOTS_OFFSET + 8 * index)
             file.write(struct.pack("d", 1.0))
-    families = Ranks().poll(RunDirectory([run_dir], Clock()).scan())
+    families = Ranks().poll(RunDirectory([run_dir], Clock(NOW)).scan())
     assert sum(len(family.samples) for family in families if family.name.startswith("rankscope_rank_")) == SERIES_LIMIT
 
 
@@ -295,12 +247,12 @@ def owned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("has_owner", [True, False])
 @pytest.mark.usefixtures("owned_by_name")
 def test_nobody_pushes_out_another_users_living_rank(
-    run_dir: Path, living_rank: Callable[..., None], has_owner: bool
+    run_dir: Path, living: Callable[..., None], has_owner: bool
 ) -> None:
-    living_rank("1.rank", node="mine")
-    directory = RunDirectory([run_dir], Clock(), beliefs=Beliefs(has_owner=has_owner))
+    living("1.rank", node="mine")
+    directory = RunDirectory([run_dir], Clock(NOW), beliefs=Beliefs(has_owner=has_owner))
     directory.scan()
-    living_rank("2.rank", node="theirs")  # begun later
+    living("2.rank", node="theirs")  # begun later
     scan = directory.scan()
     shown = [rank.snapshot.info["node"] for rank in scan.ranks]
     assert (sorted(shown), scan.skipped) == (["mine", "theirs"], {}) if has_owner else (["mine"], {"duplicate": 1})
@@ -308,12 +260,12 @@ def test_nobody_pushes_out_another_users_living_rank(
 
 @pytest.mark.usefixtures("owned_by_name")
 def test_without_owners_a_name_whose_rank_has_ended_is_free_for_another_user(
-    run_dir: Path, living_rank: Callable[..., None]
+    run_dir: Path, living: Callable[..., None]
 ) -> None:
     leave_record(run_dir, "1.rank", ended_unix=NOW, node="mine")
-    directory = RunDirectory([run_dir], Clock(), beliefs=Beliefs(has_owner=False))
+    directory = RunDirectory([run_dir], Clock(NOW), beliefs=Beliefs(has_owner=False))
     directory.scan()
-    living_rank("2.rank", node="theirs")
+    living("2.rank", node="theirs")
     assert [rank.snapshot.info["node"] for rank in directory.scan().ranks] == ["theirs"]
 
 
@@ -321,8 +273,8 @@ def test_without_owners_a_name_whose_rank_has_ended_is_free_for_another_user(
 def test_ranks_of_a_run_whose_pods_have_uids_of_their_own_are_one_run_if_that_is_asked_for(run_dir: Path) -> None:
     for number in (1, 2):
         leave_record(run_dir, f"{number}.rank", ended_unix=NOW, rank=str(number))
-    apart = RunDirectory([run_dir], Clock()).scan().ranks
-    together = RunDirectory([run_dir], Clock(), beliefs=Beliefs(has_owner=False)).scan().ranks
+    apart = RunDirectory([run_dir], Clock(NOW)).scan().ranks
+    together = RunDirectory([run_dir], Clock(NOW), beliefs=Beliefs(has_owner=False)).scan().ranks
     assert sorted(rank.key[2] for rank in apart) == ["1", "2"]
     assert [rank.key[2] for rank in together] == ["", ""]
 
@@ -330,7 +282,7 @@ def test_ranks_of_a_run_whose_pods_have_uids_of_their_own_are_one_run_if_that_is
 def test_an_owner_has_a_name_where_the_machine_knows_one(run_dir: Path) -> None:
     names = {os.getuid(): "alice"}
     leave_record(run_dir, "r", ended_unix=NOW)
-    (rank,) = RunDirectory([run_dir], Clock(), beliefs=Beliefs(lambda uid: names.get(uid, ""))).scan().ranks
+    (rank,) = RunDirectory([run_dir], Clock(NOW), beliefs=Beliefs(lambda uid: names.get(uid, ""))).scan().ranks
     assert rank.user == "alice"
-    info = next(family for family in Ranks().poll(RunDirectory([run_dir], Clock()).scan()) if "info" in family.name)
+    info = next(family for family in Ranks().poll(RunDirectory([run_dir], Clock(NOW)).scan()) if "info" in family.name)
     assert [sample.labels["user"] for sample in info.samples] == [""]

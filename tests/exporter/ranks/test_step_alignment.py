@@ -24,11 +24,6 @@ from rankscope.record import layout
 from rankscope_exporter.ranks.step_alignment import REMEMBERED, UNKNOWN, Alignment
 
 
-@pytest.fixture
-def alignment(run_dir: Path) -> Aligning:
-    return Aligning(run_dir)
-
-
 def shares(alignments: Sequence[Alignment]) -> tuple[float, float]:
     """Floor and skew of all ranks together, as shares of their steps' time."""
     seconds = sum(alignment.seconds for alignment in alignments)

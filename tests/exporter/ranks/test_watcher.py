@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from threading import Event
 
 import pytest
+from testing.clock import Clock
+from testing.waiting import eventually
 
 from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.ranks.rank import Scan
@@ -45,13 +46,6 @@ class Directory:
         return Scan((), Counter())
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def test_a_collector_that_fails_costs_the_others_nothing():
     watcher = RankWatcher(Directory(), [Failing(), Counting()])
     watcher.poll()
@@ -75,7 +69,7 @@ def test_ranks_that_were_not_read_yet_are_no_success():
 
 
 def test_what_a_directory_that_hangs_said_last_is_absent_after_a_while_and_back_when_it_answers():
-    clock, directory = Clock(), Directory()
+    clock, directory = Clock(100.0), Directory()
     watcher = RankWatcher(directory, [Counting()], interval=0.01, monotonic=clock)
     (collector,) = watcher.collectors
     watcher.start()
@@ -88,8 +82,7 @@ def test_what_a_directory_that_hangs_said_last_is_absent_after_a_while_and_back_
     with pytest.raises(OutdatedError, match="last read 6 s ago"):
         collector.collect()
     directory.answers.set()
-    while not _is_there(collector):
-        time.sleep(0.01)
+    eventually(lambda: _is_there(collector))
     watcher.stop()
 
 

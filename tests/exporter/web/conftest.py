@@ -1,16 +1,18 @@
-"""A certificate authority, a web configuration file, and a real server behind it on a free port."""
+"""A certificate authority, a web configuration file, a real server behind it, and what bcrypt is asked."""
 
 from __future__ import annotations
 
+import base64
 import datetime
+import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import bcrypt
 import pytest
 import uvicorn
 import yaml
@@ -18,6 +20,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from starlette.types import ASGIApp
 
 from rankscope_exporter.daemon import server_configuration
 from rankscope_exporter.exposition.scrape import Scrape
@@ -91,17 +94,12 @@ def web_config(tmp_path: Path) -> Callable[..., Path]:
 
 
 @contextmanager
-def running(path: Path | None, port: int) -> Iterator[None]:
-    app = create_app(Scrape([]), READY)
-    configuration = server_configuration(app, WebConfigFile(path) if path else None)
-    configuration.host, configuration.port = "127.0.0.1", port
-    server = uvicorn.Server(configuration)
-    thread = threading.Thread(target=server.run)
+def running(app: ASGIApp, web_config: Path | None, *listeners: socket.socket) -> Iterator[None]:
+    """Run the exporter's server in a thread."""
+    server = uvicorn.Server(server_configuration(app, WebConfigFile(web_config) if web_config else None))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [*listeners]})
     thread.start()
     try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
         yield
     finally:
         server.should_exit = True
@@ -109,12 +107,32 @@ def running(path: Path | None, port: int) -> Iterator[None]:
 
 
 @pytest.fixture
-def serve(free_port: int) -> Iterator[Callable[[Path | None], int]]:
-    """Starts the exporter's server with this web configuration; the value is its port."""
+def serve() -> Iterator[Callable[[Path | None], int]]:
+    """Return a function that starts the exporter's server with a web configuration; it returns the port."""
     with ExitStack() as servers:
 
         def start(path: Path | None) -> int:
-            servers.enter_context(running(path, free_port))
-            return free_port
+            listener = servers.enter_context(socket.create_server(("127.0.0.1", 0)))
+            servers.enter_context(running(create_app(Scrape([]), READY), path, listener))
+            return int(listener.getsockname()[1])
 
         yield start
+
+
+def basic(user: str, password: str) -> dict[str, str]:
+    """Return the header with these credentials."""
+    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
+    """The passwords that bcrypt was asked about."""
+    asked: list[bytes] = []
+    check = bcrypt.checkpw
+
+    def counting(password: bytes, hashed: bytes) -> bool:
+        asked.append(password)
+        return check(password, hashed)
+
+    monkeypatch.setattr(bcrypt, "checkpw", counting)
+    return asked

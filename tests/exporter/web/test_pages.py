@@ -23,37 +23,37 @@ from rankscope_exporter.web.status_page import LEFT_OUT, render_status
 HOLDER = {"source": "slurm", "slurm_job_id": "4242", "slurm_job_name": "", "run": "digits", "rank": "10", "user": "eve"}
 
 
+def family(name: str, *samples: tuple[Mapping[str, str], float]) -> Metric:
+    """Return a gauge, or a counter if the name says so, with these samples."""
+    labels = [*samples[0][0]] if samples else []
+    kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+    made = kind(f"rankscope_{name.removesuffix('_total')}", "Help.", labels=labels)
+    for values, value in samples:
+        made.add_metric([*values.values()], value)
+    return made
+
+
 class Node:
     """A GPU that answers, one that does not, and a rank."""
 
     name, help = "node", ""
 
     def collect(self) -> Iterable[Metric]:
-        up = GaugeMetricFamily("rankscope_gpu_up", "Up.", labels=["gpu", "uuid"])
-        up.add_metric(["0", "GPU-a"], 1)
-        up.add_metric(["1", "GPU-b"], 0)
-        gpu = GaugeMetricFamily("rankscope_gpu_info", "Info.", labels=["gpu", "uuid", "name"])
-        gpu.add_metric(["0", "GPU-a", "Simulated <H100>"], 1)
-        rank = GaugeMetricFamily("rankscope_rank_info", "Info.", labels=["run", "rank", "pid", "uuid"])
-        rank.add_metric(["digits", "10", "77", "GPU-a"], 1)
-        rank.add_metric(["digits", "9", "76", ""], 1)
-        since = GaugeMetricFamily("rankscope_rank_phase_since_timestamp_seconds", "S.", labels=["run", "rank", "phase"])
-        since.add_metric(["digits", "10", "data_wait"], 40.0)
-        phases = CounterMetricFamily("rankscope_rank_phase_seconds", "P.", labels=["run", "rank", "phase"])
-        for phase, seconds in {"startup": 30.0, "forward": 6.0, "collective_wait": 2.0}.items():
-            phases.add_metric(["digits", "10", phase], seconds)
-        saved = GaugeMetricFamily("rankscope_rank_checkpoint_last_timestamp_seconds", "C.", labels=["run", "rank"])
-        saved.add_metric(["digits", "10"], 70.0)
-        state = GaugeMetricFamily("rankscope_gpu_state_info", "State.", labels=["gpu", "uuid", "state"])
-        state.add_metric(["0", "GPU-a", "process_no_work"], 1)
-        holder = GaugeMetricFamily("rankscope_gpu_allocation_info", "H.", labels=["gpu", "uuid", *HOLDER])
-        holder.add_metric(["0", "GPU-a", *HOLDER.values()], 1)
-        skipped = GaugeMetricFamily("rankscope_exporter_rank_files_skipped", "F.", labels=["reason"])
-        skipped.add_metric(["truncated"], 0)
-        skipped.add_metric(["too_many_ranks"], 3)
-        reason = GaugeMetricFamily("rankscope_rank_exit_info", "Exit.", labels=["run", "rank", "reason"])
-        reason.add_metric(["digits", "9", "killed"], 1)
-        return [up, gpu, state, holder, rank, since, phases, saved, reason, skipped]
+        gpu, rank = {"gpu": "0", "uuid": "GPU-a"}, {"run": "digits", "rank": "10"}
+        other = {"run": "digits", "rank": "9"}
+        phases = {"startup": 30.0, "forward": 6.0, "collective_wait": 2.0}
+        return [
+            family("gpu_up", (gpu, 1), ({"gpu": "1", "uuid": "GPU-b"}, 0)),
+            family("gpu_info", ({**gpu, "name": "Simulated <H100>"}, 1)),
+            family("gpu_state_info", ({**gpu, "state": "process_no_work"}, 1)),
+            family("gpu_allocation_info", ({**gpu, **HOLDER}, 1)),
+            family("rank_info", ({**rank, "pid": "77", "uuid": "GPU-a"}, 1), ({**other, "pid": "76", "uuid": ""}, 1)),
+            family("rank_phase_since_timestamp_seconds", ({**rank, "phase": "data_wait"}, 40.0)),
+            family("rank_phase_seconds_total", *(({**rank, "phase": phase}, s) for phase, s in phases.items())),
+            family("rank_checkpoint_last_timestamp_seconds", (rank, 70.0)),
+            family("rank_exit_info", ({**other, "reason": "killed"}, 1)),
+            family("exporter_rank_files_skipped", ({"reason": "truncated"}, 0), ({"reason": "too_many_ranks"}, 3)),
+        ]
 
 
 class Gpus:
@@ -177,14 +177,10 @@ def test_the_status_page_says_who_holds_a_gpu_and_what_it_does() -> None:
 
 @pytest.mark.parametrize(("busy_seconds", "text"), [(7.5, "30 s ago"), (0.0, "not since 30 s ago")])
 def test_the_status_page_does_not_say_that_a_gpu_was_busy_that_never_was(busy_seconds: float, text: str) -> None:
-    up, busy, last = (
-        GaugeMetricFamily("rankscope_gpu_up", "Up.", labels=["gpu", "uuid"]),
-        CounterMetricFamily("rankscope_gpu_busy_seconds", "Busy.", labels=["gpu", "uuid"]),
-        GaugeMetricFamily("rankscope_gpu_last_busy_timestamp_seconds", "Last.", labels=["gpu", "uuid"]),
-    )
-    for family, value in ((up, 1.0), (busy, busy_seconds), (last, 70.0)):
-        family.add_metric(["0", "GPU-a"], value)
-    assert f">{text}<" in render_status([up, busy, last], now=100.0)
+    gpu = {"gpu": "0", "uuid": "GPU-a"}
+    values = {"gpu_up": 1.0, "gpu_busy_seconds_total": busy_seconds, "gpu_last_busy_timestamp_seconds": 70.0}
+    page = render_status([family(name, (gpu, value)) for name, value in values.items()], now=100.0)
+    assert f">{text}<" in page
 
 
 def test_the_status_page_says_how_long_a_rank_waited_since_its_start_up_and_when_it_saved() -> None:
@@ -205,17 +201,14 @@ def test_the_status_page_says_how_long_a_rank_waited_since_its_start_up_and_when
 def test_the_status_page_says_if_nothing_but_backward_passes_tells_of_steps(
     steps: int, passes: int, marker: str, shown: str
 ) -> None:
-    info, settings = (
-        GaugeMetricFamily(f"rankscope_rank_{name}", "Info.", labels=["run", "rank", *labels])
-        for name, labels in (("info", ["pid", "uuid"]), ("settings_info", ["step_marker"]))
-    )
-    info.add_metric(["r", "0", "7", ""], 1)
-    settings.add_metric(["r", "0", marker], 1)
-    counters = []
-    for name, count in (("steps", steps), ("micro_steps", passes)):
-        counters.append(CounterMetricFamily(f"rankscope_rank_{name}", "C.", labels=["run", "rank"]))
-        counters[-1].add_metric(["r", "0"], count)
-    assert f'<td class="n">{shown}</td>' in render_status([info, settings, *counters])
+    rank = {"run": "r", "rank": "0"}
+    families = [
+        family("rank_info", ({**rank, "pid": "7", "uuid": ""}, 1)),
+        family("rank_settings_info", ({**rank, "step_marker": marker}, 1)),
+        family("rank_steps_total", (rank, steps)),
+        family("rank_micro_steps_total", (rank, passes)),
+    ]
+    assert f'<td class="n">{shown}</td>' in render_status(families)
 
 
 PHASE_SECONDS = {"startup": 30.0, "forward": 6.0, "other": 2.0, "checkpoint": 2.0, "collective_wait": 0.0}
@@ -224,18 +217,18 @@ DEVICE_SECONDS = {"forward": 1.0, "collective_wait": 3.0, "checkpoint": 0.5}
 
 def ranks_of_a_group(device: Mapping[str, Mapping[str, float]], alive: Sequence[str]) -> list[Metric]:
     """Ranks 0 and 1; `device` is the device's seconds by rank."""
-    info = GaugeMetricFamily("rankscope_rank_info", "Info.", labels=["run", "rank", "pid", "uuid", "group"])
-    since = GaugeMetricFamily("rankscope_rank_phase_since_timestamp_seconds", "S.", labels=["run", "rank", "phase"])
-    host = CounterMetricFamily("rankscope_rank_phase_seconds", "P.", labels=["run", "rank", "phase"])
-    measured = CounterMetricFamily("rankscope_rank_device_seconds", "D.", labels=["run", "rank", "phase"])
-    for rank in ("0", "1"):
-        info.add_metric(["r", rank, "7", "", "0-1"], 1)
-        for family, seconds in ((host, PHASE_SECONDS), (measured, device.get(rank, {}))):
-            for phase, spent in seconds.items():
-                family.add_metric(["r", rank, phase], spent)
-    for rank in alive:
-        since.add_metric(["r", rank, "other"], 99.0)
-    return [info, since, host, measured]
+    ranks = [{"run": "r", "rank": rank} for rank in ("0", "1")]
+    host = [({**rank, "phase": phase}, spent) for rank in ranks for phase, spent in PHASE_SECONDS.items()]
+    measured = [
+        ({**rank, "phase": phase}, spent) for rank in ranks for phase, spent in device.get(rank["rank"], {}).items()
+    ]
+    living = [({**rank, "phase": "other"}, 99.0) for rank in ranks if rank["rank"] in alive]
+    return [
+        family("rank_info", *(({**rank, "pid": "7", "uuid": "", "group": "0-1"}, 1) for rank in ranks)),
+        family("rank_phase_since_timestamp_seconds", *living),
+        family("rank_phase_seconds_total", *host),
+        family("rank_device_seconds_total", *measured),
+    ]
 
 
 @pytest.mark.parametrize(

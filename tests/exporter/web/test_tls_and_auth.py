@@ -10,7 +10,7 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from tests.exporter.web.conftest import Authority
+from tests.exporter.web.conftest import Authority, basic
 
 Serve = Callable[[Path | None], int]
 Write = Callable[..., Path]
@@ -45,10 +45,6 @@ def get(
         return answer
     finally:
         connection.close()
-
-
-def basic(user: str, password: str) -> dict[str, str]:
-    return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
 def test_without_a_configuration_pages_are_plain_and_open(serve: Serve) -> None:

@@ -8,20 +8,19 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-import threading
 import time
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from typing import Any
 
 import pytest
 from deploy.prometheus.fast import prometheus_config
 from testing import servers
+from testing.http_server import answers, http_server
+from tests.trainer_hooks.cli.explaining import explain
 
-from rankscope.cli import launch
 from rankscope.cli.explaining.command import parse_moment
 
 RECORDED = Path(__file__).parent / "explained"
@@ -118,14 +117,7 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory, moments: dict[str, int]
 @pytest.fixture
 def explain_at(prometheus: str, moments: dict[str, int], capsys: pytest.CaptureFixture[str]) -> Explain:
     """Status, stdout and stderr of `rankscope explain` for one of MOMENTS."""
-    return lambda moment, *flags: run("--url", prometheus, "--at", str(moments[moment]), *flags, capsys=capsys)
-
-
-def run(*flags: str, capsys: pytest.CaptureFixture[str]) -> tuple[int, str, str]:
-    with pytest.raises(SystemExit) as ended:
-        launch.main(["explain", *flags])
-    assert isinstance(ended.value.code, int)
-    return ended.value.code, *capsys.readouterr()
+    return lambda moment, *flags: explain(capsys, "--url", prometheus, "--at", str(moments[moment]), *flags)
 
 
 @pytest.fixture
@@ -133,33 +125,23 @@ def explain_now(prometheus: str, moments: dict[str, int], capsys: pytest.Capture
     """The same as if a moment were now: only then Prometheus has the words of the alerts."""
     moment = ""
 
-    class Then(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path, _, question = self.path.partition("?")
-            if path == "/api/v1/rules":
-                body = (RECORDED / "rules.json").read_bytes()
-            else:
-                then = urllib.parse.urlencode({"time": moments[moment]})
-                with urllib.request.urlopen(f"{prometheus}{path}?{question}&{then}", timeout=10) as answer:
-                    body = answer.read()
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
+    def then(request: BaseHTTPRequestHandler) -> None:
+        path, _, question = request.path.partition("?")
+        if path == "/api/v1/rules":
+            body = (RECORDED / "rules.json").read_bytes()
+        else:
+            time = urllib.parse.urlencode({"time": moments[moment]})
+            with urllib.request.urlopen(f"{prometheus}{path}?{question}&{time}", timeout=10) as answer:
+                body = answer.read()
+        answers(body)(request)
 
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    def explain(then: str, *flags: str) -> tuple[int, str, str]:
+    def explain_at(then: str, *flags: str) -> tuple[int, str, str]:
         nonlocal moment
         moment = then
-        return run("--url", f"http://127.0.0.1:{server.server_port}", *flags, capsys=capsys)
+        return explain(capsys, "--url", f"http://127.0.0.1:{port}", *flags)
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Then) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))  # looks that often whether to end
-        thread.start()
-        yield explain
-        server.shutdown()
-        thread.join()
+    with http_server(then) as port:
+        yield explain_at
 
 
 def test_it_names_the_rank_its_host_and_gpu_the_cause_and_the_share_in_a_line_of_json(explain_at: Explain) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import base64
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from typing import Any
+from http.server import BaseHTTPRequestHandler
 
 import pytest
-
-from rankscope.cli import launch
+from testing.http_server import answers, http_server
+from tests.trainer_hooks.cli.explaining import complaint
 
 NOTHING = b'{"status":"success","data":{"resultType":"vector","result":[]}}'
 
@@ -19,54 +17,30 @@ class Server:
     """Answers everything alike, and remembers who asked with which credentials."""
 
     def __init__(self) -> None:
-        self.status, self.body, self.location = 200, NOTHING, ""
+        self.answer = answers(NOTHING)
         self.asked: list[tuple[str, str | None]] = []
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
-        self.address = f"127.0.0.1:{self.http.server_port}"
+        self.address = ""
 
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        server = self
+    def __call__(self, request: BaseHTTPRequestHandler) -> None:
+        self.asked.append((request.path.partition("?")[0], request.headers["Authorization"]))
+        self.answer(request)
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                server.asked.append((self.path.partition("?")[0], self.headers["Authorization"]))
-                self.send_response(server.status)
-                if server.location:
-                    self.send_header("Location", server.location)
-                self.end_headers()
-                self.wfile.write(server.body)
 
-            def log_message(self, *_: Any) -> None:
-                pass
-
-        return Handler
+def served() -> Iterator[Server]:
+    server = Server()
+    with http_server(server) as port:
+        server.address = f"127.0.0.1:{port}"
+        yield server
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    yield from _served(Server())
+    yield from served()
 
 
 @pytest.fixture
 def another_server() -> Iterator[Server]:
-    yield from _served(Server())
-
-
-def _served(server: Server) -> Iterator[Server]:
-    thread = threading.Thread(target=server.http.serve_forever, args=(0.01,))  # looks that often whether to end
-    thread.start()
-    yield server
-    server.http.shutdown()
-    server.http.server_close()
-    thread.join()
-
-
-def complaint(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    with pytest.raises(SystemExit) as ended:
-        launch.main(["explain", *flags])
-    out, err = capsys.readouterr()
-    assert (ended.value.code, out, err.count("\n")) == (2, "", 1)
-    return err.removeprefix("rankscope explain: ").rstrip()
+    yield from served()
 
 
 def test_a_server_that_is_not_there_cannot_be_reached(capsys: pytest.CaptureFixture[str], free_port: int) -> None:
@@ -89,7 +63,7 @@ def test_a_server_that_is_not_there_cannot_be_reached(capsys: pytest.CaptureFixt
 def test_what_is_wrong_with_the_answer_is_said_in_a_line(
     capsys: pytest.CaptureFixture[str], server: Server, status: int, body: bytes, why: str
 ) -> None:
-    server.status, server.body = status, body
+    server.answer = answers(body, status)
     assert complaint(capsys, "--url", f"http://{server.address}") == f"http://{server.address} {why}"
 
 
@@ -116,7 +90,7 @@ def test_the_user_and_password_of_the_url_are_sent_and_not_shown(
 def test_the_password_does_not_follow_a_redirection(
     capsys: pytest.CaptureFixture[str], server: Server, another_server: Server
 ) -> None:
-    server.status, server.location = 302, f"http://{another_server.address}/api/v1/query"
+    server.answer = answers(NOTHING, 302, Location=f"http://{another_server.address}/api/v1/query")
     complaint(capsys, "--url", f"http://alice:secret@{server.address}")
     assert {credentials for _, credentials in another_server.asked} == {None}
 

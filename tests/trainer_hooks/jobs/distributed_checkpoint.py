@@ -5,7 +5,6 @@ The line says what the record holds, what the script's own clock measured, and w
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from pathlib import Path
@@ -15,22 +14,20 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as checkpoint
 from testing.leaving import leave
+from testing.own_record import snapshot
+from testing.torchrun import report
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import rankscope
-from rankscope import attach, guard
-from rankscope.record.reader import read_rank
+from rankscope import guard
 
 FIELDS = ("checkpoints", "checkpoint_bytes", "checkpoint_last_bytes", "checkpoint_last_seconds")
 
 
 def fields() -> dict[str, float]:
-    attachment = attach.current()
-    assert attachment is not None
-    assert attachment.writer.path is not None
-    snapshot = read_rank(attachment.writer.path)
-    return {name: snapshot[name] for name in FIELDS} | {"phase_seconds": snapshot.phase_seconds["checkpoint"]}
+    rank = snapshot()
+    return {name: rank[name] for name in FIELDS} | {"phase_seconds": rank.phase_seconds["checkpoint"]}
 
 
 def save(directory: Path, model: torch.nn.Module, background: bool) -> dict[str, Any]:
@@ -58,10 +55,7 @@ def main() -> None:
     directory = Path(sys.argv[1])
     result = {"rank": dist.get_rank(), "save": save(directory / "save", model, background=False)}
     result["async_save"] = save(directory / "async_save", model, background=True)
-    for rank in range(dist.get_world_size()):
-        dist.barrier()
-        if rank == dist.get_rank():
-            print(json.dumps(result), flush=True)
+    report(result)
     leave()
 
 

@@ -5,7 +5,6 @@ Each line says what the record held after each kind: the caller compares with ex
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from functools import partial
@@ -15,12 +14,13 @@ import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from testing.leaving import leave
+from testing.own_record import snapshot
+from testing.torchrun import report
 from torch.nn.parallel import DistributedDataParallel
 
 import rankscope
-from rankscope import attach, guard
+from rankscope import guard
 from rankscope.record.layout import OPS
-from rankscope.record.reader import read_rank
 from rankscope.record.snapshot import RankSnapshot
 
 try:
@@ -36,13 +36,6 @@ FIELDS = (
     "collective_bus_bytes",
 )
 LATE = 0.3  # seconds
-
-
-def snapshot() -> RankSnapshot:
-    attachment = attach.current()
-    assert attachment is not None
-    assert attachment.writer.path is not None
-    return read_rank(attachment.writer.path)
 
 
 def difference(before: RankSnapshot, after: RankSnapshot) -> dict[str, Any]:
@@ -172,10 +165,7 @@ def main() -> None:
     last = snapshot()
     line = {"rank": dist.get_rank(), "kinds": found, "groups": last.groups, "numbers": last.many("group_collectives")}
     rankscope.uninstrument()
-    for rank in range(4):
-        dist.barrier()
-        if rank == dist.get_rank():
-            print(json.dumps(line), flush=True)
+    report(line)
     leave()
 
 

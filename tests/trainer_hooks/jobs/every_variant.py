@@ -7,20 +7,20 @@ are bit-identical and what the record says of the instrumented training.
 from __future__ import annotations
 
 import contextlib
-import json
 import sys
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from testing.leaving import leave
+from testing.own_record import attachment, snapshot
+from testing.torchrun import report
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankscope
-from rankscope import attach, guard
-from rankscope.record.reader import read_rank
+from rankscope import guard
 from rankscope.record.snapshot import RankSnapshot
 
 STEPS = 12
@@ -76,29 +76,25 @@ def instrumented(variant: str) -> tuple[list[torch.Tensor], RankSnapshot, float]
     """The parameters, the record, and when the timeline saw its last event."""
     rankscope.instrument()
     result = train(variant)
-    attachment = attach.current()
-    assert attachment is not None
-    assert attachment.writer.path is not None
-    snapshot = read_rank(attachment.writer.path)
-    last_event = attachment.timeline.last_event
+    rank, last_event = snapshot(), attachment().timeline.last_event
     rankscope.uninstrument()
-    return result, snapshot, last_event
+    return result, rank, last_event
 
 
 def compare(variant: str) -> dict[str, Any]:
     plain = train(variant)
-    watched, snapshot, last_event = instrumented(variant)
+    watched, rank, last_event = instrumented(variant)
     return {
         "identical": all(map(torch.equal, plain, watched)),
-        "steps": snapshot["steps"],
-        "collectives": snapshot.many("collectives"),
-        "collective_bytes": snapshot.many("collective_bytes"),
-        "collective_seconds": snapshot.many("collective_seconds"),
-        "partition_error": last_event - snapshot["started_monotonic"] - sum(snapshot.phase_seconds.values()),
-        "phases": snapshot.phase_seconds,
-        "group": snapshot.info["group"],
-        "run": snapshot.info["run"],
-        "world_size": snapshot.info["world_size"],
+        "steps": rank["steps"],
+        "collectives": rank.many("collectives"),
+        "collective_bytes": rank.many("collective_bytes"),
+        "collective_seconds": rank.many("collective_seconds"),
+        "partition_error": last_event - rank["started_monotonic"] - sum(rank.phase_seconds.values()),
+        "phases": rank.phase_seconds,
+        "group": rank.info["group"],
+        "run": rank.info["run"],
+        "world_size": rank.info["world_size"],
     }
 
 
@@ -107,11 +103,7 @@ def main() -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     results = {variant: compare(variant) for variant in sys.argv[1:]}
-    line = json.dumps({"rank": dist.get_rank(), "variants": results})
-    for rank in range(dist.get_world_size()):
-        dist.barrier()
-        if rank == dist.get_rank():
-            print(line, flush=True)
+    report({"rank": dist.get_rank(), "variants": results})
     leave()
 
 

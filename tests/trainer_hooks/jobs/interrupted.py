@@ -20,6 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from testing.leaving import leave
+from testing.own_record import attachment
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -101,11 +102,9 @@ def interrupted(job: Job, at: int) -> Interrupt | None:
 
 def wrongs(job: Job) -> list[str]:
     """What is wrong after a few steps without an interrupt."""
-    attachment = attach.current()
-    assert attachment is not None
     names = ("steps", "micro_steps")
     job.step()  # there is a record now, and what the optimizer had open is closed
-    timeline, slots = attachment.timeline, attachment.writer.slots
+    timeline, slots = attachment().timeline, attachment().writer.slots
     before = [slots[INDEX[name]] for name in names]
     for _ in range(STEPS_AFTERWARDS):
         job.step()
@@ -117,7 +116,7 @@ def wrongs(job: Job) -> list[str]:
         f"in collective {slots[INDEX['collective_op']]}": slots[INDEX["collective_op"]] == 0,
         f"counted {counted}": counted == [STEPS_AFTERWARDS] * len(names),
         "partition": abs(slots[INDEX["started_monotonic"]] + sums - timeline.last_event) < 1e-6,
-        f"off {attachment._disabled}": not attachment._disabled,
+        f"off {attachment()._disabled}": not attachment()._disabled,
     }
     return [wrong for wrong, is_right in truths.items() if not is_right]
 

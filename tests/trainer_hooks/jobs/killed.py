@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from testing.own_record import attachment
 
 import rankscope
 from rankscope import attach
@@ -41,9 +42,7 @@ def train(steps: float) -> None:
         with rankscope.phase(f"phase {memory[STEPS] % 20}"):
             weights.sum().backward()
         optimizer.step()
-        attachment = attach.current()
-        assert attachment is not None
-        attachment.publication.refresh()
+        attachment().publication.refresh()
         memory[PUBLISHED] = 1
         memory[STEPS] += 1
 

@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
 
 import pytest
 import torch
-from testing.leaving import leave
+from testing.own_record import snapshot
 from torch.amp.grad_scaler import GradScaler
 from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 
 import rankscope
-from rankscope import attach, guard
-from rankscope.record.reader import read_rank
-from rankscope.record.snapshot import RankSnapshot
 
 STEPS = 8
 OVERFLOWS = (0, 3, 4)  # steps in which a gradient is not finite; the first of all comes before any optimizer stepped
 SCALE = 2.0**10
 
 
-@pytest.fixture(autouse=True)
-def leave_nothing_behind(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(guard, "reraise", True)
-    yield
-    rankscope.uninstrument()
+pytestmark = pytest.mark.usefixtures("hook_fails_loudly")
 
 
 class OwnScaler(GradScaler):
@@ -71,13 +63,6 @@ def train(
     return [parameter.detach().clone() for parameter in model.parameters()]
 
 
-def snapshot() -> RankSnapshot:
-    attachment = attach.current()
-    assert attachment is not None
-    assert attachment.writer.path is not None
-    return read_rank(attachment.writer.path)
-
-
 @pytest.mark.parametrize("unscale", [False, True])
 @pytest.mark.parametrize("make", [GradScaler, OwnScaler])
 @pytest.mark.parametrize(
@@ -97,15 +82,12 @@ def test_skipped_steps_are_counted_as_such_and_as_no_steps(
     assert rank["amp_scale"] == SCALE / 2 ** len(OVERFLOWS)
 
 
+@pytest.mark.usefixtures("process_group")
 def test_the_sharded_scaler_of_fsdp_is_seen_too() -> None:
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        rankscope.instrument()
-        train(ShardedGradScaler)
-        assert snapshot()["amp_skipped_steps"] == len(OVERFLOWS)
-        assert snapshot()["steps"] == STEPS - len(OVERFLOWS)
-    finally:
-        leave()
+    rankscope.instrument()
+    train(ShardedGradScaler)
+    assert snapshot()["amp_skipped_steps"] == len(OVERFLOWS)
+    assert snapshot()["steps"] == STEPS - len(OVERFLOWS)
 
 
 def test_a_scaler_that_is_not_enabled_has_no_scale() -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
-import subprocess
 import sys
 import threading
 import time
@@ -19,10 +17,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed.checkpoint as distributed_checkpoint
-from testing.leaving import leave
+from testing.own_record import installed
+from testing.torchrun import reports
 
 import rankscope
-from rankscope import attach, guard
+from rankscope import guard
+from rankscope.attach import Attachment
 from rankscope.guard import Guard
 from rankscope.probes import checkpoint
 from rankscope.record import layout
@@ -40,11 +40,9 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
     """Of this process, past its start-up, with the probe installed."""
     monkeypatch.setattr(guard, "reraise", True)
     timeline = Timeline(RankWriter())
-    undo = checkpoint.install(timeline, Guard("checkpoint", lambda _: None))
-    timeline.step()
-    yield timeline
-    for back in undo:
-        back()
+    with installed(timeline, checkpoint):
+        timeline.step()
+        yield timeline
 
 
 def value(timeline: Timeline, field: str) -> float:
@@ -157,19 +155,17 @@ def test_a_save_on_another_thread_leaves_the_record_alone(timeline: Timeline, tm
 def test_safetensors_are_checkpoints_whether_imported_before_or_after_us(tmp_path: Path) -> None:
     sys.modules.pop("safetensors.torch", None)
     timeline = Timeline(RankWriter())
-    undo = checkpoint.install(timeline, Guard("checkpoint", lambda _: None))
-    from safetensors.torch import load_file, save_file  # as transformers does, before the first poll
+    with installed(timeline, checkpoint):
+        from safetensors.torch import load_file, save_file  # as transformers does, before the first poll
 
-    timeline.step()
-    save_file(MODEL.state_dict(), tmp_path / "taken.safetensors")
-    timeline.step()
-    sys.modules["safetensors.torch"].save_model(MODEL, str(tmp_path / "model.safetensors"))
+        timeline.step()
+        save_file(MODEL.state_dict(), tmp_path / "taken.safetensors")
+        timeline.step()
+        sys.modules["safetensors.torch"].save_model(MODEL, str(tmp_path / "model.safetensors"))
     sizes = [path.stat().st_size for path in tmp_path.iterdir()]
     assert value(timeline, "checkpoints") == 2
     assert value(timeline, "checkpoint_bytes") == sum(sizes)
     assert torch.equal(load_file(tmp_path / "taken.safetensors")["weight"], MODEL.weight)
-    for back in undo:
-        back()
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own: a checkpoint of a single process
@@ -179,13 +175,6 @@ def test_a_distributed_save_counts_once_with_what_this_rank_wrote(timeline: Time
     assert value(timeline, "checkpoints") == 1
     assert value(timeline, "checkpoint_last_bytes") == written
     assert 0 < value(timeline, "checkpoint_last_seconds") <= seconds(timeline, layout.CHECKPOINT) * 1.01
-
-
-@pytest.fixture
-def process_group(tmp_path: Path) -> Iterator[None]:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
-    yield
-    leave()
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own, of its own deprecated functions
@@ -204,13 +193,7 @@ def test_torchs_asynchronous_save_counts_with_its_bytes(timeline: Timeline, tmp_
 
 
 def test_each_rank_of_a_sharded_save_counts_what_it_wrote(run_dir: Path, tmp_path: Path) -> None:
-    launch = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    job = subprocess.run([*launch, JOB, tmp_path], env=environment, capture_output=True, text=True, check=False)
-    assert job.returncode == 0, job.stderr
-    ranks = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
-    assert [rank["rank"] for rank in ranks] == [0, 1]
-    for rank in ranks:
+    for rank in reports(2, JOB, tmp_path):
         for count, way in enumerate(("save", "async_save"), start=1):
             seen, found = rank[way], rank[way]["record"]
             assert found["checkpoints"] == count, way
@@ -287,48 +270,37 @@ def test_every_function_is_what_it_was_afterwards() -> None:
     owners: list[Any] = [torch, torch.serialization, distributed_checkpoint, distributed_checkpoint.state_dict_saver]
     before = [dict(vars(owner)) for owner in owners]
     timeline = Timeline(RankWriter())
-    undo = checkpoint.install(timeline, Guard("checkpoint", lambda _: None))
-    assert torch.save is not before[0]["save"]
-    for back in undo:
-        back()
+    with installed(timeline, checkpoint):
+        assert torch.save is not before[0]["save"]
     assert [dict(vars(owner)) for owner in owners] == before
     assert timeline.steps.polls == []
 
 
-@pytest.mark.usefixtures("run_dir")
 class TestTheUsersOwnPhase:
     @pytest.fixture(autouse=True)
-    def instrumented(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-        monkeypatch.setattr(guard, "reraise", True)
-        rankscope.instrument()
+    def past_start_up(self, attached: Attachment) -> None:
+        self.record = attached.timeline
         rankscope.step()
-        yield
-        rankscope.uninstrument()
-
-    def record(self) -> Timeline:
-        attachment = attach.current()
-        assert attachment is not None
-        return attachment.timeline
 
     def test_is_one_checkpoint_with_the_bytes_of_what_is_saved_in_it(self, tmp_path: Path) -> None:
         with rankscope.phase("checkpoint"):
             torch.save(MODEL.state_dict(), tmp_path / "model.pt")
             torch.save(MODEL.state_dict(), tmp_path / "best.pt")
         sizes = sum(path.stat().st_size for path in tmp_path.iterdir())
-        assert value(self.record(), "checkpoints") == 1
-        assert value(self.record(), "checkpoint_last_bytes") == sizes
+        assert value(self.record, "checkpoints") == 1
+        assert value(self.record, "checkpoint_last_bytes") == sizes
 
     def test_counts_a_writer_that_we_do_not_know(self) -> None:
         with rankscope.phase("checkpoint"):
             time.sleep(0.01)
-        assert value(self.record(), "checkpoints") == 1
-        assert value(self.record(), "checkpoint_last_seconds") >= 0.01
-        assert value(self.record(), "checkpoint_last_bytes") == 0
+        assert value(self.record, "checkpoints") == 1
+        assert value(self.record, "checkpoint_last_seconds") >= 0.01
+        assert value(self.record, "checkpoint_last_bytes") == 0
 
     def test_is_none_if_it_raises(self) -> None:
         with pytest.raises(OSError, match="disk full"), rankscope.phase("checkpoint"):
             raise OSError("disk full")
-        assert value(self.record(), "checkpoints") == 0
+        assert value(self.record, "checkpoints") == 0
         with rankscope.phase("checkpoint"):
             pass
-        assert value(self.record(), "checkpoints") == 1
+        assert value(self.record, "checkpoints") == 1

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from testing.torchrun import reports
 
 JOB = Path(__file__).parents[1] / "jobs" / "every_collective.py"
 LATE = 0.3  # seconds that rank 3 comes late, as in the job
@@ -40,12 +37,7 @@ EXPECTED: dict[str, tuple[str, int, float, float]] = {
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each of the four ranks printed, in order."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKSCOPE_RUN_DIR": str(tmp_path_factory.mktemp("run"))}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4"]
-    job = subprocess.run([*launch, str(JOB)], env=environment, capture_output=True, text=True, check=False)
-    assert job.returncode == 0, job.stderr
-    lines = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
-    return sorted(lines, key=lambda line: int(line["rank"]))
+    return reports(4, JOB, RANKSCOPE_RUN_DIR=str(tmp_path_factory.mktemp("run")))
 
 
 @pytest.mark.parametrize("kind", EXPECTED)

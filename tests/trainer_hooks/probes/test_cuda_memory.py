@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from testing.own_record import installed
 
-from rankscope.guard import Guard
 from rankscope.probes import cuda_memory
 from rankscope.probes.cuda_memory import AllocatorReader
 from rankscope.record.layout import INDEX
@@ -52,12 +52,10 @@ def test_the_peak_survives_a_reset_of_torchs_own() -> None:
 
 def test_without_cuda_nothing_is_known_and_nothing_is_initialised() -> None:
     timeline = Timeline(RankWriter())
-    undo = cuda_memory.install(timeline, Guard("cuda_memory", lambda _: None))
-    timeline.step()
-    assert set(slots(timeline).values()) == {0.0}
-    assert not torch.cuda.is_initialized()
-    for back in undo:
-        back()
+    with installed(timeline, cuda_memory):
+        timeline.step()
+        assert set(slots(timeline).values()) == {0.0}
+        assert not torch.cuda.is_initialized()
     assert timeline.steps.polls == []
 
 

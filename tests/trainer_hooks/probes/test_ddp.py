@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from testing.torchrun import reports
 
 from rankscope.record.layout import OPS
 
@@ -22,13 +19,7 @@ PARAMETER_BYTES = 4 * (16 * 32 + 32 + 32 + 32 + 32 * 4 + 4)
 @pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda size: f"world size {size}")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank of a job printed that trained every variant with and without the hook."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "RANKSCOPE_RUN_DIR": str(tmp_path_factory.mktemp("run"))}
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={request.param}"]
-    job = subprocess.run([*launch, str(JOB), *VARIANTS], env=environment, capture_output=True, text=True, check=False)
-    assert job.returncode == 0, job.stderr
-    lines = [json.loads(line) for line in job.stdout.splitlines() if line.startswith("{")]
-    assert len(lines) == request.param
-    return lines
+    return reports(request.param, JOB, *VARIANTS, RANKSCOPE_RUN_DIR=str(tmp_path_factory.mktemp("run")))
 
 
 def calls(result: dict[str, Any], op: str) -> float:

@@ -2,40 +2,29 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import io
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from testing.leaving import leave
+from testing.own_record import snapshot
 from torch._dynamo.utils import counters
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.dataloader import default_collate
 
 import rankscope
-from rankscope import attach, guard
 from rankscope.record.layout import OPS
-from rankscope.record.reader import read_rank
-from rankscope.record.snapshot import RankSnapshot
 
 SECONDS = 0.02  # that a slow module takes
 
 
-@pytest.fixture(autouse=True)
-def watched(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Errors of ours raise; the hook is on, and off again after the test."""
-    monkeypatch.setattr(guard, "reraise", True)
-    rankscope.instrument()
-    yield
-    rankscope.uninstrument()
+pytestmark = pytest.mark.usefixtures("attached")
 
 
 class Slow(torch.nn.Module):
@@ -56,18 +45,6 @@ class Container(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.generator, self.critic = Slow(), torch.nn.Sequential(Slow(), torch.nn.Sequential(torch.nn.Linear(4, 1)))
-
-
-def attached() -> attach.Attachment:
-    attachment = attach.current()
-    assert attachment is not None
-    return attachment
-
-
-def snapshot() -> RankSnapshot:
-    path = attached().writer.path
-    assert path is not None
-    return read_rank(path)
 
 
 def forward_seconds() -> float:
@@ -103,13 +80,13 @@ def test_parts_of_a_model_that_is_never_called_itself_are_each_a_root() -> None:
     assert forward_seconds() >= 12 * SECONDS
 
 
+@pytest.mark.usefixtures("process_group")
 def test_the_forward_of_an_fsdp2_model_is_forward() -> None:
-    with process_group():
-        model = torch.nn.Sequential(Slow(), torch.nn.ReLU())
-        mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
-        torch.distributed.fsdp.fully_shard(model[0], mesh=mesh)  # changes the classes of these two instances
-        torch.distributed.fsdp.fully_shard(model, mesh=mesh)
-        steps(7, lambda: model(torch.ones(2, 4)), *model.parameters())
+    model = torch.nn.Sequential(Slow(), torch.nn.ReLU())
+    mesh = torch.distributed.device_mesh.init_device_mesh("cpu", (1,))
+    torch.distributed.fsdp.fully_shard(model[0], mesh=mesh)  # changes the classes of these two instances
+    torch.distributed.fsdp.fully_shard(model, mesh=mesh)
+    steps(7, lambda: model(torch.ones(2, 4)), *model.parameters())
     assert forward_seconds() >= 6 * SECONDS
     assert own_calls() == {"Linear": False, "Sequential": False, "ReLU": False, "Slow": False}
 
@@ -311,30 +288,21 @@ def ddp() -> torch.nn.Module:
     return DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8)))
 
 
-@contextlib.contextmanager
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        yield
-    finally:
-        leave()
-
-
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
+@pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("wrap", [as_module, in_place, in_a_function, plain_first])
 @pytest.mark.parametrize("make", [layers, ddp])
 def test_compiled_models_compile_as_without_the_hook(
     make: Callable[[], torch.nn.Module], wrap: Callable[[Any], Any]
 ) -> None:
-    with process_group():
-        rankscope.uninstrument()
-        compilation(12, make, wrap)  # the first time compiles more of torch's own
-        expected, parameters = compilation(12, make, wrap)
-        rankscope.instrument()
-        counted, watched_parameters = compilation(12, make, wrap)
-        assert counted["graphs"] == expected["graphs"]
-        assert {kind: count for kind, count in counted.items() if count > expected[kind]} == {}
-        assert all(map(torch.equal, parameters, watched_parameters))
+    rankscope.uninstrument()
+    compilation(12, make, wrap)  # the first time compiles more of torch's own
+    expected, parameters = compilation(12, make, wrap)
+    rankscope.instrument()
+    counted, watched_parameters = compilation(12, make, wrap)
+    assert counted["graphs"] == expected["graphs"]
+    assert {kind: count for kind, count in counted.items() if count > expected[kind]} == {}
+    assert all(map(torch.equal, parameters, watched_parameters))
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
@@ -345,7 +313,7 @@ def test_the_forward_of_a_compiled_model_is_forward(wrap: Callable[[Any], Any]) 
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
+@pytest.mark.usefixtures("process_group")
 def test_the_exposed_wait_of_a_compiled_ddp_is_seen() -> None:
-    with process_group():
-        compilation(8, ddp, as_module)
-        assert snapshot().many("collectives")[OPS.index("ddp_all_reduce")] == 8
+    compilation(8, ddp, as_module)
+    assert snapshot().many("collectives")[OPS.index("ddp_all_reduce")] == 8

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from testing.own_record import snapshot
 from testing.ways import WAYS
 
 import rankscope
-from rankscope import attach, guard
+from rankscope.attach import Attachment
 from rankscope.probes.frameworks import FRAMEWORKS, Framework
-from rankscope.record.reader import read_rank
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -45,22 +44,16 @@ METHODS = dict(vars(Trainer))
 
 
 @pytest.fixture
-def transformers(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def transformers(attached: Attachment, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module of that name, imported after the hook was put in."""
-    monkeypatch.setattr(guard, "reraise", True)
-    rankscope.instrument()
     module = ModuleType("transformers.trainer")
     module.Trainer = Trainer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers.trainer", module)
-    yield module
-    rankscope.uninstrument()
+    return module
 
 
 def phases() -> dict[str, float]:
-    attachment = attach.current()
-    assert attachment is not None
-    assert attachment.writer.path is not None
-    return read_rank(attachment.writer.path).phase_seconds
+    return snapshot().phase_seconds
 
 
 def test_an_evaluation_absorbs_what_it_contains(transformers: Any) -> None:
@@ -95,13 +88,12 @@ def test_uninstrument_restores_the_frameworks_methods(transformers: Any) -> None
     assert vars(Trainer) == METHODS
 
 
-def test_no_framework_is_imported(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(guard, "reraise", True)
+@pytest.mark.usefixtures("hook_fails_loudly")
+def test_no_framework_is_imported() -> None:
     packages = {package.partition(".")[0] for framework in FRAMEWORKS for package in framework.packages}
     before = set(sys.modules)
     rankscope.instrument()
     Trainer().train()
-    rankscope.uninstrument()
     assert {name for name in set(sys.modules) - before if name.partition(".")[0] in packages} == set()
 
 

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from testing.own_record import installed
 
 from rankscope import guard
 from rankscope.guard import Guard
@@ -22,10 +23,8 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
     monkeypatch.setattr(guard, "reraise", True)
     gc.disable()
     timeline = Timeline(RankWriter())
-    undo = garbage.install(timeline, Guard("garbage", lambda _: None))
-    yield timeline
-    for back in undo:
-        back()
+    with installed(timeline, garbage):
+        yield timeline
     gc.enable()
 
 
@@ -67,10 +66,8 @@ def test_a_collection_that_began_before_the_probe_is_not_counted() -> None:
 
 def test_the_callbacks_are_what_they_were_afterwards() -> None:
     before = list(gc.callbacks)
-    undo = garbage.install(Timeline(RankWriter()), Guard("garbage", lambda _: None))
-    assert len(gc.callbacks) == len(before) + 1
-    for back in undo:
-        back()
+    with installed(Timeline(RankWriter()), garbage):
+        assert len(gc.callbacks) == len(before) + 1
     assert gc.callbacks == before
 
 

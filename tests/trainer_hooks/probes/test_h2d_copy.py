@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import torch
+from testing.own_record import installed
 from torch.overrides import TorchFunctionMode
 
 from rankscope import guard
 from rankscope.guard import Guard
-from rankscope.probes.h2d_copy import install, methods
+from rankscope.probes import h2d_copy
+from rankscope.probes.h2d_copy import methods
 from rankscope.probes.tensor_methods import TensorMethods
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
@@ -150,11 +152,9 @@ def test_the_class_keeps_its_methods_and_gets_its_attributes_back() -> None:
 def test_a_job_without_a_device_never_meets_the_patches() -> None:
     before = dict(vars(torch.Tensor))
     timeline = Timeline(RankWriter())
-    undo = install(timeline, Guard("h2d_copy", lambda _: None))
-    timeline.step()
-    assert dict(vars(torch.Tensor)) == before
-    for back in undo:
-        back()
+    with installed(timeline, h2d_copy):
+        timeline.step()
+        assert dict(vars(torch.Tensor)) == before
     assert timeline.steps.polls == []
 
 

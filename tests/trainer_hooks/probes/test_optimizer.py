@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from testing.leaving import leave
+from testing.own_record import snapshot
 
 import rankscope
-from rankscope import attach, guard
-from rankscope.record.reader import read_rank
 from rankscope.record.snapshot import RankSnapshot
 
 ROUNDS = 6
@@ -22,11 +20,7 @@ SECONDS = 0.02
 Way = Callable[[], list[torch.nn.Parameter]]
 
 
-@pytest.fixture(autouse=True)
-def leave_nothing_behind(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(guard, "reraise", True)
-    yield
-    rankscope.uninstrument()
+pytestmark = pytest.mark.usefixtures("hook_fails_loudly")
 
 
 def model() -> torch.nn.Module:
@@ -164,13 +158,6 @@ def watched(way: Way) -> tuple[list[torch.Tensor], RankSnapshot]:
     return parameters, snapshot()
 
 
-def snapshot() -> RankSnapshot:
-    attachment = attach.current()
-    assert attachment is not None
-    assert attachment.writer.path is not None
-    return read_rank(attachment.writer.path)
-
-
 @pytest.mark.parametrize(
     ("way", "steps", "micro_steps"),
     [
@@ -264,22 +251,19 @@ def test_a_step_that_raised_is_closed_when_another_optimizer_goes_on() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own code is deprecated by torch
+@pytest.mark.usefixtures("process_group")
 def test_an_optimizer_within_another_keeps_both_open() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-    try:
-        rankscope.instrument()
-        network = model()
-        optimizer = ZeroRedundancyOptimizer(network.parameters(), SlowSGD, lr=0.1)
-        for _ in range(3):
-            loss(network).backward()
-            optimizer.step()
-        assert snapshot()["steps"] == 3
-        assert snapshot().phase_seconds["optimizer"] >= 2 * SECONDS
-        assert snapshot().phase == "other"
-    finally:
-        leave()
+    rankscope.instrument()
+    network = model()
+    optimizer = ZeroRedundancyOptimizer(network.parameters(), SlowSGD, lr=0.1)
+    for _ in range(3):
+        loss(network).backward()
+        optimizer.step()
+    assert snapshot()["steps"] == 3
+    assert snapshot().phase_seconds["optimizer"] >= 2 * SECONDS
+    assert snapshot().phase == "other"
 
 
 def test_optimizers_that_step_on_a_thread_of_the_autograd_engine_do_not_take_over() -> None:

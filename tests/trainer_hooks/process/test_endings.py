@@ -1,4 +1,4 @@
-"""How a rank ended stands in its record: clean, by an exception, by SIGTERM, or without a word."""
+"""How a rank ended stands in its record: only what is true, and nothing that cannot be known."""
 
 from __future__ import annotations
 
@@ -6,26 +6,16 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from testing.programs import python, running
+from testing.waiting import eventually
+from tests.trainer_hooks.scripts import READY, TRAIN, WAIT, job, watched
 
 from rankscope.record.reader import read_rank
 from rankscope.record.snapshot import RankSnapshot
 
-TRAIN = """
-import os, sys, threading
-import torch
-weights = torch.nn.Linear(2, 2)
-optimizer = torch.optim.SGD(weights.parameters(), lr=0.1)
-weights(torch.ones(1, 2)).sum().backward()
-optimizer.step()
-print("trained", flush=True)
-"""
-WAIT = "sys.stdin.read()\n"
-OWN_FAULTHANDLER = "faulthandler.register(signal.SIGTERM, chain=False)"
 SPAWNED = """
 import multiprocessing, sys
 
@@ -43,20 +33,43 @@ if __name__ == "__main__":
     process.start()
     process.join()
 """
+CAUGHT = """
+def fail(_):
+    raise ZeroDivisionError
 
+handle = weights.register_hook(fail)
+try:
+    step()
+except ZeroDivisionError:
+    handle.remove()
+step()
+"""
+LOADER = """
+from torch.utils.data import DataLoader, Dataset
 
-@contextmanager
-def job(run_dir: Path, code: str) -> Iterator[subprocess.Popen[str]]:
-    """A script that trains a step, started without a change to it, at the point where it says so."""
-    environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN": "job", "RANKSCOPE_RUN_DIR": str(run_dir)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, "-c", TRAIN + code], env=environment, text=True, **pipes) as process:
-        try:
-            assert process.stdout is not None
-            assert process.stdout.readline() == "trained\n"
-            yield process
-        finally:
-            process.kill()
+class Numbers(Dataset):
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 3:
+            FAIL
+        return torch.ones(1)
+
+for batch in DataLoader(Numbers(), num_workers=1):
+    step()
+"""
+OUT_OF_MEMORY = {"raised": "raise MemoryError", "killed": "os.kill(os.getpid(), 9)"}
+NOTEBOOK = """
+import code
+sys.ps1 = "In : "  # as IPython sets it
+console = code.InteractiveConsole(globals())
+for cell in ("step()", "raise KeyboardInterrupt", "1 / 0", "step()"):
+    try:
+        console.push(cell)
+    except KeyboardInterrupt:
+        pass
+"""
 
 
 def record_in(run_dir: Path) -> RankSnapshot:
@@ -64,53 +77,74 @@ def record_in(run_dir: Path) -> RankSnapshot:
     return read_rank(path)
 
 
-def test_a_clean_exit_is_finished(run_dir: Path) -> None:
-    with job(run_dir, "") as process:
-        process.wait()
-    assert record_in(run_dir).exit_reason == "finished"
+def end_of(run_dir: Path, code: str, *options: str, typed: str = "") -> tuple[str | None, int, str]:
+    """How the record says that the script ended, and the exit status and the errors that its parent sees."""
+    with job(code, *options) as process:
+        _, errors = process.communicate(typed)
+    return record_in(run_dir).exit_reason, process.returncode, errors
 
 
-def test_an_uncaught_exception_is_an_exception_and_still_printed(run_dir: Path) -> None:
-    with job(run_dir, "raise KeyError('lost')") as process:
-        _, errors = process.communicate()
-    assert record_in(run_dir).exit_reason == "exception"
-    assert "KeyError: 'lost'" in errors
-    assert process.returncode == 1
+# Nothing in the process can know the status of a main thread that left by SystemExit: Python has cleared the exception
+# when atexit runs, and sys.excepthook is not called for it. So the record says that Python was left in order.
+ENDS = {
+    "the end of the script": ("", "finished", 0),
+    "sys.exit with success": ("sys.exit(0)", "finished", 0),
+    "sys.exit with a status": ("sys.exit(3)", "finished", 3),
+    "sys.exit with a text": ("sys.exit('no data')", "finished", 1),
+    "an exit past Python, which leaves no word": ("os._exit(3)", "killed", 3),
+    "an exception": ("raise KeyError('lost')", "exception", 1),
+    "an exception past an excepthook that does not hand on": (
+        "sys.excepthook = lambda *_: None\nraise KeyError('lost')",
+        "exception",
+        1,
+    ),
+}
 
 
-@pytest.mark.parametrize("code", [WAIT, "threading.Event().wait()", "import time; time.sleep(600)"])
-def test_sigterm_is_a_planned_stop_even_while_blocked(run_dir: Path, code: str) -> None:
-    with job(run_dir, code) as process:
+@pytest.mark.parametrize("end", ENDS)
+def test_the_record_says_how_the_script_ended(run_dir: Path, end: str) -> None:
+    code, reason, status = ENDS[end]
+    assert end_of(run_dir, code)[:2] == (reason, status)
+
+
+def test_an_uncaught_exception_is_still_printed(run_dir: Path) -> None:
+    assert "KeyError: 'lost'" in end_of(run_dir, "raise KeyError('lost')")[2]
+
+
+@pytest.mark.parametrize(
+    ("code", "number", "reason"),
+    [
+        (WAIT, signal.SIGTERM, "sigterm"),
+        ("threading.Event().wait()", signal.SIGTERM, "sigterm"),
+        ("time.sleep(600)", signal.SIGTERM, "sigterm"),
+        (WAIT, signal.SIGKILL, "killed"),
+        (WAIT, signal.SIGINT, "interrupted"),
+    ],
+)
+def test_the_record_says_which_signal_ended_the_rank_even_while_it_is_blocked(
+    run_dir: Path, code: str, number: signal.Signals, reason: str
+) -> None:
+    with job(code) as process:
         assert record_in(run_dir).alive
-        process.terminate()
-        assert process.wait() == -signal.SIGTERM
-    assert record_in(run_dir).exit_reason == "sigterm"
+        process.send_signal(number)
+        assert process.wait() == -number
+    assert record_in(run_dir).exit_reason == reason
 
 
-def test_a_handler_of_the_jobs_own_still_handles_sigterm(run_dir: Path) -> None:
-    handler = "import signal; signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); print('ready', flush=True)\n"
-    with job(run_dir, handler + WAIT) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+@pytest.mark.parametrize("after", ["", "import rankscope\nrankscope.uninstrument()\n"])
+def test_a_handler_of_the_jobs_own_still_handles_sigterm(run_dir: Path, after: str) -> None:
+    handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
+    with job(WAIT, setup=handler + after) as process:
         process.terminate()
         assert process.wait() == 7
     assert record_in(run_dir).exit_reason == "finished"
 
 
-def test_sigkill_leaves_no_word(run_dir: Path) -> None:
-    with job(run_dir, WAIT) as process:
-        process.kill()
-        process.wait()
-    assert record_in(run_dir).exit_reason == "killed"
-
-
 def test_a_forked_child_neither_ends_nor_keeps_alive_its_parents_record(run_dir: Path) -> None:
     forked = """
-import signal, time
 child = os.fork()
 if child == 0:
     time.sleep(600)
-print(child, flush=True)
 os.kill(child, signal.SIGTERM)
 os.waitpid(child, 0)
 helper = os.fork()
@@ -118,76 +152,110 @@ if helper == 0:
     time.sleep(600)
 print(helper, flush=True)
 """
-    with job(run_dir, forked + WAIT) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        helper = int(process.stdout.readline())
+    with job(forked + WAIT) as process:
+        helper = int(process.read_line())
         assert record_in(run_dir).alive
         assert record_in(run_dir).last_words_at is None
-        process.kill()
-        process.wait()
+        process.end()
         assert record_in(run_dir).exit_reason == "killed"
         os.kill(helper, signal.SIGKILL)
 
 
-def test_a_sigterm_handler_that_the_job_set_after_us_outlives_uninstrument(run_dir: Path) -> None:
-    code = """
-import rankscope, signal
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
-rankscope.uninstrument()
-print("ready", flush=True)
-"""
-    with job(run_dir, code + WAIT) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        process.terminate()
-        assert process.wait() == 7
-
-
 def test_a_child_keeps_the_sigterm_handler_that_its_parent_set_after_us(run_dir: Path) -> None:
     forked = """
-import signal, time
 signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
 child = os.fork()
 if child == 0:
-    print("ready", flush=True)
+    print("child", flush=True)
     time.sleep(600)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-    with job(run_dir, "print(os.getpid(), flush=True)" + forked) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        assert process.stdout.readline() == "ready\n"
+    with job(forked) as process:
+        assert process.read_line() == "child"
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         os.kill(int(children[0]), signal.SIGTERM)
-        assert process.stdout.readline() == "9\n"
+        assert process.read_line() == "9"
 
 
 def test_a_faulthandler_that_the_job_registered_first_is_left_alone(run_dir: Path) -> None:
-    code = "import faulthandler, signal\n" + OWN_FAULTHANDLER + "\n" + TRAIN
-    environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN_DIR": str(run_dir)}
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    command = [sys.executable, "-c", code + WAIT]
-    with subprocess.Popen(command, env=environment, text=True, **pipes) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
+    first = "import faulthandler, signal\nfaulthandler.register(signal.SIGTERM, chain=False)\n"
+    with running(*python(first + TRAIN + READY + WAIT), env=watched(), stderr=subprocess.PIPE) as process:
         process.terminate()
         _, errors = process.communicate(timeout=60)
     assert process.returncode == 0
     assert "Current thread" in errors
 
 
-def test_ctrl_c_is_an_interruption(run_dir: Path) -> None:
-    with job(run_dir, WAIT) as process:
-        process.send_signal(signal.SIGINT)
-        process.communicate()
-    assert record_in(run_dir).exit_reason == "interrupted"
+def test_an_exception_in_backward_that_is_caught_is_no_end(run_dir: Path) -> None:
+    assert end_of(run_dir, CAUGHT)[:2] == ("finished", 0)
+    assert record_in(run_dir)["steps"] == 2
 
 
-def test_an_exception_is_seen_past_an_excepthook_that_does_not_hand_on(run_dir: Path) -> None:
-    with job(run_dir, "sys.excepthook = lambda *_: None\nraise KeyError('lost')") as process:
-        process.communicate()
-    assert record_in(run_dir).exit_reason == "exception"
+@pytest.mark.parametrize("how", OUT_OF_MEMORY)
+def test_a_loader_worker_that_runs_out_of_memory_ends_its_rank_by_an_exception(run_dir: Path, how: str) -> None:
+    assert end_of(run_dir, LOADER.replace("FAIL", OUT_OF_MEMORY[how]))[:2] == ("exception", 1)
+    assert record_in(run_dir).phase in ("other", "startup", "data_wait")
+
+
+# Of a killed worker torch tells the main thread twice, wherever that is by then: no script survives it for sure.
+def test_a_loader_worker_whose_lack_of_memory_is_caught_ends_nothing(run_dir: Path) -> None:
+    caught = LOADER.replace("FAIL", OUT_OF_MEMORY["raised"]).replace("for batch", "try:\n  for batch")
+    caught = caught.replace("\n    step", "\n      step") + "except MemoryError:\n    step()\n"
+    assert end_of(run_dir, caught)[:2] == ("finished", 0)
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGSTOP)
+    eventually(lambda: "T (stopped)" in Path(f"/proc/{process.pid}/status").read_text())
+
+
+def test_a_stopped_rank_is_alive_and_makes_no_progress_until_it_goes_on(run_dir: Path) -> None:
+    with job("while sys.stdin.readline():\n    step(); print('step', flush=True)\n") as process:
+        stop(process)
+        before = record_in(run_dir)
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        after = record_in(run_dir)
+        assert after.alive
+        assert after.last_progress == before.last_progress
+        process.send_signal(signal.SIGCONT)
+        assert process.read_line() == "step"
+        assert record_in(run_dir)["steps"] == 2
+    assert record_in(run_dir).exit_reason == "killed"
+
+
+def test_a_stopped_rank_that_is_killed_is_killed(run_dir: Path) -> None:
+    with job(WAIT) as process:
+        stop(process)
+        process.end()
+    assert record_in(run_dir).exit_reason == "killed"
+
+
+def test_an_exception_that_a_shell_survives_is_no_end(run_dir: Path) -> None:
+    typed = "raise KeyError('typed')\nstep()\n"
+    assert end_of(run_dir, "raise KeyError('script')", "-i", typed=typed)[:2] == ("finished", 0)
+    assert record_in(run_dir)["steps"] == 2
+
+
+def test_what_a_notebook_survives_is_no_end(run_dir: Path) -> None:
+    assert end_of(run_dir, NOTEBOOK)[:2] == ("finished", 0)
+    assert record_in(run_dir)["steps"] == 3
+
+
+def test_uninstrument_on_another_thread_takes_the_sigterm_watch_back(run_dir: Path) -> None:
+    code = """
+import rankscope
+thread = threading.Thread(target=rankscope.uninstrument)
+thread.start()
+thread.join()
+"""
+    # One of these gets the number of the descriptor that the watch wrote to.
+    files = "held = [open(os.environ['RANKSCOPE_RUN_DIR'] + f'/precious{n}', 'w') for n in range(9)]\n"
+    with job(WAIT, setup=code + files) as process:
+        process.terminate()
+        assert process.wait() == -signal.SIGTERM
+    assert [path.read_text() for path in run_dir.glob("precious*")] == [""] * 9
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
@@ -197,41 +265,38 @@ def test_ranks_that_multiprocessing_started_end_as_they_did(
 ) -> None:
     script = tmp_path / "spawned.py"
     script.write_text(SPAWNED)
-    environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN_DIR": str(run_dir)}
-    subprocess.run([sys.executable, str(script), method, argument], env=environment, check=False, capture_output=True)
+    subprocess.run([sys.executable, str(script), method, argument], env=watched(), check=False, capture_output=True)
     assert record_in(run_dir).exit_reason == reason
+
+
+def train(environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(python(TRAIN), env=environment, check=True, capture_output=True, text=True)
 
 
 def test_a_rank_does_not_remove_the_records_of_a_run_with_a_similar_name(run_dir: Path) -> None:
     for run, rank in (("v1.0", "3"), ("v1", "0")):
-        environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN": run, "RANK": rank}
-        environment["RANKSCOPE_RUN_DIR"] = str(run_dir)
-        subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True)
+        train(watched(RANKSCOPE_RUN=run, RANK=rank))
     assert len(list(run_dir.glob("*.rank"))) == 2
 
 
 def test_a_warm_up_before_the_process_group_does_not_publish_a_rank_on_its_own(run_dir: Path) -> None:
-    environment = {**os.environ, "RANKSCOPE": "1", "WORLD_SIZE": "2", "RANKSCOPE_RUN_DIR": str(run_dir)}
-    subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True)
+    train(watched(WORLD_SIZE="2"))
     assert list(run_dir.iterdir()) == []
 
 
 def test_nothing_happens_without_being_asked_for(run_dir: Path) -> None:
-    environment = {**os.environ, "RANKSCOPE_RUN_DIR": str(run_dir)}
-    subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True)
+    train({**os.environ})
     assert list(run_dir.iterdir()) == []
 
 
 def test_the_next_start_of_a_run_removes_what_its_rank_left(run_dir: Path) -> None:
     for _ in range(2):
-        with job(run_dir, "") as process:
-            process.wait()
+        train(watched())
     assert len(list(run_dir.glob("*.rank"))) == 1
 
 
 def test_a_directory_that_is_named_is_made(tmp_path: Path) -> None:
     run_dir = tmp_path / "not" / "yet"
-    environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_QUIET": "1", "RANKSCOPE_RUN_DIR": str(run_dir)}
-    process = subprocess.run([sys.executable, "-c", TRAIN], env=environment, check=True, capture_output=True, text=True)
+    process = train(watched(RANKSCOPE_QUIET="1", RANKSCOPE_RUN_DIR=str(run_dir)))
     assert len(list(run_dir.glob("*.rank"))) == 1
     assert "rankscope" not in process.stderr

@@ -15,17 +15,19 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def test_the_user_names_the_run_before_everybody_else(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    monkeypatch.setenv("RANKSCOPE_RUN", "mine")
-    assert identity.run_name() == "mine"
-
-
-def test_a_slurm_job_names_the_run_before_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "abc")
-    monkeypatch.setenv("SLURM_JOB_ID", "77")
-    monkeypatch.setenv("SLURM_JOB_NAME", "llama")
-    assert identity.run_name() == "llama-77"
+@pytest.mark.parametrize(
+    ("variables", "name"),
+    [
+        ({"RANKSCOPE_RUN": "mine", "SLURM_JOB_ID": "77"}, "mine"),
+        ({"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "llama", "TORCHELASTIC_RUN_ID": "abc"}, "llama-77"),
+    ],
+)
+def test_the_user_names_the_run_before_slurm_and_slurm_before_torchrun(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], name: str
+) -> None:
+    for variable, value in variables.items():
+        monkeypatch.setenv(variable, value)
+    assert identity.run_name() == name
 
 
 def test_torchruns_id_names_the_run_unless_it_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,15 +60,13 @@ def test_groups_are_written_compactly(ranks: list[int], text: str) -> None:
     assert identity.compact(ranks) == text
 
 
-def test_the_gpu_is_the_ranks_place_in_a_list_of_uuids(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-aa, GPU-bb")
+@pytest.mark.parametrize(("visible", "uuid"), [("GPU-aa, GPU-bb", "GPU-bb"), ("0,1", "")])
+def test_the_gpu_is_the_ranks_place_in_a_list_of_uuids(
+    monkeypatch: pytest.MonkeyPatch, visible: str, uuid: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     monkeypatch.setenv("LOCAL_RANK", "1")
-    assert identity.gpu_uuid() == "GPU-bb"
-
-
-def test_an_index_is_no_uuid(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    assert identity.gpu_uuid() == ""
+    assert identity.gpu_uuid() == uuid
 
 
 def test_the_file_name_is_safe_whatever_the_run_is_called() -> None:

@@ -9,7 +9,7 @@ import shutil
 import sys
 import threading
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -19,12 +19,12 @@ import pytest
 import torch
 import torch.distributed as dist
 from testing.leaving import leave
+from testing.own_record import attachment
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
 import rankscope
 from rankscope import attach, guard
-from rankscope.attach import Attachment
 from rankscope.probes.ddp import WatchedModule
 from rankscope.record import layout
 from rankscope.record.reader import read_rank
@@ -34,24 +34,8 @@ STEPS = 25  # past the search for root modules and the settled settings
 
 
 @pytest.fixture(autouse=True)
-def leave_nothing_behind(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(guard, "reraise", True)
+def named_run(hook_fails_loudly: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKSCOPE_RUN", "job")
-    yield
-    rankscope.uninstrument()
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    leave()
-
-
-def attached() -> Attachment:
-    attachment = attach.current()
-    assert attachment is not None
-    return attachment
 
 
 def train(steps: int = STEPS) -> list[torch.Tensor]:
@@ -114,7 +98,7 @@ def test_a_probe_that_cannot_be_taken_back_does_not_keep_the_others(
 
     rankscope.instrument()
     train()
-    attached()._undo.insert(3, broken)
+    attachment()._undo.insert(3, broken)
     rankscope.uninstrument()
     assert ours_in_torch() == []
     assert attach.current() is None
@@ -147,8 +131,8 @@ def test_training_that_moves_to_another_thread_and_back_is_followed() -> None:
             thread.join()
         else:
             train(10)
-        assert attached().timeline.steps.count == expected
-        assert attached().timeline.open_phases == (layout.OTHER, None)
+        assert attachment().timeline.steps.count == expected
+        assert attachment().timeline.open_phases == (layout.OTHER, None)
 
 
 def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:
@@ -169,7 +153,7 @@ def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:
     thread.start()
     both(barrier)
     thread.join()
-    timeline, slots = attached().timeline, attached().writer.slots
+    timeline, slots = attachment().timeline, attachment().writer.slots
     index = layout.INDEX["phase_seconds"]
     total = sum(slots[index : index + layout.MAX_PHASES])
     assert timeline.open_phases == (layout.OTHER, None)
@@ -219,10 +203,10 @@ def test_process_groups_that_come_and_go_keep_their_name_and_their_number_grows(
             del group
         train(2)
         leave()
-        numbers.append(attached().writer.slots[layout.INDEX["group_collectives"]])
+        numbers.append(attachment().writer.slots[layout.INDEX["group_collectives"]])
     gc.collect()
-    assert attached().timeline.groups.names == ["0"]
-    assert len(attached().timeline.groups._known) <= 1
+    assert attachment().timeline.groups.names == ["0"]
+    assert len(attachment().timeline.groups._known) <= 1
     assert 20 < numbers[0] < numbers[1] < numbers[2]
 
 
@@ -267,7 +251,7 @@ def test_a_run_directory_that_vanishes_changes_nothing(run_dir: Path, caplog: py
     train(2)
     shutil.rmtree(run_dir)
     assert all(map(torch.equal, expected, train()))
-    assert attached().timeline.steps.count == 2 + STEPS
+    assert attachment().timeline.steps.count == 2 + STEPS
     rankscope.uninstrument()
     run_dir.mkdir()
     assert caplog.text == ""

@@ -8,13 +8,10 @@ import os
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
-from testing.leaving import leave
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.attach import Attachment
@@ -32,13 +29,6 @@ def test_after_ctrl_c_anywhere_in_the_hook_phases_and_steps_are_right(
     result = json.loads(done.stdout)
     assert result["wrong"] == []
     assert result["points"] > 200
-
-
-@pytest.fixture
-def process_group() -> Iterator[None]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    leave()
 
 
 @pytest.mark.usefixtures("attached", "process_group")

@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
+from testing.records import publish, rank_info
 
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.reader import read_rank
-from rankscope.record.writer import RankWriter
 
 JOB = Path(__file__).parents[1] / "jobs" / "killed.py"
-INFO = {"run": "r", "rank": "0"}
 
 
 @pytest.mark.parametrize("where", ["instructions", "moments"])
@@ -33,19 +32,17 @@ def test_a_rank_that_is_killed_at_any_point_leaves_a_record_that_is_whole_and_tr
 
 def test_what_a_killed_process_left_half_made_does_not_keep_the_next_of_its_number_from_a_record(run_dir: Path) -> None:
     (run_dir / ".r.0.rank").write_bytes(b"half")
-    RankWriter().publish(run_dir, "r.0", INFO)
+    publish(run_dir)
     assert [path.name for path in run_dir.iterdir()] == ["r.0.rank"]
 
 
 def test_a_new_info_does_not_touch_the_old_one_before_it_is_whole(run_dir: Path) -> None:
-    writer = RankWriter()
-    writer.publish(run_dir, "r.0", INFO)
-    assert writer.path is not None
+    writer, path = publish(run_dir)
     for number in range(20):
         before = writer.slots[INDEX["info_place"]]
-        content = writer.path.read_bytes()
-        writer.write_info({**INFO, "groups": [str(number), "x" * 100 * number]})
-        assert read_rank(writer.path).info["groups"][0] == str(number)
+        content = path.read_bytes()
+        writer.write_info(rank_info(groups=[str(number), "x" * 100 * number]))
+        assert read_rank(path).info["groups"][0] == str(number)
         offset, length = map(int, divmod(before, layout.INFO_OFFSET_UNIT))
         old = slice(layout.INFO_OFFSET + offset, layout.INFO_OFFSET + offset + length)
-        assert writer.path.read_bytes()[old] == content[old]
+        assert path.read_bytes()[old] == content[old]

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from testing.torchrun import environment, torchrun
 
 from rankscope.record.reader import read_rank
 from rankscope.record.snapshot import RankSnapshot
@@ -17,10 +16,9 @@ JOBS = Path(__file__).parents[1] / "jobs"
 
 def start(run: str | None, *options: str) -> subprocess.Popen[str]:
     """A job of two ranks that fails once and is started again by torchrun."""
-    environment = {**os.environ, "RANKSCOPE": "1", **({"RANKSCOPE_RUN": run} if run else {})}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--max-restarts=1"]
-    command = [*launcher, *options, str(JOBS / "restarted.py")]
-    return subprocess.Popen(command, env=environment, text=True, stderr=subprocess.PIPE)
+    variables = {"RANKSCOPE": "1", **({"RANKSCOPE_RUN": run} if run else {})}
+    command = torchrun(2, JOBS / "restarted.py", options=("--max-restarts=1", *options))
+    return subprocess.Popen(command, env=environment(**variables), text=True, stderr=subprocess.PIPE)
 
 
 def records(run_dir: Path) -> list[RankSnapshot]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
 import pytest
+from testing.programs import python, running
+from testing.records import living_rank, publish, rank_info
 
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
@@ -18,37 +18,17 @@ from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
-INFO = {"run": "r", "rank": "0", "phases": ["tokenize"]}
-
-HOLDER = """
-import sys
-from pathlib import Path
-from rankscope.record.writer import RankWriter
-writer = RankWriter()
-writer.publish(Path(sys.argv[1]), "held", {"run": "r", "rank": "0"})
-print("published", flush=True)
-sys.stdin.read()
-"""
-
 BUSY_WRITER = """
 import mmap, struct, sys
 file = open(sys.argv[1], "r+b")
 slots = memoryview(mmap.mmap(file.fileno(), 0))[:1600].cast("d")
 patterns = [struct.unpack("d", bytes([byte]) * 8)[0] for byte in (0x11, 0xEE)]
-print("writing", flush=True)
+print("ready", flush=True)
 while True:
     for pattern in patterns:
         for index in range(200):
             slots[index] = pattern
 """
-
-
-def published(directory: Path) -> Path:
-    """A record whose writer lives in this process; to itself a process's own lock looks free."""
-    writer = RankWriter()
-    writer.publish(directory, "r.0", INFO)
-    assert writer.path is not None
-    return writer.path
 
 
 def refusal(path: Path) -> str:
@@ -58,40 +38,28 @@ def refusal(path: Path) -> str:
 
 
 def test_slots_and_info_are_read_as_written(run_dir: Path) -> None:
-    writer = RankWriter()
-    writer.publish(run_dir, "r.0", INFO)
+    writer, path = publish(run_dir, phases=["tokenize"], settings={})
     writer.slots[INDEX["steps"]] = 7
-    assert writer.path is not None
-    snapshot = read_rank(writer.path)
+    snapshot = read_rank(path)
     assert snapshot["steps"] == 7
-    assert snapshot.info == INFO
+    assert snapshot.info == rank_info(phases=["tokenize"], settings={})
     assert list(snapshot.phase_seconds)[-1] == "tokenize"
 
 
 def test_what_was_counted_before_publishing_is_in_the_file(run_dir: Path) -> None:
-    writer = RankWriter()
-    writer.slots[INDEX["steps"]] = 3
-    writer.publish(run_dir, "r.0", INFO)
-    assert writer.path is not None
-    assert read_rank(writer.path)["steps"] == 3
+    _, path = publish(run_dir, slots={"steps": 3})
+    assert read_rank(path)["steps"] == 3
 
 
 def test_a_record_is_alive_until_its_process_ends(run_dir: Path) -> None:
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(run_dir)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    )
-    with holder:
-        assert holder.stdout is not None
-        assert holder.stdout.readline() == b"published\n"
-        path = run_dir / "held.rank"
-        assert read_rank(path).alive
-        holder.kill()
-        holder.wait()
-        assert read_rank(path).exit_reason == "killed"
+    with living_rank(run_dir) as rank:
+        assert read_rank(run_dir / "r.0.rank").alive
+        rank.end()
+        assert read_rank(run_dir / "r.0.rank").exit_reason == "killed"
 
 
 def test_a_truncated_file_is_refused(run_dir: Path) -> None:
-    path = published(run_dir)
+    _, path = publish(run_dir)
     content = path.read_bytes()
     for length in (0, 10, layout.SIZE - 1):
         (run_dir / "short.rank").write_bytes(content[:length])
@@ -108,7 +76,7 @@ def test_a_foreign_file_is_refused(run_dir: Path) -> None:
     ("field", "value"), [("steps", float("nan")), ("phase", 99.0), ("info_place", 1e12), ("info_place", -1.0)]
 )
 def test_values_that_no_rank_writes_are_refused(run_dir: Path, field: str, value: float) -> None:
-    content = bytearray(published(run_dir).read_bytes())
+    content = bytearray(publish(run_dir)[1].read_bytes())
     struct.pack_into("d", content, layout.SLOTS_OFFSET + 8 * INDEX[field], value)
     path = run_dir / "odd.rank"
     path.write_bytes(content)
@@ -116,7 +84,7 @@ def test_values_that_no_rank_writes_are_refused(run_dir: Path, field: str, value
 
 
 def test_a_record_of_another_version_says_so(run_dir: Path) -> None:
-    content = bytearray(published(run_dir).read_bytes())
+    content = bytearray(publish(run_dir)[1].read_bytes())
     struct.pack_into("<I", content, 8, layout.VERSION + 1)
     path = run_dir / "newer.rank"
     path.write_bytes(content)
@@ -125,7 +93,7 @@ def test_a_record_of_another_version_says_so(run_dir: Path) -> None:
 
 def test_a_link_is_not_followed(run_dir: Path) -> None:
     link = run_dir / "link.rank"
-    link.symlink_to(published(run_dir))
+    link.symlink_to(publish(run_dir)[1])
     assert refusal(link) == "symlink"
 
 
@@ -135,16 +103,14 @@ def test_a_pipe_does_not_block_the_reader(run_dir: Path) -> None:
 
 
 def test_user_phases_that_repeat_a_name_are_refused(run_dir: Path) -> None:
-    writer = RankWriter()
-    writer.publish(run_dir, "r.0", {**INFO, "phases": ["forward"]})
-    assert writer.path is not None
-    assert refusal(writer.path) == "foreign"
+    _, path = publish(run_dir, phases=["forward"])
+    assert refusal(path) == "foreign"
 
 
 def test_publishing_into_a_missing_directory_leaves_the_writer_counting(run_dir: Path) -> None:
     writer = RankWriter()
     with pytest.raises(OSError, match="missing"):
-        writer.publish(run_dir / "missing", "r.0", INFO)
+        writer.publish(run_dir / "missing", "r.0", rank_info())
     writer.slots[INDEX["steps"]] += 1
     assert writer.slots[INDEX["steps"]] == 1
 
@@ -156,22 +122,20 @@ def test_an_info_that_does_not_fit_is_refused_and_leaves_no_file(run_dir: Path) 
 
 
 def test_a_reader_never_sees_half_of_an_info(run_dir: Path) -> None:
-    writer = RankWriter()
-    writer.publish(run_dir, "r.0", INFO)
-    assert writer.path is not None
+    writer, path = publish(run_dir)
     stop = threading.Event()
 
     def write() -> None:
         while not stop.is_set():
             for letter in "ab":
-                writer.write_info({**INFO, "run": letter * 3000})
+                writer.write_info(rank_info(run=letter * 3000))
 
     thread = threading.Thread(target=write)
     thread.start()
     try:
         for _ in range(300):
             with contextlib.suppress(UnreadableRecordError):  # a writer that never pauses may outrun the attempts
-                assert len(set(read_rank(writer.path).info["run"])) == 1
+                assert len(set(read_rank(path).info["run"])) == 1
     finally:
         stop.set()
         thread.join()
@@ -180,15 +144,12 @@ def test_a_reader_never_sees_half_of_an_info(run_dir: Path) -> None:
 def test_a_store_is_never_seen_half_done(run_dir: Path) -> None:
     path = run_dir / "busy"
     path.write_bytes(bytes(layout.SIZE))
-    with subprocess.Popen([sys.executable, "-c", BUSY_WRITER, str(path)], stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None
-        writer.stdout.readline()
+    with running(*python(BUSY_WRITER, path)):
         descriptor = os.open(path, os.O_RDONLY)
         try:
             seen = {value for _ in range(20_000) for value in set(struct.unpack("200d", os.pread(descriptor, 1600, 0)))}
         finally:
             os.close(descriptor)
-            writer.kill()
     assert {struct.pack("d", value) for value in seen} <= {bytes(8), b"\x11" * 8, b"\xee" * 8}
 
 
@@ -197,7 +158,7 @@ def test_a_phase_is_open_since_the_last_event_and_one_that_absorbs_since_it_bega
     writer = RankWriter()
     timeline = Timeline(writer, lambda: now)
     timeline.step()  # ends start-up
-    writer.publish(run_dir, "r.0", INFO)
+    writer.publish(run_dir, "r.0", rank_info())
     assert writer.path is not None
     found = []
     for phase in (layout.FORWARD, layout.EVALUATION):

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import math
-import subprocess
-import sys
 from array import array
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from testing.programs import python, running
 
 from rankscope.record import layout
 from rankscope.record.reader import UnreadableRecordError, read_rank
@@ -34,7 +31,7 @@ now = 0.0
 writer = RankWriter()
 timeline = Timeline(writer, lambda: now)
 writer.publish(Path(sys.argv[1]), "fast", {"run": "r", "rank": "0"})
-print("stepping", flush=True)
+print("ready", flush=True)
 number = 0
 while True:
     number += 1
@@ -53,7 +50,7 @@ from rankscope.record import layout
 from rankscope.record.writer import RankWriter
 writer = RankWriter()
 writer.publish(Path(sys.argv[1]), "fast", {"run": "r", "rank": "0"})
-print("stepping", flush=True)
+print("ready", flush=True)
 number = 0
 while True:
     number += 1
@@ -143,23 +140,11 @@ def test_whatever_was_stepped_is_read_back(run_dir: Path, lengths: list[float], 
         assert in_phase(step, "backward") == pytest.approx(lengths[step.number - 1], abs=1e-6)
 
 
-@contextmanager
-def writing(run_dir: Path, program: str) -> Iterator[Path]:
-    """The record of a process that writes as fast as it can meanwhile."""
-    with subprocess.Popen([sys.executable, "-c", program, str(run_dir)], stdout=subprocess.PIPE) as writer:
-        try:
-            assert writer.stdout is not None
-            assert writer.stdout.readline() == b"stepping\n"
-            yield run_dir / "fast.rank"
-        finally:
-            writer.kill()
-
-
 def test_a_writer_that_steps_as_fast_as_it_can_never_shows_a_torn_step(run_dir: Path) -> None:
     seen, last, readings = 0, 0, 0
-    with writing(run_dir, FAST_WRITER) as path:
+    with running(*python(FAST_WRITER, run_dir)):
         while readings < 3000 or seen <= 3000:
-            for step in read_rank(path, with_steps=True).steps_after(last):
+            for step in read_rank(run_dir / "fast.rank", with_steps=True).steps_after(last):
                 assert step.number > last
                 assert step.seconds == step.number == in_phase(step, "forward")
                 assert step.end == step.number * (step.number + 1) / 2
@@ -169,9 +154,9 @@ def test_a_writer_that_steps_as_fast_as_it_can_never_shows_a_torn_step(run_dir: 
 
 def test_a_device_that_is_measured_as_fast_as_can_be_never_shows_a_torn_step(run_dir: Path) -> None:
     seen, last, readings = 0, 0, 0
-    with writing(run_dir, FAST_DEVICE) as path:
+    with running(*python(FAST_DEVICE, run_dir)):
         while readings < 3000 or seen <= 3000:
-            for step in read_rank(path, with_steps=True).device_steps_after(last):
+            for step in read_rank(run_dir / "fast.rank", with_steps=True).device_steps_after(last):
                 assert step.nth > last
                 assert {step.nth, step.number, step.end, step.sequence, *step.phases} == {step.nth}
                 seen, last = seen + 1, step.nth

@@ -8,11 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
-from testing.leaving import leave
+from testing.own_record import installed
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.guard import Guard
 from rankscope.probes import backward, ddp
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
@@ -20,10 +18,6 @@ from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
 ALL_REDUCE = layout.OPS.index("ddp_all_reduce")
-
-
-def fail(probe: str) -> None:
-    raise AssertionError(f"the probe {probe} failed")
 
 
 @pytest.fixture
@@ -38,14 +32,15 @@ def probes(request: pytest.FixtureRequest) -> tuple[ModuleType, ...]:
     return (ddp, backward) if request.param == "backward is seen" else (ddp,)
 
 
+@pytest.fixture(autouse=True)
+def watched(process_group: None, timeline: Timeline, probes: tuple[ModuleType, ...]) -> Iterator[None]:
+    with installed(timeline, *probes):
+        yield
+
+
 @pytest.fixture
-def model(timeline: Timeline, probes: tuple[ModuleType, ...]) -> Iterator[torch.nn.Module]:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    undo = [undo for probe in probes for undo in probe.install(timeline, Guard(probe.__name__, fail))]
-    yield DistributedDataParallel(torch.nn.Linear(2, 2))
-    for take_back in undo:
-        take_back()
-    leave()
+def model(watched: None) -> torch.nn.Module:
+    return DistributedDataParallel(torch.nn.Linear(2, 2))
 
 
 def found(timeline: Timeline) -> tuple[float, float, bool]:
@@ -106,14 +101,9 @@ def test_of_a_backward_pass_within_another_it_ends_with_the_inner(timeline: Time
     assert found(timeline) == (1, 0, True)
 
 
-def test_a_model_that_is_evaluated_before_it_is_trained(timeline: Timeline, probes: tuple[ModuleType, ...]) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    undo = [undo for probe in probes for undo in probe.install(timeline, Guard(probe.__name__, fail))]
+def test_a_model_that_is_evaluated_before_it_is_trained(timeline: Timeline) -> None:
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
     with torch.inference_mode():  # as Lightning's check before the training: the buffers are broadcast here, too
         model(torch.ones(2, 2))
     model(torch.ones(2, 2)).sum().backward()
-    for take_back in undo:
-        take_back()
-    leave()
     assert found(timeline)[:2] == (1, 0)

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from testing.own_record import snapshot
+from testing.torchrun import environment, torchrun
 
 import rankscope
-from rankscope import attach, guard
+from rankscope.attach import Attachment
 from rankscope.record.layout import PASSES_WITHOUT_STEP
 from rankscope.record.reader import read_rank
-from rankscope.record.snapshot import RankSnapshot
 
 JOB = str(Path(__file__).parents[1] / "jobs" / "by_hand.py")
 STEPS = 30  # that are seen, after as many passes as are waited
@@ -23,10 +23,8 @@ HINT = f"{PASSES_WITHOUT_STEP} backward passes and no step of an optimizer"
 
 
 def run_job(ranks: int, passes: int, **variables: str) -> subprocess.CompletedProcess[str]:
-    torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks > 1 else []
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
-    command = [sys.executable, *torchrun, JOB, str(passes)]
-    return subprocess.run(command, env=environment, check=True, capture_output=True, text=True)
+    command = torchrun(ranks, JOB, passes) if ranks > 1 else [sys.executable, JOB, str(passes)]
+    return subprocess.run(command, env=environment(**variables), check=True, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
@@ -66,23 +64,13 @@ def by_script(_network: torch.nn.Module) -> None:
 
 
 @pytest.fixture
-def network(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[torch.nn.Module]:
-    monkeypatch.setattr(guard, "reraise", True)
-    rankscope.instrument()
-    yield torch.nn.Linear(4, 4)
-    rankscope.uninstrument()
+def network(attached: Attachment) -> torch.nn.Module:
+    return torch.nn.Linear(4, 4)
 
 
 def accumulate(network: torch.nn.Module, passes: int) -> None:
     for _ in range(passes):
         network(torch.ones(4, 4)).square().mean().backward()
-
-
-def snapshot() -> RankSnapshot:
-    attachment = attach.current()
-    assert attachment is not None
-    assert attachment.writer.path is not None
-    return read_rank(attachment.writer.path)
 
 
 @pytest.mark.parametrize("mark", [by_optimizer, by_script])

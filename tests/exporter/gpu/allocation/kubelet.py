@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
-import time
 from concurrent import futures
 from pathlib import Path
 from types import ModuleType
 
 import grpc
 from grpc_tools import protoc
+from testing.waiting import eventually
 
 PROTO = Path(__file__).with_name("podresources.proto")
 NAME = "podresources_pb2"
@@ -63,11 +63,4 @@ class Kubelet:
         if self._server:
             self._server.stop(None).wait()
             self._server = None
-            _wait_until_removed(self.socket)  # gRPC does it later, and would remove the next server's
-
-
-def _wait_until_removed(socket: Path, seconds: float = 10.0) -> None:
-    deadline = time.monotonic() + seconds
-    while socket.exists():
-        assert time.monotonic() < deadline, f"{socket} is still there"
-        time.sleep(0.005)
+            eventually(lambda: not self.socket.exists())  # gRPC does it later, and would remove the next server's

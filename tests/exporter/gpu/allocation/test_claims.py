@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
+from testing.records import rank_snapshot
+from testing.waiting import eventually
 
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation.claims import Claims, ClaimsWatcher
@@ -36,8 +36,7 @@ class Says:
 
 
 def rank(number: int, uuid: str = UUID, alive: bool = True) -> RankSnapshot:
-    info = {"run": "train", "rank": str(number), "uuid": uuid}
-    return RankSnapshot(Path("x"), alive, (), info, None, 0.0)
+    return rank_snapshot(alive=alive, run="train", rank=str(number), uuid=uuid)
 
 
 def scan(*snapshots: RankSnapshot) -> Scan:
@@ -46,13 +45,6 @@ def scan(*snapshots: RankSnapshot) -> Scan:
 
 def watcher(*schedulers: Says, ranks: Callable[[], Scan | None] = scan, **options: Any) -> ClaimsWatcher:
     return ClaimsWatcher(schedulers, ranks, UserNames(), **options)
-
-
-def eventually(condition: Callable[[], object]) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until, "it never came true"
-        time.sleep(0.01)
 
 
 def test_a_gpu_is_found_by_its_index_its_uuid_and_its_ranks() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from deploy.prometheus.render import HERE, seconds
+from testing.records import READ_AT, rank_snapshot
 
-from rankscope.record.layout import INDEX, PHASES, SLOTS
+from rankscope.record.layout import PHASES
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.gpu.allocation import idleness
 from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
@@ -62,10 +62,8 @@ def test_every_state_can_come_about() -> None:
 
 
 def rank(silent_for: float, phase: str = "forward", alive: bool = True) -> RankSnapshot:
-    slots = [0.0] * SLOTS
-    slots[INDEX["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
-    slots[INDEX["phase"]] = PHASES.index(phase)
-    return RankSnapshot(Path("x"), alive, tuple(slots), {}, None, read_monotonic=10_000)
+    slots = {"started_monotonic": READ_AT - silent_for, "phase": PHASES.index(phase)}  # and nothing was charged since
+    return rank_snapshot(slots, alive)
 
 
 @pytest.mark.parametrize(

@@ -51,3 +51,22 @@ def _key(names: tuple[str, ...], labels: dict[str, str]) -> Any:
 def watch(machine: Callable[..., Any]) -> Callable[[str, GpuCollector[Any]], Watched]:
     """Makes a machine from a scenario's YAML, watched by a collector."""
     return lambda scenario, collector: Watched(machine(scenario), collector)
+
+
+class Metered:
+    """A simulated machine's first GPU, read by a meter."""
+
+    def __init__(self, machine: Any, meter: Callable[[Any, Tick], Any]) -> None:
+        self.machine, self.clock = machine, machine.clock
+        self.device, self._meter = machine.device(), meter
+
+    def after(self, seconds: float, elapsed: float | None = None) -> Any:
+        """Return the reading after so many seconds; `elapsed` is what the meter is told instead of them."""
+        self.clock.advance(seconds)
+        return self._meter(self.device, Tick(self.clock(), seconds if elapsed is None else elapsed))
+
+
+@pytest.fixture
+def metered(machine: Callable[..., Any]) -> Callable[..., Metered]:
+    """Return a function that makes a machine from a scenario's YAML, read by a meter."""
+    return lambda scenario, meter: Metered(machine(scenario), meter)

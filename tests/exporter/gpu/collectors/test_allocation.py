@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import math
 import os
-from pathlib import Path
 
 import pytest
+from testing.records import READ_AT, rank_snapshot
 
-from rankscope.record.layout import INDEX, PHASES, SLOTS
-from rankscope.record.snapshot import RankSnapshot
+from rankscope.record import layout
 from rankscope_exporter.gpu.allocation.claims import Claims
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.idleness import STATES
@@ -51,11 +50,8 @@ class Watched:
 
 def ranks(silent_for: float) -> Claims:
     """A living rank on the GPU that made progress so long ago."""
-    slots = [0.0] * SLOTS
-    slots[INDEX["started_monotonic"]] = 10_000 - silent_for  # and nothing was charged since
-    slots[INDEX["phase"]] = PHASES.index("forward")
-    info = {"run": "train", "rank": "3", "uuid": UUID}
-    snapshot = RankSnapshot(Path("x"), True, tuple(slots), info, None, 10_000)
+    slots = {"started_monotonic": READ_AT - silent_for, "phase": layout.FORWARD}  # and nothing was charged since
+    snapshot = rank_snapshot(slots, run="train", rank="3", uuid=UUID)
     return Claims({}, True, {UUID: [Rank(snapshot, None, owner=1000)]})
 
 
@@ -154,20 +150,15 @@ def test_one_series_a_gpu_whoever_holds_it_and_none_for_a_free_one(machine):
     assert len(seconds.samples) == 2 * len(STATES)
 
 
-def test_a_kernel_from_before_the_exporter_began_is_seen_in_the_ring(machine):
-    m = machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 5, busy: 0}]}}")
-    device = m.device()
-    m.clock.advance(15)
-    assert BusyMeter()(device, Tick(m.clock(), 0)).idle_for == pytest.approx(10, abs=0.2)
+def test_a_kernel_from_before_the_exporter_began_is_seen_in_the_ring(metered):
+    gpu = metered("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 5, busy: 0}]}}", BusyMeter())
+    assert gpu.after(15, elapsed=0).idle_for == pytest.approx(10, abs=0.2)
 
 
-def test_a_short_kernel_between_two_readings_is_seen(machine):
-    m = machine("{gpus: 1, timeline: {0: [{at: 10.4, busy: 1}, {at: 10.45, busy: 0}]}}")
-    device, meter = m.device(), BusyMeter()
-    m.clock.advance(10)
-    assert meter(device, Tick(m.clock(), 0)).idle_for == math.inf
-    m.clock.advance(1)
-    assert meter(device, Tick(m.clock(), 1)).idle_for < 1
+def test_a_short_kernel_between_two_readings_is_seen(metered):
+    gpu = metered("{gpus: 1, timeline: {0: [{at: 10.4, busy: 1}, {at: 10.45, busy: 0}]}}", BusyMeter())
+    assert gpu.after(10, elapsed=0).idle_for == math.inf
+    assert gpu.after(1).idle_for < 1
 
 
 def test_a_clock_that_is_set_changes_nothing_about_how_long_a_gpu_is_idle(machine):
@@ -187,8 +178,7 @@ SPLIT = "{gpus: 1, model: {like: A100, mig: [3g.20gb, 1g.5gb]}}"
 def test_who_holds_a_mig_instance_holds_its_gpu(machine, number, prefix):
     device = machine(SPLIT).device()
     name = prefix + mig_instances(device)[number].uuid.removeprefix("MIG-")
-    info = {"run": "train", "rank": "3", "uuid": name}
-    rank = Rank(RankSnapshot(Path("x"), True, (0.0,) * SLOTS, info, None, 0.0), None, owner=1000)
+    rank = Rank(rank_snapshot(run="train", rank="3", uuid=name), None, owner=1000)
     for claims in (Claims({name: [JOB]}, True), Claims({}, True, {name: [rank]})):
         meter = AllocationMeter(lambda claims=claims: claims, ProcessTable(sees_all=True), UserNames())
         allocation = meter(device, Tick(0.0, 0.0))

@@ -218,25 +218,23 @@ def test_clocks_are_hertz_by_domain(machine):
     assert found["rankscope_gpu_performance_state"] == [({}, 0)]
 
 
-def test_throttled_time_is_integrated_by_reason(machine):
-    m = machine("""
+def test_throttled_time_is_integrated_by_reason(metered):
+    scenario = """
         gpus: 1
         timeline:
-          0: [{at: 0, busy: 1}, {at: 10, throttle: [hw_slowdown, sw_thermal_slowdown]}, {at: 20, throttle: []}]""")
-    device, meter = m.device(), ThrottleMeter()
+          0: [{at: 0, busy: 1}, {at: 10, throttle: [hw_slowdown, sw_thermal_slowdown]}, {at: 20, throttle: []}]"""
+    gpu = metered(scenario, ThrottleMeter())
     for _ in range(30):
-        m.clock.advance(1)
-        seconds = meter(device, Tick(m.clock(), 1.0))
+        seconds = gpu.after(1)
     assert seconds["hw_slowdown"] == seconds["sw_thermal_slowdown"] == 10
     assert seconds["sw_power_cap"] == 0, "a reason exists before it ever held"
 
 
-def test_throttled_time_is_the_drivers_own_count_where_it_keeps_one(machine, monkeypatch):
-    m = machine("{gpus: 1, timeline: {0: [{at: 2.5, throttle: [hw_thermal_slowdown, sw_power_cap, hw_slowdown]}]}}")
+def test_throttled_time_is_the_drivers_own_count_where_it_keeps_one(metered, monkeypatch):
+    scenario = "{gpus: 1, timeline: {0: [{at: 2.5, throttle: [hw_thermal_slowdown, sw_power_cap, hw_slowdown]}]}}"
+    gpu = metered(scenario, ThrottleMeter())
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.95.05")
-    device, meter = m.device(), ThrottleMeter()
-    m.clock.advance(10)
-    seconds = meter(device, Tick(m.clock(), 1.0))
+    seconds = gpu.after(10, elapsed=1)
     assert seconds["hw_thermal_slowdown"] == seconds["sw_power_cap"] == 7.5, "also from before the exporter began"
     assert seconds["hw_slowdown"] == 1, "for this reason there is no counter"
 
@@ -247,19 +245,16 @@ def test_a_counter_whose_field_has_another_meaning_in_this_driver_is_not_asked(m
     assert "hw_thermal_slowdown" not in clock_event_seconds(m.device())
 
 
-def test_a_drivers_count_that_fails_is_absent_and_not_continued_by_hand(machine):
+def test_a_drivers_count_that_fails_is_absent_and_not_continued_by_hand(metered):
     faults = "{at: 5, throttle: [sw_power_cap], fails: {nvmlDeviceGetFieldValues: NOT_SUPPORTED}}"
-    m = machine(f"{{gpus: 1, timeline: {{0: [{faults}]}}}}")
-    device, meter = m.device(), ThrottleMeter()
-    assert meter(device, Tick(m.clock(), 1.0))["sw_power_cap"] == 0
-    m.clock.advance(10)
-    assert "sw_power_cap" not in meter(device, Tick(m.clock(), 1.0))
+    gpu = metered(f"{{gpus: 1, timeline: {{0: [{faults}]}}}}", ThrottleMeter())
+    assert gpu.after(0, elapsed=1)["sw_power_cap"] == 0
+    assert "sw_power_cap" not in gpu.after(10, elapsed=1)
 
 
-def test_an_idle_gpu_is_not_throttled(machine):
-    m = machine("{gpus: 1, timeline: {0: [{at: 0, throttle: [applications_clocks_setting]}]}}")
-    meter = ThrottleMeter()
-    seconds = meter(m.device(), Tick(m.clock(), 5.0))
+def test_an_idle_gpu_is_not_throttled(metered):
+    gpu = metered("{gpus: 1, timeline: {0: [{at: 0, throttle: [applications_clocks_setting]}]}}", ThrottleMeter())
+    seconds = gpu.after(0, elapsed=5)
     assert not {"gpu_idle", "applications_clocks_setting"} & set(seconds)
     assert set(seconds.values()) == {0}
 

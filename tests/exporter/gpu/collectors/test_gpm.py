@@ -8,6 +8,7 @@ import time
 
 import pynvml
 import pytest
+from testing.waiting import eventually
 
 from rankscope_exporter.gpu.collectors import gpm
 from rankscope_exporter.gpu.device_sampler import Timing
@@ -106,11 +107,9 @@ def test_a_gpu_that_is_lost_gives_its_samples_back_and_so_does_one_that_is_let_g
     sampler = Sampler(m.driver, [gpm.COLLECTOR], timing=Timing(interval=0.02, reopen_after=0.02))
     sampler.start()
     try:
-        while len(samples_held) < 4:
-            time.sleep(0.01)
+        eventually(lambda: len(samples_held) == 4)
         m.clock.advance(5)
-        while len(samples_held) > 2:
-            time.sleep(0.01)
+        eventually(lambda: len(samples_held) == 2)
         sampler.release(3600)
         assert samples_held == []
     finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import pytest
@@ -11,6 +12,7 @@ from rankscope_exporter.gpu.collector import Tick
 from rankscope_exporter.gpu.collectors.load import LoadReader
 from rankscope_exporter.gpu.nvml.device import UtilizationSample
 
+BUSY = "{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}"
 BURSTS = """
 gpus: 1
 timeline:
@@ -45,48 +47,34 @@ class Ring:
 
 
 @pytest.mark.parametrize("interval", [0.3, 1.0, 7.0, 15.0])
-def test_bursts_between_readings_count_in_full(machine, interval):
-    m = machine(burst_every(20, 1, until=300))
-    device, meter = m.device(), BusyMeter()
-    m.clock.advance(10)
-    before = meter(device, Tick(m.clock(), 0)).busy_seconds
-    seconds = 0.0
-    while seconds < 240:
-        m.clock.advance(interval)
-        seconds += interval
-        load = meter(device, Tick(m.clock(), interval))
-    truth = m.simulated.gpus[0].seconds(m.simulated.now()).computing - 1
+def test_bursts_between_readings_count_in_full(metered, interval):
+    gpu = metered(burst_every(20, 1, until=300), BusyMeter())
+    before = gpu.after(10, elapsed=0).busy_seconds
+    for _ in range(math.ceil(240 / interval)):
+        load = gpu.after(interval)
+    simulated = gpu.machine.simulated
+    truth = simulated.gpus[0].seconds(simulated.now()).computing - 1
     assert load.busy_seconds - before == pytest.approx(truth, abs=0.2)
     assert truth >= 12
 
 
-def test_reading_twice_counts_once(machine):
-    m = machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}")
-    device, meter = m.device(), BusyMeter()
-    m.clock.advance(2)
-    meter(device, Tick(m.clock(), 0))
-    m.clock.advance(2)
-    readings = [meter(device, Tick(m.clock(), 2)).busy_seconds for _ in range(5)]
+def test_reading_twice_counts_once(metered):
+    gpu = metered(BUSY, BusyMeter())
+    gpu.after(2, elapsed=0)
+    readings = [gpu.after(seconds, elapsed=0).busy_seconds for seconds in (2, 0, 0, 0, 0)]
     assert readings == pytest.approx([2] * 5)
 
 
-def test_what_happened_before_the_first_reading_is_not_counted(machine):
-    m = machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}")
-    device, meter = m.device(), BusyMeter()
-    m.clock.advance(15)
-    assert meter(device, Tick(m.clock(), 0)).busy_seconds == 0
+def test_what_happened_before_the_first_reading_is_not_counted(metered):
+    assert metered(BUSY, BusyMeter()).after(15, elapsed=0).busy_seconds == 0
 
 
-def test_a_gap_longer_than_the_ring_is_not_invented(machine):
-    m = machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}")
-    device, meter = m.device(), BusyMeter()
-    m.clock.advance(1)
-    meter(device, Tick(m.clock(), 0))
-    m.clock.advance(500)
-    seen = meter(device, Tick(m.clock(), 500)).busy_seconds
+def test_a_gap_longer_than_the_ring_is_not_invented(metered):
+    gpu = metered(BUSY, BusyMeter())
+    gpu.after(1, elapsed=0)
+    seen = gpu.after(500).busy_seconds
     assert 19 < seen <= 20
-    m.clock.advance(1)
-    assert meter(device, Tick(m.clock(), 1)).busy_seconds == pytest.approx(seen + 1)
+    assert gpu.after(1).busy_seconds == pytest.approx(seen + 1)
 
 
 def test_a_percent_above_a_hundred_is_all_the_time():
@@ -96,31 +84,24 @@ def test_a_percent_above_a_hundred_is_all_the_time():
     assert meter(ring, Tick(11, 1)).busy_seconds == pytest.approx(1)
 
 
-def test_the_last_busy_time_is_that_of_the_last_busy_sample(machine):
-    m = machine("{gpus: 1, timeline: {0: [{at: 2, busy: 1}, {at: 3, busy: 0}]}}")
-    device, meter = m.device(), BusyMeter()
-    m.clock.advance(1)
-    assert meter(device, Tick(m.clock(), 0)).last_busy == m.clock(), "never seen busy: when it was first seen"
-    m.clock.advance(5)
-    assert meter(device, Tick(m.clock(), 5)).last_busy == pytest.approx(m.simulated.start_unix + 3, abs=0.2)
+def test_the_last_busy_time_is_that_of_the_last_busy_sample(metered):
+    gpu = metered("{gpus: 1, timeline: {0: [{at: 2, busy: 1}, {at: 3, busy: 0}]}}", BusyMeter())
+    assert gpu.after(1, elapsed=0).last_busy == gpu.clock(), "never seen busy: when it was first seen"
+    assert gpu.after(5).last_busy == pytest.approx(gpu.machine.simulated.start_unix + 3, abs=0.2)
 
 
-def test_the_ring_tells_of_work_before_the_exporter_began(machine):
-    m = machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 1, busy: 0}]}}")
-    device = m.device()
-    m.clock.advance(10)
-    assert BusyMeter()(device, Tick(m.clock(), 0)).last_busy == pytest.approx(m.simulated.start_unix + 1, abs=0.2)
+def test_the_ring_tells_of_work_before_the_exporter_began(metered):
+    gpu = metered("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 1, busy: 0}]}}", BusyMeter())
+    assert gpu.after(10, elapsed=0).last_busy == pytest.approx(gpu.machine.simulated.start_unix + 1, abs=0.2)
 
 
-def test_without_a_ring_the_instantaneous_utilization_is_integrated(machine):
-    m = machine("{gpus: 1, timeline: {0: [{at: 0, busy: 0.5, fails: {nvmlDeviceGetSamples: NOT_SUPPORTED}}]}}")
-    device, meter = m.device(), BusyMeter()
-    m.clock.advance(5)
-    meter(device, Tick(m.clock(), 0))
-    m.clock.advance(2)
-    load = meter(device, Tick(m.clock(), 2))
+def test_without_a_ring_the_instantaneous_utilization_is_integrated(metered):
+    scenario = "{gpus: 1, timeline: {0: [{at: 0, busy: 0.5, fails: {nvmlDeviceGetSamples: NOT_SUPPORTED}}]}}"
+    gpu = metered(scenario, BusyMeter())
+    gpu.after(5, elapsed=0)
+    load = gpu.after(2)
     assert load.busy_seconds == pytest.approx(1)
-    assert load.last_busy == m.clock()
+    assert load.last_busy == gpu.clock()
 
 
 def test_a_ring_that_never_holds_anything_is_none():
@@ -128,27 +109,22 @@ def test_a_ring_that_never_holds_anything_is_none():
     assert load.busy_seconds == 2
 
 
-def test_a_gpu_that_tells_nothing_of_its_utilization_has_no_load(machine):
-    m = machine("""
+def test_a_gpu_that_tells_nothing_of_its_utilization_has_no_load(metered):
+    scenario = """
         gpus: 1
         timeline: {0: [{at: 0, fails: {nvmlDeviceGetSamples: NOT_SUPPORTED,
-                                       nvmlDeviceGetUtilizationRates: NOT_SUPPORTED}}]}""")
-    assert BusyMeter()(m.device(), Tick(m.clock(), 1)) is None
+                                       nvmlDeviceGetUtilizationRates: NOT_SUPPORTED}}]}"""
+    assert metered(scenario, BusyMeter()).after(0, elapsed=1) is None
 
 
-def test_each_engine_is_integrated_from_its_own_ring(machine):
-    m = machine("{gpus: 1, model: T4, timeline: {0: [{at: 0, busy: 1}]}}")
-    device, reader = m.device(), LoadReader()
-    m.clock.advance(2)
-    reader(device, Tick(m.clock(), 0))
-    m.clock.advance(4)
-    seconds = {engine: load.busy_seconds for engine, load in reader(device, Tick(m.clock(), 4)).items()}
+def test_each_engine_is_integrated_from_its_own_ring(metered):
+    gpu = metered("{gpus: 1, model: T4, timeline: {0: [{at: 0, busy: 1}]}}", LoadReader())
+    gpu.after(2, elapsed=0)
+    seconds = {engine: load.busy_seconds for engine, load in gpu.after(4).items()}
     assert seconds == pytest.approx({"gpu": 4, "memory": 2, "encoder": 0, "decoder": 0})
 
 
-def test_an_engine_that_a_gpu_does_not_have_is_none(machine):
-    m = machine("gpus: 1")
-    m.clock.advance(1)
-    loads = LoadReader()(m.device(), Tick(m.clock(), 1))
+def test_an_engine_that_a_gpu_does_not_have_is_none(metered):
+    loads = metered("gpus: 1", LoadReader()).after(1)
     assert loads["encoder"] is None
     assert loads["decoder"] is not None

@@ -6,14 +6,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from testing.own_record import installed
 from tests.trainer_hooks.timeline.device_clock.simulated_gpu import (
     Cuda,
     Gpu,
-    fail,
     started,
 )
 
-from rankscope.guard import Guard
 from rankscope.probes import device_time, device_wait
 from rankscope.record.writer import RankWriter
 from rankscope.timeline import device_clock
@@ -47,10 +46,6 @@ def cuda(timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Itera
     stand_in = Cuda(gpu)
     for name in ("is_initialized", "is_current_stream_capturing", "current_stream", "Event", "Stream", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, getattr(stand_in, name))
-    undo = [
-        undo for probe in (device_time, device_wait) for undo in probe.install(timeline, Guard("device_time", fail))
-    ]
-    timeline.step()
-    yield stand_in
-    for take_back in undo:
-        take_back()
+    with installed(timeline, device_time, device_wait):
+        timeline.step()
+        yield stand_in

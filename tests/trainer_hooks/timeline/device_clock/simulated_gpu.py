@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from testing.clock import Clock
+from testing.own_record import fail
+
 from rankscope.guard import Guard
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.timeline.device_clock import DeviceClock
 from rankscope.timeline.timeline import Timeline
-
-
-class Host:
-    """The host's clock, which stands still until it is told to go on."""
-
-    now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @dataclass(eq=False)
@@ -59,7 +53,7 @@ class Event:
 class Gpu:
     """A device that computes what the host issues, as much later as it takes."""
 
-    host: Host = field(default_factory=Host)
+    host: Clock = field(default_factory=lambda: Clock(100.0))
     initialised: bool = True
     capturing: bool = False
     synchronisations: int = 0
@@ -118,10 +112,6 @@ class Cuda:
         gpu.stream = CudaStream("cuda:0")
 
 
-def fail(probe: str) -> None:
-    raise AssertionError(probe)
-
-
 def started(timeline: Timeline, gpu: Gpu) -> DeviceClock:
     clock = DeviceClock(timeline, Guard("device_time", fail), gpu)
     clock.start()
@@ -157,7 +147,18 @@ def wait_for_the_device(timeline: Timeline, gpu: Gpu) -> None:
     timeline.leave(opened)
 
 
+def finish(timeline: Timeline, gpu: Gpu) -> None:
+    """The device does all that was issued, and the end of a step sees it."""
+    gpu.synchronize()
+    timeline.step()
+
+
 STEP = {"other": 0.5, "forward": 2, "backward": 2, "collective_wait": 1, "optimizer": 0.5}
+
+
+def steps_of(count: int) -> dict[str, float]:
+    """Return the device's seconds by phase in so many steps."""
+    return {phase: count * value for phase, value in STEP.items()}
 
 
 def seconds(timeline: Timeline) -> dict[str, float]:

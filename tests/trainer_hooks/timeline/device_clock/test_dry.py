@@ -6,6 +6,7 @@ import pytest
 from tests.trainer_hooks.timeline.device_clock.simulated_gpu import (
     Gpu,
     dry,
+    finish,
     train,
     wait_for_the_device,
 )
@@ -19,8 +20,7 @@ def test_nobody_waits_for_the_host_while_the_device_is_behind(timeline: Timeline
     train(timeline, gpu, 3)
     wait_for_the_device(timeline, gpu)
     train(timeline, gpu, 3)
-    gpu.synchronize()
-    timeline.step()
+    finish(timeline, gpu)
     assert dry(timeline) == {}
     assert clock.measured is not None
 
@@ -36,8 +36,7 @@ def test_the_device_is_dry_while_it_keeps_up_with_a_host_that_issues_slowly(time
                 gpu.issue(0.001)
             timeline.leave(opened)
         timeline.step()
-    gpu.synchronize()
-    timeline.step()
+    finish(timeline, gpu)
     assert dry(timeline) == pytest.approx({"forward": 3, "backward": 3, "optimizer": 3}, rel=0.01)
 
 
@@ -47,6 +46,5 @@ def test_after_a_value_was_read_the_device_is_dry_until_it_gets_work(timeline: T
         train(timeline, gpu)
         wait_for_the_device(timeline, gpu)
         gpu.host.now += 2  # the host logs what it has read
-    gpu.synchronize()
-    timeline.step()
+    finish(timeline, gpu)
     assert dry(timeline) == pytest.approx({"other": 6}, rel=0.01)  # the last one's step has not ended

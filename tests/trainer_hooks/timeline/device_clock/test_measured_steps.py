@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 from tests.trainer_hooks.timeline.device_clock.simulated_gpu import (
-    STEP,
     Gpu,
+    finish,
     last_entry,
     phase,
     seconds,
     started,
+    steps_of,
     train,
 )
 
@@ -91,6 +92,5 @@ def test_a_step_within_which_a_scaler_skipped_others_is_not_measured(timeline: T
     phase(timeline, gpu, layout.FORWARD, 100)
     timeline.writer.slots[INDEX["amp_skipped_steps"]] += 1
     train(timeline, gpu, 2)  # the first of them ends the step that is too long
-    gpu.synchronize()
-    timeline.step()
-    assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})
+    finish(timeline, gpu)
+    assert seconds(timeline) == pytest.approx(steps_of(2))

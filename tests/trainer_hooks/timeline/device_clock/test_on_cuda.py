@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from testing.own_record import fail, installed
 from tests.trainer_hooks.timeline.device_clock.simulated_gpu import (
-    STEP,
     Cuda,
     Gpu,
-    fail,
+    finish,
     phase,
     seconds,
+    steps_of,
     train,
 )
 
@@ -32,12 +33,10 @@ def test_a_torch_for_cuda_is_watched_until_it_is_taken_back(
     timeline: Timeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    undo = device_time.install(timeline, Guard("device_time", fail))
-    timeline.step()  # CUDA itself stays untouched, where there is none
-    timeline.step()
-    assert timeline.steps.on_end is not None
-    for take_back in undo:
-        take_back()
+    with installed(timeline, device_time):
+        timeline.step()  # CUDA itself stays untouched, where there is none
+        timeline.step()
+        assert timeline.steps.on_end is not None
     assert (timeline.steps.on_end, timeline.on_boundary) == (None, None)
 
 
@@ -46,9 +45,8 @@ def test_on_cuda_the_events_are_torchs_and_nothing_of_torchs_that_waits_is_calle
 ) -> None:
     train(timeline, gpu, 2)
     assert timeline.writer.slots[INDEX["device_waits"]] == 0
-    gpu.synchronize()
-    timeline.step()
-    assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})
+    finish(timeline, gpu)
+    assert seconds(timeline) == pytest.approx(steps_of(2))
     assert gpu.synchronisations == 0
 
 
@@ -69,8 +67,7 @@ def test_a_wait_of_the_main_stream_is_named_for_what_the_thread_did_in_the_other
         event.wait(main)
         gpu.issue(1)
         timeline.step()
-        gpu.synchronize()
-    timeline.step()
+        finish(timeline, gpu)
     found = {name: value for name, value in seconds(timeline).items() if value > 0.01}
     waited = 6 if named != "other" else 8
     assert found == pytest.approx({"forward": 4, "other": 2, named: waited}, abs=0.01)
@@ -84,8 +81,7 @@ def test_a_wait_of_the_main_stream_counts_whichever_stream_is_current(timeline: 
     event.record()
     event.wait(main)
     gpu.stream = main
-    gpu.synchronize()
-    timeline.step()
+    finish(timeline, gpu)
     timeline.step()
     assert seconds(timeline)["collective_wait"] == pytest.approx(5, abs=0.01)
 
@@ -127,8 +123,7 @@ def test_a_communication_stream_that_waits_for_another_holds_nobody_up(
     gpu.stream = main
     phase(timeline, gpu, layout.FORWARD, 2)
     timeline.step()
-    gpu.synchronize()
-    timeline.step()
+    finish(timeline, gpu)
     assert {name for name, value in seconds(timeline).items() if value > 0.01} == {"forward"}
 
 
@@ -150,8 +145,6 @@ def test_waiting_for_the_device_is_a_phase_of_the_hosts_and_no_time_of_the_devic
 def test_everything_is_taken_back(timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {owner: dict(vars(owner)) for owner in (torch.cuda, torch.cuda.Event, torch.cuda.Stream, torch.Tensor)}
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
-    undo = [undo for probe in (device_time, device_wait) for undo in probe.install(timeline, Guard("probe", fail))]
-    assert torch.cuda.synchronize is not before[torch.cuda]["synchronize"]
-    for take_back in undo:
-        take_back()
+    with installed(timeline, device_time, device_wait):
+        assert torch.cuda.synchronize is not before[torch.cuda]["synchronize"]
     assert {owner: dict(vars(owner)) for owner in before} == before

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
-from testing.leaving import leave
+from testing.own_record import installed
 from tests.trainer_hooks.timeline.device_clock.simulated_gpu import (
     STEP,
     Event,
     Gpu,
     Stream,
-    fail,
+    finish,
     last_entry,
     phase,
     seconds,
+    steps_of,
     train,
 )
 from torch.nn.parallel import DistributedDataParallel
 
-from rankscope.guard import Guard
 from rankscope.probes import backward, ddp
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
@@ -31,8 +30,7 @@ from rankscope.timeline.timeline import Timeline
 @pytest.mark.usefixtures("clock")
 def test_a_phase_gets_the_devices_time_of_the_work_that_was_issued_in_it(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
-    gpu.synchronize()
-    timeline.step()
+    finish(timeline, gpu)
     assert seconds(timeline) == pytest.approx(STEP)
 
 
@@ -66,9 +64,8 @@ def test_the_phases_partition_the_devices_time_whether_it_works_or_idles(timelin
 def test_nothing_ever_waits_for_the_device(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu, 20)
     assert gpu.host.now == pytest.approx(100 + 20 * 0.003)
-    gpu.synchronize()
-    timeline.step()
-    assert seconds(timeline) == pytest.approx({phase: 20 * value for phase, value in STEP.items()})
+    finish(timeline, gpu)
+    assert seconds(timeline) == pytest.approx(steps_of(20))
     assert gpu.synchronisations == 0
 
 
@@ -77,8 +74,7 @@ def test_the_ring_has_each_measured_step_whole(timeline: Timeline, gpu: Gpu) -> 
     train(timeline, gpu, 3)
     ended = gpu.host.now
     timeline.writer.slots[INDEX["group_collectives"]] = 7  # by the next step's end
-    gpu.synchronize()
-    timeline.step()
+    finish(timeline, gpu)
     phases = [STEP.get(name, 0.0) for name in layout.PHASES]
     assert last_entry(timeline) == pytest.approx([3, 4, ended, 0, *phases])
 
@@ -87,8 +83,7 @@ def test_the_ring_has_each_measured_step_whole(timeline: Timeline, gpu: Gpu) -> 
 def test_a_phase_of_the_scripts_own_is_other_in_the_ring(timeline: Timeline, gpu: Gpu) -> None:
     phase(timeline, gpu, len(layout.PHASES), 2)
     timeline.step()
-    gpu.synchronize()
-    timeline.step()
+    finish(timeline, gpu)
     assert last_entry(timeline)[4 + layout.OTHER] == pytest.approx(2)
 
 
@@ -105,11 +100,9 @@ def test_a_host_that_runs_too_far_ahead_leaves_a_gap_and_nothing_wrong(timeline:
     steps = device_clock.CAPACITY
     train(timeline, gpu, steps)
     assert len(gpu.events) == device_clock.CAPACITY
-    gpu.synchronize()
-    timeline.step()
+    finish(timeline, gpu)
     train(timeline, gpu)
-    gpu.synchronize()
-    timeline.step()
+    finish(timeline, gpu)
     found = seconds(timeline)
     measured = found["forward"] / STEP["forward"]
     assert steps / 10 < measured < steps
@@ -126,9 +119,8 @@ def test_a_graph_capture_gets_no_event_and_is_asked_nothing(timeline: Timeline, 
     gpu.capturing = False
     timeline.leave(capture)
     train(timeline, gpu, 2)  # the capture has ended in the first
-    gpu.synchronize()
-    timeline.step()
-    assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})
+    finish(timeline, gpu)
+    assert seconds(timeline) == pytest.approx(steps_of(2))
 
 
 @pytest.mark.usefixtures("clock")
@@ -140,8 +132,7 @@ def test_what_is_issued_in_another_stream_is_no_time_of_the_main_one(timeline: T
     gpu.stream = first
     phase(timeline, gpu, layout.OPTIMIZER, 1)
     timeline.step()
-    gpu.synchronize()
-    timeline.step()
+    finish(timeline, gpu)
     assert seconds(timeline) == pytest.approx({"forward": 2, "optimizer": 1})
 
 
@@ -151,24 +142,19 @@ def test_a_step_may_begin_in_another_stream(timeline: Timeline, gpu: Gpu) -> Non
     gpu.stream = Stream("cuda:0", gpu.stream.end)
     timeline.step()
     train(timeline, gpu)
-    gpu.synchronize()
-    timeline.step()
-    assert {name: value for name, value in seconds(timeline).items() if value > 0.01} == pytest.approx(
-        {phase: 2 * value for phase, value in STEP.items()}
-    )
+    finish(timeline, gpu)
+    assert {name: value for name, value in seconds(timeline).items() if value > 0.01} == pytest.approx(steps_of(2))
 
 
 @pytest.mark.usefixtures("clock")
 def test_each_device_has_events_of_its_own(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
-    gpu.synchronize()
-    timeline.step()
+    finish(timeline, gpu)
     gpu.stream = Stream("cuda:1")
     timeline.step()
     train(timeline, gpu)
-    gpu.synchronize()
-    timeline.step()
-    assert seconds(timeline) == pytest.approx({phase: 2 * value for phase, value in STEP.items()})
+    finish(timeline, gpu)
+    assert seconds(timeline) == pytest.approx(steps_of(2))
 
 
 def test_stopping_reads_what_is_done_and_leaves_nothing_behind(
@@ -207,15 +193,11 @@ def test_an_error_of_the_device_switches_the_clock_off_and_not_the_training(
     assert seconds(timeline) == {}
 
 
-@pytest.mark.usefixtures("run_dir")
+@pytest.mark.usefixtures("process_group")
 def test_ddps_exposed_wait_lies_between_two_events(timeline: Timeline, gpu: Gpu, clock: DeviceClock) -> None:
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    undo = [undo for probe in (ddp, backward) for undo in probe.install(timeline, Guard("ddp", fail))]
-    gpu.issue(1)  # the device does not come to what follows
-    model = DistributedDataParallel(torch.nn.Linear(2, 2))  # which the probe holds weakly
-    model(torch.ones(1, 2)).sum().backward()
-    for take_back in undo:
-        take_back()
-    leave()
+    with installed(timeline, ddp, backward):
+        gpu.issue(1)  # the device does not come to what follows
+        model = DistributedDataParallel(torch.nn.Linear(2, 2))  # which the probe holds weakly
+        model(torch.ones(1, 2)).sum().backward()
     phases = [layout.OTHER, layout.FORWARD, layout.OTHER, layout.BACKWARD, layout.COLLECTIVE_WAIT]
     assert [mark.phase for mark in clock._marks] == [*phases, layout.OTHER]

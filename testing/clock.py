@@ -1,0 +1,16 @@
+"""A clock for tests."""
+
+from __future__ import annotations
+
+
+class Clock:
+    """Return a time that changes only when the test changes it."""
+
+    def __init__(self, now: float) -> None:
+        self.now = now
+
+    def __call__(self) -> float:
+        return self.now
+
+    def advance(self, seconds: float) -> None:
+        self.now += seconds

@@ -1,0 +1,44 @@
+"""What the hook has attached to this process, and the record that it writes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rankscope import attach
+from rankscope.attach import Attachment
+from rankscope.guard import Guard
+from rankscope.record.reader import read_rank
+from rankscope.record.snapshot import RankSnapshot
+from rankscope.timeline.timeline import Timeline
+
+
+def attachment() -> Attachment:
+    """Return the attachment; fail if this process is not instrumented."""
+    found = attach.current()
+    assert found is not None
+    return found
+
+
+def snapshot() -> RankSnapshot:
+    """Read the record as the exporter does."""
+    path = attachment().writer.path
+    assert path is not None
+    return read_rank(path)
+
+
+def fail(probe: str) -> None:
+    """What a guard does in a test when a probe fails."""
+    raise AssertionError(f"the probe {probe} failed")
+
+
+@contextmanager
+def installed(timeline: Timeline, *probes: Any) -> Iterator[None]:
+    """Install these probes alone; they are removed at the end of the block."""
+    undo = [undo for probe in probes for undo in probe.install(timeline, Guard(probe.__name__, fail))]
+    try:
+        yield
+    finally:
+        for take_back in undo:
+            take_back()

@@ -1,0 +1,36 @@
+"""Jobs of several ranks, started as torchrun starts them, and what they print."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+
+def torchrun(ranks: int, *job: object, options: tuple[str, ...] = ("--standalone",)) -> list[str]:
+    """Return the command that starts a job: a script or `-m` and a module, and its arguments."""
+    command = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", f"--nproc-per-node={ranks}", *options]
+    return [*command, *map(str, job)]
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return the environment of a job whose ranks share few cores."""
+    return {**os.environ, "OMP_NUM_THREADS": "1", **variables}
+
+
+def reports(ranks: int, *job: object, **variables: str) -> list[dict[str, Any]]:
+    """Run a job to its end, and return what its ranks have reported, by rank."""
+    done = subprocess.run(
+        torchrun(ranks, *job), env=environment(**variables), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert len(lines) == ranks
+    return sorted(lines, key=lambda line: int(line["rank"]))
+
+
+def report(line: object) -> None:
+    """Print a line of JSON in one write, so that the ranks' lines do not mix."""
+    os.write(1, f"{json.dumps(line)}\n".encode())

@@ -1,0 +1,30 @@
+"""The prolog and epilog script as slurmd runs it, and what the exporter reads of its files."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+from rankscope_exporter.gpu.allocation.slurm import SlurmJobs
+
+SCRIPT = Path(__file__).parents[2] / "deploy/slurm/gpu_jobs.sh"
+
+
+class Slurmd:
+    """Runs the script, by a shell if one is given, with nothing in its environment but what slurmd sets."""
+
+    def __init__(self, directory: Path, *shell: str) -> None:
+        self.directory, self.shell = directory, shell
+
+    def runs(self, context: str, **variables: str) -> None:
+        environment = {"RANKSCOPE_SLURM_DIR": str(self.directory), "SLURM_SCRIPT_CONTEXT": f"{context}_slurmd"}
+        environment |= {f"SLURM_JOB_{name}": value for name, value in variables.items()}
+        command = [*self.shell, str(SCRIPT)]
+        done = subprocess.run(command, env=environment, capture_output=True, check=False, cwd=self.directory.parent)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), "a prolog that fails drains the node"
+
+    @property
+    def jobs(self) -> dict[str, list[tuple[str, str, str]]]:
+        """Number, user and name of the jobs by GPU."""
+        found = SlurmJobs(self.directory).holders()
+        return {gpu: [(job.slurm_job_id, job.user, job.slurm_job_name) for job in jobs] for gpu, jobs in found.items()}
