@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
-from validation.straggler_job import FAULT_SECONDS
+from validation.straggler_job import FAULT_MS
 
 REPOSITORY = Path(__file__).parents[1]
 THRESHOLDS = REPOSITORY / "deploy" / "prometheus" / "thresholds.yml"
@@ -107,7 +107,7 @@ def report(results: list[dict[str, Any]], steps: int, device: str) -> str:
         [
             "# Is the slow rank named, and its phase?",
             "",
-            f"{FAULT_SECONDS * 1e3:.0f} ms a step injected into one phase of one rank of {RANKS}, {steps} steps. The",
+            f"{FAULT_MS:.0f} ms a step injected into one phase of one rank of {RANKS}, {steps} steps. The",
             f"clock that judges is {clock}.",
             "Right are the cases in which this rank alone is named, with this phase (`nothing`: in which nobody is).",
             "",

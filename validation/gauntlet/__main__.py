@@ -22,15 +22,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from testing.job.device import ASYNCHRONOUS, DEVICES, GLOO
+from testing.job.launch import JobError
 from validation.gauntlet.arena import LoneArena
 from validation.gauntlet.case import LOUD
-from validation.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
 from validation.gauntlet.ledger import Ledger
 from validation.gauntlet.recorder import is_right, record
 from validation.gauntlet.report import HEADS, runbooks, summary, table
 from validation.gauntlet.runner import Runner
 from validation.gauntlet.schedule import Run, schedule
-from validation.gauntlet.training import JobError
 
 MEASUREMENTS = Path(__file__).resolve().parents[2] / "docs/measurements"
 LEDGERS = {GLOO: MEASUREMENTS / "gauntlet.jsonl", ASYNCHRONOUS: MEASUREMENTS / "gauntlet_asynchronous.jsonl"}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from validation.gauntlet.devices import GLOO
+from testing.job.device import GLOO
 
 Line = dict[str, Any]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from statistics import median, quantiles
 from typing import Any
 
-from validation.gauntlet.devices import ASYNCHRONOUS, GLOO
+from testing.job.device import ASYNCHRONOUS, GLOO
 from validation.gauntlet.ledger import Line
 
 HEADS = {

@@ -9,7 +9,7 @@ from itertools import groupby
 from statistics import linear_regression
 from typing import Any
 
-from validation.gauntlet.case import all_cases
+from validation.gauntlet.cases import all_cases
 from validation.soak import plan
 from validation.soak.observations import Observation
 

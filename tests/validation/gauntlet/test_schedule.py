@@ -7,9 +7,9 @@ import re
 from pathlib import Path
 
 import pytest
+from testing.job.device import ASYNCHRONOUS, DEVICES, GLOO
 from validation.gauntlet.__main__ import main
-from validation.gauntlet.case import all_cases
-from validation.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
+from validation.gauntlet.cases import all_cases
 from validation.gauntlet.ledger import Ledger
 from validation.gauntlet.report import percentile_90, summary, table
 from validation.gauntlet.schedule import PAIRS, draw, schedule
