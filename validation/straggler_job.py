@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 from testing.job.control import Behavior
 from testing.job.device import Device, installed, sleep
-from testing.job.model import BATCH, CLASSES, WIDTH, Samples, Work, layers, loss_of
+from testing.job.model import BATCH, CLASSES, WIDTH, Samples, Work, layers, loss_of, save
 from testing.leaving import leave
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -47,17 +47,6 @@ MICRO_BATCHES = 4
 FIELDS = {"data_wait": "fetch", "other": "post"}  # of a behavior, where the phase has another name
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # forward, backward and averaging; returns the loss
-
-
-class SlowlyPickled:
-    """Makes the checkpoint that it is a part of slow."""
-
-    def __init__(self, milliseconds: float) -> None:
-        self._milliseconds = milliseconds
-
-    def __reduce__(self) -> tuple[type, tuple[float]]:
-        sleep(self._milliseconds)
-        return SlowlyPickled, (self._milliseconds,)
 
 
 @cache
@@ -170,15 +159,14 @@ def train(training: str, steps: int, behavior: Behavior, device: Device, directo
     model, step = TRAININGS[training](layers(Work(device, behavior)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     optimizer.register_step_pre_hook(lambda *_: sleep(behavior.optimizer))
-    for inputs in islice(DataLoader(Samples(lambda: behavior), batch_size=None), steps):
-        loss = step(inputs)
+    for batch in islice(DataLoader(Samples(lambda: behavior), batch_size=None), steps):
+        loss = step(batch["input_ids"])
         optimizer.step()
         optimizer.zero_grad()
         device.read(loss.detach())
         sleep(behavior.post)
         if behavior.checkpoint:
-            state = {"optimizer": optimizer.state_dict(), "delay": SlowlyPickled(behavior.checkpoint)}
-            torch.save(state, directory / "checkpoint.pt")
+            save(optimizer, directory / "checkpoint.pt", lambda: sleep(behavior.checkpoint))
 
 
 def behavior_of(phase: str, is_slow: bool) -> Behavior:

@@ -48,6 +48,7 @@ class Behavior:
     stops: bool = False  # in order, before this step
     steps: int = 0  # after which the job ends by itself; 0 is never
     # The rest applies to the whole job, as it is when the job starts.
+    loader_workers: int = 1  # 0: the rank makes its batches itself
     reraises: bool = False  # an error of the hook ends the job
     measures_every_step: bool = False  # by the clock of the asynchronous device
 

@@ -6,7 +6,6 @@ would take is slept: by the host over gloo, and else by the asynchronous device.
 
 # No `annotations` from __future__: torch compares those of a communication hook with its types.
 import gc
-import io
 import itertools
 import os
 import random
@@ -25,7 +24,7 @@ from torch.utils.data import DataLoader
 import rankscope
 from testing.job.control import Behavior, ControlReader, Progress
 from testing.job.device import Device, GlooDevice, sleep
-from testing.job.model import Samples, Work, layers, loss_of
+from testing.job.model import Samples, Work, layers, loss_of, save
 
 INITIAL_SCALE = 65536.0
 WARM_UP = 20  # steps
@@ -38,6 +37,7 @@ class TrainingLoop:
         self.rank, self.ranks, self.parent = dist.get_rank(), dist.get_world_size(), os.getppid()
         (directory / f"rank-{self.rank}.pid").write_text(str(os.getpid()))
         self.device, self.control = device, control
+        self.checkpoint = directory / f"checkpoint-{self.rank}.pt"
         self.progress = Progress(directory / "progress")
         self.behavior = self.control.at(0)
         self.work = Work(device, self.behavior)
@@ -48,7 +48,8 @@ class TrainingLoop:
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.optimizer.register_step_pre_hook(lambda *_: sleep(self.behavior.optimizer))
         self.scaler = torch.amp.GradScaler("cpu", init_scale=INITIAL_SCALE)
-        self.batches = iter(DataLoader(Samples(self.control.latest), batch_size=None, num_workers=1))
+        samples, workers = Samples(self.control.latest), self.behavior.loader_workers
+        self.batches = iter(DataLoader(samples, batch_size=None, num_workers=workers))
         # Collections of the interpreter's own would be spikes that no fault injects; ours take as long as they should.
         gc.disable()
         gc.callbacks.append(self._while_collecting)
@@ -84,11 +85,11 @@ class TrainingLoop:
             self.device.read(loss)
         self._after_update(step, behavior)
 
-    def _forward_and_backward(self, batch: torch.Tensor, step: int, behavior: Behavior) -> torch.Tensor:
+    def _forward_and_backward(self, batch: dict[str, torch.Tensor], step: int, behavior: Behavior) -> torch.Tensor:
         self.work.extra = behavior.warm_up if step <= WARM_UP else 0.0
         if behavior.rotating and self._is_my_turn(step):
             self.work.extra += behavior.rotating
-        loss = loss_of(self.model(batch))
+        loss = loss_of(self.model(batch["input_ids"]))
         if behavior.overflows:
             loss = loss * float("inf")
         self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]  # torch's
@@ -126,7 +127,7 @@ class TrainingLoop:
         if step % behavior.collect_every == 0 and behavior.collect and self._is_my_turn(step):
             gc.collect(0)
         if behavior.checkpoint_every and step % behavior.checkpoint_every == 0:
-            self._save(behavior.checkpoint)
+            save(self.optimizer, self.checkpoint, lambda: self._copy_to_host(behavior.checkpoint))
 
     def _restore_scale(self, behavior: Behavior) -> None:
         # Before a healed step and not after it: gradients that were scaled to nothing are finite, and NaN when they are
@@ -146,11 +147,9 @@ class TrainingLoop:
 
         return arrival.then(arrived)
 
-    def _save(self, milliseconds: float) -> None:
-        with rankscope.phase("checkpoint"):
-            self.device.read(next(self.layers.parameters()).detach().sum())  # what is saved is copied to the host
-            sleep(milliseconds)
-            torch.save(self.model.state_dict(), io.BytesIO())
+    def _copy_to_host(self, milliseconds: float) -> None:
+        self.device.read(next(self.layers.parameters()).detach().sum())
+        sleep(milliseconds)
 
     def _is_my_turn(self, step: int) -> bool:
         return random.Random(step).randrange(self.ranks) == self.rank

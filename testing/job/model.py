@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,15 +68,31 @@ def loss_of(outputs: torch.Tensor) -> torch.Tensor:
     return outputs.square().mean()
 
 
-class Samples(IterableDataset[torch.Tensor]):
-    """Batches without end; each takes as long as the latest behavior says."""
+class Samples(IterableDataset[dict[str, torch.Tensor]]):
+    """Batches without end, each as slow as the latest behavior says. The hook counts the `input_ids` as tokens."""
 
     def __init__(self, latest: Callable[[], Behavior]) -> None:
         self._latest = latest
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         while True:
             behavior = self._latest()
             sleep(behavior.fetch)
             compute(behavior.fetch_cpu)
-            yield torch.randn(BATCH, WIDTH)
+            yield {"input_ids": torch.randn(BATCH, WIDTH)}
+
+
+class SlowlyPickled:
+    """Calls a function while the checkpoint that it is a part of is written."""
+
+    def __init__(self, wait: Callable[[], None]) -> None:
+        self._wait = wait
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        self._wait()
+        return dict, ()
+
+
+def save(optimizer: torch.optim.Optimizer, path: Path, wait: Callable[[], None]) -> None:
+    """Write a checkpoint, which takes as long as `wait` does."""
+    torch.save({"optimizer": optimizer.state_dict(), "delay": SlowlyPickled(wait)}, path)

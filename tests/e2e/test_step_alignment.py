@@ -19,7 +19,7 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
 STEPS = 100
-DELAY = 30  # milliseconds
+DELAY = 50  # milliseconds
 REFERENCE_INTERVAL = 0.5  # seconds: some of these steps
 
 
@@ -73,7 +73,7 @@ def aligned(run_dir: Path, directory: Path, kind: Kind, what: str) -> Found:
                 references[one.key[1]].add((one.reference.clock, one.reference.step.number))
         return found
 
-    healthy = {"forward": kind.computing, "backward": 0, "checkpoint_every": 0, "steps": STEPS}
+    healthy = {"forward": kind.computing, "backward": 0, "checkpoint_every": 0, "loader_workers": 0, "steps": STEPS}
     job.start(**healthy, **{what: DELAY}, reraises=True, measures_every_step=True)
     try:
         while job.is_running():
