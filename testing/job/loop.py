@@ -55,13 +55,15 @@ class TrainingLoop:
         gc.callbacks.append(self._while_collecting)
 
     def run(self) -> None:
-        """Train until the behavior says so, or until torchrun has gone."""
+        """Train until the behavior ends it. Raises RuntimeError once torchrun has gone."""
         for step in itertools.count(1):
             if self.rank == 0:
                 self.progress.begin_step()
+            if os.getppid() != self.parent:
+                raise RuntimeError("torchrun has gone")
             before, behavior = self.behavior, self.control.at(step)
             self.behavior = self.work.behavior = behavior
-            if behavior.stops or 0 < behavior.steps < step or os.getppid() != self.parent:
+            if behavior.stops or 0 < behavior.steps < step:
                 return
             if behavior != before and behavior.evaluation:
                 with rankscope.phase("evaluation"):

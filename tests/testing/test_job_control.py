@@ -1,4 +1,4 @@
-"""How ranks behave is written from a step on, so that all of them change in the same one."""
+"""A behavior takes effect at a step, so that all ranks change in the same one."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ def writer(tmp_path):
     return writer
 
 
-def test_a_rank_of_which_nothing_is_written_is_healthy(writer):
+def test_a_rank_without_an_entry_is_healthy(writer):
     assert ControlReader(writer.path, 2).at(1) == Behavior()
 
 
-def test_a_behavior_holds_from_its_step_on_for_whoever_it_is_for(writer):
+def test_a_behavior_takes_effect_at_its_step_on_the_ranks_that_it_is_for(writer):
     two, three = ControlReader(writer.path, 2), ControlReader(writer.path, 3)
     writer.everybody, writer.ranks = {"micro_steps": 4}, {2: {"post": 40}}
     writer.write(from_step=10)
@@ -26,7 +26,7 @@ def test_a_behavior_holds_from_its_step_on_for_whoever_it_is_for(writer):
     assert three.at(10) == Behavior(micro_steps=4)
 
 
-def test_who_hangs_knows_no_step_and_sees_at_once_that_it_may_go_on(writer):
+def test_a_rank_that_hangs_sees_at_once_that_it_may_go_on(writer):
     control = ControlReader(writer.path, 2)
     writer.everybody = {"hangs": True}
     writer.write(from_step=5)
@@ -34,10 +34,10 @@ def test_who_hangs_knows_no_step_and_sees_at_once_that_it_may_go_on(writer):
     writer.everybody = {}
     writer.write(from_step=11)
     assert not control.latest().hangs
-    assert control.at(6).hangs  # as all the others do, until step 11
+    assert control.at(6).hangs  # as all other ranks do, until step 11
 
 
-def test_the_progress_is_the_last_step(tmp_path):
+def test_the_progress_is_the_number_of_steps_begun(tmp_path):
     progress = Progress(tmp_path / "progress")
     assert progress.read() == 0
     for _ in range(3):
