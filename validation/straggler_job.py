@@ -12,26 +12,27 @@ import json
 import os
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable
-from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from testing.asynchronous_device import BACKEND, asynchronous_device, launch, read
+from testing.job.control import Behavior
+from testing.job.device import Device, installed, sleep
+from testing.job.model import BATCH, CLASSES, WIDTH, Samples, Work, layers, loss_of, save
 from testing.leaving import leave
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset, default_collate
+from torch.utils.data import DataLoader
 
 import rankscope
 from rankscope.record.phases import PLANNED
@@ -40,67 +41,12 @@ from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import SUFFIX
 from rankscope.timeline import device_clock
 
-WORK_SECONDS = 0.005  # of every rank, in forward and in backward
-FAULT_SECONDS = 0.030  # of one rank, on top
-FEATURES, HIDDEN, CLASSES, BATCH_SIZE, MICRO_BATCHES = 16, 32, 4, 8, 4
-IS_ASYNCHRONOUS = sys.argv[1:2] == ["asynchronous"]
+WORK = Behavior(forward=5, backward=5, checkpoint=0)  # of every rank
+FAULT_MS = 30.0  # of one rank, in one phase, on top
+MICRO_BATCHES = 4
+FIELDS = {"data_wait": "fetch", "other": "post"}  # of a behavior, where the phase has another name
 
-Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # forward, backward and averaging; gives the loss
-
-
-def take(seconds: float) -> None:
-    """The device's time: on gloo the host is the device."""
-    if IS_ASYNCHRONOUS:
-        launch(seconds * 1000)
-    else:
-        time.sleep(seconds)
-
-
-class SlowIdentity(torch.autograd.Function):
-    """Passes its input on after a while, and its gradient after another."""
-
-    @staticmethod
-    def forward(context: Any, inputs: torch.Tensor, forward_seconds: float, backward_seconds: float) -> torch.Tensor:
-        """Work, then pass the input on."""
-        context.seconds = backward_seconds
-        take(forward_seconds)
-        return inputs.view_as(inputs)
-
-    @staticmethod
-    def backward(context: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """Work, then pass the gradient on."""
-        take(context.seconds)
-        return gradient, None, None
-
-
-class Work(nn.Module):
-    """A layer that takes its time, for a step that comes in so many parts."""
-
-    def __init__(self, delays: dict[str, float], parts: int = 1) -> None:
-        super().__init__()
-        self._seconds = [(WORK_SECONDS + delays.get(phase, 0.0)) / parts for phase in ("forward", "backward")]
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """The same, later."""
-        result: torch.Tensor = SlowIdentity.apply(inputs, *self._seconds)
-        return result
-
-
-class SlowlyPickled:
-    """Makes the checkpoint that it is a part of slow."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds = seconds
-
-    def __reduce__(self) -> tuple[type, tuple[float]]:
-        time.sleep(self._seconds)
-        return SlowlyPickled, (self._seconds,)
-
-
-def layers(delays: dict[str, float]) -> nn.Sequential:
-    """The model, alike on all ranks."""
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(FEATURES, HIDDEN), Work(delays), nn.Linear(HIDDEN, CLASSES))
+Step = Callable[[torch.Tensor], torch.Tensor]  # forward, backward and averaging; returns the loss
 
 
 @cache
@@ -110,10 +56,10 @@ def mesh(*names: str) -> DeviceMesh:
 
 
 def step_of(model: nn.Module, after_backward: Callable[[], None] = lambda: None) -> Step:
-    """The plain one."""
+    """Return the plain step."""
 
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        loss = cross_entropy(model(inputs), targets)
+    def step(inputs: torch.Tensor) -> torch.Tensor:
+        loss = loss_of(model(inputs))
         loss.backward()
         after_backward()
         return loss
@@ -121,34 +67,32 @@ def step_of(model: nn.Module, after_backward: Callable[[], None] = lambda: None)
     return step
 
 
-def ddp(delays: dict[str, float]) -> tuple[nn.Module, Step]:
-    """DistributedDataParallel."""
-    model = DistributedDataParallel(layers(delays))
-    return model, step_of(model)
+def ddp(model: nn.Sequential) -> tuple[nn.Module, Step]:
+    """Train with DistributedDataParallel."""
+    replica = DistributedDataParallel(model)
+    return replica, step_of(replica)
 
 
-def fsdp2(delays: dict[str, float], over: str = "ranks") -> tuple[nn.Module, Step]:
-    """Sharded over all ranks."""
-    model = layers(delays)
+def fsdp2(model: nn.Sequential, over: str = "ranks") -> tuple[nn.Module, Step]:
+    """Shard over all ranks."""
     for layer in (model[0], model[2], model):
         fully_shard(layer, mesh=mesh(*over.split()))
     return model, step_of(model)
 
 
-def hsdp(delays: dict[str, float]) -> tuple[nn.Module, Step]:
-    """Sharded over two ranks, replicated over two."""
-    return fsdp2(delays, "replicas shards")
+def hsdp(model: nn.Sequential) -> tuple[nn.Module, Step]:
+    """Shard over two ranks, replicate over two."""
+    return fsdp2(model, "replicas shards")
 
 
-def by_hand(delays: dict[str, float]) -> tuple[nn.Module, Step]:
-    """Gradients are averaged by the script, all in one."""
-    model = layers(delays)
+def by_hand(model: nn.Sequential) -> tuple[nn.Module, Step]:
+    """Average the gradients in the script, all in one."""
     return model, step_of(model, lambda: average_gradients(model))
 
 
-def by_hand_in_a_stream(delays: dict[str, float]) -> tuple[nn.Module, Step]:
-    """The same in a stream of its own, as Megatron and DeepSpeed do; there are streams on the device only."""
-    model, own = layers(delays), torch.cuda.Stream()
+def by_hand_in_a_stream(model: nn.Sequential) -> tuple[nn.Module, Step]:
+    """Do the same in a separate stream, as Megatron and DeepSpeed do; there are streams on the device only."""
+    own = torch.cuda.Stream()
 
     def average() -> None:
         own.wait_stream(torch.cuda.current_stream())
@@ -159,33 +103,35 @@ def by_hand_in_a_stream(delays: dict[str, float]) -> tuple[nn.Module, Step]:
     return model, step_of(model, average)
 
 
-def tensor_and_data(delays: dict[str, float]) -> tuple[nn.Module, Step]:
-    """Each layer in two parts, and two replicas of that."""
+def tensor_and_data(model: nn.Sequential) -> tuple[nn.Module, Step]:
+    """Split each layer in two parts, with two replicas of that."""
     both = mesh("data", "tensor")
-    model = parallelize_module(layers(delays), both["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    fully_shard(model, mesh=both["data"])
-    return model, step_of(model)
+    split = parallelize_module(model, both["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(split, mesh=both["data"])
+    return split, step_of(split)
 
 
-def pipeline_and_data(delays: dict[str, float]) -> tuple[nn.Module, Step]:
-    """Two stages that train with one forward, one backward, and two replicas of that."""
+def pipeline_and_data(model: nn.Sequential) -> tuple[nn.Module, Step]:
+    """Train two stages with one forward, one backward, with two replicas of that."""
     both = mesh("data", "stages")
-    is_first, whole = both.get_local_rank("stages") == 0, layers(delays)
-    work, size = Work(delays, MICRO_BATCHES), BATCH_SIZE // MICRO_BATCHES
-    part = nn.Sequential(whole[0], work) if is_first else nn.Sequential(work, whole[2])
-    # What goes in and comes out is said, as the stages would else tell each other, in values that must be right.
-    inputs = torch.zeros(size, FEATURES if is_first else HIDDEN, requires_grad=not is_first)
-    outputs = torch.zeros(size, HIDDEN if is_first else CLASSES, requires_grad=True)
-    stages, device = both["stages"].get_group(), torch.device("cpu")
-    stage = PipelineStage(part, int(not is_first), 2, device, input_args=inputs, output_args=outputs, group=stages)
-    schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=cross_entropy)
+    is_first = both.get_local_rank("stages") == 0
+    part = model[:2] if is_first else model[1:]
+    work = model[1]
+    work.behavior = replace(work.behavior, micro_steps=MICRO_BATCHES)
+    # The shapes are given, as the stages would else send them to each other, in values that must be right.
+    size = BATCH // MICRO_BATCHES
+    inputs = torch.zeros(size, WIDTH, requires_grad=not is_first)
+    outputs = torch.zeros(size, WIDTH if is_first else CLASSES, requires_grad=True)
+    stages, cpu = both["stages"].get_group(), torch.device("cpu")
+    stage = PipelineStage(part, int(not is_first), 2, cpu, input_args=inputs, output_args=outputs, group=stages)
+    schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=lambda found, _target: loss_of(found))
 
-    def step(inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def step(inputs: torch.Tensor) -> torch.Tensor:
         losses: list[torch.Tensor] = [torch.zeros(())]
         if is_first:
             schedule.step(inputs)
         else:
-            schedule.step(target=targets, losses=losses)
+            schedule.step(target=inputs, losses=losses)
         average_gradients(part, both["data"].get_group())
         return losses[-1]
 
@@ -208,41 +154,34 @@ def average_gradients(model: nn.Module, group: Any = None) -> None:
         gradient.copy_(part.view_as(gradient))
 
 
-def loader(steps: int, delay: float) -> DataLoader[Any]:
-    """A loader whose batches come after `delay` seconds."""
-    data = TensorDataset(torch.randn(steps * BATCH_SIZE, FEATURES), torch.randint(0, CLASSES, (steps * BATCH_SIZE,)))
-
-    def collate(samples: list[Any]) -> Any:
-        time.sleep(delay)
-        return default_collate(samples)
-
-    return DataLoader(data, batch_size=BATCH_SIZE, collate_fn=collate)
-
-
-def train(training: str, steps: int, delays: dict[str, float], directory: Path) -> None:
-    """A loop in which this rank loses `delays` seconds a step, by phase."""
-    model, step = TRAININGS[training](delays)
+def train(training: str, steps: int, behavior: Behavior, device: Device, directory: Path) -> None:
+    """Train for some steps, in which this rank behaves so."""
+    model, step = TRAININGS[training](layers(Work(device, behavior)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    optimizer.register_step_pre_hook(lambda *_: time.sleep(delays.get("optimizer", 0.0)))
-    for inputs, targets in loader(steps, delays.get("data_wait", 0.0)):
-        loss = step(inputs, targets)
+    optimizer.register_step_pre_hook(lambda *_: sleep(behavior.optimizer))
+    for batch in islice(DataLoader(Samples(lambda: behavior), batch_size=None), steps):
+        loss = step(batch["input_ids"])
         optimizer.step()
         optimizer.zero_grad()
-        if IS_ASYNCHRONOUS:
-            read(loss.detach())
-        time.sleep(delays.get("other", 0.0))
-        if "checkpoint" in delays:
-            state = {"optimizer": optimizer.state_dict(), "delay": SlowlyPickled(delays["checkpoint"])}
-            torch.save(state, directory / "checkpoint.pt")
+        device.read(loss.detach())
+        sleep(behavior.post)
+        if behavior.checkpoint:
+            save(optimizer, directory / "checkpoint.pt", lambda: sleep(behavior.checkpoint))
 
 
-def observe(case: str, steps: int) -> dict[str, Any]:
-    """What the records of all ranks say of one case, by rank."""
+def behavior_of(phase: str, is_slow: bool) -> Behavior:
+    """Return how a rank behaves that is slow in this phase, or is not."""
+    field = FIELDS.get(phase, phase)
+    return replace(WORK, **{field: getattr(WORK, field) + FAULT_MS}) if is_slow else WORK
+
+
+def observe(case: str, steps: int, device: Device) -> dict[str, Any]:
+    """Return what the records of all ranks say of one case, by rank."""
     training, phase, slow_rank = case.split(":")
-    delays = {phase: FAULT_SECONDS} if dist.get_rank() == int(slow_rank) else {}
+    is_slow = phase != "nothing" and dist.get_rank() == int(slow_rank)
     rankscope.instrument()
     with tempfile.TemporaryDirectory() as directory:
-        train(training, steps, delays, Path(directory))
+        train(training, steps, behavior_of(phase, is_slow), device, Path(directory))
     dist.barrier()
     with rankscope.phase("other"):
         pass  # charges the phase that is open
@@ -285,12 +224,11 @@ def main() -> None:
     device_clock.SECONDS_PER_MARK = 0.0
     # FSDP2 warns that tensor parallelism's result is a view; nobody changes it in place here.
     warnings.filterwarnings("ignore", message="FSDP2-wrapped module")
-    with ExitStack() as device:
-        if IS_ASYNCHRONOUS:
-            device.enter_context(asynchronous_device())
-        dist.init_process_group(BACKEND if IS_ASYNCHRONOUS else "gloo")
-        for case in sys.argv[3:]:
-            observed = observe(case, int(sys.argv[2]))
+    kind, steps, *cases = sys.argv[1:]
+    with installed(kind) as device:
+        dist.init_process_group(device.backend)
+        for case in cases:
+            observed = observe(case, int(steps), device)
             if dist.get_rank() == 0:
                 print(json.dumps(observed), flush=True)
         mesh.cache_clear()

@@ -15,11 +15,8 @@ SCRIPT = Path(__file__).resolve().parents[1] / "digits_ddp.py"
 class Job:
     """A torchrun job that is watched without a change to its script. Its output goes to `output`."""
 
-    def __init__(
-        self, directory: Path, run: str, run_dir: Path, ranks: int = 4, first_rank: int = 0, script: Path = SCRIPT
-    ) -> None:
+    def __init__(self, directory: Path, run: str, run_dir: Path, ranks: int = 4, first_rank: int = 0) -> None:
         self.output = directory / f"{run}.log"
-        self._script = script
         self._extra_work = directory / "extra-work"
         self._stop = directory / "stop"
         self._ranks = ranks
@@ -38,7 +35,7 @@ class Job:
         """Start it; `launch` are torchrun's options in the place of a single node's."""
         options = launch or ("--standalone",)
         command = [sys.executable, "-m", "torch.distributed.run", *options, f"--nproc-per-node={self._ranks}"]
-        command += [str(self._script), "--epochs=1000", f"--extra-work={self._extra_work}", f"--stop={self._stop}"]
+        command += [str(SCRIPT), "--epochs=1000", f"--extra-work={self._extra_work}", f"--stop={self._stop}"]
         with self.output.open("wb") as output:
             self._process = subprocess.Popen(command, env=self._environment, stdout=output, stderr=output)  # noqa: S603 - our own script
 

@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from validation.gauntlet.case import GPUS_ALONE, HOST_AND_DEVICE, all_cases
+from validation.gauntlet.case import GPUS_ALONE, HOST_AND_DEVICE
+from validation.gauntlet.cases import all_cases
 
 from rankscope.record.reader import read_rank
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import time
 import urllib.parse
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from examples.demo.job import Job
 from testing import servers
+from testing.job.launch import TrainingJob
 from testing.stack import Stack, wait_for
 
 from rankscope_dashboards.queries import PanelQuery, panel_queries
@@ -24,7 +24,6 @@ from rankscope_exporter.registry import GPU_COLLECTORS
 
 RUN = "troubled"
 OTHER_RUN = "compared"
-EVERYTHING = Path(__file__).parent / "everything.py"
 SCENARIO = """
 gpus: 5
 follow_ranks: true
@@ -50,34 +49,29 @@ def get(url: str) -> str:
         return str(answer.read().decode())
 
 
-def pid_of_rank(stack: Stack, rank: int) -> int:
-    (series,) = stack.prometheus.query(f'rankscope_rank_info{{run="{RUN}",rank="{rank}"}}')
-    return int(series["metric"]["pid"])
-
-
 @pytest.fixture(scope="module")
 def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
     """A run whose rank 0 lags, on a GPU that throttles and reports an XID, until rank 2 is killed; and another run."""
     directory = tmp_path_factory.mktemp("stack")
     (directory / "scenario.yml").write_text(SCENARIO)
     exporter = servers.exporter(directory, str(directory / "scenario.yml"), directory)
-    job = Job(directory, RUN, directory, script=EVERYTHING)
+    job = TrainingJob(directory / "job", RUN, directory)
     other = Job(directory, OTHER_RUN, directory, ranks=1, first_rank=4)
     with Stack(directory, [exporter]) as stack:
         began = time.time()
-        job.start()
+        job.start(forward=15, backward=25, micro_steps=2, small_collectives=1, collect_every=5, collect=1)
         other.start()
         try:
             assert wait_for(lambda: len(stack.prometheus.query("rankscope_rank_steps_total > 1")) == 5, 90), job.output
-            job.begin_extra_work()
+            job.change(ranks={0: {"post": 60}})
             assert stack.notified("RankscopeRankZeroLagging", within=30)
             settings = f'rankscope_rank_settings_info{{run="{OTHER_RUN}"}}'
             assert wait_for(lambda: stack.prometheus.query(settings), 30)
             metrics = get(f"{exporter.url}/metrics")
-            os.kill(pid_of_rank(stack, 2), signal.SIGKILL)
+            job.kill(2)
             assert stack.notified("RankscopeRankCrashed", within=30)
         finally:
-            job.kill()
+            job.terminate()
             other.kill()
         yield Aftermath(stack, began, metrics)
 

@@ -1,11 +1,10 @@
 """Real jobs of four ranks, aligned while they run: a straggler that rotates is told apart from a slow network.
 
-By the host's clock over gloo, and by the device's where the host waits for nobody.
+By the host's clock over gloo, and by the device's where the host does not wait for other ranks.
 """
 
 from __future__ import annotations
 
-import subprocess
 import time
 from collections import defaultdict
 from collections.abc import Collection, Sequence
@@ -13,31 +12,34 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from testing.torchrun import environment, torchrun
+from testing.job.device import ASYNCHRONOUS, GLOO
+from testing.job.launch import TrainingJob
 
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
-TESTS = Path(__file__).parents[1]
 STEPS = 100
+DELAY = 50  # milliseconds
 REFERENCE_INTERVAL = 0.5  # seconds: some of these steps
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A job that can be rotating or have a slow network, by which clock it is aligned, and how many of its steps."""
+    """A device, how long it computes in a step, by which clock its steps are aligned, and how many of them."""
 
-    job: Path
+    device: str
+    computing: float
+    """Milliseconds."""
     clock: str
     steps: Collection[int]
-    slow_phase: str
-    """In which the straggler of each step is slow."""
 
 
-# Of the first step nobody knows the beginning.
-GLOO = Kind(TESTS / "e2e/straggler.py", "host", (STEPS - 1,), "data_wait")
-# The hook looks for a device when a step has ended, and after the last step nobody reads what was measured of it.
-ASYNCHRONOUS = Kind(TESTS / "e2e/asynchronous_straggler.py", "device", range(STEPS - 4, STEPS), "forward")
+KINDS = (
+    # The beginning of the first step is not known.
+    Kind(GLOO, 0, "host", (STEPS - 1,)),
+    # The hook looks for a device when a step has ended, and after the last step nothing reads what was measured of it.
+    Kind(ASYNCHRONOUS, 10, "device", range(STEPS - 4, STEPS)),
+)
 
 
 @dataclass
@@ -57,8 +59,9 @@ class Found:
         return sum(a.skew for a in self.alignments) / sum(a.seconds for a in self.alignments)
 
 
-def aligned(run_dir: Path, kind: Kind, what: str) -> Found:
-    variables = environment(RANKSCOPE_RUN=what, PYTHONPATH=str(TESTS.parent))
+def aligned(run_dir: Path, directory: Path, kind: Kind, what: str) -> Found:
+    """Train with a delay of this name: `rotating` over the ranks, or of each `transfer`."""
+    job = TrainingJob(directory / what, what, run_dir, kind.device)
     alignment, run_directory = StepAlignment(REFERENCE_INTERVAL), RunDirectory([run_dir])
     references: dict[str, set[tuple[str, int]]] = defaultdict(set)
 
@@ -70,17 +73,21 @@ def aligned(run_dir: Path, kind: Kind, what: str) -> Found:
                 references[one.key[1]].add((one.reference.clock, one.reference.step.number))
         return found
 
-    with subprocess.Popen(torchrun(4, kind.job, what, STEPS), env=variables) as job:
-        while job.poll() is None:
+    healthy = {"forward": kind.computing, "backward": 0, "checkpoint_every": 0, "loader_workers": 0, "steps": STEPS}
+    job.start(**healthy, **{what: DELAY}, reraises=True, measures_every_step=True)
+    try:
+        while job.is_running():
             look()
             time.sleep(0.2)
-    assert job.returncode == 0
+    finally:
+        job.terminate()
+    assert job.has_succeeded(), job.last_output()
     return Found(look(), references)
 
 
-@pytest.mark.parametrize("kind", [GLOO, ASYNCHRONOUS], ids=["gloo", "asynchronous"])
-def test_a_rotating_straggler_and_a_slow_network_are_told_apart(run_dir: Path, kind: Kind) -> None:
-    rotating, network = aligned(run_dir, kind, "rotating"), aligned(run_dir, kind, "network")
+@pytest.mark.parametrize("kind", KINDS, ids=[GLOO, ASYNCHRONOUS])
+def test_a_rotating_straggler_and_a_slow_network_are_told_apart(run_dir: Path, tmp_path: Path, kind: Kind) -> None:
+    rotating, network = (aligned(run_dir, tmp_path, kind, what) for what in ("rotating", "transfer"))
     for found in (rotating, network):
         assert [alignment.key[1] for alignment in found.alignments] == ["0", "1", "2", "3"]
         (steps,) = {alignment.steps for alignment in found.alignments}
@@ -91,4 +98,4 @@ def test_a_rotating_straggler_and_a_slow_network_are_told_apart(run_dir: Path, k
     assert network.skew < 0.2 < 0.4 < rotating.skew, (rotating, network)
     blames = [sum(alignment.blame.values()) for alignment in rotating.alignments]
     assert max(blames) < 0.5 * sum(blames), blames
-    assert sum(alignment.blame[kind.slow_phase] for alignment in rotating.alignments) > 0.8 * sum(blames)
+    assert sum(alignment.blame["forward"] for alignment in rotating.alignments) > 0.8 * sum(blames)

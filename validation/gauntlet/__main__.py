@@ -28,15 +28,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from testing import report
+from testing.job.device import ASYNCHRONOUS, DEVICES, GLOO
+from testing.job.launch import JobError
 from testing.report import Ledger
 from validation.gauntlet.arena import LoneArena
 from validation.gauntlet.case import LOUD
-from validation.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
 from validation.gauntlet.recorder import is_right, record
 from validation.gauntlet.report import ABOUT, body
 from validation.gauntlet.runner import Runner
 from validation.gauntlet.schedule import Run, schedule
-from validation.gauntlet.training import JobError
 
 TITLES = {GLOO: "The gauntlet", ASYNCHRONOUS: "The gauntlet on the asynchronous device"}
 NAMES = {GLOO: "gauntlet", ASYNCHRONOUS: "gauntlet_asynchronous"}

@@ -16,9 +16,10 @@ from typing import Any, TypeVar
 
 import yaml
 from testing import servers
+from testing.job.device import GLOO
+from testing.job.launch import RANKS, STARTS_WITHIN, JobError, TrainingJob
+from testing.servers import Prometheus
 from testing.stack import Stack, wait_for
-from validation.gauntlet.devices import GLOO
-from validation.gauntlet.training import RANKS, STARTS_WITHIN, JobError, Training
 
 from rankscope.record import layout
 
@@ -38,7 +39,7 @@ class Arena:
     """
 
     stack: Stack
-    job: Training
+    job: TrainingJob
     """The one that runs now, or the last that did."""
 
     def __init__(
@@ -84,9 +85,11 @@ class Arena:
 
     # What a fault may do.
 
-    def tell(self, everybody: dict[str, Any] | None = None, ranks: dict[int, dict[str, Any]] | None = None) -> None:
-        """Change the behaviour (control.py) of all ranks, or of some. Raises JobError."""
-        self._began(self.job.tell(everybody, ranks))
+    def change_ranks(
+        self, everybody: dict[str, Any] | None = None, ranks: dict[int, dict[str, Any]] | None = None
+    ) -> None:
+        """Change the behavior (testing/job/control.py) of all ranks, or of some. Raises JobError."""
+        self._began(self.job.change(everybody, ranks))
 
     def change_gpu(self, gpu: int, **state: Any) -> None:
         """A simulated GPU does this (simulation/changes.py) from now on."""
@@ -112,7 +115,7 @@ class Arena:
         if self._jobs:
             self.job.terminate()
         self._jobs += 1
-        self.job = Training(self._memory / f"job-{self._jobs}", self.run, self._run_dir, self._device, self._machine)
+        self.job = TrainingJob(self._memory / f"job-{self._jobs}", self.run, self._run_dir, self._device, self._machine)
         self.job.start(**{**self._healthy, **everybody})
 
     def claim(self, gpu: int) -> None:
@@ -202,19 +205,8 @@ class LoneArena(Arena):
         self.stack = Stack(directory, [self.exporter])
 
     def become_quiet(self) -> bool:
-        """Wait until all ranks train and no alert was there for a while; whether that came to be."""
-        deadline, since = time.monotonic() + QUIET_WITHIN, time.monotonic()
-        while time.monotonic() < deadline:
-            if self.alerts() or not self.stack.prometheus.query(READY):
-                since = time.monotonic()
-            elif time.monotonic() - since > QUIET_FOR:
-                return True
-            time.sleep(0.5)
-        return False
-
-    def alerts(self) -> list[dict[str, str]]:
-        """The labels of all alerts that are pending or firing now."""
-        return [series["metric"] for series in self.stack.prometheus.query("ALERTS")]
+        """Wait until all ranks train without an alert for a while; return whether they do."""
+        return become_quiet(self.stack.prometheus, READY, QUIET_FOR, QUIET_WITHIN)
 
     def step_seconds(self) -> float | None:
         """The mean step of the last five seconds; None while there is none."""
@@ -225,3 +217,15 @@ class LoneArena(Arena):
         started.enter_context(self.stack)
         super()._start(started)
         self.become_quiet()
+
+
+def become_quiet(prometheus: Prometheus, ready: str, seconds: float, within: float) -> bool:
+    """Wait until for some seconds a query had a result and no alert was pending or firing; return whether it came."""
+    deadline, since = time.monotonic() + within, time.monotonic()
+    while time.monotonic() < deadline:
+        if prometheus.query("ALERTS") or not prometheus.query(ready):
+            since = time.monotonic()
+        elif time.monotonic() - since > seconds:
+            return True
+        time.sleep(0.5)
+    return False

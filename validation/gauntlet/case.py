@@ -1,19 +1,16 @@
-"""What a fault or a decoy is: how it is brought about, and which notification is right."""
+"""What a fault or a decoy is: how it is injected, and which notification is right. `cases/` has all of them."""
 
 from __future__ import annotations
 
-import importlib
 import os
-import pkgutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
+from typing import Any
 
-from validation.gauntlet import decoys, faults
+from testing.job.control import STEP_MS, Behavior
+from testing.job.device import ASYNCHRONOUS, DEVICES, GLOO
+from testing.job.launch import RANKS
 from validation.gauntlet.arena import Arena
-from validation.gauntlet.control import STEP_MS, Behaviour
-from validation.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
-from validation.gauntlet.training import RANKS
 
 LOUD = 1.4
 """How many times as long a step takes, if nothing else is said; 1.15 and 2 are the other doses."""
@@ -41,15 +38,15 @@ class Target:
 
     @property
     def slow_device(self) -> dict[str, float]:
-        """The behaviour of a rank whose device is that much slower."""
+        """The behavior of a rank whose device is that much slower."""
         return {
-            "forward": Behaviour.forward * self.pace + self.extra_ms / 3,
-            "backward": Behaviour.backward * self.pace + self.extra_ms * 2 / 3,
+            "forward": Behavior.forward * self.pace + self.extra_ms / 3,
+            "backward": Behavior.backward * self.pace + self.extra_ms * 2 / 3,
         }
 
     @property
     def preprocessing(self) -> dict[str, float]:
-        """The behaviour of loader workers that compute, one a rank: all the time if the machine has the processors.
+        """The behavior of loader workers that compute, one a rank: all the time if the machine has the processors.
 
         Where it has not, they compute a part of it, together on 0.7 of the processors: with all of them, what the ranks
         do would be disturbed as much as their data.
@@ -88,12 +85,32 @@ def the_spare_gpu(target: Target) -> dict[str, str]:
     return {"gpu": str(target.spare_gpu)}
 
 
+Inject = Callable[[Arena, Target], None]
+BehaviorOf = Callable[[Target], dict[str, Any]]
+"""The fields of a behavior (testing/job/control.py) that a fault changes, from what was drawn."""
+
+
+def all_ranks(behavior: BehaviorOf) -> Inject:
+    """Change the behavior of all ranks."""
+    return lambda arena, target: arena.change_ranks(everybody=behavior(target))
+
+
+def one_rank(behavior: BehaviorOf) -> Inject:
+    """Change the behavior of the rank that was drawn."""
+    return lambda arena, target: arena.change_ranks(ranks={target.rank: behavior(target)})
+
+
+def first_rank(behavior: BehaviorOf) -> Inject:
+    """Change the behavior of rank 0, whatever was drawn."""
+    return lambda arena, target: arena.change_ranks(ranks={0: behavior(target)})
+
+
 @dataclass(frozen=True)
 class Case:
     """A fault, or without alerts a decoy. Healing is the same for all: `Arena.heal`."""
 
     title: str
-    inject: Callable[[Arena, Target], None]
+    inject: Inject
     alerts: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Which may tell it; the values of their label `cause` that are right, none if the name says it."""
     place: Callable[[Target], dict[str, str]] = no_place
@@ -125,13 +142,3 @@ def lagging(*causes: str) -> dict[str, frozenset[str]]:
 def alert(name: str, *causes: str) -> dict[str, frozenset[str]]:
     """One alert."""
     return {name: frozenset(causes)}
-
-
-@cache
-def all_cases() -> dict[str, Case]:
-    """By the name of the file; the number that a fault's begins with is that of the list of faults."""
-    return {
-        name: importlib.import_module(f"{package.__name__}.{name}").CASE
-        for package in (faults, decoys)
-        for _, name, _ in pkgutil.iter_modules(package.__path__)
-    }

@@ -18,7 +18,7 @@ def main() -> None:
     os.environ["RANKSCOPE_RUN_DIR"] = str(Path(os.environ["RANKSCOPE_RUN_DIR"], own))
     del os.environ["CUDA_VISIBLE_DEVICES"]
     socket.gethostname = lambda: own
-    from validation.gauntlet.job import main as train
+    from testing.job.__main__ import main as train
 
     train()
 

@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from testing import report, servers
+from testing.job.device import DEVICES
+from testing.job.launch import TrainingJob
 from testing.stack import Stack, wait_for
-from validation.gauntlet.devices import DEVICES
+from validation.gauntlet.arena import become_quiet
 from validation.gauntlet.node_job import node
-from validation.gauntlet.training import Training
 
 NODES = 8
 RUN = "train"
@@ -53,7 +54,7 @@ FAULTS = {
 }
 
 
-class NodesTraining(Training):
+class NodesJob(TrainingJob):
     """The job of eight ranks on as many nodes."""
 
     ranks = NODES
@@ -61,7 +62,7 @@ class NodesTraining(Training):
 
 
 @contextmanager
-def arena(device: str) -> Iterator[tuple[Stack, NodesTraining]]:
+def arena(device: str) -> Iterator[tuple[Stack, NodesJob]]:
     """The job, trained for a while, and all that watches it."""
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-nodes-") as name,
@@ -73,7 +74,7 @@ def arena(device: str) -> Iterator[tuple[Stack, NodesTraining]]:
         for rank in range(NODES):
             (run_dir / node(rank)).mkdir(parents=True)
             exporters.append(servers.exporter(directory, "1", run_dir / node(rank), node(rank), flags))
-        job = NodesTraining(Path(memory, "job"), RUN, run_dir, device)
+        job = NodesJob(Path(memory, "job"), RUN, run_dir, device)
         with Stack(directory, exporters) as stack:
             job.start(**STEP)
             try:
@@ -83,23 +84,11 @@ def arena(device: str) -> Iterator[tuple[Stack, NodesTraining]]:
                 job.terminate()
 
 
-def become_quiet(stack: Stack) -> None:
-    """Wait until all ranks train and nothing was told for a while. Raises RuntimeError."""
-    deadline, since = time.monotonic() + QUIET_WITHIN, time.monotonic()
-    while time.monotonic() < deadline:
-        if stack.prometheus.query("ALERTS") or not stack.prometheus.query(READY):
-            since = time.monotonic()
-        elif time.monotonic() - since > QUIET_FOR:
-            return
-        time.sleep(0.5)
-    raise RuntimeError(f"not quiet: {[alert['metric'] for alert in stack.prometheus.query('ALERTS')]}")
-
-
-def inject(stack: Stack, job: NodesTraining, name: str, rank: int) -> dict[str, Any]:
+def inject(stack: Stack, job: NodesJob, name: str, rank: int) -> dict[str, Any]:
     """One fault: what was told of it, and by which clock; then it is healed."""
     fault = FAULTS[name]
     first = len(stack.webhook.notifications)
-    onset = job.tell({**STEP, **fault.everybody}, {rank: fault.one} if fault.one else {})
+    onset = job.change({**STEP, **fault.everybody}, {rank: fault.one} if fault.one else {})
 
     def told() -> list[dict[str, str]]:
         return [n.labels for n in stack.webhook.notifications[first:] if n.is_firing]
@@ -132,7 +121,8 @@ def run(device: str, rounds: int, seed: int) -> Iterator[dict[str, Any]]:
     with arena(device) as (stack, job):
         for _ in range(rounds):
             for name in chance.sample(list(FAULTS), len(FAULTS)):
-                become_quiet(stack)
+                if not become_quiet(stack.prometheus, READY, QUIET_FOR, QUIET_WITHIN):
+                    raise RuntimeError(f"not quiet: {stack.prometheus.query('ALERTS')}")
                 yield {"device": device, **inject(stack, job, name, chance.randrange(1, NODES))}
 
 

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from statistics import median
 from typing import Any
 
+from testing.job.device import ASYNCHRONOUS, GLOO
 from testing.report import Line, table
 from testing.statistics import percentile
 from validation.gauntlet.case import LOUD
-from validation.gauntlet.devices import ASYNCHRONOUS, GLOO
 
 ABOUT = {
     GLOO: """\

@@ -6,13 +6,13 @@ import os
 import time
 from typing import Any
 
+from testing.job.launch import JobError
 from testing.stack import wait_for
 from testing.webhook import Notification
 from validation.gauntlet.arena import RUN, LoneArena
 from validation.gauntlet.runbooks import ask
 from validation.gauntlet.schedule import Run
 from validation.gauntlet.score import Verdict, false_alarms, judge
-from validation.gauntlet.training import JobError
 
 from rankscope.cli.explaining.command import as_object
 from rankscope.cli.explaining.explanation import explain

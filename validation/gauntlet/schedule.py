@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
+from testing.job.device import GLOO
+from testing.job.launch import RANKS
 from validation.gauntlet.arena import GPUS
-from validation.gauntlet.case import LOUD, Case, Target, all_cases
-from validation.gauntlet.devices import GLOO
-from validation.gauntlet.training import RANKS
+from validation.gauntlet.case import LOUD, Case, Target
+from validation.gauntlet.cases import all_cases
 
 # Both are to be named, or one and not the other contradicted.
 PAIRS = (

@@ -109,7 +109,7 @@ def _phase(node: Node, observed: Observed, name: str, number: int, seconds: floa
 
 def _look_back(node: Node, observed: Observed) -> None:
     observed.peak = resident_bytes(node.exporter_pid, "VmHWM")
-    observed.steps = [_pair(line) for line in node.steps.read_text().splitlines()]
+    observed.steps = node.job.progress.read_steps()
     observed.scrapes = [Scraped(**json.loads(line)) for line in node.scrapes.read_text().splitlines()]
     began, ended = observed.phases[0].began, observed.phases[-1].ended
     window = f"[{int(ended - began)}s] @ {ended}"
@@ -126,11 +126,6 @@ def _look_back(node: Node, observed: Observed) -> None:
 
 def _counted(node: Node, expression: str) -> int:
     return sum(int(float(one["value"][1])) for one in node.prometheus.query(expression))
-
-
-def _pair(line: str) -> tuple[float, float]:
-    end, seconds = line.split()
-    return float(end), float(seconds)
 
 
 if __name__ == "__main__":

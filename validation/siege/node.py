@@ -19,20 +19,17 @@ import bcrypt
 import yaml
 from deploy.prometheus import fast
 from testing import servers
-from testing.stack import wait_for
+from testing.job.launch import JobError, TrainingJob
 from validation.siege.attack import BURN
 from validation.siege.clients import basic
 from validation.siege.interpreter import ROOT, as_user, environment, for_user
 from validation.siege.target import ATTACKER, EXPORTER, GPUS, INSIDER, RANKS, RUN, VICTIM, Target
 
-from rankscope_exporter.simulation import simulated_uuid
-
 HOST = "192.0.2.1"
 """The node's own, which Prometheus and the exporter have; 192.0.2.0/24 is for examples and nobody's."""
 SCRAPER = "192.0.2.2"
 SOURCES = "192.0.2.{}"
-TRAINS_WITHIN = 120.0  # seconds
-ENDS_WITHIN = 30.0
+ENDS_WITHIN = 30.0  # seconds
 Report = dict[str, Any]
 
 
@@ -50,12 +47,28 @@ class Guarded(servers.Server):
             return False
 
 
+class VictimJob(TrainingJob):
+    """The training job of another user, in a session of its own: two ranks, each step some 50 ms, most of it slept.
+
+    It writes a checkpoint each twenty seconds, as a run without any is alerted after a while.
+    """
+
+    ranks = RANKS
+
+    def command(self) -> list[str]:
+        """Return torchrun's command line, by a Python that the user can start."""
+        return in_a_session(as_user(VICTIM, for_user(VICTIM), *super().command()[1:]))
+
+    def environment(self) -> dict[str, str]:
+        """Return what the job has in its environment in addition to ours."""
+        return {**super().environment(), "HOME": str(self.output.parent), "GLOO_SOCKET_IFNAME": "lo"}
+
+
 class Node:
     """All of it, while the context is entered. `directory` is for logs, `memory` is on a tmpfs."""
 
     def __init__(self, directory: Path, memory: Path) -> None:
         self.directory = directory
-        self.steps = memory / "job" / "steps-0"
         self.scrapes = directory / "scrapes.jsonl"
         self._job = memory / "job"
         self._python = for_user(VICTIM)
@@ -66,7 +79,7 @@ class Node:
         os.environ |= environment()  # for all that is started here
         with ExitStack() as started:
             self._make_directories()
-            started.enter_context(self._training())
+            self.job = started.enter_context(self._training())
             exporter = self._exporter()
             exporter.start()
             started.callback(exporter.stop)
@@ -121,36 +134,19 @@ class Node:
             path.chmod(mode)
 
     @contextmanager
-    def _training(self) -> Iterator[None]:
-        variables = os.environ | {
-            "HOME": str(self._job),
-            "OMP_NUM_THREADS": "1",
-            "CUDA_VISIBLE_DEVICES": ",".join(simulated_uuid(rank) for rank in range(RANKS)),
-            "GLOO_SOCKET_IFNAME": "lo",
-            "RANKSCOPE": "1",
-            "RANKSCOPE_RUN": RUN,
-            "RANKSCOPE_RUN_DIR": self.target.run_dir,
-        }
-        command = [self._python, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={RANKS}"]
-        command += ["-m", "validation.siege.training", str(self._job)]
-        with (self.directory / "job.log").open("w") as log:
-            job = subprocess.Popen(
-                in_a_session(as_user(VICTIM, *command)), env=variables, stdout=log, stderr=log, cwd=ROOT
-            )
+    def _training(self) -> Iterator[VictimJob]:
+        job = VictimJob(self._job, RUN, Path(self.target.run_dir))
+        job.start(forward=15, backward=30, checkpoint_every=400, checkpoint=0)
         try:
-            wait_for(lambda: job.poll() is not None or _size(self.steps), TRAINS_WITHIN)
-            if not _size(self.steps):
-                raise RuntimeError(f"the job does not train; its log is {self.directory / 'job.log'}")
-            yield
-            if job.poll() is not None:
-                raise RuntimeError(f"the job has ended; its log is {self.directory / 'job.log'}")
+            job.wait_until_training()
+            yield job
+            if not job.is_running():
+                raise JobError(f"the job has ended\n{job.last_output()}")
         finally:
-            job.terminate()  # its ranks end by themselves when torchrun has gone
-            job.wait(ENDS_WITHIN)
+            job.terminate()
 
     def _exporter(self) -> servers.Server:
-        pids = [int((self._job / f"rank-{rank}.pid").read_text()) for rank in range(RANKS)]
-        busy = {n: [{"at": 0, "busy": 0.9, "processes": [{"pid": pid}]}] for n, pid in enumerate(pids)}
+        busy = {n: [{"at": 0, "busy": 0.9, "processes": [{"pid": self.job.pid(n)}]}] for n in range(RANKS)}
         scenario = self._written("scenario.yml", {"gpus": GPUS, "timeline": busy})
         users = {"prometheus": self._password, INSIDER[0]: INSIDER[1]}
         hashes = {user: bcrypt.hashpw(word.encode(), bcrypt.gensalt(10)).decode() for user, word in users.items()}
@@ -203,10 +199,6 @@ def _last_words(process: subprocess.Popen[str]) -> str:
         process.kill()
         said, _ = process.communicate()
     return said.strip()
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0
 
 
 def sleep_until(moment: float) -> None:

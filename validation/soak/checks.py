@@ -11,7 +11,7 @@ from typing import Any
 
 from testing.report import Check
 from testing.report import Line as Observation
-from validation.gauntlet.case import all_cases
+from validation.gauntlet.cases import all_cases
 from validation.soak import plan
 
 Labels = Mapping[str, str]

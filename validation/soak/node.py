@@ -8,8 +8,8 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
+from testing.job.control import Behavior
 from validation.gauntlet.arena import Arena
-from validation.gauntlet.control import Behaviour
 from validation.soak.plan import PACE, RUNS
 from validation.soak.proxy import Proxy
 
@@ -24,7 +24,7 @@ class Node(Arena):
     def __init__(self, directory: Path, memory: Path, run: str) -> None:
         self._clock = directory / "clock"
         self._run_dir_mounted = memory / "run"
-        healthy = {"forward": Behaviour.forward * PACE, "backward": Behaviour.backward * PACE}
+        healthy = {"forward": Behavior.forward * PACE, "backward": Behavior.backward * PACE}
         self.set_clock(0)
         exporter = ("validation.soak.exporter", str(self._clock))
         super().__init__(directory, memory, run, run, RUNS.index(run), exporter, **healthy)

@@ -6,10 +6,11 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from testing.job.device import ASYNCHRONOUS, GLOO
+from testing.job.launch import RANKS
 from validation.gauntlet.arena import GPUS
-from validation.gauntlet.case import Case, Target, all_cases
-from validation.gauntlet.devices import ASYNCHRONOUS, GLOO
-from validation.gauntlet.training import RANKS
+from validation.gauntlet.case import Case, Target
+from validation.gauntlet.cases import all_cases
 
 RUNS = (GLOO, ASYNCHRONOUS)
 """A run for each kind of device, named after it."""

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from deploy.prometheus import shipped
+from testing.job.launch import JobError
 from testing.processes import resident_bytes
 from testing.report import Ledger
 from testing.servers import Server
 from testing.stack import Stack
 from testing.webhook import Notification
-from validation.gauntlet.training import JobError
 from validation.soak import plan
 from validation.soak.history import history
 from validation.soak.node import CAN_MOUNT, Node

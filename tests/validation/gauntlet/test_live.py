@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testing.job.device import ASYNCHRONOUS, GLOO
 from validation.gauntlet.arena import LoneArena
 from validation.gauntlet.case import LOUD
-from validation.gauntlet.devices import ASYNCHRONOUS, GLOO
 from validation.gauntlet.runner import Runner
 from validation.gauntlet.schedule import draw
 

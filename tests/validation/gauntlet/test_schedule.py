@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from testing.job.device import ASYNCHRONOUS, DEVICES, GLOO
 from validation.gauntlet.__main__ import main
-from validation.gauntlet.case import all_cases
-from validation.gauntlet.devices import ASYNCHRONOUS, DEVICES, GLOO
+from validation.gauntlet.cases import all_cases
 from validation.gauntlet.schedule import PAIRS, draw, schedule
 
 RULES = Path(__file__).resolve().parents[3] / "deploy/prometheus/rules/15s.yml"

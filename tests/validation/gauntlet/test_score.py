@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from testing.webhook import Notification
-from validation.gauntlet.case import Target, all_cases
+from validation.gauntlet.case import Target
+from validation.gauntlet.cases import all_cases
 from validation.gauntlet.score import false_alarms, judge
 
 SLOW_LOADER = all_cases()["f03_slow_loader"]

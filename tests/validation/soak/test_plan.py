@@ -6,7 +6,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from validation.gauntlet.case import all_cases
+from validation.gauntlet.cases import all_cases
 from validation.soak import plan
 
 TWO_HOURS = 7200.0

@@ -1,0 +1,157 @@
+"""The launcher's side of the training job: start it, change its behavior, signal its ranks, end it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rankscope_exporter.simulation import simulated_uuid
+from testing.job.control import ControlWriter, Progress
+from testing.job.device import GLOO
+from testing.stack import wait_for
+
+RANKS = 4
+NOTICE = 6  # steps ahead: more than may pass between reading the progress and the file's being there
+TAKES_EFFECT_WITHIN = 20.0  # seconds
+STARTS_WITHIN = 90.0
+ENDS_WITHIN = 30.0
+
+
+class JobError(RuntimeError):
+    """The job did not do what it has to do without any fault; the text has the end of its output."""
+
+
+class TrainingJob:
+    """One torchrun job, each rank on a simulated GPU, watched by the hook."""
+
+    ranks = RANKS
+    script = "testing.job"
+
+    def __init__(self, directory: Path, run: str, run_dir: Path, device: str = GLOO, machine: int = 0) -> None:
+        """Keep the job's files in `directory`; the simulated GPUs are those of `machine`."""
+        directory.mkdir(parents=True, exist_ok=True)
+        self.run = run
+        self.device, self._machine = device, machine
+        self.started = 0.0
+        self.progress = Progress(directory / "progress")
+        self.output = directory / "output.log"
+        self._directory, self._run_dir = directory, run_dir
+        self._control = ControlWriter(directory / "control.json")
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, **everybody: Any) -> None:
+        """Start it, its ranks with this behavior from the first step on."""
+        self._control.everybody = everybody
+        self._control.write(from_step=0)
+        self.started = time.time()
+        with self.output.open("wb") as output:
+            self._process = subprocess.Popen(
+                self.command(), env={**os.environ, **self.environment()}, stdout=output, stderr=output
+            )
+
+    def command(self) -> list[str]:
+        """Return torchrun's command line."""
+        torchrun = ["torch.distributed.run", "--standalone", f"--nproc-per-node={self.ranks}"]
+        return [sys.executable, "-m", *torchrun, "-m", self.script, str(self._directory), self.device]
+
+    def environment(self) -> dict[str, str]:
+        """Return what the job has in its environment in addition to ours."""
+        return {
+            "OMP_NUM_THREADS": "1",
+            "CUDA_VISIBLE_DEVICES": ",".join(simulated_uuid(rank, self._machine) for rank in range(self.ranks)),
+            # The asynchronous device has to be there before the hook, and the hook comes with `import torch`.
+            "RANKSCOPE": "1" if self.device == GLOO else "0",
+            "RANKSCOPE_RUN": self.run,
+            "RANKSCOPE_RUN_DIR": str(self._run_dir),
+        }
+
+    def wait_until_training(self) -> None:
+        """Wait for some steps of all ranks. Raises JobError."""
+        self._wait_for_step(NOTICE, STARTS_WITHIN)
+
+    def change(self, everybody: dict[str, Any] | None = None, ranks: dict[int, dict[str, Any]] | None = None) -> float:
+        """Add this to the present behavior; return when it took effect, in unix time. Raises JobError."""
+        self._control.everybody |= everybody or {}
+        for rank, behavior in (ranks or {}).items():
+            self._control.ranks[rank] = {**self._control.ranks.get(rank, {}), **behavior}
+        return self._write()
+
+    def heal(self, **everybody: Any) -> float:
+        """Let all ranks behave like this again; return when it took effect, in unix time. Raises JobError."""
+        self._control.everybody, self._control.ranks = everybody, {}
+        return self._write()
+
+    def pid(self, rank: int) -> int:
+        """Return the process id of a rank."""
+        return int((self._directory / f"rank-{rank}.pid").read_text())
+
+    def step(self) -> int:
+        """Return the step that rank 0 is in; 0 before the first."""
+        return self.progress.read()
+
+    def is_running(self) -> bool:
+        """Return whether torchrun is still there."""
+        return self._process is not None and self._process.poll() is None
+
+    def has_succeeded(self) -> bool:
+        """Return whether the job has ended without an error."""
+        return self._process is not None and self._process.poll() == 0
+
+    def finish(self) -> None:
+        """Let all ranks end in order. Raises JobError."""
+        self._control.everybody = {"stops": True}
+        self._write(waits=False)
+        if not wait_for(lambda: not self.is_running(), ENDS_WITHIN):
+            raise JobError(f"{self.run} does not end in order\n{self.last_output()}")
+
+    def terminate(self) -> None:
+        """Send SIGTERM to torchrun, as a scheduler does, and SIGKILL if it does not end."""
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(ENDS_WITHIN)
+        except subprocess.TimeoutExpired:
+            self._kill_all()
+
+    def kill(self, rank: int) -> float:
+        """Send SIGKILL to one rank; return when, in unix time."""
+        os.kill(self.pid(rank), signal.SIGKILL)
+        return time.time()
+
+    def pin(self, rank: int, cpus: set[int]) -> None:
+        """Let all threads of a rank run on these CPUs only."""
+        for thread in Path(f"/proc/{self.pid(rank)}/task").iterdir():
+            os.sched_setaffinity(int(thread.name), cpus)
+
+    def last_output(self) -> str:
+        """Return the end of what the job has printed."""
+        return "\n".join(self.output.read_text(errors="replace").splitlines()[-15:])
+
+    def _kill_all(self) -> None:
+        assert self._process is not None
+        for rank in range(self.ranks):
+            with suppress(ProcessLookupError, FileNotFoundError):
+                os.kill(self.pid(rank), signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+
+    def _write(self, waits: bool = True) -> float:
+        from_step = self.step() + NOTICE
+        self._control.write(from_step)
+        if waits:
+            self._wait_for_step(from_step, TAKES_EFFECT_WITHIN)
+        return time.time()
+
+    def _wait_for_step(self, step: int, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while self.step() < step:
+            if not self.is_running() or time.monotonic() > deadline:
+                raise JobError(f"{self.run} does not reach step {step}\n{self.last_output()}")
+            time.sleep(0.02)

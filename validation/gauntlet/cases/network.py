@@ -1,0 +1,49 @@
+"""Faults of collectives and of what carries them."""
+
+from __future__ import annotations
+
+from validation.gauntlet.arena import Arena
+from validation.gauntlet.case import Case, Target, alert, all_ranks, lagging, rank_zero, the_rank
+
+
+def slow_link(arena: Arena, target: Target) -> None:
+    arena.change_gpu(target.rank, nvlinks_down=9)
+    arena.change_ranks(ranks={target.rank: {"transfer": target.extra_ms}})
+
+
+def aggregate_on_rank_zero(arena: Arena, target: Target) -> None:
+    arena.change_gpu(0, busy=0.3, memory_used="15 GiB")
+    arena.change_ranks(everybody={"aggregate": target.extra_ms})
+
+
+FAULTS = {
+    # A GPU has lost NVLinks: the results of collectives come late to its rank.
+    "f13_slow_link": Case(
+        "one slow link",
+        slow_link,
+        alert("RankscopeTransferBound", "link"),
+        the_rank,
+        simulated="the links; the delay is slept in the collective",
+    ),
+    # The transfer takes longer for all ranks; none comes late.
+    "f14_congested_network": Case(
+        "congested network",
+        all_ranks(lambda target: {"transfer": target.extra_ms}),
+        alert("RankscopeTransferBound", "network"),
+        simulated="the delay, slept in the collective",
+    ),
+    # Rank 0 receives the weights of all ranks, works on them and sends the result; its GPU is busier and fuller.
+    "f21_rank_zero_aggregates": Case(
+        "rank 0 aggregates",
+        aggregate_on_rank_zero,
+        lagging("aggregation"),
+        rank_zero,
+        simulated="its GPU's load and memory",
+    ),
+    # After every batch the ranks agree on many single numbers. Each takes a millisecond, or two on a busy machine.
+    "f22_synchronised_metrics": Case(
+        "metrics synchronised on every batch",
+        all_ranks(lambda target: {"small_collectives": round(target.extra_ms)}),
+        alert("RankscopeSmallCollectives"),
+    ),
+}
