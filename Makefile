@@ -12,13 +12,16 @@ VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer_hooks/rankscop
 # Wheels for every platform that the image is built for, and no index in it: pip's own settings say where packages are.
 COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-build --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 
+# The stamp file of a dependency group; group dev includes every other one that .venv may have.
+installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
+
 .DEFAULT_GOAL := help
 .PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month soak siege measurements-archive lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-demo: venv servers ## a real training job, two faults, two notifications (ONCE=1: exit by itself)
+demo: $(call installed,train) servers ## a real training job, two faults, two notifications (ONCE=1: exit by itself)
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
 
 check: lint ## ruff, mypy, and the tests that need no torch, process, server or sleep (under a minute)
@@ -109,10 +112,11 @@ $(RELEASE)/.installed: pyproject.toml
 	@$(RELEASE)/pip install --quiet --disable-pip-version-check --group release
 	@touch $@
 
-venv: $(BIN)/.installed ## the virtual environment .venv with everything for development
+venv: $(BIN)/.installed-dev ## the virtual environment .venv with everything for development
 
-$(BIN)/.installed: pyproject.toml
-	@deploy/setup.sh venv $(PYTHON)
+# One stamp file for each dependency group of pyproject.toml that .venv has.
+$(BIN)/.installed-%: pyproject.toml
+	@deploy/setup.sh venv $(PYTHON) $*
 	@touch $@
 
 servers: ## Prometheus and Alertmanager, installed by apt unless they are on the PATH

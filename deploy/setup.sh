@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# What `make` installs before anything else runs: `setup.sh venv PYTHON` or `setup.sh servers`.
-# Where something cannot be installed it says in one line what to install.
+# Install what a `make` target needs: `setup.sh venv PYTHON GROUP...` or `setup.sh servers`.
+# A GROUP is a dependency group of pyproject.toml. If an installation fails, print in one line what to install.
 set -euo pipefail
 
 say() { printf 'rankscope: %s\n' "$*" >&2; }
@@ -20,8 +20,14 @@ apt_install() {
     rm -f "$log"
 }
 
+# Errors of pip are printed. Its warnings are not: they are about the settings of this machine's pip.
+pip_install() {
+    .venv/bin/pip install --disable-pip-version-check --root-user-action ignore "$@" 2> >(grep -v '^WARNING: ' >&2)
+}
+
 make_venv() {
     local python=$1
+    shift
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
         fail "needs Python 3.10 or later as '$python'; name another with: make PYTHON=python3.11"
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
@@ -29,12 +35,15 @@ make_venv() {
         say "installing python3-venv"
         apt_install python3-venv
     fi
-    say "making .venv and installing the packages for development (torch is the large one: some minutes the first time)"
+    say "installing the dependency groups $* into .venv; torch is the largest package"
     "$python" -m venv .venv
-    # Dependency groups need pip 25.1; Debian 12 brings 23.
-    .venv/bin/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
-    .venv/bin/pip install --progress-bar on --disable-pip-version-check --editable '.[exporter]' --group dev |
+    # Dependency groups need pip 25.1; Debian 12 has pip 23.
+    pip_install --quiet --upgrade 'pip>=25.1'
+    pip_install --progress-bar on --no-compile --editable '.[exporter]' "${@/#/--group=}" |
         grep --line-buffered -E '^(Collecting|Downloading|Installing|Successfully)' >&2
+    # pip would compile on one core, and the tests of each package too.
+    say "compiling the packages"
+    .venv/bin/python -m compileall -qq -j 0 -x '/tests?/|/testing/' .venv/lib || true
 }
 
 have_servers() {
@@ -55,7 +64,7 @@ install_servers() {
 }
 
 case "${1:-}" in
-    venv) make_venv "${2:-python3}" ;;
+    venv) shift && make_venv "$@" ;;
     servers) install_servers ;;
-    *) fail "usage: setup.sh venv PYTHON | servers" ;;
+    *) fail "usage: setup.sh venv PYTHON GROUP... | servers" ;;
 esac

@@ -66,7 +66,7 @@ class Demo:
 
     def start_training(self) -> None:
         """Start the job and wait until every rank has made steps. Raises RuntimeError if they do not."""
-        say(f"starting a training job: {GPUS} ranks under torchrun, digits from scikit-learn, nothing changed in it")
+        say(f"starting a training job: {GPUS} ranks under torchrun, real images of digits, an unchanged script")
         self.job.start()
         self._wait_until_training()
 

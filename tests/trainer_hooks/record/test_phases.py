@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from rankscope.record import layout
 from rankscope.record.phases import COMPUTING, NAMES, PHASES
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -17,6 +18,11 @@ ROOT = Path(__file__).resolve().parents[3]
 BLAMED = [phase.name for phase in PHASES if not phase.planned and phase.name != "collective_wait"]
 # run:rankscope_lost:ratio has each as a cause of its own, but for those that it takes apart.
 LOST_TO = [name for name in NAMES if name not in (*COMPUTING, "collective_wait", "data_wait", "h2d_copy")]
+
+
+@pytest.mark.parametrize("phase", NAMES)
+def test_the_layout_has_a_constant_for_each_phase(phase: str) -> None:
+    assert getattr(layout, phase.upper()) == NAMES.index(phase)
 
 
 def causes() -> Any:

@@ -1,7 +1,8 @@
 """The phases of a rank's time: one table, which the record, the exporter, the rules and the dashboards read.
 
-A new phase is a line here and a probe that enters it; tests/trainer_hooks/record/test_phases.py names what else has to
-say something about it.
+To add a phase, add it here and a probe that enters it. The record (whose layout digest changes), the exporter, the
+rules and `rankscope explain` read this table. tests/trainer_hooks/record/test_phases.py fails for what else has to name
+it: layout.py's constant, causes.yml, the runbook of a lagging rank, and docs/lost-time.md.
 """
 
 from __future__ import annotations

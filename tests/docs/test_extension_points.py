@@ -1,11 +1,14 @@
-"""A file that is added and not registered does nothing, and nothing else would say so: CONTRIBUTING.md's doors."""
+"""CONTRIBUTING.md's extension points: each path that it names exists, and each file of a folder is in its list."""
 
 from __future__ import annotations
 
 import importlib
+import re
+from itertools import chain
 from pathlib import Path
 
 import pytest
+from testing.ways import WAYS
 
 from rankscope import probes
 from rankscope_exporter.gpu.allocation.holder import SOURCES
@@ -13,11 +16,39 @@ from rankscope_exporter.registry import COLLECTORS, RANK_METRICS
 
 ROOT = Path(__file__).parents[2]
 EXPORTER = ROOT / "exporter/rankscope_exporter"
+HOOK = ROOT / "trainer_hooks/rankscope"
+PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+RECIPES = dict(re.findall(r"^### (.+)\n\n((?:.+\n)+)", PAGE, re.MULTILINE))
+PATHS = sorted(set(re.findall(r"`([\w./-]+(?:/|\.(?:py|yml|md|toml)))`", PAGE)))
+NOT_WAYS = {"job", "launch", "leftovers", "run"}  # what trains the ways, and checks what is left
 
 
 def files(folder: Path) -> set[str]:
     """The modules in it, by name."""
     return {path.stem for path in folder.glob("*.py")} - {"__init__"}
+
+
+def resolve(path: str) -> list[Path]:
+    """Return where the path is: from the top, or below a package."""
+    return [folder / path for folder in (ROOT, HOOK, EXPORTER) if (folder / path).exists()]
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if "NAME" not in path])
+def test_every_path_that_the_page_names_exists_once(path: str) -> None:
+    assert len(resolve(path)) == 1
+
+
+@pytest.mark.parametrize("path", [path for path in PATHS if "NAME" in path])
+def test_every_alert_has_what_the_page_names_for_each(path: str) -> None:
+    (folder,) = resolve(str(Path(path).parent))
+    assert list(folder.glob(Path(path).name.replace("NAME", "Rankscope*")))
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_every_recipe_has_numbered_steps_and_names_a_test(recipe: str) -> None:
+    steps = re.findall(r"^(\d)\. ", RECIPES[recipe], re.MULTILINE)
+    assert steps == [str(number) for number in range(1, len(steps) + 1)] != []
+    assert "`tests/" in RECIPES[recipe]
 
 
 ALLOCATION = sorted(files(EXPORTER / "gpu/allocation"))
@@ -43,9 +74,14 @@ def test_every_scheduler_that_is_asked_for_holders_is_a_source_of_them() -> None
 
 
 def test_every_probe_is_installed() -> None:
-    folder = ROOT / "trainer_hooks/rankscope/probes"
+    folder = HOOK / "probes"
     can_be = {name for name in files(folder) if "\ndef install(" in (folder / f"{name}.py").read_text()}
     assert can_be == {*probes.all_probes(), *probes.late_probes()}
+
+
+def test_every_file_of_ways_to_train_is_in_their_table() -> None:
+    listed = {way.partition(".")[0] for way in chain.from_iterable(ways for _, ways in WAYS.values())}
+    assert listed == files(ROOT / "testing/ways") - NOT_WAYS
 
 
 def test_every_page_of_a_decision_has_a_number_of_its_own() -> None:
