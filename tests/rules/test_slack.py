@@ -16,7 +16,8 @@ import pytest
 import yaml
 from deploy.prometheus import fast
 from testing import servers
-from tests.rules.alertmanager import NOWHERE, wait_until
+from testing.waiting import eventually
+from tests.rules.alertmanager import NOWHERE
 
 CONFIG = Path(__file__).resolve().parents[2] / "deploy/alertmanager/alertmanager.yml"
 NAMES = {
@@ -79,7 +80,7 @@ def posted(tmp_path: Path) -> Iterator[Any]:
             body = json.dumps([alert(name) for name in names]).encode()
             headers = {"Content-Type": "application/json"}
             urllib.request.urlopen(urllib.request.Request(f"{server.url}/api/v2/alerts", body, headers)).close()
-            wait_until(lambda: len(messages) == len(names))
+            eventually(lambda: len(messages) == len(names), pause=0.05)
             return [message["attachments"][0] for message in messages]
 
         try:
