@@ -19,6 +19,7 @@ from rankscope.record.writer import RankWriter
 from rankscope.timeline.checkpoints import CheckpointCounter
 from rankscope.timeline.groups import Groups
 from rankscope.timeline.phases import PhaseClock
+from rankscope.timeline.script_numbers import ScriptNumbers
 from rankscope.timeline.steps import OPTIMIZER_STEP, Steps
 
 
@@ -57,6 +58,7 @@ class Timeline(PhaseClock):
         self.backward = BackwardPasses()
         self.checkpoints = CheckpointCounter(self)
         self.job = Job()
+        self.numbers = ScriptNumbers()
         self.restart()
 
     def __reduce__(self) -> tuple[Any, ...]:
