@@ -257,7 +257,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
         replace(DistributedDataParallel, "forward", in_phase(timeline, guard, layout.FORWARD)),
         replace(DistributedDataParallel, "_post_forward", _post_forward(sandwich, guard)),
         replace(DistributedDataParallel, "_sync_buffers", _broadcast(sandwich, Collectives(timeline), guard)),
-        replace(dist.Reducer, "prepare_for_backward", prepare),
+        replace(dist.Reducer, "prepare_for_backward", prepare),  # type: ignore[attr-defined]  # as DDP's own code
     ]
 
 
