@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import pytest
 from testing.clock import Clock
 
 from rankscope.announcements import Announcer, beginning, duration, percent, say, summary
+from rankscope.cli import launch
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.snapshot import RankSnapshot
@@ -234,3 +236,10 @@ def test_a_share_has_two_digits(share: float, text: str) -> None:
 )
 def test_a_time_has_as_many_digits_as_a_person_wants(seconds: float, text: str) -> None:
     assert duration(seconds) == text
+
+
+@pytest.mark.parametrize("run", ["mine", "my run", "-c-20261125T190000-1f2e", "--help", "-", "a=b", "it's"])
+def test_the_command_that_is_printed_is_one_that_the_parser_takes(tmp_path: Path, run: str) -> None:
+    program, *command = shlex.split(beginning(run, tmp_path / "r.0.1.rank").partition("With Prometheus: ")[2])
+    assert program == "rankscope"
+    assert launch._parser().parse_args(command).run == run

@@ -98,8 +98,13 @@ def beginning(run: str, path: Path) -> str:
     exporter = "rankscope-exporter" if is_usual else f"rankscope-exporter --run-dir {shlex.quote(str(path.parent))}"
     return (
         f"run {run}, recorded in {path}. Its page: {exporter}. "
-        f"With Prometheus: rankscope explain --run {shlex.quote(run)}"
+        f"With Prometheus: rankscope explain {shlex.join(run_option(run))}"
     )
+
+
+def run_option(run: str) -> list[str]:
+    """Return the arguments that choose a run. A name with a dash first, as of `python -c`, would be an option alone."""
+    return [f"--run={run}"] if run.startswith("-") else ["--run", run]
 
 
 def summary(snapshot: RankSnapshot, step_marker: int) -> str:
