@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections import UserDict
 from collections.abc import Iterator
 from typing import Any
@@ -201,3 +202,14 @@ def test_what_the_script_says_of_a_step_is_what_counts(timeline: Timeline, loade
 def test_a_step_may_tell_tokens_alone(timeline: Timeline) -> None:
     rankscope.step(tokens=5)
     assert (value(timeline, "samples"), value(timeline, "tokens")) == (0, 5)
+
+
+def test_what_starting_a_loader_takes_is_data_wait(timeline: Timeline) -> None:
+    class SlowToBegin(list[int]):
+        def __iter__(self) -> Iterator[int]:
+            time.sleep(0.05)
+            return super().__iter__()
+
+    Training().step(torch.randn(1, 1, 8))
+    iter(DataLoader(TensorDataset(torch.randn(4, 8)), sampler=SlowToBegin(range(4)), batch_size=None))
+    assert timeline.writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT] >= 0.05

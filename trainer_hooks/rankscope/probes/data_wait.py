@@ -121,7 +121,8 @@ def timed(timeline: Timeline, guard: Guard, iterator: Iterator[Item]) -> Iterato
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the one method that every DataLoader iterator, single- or multi-process, goes through."""
+    """Watch the start of a DataLoader, and the one method that every iterator of one goes through."""
     iterator: Any = dataloader._BaseDataLoaderIter  # noqa: SLF001 - the only place that sees every loader
     watch = in_phase(timeline, guard, layout.DATA_WAIT, BatchCounter(timeline).fetched)
-    return [replace(iterator, "__next__", watch)]
+    start = in_phase(timeline, guard, layout.DATA_WAIT, unless_within=frozenset({layout.DATA_WAIT}))
+    return [replace(dataloader.DataLoader, "__iter__", start), replace(iterator, "__next__", watch)]
