@@ -5,8 +5,10 @@ PYTHON ?= python3
 REPORT ?= docs/measurements/gpu_check.json
 BIN := .venv/bin
 PYTESTS = $(BIN)/python -m pytest
-# The order of tests/conftest.py, which starts with the longest, and a file in one worker, which shares its fixtures.
-AT_ONCE = -n 2 --dist loadfile --no-loadscope-reorder --durations=25
+# A worker takes a whole file, whose tests share fixtures, in the order of tests/conftest.py: slow ones first.
+AT_ONCE = -n 3 --dist loadfile --no-loadscope-reorder
+ALONE = -n 2 --dist loadgroup
+LINT = $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy
 RELEASE := .release/bin
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer_hooks/rankscope/_version.py)
 # Wheels for every platform that the image is built for, and no index in it: pip's own settings say where packages are.
@@ -24,19 +26,21 @@ help: ## what can be made
 demo: $(call installed,train) servers ## a real training job, two faults, two notifications (ONCE=1: exit by itself)
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
 
-check: lint ## ruff, mypy, and the tests that need no torch, process, server or sleep (under a minute)
+check: $(call installed,check) ## ruff, mypy, and the tests that need no torch, process, server or sleep (under a minute)
+	@$(LINT)
 	@$(PYTESTS) -n 2 --dist loadfile --quiet -m unit
 
 ifdef PYTEST
 test: venv
 	@$(PYTESTS) $(PYTEST)
 else
-test: venv servers lint ## lint, types, and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
-	@$(PYTESTS) $(AT_ONCE) -m 'not alone' && $(PYTESTS) $(AT_ONCE) -m alone
+test: venv servers ## lint, types, and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
+	@$(LINT)
+	@$(PYTESTS) --durations=25 $(AT_ONCE) -m 'not alone' && $(PYTESTS) --durations=10 $(ALONE) -m alone
 endif
 
-lint: venv ## ruff and mypy --strict; mypy checks what changed since its last run
-	@$(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy
+lint: $(call installed,check) ## ruff and mypy --strict; mypy checks what changed since its last run
+	@$(LINT)
 
 format: venv ## let ruff format the code
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .

@@ -51,6 +51,22 @@ same. Reading is spread: what changes seldom (errors, modes, links' states) is u
 
 ## Ranks (labels `run`, `rank`, `owner`)
 
+### What a step is
+
+A step ends when the optimizer that marks the steps ends its own. One optimizer marks them at a time:
+
+- The first optimizer that steps marks the steps, whatever wraps it. With accumulation a step has several backward
+  passes.
+- Another optimizer that steps between two of its steps belongs to the same step: a second one for other parameters, or
+  a GAN's critic.
+- Optimizers that step within the backward pass count as one optimizer. It steps once a backward pass.
+- When the optimizer has not stepped for more than twice its longest gap (in backward passes, at least 8; 256 until it
+  has stepped twice), the one that steps marks the steps. Its steps since then count at that moment, so staged training
+  and models that are trained in turn lose none. They have the same length in the histogram, and are not compared with
+  the steps of other ranks.
+- Where no optimizer steps in 100 backward passes, each further pass is a step, until one does.
+- After the first call of `rankscope.step()` only that ends a step.
+
 {ranks}
 
 ## The exporter itself

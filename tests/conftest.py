@@ -39,6 +39,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         tier = tiers.tier(item)
         item.add_marker(tier)
+        if tier == "promtool":  # two cores have as many of them at once as there are workers
+            item.add_marker(pytest.mark.timeout(900))
         first[item.path] = min(order.index(tier), first.get(item.path, len(order)))
     items.sort(key=lambda item: first[item.path])
 

@@ -42,7 +42,8 @@ keep() {
 
 case "$SLURM_JOB_ID" in '' | *[!0-9_+]*) exit 0 ;; esac
 [ -n "$SLURM_JOB_GPUS" ] || exit 0
-mkdir -p "$DIR" && : >>"$DIR/.lock" || exit 0
+# Root's alone, as any user who can open a file can lock it and hold up every prolog.
+mkdir -p "$DIR" && (umask 077 && : >>"$DIR/.lock" && chmod 600 "$DIR/.lock") || exit 0
 exec 9>>"$DIR/.lock" # one at a time: jobs that share a GPU may begin and end together
 flock -w 5 9
 for gpu in $(printf '%s' "$SLURM_JOB_GPUS" | tr ',' ' '); do

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 import pytest
@@ -37,3 +38,14 @@ def test_a_job_without_gpus_leaves_nothing(slurmd: Slurmd) -> None:
 def test_nothing_half_written_is_left_behind(slurmd: Slurmd) -> None:
     slurmd.runs("prolog", ID="7", USER="alice", GPUS="0")
     assert sorted(path.name for path in slurmd.directory.iterdir()) == [".lock", "0"]
+
+
+@pytest.mark.parametrize("mode_before", [None, 0o644, 0o666])
+def test_no_other_user_can_open_the_lock_and_so_hold_up_a_prolog(slurmd: Slurmd, mode_before: int | None) -> None:
+    if mode_before is not None:  # as an earlier version or another program left it
+        slurmd.directory.mkdir()
+        (slurmd.directory / ".lock").touch()
+        (slurmd.directory / ".lock").chmod(mode_before)
+    slurmd.runs("prolog", ID="7", USER="alice", GPUS="0")
+    assert stat.S_IMODE((slurmd.directory / ".lock").stat().st_mode) == 0o600
+    assert stat.S_IMODE((slurmd.directory / "0").stat().st_mode) == 0o644

@@ -59,7 +59,9 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
     other = Job(directory, OTHER_RUN, directory, ranks=1, first_rank=4)
     with Stack(directory, [exporter]) as stack:
         began = time.time()
-        job.start(forward=15, backward=25, micro_steps=2, small_collectives=1, collect_every=5, collect=1)
+        job.start(
+            checkpoint_every=10, forward=15, backward=25, micro_steps=2, small_collectives=1, collect_every=5, collect=1
+        )
         other.start()
         try:
             assert wait_for(lambda: len(stack.prometheus.query("rankscope_rank_steps_total > 1")) == 5, 90), job.output

@@ -63,8 +63,8 @@ def test_only_simulate_imports_the_simulation(run_dir: Path, free_port: int, mon
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # the log names every module that is imported
     for flags, imports in (["--simulate=1"], True), ([], False):
         log = run_dir / "log"
-        with log.open("w") as stderr, exporter(free_port, *flags, stderr=stderr) as url:
-            metrics(url)
+        with log.open("w") as stderr, exporter_process(free_port, *flags, stderr=stderr):
+            metrics(f"http://127.0.0.1:{free_port}")
         lines = log.read_text()
         assert "rankscope_exporter.daemon" in lines
         assert ("rankscope_exporter.simulation" in lines) == imports

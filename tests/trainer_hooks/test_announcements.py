@@ -7,19 +7,22 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import pytest
+from testing.clock import Clock
 
-from rankscope.announcements import beginning, duration, percent, say, summary
+from rankscope.announcements import Announcer, beginning, duration, percent, say, summary
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.snapshot import RankSnapshot
-from rankscope.record.writer import SHARED_MEMORY_RUN_DIR
+from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, RankWriter
 from rankscope.timeline.steps import BACKWARD_PASS, OPTIMIZER_STEP
+from rankscope.timeline.timeline import Timeline
 
 TRAIN = """
 import contextlib, os, signal, sys
@@ -195,6 +198,23 @@ def test_where_the_device_was_measured_its_clock_tells_but_for_planned_phases() 
 
 def test_steps_that_are_backward_passes_are_called_so() -> None:
     assert summary(snapshot(HELD_UP), BACKWARD_PASS).startswith("100 steps (backward passes) in 100 s")
+
+
+def test_the_time_after_the_last_event_is_in_no_phase_of_the_closing_line(
+    run_dir: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    clock = Clock(time.monotonic() - 1000)
+    writer = RankWriter()
+    info = {"run": "job", "rank": "0", "world_size": "1"}
+    writer.publish(run_dir, "job.0", info)
+    timeline = Timeline(writer, clock)
+    timeline.step()
+    opened = timeline.enter(layout.FORWARD)
+    clock.now += 10
+    timeline.leave(opened)
+    timeline.step()
+    Announcer(timeline, lambda: info).end()
+    assert "2 steps in 10 s after 0.0 s of start-up, by the clock of the host: 100 % forward." in capfd.readouterr().err
 
 
 def test_without_a_step_there_is_nothing_to_share() -> None:

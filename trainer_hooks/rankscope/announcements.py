@@ -61,7 +61,8 @@ class Announcer:
         """The record has ended: say where its time went."""
         if path := self._record():
             slots, now = tuple(self._timeline.writer.slots), time.monotonic()
-            snapshot = RankSnapshot(path, True, slots, self._info(), last_words_at=None, read_monotonic=now)
+            # As what has ended: the time since the last event belongs to no phase, as in the record.
+            snapshot = RankSnapshot(path, False, slots, self._info(), last_words_at=None, read_monotonic=now)
             say(summary(snapshot, self._timeline.steps.marker))
 
     def _record(self) -> Path | None:

@@ -33,7 +33,8 @@ def phase(name: str) -> Iterator[None]:
 
     `evaluation` and `checkpoint` absorb what they contain (an evaluation's data wait is evaluation), and a
     `checkpoint` that does not raise counts as one; a name of your own counts like `forward`: the innermost phase
-    gets the time. At most 21 names of your own a run.
+    gets the time. At most 21 names of your own a run; the time of one that is blank, longer than 200 characters, cannot
+    be printed or is one too many counts as `other`.
     """
     attachment = _attachment()
     if attachment is None:
@@ -45,7 +46,7 @@ def phase(name: str) -> Iterator[None]:
         succeeded = True
     finally:
         try:
-            attachment.leave_phase(name, opened, succeeded)
+            attachment.leave_phase(opened, succeeded)
         except BaseException:  # Ctrl-C on the way in, past the guard
             attachment.timeline.unwind()
             raise
@@ -57,7 +58,8 @@ def step(samples: float | None = None, tokens: float | None = None) -> None:
     Of use where no optimizer does it: in loops without one, or with its `step` compiled by torch.compile, which
     cannot be watched without being compiled anew. There each backward pass counts as a step, from the hundred and
     first on, until this is called. `samples` and `tokens` are what this rank trained on in the step,
-    as plain numbers; without them they are taken from the batches that it fetched, as far as these tell.
+    as plain numbers; without them they are taken from the batches that it fetched, as far as these tell. What is not a
+    finite number of 0 or more is not counted.
     """
     attachment = _attachment()
     if attachment is not None:

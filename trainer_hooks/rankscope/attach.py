@@ -52,6 +52,7 @@ class Attachment:
         skip_package()
         self.timeline.steps.polls.append(self._guard("settings")(self._settings.poll))
         self.timeline.steps.polls.append(self._poll_announcer)
+        self.timeline.steps.polls.append(self._ending.forget_failure)
         self._ending.watch()
 
     def _install(self, name: str, probe: ModuleType) -> None:

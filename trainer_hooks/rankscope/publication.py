@@ -13,7 +13,7 @@ from rankscope.record import layout
 from rankscope.record.directory import opened, weakness
 from rankscope.record.old_records import remove_old_records
 from rankscope.record.text import replace_unprintable
-from rankscope.record.writer import RankWriter, run_directory
+from rankscope.record.writer import RankWriter, encode_info, run_directory
 from rankscope.timeline.timeline import Timeline
 
 ERROR_LIMIT = 200  # characters of a path or an error: a path may have thousands
@@ -60,8 +60,10 @@ class Publication:
             self._writer.write_info(self.info())
 
     def info(self) -> dict[str, Any]:
-        """Return the record's info as of now."""
-        return {**self._identity, **self._details()}
+        """Return the record's info as of now, without the settings where they do not fit."""
+        info = {**self._identity, **self._details()}
+        fits = len(encode_info(info)) <= layout.INFO_CAPACITY
+        return info if fits else {**info, "settings": {}}
 
 
 def is_training(timeline: Timeline, event: int) -> bool:

@@ -7,9 +7,13 @@ from typing import Any
 
 from rankscope.guard import Guard, logger
 from rankscope.record import layout
+from rankscope.record.text import LABEL_LIMIT, is_name, replace_unprintable
+from rankscope.record.writer import encode_info
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.steps import SCRIPT
 from rankscope.timeline.timeline import Timeline
+
+SHOWN = 40  # characters of a name that cannot be kept
 
 
 class Script:
@@ -19,51 +23,73 @@ class Script:
         self.phases: list[str] = []
         self._timeline = timeline
         self._on_new_phase = on_new_phase
-        self._phases_are_full = False
+        self._refusals: set[str] = set()  # that were logged
         phase, self._timed = guard("phase"), guard("timed")
         self.enter_phase = phase(self._enter_phase)
         self.leave_phase = phase(self._leave_phase)
-        self.step = phase(self._step)
+        self.step = guard("step")(self._step)
         self.timed = self._timed(self._watch_iterator)
 
     def _phase_index(self, name: str) -> int:
-        """Return the index of a phase, one of the record's own or the script's; OTHER once there are too many."""
-        name = str(name)
+        """Return the index of a phase, one of the record's own or the script's; OTHER if its name cannot be kept."""
         names = [*layout.PHASES, *self.phases]
         if name in names:
             return names.index(name)
-        if len(names) == layout.MAX_PHASES:
-            if not self._phases_are_full:
-                logger.warning("rankscope: no place for phase %r: %d are in use", name, layout.MAX_PHASES)
-            self._phases_are_full = True
+        if refusal := self._refusal(name):
+            self._log_refusal(name, refusal)
             return layout.OTHER
         self.phases.append(name)
         self._on_new_phase()
         return len(names)
 
-    def _enter_phase(self, name: str) -> Phases | None:
-        index = self._phase_index(name)
+    def _refusal(self, name: str) -> str:
+        """Return why a new name cannot be kept; empty if it can."""
+        if not is_name(name):
+            return f"a name has 1 to {LABEL_LIMIT} printable characters"
+        if len(layout.PHASES) + len(self.phases) == layout.MAX_PHASES:
+            return f"{layout.MAX_PHASES} are in use"
+        if len(encode_info([*self.phases, name])) > layout.PHASE_NAMES_CAPACITY:
+            return f"the names take more than {layout.PHASE_NAMES_CAPACITY} bytes"
+        return ""
+
+    def _log_refusal(self, name: str, refusal: str) -> None:
+        """Log the first name that each reason refuses."""
+        if refusal not in self._refusals:
+            shown = replace_unprintable(name, SHOWN)
+            logger.warning("rankscope: no place for phase %r: %s; its time counts as other", shown, refusal)
+        self._refusals.add(refusal)
+
+    def _enter_phase(self, name: object) -> Phases | None:
+        index = self._phase_index(_text(name))
         return self._timeline.checkpoints.begin() if index == layout.CHECKPOINT else self._timeline.enter(index)
 
-    def _leave_phase(self, name: str, opened: Phases | None, succeeded: bool) -> None:
+    def _leave_phase(self, opened: Phases | None, succeeded: bool) -> None:
         if opened is None:
             return
-        if str(name) == layout.PHASES[layout.CHECKPOINT]:
+        if opened[0] == layout.CHECKPOINT:
             self._timeline.checkpoints.end(opened, 0.0 if succeeded else None)
         else:
             self._timeline.leave(opened)
 
-    def _step(self, samples: float | None, tokens: float | None) -> None:
+    def _step(self, samples: object, tokens: object) -> None:
         timeline = self._timeline
         if timeline.steps.marker != SCRIPT and not timeline.steps.take_over(SCRIPT):
             return  # the backward pass before it was this step
         if samples is not None:
-            timeline.steps.fetched_samples = float(samples)
+            timeline.steps.fetched_samples = timeline.numbers.accept("samples", samples)
         if tokens is not None:
-            timeline.steps.fetched_tokens = float(tokens)
+            timeline.steps.fetched_tokens = timeline.numbers.accept("tokens", tokens)
         timeline.step()
 
     def _watch_iterator(self, iterator: Iterator[Any]) -> Iterator[Any]:
         from rankscope.probes import data_wait
 
         return data_wait.timed(self._timeline, self._timed, iterator)
+
+
+def _text(name: object) -> str:
+    """Return the name as a text; an empty one if its type fails to give one."""
+    try:
+        return str(name)
+    except Exception:  # the type is the script's and may raise anything
+        return ""

@@ -14,6 +14,7 @@ from typing import Any
 
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
+from rankscope.record.text import replace_unprintable
 from rankscope.timeline.steps import BACKWARD_PASS, SETTLED_STEPS
 from rankscope.timeline.timeline import Timeline
 
@@ -64,7 +65,7 @@ class Settings:
             **of_loader(loader),
             **of_ddp(module),
         }
-        return {name: found.get(name, "")[:LONGEST] for name in layout.SETTINGS}
+        return {name: replace_unprintable(found.get(name, ""), LONGEST) for name in layout.SETTINGS}
 
     def _object(self, role: str) -> Any:
         reference = self._timeline.job.objects.get(role)

@@ -39,9 +39,10 @@ from validation.fuzz.fuzzing import FuzzError
 
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
+from rankscope.record.text import LABEL_LIMIT
 from rankscope_exporter.exposition.encoder import Encoder
 from rankscope_exporter.exposition.metric import WrittenFamily
-from rankscope_exporter.ranks.checks import LABEL_LIMIT, LABELS
+from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.metric import RANK_LABELS
 from rankscope_exporter.ranks.rank import Scan

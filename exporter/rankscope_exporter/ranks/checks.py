@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rankscope.record.reader import UnreadableRecordError
 from rankscope.record.snapshot import RankSnapshot
-from rankscope.record.text import NUMBER
+from rankscope.record.text import LABEL_LIMIT, NUMBER, is_label
 
 LABELS = (
     "run",
@@ -19,13 +19,7 @@ LABELS = (
     "torch_version",
     "rankscope_version",
 )
-LABEL_LIMIT = 200  # characters; the hook's longest is a run's name with 128, Kubernetes allows 253 and generates 63
 CLOCKS_APART = 60.0  # seconds: a record is written on this machine, by its clock
-
-
-def is_label(text: str) -> bool:
-    """Whether the text may be a label's value: printable, and at most LABEL_LIMIT characters."""
-    return len(text) <= LABEL_LIMIT and text.isprintable()
 
 
 def check_info(snapshot: RankSnapshot) -> None:
@@ -41,7 +35,7 @@ def check_info(snapshot: RankSnapshot) -> None:
         raise UnreadableRecordError("unnamed", snapshot.path, "its run has no name")
     if not (NUMBER.fullmatch(info["rank"]) and NUMBER.fullmatch(info["pid"])):
         raise UnreadableRecordError("foreign", snapshot.path, "its rank or pid is no number")
-    for text in (*info.get("phases", ()), *snapshot.groups, *info.get("settings", {}).values()):
+    for text in (*snapshot.groups, *info.get("settings", {}).values()):
         if not is_label(text):
             raise UnreadableRecordError("foreign", snapshot.path, f"a name in it is no printable text: {text[:20]!r}")
     if NUMBER.fullmatch(info["world_size"]) and int(info["rank"]) >= int(info["world_size"]):

@@ -88,8 +88,60 @@ def test_arguments_may_be_given_by_name(timeline: Timeline, tmp_path: Path) -> N
     assert value(timeline, "checkpoint_bytes") == (tmp_path / "model.pt").stat().st_size
 
 
-def test_what_is_saved_into_memory_or_a_pipe_is_no_checkpoint(timeline: Timeline) -> None:
-    torch.save(MODEL.state_dict(), io.BytesIO())
+class Upload:
+    """Collects what is written to it, as a client of an object store does: no descriptor and no position."""
+
+    def __init__(self) -> None:
+        self.size = 0
+
+    def write(self, content: bytes) -> int:
+        self.size += len(content)
+        return len(content)
+
+    def flush(self) -> None:
+        """Nothing is kept back."""
+
+
+@pytest.mark.parametrize("key", ["model", "optimizer", "ema"])
+def test_a_state_that_is_saved_into_memory_is_a_checkpoint(timeline: Timeline, key: str) -> None:
+    optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
+    states = {"model": MODEL.state_dict(), "optimizer": optimizer.state_dict(), "ema": MODEL}
+    buffer = io.BytesIO()
+    torch.save({key: states[key], "step": 7}, buffer)
+    assert value(timeline, "checkpoints") == 1
+    assert value(timeline, "checkpoint_bytes") == len(buffer.getvalue())
+
+
+def test_a_checkpoint_that_is_written_from_memory_counts_once(timeline: Timeline, tmp_path: Path) -> None:
+    for number in range(1, 4):
+        buffer = io.BytesIO()
+        torch.save(MODEL.state_dict(), buffer)
+        temporary = tmp_path / "model.tmp"
+        temporary.write_bytes(buffer.getvalue())
+        temporary.replace(tmp_path / "model.pt")
+        timeline.step()
+        assert value(timeline, "checkpoints") == number
+
+
+def test_a_checkpoint_that_is_uploaded_counts_though_its_size_is_not_known(timeline: Timeline) -> None:
+    upload = Upload()
+    torch.save(MODEL.state_dict(), upload)  # type: ignore[arg-type]  # torch needs no more than this
+    assert upload.size > SIZE
+    assert value(timeline, "checkpoints") == 1
+    assert value(timeline, "checkpoint_bytes") == 0
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of its own deprecated functions
+@pytest.mark.usefixtures("process_group")
+def test_a_state_that_torch_distributed_sends_is_no_checkpoint(timeline: Timeline) -> None:
+    from torch.distributed.optim.zero_redundancy_optimizer import _broadcast_object
+
+    _broadcast_object(MODEL.state_dict(), src_rank=0, group=torch.distributed.group.WORLD)
+    assert value(timeline, "checkpoints") == 0
+
+
+def test_what_is_saved_into_memory_without_state_or_into_a_pipe_is_no_checkpoint(timeline: Timeline) -> None:
+    torch.save({"batch": torch.zeros(256, 256)}, io.BytesIO())
     read_end, write_end = os.pipe()
     with os.fdopen(write_end, "wb") as pipe:
         torch.save(1, pipe)
@@ -166,6 +218,17 @@ def test_safetensors_are_checkpoints_whether_imported_before_or_after_us(tmp_pat
     assert value(timeline, "checkpoints") == 2
     assert value(timeline, "checkpoint_bytes") == sum(sizes)
     assert torch.equal(load_file(tmp_path / "taken.safetensors")["weight"], MODEL.weight)
+
+
+def test_safetensors_that_the_script_writes_itself_are_a_checkpoint_unless_they_are_small(timeline: Timeline) -> None:
+    import safetensors.torch
+
+    timeline.step()  # at the end of a step the hook finds modules that were imported after it
+    safetensors.torch.save({"loss": torch.zeros(4)})
+    assert value(timeline, "checkpoints") == 0
+    content = safetensors.torch.save(MODEL.state_dict())
+    assert value(timeline, "checkpoints") == 1
+    assert value(timeline, "checkpoint_bytes") == len(content)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch's own: a checkpoint of a single process

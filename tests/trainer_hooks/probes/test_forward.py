@@ -71,7 +71,7 @@ def test_the_forward_of_a_plain_model_is_forward(wrap: Callable[[torch.nn.Module
     model = wrap(Slow())
     steps(7, lambda: model(torch.ones(2, 4)), *model.parameters())
     assert forward_seconds() >= 6 * SECONDS
-    assert snapshot().phase_seconds["other"] < SECONDS
+    assert snapshot().phase_seconds["other"] < forward_seconds() / 2
 
 
 def test_parts_of_a_model_that_is_never_called_itself_are_each_a_root() -> None:

@@ -147,6 +147,34 @@ def warmed_up() -> list[torch.nn.Parameter]:
     return list(network.parameters())
 
 
+def then_in_backward() -> list[torch.nn.Parameter]:
+    """First an ordinary optimizer, then one for each parameter, which steps within the backward pass."""
+    network = model()
+    warm_up = torch.optim.SGD(network.parameters(), lr=0.1)
+    for _ in range(20):
+        warm_up.zero_grad()
+        loss(network).backward()
+        warm_up.step()
+    for parameter in network.parameters():
+        parameter.register_post_accumulate_grad_hook(stepping(torch.optim.AdamW([parameter])))
+    for _ in range(30):
+        loss(network).backward()
+    return list(network.parameters())
+
+
+def models_in_turn() -> list[torch.nn.Parameter]:
+    """Three models with an optimizer each, trained one after the other in each of two epochs."""
+    networks = [model() for _ in range(3)]
+    optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in networks]
+    for _ in range(2):
+        for network, optimizer in zip(networks, optimizers, strict=True):
+            for _ in range(20):
+                optimizer.zero_grad()
+                loss(network).backward()
+                optimizer.step()
+    return [parameter for network in networks for parameter in network.parameters()]
+
+
 def result(way: Way) -> list[torch.Tensor]:
     torch.manual_seed(0)
     return [parameter.detach().clone() for parameter in way()]
@@ -197,9 +225,14 @@ def test_each_call_of_a_closure_is_a_micro_step() -> None:
     assert rank["micro_steps"] > 2 * ROUNDS
 
 
-def test_an_optimizer_that_marked_the_steps_and_is_no_longer_used_is_replaced() -> None:
-    _, rank = watched(warmed_up)
-    assert 3 < rank["steps"] < 303
+@pytest.mark.parametrize(("way", "steps"), [(warmed_up, 303), (then_in_backward, 50), (models_in_turn, 120)])
+def test_every_step_of_optimizers_that_replace_each_other_is_counted(way: Way, steps: int) -> None:
+    expected = result(way)
+    parameters, rank = watched(way)
+    assert all(map(torch.equal, expected, parameters))
+    assert rank["steps"] == steps
+    in_histogram = sum(rank.many("step_buckets"))
+    assert in_histogram == steps - 1  # the first step ends start-up
 
 
 class SlowSGD(torch.optim.SGD):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import pickle
+import posix
 import signal
 import subprocess
 import sys
@@ -13,8 +15,10 @@ from testing.programs import python, running
 from testing.waiting import eventually
 from tests.trainer_hooks.scripts import READY, TRAIN, WAIT, job, watched
 
+from rankscope.process.ending import Ending
 from rankscope.record.reader import read_rank
 from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.writer import RankWriter
 
 SPAWNED = """
 import multiprocessing, sys
@@ -84,14 +88,48 @@ def end_of(run_dir: Path, code: str, *options: str, typed: str = "") -> tuple[st
     return record_in(run_dir).exit_reason, process.returncode, errors
 
 
-# Nothing in the process can know the status of a main thread that left by SystemExit: Python has cleared the exception
-# when atexit runs, and sys.excepthook is not called for it. So the record says that Python was left in order.
+CAUGHT_EXIT = """
+try:
+    sys.exit(3)
+except SystemExit:
+    pass
+"""
+WRAPPED = """
+def wrapper():
+    try:
+        raise ValueError("lost")
+    except ValueError:
+        sys.exit(1)
+
+wrapper()
+"""
+CTRL_C = """
+try:
+    raise KeyboardInterrupt
+except KeyboardInterrupt:
+    sys.exit(1)
+"""
+FORKED_EXIT = """
+if os.fork() == 0:
+    os._exit(3)
+os.wait()
+"""
+# A main thread that leaves by an error that it raised itself, as `raise SystemExit(3)`, tells nobody its status: Python
+# has cleared the error when atexit runs, and sys.excepthook is not called for it.
 ENDS = {
     "the end of the script": ("", "finished", 0),
     "sys.exit with success": ("sys.exit(0)", "finished", 0),
-    "sys.exit with a status": ("sys.exit(3)", "finished", 3),
-    "sys.exit with a text": ("sys.exit('no data')", "finished", 1),
-    "an exit past Python, which leaves no word": ("os._exit(3)", "killed", 3),
+    "sys.exit with a status": ("sys.exit(3)", "exception", 3),
+    "sys.exit with a text": ("sys.exit('no data')", "exception", 1),
+    "sys.exit with a status that the kernel takes for 0": ("sys.exit(256)", "finished", 0),
+    "sys.exit where an exception is caught, as Hydra does": (WRAPPED, "exception", 1),
+    "sys.exit that is caught": (CAUGHT_EXIT, "finished", 0),
+    "sys.exit after Ctrl-C": (CTRL_C, "finished", 1),
+    "sys.exit with the status of a signal": ("sys.exit(143)", "finished", 143),
+    "an error of sys.exit's kind that the script raises itself": ("raise SystemExit(3)", "finished", 3),
+    "an exit past Python with success": ("os._exit(0)", "finished", 0),
+    "an exit past Python with a status": ("os._exit(3)", "exception", 3),
+    "an exit past Python of a forked child": (FORKED_EXIT, "finished", 0),
     "an exception": ("raise KeyError('lost')", "exception", 1),
     "an exception past an excepthook that does not hand on": (
         "sys.excepthook = lambda *_: None\nraise KeyError('lost')",
@@ -109,6 +147,16 @@ def test_the_record_says_how_the_script_ended(run_dir: Path, end: str) -> None:
 
 def test_an_uncaught_exception_is_still_printed(run_dir: Path) -> None:
     assert "KeyError: 'lost'" in end_of(run_dir, "raise KeyError('lost')")[2]
+
+
+def test_the_watched_exits_can_be_pickled_and_are_restored() -> None:
+    before = os._exit, posix._exit, sys.exit
+    ending = Ending(RankWriter())
+    ending.watch()
+    assert (os._exit, sys.exit) != before[::2]
+    assert pickle.loads(pickle.dumps((os._exit, sys.exit))) == (os._exit, sys.exit)
+    ending.forget()
+    assert (os._exit, posix._exit, sys.exit) == before
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,9 @@ from testing.programs import python, running
 from testing.records import living_rank, publish, rank_info
 
 from rankscope.record import layout
+from rankscope.record.directory import opened
 from rankscope.record.layout import INDEX
+from rankscope.record.old_records import remove_old_records
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
@@ -173,3 +175,29 @@ def test_a_phase_is_open_since_the_last_event_and_one_that_absorbs_since_it_bega
     snapshot = read_rank(writer.path)
     found.append((snapshot.phase, now - snapshot.phase_since))
     assert found == [("forward", 4.0), ("evaluation", 6.0), ("other", 0.0)]
+
+
+@pytest.mark.parametrize("size", [0, 100, layout.SIZE - 1])
+def test_what_a_process_left_that_was_killed_while_it_wrote_is_removed_by_the_next(run_dir: Path, size: int) -> None:
+    (run_dir / ".r.0.1.rank").write_bytes(layout.header().ljust(layout.SIZE, b"\0")[:size])
+    (run_dir / "r.0.2.rank").write_bytes(b"")  # of no writer: it renames only what is whole
+    with opened(run_dir) as directory:
+        remove_old_records(run_dir, directory, rank_info())
+    assert [path.name for path in run_dir.iterdir()] == ["r.0.2.rank"]
+
+
+def test_a_rank_whose_unfinished_record_is_removed_takes_another_name(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write = os.write
+
+    def write_after_another_rank_has_begun(descriptor: int, data: bytes) -> int:
+        monkeypatch.setattr(os, "write", write)
+        with opened(run_dir) as directory:
+            remove_old_records(run_dir, directory, rank_info())
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", write_after_another_rank_has_begun)
+    _, path = publish(run_dir)
+    assert path != run_dir / "r.0.rank"
+    assert read_rank(path).info == rank_info()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 from testing.own_record import installed
+from torch.distributed._composable.replicate import replicate
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.probes import backward, ddp
@@ -18,6 +19,8 @@ from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
 
 ALL_REDUCE = layout.OPS.index("ddp_all_reduce")
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
 
 
 @pytest.fixture
@@ -57,6 +60,64 @@ def test_each_backward_pass_has_one_wait(timeline: Timeline, model: torch.nn.Mod
         model(torch.ones(1, 2)).sum().backward()
         assert timeline.open_phases == (layout.OTHER, None)
     assert found(timeline) == (3, 0, True)
+
+
+class TrainsByMethod(DistributedDataParallel):
+    """A subclass that prepares the reducer in a method of its own and never calls DDP's forward."""
+
+    def train_step(self, inputs: torch.Tensor) -> torch.Tensor:
+        outputs: torch.Tensor = self.module(inputs)
+        self.reducer.prepare_for_backward([outputs] if self.find_unused_parameters else [])
+        return outputs
+
+
+class PreparesLate(DistributedDataParallel):
+    """A subclass that prepares the reducer after a forward pass under `no_sync`, as the stage of a pipeline does."""
+
+    def train_step(self, inputs: torch.Tensor) -> torch.Tensor:
+        with self.no_sync():
+            outputs: torch.Tensor = self(inputs)
+        self.reducer.prepare_for_backward([outputs] if self.find_unused_parameters else [])
+        return outputs
+
+
+def composable(**options: Any) -> Forward:
+    return replicate(torch.nn.Linear(2, 2), **options)
+
+
+def by_method(**options: Any) -> Forward:
+    return TrainsByMethod(torch.nn.Linear(2, 2), **options).train_step
+
+
+def prepared_late(**options: Any) -> Forward:
+    return PreparesLate(torch.nn.Linear(2, 2), **options).train_step
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=["all used", "some unused"])
+@pytest.mark.parametrize("make", [composable, by_method, prepared_late])
+def test_whoever_prepares_the_reducer_each_backward_pass_has_one_wait(
+    timeline: Timeline, make: Callable[..., Forward], options: dict[str, bool]
+) -> None:
+    forward = make(**options)
+    for _ in range(3):
+        forward(torch.ones(1, 2)).sum().backward()
+        assert timeline.open_phases == (layout.OTHER, None)
+    assert found(timeline) == (3, 0, True)
+
+
+def test_replicate_with_a_static_graph_has_one_wait_each_backward_pass(timeline: Timeline) -> None:
+    model = replicate(torch.nn.Linear(2, 2), static_graph=True)
+    for _ in range(3):
+        model(torch.ones(1, 2)).sum().backward()
+    assert found(timeline) == (3, 0, True)
+
+
+def test_a_backward_pass_that_replicate_does_not_synchronize_has_no_wait(timeline: Timeline) -> None:
+    model: Any = replicate(torch.nn.Linear(2, 2))
+    for synchronizes in (False, True, False):
+        model.set_requires_gradient_sync(synchronizes)
+        model(torch.ones(1, 2)).sum().backward()
+    assert found(timeline) == (1, 0, True)
 
 
 def test_gradients_that_are_asked_for_end_it_too(timeline: Timeline, model: torch.nn.Module) -> None:

@@ -23,7 +23,7 @@ Run = Callable[[str], dict[str, Any]]
 pytestmark = pytest.mark.alone
 
 
-# By device, as each kind takes a while to start. Rank 0 that does extra work over gloo is in the demo (test_demo.py).
+# Each device has a worker of its own in `make test`. The demo has the extra work of rank 0 over gloo (test_demo.py).
 CASES = (
     (GLOO, "f07_memory_held"),
     (GLOO, "f03_slow_loader"),
@@ -59,7 +59,12 @@ def said_by_the_notification(line: dict[str, Any]) -> tuple[str | None, ...]:
     return labels["alertname"], labels.get("rank"), labels.get("node"), labels.get("cause", labels.get("reason"))
 
 
-@pytest.mark.parametrize(("run", "name"), CASES, indirect=["run"], scope="module")
+@pytest.mark.parametrize(
+    ("run", "name"),
+    [pytest.param(device, name, marks=pytest.mark.xdist_group(device)) for device, name in CASES],
+    indirect=["run"],
+    scope="module",
+)
 def test_a_fault_is_notified_with_its_place_and_cause_and_nothing_else_is(run, name):
     line = run(name)
     assert line["false_alarms"] == []

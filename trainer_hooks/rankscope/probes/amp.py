@@ -110,7 +110,7 @@ class ScalerWatch:
 
     def _read(self, scale: torch.Tensor, decided: Iterable[torch.Tensor]) -> None:
         if scale.device.type == "cpu":
-            self._timeline.writer.slots[SCALE] = scale.item()
+            self._show(scale.item())
             self._count(any(decision.item() for decision in decided))
         elif scale.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
             self._read_device(scale, decided)
@@ -121,9 +121,12 @@ class ScalerWatch:
             self._readings[scale.device] = reading = DeviceReading(scale.device, self._clock)
         reading.add(decided)
         if arrived := reading.take():
-            self._timeline.writer.slots[SCALE] = arrived[0]
+            self._show(arrived[0])
             self._count(arrived[1])
         reading.ask(scale)
+
+    def _show(self, scale: float) -> None:
+        self._timeline.writer.slots[SCALE] = self._timeline.numbers.accept("the loss scale", scale)
 
     def _count(self, skipped: float) -> None:
         self._timeline.writer.slots[SKIPPED] += skipped

@@ -40,8 +40,8 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
         if gradients:
             return  # only `grad` is given some
         timeline.writer.slots[MICRO_STEPS] += 1
-        if passes.steps_optimizers:
-            timeline.step_in_backward()
+        if passes.on_optimizer_steps is not None:
+            passes.on_optimizer_steps()
         elif steps.marker < OPTIMIZER_STEP:
             steps.unmarked_pass_ended()
 

@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from types import FrameType
 from typing import Any
 
 import torch
@@ -40,10 +41,16 @@ def argument(args: Arguments, kwargs: dict[str, Any], index: int, name: str) -> 
 
 
 def of_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
-    """`torch.save(obj, f)`: to a path or a regular file. What goes into memory or a pipe is communication."""
+    """`torch.save(obj, f)`: to a path, to a regular file, or of a state into memory, from where the script writes it.
+
+    What goes into a pipe is communication, and so is what torch.distributed serializes to send it.
+    """
     value, target = argument(args, kwargs, 0, "obj"), argument(args, kwargs, 1, "f")
-    if not isinstance(target, (str, os.PathLike)) and not is_regular_file(target):
-        return None
+    if not isinstance(target, (str, os.PathLike)):
+        mode = file_mode(target)
+        is_saved = holds_state(value) and not is_called_by("torch.distributed") if mode is None else stat.S_ISREG(mode)
+        if not is_saved:
+            return None
     before = extent(target, before=True)
 
     def size(_result: object) -> float | None:
@@ -99,12 +106,25 @@ class AsyncSaves:
                 count(bytes_of_rank(future.result(), rank), unix)
 
 
-def is_regular_file(target: Any) -> bool:
-    """Whether a file object writes to a file of the file system."""
+def file_mode(target: Any) -> int | None:
+    """Return the mode of the file that a file object writes to; None if it writes into memory."""
     try:
-        return stat.S_ISREG(os.fstat(target.fileno()).st_mode)
+        return os.fstat(target.fileno()).st_mode
     except (AttributeError, OSError, ValueError):  # no descriptor, or closed
-        return False
+        return None
+
+
+def is_called_by(package: str) -> bool:
+    """Whether the watched function was called by code of this package."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented name
+    while frame is not None and str(frame.f_globals.get("__name__")).startswith("rankscope."):
+        frame = frame.f_back
+    return frame is not None and str(frame.f_globals.get("__name__")).startswith(package)
+
+
+def of_safetensors_bytes(_args: Arguments, _kwargs: dict[str, Any]) -> Size:
+    """`safetensors.torch.save(tensors)`: returns the bytes of a file, which the script writes."""
+    return lambda result: float(len(result)) if len(result) >= SMALLEST else None
 
 
 def extent(target: Any, before: bool = False) -> float:
@@ -113,21 +133,19 @@ def extent(target: Any, before: bool = False) -> float:
         if isinstance(target, (str, os.PathLike)):
             return 0.0 if before else float(os.stat(target).st_size)  # noqa: PTH116 - any PathLike, as torch takes it
         return float(target.tell())
-    except OSError:  # a file that is not there under this name, or that has no position: the size is not known
+    except (AttributeError, OSError):  # no file of this name, or no position: the size is not known
         return 0.0
 
 
 def holds_state(value: Any) -> bool:
     """Whether this is what a module's or an optimizer's `state_dict` gave, or a dict that has one in it."""
-    if isinstance(value, torch.nn.Module):
-        return True
-    if not isinstance(value, Mapping):
-        return False
-    return is_state(value) or any(is_state(item) for item in value.values())
+    return is_state(value) or (isinstance(value, Mapping) and any(map(is_state, value.values())))
 
 
 def is_state(value: Any) -> bool:
-    """Whether this is a `state_dict`: a module's carries `_metadata`, an optimizer's has two known keys."""
+    """Whether this is a module or a `state_dict`: a module's carries `_metadata`, an optimizer's has two known keys."""
+    if isinstance(value, torch.nn.Module):
+        return True
     return hasattr(value, "_metadata") or (isinstance(value, Mapping) and {"state", "param_groups"} <= value.keys())
 
 
@@ -171,8 +189,9 @@ class Patches:
             # Whoever took `save` from there before us still ends up in the second of the three.
             "torch.distributed.checkpoint.state_dict_saver": distributed,
             # As transformers does with `save_file`, which ends up in the third.
-            "safetensors.torch": tuple(
-                (name, to_path(1, "filename")) for name in ("save_file", "save_model", "serialize_file")
+            "safetensors.torch": (
+                *((name, to_path(1, "filename")) for name in ("save_file", "save_model", "serialize_file")),
+                ("save", of_safetensors_bytes),
             ),
             # It has torch.save write into memory, then writes that.
             "lightning.fabric.plugins.io.torch_io": (("TorchCheckpointIO.save_checkpoint", to_path(2, "path")),),

@@ -17,6 +17,7 @@ from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.span import in_phase
 from rankscope.record import layout
+from rankscope.record.numbers import as_number
 from rankscope.timeline.timeline import Timeline
 
 Item = TypeVar("Item")
@@ -94,9 +95,9 @@ def first_size(items: Iterable[Any]) -> tuple[float, float]:
 
 
 def batch_size(iterator: Any) -> float:
-    """The batch size of a DataLoader's iterator; 0 if it has none."""
+    """The batch size of a DataLoader's iterator; 0 if it has none. A sampler of the script's may say anything."""
     size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
-    return float(size) if isinstance(size, int) else 0.0
+    return as_number(size) or 0.0 if isinstance(size, int) else 0.0
 
 
 class TimedIterator(Generic[Item]):

@@ -5,6 +5,9 @@ engine. It runs when the backward computation is done and before the reducer's o
 all-reduce. What lies between it and the end of the backward pass is the wait that the overlap with the backward
 computation did not hide; where that end is not seen, a second callback after the reducer's ends it. No communication
 hook is used: a user may have one, and results stay bit-identical.
+
+A backward pass is synchronized if the reducer was prepared for it. DDP's forward does that, and so do `replicate()`,
+pipeline stages and subclasses with methods of their own, so the reducer is watched and not the module's forward.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import is_grad_enabled
+import torch.distributed as dist
 from torch.autograd.graph import Node
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
@@ -76,30 +79,45 @@ class Sandwich:
         self._collectives = Collectives(timeline)
         self._in_flight: list[WatchedModule] = []  # those that the backward which is running will synchronise
         self._call: Issue | None = None  # the wait, while it lasts
-        self.modules: dict[int, WatchedModule] = {}  # by id: a weak dictionary is slow
+        self.modules: dict[int, WatchedModule] = {}  # by the id of the reducer: a weak dictionary is slow
+        self._unprepared: weakref.WeakValueDictionary[int, DistributedDataParallel] = weakref.WeakValueDictionary()
         # Bound once, as each of them is looked up at every backward.
         self._first, self._second = self.before_reducer, self.after_reducer
 
-    def arm(self, call: tuple[Any, ...], outputs: Any, _seconds: float) -> None:
-        """After a forward: the backward that follows will synchronise, or not."""
-        if not is_grad_enabled():
-            return  # no backward follows, and the one of the forward before may still be to come
-        module: DistributedDataParallel = call[0]
-        watched = self.modules.get(id(module)) or self.watch(module)
+    def add(self, module: DistributedDataParallel) -> None:
+        """Remember whose reducer this is, until it is prepared for the first time."""
+        self._unprepared[id(module.reducer)] = module
+
+    def arm(self, call: tuple[Any, ...], _result: object, _seconds: float) -> None:
+        """After the reducer was prepared: it synchronizes the next backward pass."""
+        watched = self._find(call[0])
+        if watched is None:
+            return
         if self._in_flight:  # an exception in the last backward left it so
             self._close()
-        watched.armed = armed = module.require_backward_grad_sync
-        if armed:
-            watched.passes_to_sample -= 1
-            if not watched.passes_to_sample:
-                self._take_sample(watched, module)
-            if watched.hooks_outputs:
-                for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
-                    node.register_prehook(partial(self.queue, watched))
+        watched.armed = True
+        watched.passes_to_sample -= 1
+        module = watched.module()
+        if not watched.passes_to_sample and module is not None:
+            self._take_sample(watched, module)
+        if watched.hooks_outputs:
+            self.hook(watched, call[1:])
+
+    def hook(self, watched: WatchedModule, outputs: Any) -> None:
+        """Notice the first gradient at the outputs of a module whose parameters may get none."""
+        for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
+            node.register_prehook(partial(self.queue, watched))
+
+    def _find(self, reducer: Any) -> WatchedModule | None:
+        """Return the module of a reducer; None for a reducer that belongs to no DDP module."""
+        watched = self.modules.get(id(reducer))
+        if watched is None and (module := self._unprepared.pop(id(reducer), None)) is not None:
+            watched = self.watch(module)
+        return watched
 
     def watch(self, module: DistributedDataParallel) -> WatchedModule:
         """What is kept of a module, made when it is first seen."""
-        key, modules = id(module), self.modules
+        key, modules = id(module.reducer), self.modules
         modules[key] = watched = WatchedModule(module, self.queue)
         weakref.finalize(module, modules.pop, key, None).atexit = False  # before its id is another's
         self._timeline.job.objects["ddp"] = watched.module
@@ -226,16 +244,44 @@ def graph_nodes(value: Any) -> list[Node]:
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch DDP's forward and its buffer broadcast, and arm the sandwich."""
+    """Watch the reducer of DDP, the module's forward and its buffer broadcast."""
+    if not dist.is_available():
+        return []
     sandwich = Sandwich(timeline, guard)
     for called_by_the_engine in (sandwich.queue, sandwich.before_reducer, sandwich.after_reducer):
         skip_call(called_by_the_engine)
-    forward = in_phase(timeline, guard, layout.FORWARD, sandwich.arm)
+    prepare = in_phase(timeline, guard, layout.FORWARD, sandwich.arm)
     return [
         sandwich.remove,
-        replace(DistributedDataParallel, "forward", forward),
+        replace(DistributedDataParallel, "__init__", _initialize(sandwich, guard)),
+        replace(DistributedDataParallel, "forward", in_phase(timeline, guard, layout.FORWARD)),
+        replace(DistributedDataParallel, "_post_forward", _post_forward(sandwich, guard)),
         replace(DistributedDataParallel, "_sync_buffers", _broadcast(sandwich, Collectives(timeline), guard)),
+        replace(dist.Reducer, "prepare_for_backward", prepare),  # type: ignore[attr-defined]  # as DDP's own code
     ]
+
+
+def _initialize(sandwich: Sandwich, guard: Guard) -> Callable[[Function], Function]:
+    """A module may prepare its reducer without DDP's own forward, as pipeline stages and older frameworks do."""
+
+    def end(_call: bool, args: Arguments, _result: None, returned: bool) -> None:
+        if returned:
+            sandwich.add(args[0])
+
+    return around(guard, lambda _args, _kwargs: True, end)
+
+
+def _post_forward(sandwich: Sandwich, guard: Guard) -> Callable[[Function], Function]:
+    """DDP's forward and `replicate()` prepare the reducer here, for the outputs that this returns."""
+
+    def begin(args: Arguments, _kwargs: dict[str, Any]) -> WatchedModule:
+        return sandwich.modules.get(id(args[0].reducer)) or sandwich.watch(args[0])
+
+    def end(watched: WatchedModule, _args: Arguments, outputs: Any, _returned: bool) -> None:
+        if watched.hooks_outputs and watched.armed:
+            sandwich.hook(watched, outputs)
+
+    return around(guard, begin, end)
 
 
 def _broadcast(sandwich: Sandwich, collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
@@ -246,7 +292,7 @@ def _broadcast(sandwich: Sandwich, collectives: Collectives, guard: Guard) -> Ca
         return collectives.begin(args[0].process_group, DDP_BROADCAST, issuing)
 
     def end(call: Issue, args: Arguments, _result: None, _returned: bool) -> None:
-        watched = sandwich.modules.get(id(args[0])) or sandwich.watch(args[0])
+        watched = sandwich.modules.get(id(args[0].reducer)) or sandwich.watch(args[0])
         collectives.issued(call, DDP_BROADCAST, watched.buffers, None)
 
     return around(guard, begin, end)

@@ -1,7 +1,7 @@
 """The optimizer and the step boundary: a step ends where the optimizer that marks the steps ends its own.
 
-One optimizer marks them, the first that was seen, so that two that alternate (a GAN's) do not count twice. Optimizers
-that step within the backward pass, one a parameter, make one step a backward. Once the script calls
+One optimizer marks them at a time (timeline/turns.py), so that two that alternate (a GAN's) do not count twice.
+Optimizers that step within the backward pass, one a parameter, are one in this. Once the script calls
 `rankscope.step()`, only that does. An optimizer step that torch.compile compiles is not seen, nor is an update by hand:
 there each backward pass counts as a step after a while (timeline/steps.py).
 """
@@ -29,10 +29,14 @@ from rankscope.record.layout import BACKWARD, OPTIMIZER
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.steps import OPTIMIZER_STEP, SCRIPT
 from rankscope.timeline.timeline import Timeline
+from rankscope.timeline.turns import Turns
 
-# Backward passes after which an optimizer that marked the steps is no longer in use: more than a GAN's critic takes
-# between two steps of its generator, or an accumulation between two of anybody.
-PATIENCE = 256
+
+class WithinBackward:
+    """Stands for all the optimizers that step within backward passes."""
+
+
+WITHIN_BACKWARD = WithinBackward()
 
 
 class StepMarker:
@@ -43,10 +47,9 @@ class StepMarker:
         self._steps = timeline.steps
         self._guard = guard
         self._open: dict[int, Phases | None] = {}
-        self._marking: weakref.ref[Optimizer] | None = None
+        self._turns = Turns(on_change=self._note_marking)
         # The thread that stepped last of those that we do not follow, and our last event then.
         self._elsewhere = (0, 0.0)
-        self._last_steps = self._micro_steps_then = 0  # when an optimizer that marks none stepped after a new step
 
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """Enter the phase, as the pre hook: unless this is within a backward pass, whose time it then is."""
@@ -56,7 +59,7 @@ class StepMarker:
         try:
             if timeline.open_phases[1] is not None and timeline.is_within((BACKWARD,)):
                 # Perhaps on a thread of the autograd engine. Hundreds a step: their time stays the backward's.
-                timeline.backward.steps_optimizers = self._marking is None
+                timeline.backward.on_optimizer_steps = self._after_backward
                 return
             if not self._steps.has_started:
                 timeline.adopt()  # some frameworks train on a thread of their own
@@ -74,17 +77,34 @@ class StepMarker:
         try:
             opened = self._open.pop(id(optimizer), None)
             timeline.leave(opened)
-            # The usual case first, without a call: it is the optimizer that marks the steps.
-            is_marking = self._marking is not None and self._marking() is optimizer
             steps = self._steps
-            if opened and steps.marker != SCRIPT and (is_marking or self._may_mark(optimizer)):
-                counts = steps.marker == OPTIMIZER_STEP or steps.take_over(OPTIMIZER_STEP)
-                # A tensor, from the scaler, during a fused optimizer's step.
-                found = getattr(optimizer, "found_inf", None)
-                if counts and (found is None or not was_skipped(found)):
-                    steps.ended()
+            if opened is None or steps.marker == SCRIPT:
+                return
+            # A tensor, from the scaler, during a fused optimizer's step.
+            found = getattr(optimizer, "found_inf", None)
+            if found is not None and was_skipped(found):
+                return
+            number = self._turns.count(optimizer, steps.micro_steps)
+            if number and (steps.marker == OPTIMIZER_STEP or steps.take_over(OPTIMIZER_STEP)):
+                steps.ended(number)
         except BaseException as error:
             self._guard.blow(error)
+
+    def _note_marking(self, optimizer: Any) -> None:
+        """Keep the optimizer that marks the steps, as the settings of the run are read from it."""
+        if optimizer is not WITHIN_BACKWARD:
+            self._timeline.job.objects["optimizer"] = weakref.ref(optimizer)
+
+    def _after_backward(self) -> None:
+        """A backward pass has ended in which optimizers stepped."""
+        steps = self._steps
+        self._timeline.backward.on_optimizer_steps = None
+        if steps.marker == SCRIPT:
+            return
+        number = self._turns.count(WITHIN_BACKWARD, steps.micro_steps)
+        if number:
+            steps.marker = OPTIMIZER_STEP
+            self._timeline.step(number)
 
     def _enter_elsewhere(self) -> Phases | None:
         """Follow the training to another thread, if the one that we follow did nothing between two steps of this one.
@@ -106,21 +126,6 @@ class StepMarker:
             if key == id(beginning) or key not in running:
                 del self._open[key]
                 self._timeline.leave(opened)
-
-    def _may_mark(self, optimizer: Optimizer) -> bool:
-        """Whether another optimizer than the last one marks the steps from now on: that is gone, or out of use."""
-        marking = self._marking() if self._marking else None
-        if marking is not None and not self._is_out_of_use():
-            return False
-        self._marking = self._timeline.job.objects["optimizer"] = weakref.ref(optimizer)
-        return True
-
-    def _is_out_of_use(self) -> bool:
-        """Whether the optimizer that marks the steps has marked none for a long time, in which others stepped."""
-        steps, micro_steps = self._steps.count, self._steps.micro_steps
-        if steps != self._last_steps:
-            self._last_steps, self._micro_steps_then = steps, micro_steps
-        return micro_steps - self._micro_steps_then > PATIENCE
 
 
 def was_skipped(found: torch.Tensor) -> bool:

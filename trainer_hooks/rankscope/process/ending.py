@@ -1,8 +1,9 @@
 """How the process ended, written into its record while it still can speak.
 
-A clean exit, an uncaught exception and Ctrl-C say so themselves. SIGTERM (a planned stop) is noted by faulthandler,
-which runs even while the process is blocked in a C call, and then hands on to whatever handled SIGTERM before.
-What ends without any of these was killed; the reader concludes that from the freed lock.
+A clean exit, an uncaught exception and Ctrl-C say so themselves, `os._exit` and `sys.exit` say with which status.
+SIGTERM (a planned stop) is noted by faulthandler, which runs even while the process is blocked in a C call, and then
+hands on to whatever handled SIGTERM before. What ends without any of these was killed; the reader concludes that from
+the freed lock.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import contextlib
 import faulthandler
 import multiprocessing.util
 import os
+import posix
 import signal
 import sys
 import threading
@@ -19,10 +21,14 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
+from rankscope.patch import Undo, replace
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
+
+SIGNALS = 128  # a shell's statuses above it name the signal that ended a program
 
 
 class Ending:
@@ -34,6 +40,8 @@ class Ending:
         self._on_end = on_end
         self._excepthook: Callable[..., object] = sys.excepthook
         self._error_before: BaseException | None = None
+        self._failure: SystemExit | None = None  # with which the script has asked to exit, while that may be on its way
+        self._undo: list[Undo] = []
         self._finalizer: multiprocessing.util.Finalize | None = None
         self._sigterm_before: object = None
         self._watches_sigterm = False
@@ -44,6 +52,9 @@ class Ending:
         self._error_before = getattr(sys, "last_value", None)
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
+        # Under both names one function: multiprocessing pickles it by the second one.
+        self._undo = [replace(posix, "_exit", self._watch_os_exit), replace(os, "_exit", lambda _: posix._exit)]  # noqa: SLF001 - its name
+        self._undo.append(replace(sys, "exit", self._watch_sys_exit))
 
     def watch_published(self) -> None:
         """Notice what can only be noticed, or has only to be, once the record is a file."""
@@ -60,6 +71,9 @@ class Ending:
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         atexit.unregister(self._on_exit)
+        while self._undo:
+            self._undo.pop()()
+        self.forget_failure()
         if self._finalizer is not None:
             self._finalizer.cancel()
         if self._watches_sigterm:
@@ -87,11 +101,33 @@ class Ending:
             slots[INDEX["ended"]] = how
             self._on_end()
 
+    def forget_failure(self) -> None:
+        """Take it that the script has caught its own exit, as it goes on."""
+        self._failure = None
+
+    def _watch_os_exit(self, original: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
+        def watched(status: int) -> NoReturn:
+            if isinstance(status, int):  # else it raises, and nothing ends
+                self.write(layout.FINISHED if is_success(status) else layout.EXCEPTION)
+            original(status)
+
+        return watched
+
+    def _watch_sys_exit(self, original: Callable[..., NoReturn]) -> Callable[..., NoReturn]:
+        def watched(*status: object) -> NoReturn:
+            error = error_of_exit(original, status)
+            is_main = threading.current_thread() is threading.main_thread() and not is_interactive()
+            self._failure = error if is_main and is_failure(error) else None
+            raise error.with_traceback(None)
+
+        return watched
+
     def _on_exit(self) -> None:
         """In order, unless an exception is on its way out, or went through an excepthook that was not ours."""
-        error = sys.exc_info()[1]
+        failure = self._failure
+        error = sys.exc_info()[1] or (failure if failure and has_left(failure) else None)
         if isinstance(error, SystemExit):
-            self.write(layout.FINISHED if error.code in (None, 0) else layout.EXCEPTION)
+            self.write(layout.FINISHED if is_success(error.code) else layout.EXCEPTION)
             return
         last = None if is_interactive() else getattr(sys, "last_value", None)
         self._write_error(error or (last if last is not self._error_before else None))
@@ -106,6 +142,39 @@ class Ending:
             self.write(layout.FINISHED)
         else:
             self.write(layout.INTERRUPTED if isinstance(error, KeyboardInterrupt) else layout.EXCEPTION)
+
+
+def is_success(code: object) -> bool:
+    """Whether a process that exits with this code has the status 0, of which the kernel keeps eight bits."""
+    return code is None or (isinstance(code, int) and code & 0xFF == 0)
+
+
+def is_failure(error: SystemExit) -> bool:
+    """Whether the script exits by this error because it failed, and was not asked to stop.
+
+    A script that handles SIGTERM itself, catches Ctrl-C or exits with a shell's status for a signal may have been.
+    """
+    is_asked = callable(signal.getsignal(signal.SIGTERM)) or isinstance(error.__context__, KeyboardInterrupt)
+    is_status_of_signal = isinstance(error.code, int) and error.code > SIGNALS
+    return not (is_success(error.code) or is_asked or is_status_of_signal)
+
+
+def error_of_exit(exit_function: Callable[..., NoReturn], status: tuple[object, ...]) -> SystemExit:
+    """Return the error that `sys.exit` raises for this status."""
+    try:
+        exit_function(*status)
+    except SystemExit as error:
+        return error
+
+
+def has_left(error: BaseException) -> bool:
+    """Whether nothing handled the error, or what did so last was left by it. One that passed a `finally` is not known.
+
+    Python drops the error with which the main thread ends before it calls the exit functions. Its traceback is as the
+    last handler got it, and a function that caught it has gone on to another instruction.
+    """
+    handled = error.__traceback__
+    return handled is None or handled.tb_frame.f_lasti == handled.tb_lasti
 
 
 def is_interactive() -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 
 from rankscope._version import __version__
 from rankscope.process import environment
-from rankscope.record.text import replace_unprintable
+from rankscope.record.text import LABEL_LIMIT, replace_unprintable
 
 RUN_NAME_LIMIT = 128
 JOB_ID_LIMIT = 32
@@ -32,7 +32,7 @@ def describe() -> dict[str, Any]:
     """The labels of `rankscope_rank_info`, all of them strings. What is not known is an empty string."""
     import torch
 
-    return {
+    labels = {
         "run": run_name(),
         "rank": str(_from_group("get_rank", "RANK", "SLURM_PROCID", default="0")),
         "local_rank": environment.number("LOCAL_RANK", "SLURM_LOCALID", default="0"),
@@ -45,6 +45,7 @@ def describe() -> dict[str, Any]:
         "torch_version": str(torch.__version__),
         "rankscope_version": __version__,
     }
+    return {label: replace_unprintable(text, LABEL_LIMIT) for label, text in labels.items()}
 
 
 def run_name() -> str:

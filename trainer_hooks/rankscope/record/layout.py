@@ -41,6 +41,8 @@ PAGE = 4096  # bytes: each part begins on one
 INFO_CAPACITY = 2 * PAGE
 LAST_WORDS_CAPACITY = PAGE  # more is appended to the file
 
+PHASE_NAMES_CAPACITY = 3 * 1024  # bytes of the info that the names of the script's phases may take
+
 # The first phases of every record; the user's own follow, up to MAX_PHASES, named in the info.
 PHASES = phases.NAMES
 MAX_PHASES = 32

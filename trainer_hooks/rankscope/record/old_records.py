@@ -48,7 +48,11 @@ def _own_names(listing: int) -> Iterator[str]:
 
 
 def _is_over(path: Path, directory: int, info: dict[str, Any]) -> bool:
-    rank = read_rank(path, directory)
+    try:
+        rank = read_rank(path, directory)
+    except UnreadableRecordError as error:
+        # A process that was killed before it had written its record. One that is about to takes another name.
+        return path.name.startswith(".") and error.reason == "truncated"
     is_mine = all(rank.info.get(label) == info[label] for label in ("run", "rank"))
     is_old = time.time() - rank.unix(rank.last_progress) > RECORD_OUTLIVES_ITS_PROCESS
     return (is_mine or is_old) and not rank.alive

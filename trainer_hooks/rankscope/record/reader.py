@@ -21,7 +21,9 @@ from typing import Any, TypeGuard
 from rankscope.record import layout
 from rankscope.record.directory import open_untrusted
 from rankscope.record.layout import FIELDS, INDEX
-from rankscope.record.snapshot import LARGEST, RankSnapshot, Rings
+from rankscope.record.numbers import LARGEST
+from rankscope.record.snapshot import RankSnapshot, Rings
+from rankscope.record.text import is_name
 
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: Linux's struct flock on 64 bits
 _READ_ATTEMPTS = 50
@@ -175,7 +177,7 @@ def _are_settings(value: object) -> bool:
 
 
 def _are_names(value: object) -> bool:
-    if not _are_texts(value) or not all(value):
+    if not _are_texts(value) or not all(map(is_name, value)):
         return False
     names = [*layout.PHASES, *value]
     return len(names) <= layout.MAX_PHASES and len(names) == len(set(names))

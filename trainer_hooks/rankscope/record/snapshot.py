@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 from rankscope.record import layout
 from rankscope.record.layout import FIELDS, INDEX
+from rankscope.record.numbers import LARGEST
 
 _RING_PHASES = slice(layout.RING_WIDTH - len(layout.PHASES), layout.RING_WIDTH)
 _ROUNDING = 1e-6  # seconds: of sums that have run for years
-LARGEST = 2.0**200  # of all slots together: a loss scale (float32) may come to 2**127; their sum stays finite
 
 
 class Step(NamedTuple):

@@ -47,6 +47,11 @@ def run_directory() -> Path:
     return SHARED_MEMORY_RUN_DIR
 
 
+def encode_info(info: object) -> bytes:
+    """Return an info, or a part of one, as the record holds it: UTF-8, as escapes would take twice as many bytes."""
+    return json.dumps(info, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+
+
 class RankWriter:
     """The writing end of one record; the single writer of its slots.
 
@@ -103,7 +108,7 @@ class RankWriter:
 
     def write_info(self, info: dict[str, Any]) -> None:
         """Replace the info. Raises ValueError if it does not fit."""
-        text = json.dumps(info, separators=(",", ":")).encode()
+        text = encode_info(info)
         if len(text) > layout.INFO_CAPACITY:
             raise ValueError(f"the rank's info has {len(text)} bytes; {layout.INFO_CAPACITY} fit")
         at = self._room_beside(len(text))

@@ -34,7 +34,7 @@ class Steps:
         self.marker = NOTHING  # what ends the steps, as layout.STEP_MARKERS
         self.on_end: Callable[[float, int], object] | None = None  # with the step's end and the phase that is open
         self.polls: list[Callable[[], None]] = []  # called at a step's end, at most once a second: what may cost
-        self._wake_number: int | None = None
+        self._wake_number: float = inf
         self._on_wake: Callable[[int], int | None] = lambda _: None
         self.restart()
 
@@ -55,8 +55,12 @@ class Steps:
         """How many outermost backward passes have ended."""
         return int(self._phases.writer.slots[MICRO_STEPS])
 
-    def ended(self) -> None:
-        """The end of a step was the last event, one of the training thread's."""
+    def ended(self, number: int = 1) -> None:
+        """The end of a step was the last event, one of the training thread's.
+
+        It is the last of a `number` of steps if the earlier ones were not known to be steps. They have the same length
+        in the histogram and no entries in the ring.
+        """
         phases = self._phases
         now, writer = phases.last_event, phases.writer
         slots = writer.slots
@@ -64,31 +68,31 @@ class Steps:
             phases.end_startup()
             self.has_started = True
         else:
-            seconds = now - self._last_end
-            slots[STEP_SECONDS] += seconds
+            seconds = (now - self._last_end) / number
+            slots[STEP_SECONDS] += seconds * number
             lowest, highest, bucket = self._bucket  # the last step's, and nearly always this one's, too
             if not lowest < seconds <= highest:
                 bucket = self._find_bucket(seconds)
-            slots[bucket] += 1
+            slots[bucket] += number
         if self.fetched_samples:
             slots[SAMPLES] += self.fetched_samples
             self.fetched_samples = 0.0
         if self.fetched_tokens:
             slots[TOKENS] += self.fetched_tokens
             self.fetched_tokens = 0.0
-        number = slots[STEPS] + 1
-        entry = writer.ring[int(number) % RING_STEPS]
-        entry[0] = number
+        count = slots[STEPS] + number
+        entry = writer.ring[int(count) % RING_STEPS]
+        entry[0] = count
         entry[1] = now
         entry[COPIES] = writer.copied
-        slots[STEPS] = number  # last: now the entry counts
+        slots[STEPS] = count  # last: now the entry counts
         self._last_end = now
         if self._groups.unasked:
             self._groups.ask()
         if self.on_end is not None:
             self.on_end(now, phases.charged_phase())
-        if number == self._wake_number:
-            self._wake_number = self._on_wake(int(number))
+        if count >= self._wake_number:
+            self._wake_number = self._on_wake(int(count)) or inf
         if now >= self._next_poll:
             self._poll(now)
 

@@ -19,19 +19,20 @@ from rankscope.record.writer import RankWriter
 from rankscope.timeline.checkpoints import CheckpointCounter
 from rankscope.timeline.groups import Groups
 from rankscope.timeline.phases import PhaseClock
-from rankscope.timeline.steps import OPTIMIZER_STEP, Steps
+from rankscope.timeline.script_numbers import ScriptNumbers
+from rankscope.timeline.steps import Steps
 
 
 class BackwardPasses:
     """What happens within the outermost backward pass that is running, and at its end."""
 
     def __init__(self) -> None:
-        self.steps_optimizers = False  # optimizers have stepped in it
         self.restart()
 
     def restart(self) -> None:
         """Forget the passes that ran in the process that this one was forked from."""
         self.nested = 0  # passes that run within it
+        self.on_optimizer_steps: Callable[[], object] | None = None  # called once if optimizers have stepped in it
         self.on_end: Callable[[], object] | None = None  # called once when it has ended
 
 
@@ -57,6 +58,7 @@ class Timeline(PhaseClock):
         self.backward = BackwardPasses()
         self.checkpoints = CheckpointCounter(self)
         self.job = Job()
+        self.numbers = ScriptNumbers()
         self.restart()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -75,22 +77,15 @@ class Timeline(PhaseClock):
         self.backward.restart()
         self.checkpoints.restart()
 
-    def step(self) -> None:
-        """The end of a step, on the thread that trains. The first one ends start-up."""
+    def step(self, number: int = 1) -> None:
+        """The end of a step, on the thread that trains. The first one ends start-up. `number` as in `Steps.ended`."""
         if self._owner is None:
             return
         if self._on_event is not None:
             self._on_event(layout.OPTIMIZER)
         self.adopt()
         self._pass()
-        self.steps.ended()
-
-    def step_in_backward(self) -> None:
-        """The end of a backward pass within which the optimizers stepped."""
-        self.backward.steps_optimizers = False
-        if self.steps.marker <= OPTIMIZER_STEP:
-            self.steps.marker = OPTIMIZER_STEP
-            self.step()
+        self.steps.ended(number)
 
     def stop(self) -> None:
         """Ignore every event from now on; ask nothing of the device either, which a forked child may not do."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, fields
 
-from rankscope_exporter.ranks.checks import is_label
+from rankscope.record.text import is_label
 
 # Who knows best comes first. Schedulers hand GPUs out; a process or a rank only shows that it uses one.
 SOURCES = ("slurm", "kubernetes", "container", "user", "process", "rank")

@@ -13,9 +13,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankscope.record.text import is_label
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.slurm import job_of_cgroup
-from rankscope_exporter.ranks.checks import is_label
 
 # A container's cgroup ends in its id: <prefix>-<id>.scope where systemd makes it, <id> or <prefix>-<id> where the
 # runtime does, and <slice>:<prefix>:<id> where the two disagree. A monitor's is <prefix>-conmon-<id>. All of these and

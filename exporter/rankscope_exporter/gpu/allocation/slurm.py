@@ -15,9 +15,8 @@ from functools import partial
 from pathlib import Path
 
 from rankscope.record.directory import open_untrusted
-from rankscope.record.text import replace_unprintable
+from rankscope.record.text import LABEL_LIMIT, replace_unprintable
 from rankscope_exporter.gpu.allocation.holder import Holder
-from rankscope_exporter.ranks.checks import LABEL_LIMIT
 
 FILE_LIMIT = 4096  # bytes: some dozens of jobs
 FILE_NAME = re.compile(r"\d+|(?:GPU|MIG)-[0-9a-f-]{36}")

@@ -42,8 +42,8 @@ METRICS = (
     ),
     RANK.gauge(
         "exit_info",
-        "Only after the end: how the rank ended: `finished` (left Python in order, whatever its exit code), "
-        "`exception`, `interrupted` (Ctrl-C), `sigterm` or `killed` (without a word).",
+        "Only after the end: how the rank ended: `finished` (left Python in order), `exception` (also `sys.exit` "
+        "and `os._exit` with another status than 0), `interrupted` (Ctrl-C), `sigterm` or `killed` (without a word).",
         lambda rank: {rank.snapshot.exit_reason or "": 1} if _has_ended(rank) else None,
         "reason",
     ),

@@ -1,0 +1,26 @@
+"""No reason for which the exporter leaves out a file is silent: it alerts, or the runbook says why it does not."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from rankscope_exporter.ranks.collectors.ranks import SKIP_REASONS
+
+ROOT = Path(__file__).parents[2]
+RULE = (ROOT / "deploy/prometheus/rules/alerts/exporter.yml").read_text().partition("alert: RankscopeRanksHidden")[2]
+ALERTING = set(re.findall(r'reason=~"([a-z_|]+)"', RULE)[0].split("|"))
+RUNBOOK = (ROOT / "docs/runbooks/RankscopeRanksHidden.md").read_text()
+HIDES_A_RANK, _, HIDES_NONE = RUNBOOK.partition("do not alert")
+
+
+def test_the_alert_names_only_reasons_that_exist() -> None:
+    assert set(SKIP_REASONS) >= ALERTING
+
+
+@pytest.mark.parametrize("reason", SKIP_REASONS)
+def test_the_runbook_says_of_each_reason_what_to_do_or_why_it_does_not_alert(reason: str) -> None:
+    page = HIDES_A_RANK if reason in ALERTING else HIDES_NONE
+    assert f"\n- `{reason}`: " in page
