@@ -13,6 +13,7 @@ RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules"
 RECORDED = re.compile(r"\b(?:rank|run|group|gpu|exporter):rankscope_\w+:\w+")
 HYSTERESIS = {
     "exporter:rankscope_seen:timestamp",
+    "gpu:rankscope_held_unused_since:timestamp",
     "rank:rankscope_rank_info:live",
     "rank:rankscope_rank_info:unseen",
     "rank:rankscope_lag:sustained",
