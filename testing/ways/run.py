@@ -53,7 +53,9 @@ class Run:
 
     def batches(self, source: Iterable[Any] | None = None) -> Iterator[Any]:
         """What the source gives, and how long it takes for it."""
-        iterator = iter(self.loader() if source is None else source)
+        source = self.loader() if source is None else source
+        with self.clock("data_wait"):  # an epoch of workers that stay begins here
+            iterator = iter(source)
         nothing = object()
         while True:
             with self.clock("data_wait"):
