@@ -137,7 +137,7 @@ METRICS = (
 
 
 def _are_all_known(claims: Claims, device: Device) -> bool:
-    """Return whether nobody else can hold the GPU: as may be who holds one of several that report the same UUID."""
+    """Return whether no other process can hold the GPU; one that holds a UUID that several GPUs report may."""
     return claims.is_complete and (device.uuid == device.reported_uuid or device.reported_uuid not in claims.holders)
 
 
