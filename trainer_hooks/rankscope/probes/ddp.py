@@ -20,13 +20,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.autograd.graph import Node
+from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.collectives import Collectives, Issue, measure
-from rankscope.probes.compiler import skip_call, uncompiled
+from rankscope.probes.compiler import skip_call, skip_frame, uncompiled
 from rankscope.probes.span import Arguments, Function, around, in_phase
 from rankscope.record import layout
 from rankscope.record.layout import BACKWARD
@@ -53,10 +54,7 @@ class WatchedModule:
         self.handle: RemovableHandle | None = None
         self.passes_to_sample = FIRST_SAMPLES + 1  # until DDP has a new sample
         self._sampled_at = logged(module)[1]
-        # DDP may do without some parameters' gradients only if told so; else any one parameter tells of each
-        # backward, and its node is as old as the module, so it is hooked once and not at every forward.
-        may_lack_gradients = module.find_unused_parameters or module.static_graph
-        self.hooks_outputs = may_lack_gradients or module.mixed_precision is not None
+        self.hooks_outputs = may_lack_gradients(module)
         if not self.hooks_outputs:
             self.handle = gradient_node(synchronised_parameters(module)[0]).register_prehook(partial(on_gradient, self))
 
@@ -81,16 +79,19 @@ class Sandwich:
         self._call: Issue | None = None  # the wait, while it lasts
         self.modules: dict[int, WatchedModule] = {}  # by the id of the reducer: a weak dictionary is slow
         self._unprepared: weakref.WeakValueDictionary[int, DistributedDataParallel] = weakref.WeakValueDictionary()
+        self._undo: list[Undo] = []  # of what is replaced as the first module is met whose outputs get hooks
         # Bound once, as each of them is looked up at every backward.
         self._first, self._second = self.before_reducer, self.after_reducer
 
     def add(self, module: DistributedDataParallel) -> None:
         """Remember whose reducer this is, until it is prepared for the first time."""
         self._unprepared[id(module.reducer)] = module
+        if may_lack_gradients(module):
+            self._watch_outputs()
 
-    def arm(self, call: tuple[Any, ...], _result: object, _seconds: float) -> None:
-        """After the reducer was prepared: it synchronizes the next backward pass."""
-        watched = self._find(call[0])
+    def arm(self, reducer: Any, outputs: Any) -> None:
+        """After the reducer was prepared for outputs: it synchronizes the next backward pass."""
+        watched = self.modules.get(id(reducer)) or self._find(reducer)
         if watched is None:
             return
         if self._in_flight:  # an exception in the last backward left it so
@@ -101,7 +102,7 @@ class Sandwich:
         if not watched.passes_to_sample and module is not None:
             self._take_sample(watched, module)
         if watched.hooks_outputs:
-            self.hook(watched, call[1:])
+            self.hook(watched, outputs)
 
     def hook(self, watched: WatchedModule, outputs: Any) -> None:
         """Notice the first gradient at the outputs of a module whose parameters may get none."""
@@ -109,19 +110,25 @@ class Sandwich:
             node.register_prehook(partial(self.queue, watched))
 
     def _find(self, reducer: Any) -> WatchedModule | None:
-        """Return the module of a reducer; None for a reducer that belongs to no DDP module."""
-        watched = self.modules.get(id(reducer))
-        if watched is None and (module := self._unprepared.pop(id(reducer), None)) is not None:
-            watched = self.watch(module)
-        return watched
+        """Return the module of a reducer that was not prepared before; None if it belongs to no DDP module."""
+        module = self._unprepared.pop(id(reducer), None)
+        return None if module is None else self.watch(module)
 
     def watch(self, module: DistributedDataParallel) -> WatchedModule:
         """What is kept of a module, made when it is first seen."""
         key, modules = id(module.reducer), self.modules
         modules[key] = watched = WatchedModule(module, self.queue)
+        if watched.hooks_outputs:
+            self._watch_outputs()
         weakref.finalize(module, modules.pop, key, None).atexit = False  # before its id is another's
         self._timeline.job.objects["ddp"] = watched.module
         return watched
+
+    def _watch_outputs(self) -> None:
+        """DDP's forward and `replicate()` prepare the reducer in `_post_forward`, for the outputs that it returns."""
+        if not self._undo:
+            wrapper = _post_forward(self, self._guard)
+            self._undo.append(replace(DistributedDataParallel, "_post_forward", wrapper))
 
     def _take_sample(self, watched: WatchedModule, module: DistributedDataParallel) -> None:
         """Only what was sampled gets a duration and bus bytes: their quotient is the bandwidth, nothing is guessed."""
@@ -132,6 +139,8 @@ class Sandwich:
 
     def remove(self) -> None:
         """Take every hook off the modules."""
+        while self._undo:
+            self._undo.pop()()
         for watched in self.modules.values():
             if watched.handle is not None:
                 watched.handle.remove()
@@ -230,6 +239,15 @@ def gradient_node(parameter: torch.Tensor) -> Node:
     return node
 
 
+def may_lack_gradients(module: DistributedDataParallel) -> bool:
+    """Whether DDP may do without some parameters' gradients.
+
+    Else any one parameter tells of each backward pass, and its node is as old as the module: it is hooked once and not
+    at every forward.
+    """
+    return module.find_unused_parameters or module.static_graph or module.mixed_precision is not None
+
+
 def graph_nodes(value: Any) -> list[Node]:
     """The autograd nodes that made a module's output, whatever containers hold its tensors."""
     if isinstance(value, torch.Tensor):
@@ -250,14 +268,12 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     sandwich = Sandwich(timeline, guard)
     for called_by_the_engine in (sandwich.queue, sandwich.before_reducer, sandwich.after_reducer):
         skip_call(called_by_the_engine)
-    prepare = in_phase(timeline, guard, layout.FORWARD, sandwich.arm)
     return [
         sandwich.remove,
         replace(DistributedDataParallel, "__init__", _initialize(sandwich, guard)),
         replace(DistributedDataParallel, "forward", in_phase(timeline, guard, layout.FORWARD)),
-        replace(DistributedDataParallel, "_post_forward", _post_forward(sandwich, guard)),
         replace(DistributedDataParallel, "_sync_buffers", _broadcast(sandwich, Collectives(timeline), guard)),
-        replace(dist.Reducer, "prepare_for_backward", prepare),  # type: ignore[attr-defined]  # as DDP's own code
+        replace(dist.Reducer, "prepare_for_backward", _prepare(sandwich, guard)),  # type: ignore[attr-defined]
     ]
 
 
@@ -271,9 +287,26 @@ def _initialize(sandwich: Sandwich, guard: Guard) -> Callable[[Function], Functi
     return around(guard, lambda _args, _kwargs: True, end)
 
 
-def _post_forward(sandwich: Sandwich, guard: Guard) -> Callable[[Function], Function]:
-    """DDP's forward and `replicate()` prepare the reducer here, for the outputs that this returns."""
+def _prepare(sandwich: Sandwich, guard: Guard) -> Callable[[Function], Function]:
+    """Not in `around`: this is called at each step, and needs nothing before the call."""
+    skip_call(sandwich.arm)
 
+    def wrap(original: Function) -> Function:
+        def watched(reducer: Any, *outputs: Any) -> Any:
+            result = original(reducer, *outputs)
+            if not (guard.blown or is_dynamo_compiling()):
+                try:
+                    sandwich.arm(reducer, outputs)
+                except BaseException as error:
+                    guard.blow(error)
+            return result
+
+        return skip_frame(watched)
+
+    return wrap
+
+
+def _post_forward(sandwich: Sandwich, guard: Guard) -> Callable[[Function], Function]:
     def begin(args: Arguments, _kwargs: dict[str, Any]) -> WatchedModule:
         return sandwich.modules.get(id(args[0].reducer)) or sandwich.watch(args[0])
 

@@ -32,7 +32,9 @@ class Turns:
     def count(self, optimizer: Any, passes: int) -> int:
         """Return how many training steps end as `optimizer` steps after so many backward passes."""
         if self._marking is not None and self._marking() is optimizer:
-            self._learn_gap(passes)
+            if self._waiting or not self._longest_gap or passes - self._marked_at > self._longest_gap:
+                self._learn_gap(passes)
+            self._marked_at = passes
             return 1
         waiting = self._waiting[id(optimizer)] = self._waiting.get(id(optimizer), 0) + 1
         gap = max(passes - self._marked_at, waiting)
@@ -40,17 +42,14 @@ class Turns:
             return 0
         self._longest_gap = 0 if waiting == 1 else ceil(gap / waiting)
         self._marking = weakref.ref(optimizer)
+        self._marked_at = passes
+        self._waiting.clear()
         self._on_change(optimizer)
-        self._begin_step(passes)
         return waiting
 
     def _learn_gap(self, passes: int) -> None:
         gap = max(passes - self._marked_at, 1, *self._waiting.values())
         self._longest_gap = max(self._longest_gap, gap)
-        self._begin_step(passes)
-
-    def _begin_step(self, passes: int) -> None:
-        self._marked_at = passes
         self._waiting.clear()
 
     def _is_in_use(self, gap: int) -> bool:
