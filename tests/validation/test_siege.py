@@ -48,6 +48,7 @@ class TestOnTheDirectory:
         [
             (records.flooded, "made"),
             (records.crowded, "published"),
+            (records.many_children, "children"),
             (records.forged_living, "told lies"),
             (records.forged_dead, "crashed"),
             (records.forged_uuids, "claimed"),

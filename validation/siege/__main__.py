@@ -42,6 +42,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10, help="of siege; a quarter each of burn and quiet, twice")
     parser.add_argument("--rounds", type=int, default=3, help="into which they are divided")
     parser.add_argument("--only", nargs="+", choices=ATTACKS, default=list(ATTACKS), metavar="ATTACK")
+    parser.add_argument("--tls", action="store_true", help="have the exporter serve HTTPS")
     options = parser.parse_args()
     if os.geteuid() != 0:
         print("siege: only root can do this", file=sys.stderr)
@@ -51,7 +52,8 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that everything is stopped then too
     observed = _observed(options)
     title, bound = "A node under siege", "every check holds"
-    report.Report("siege", title, ABOUT, bound, body(observed), asdict(observed)).publish(options.save)
+    name = "siege_tls" if options.tls else "siege"
+    report.Report(name, title, ABOUT, bound, body(observed), asdict(observed)).publish(options.save)
     return 0 if all(check.holds for check in checks(observed)) else 1
 
 
@@ -69,7 +71,7 @@ def _observed(options: argparse.Namespace) -> Observed:
     with tempfile.TemporaryDirectory(prefix="rankscope-siege-", dir="/dev/shm") as name:
         memory = Path(name)
         memory.chmod(0o755)
-        with Node(directory, memory) as node:
+        with Node(directory, memory, tls=options.tls) as node:
             print(f"logs in {directory}", file=sys.stderr)
             time.sleep(SETTLED)
             _besiege(node, observed, options)

@@ -43,6 +43,7 @@ def burn(target: Target, seen: Seen) -> Iterator[None]:
 ATTACKS = {
     "flooded directory": Attack(records.flooded, 0.25),
     "crowded directory": Attack(records.crowded, 0.5),
+    "many children": Attack(records.many_children, 0.5),
     "forged living ranks": Attack(records.forged_living, 0.2),
     "forged dead ranks": Attack(records.forged_dead, 0.2),
     "forged GPUs": Attack(records.forged_uuids, 0.2),

@@ -14,7 +14,7 @@ from itertools import count, cycle
 from types import TracebackType
 
 from validation.fuzz.requests import OPENMETRICS, STATUS, damaged
-from validation.siege.target import INSIDER, Seen, Target
+from validation.siege.target import INSIDER, Seen, Target, any_server
 
 PATIENCE = 5.0  # seconds for one call
 MANY = 400  # connections of one attacker: three times as many as the exporter lets in
@@ -113,7 +113,7 @@ class Crowd:
 
 
 def connect(target: Target, receive_buffer: int = 0) -> socket.socket:
-    """A connection from the attacker's address."""
+    """A connection from the attacker's address, with TLS where the server has it."""
     connection = socket.socket()
     try:
         if receive_buffer:
@@ -121,10 +121,10 @@ def connect(target: Target, receive_buffer: int = 0) -> socket.socket:
         connection.settimeout(PATIENCE)
         connection.bind((target.source, 0))
         connection.connect((target.host, target.port))
+        return any_server().wrap_socket(connection) if target.tls else connection
     except BaseException:
         connection.close()
         raise
-    return connection
 
 
 def silent(target: Target, seen: Seen) -> Iterator[None]:
@@ -196,7 +196,7 @@ def dropped(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def handshakes(target: Target, seen: Seen) -> Iterator[None]:
-    """TLS handshakes that are begun, in one piece and in two, and never ended."""
+    """TLS handshakes that are begun, in one piece and in two, and never ended; and some that are, for nothing."""
     hello = client_hello()
     held: deque[socket.socket] = deque()
     try:
@@ -208,6 +208,10 @@ def handshakes(target: Target, seen: Seen) -> Iterator[None]:
             for connection in [*held][-NEW::2]:
                 with suppress(OSError):
                     connection.send(hello[9:])
+            if target.tls:
+                with suppress(OSError):
+                    connect(target).close()
+                    seen["ended"] += 1
             while len(held) > MANY // 4:
                 held.popleft().close()
             yield
@@ -280,7 +284,9 @@ def _status(connection: socket.socket) -> str:
     """Of the answer. Raises BlockingIOError where there is none yet and the connection does not wait."""
     try:
         answer = connection.recv(4096)
-    except (ConnectionError, TimeoutError):
+    except (ConnectionError, TimeoutError, ssl.SSLEOFError):
         return "no answer"
+    except ssl.SSLWantReadError:
+        raise BlockingIOError from None
     found = STATUS.match(answer)
     return found[1].decode() if found else "no answer"

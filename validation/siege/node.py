@@ -19,11 +19,12 @@ import bcrypt
 import yaml
 from deploy.prometheus import fast
 from testing import servers
+from testing.authority import Authority
 from testing.job.launch import JobError, TrainingJob
 from validation.siege.attack import BURN
 from validation.siege.clients import basic
 from validation.siege.interpreter import ROOT, as_user, environment, for_user
-from validation.siege.target import ATTACKER, EXPORTER, GPUS, INSIDER, RANKS, RUN, VICTIM, Target
+from validation.siege.target import ATTACKER, EXPORTER, GPUS, INSIDER, RANKS, RUN, VICTIM, Target, any_server
 
 HOST = "192.0.2.1"
 """The node's own, which Prometheus and the exporter have; 192.0.2.0/24 is for examples and nobody's."""
@@ -41,7 +42,7 @@ class Guarded(servers.Server):
     def _is_ready(self) -> bool:
         request = urllib.request.Request(self.url + self.ready, headers={"Authorization": self.header})
         try:
-            with urllib.request.urlopen(request, timeout=1) as answer:
+            with urllib.request.urlopen(request, timeout=1, context=any_server()) as answer:
                 return bool(answer.status == 200)
         except OSError:
             return False
@@ -67,13 +68,14 @@ class VictimJob(TrainingJob):
 class Node:
     """All of it, while the context is entered. `directory` is for logs, `memory` is on a tmpfs."""
 
-    def __init__(self, directory: Path, memory: Path) -> None:
+    def __init__(self, directory: Path, memory: Path, *, tls: bool) -> None:
         self.directory = directory
         self.scrapes = directory / "scrapes.jsonl"
         self._job = memory / "job"
         self._python = for_user(VICTIM)
         self._password = secrets.token_hex(8)
-        self.target = Target(str(memory / "ranks"), str(memory / "closed"), HOST, servers.free_port(), SCRAPER)
+        self.target = Target(str(memory / "ranks"), str(memory / "closed"), HOST, servers.free_port(), SCRAPER, tls)
+        self._scheme = "https" if tls else "http"
 
     def __enter__(self) -> Node:
         os.environ |= environment()  # for all that is started here
@@ -150,13 +152,16 @@ class Node:
         scenario = self._written("scenario.yml", {"gpus": GPUS, "timeline": busy})
         users = {"prometheus": self._password, INSIDER[0]: INSIDER[1]}
         hashes = {user: bcrypt.hashpw(word.encode(), bcrypt.gensalt(10)).decode() for user, word in users.items()}
-        web = self._written("web.yml", {"basic_auth_users": hashes})
+        sections: dict[str, Any] = {"basic_auth_users": hashes}
+        if self.target.tls:
+            sections["tls_server_config"] = self._certificate()
+        web = self._written("web.yml", sections)
         command = [self._python, "-m", "rankscope_exporter", f"--web.listen-address={HOST}:{self.target.port}"]
         command += [f"--run-dir={self.target.closed_dir}", f"--run-dir={self.target.run_dir}"]
         command += [f"--simulate={scenario}", f"--web.config.file={web}"]
         log = self.directory / "exporter.log"
         server = Guarded(
-            "exporter", in_a_session(as_user(EXPORTER, *command)), f"http://{HOST}:{self.target.port}", log
+            "exporter", in_a_session(as_user(EXPORTER, *command)), f"{self._scheme}://{HOST}:{self.target.port}", log
         )
         server.header = basic("prometheus", self._password).decode().partition(": ")[2]
         return server
@@ -164,12 +169,13 @@ class Node:
     def _prometheus(self) -> servers.Prometheus:
         config = yaml.safe_load(fast.prometheus_config([f"{HOST}:{self.target.port}"]))
         for scraped in config["scrape_configs"]:
+            scraped |= {"scheme": self._scheme, "tls_config": {"insecure_skip_verify": True}}
             scraped["basic_auth"] = {"username": "prometheus", "password": self._password}
         return servers.prometheus(self.directory, yaml.safe_dump(config, sort_keys=False))
 
     @contextmanager
     def _scraper(self) -> Iterator[None]:
-        command = [sys.executable, "-m", "validation.siege.scraper", HOST, str(self.target.port), SCRAPER]
+        command = [sys.executable, "-m", "validation.siege.scraper", self._scheme, HOST, str(self.target.port), SCRAPER]
         with self.scrapes.open("w") as file:
             process = subprocess.Popen(in_a_session([*command, "prometheus", self._password]), stdout=file, cwd=ROOT)
         try:
@@ -177,6 +183,13 @@ class Node:
         finally:
             process.terminate()
             process.wait()
+
+    def _certificate(self) -> dict[str, str]:
+        """The exporter's, as its web configuration names it."""
+        paths = Authority(self.directory).issue("server", "localhost")
+        for path in paths:
+            os.chown(path, EXPORTER, EXPORTER)
+        return dict(zip(("cert_file", "key_file"), map(str, paths), strict=True))
 
     def _written(self, name: str, document: object) -> Path:
         """A file that the exporter alone may read."""

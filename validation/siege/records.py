@@ -7,6 +7,7 @@ import fcntl
 import os
 import random
 import struct
+import subprocess
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -28,6 +29,8 @@ from rankscope_exporter.simulation import simulated_uuid
 NAMES = 9000  # at once: more than an exporter looks at in one scan
 NAMES_AN_ACT = 200
 LIVING = 300  # records of one process: more than there are ranks on a page
+RANKS_OF_A_USER = 128
+CHILDREN, CHILDREN_AN_ACT = 1500, 100
 DEAD = 60
 DAMAGED = 100
 HELD = 100  # descriptors
@@ -64,6 +67,25 @@ def crowded(target: Target, seen: Seen) -> Iterator[None]:
             if number % 10 == 9:
                 yield
     finally:
+        for writer in living:
+            _removed(writer)
+
+
+def many_children(target: Target, seen: Seen) -> Iterator[None]:
+    """A process that is as many ranks as one user may have and has far more children, of which ten at a time change."""
+    living = [_published(target, f"parent-{number}", run=f"parent-{number}") for number in range(RANKS_OF_A_USER)]
+    children: deque[subprocess.Popen[bytes]] = deque()
+    try:
+        while True:
+            for _ in range(CHILDREN_AN_ACT if len(children) < CHILDREN else 10):
+                children.append(subprocess.Popen(["sleep", "3600"]))
+                seen["children"] += 1
+            while len(children) > CHILDREN:
+                _ended(children.popleft())
+            yield
+    finally:
+        for child in children:
+            _ended(child)
         for writer in living:
             _removed(writer)
 
@@ -212,6 +234,11 @@ def _of_victim(target: Target) -> list[Path]:
 def _copy_of_victim(target: Target) -> bytes:
     paths = _of_victim(target)
     return paths[0].read_bytes() if paths else bytes(layout.SIZE)
+
+
+def _ended(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
 
 
 def _published(target: Target, name: str, now: float | None = None, **labels: str) -> RankWriter:

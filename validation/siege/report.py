@@ -34,8 +34,11 @@ Phases take turns: *quiet*, *siege*, *burn*, *quiet again*. In *burn* the same n
 as the attackers did and do not touch Rankscope: any program costs the victim's steps that much. Each scrape of the
 scraper has a new connection; its latency is from `connect` to the last byte of the page.
 
-Not included: attacks on one command or one start of a job (`tests/attacks/cli`, `tests/attacks/job`), on TLS (off
-here: a begun handshake is refused as no HTTP), and those that need more than one uid."""
+With `--tls` the exporter, the scraper, Prometheus and the attackers speak TLS (ECDSA P-256). Without it, a begun
+handshake is refused as no HTTP.
+
+Not included: attacks on one command or one start of a job (`tests/attacks/cli`, `tests/attacks/job`), and those that
+need more than one uid."""
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """What a scrape takes meanwhile: asks for /metrics each half second and looks for the victim's ranks.
 
-    python -m validation.siege.scraper HOST PORT SOURCE USER PASSWORD > FILE
+    python -m validation.siege.scraper SCHEME HOST PORT SOURCE USER PASSWORD > FILE
 
 Each scrape has a connection of its own, which is the hardest way; a line of JSON tells of it. Ends by SIGTERM.
 """
@@ -17,7 +17,7 @@ import time
 from dataclasses import asdict, dataclass
 
 from validation.siege.clients import basic
-from validation.siege.target import RUN, VICTIM
+from validation.siege.target import RUN, VICTIM, any_server
 
 EVERY = 0.5  # seconds
 TIMEOUT = 10.0  # Prometheus's own
@@ -38,9 +38,15 @@ class Scraped:
     connected: float = 0.0  # seconds until there was a connection
 
 
-def scrape(host: str, port: int, source: str, headers: dict[str, str]) -> Scraped:
+def connection_to(scheme: str, host: str, port: int, source: str) -> http.client.HTTPConnection:
+    """Return a connection that is not made yet, by `http` or `https`."""
+    if scheme == "http":
+        return http.client.HTTPConnection(host, port, timeout=TIMEOUT, source_address=(source, 0))
+    return http.client.HTTPSConnection(host, port, timeout=TIMEOUT, source_address=(source, 0), context=any_server())
+
+
+def scrape(connection: http.client.HTTPConnection, headers: dict[str, str]) -> Scraped:
     at, began, error, body, connected = time.time(), time.perf_counter(), "", b"", 0.0
-    connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT, source_address=(source, 0))
     try:
         connection.connect()
         connected = time.perf_counter() - began
@@ -68,12 +74,12 @@ def victims(page: str) -> tuple[str, ...]:
 
 def main() -> None:
     """Ask until told to end, or until whoever started it has gone."""
-    host, port, source, user, password = sys.argv[1:]
+    scheme, host, port, source, user, password = sys.argv[1:]
     word = basic(user, password).decode().partition(": ")[2]
     headers = {"Accept": ACCEPT, "Accept-Encoding": "gzip", "Authorization": word, "Connection": "close"}
     parent, due = os.getppid(), time.monotonic()
     while os.getppid() == parent:
-        print(json.dumps(asdict(scrape(host, int(port), source, headers))), flush=True)
+        print(json.dumps(asdict(scrape(connection_to(scheme, host, int(port), source), headers))), flush=True)
         due = max(due + EVERY, time.monotonic())
         time.sleep(max(0.0, due - time.monotonic()))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from collections import Counter
 from dataclasses import dataclass
 
@@ -29,5 +30,15 @@ class Target:
     port: int
     source: str
     """The address that this attacker's connections come from."""
+    tls: bool = False
+    """Whether the port speaks TLS."""
     share: float = 0.0
     """Of a processor, for one that attacks nothing and takes only that."""
+
+
+def any_server() -> ssl.SSLContext:
+    """Return a client's context that trusts every server: here the server is attacked, and no client."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context

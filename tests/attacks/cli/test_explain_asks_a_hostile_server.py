@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from testing.authority import Authority
 from testing.http_server import answers, http_server
-from tests.exporter.web.conftest import Authority
 from tests.trainer_hooks.cli.explaining import complaint, explain
 from validation.fuzz.explain_answers import Scene, answer
 

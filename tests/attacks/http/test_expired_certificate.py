@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from testing.authority import Authority
 from tests.attacks.http.clients import connect
-from tests.exporter.web.conftest import Authority
 
 from rankscope_exporter.web.config_file import WebConfigFile
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.exporter.web.conftest import Authority
+from testing.authority import Authority
 
 from rankscope_exporter.web.config_file import WebConfigError, load
 

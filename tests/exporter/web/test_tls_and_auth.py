@@ -10,7 +10,8 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from tests.exporter.web.conftest import Authority, basic
+from testing.authority import Authority
+from tests.exporter.web.conftest import basic
 
 Serve = Callable[[Path | None], int]
 Write = Callable[..., Path]
