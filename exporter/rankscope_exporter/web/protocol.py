@@ -217,7 +217,7 @@ class BoundedProtocol(HttpToolsProtocol):
             self._start_tls(self._socket, self._tls, data)
 
     def _parse(self, data: bytes) -> None:
-        if self.transport.is_closing():  # while it waited for its turn
+        if self._is_closing():  # while it waited for its turn
             return
         for start in range(0, len(data), limits.PIECE):
             piece = data[start : start + limits.PIECE]
@@ -228,7 +228,7 @@ class BoundedProtocol(HttpToolsProtocol):
                 self.cut_off("endless requests")
             else:
                 self._refuse(431)
-            if self.transport.is_closing():
+            if self._is_closing():
                 break
         else:
             if not self.flow.read_paused:
@@ -281,14 +281,18 @@ class BoundedProtocol(HttpToolsProtocol):
         self._turn_came.set()
 
     def _refuse(self, status: int) -> None:
-        if self.transport.is_closing():
+        if self._is_closing():
             return
         if self._is_answer_due():  # a refusal would stand in the middle of an answer
             self.cut_off(f"requests refused with {status}")
             return
         self._told.note(f"requests refused with {status}")
         self.transport.write(STATUS_LINE[status] + b"content-length: 0\r\nconnection: close\r\n\r\n")
-        self.transport.close()
+        # The socket, not TLS: that would wait for the client's goodbye, and decrypt all that it sends meanwhile.
+        cast(asyncio.Transport, self._socket).close()
+
+    def _is_closing(self) -> bool:
+        return self._socket is None or self._socket.is_closing() or self.transport.is_closing()
 
     def _settle(self) -> None:
         """Begin the deadline of what the connection does now, if that is something else than before."""
@@ -301,7 +305,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._deadline = None if self.is_lost else self.loop.call_later(SECONDS[state], self._expire)
 
     def _what_it_does(self) -> str:
-        if self._is_answer_due() or (self.transport and self.transport.is_closing()):
+        if self._is_answer_due() or (self.transport and self._is_closing()):
             return ANSWERING
         return IDLE if self._has_served and not self._received else REQUESTING
 

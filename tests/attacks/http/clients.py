@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import select
 import socket
+import ssl
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -93,7 +94,7 @@ def flood(connection: socket.socket, part: bytes, limit: int) -> int:
     try:
         while sent < limit:
             sent += connection.send(part)
-    except ConnectionError:
+    except (ConnectionError, ssl.SSLError):
         pass
     return sent
 

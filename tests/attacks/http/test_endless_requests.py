@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
+from testing.authority import Authority
 from tests.attacks.http.clients import connect, everything, flood, scrape, server, status
+from validation.siege.target import any_server
 
 LIMIT = 24 * 1024 * 1024  # the kernel's buffers of a connection hold some 6 MiB that the server never looks at
 START = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
@@ -29,6 +34,25 @@ def test_an_endless_request_is_cut_off_and_a_scrape_gets_in(kind: str) -> None:
         connection.sendall(beginning)
         assert flood(connection, part, LIMIT) < LIMIT
         assert scrape(port) == 200
+
+
+@pytest.fixture
+def tls(authority: Authority, web_config: Callable[..., Path]) -> Path:
+    return web_config(tls_server_config={"cert_file": "server.pem", "key_file": "server.key"})
+
+
+@pytest.mark.parametrize("kind", ENDLESS)
+def test_an_endless_request_is_cut_off_over_tls_too(kind: str, tls: Path) -> None:
+    beginning, part = ENDLESS[kind]
+    with server(web_config=tls) as (port, _), any_server().wrap_socket(connect(port)) as connection:
+        connection.sendall(beginning)
+        assert flood(connection, part, LIMIT) < LIMIT
+
+
+def test_over_tls_a_client_is_told_why_it_is_refused(tls: Path) -> None:
+    with server(web_config=tls) as (port, _), any_server().wrap_socket(connect(port)) as connection:
+        connection.sendall(b"no HTTP\r\n\r\n")
+        assert status(everything(connection)) == 400
 
 
 @pytest.mark.parametrize("headers", [b"a: b\r\n" * 101, b"X-Long: " + b"a" * 66000 + b"\r\n"])
