@@ -17,6 +17,7 @@ from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import CLOCKS_APART, check_info, check_time
 from rankscope_exporter.ranks.complaints import Complaints, Skipped
 from rankscope_exporter.ranks.files import each_once, fair_share
+from rankscope_exporter.ranks.new_series import NewSeries
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
 
@@ -55,6 +56,7 @@ class RunDirectory:
         files_limit: int = FILES_LIMIT,
         ranks_limit: int = RANKS_LIMIT,
         beliefs: Beliefs | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listings = {path: Listing(path) for path in paths}
         self._clock = clock
@@ -65,6 +67,7 @@ class RunDirectory:
         self._shown: dict[Key, Rank] = {}  # by the last scan
         self._in_vain: set[tuple[int, int, int]] = set()  # stamps of the files that were no records in the last scan
         self._checked: dict[Path, tuple[object, TextLimit]] = {}  # the info whose labels were found to be good
+        self._new_series = NewSeries(monotonic)
         self._complaints = Complaints()
         self._lock = threading.Lock()  # scrapes come from several threads
 
@@ -85,7 +88,10 @@ class RunDirectory:
             found = self._that_count(chosen, skipped, with_steps)
             ranks = fair_page(found.values(), self._shown, self._ranks_limit)
             skipped.count["too_many_ranks"] += len(found) - len(ranks)
-            ranks = [self._placed(rank) for rank in ranks]
+            admitted = [rank for rank in ranks if self._new_series.admits(rank)]
+            self._new_series.forget()
+            skipped.count["too_many_names"] += len(ranks) - len(admitted)
+            ranks = [self._placed(rank) for rank in admitted]
             self._complaints.log("skipped a file in the run directory", skipped.errors)
             self._complaints.log("not believed about its GPU", map(_contradiction, _elsewhere(ranks)))
             self._remember({file.path for file in chosen}, ranks, skipped)
