@@ -70,4 +70,4 @@ def fair_page(
 
 
 def _order(rank: Rank, shown: Collection[Key]) -> tuple[bool, bool, float]:
-    return not rank.snapshot.alive, rank.key not in shown, -rank.snapshot["started_unix"]
+    return not rank.snapshot.alive, rank.key not in shown, -rank.snapshot.unix_field("started_unix")
