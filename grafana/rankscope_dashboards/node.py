@@ -204,8 +204,8 @@ EXPORTER = Row(
             "Files not shown as ranks",
             "Files in the run directories, by the reason that they are not shown: no readable record (`truncated`, "
             "`foreign`, `version`, `symlink`, `unreadable`), another user's record of the same run and rank is shown "
-            "(`duplicate`), or there are more than the exporter takes (`too_many_files`, `too_many_ranks`). A rank "
-            "that is missing from its run may be one of them.",
+            "(`duplicate`), or there are more than the exporter takes (`too_many_files`, `too_many_ranks`, "
+            "`too_many_names`). A rank that is missing from its run may be one of them.",
             "none",
             Query(f"rankscope_exporter_rank_files_skipped{{{HERE}}}", "{{reason}}"),
             width=8,

@@ -10,6 +10,7 @@ from rankscope.guard import logger
 from rankscope.process import identity
 from rankscope.process.environment import number
 from rankscope.record import layout
+from rankscope.record.clock import boot_id
 from rankscope.record.directory import opened, weakness
 from rankscope.record.old_records import remove_old_records
 from rankscope.record.text import replace_unprintable
@@ -61,7 +62,7 @@ class Publication:
 
     def info(self) -> dict[str, Any]:
         """Return the record's info as of now, without the settings where they do not fit."""
-        info = {**self._identity, **self._details()}
+        info = {**self._identity, "boot_id": boot_id(), **self._details()}
         fits = len(encode_info(info)) <= layout.INFO_CAPACITY
         return info if fits else {**info, "settings": {}}
 

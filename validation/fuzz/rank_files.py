@@ -178,7 +178,7 @@ def check_owners(scan: Scan, families: Sequence[Metric], written: int) -> None:
             if tuple(sample.labels[label] for label in RANK_LABELS) not in keys:
                 raise FuzzError(f"{sample} is of no record that is shown")
     for rank in scan.ranks:
-        if rank.snapshot["started_unix"] > NOW + 60:
+        if rank.snapshot.unix_field("started_unix") > NOW + 60:
             raise FuzzError(f"{rank.key} began in the future")
     if written > (counted := sum(TextLimit(rank.snapshot).of(rank.snapshot) for rank in scan.ranks) + 1000):
         raise FuzzError(f"{written} bytes, where {counted} are counted on")

@@ -102,7 +102,8 @@ def forged_living(target: Target, seen: Seen) -> Iterator[None]:
         while True:
             for writer in living:
                 writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT] += 1.0
-                writer.slots[INDEX["started_unix"]] += 0.1
+                for start in ("started_monotonic", "started_unix"):
+                    writer.slots[INDEX[start]] += 0.1
                 seen["told lies"] += 1
             yield
     finally:
@@ -243,8 +244,9 @@ def _ended(child: subprocess.Popen[bytes]) -> None:
 
 def _published(target: Target, name: str, now: float | None = None, **labels: str) -> RankWriter:
     writer = RankWriter()
-    writer.slots[INDEX["started_monotonic"]] = time.monotonic() - 60
-    writer.slots[INDEX["started_unix"]] = time.time() - 60 if now is None else now
+    age = 60.0 if now is None else time.time() - now
+    writer.slots[INDEX["started_monotonic"]] = time.monotonic() - age
+    writer.slots[INDEX["started_unix"]] = time.time() - age
     writer.slots[INDEX["steps"]] = 1e6
     writer.publish(Path(target.run_dir), name, _labels(target) | labels)
     return writer

@@ -45,5 +45,5 @@ def check_info(snapshot: RankSnapshot) -> None:
 
 def check_time(snapshot: RankSnapshot, now: float) -> None:
     """Raises UnreadableRecordError if it began in the future: it would be younger than every other."""
-    if snapshot["started_unix"] > now + CLOCKS_APART:
+    if snapshot.unix_field("started_unix") > now + CLOCKS_APART:
         raise UnreadableRecordError("future_start", snapshot.path, "it says to have begun in the future")

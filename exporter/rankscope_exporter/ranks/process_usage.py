@@ -33,24 +33,33 @@ class Usage:
     """From storage, by it and its children. The kernel adds those of children that were waited for."""
     children: int | None
     resident: float
+    unread_children: int = 0
+    """Children that were too many to read: then nothing that includes them is known."""
 
 
-def read_usage(pid: int, procfs: Path = PROCFS) -> Usage:
-    """Raises OSError if the process is gone or hidden."""
+def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("inf")) -> Usage:
+    """Read the process, and its children unless there are more than the limit.
+
+    Raises OSError if the process is gone or hidden.
+    """
     process = f"{procfs}/{pid}"
     own, waited_for, resident = _parse_stat(_read(f"{process}/stat"))
     # After the process itself: a child that is waited for meanwhile is missed for once, and not counted twice.
     read_bytes = _read_bytes(process)
     children = _children(process, pid)
-    living = [] if children is None else [f"{procfs}/{child}" for child in children]
+    is_read = children is not None and len(children) <= children_limit
+    read = children if children is not None and is_read else []
+    living = [f"{procfs}/{child}" for child in read]
+    unread = len(children or ()) - len(read)
     return Usage(
         cpu=own,
-        children_cpu=None if children is None else waited_for + sum(map(_cpu, living)),
+        children_cpu=waited_for + sum(map(_cpu, living)) if is_read else None,
         run_queue=_run_queue(process),
-        children_run_queue=dict(_run_queues(children or [], procfs)),
-        read_bytes=_together([read_bytes, *map(_read_bytes_of_living, living)]),
+        children_run_queue=dict(_run_queues(read, procfs)),
+        read_bytes=None if unread else _together([read_bytes, *map(_read_bytes_of_living, living)]),
         children=None if children is None else len(children),
         resident=resident,
+        unread_children=unread,
     )
 
 
@@ -61,6 +70,12 @@ def _read(path: str) -> bytes:
         return os.read(descriptor, 65536)
     finally:
         os.close(descriptor)
+
+
+def _read_all(path: str) -> bytes:
+    """Read a file that is longer than a page: the kernel returns one page of it at a time."""
+    with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - as in _read
+        return file.readall()
 
 
 def _parse_stat(text: bytes) -> tuple[float, float, float]:
@@ -76,7 +91,7 @@ def _parse_stat(text: bytes) -> tuple[float, float, float]:
 def _children(process: str, pid: int) -> list[int] | None:
     """Of the main thread: it makes the loader's workers. A rank has a hundred threads, and a file each is too many."""
     try:
-        return list(map(int, _read(f"{process}/task/{pid}/children").split()))
+        return list(map(int, _read_all(f"{process}/task/{pid}/children").split()))
     except FileNotFoundError:  # this kernel does not tell
         return None
 

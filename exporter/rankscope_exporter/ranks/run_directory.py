@@ -9,7 +9,9 @@ from collections.abc import Callable, Collection, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
+from rankscope.record.clock import NodeClock
 from rankscope.record.directory import ForeignLinkError, open_directory
 from rankscope.record.listing import Listing, RankFile
 from rankscope.record.reader import UnreadableRecordError, read_rank
@@ -17,12 +19,27 @@ from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import CLOCKS_APART, check_info, check_time
 from rankscope_exporter.ranks.complaints import Complaints, Skipped
 from rankscope_exporter.ranks.files import each_once, fair_share
+from rankscope_exporter.ranks.new_series import NewSeries
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
 
 ENDED_RANKS_SHOWN_FOR = 600.0  # seconds: long enough for a scrape, an alert and a look at it
 FILES_LIMIT = 1024  # read in a scan; a full one of bad files costs a tenth of a second
 SERIES_LIMIT = 246  # of one rank: every phase, operation and group that a record has room for
+
+
+class End(NamedTuple):
+    """When a rank ended: unix time, and what was then to be added to a monotonic time for its unix time.
+
+    The latter is None for a record of another boot.
+    """
+
+    at: float
+    offset: float | None
+
+    def unix(self, offset: float) -> float:
+        """Return the unix time by the node's clock as it is set now."""
+        return self.at if self.offset is None else self.at + (offset - self.offset)
 
 
 @dataclass(frozen=True)
@@ -55,16 +72,21 @@ class RunDirectory:
         files_limit: int = FILES_LIMIT,
         ranks_limit: int = RANKS_LIMIT,
         beliefs: Beliefs | None = None,
+        monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listings = {path: Listing(path) for path in paths}
         self._clock = clock
         self._files_limit = files_limit
         self._ranks_limit = ranks_limit
         self._beliefs = beliefs or Beliefs()
-        self._noticed: dict[Path, float] = {}  # when a record was first seen without its process
+        self._monotonic = monotonic
+        self._node_clock = NodeClock(clock, monotonic)
+        self._living: dict[Path, float] = {}  # when each record was last seen with its process, monotonic
+        self._ends: dict[Path, End] = {}  # of the records without a process
         self._shown: dict[Key, Rank] = {}  # by the last scan
         self._in_vain: set[tuple[int, int, int]] = set()  # stamps of the files that were no records in the last scan
         self._checked: dict[Path, tuple[object, TextLimit]] = {}  # the info whose labels were found to be good
+        self._new_series = NewSeries(monotonic)
         self._complaints = Complaints()
         self._lock = threading.Lock()  # scrapes come from several threads
 
@@ -85,7 +107,10 @@ class RunDirectory:
             found = self._that_count(chosen, skipped, with_steps)
             ranks = fair_page(found.values(), self._shown, self._ranks_limit)
             skipped.count["too_many_ranks"] += len(found) - len(ranks)
-            ranks = [self._placed(rank) for rank in ranks]
+            admitted = [rank for rank in ranks if self._new_series.admits(rank)]
+            self._new_series.forget()
+            skipped.count["too_many_names"] += len(ranks) - len(admitted)
+            ranks = [self._placed(rank) for rank in admitted]
             self._complaints.log("skipped a file in the run directory", skipped.errors)
             self._complaints.log("not believed about its GPU", map(_contradiction, _elsewhere(ranks)))
             self._remember({file.path for file in chosen}, ranks, skipped)
@@ -131,11 +156,14 @@ class RunDirectory:
         alive, before = rank.snapshot.alive, self._shown.get(rank.key)
         is_known = before is not None and before.snapshot.path == rank.snapshot.path
         is_same_owner = before is not None and before.owner == rank.owner
-        return alive, is_same_owner, alive and is_known, rank.snapshot["started_unix"]
+        return alive, is_same_owner, alive and is_known, rank.snapshot.unix_field("started_unix")
 
     def _read(self, file: RankFile, skipped: Skipped, with_steps: bool) -> Rank | None:
         try:
-            snapshot = read_rank(file.path, file.descriptor, with_steps=with_steps)
+            offset = self._node_clock.offset()
+            snapshot = read_rank(file.path, file.descriptor, with_steps=with_steps, unix_offset=offset)
+            if snapshot.unix_offset is None and file.path in self._living:  # a hook that named no boot
+                snapshot = replace(snapshot, unix_offset=offset)
             info, limit = self._checked.get(file.path, (None, None))
             if limit is None or info is not snapshot.info:
                 check_info(snapshot)
@@ -148,15 +176,26 @@ class RunDirectory:
             skipped.add(error)
             skipped.stamps.add(file.stamp)
             return None
-        exit_unix = None if snapshot.alive else self._exit_unix(snapshot)
+        exit_unix = None if snapshot.alive else self._exit_unix(snapshot, offset)
+        if snapshot.alive:
+            self._living[file.path] = self._monotonic()
+            self._ends.pop(file.path, None)
         return Rank(snapshot, exit_unix, file.owner, has_owner=self._beliefs.has_owner, weight=limit.weight(snapshot))
 
-    def _exit_unix(self, snapshot: RankSnapshot) -> float:
-        """By its own account, unless that is in the future: then it would be shown until that has come."""
-        said = snapshot.exit_unix
-        if said and said <= self._clock() + CLOCKS_APART:
-            return said
-        return self._noticed.setdefault(snapshot.path, self._clock())
+    def _exit_unix(self, snapshot: RankSnapshot, offset: float) -> float:
+        """When it ended, by the node's clock as it is set now."""
+        if snapshot.path not in self._ends:
+            self._ends[snapshot.path] = End(self._first_exit_unix(snapshot), snapshot.unix_offset)
+        return self._ends[snapshot.path].unix(offset)
+
+    def _first_exit_unix(self, snapshot: RankSnapshot) -> float:
+        """By its own account, unless that is in the future, or before the rank was last seen to live or to work."""
+        now, said = self._clock(), snapshot.exit_unix
+        if not said or said > now + CLOCKS_APART:
+            return now
+        if snapshot.path in self._living:
+            return max(said, now - (self._monotonic() - self._living[snapshot.path]))
+        return said if snapshot.unix_offset is None else max(said, min(now, snapshot.unix(snapshot.last_progress)))
 
     def _is_shown(self, rank: Rank) -> bool:
         return rank.exit_unix is None or self._clock() - rank.exit_unix < ENDED_RANKS_SHOWN_FOR
@@ -173,7 +212,8 @@ class RunDirectory:
     def _remember(self, present: set[Path], ranks: Iterable[Rank], skipped: Skipped) -> None:
         self._shown = {rank.key: rank for rank in ranks}
         self._in_vain = skipped.stamps
-        self._noticed = {path: when for path, when in self._noticed.items() if path in present}
+        self._living = {path: when for path, when in self._living.items() if path in present}
+        self._ends = {path: end for path, end in self._ends.items() if path in present}
         self._checked = {path: info for path, info in self._checked.items() if path in present}
 
 

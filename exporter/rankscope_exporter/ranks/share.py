@@ -20,6 +20,10 @@ ORDINARY = 32_768  # bytes: with 100 series of its own it has 13,000, with each 
 # more bytes of one, but for the names that are in it.
 BARE_SERIES = 155
 LINE = 140
+# Of each that a record names, or counts.
+SERIES_OF_PHASE = 5
+SERIES_OF_GROUP = 3
+SERIES_OF_OP = 5
 _BY_OP = slice(INDEX["collectives"], INDEX["collective_bus_bytes"] + FIELDS["collective_bus_bytes"])
 
 
@@ -32,8 +36,8 @@ class TextLimit:
         labels = (*(info[label] for label in LABELS), *info.get("settings", {}).values())
         self._named = (
             BARE_SERIES * line
-            + sum(5 * (line + _length(phase)) for phase in info.get("phases", ()))
-            + sum(3 * (line + _length(group)) for group in snapshot.groups)
+            + sum(SERIES_OF_PHASE * (line + _length(phase)) for phase in info.get("phases", ()))
+            + sum(SERIES_OF_GROUP * (line + _length(group)) for group in snapshot.groups)
             + sum(40 + _length(label) for label in labels)
         )
 
@@ -66,4 +70,4 @@ def fair_page(
 
 
 def _order(rank: Rank, shown: Collection[Key]) -> tuple[bool, bool, float]:
-    return not rank.snapshot.alive, rank.key not in shown, -rank.snapshot["started_unix"]
+    return not rank.snapshot.alive, rank.key not in shown, -rank.snapshot.unix_field("started_unix")

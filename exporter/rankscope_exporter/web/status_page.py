@@ -218,6 +218,7 @@ LEFT_OUT = {
     "future_start": "that begin in the future",
     "too_many_files": "past the limit of files",
     "too_many_ranks": "past the limit of ranks",
+    "too_many_names": "past the limit of new names",
 }
 HELD_BY = (
     ("slurm_job_id", "job {}"),

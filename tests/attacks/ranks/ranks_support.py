@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,7 +30,8 @@ def living(
     """Start a rank of that user of run `train`. It runs the code `before` it writes its record."""
     directory.chmod(0o1777)
     code = f"become({uid})\n{before}"
-    with living_rank(directory, name, {"started_unix": started}, code, **{"run": "train", **labels}) as rank:
+    slots = {"started_unix": started, "started_monotonic": time.monotonic() + started - NOW}
+    with living_rank(directory, name, slots, code, **{"run": "train", **labels}) as rank:
         yield rank
 
 

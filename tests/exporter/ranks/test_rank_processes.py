@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from prometheus_client.core import Metric
 from testing.programs import Program, python, running
+from testing.records import living_rank, rank_snapshot
 
 from rankscope.record.reader import read_rank
 from rankscope_exporter.exposition.sample_cache import SampleCache
+from rankscope_exporter.ranks import process_usage
 from rankscope_exporter.ranks.collectors.rank_processes import METRICS, RankProcess, RankProcesses
 from rankscope_exporter.ranks.metric import RANK_LABELS
 from rankscope_exporter.ranks.process_usage import Usage, read_usage
+from rankscope_exporter.ranks.rank import Rank, Scan
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
 RANK = """
@@ -199,3 +204,139 @@ def test_unknown_children_add_no_worker_series() -> None:
     process.update(usage(children=None, read=None))
     assert process.cpu == {"training": 1.0}
     assert process.read_bytes is None
+
+
+def test_a_disturbed_reading_counts_no_wait_twice() -> None:
+    process = RankProcess(SampleCache(METRICS, ("r", "0")))
+    for reading in (usage(waits={8: 2.0}), None, usage(waits={8: 2.5}), many(), usage(waits={8: 3.0})):
+        process.update(reading)
+    assert process.workers_run_queue == 3.0
+
+
+def many() -> Usage:
+    """The usage of a process that has too many children to read."""
+    return Usage(1.0, None, 0.5, {}, None, 1500, 1.0, unread_children=1500)
+
+
+class Living:
+    """Ranks of a scan whose processes lie in a procfs of the test's own; counts the files that are read."""
+
+    def __init__(self, procfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._procfs = procfs
+        self._processes = RankProcesses(procfs)
+        self._ranks: list[Rank] = []
+        self.read: list[str] = []
+        for name in ("_read", "_read_all"):
+            monkeypatch.setattr(process_usage, name, self._counting(getattr(process_usage, name)))
+
+    def _counting(self, read: Callable[[str], bytes]) -> Callable[[str], bytes]:
+        return lambda path: self.read.append(path) or read(path)  # type: ignore[func-returns-value]
+
+    def add(self, pid: int, owner: int = 1, records: int = 1, children: Iterable[int] = (), each: str = "") -> None:
+        """A process that holds records, and its children; of each child its own children."""
+        fake(self._procfs, str(pid), " ".join(map(str, children)))
+        for child in children:
+            fake(self._procfs, str(child), each)
+        for number in range(records):
+            snapshot = replace(rank_snapshot(run=f"{pid}-{number}"), lock_pid=pid, path=Path(f"{pid}-{number}"))
+            self._ranks.append(Rank(snapshot, None, owner))
+
+    def end(self, pid: int) -> None:
+        shutil.rmtree(self._procfs / str(pid))
+
+    def values(self, metric: str) -> dict[str, float]:
+        """Of each rank, by the pid and the label besides those that all series of ranks have."""
+        found = {}
+        self.read.clear()
+        for family in self._processes.poll(Scan(self._ranks, Counter())):
+            for sample in family.samples:
+                if sample.name == f"rankscope_rank_{metric}":
+                    found[" ".join([sample.labels["run"].split("-")[0], *sample.labels.get("who", "").split()])] = (
+                        sample.value
+                    )
+        return found
+
+
+@pytest.fixture
+def living(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Living:
+    return Living(tmp_path, monkeypatch)
+
+
+HONEST = range(100, 108)  # pids of one user's ranks, with 16 workers each
+
+
+def add_honest(living: Living) -> None:
+    for pid in HONEST:
+        living.add(pid, owner=2, children=range(pid * 100, pid * 100 + 16))
+
+
+def are_honest_read(living: Living) -> bool:
+    """Whether everything is known of the honest ranks."""
+    unread, cpu = living.values("child_processes_unread"), living.values("cpu_seconds_total")
+    return not any(str(pid) in unread or cpu[f"{pid} workers"] < 16 for pid in HONEST)
+
+
+def test_a_process_is_read_once_whatever_number_of_records_it_holds(living: Living) -> None:
+    living.add(7, records=128, children=[8, 9])
+    assert living.values("child_processes") == {"7": 2}
+    assert len(living.read) == len(set(living.read))
+
+
+def test_children_that_are_too_many_are_counted_and_what_includes_them_is_absent(living: Living) -> None:
+    living.add(7, records=128, children=range(1000, 2500))
+    add_honest(living)
+    for _ in range(30):
+        assert are_honest_read(living)
+        assert living.values("child_processes_unread") == {"7": 1500}
+        assert len(living.read) < 1000
+    assert living.values("child_processes") | {"7": 1500} == living.values("child_processes")
+    assert "7 workers" not in living.values("cpu_seconds_total")
+    assert living.values("cpu_seconds_total")["7 training"] == 2.0
+    for metric in ("workers_run_queue_seconds_total", "read_bytes_total"):
+        assert "7" not in living.values(metric)
+
+
+def test_children_of_many_processes_have_a_bound_together(living: Living) -> None:
+    for pid in range(200, 328):
+        living.add(pid, children=range(pid * 1000, pid * 1000 + 30))
+    add_honest(living)
+    assert are_honest_read(living)
+    assert len(living.values("child_processes_unread")) == 128 - 1024 // 30
+    assert len(living.read) < 3 * 1024 + 4 * (128 + 8 * 17)
+
+
+def test_as_many_owners_as_there_are_have_the_same_share_of_children(living: Living) -> None:
+    for owner in range(1010, 1025):
+        living.add(owner, owner=owner, children=range(owner * 1000, owner * 1000 + 200))
+    add_honest(living)
+    assert are_honest_read(living)
+    assert living.values("child_processes_unread") == {str(owner): 200 for owner in range(1010, 1025)}
+
+
+def test_children_of_children_are_not_read(living: Living) -> None:
+    living.add(7, children=[8], each="9")
+    assert living.values("child_processes") == {"7": 1}
+    assert not [path for path in living.read if "/9/" in path]
+
+
+def test_what_was_absent_for_too_many_children_comes_back_when_they_have_ended(living: Living, tmp_path: Path) -> None:
+    living.add(7, children=[8])
+    assert living.values("workers_run_queue_seconds_total") == {"7": 2.0}
+    children = tmp_path / "7" / "task" / "7" / "children"
+    children.write_text(" ".join(map(str, range(1000, 2500))))
+    assert living.values("workers_run_queue_seconds_total") == {}
+    children.write_text("8")
+    assert living.values("workers_run_queue_seconds_total") == {"7": 2.0}
+    assert living.values("child_processes_unread") == {}
+
+
+def test_a_list_of_children_is_read_to_its_end(run_dir: Path) -> None:
+    """The kernel returns a page at a time: with pids of seven digits that is 512 of them."""
+    with rank(run_dir, "children = [fork(0) for _ in range(1100)]") as process:
+        assert read_usage(process.pid, children_limit=0).children == 1100
+
+
+def test_the_pid_that_a_record_names_is_not_read(run_dir: Path) -> None:
+    with living_rank(run_dir, "r.3", rank="3", pid="1") as process:
+        (found,) = RunDirectory([run_dir]).scan().ranks
+    assert found.snapshot.lock_pid == process.pid

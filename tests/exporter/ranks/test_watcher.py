@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from threading import Event
+from threading import enumerate as enumerate_threads
 
 import pytest
 from testing.clock import Clock
 from testing.waiting import eventually
 
 from rankscope_exporter.exposition.metric import Declaration
+from rankscope_exporter.ranks import watcher as watcher_module
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.watcher import OutdatedError, RankWatcher
 
@@ -34,6 +36,20 @@ class Failing(Counting):
         raise ValueError("a mistake")
 
 
+class Late(Counting):
+    """Takes as long as the test lets it take."""
+
+    name = "late"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.may_end = Event()
+
+    def poll(self, scan: Scan):
+        assert self.may_end.wait(60)
+        return super().poll(scan)
+
+
 class Directory:
     """A run directory that answers until the test lets it hang."""
 
@@ -53,6 +69,38 @@ def test_a_collector_that_fails_costs_the_others_nothing():
     with pytest.raises(ValueError, match="a mistake"):
         failing.collect()
     assert [family.text for family in counting.collect()] == [b"polls 1.0\n"]
+
+
+def test_a_collector_that_is_late_loses_its_own_series_and_no_others(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watcher_module, "PATIENCE", 0.05)
+    clock, slow = Clock(100.0), Late()
+    watcher = RankWatcher(Directory(), [slow, Counting()], monotonic=clock)
+    late, counting = watcher.collectors
+    for _ in range(30):
+        watcher.poll()
+        eventually(lambda: _is_there(counting))
+        clock.now += 1
+    with pytest.raises(OutdatedError):
+        late.collect()
+    slow.may_end.set()
+    eventually(lambda: slow.polls == 1)
+    with pytest.raises(OutdatedError, match="takes too long; the last result is 30 s old"):
+        late.collect()
+    eventually(lambda: _polls_again(watcher, late))
+
+
+def _polls_again(watcher: RankWatcher, collector) -> bool:
+    watcher.poll()
+    return _is_there(collector)
+
+
+def test_the_threads_of_the_collectors_end_with_the_watcher():
+    before = set(enumerate_threads())
+    watcher = RankWatcher(Directory(), [Counting()], interval=0.01)
+    watcher.start()
+    assert {thread.name for thread in set(enumerate_threads()) - before} == {"ranks", "ranks-counting"}
+    watcher.stop()
+    eventually(lambda: set(enumerate_threads()) <= before)
 
 
 def test_the_start_waits_for_the_first_poll_so_that_the_first_scrape_has_the_ranks():

@@ -27,6 +27,7 @@ import rankscope
 from rankscope import attach, guard
 from rankscope.probes.ddp import WatchedModule
 from rankscope.record import layout
+from rankscope.record.clock import boot_id
 from rankscope.record.reader import read_rank
 
 HOOK = str(Path(attach.__file__).parent)
@@ -112,6 +113,7 @@ def test_instrumenting_again_begins_a_new_record_of_the_same_run_in_the_place_of
     (path,) = run_dir.iterdir()
     first = read_rank(path)
     assert (first.exit_reason, first["steps"]) == ("finished", 5)
+    assert first.info["boot_id"] == boot_id()
     train(5)  # on his own: nobody counts
     rankscope.instrument()
     train(2)

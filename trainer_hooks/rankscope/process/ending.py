@@ -25,6 +25,7 @@ from typing import NoReturn
 
 from rankscope.patch import Undo, replace
 from rankscope.record import layout
+from rankscope.record.clock import renew_unix_times
 from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 
@@ -97,7 +98,9 @@ class Ending:
         """Record how it ended, unless that is already known."""
         slots = self._writer.slots
         if slots[INDEX["ended"]] == layout.RUNNING:
-            slots[INDEX["ended_unix"]] = time.time()
+            now = time.time()
+            renew_unix_times(slots, now, time.monotonic())
+            slots[INDEX["ended_unix"]] = now
             slots[INDEX["ended"]] = how
             self._on_end()
 

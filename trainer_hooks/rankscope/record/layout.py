@@ -10,8 +10,9 @@ A record is one file of `SIZE` bytes a rank, each part of which begins on a page
     32768  last words    empty, or what faulthandler wrote when SIGTERM came: at the end, because it may be long
 
 Counters are float64 too: exact for whole numbers up to 2**53. Times are seconds of CLOCK_MONOTONIC, which all
-processes of a machine share; `started_unix` ties them to the calendar. Fields are only ever changed together
-with the layout digest, so a reader of another version says so instead of misreading.
+processes of a machine share until it boots again; the info's `boot_id` says which boot that was. Unix times are by one
+setting of the clock: all are changed when one is written and the clock was set meanwhile. Fields are only ever changed
+together with the layout digest, so a reader of another version says so instead of misreading.
 
 Each slot makes sense alone, so nothing has to be read together and no sequence word is on the fast path. At every event
 the time since the last one is charged to the phase that was open; so the sum of all phases, counted from the start,

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rankscope.record import layout
+from rankscope.record.clock import boot_id
 from rankscope.record.directory import open_untrusted
 from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.numbers import LARGEST
@@ -41,10 +42,13 @@ class UnreadableRecordError(Exception):
         self.path = path
 
 
-def read_rank(path: Path, directory: int | None = None, *, with_steps: bool = False) -> RankSnapshot:
+def read_rank(
+    path: Path, directory: int | None = None, *, with_steps: bool = False, unix_offset: float | None = None
+) -> RankSnapshot:
     """Read one record consistently; `directory` is an open descriptor of where it lies, if there is one.
 
-    The rings of the last steps, which are half of the file, are read only `with_steps`.
+    The rings of the last steps, which are half of the file, are read only `with_steps`. `unix_offset` is what to add to
+    a monotonic time for its unix time; by default as the clocks are set now.
     Raises FileNotFoundError if it is gone, UnreadableRecordError with the reason otherwise.
     """
     with _opened(path, directory) as descriptor:
@@ -56,6 +60,9 @@ def read_rank(path: Path, directory: int | None = None, *, with_steps: bool = Fa
         spoke_last_words = os.pread(descriptor, 1, layout.LAST_WORDS_OFFSET) != b"\0"
         modified = os.fstat(descriptor).st_mtime
     info = _info(path, data)
+    if unix_offset is None:
+        unix_offset = time.time() - time.monotonic()
+    is_of_this_boot = lock_pid is not None or (info.get("boot_id") or None) == boot_id()
     return RankSnapshot(
         path=path,
         alive=lock_pid is not None,
@@ -65,6 +72,7 @@ def read_rank(path: Path, directory: int | None = None, *, with_steps: bool = Fa
         read_monotonic=time.monotonic(),
         lock_pid=lock_pid or 0,
         rings=rings,
+        unix_offset=unix_offset if is_of_this_boot else None,
     )
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rankscope.record import layout
+from rankscope.record.clock import STEP
 from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.numbers import LARGEST
 
@@ -64,6 +65,9 @@ class RankSnapshot:
     read_monotonic: float
     lock_pid: int = 0  # the rank's process in the pid namespace of the reader; 0 if it cannot be seen there, or is dead
     rings: Rings = NO_RINGS
+    unix_offset: float | None = None
+    """What to add to a monotonic time for its unix time, by the node's clock as it was set at the reading. None where
+    that is not known: the record is of another boot."""
 
     def __getitem__(self, field: str) -> float:
         return self.slots[INDEX[field]]
@@ -73,8 +77,23 @@ class RankSnapshot:
         return self.slots[INDEX[field] : INDEX[field] + FIELDS[field]]
 
     def unix(self, monotonic: float) -> float:
-        """A monotonic time of the record as unix time."""
-        return self["started_unix"] + monotonic - self["started_monotonic"]
+        """Return a monotonic time of the record as unix time, by the node's clock as it is set now."""
+        return max(0.0, self["started_unix"] + monotonic - self["started_monotonic"] + self._clock_change)
+
+    def unix_field(self, field: str) -> float:
+        """Return a unix time of the record, by the node's clock as it is set now."""
+        return max(0.0, self[field] + self._clock_change)
+
+    @property
+    def _clock_change(self) -> float:
+        """Seconds by which the node's clock was set since the record's unix times were written.
+
+        Times of a forged record can be so far apart that the sum is below 0.
+        """
+        if self.unix_offset is None:
+            return 0.0
+        change = self.unix_offset - (self["started_unix"] - self["started_monotonic"])
+        return change if abs(change) > STEP else 0.0
 
     @property
     def last_progress(self) -> float:
@@ -153,7 +172,8 @@ class RankSnapshot:
     @property
     def exit_unix(self) -> float | None:
         """When the rank ended by its own account; None if it lives or was killed."""
-        return {"sigterm": self.last_words_at, "killed": None, None: None}.get(self.exit_reason, self["ended_unix"])
+        ended_unix = self.unix_field("ended_unix")
+        return {"sigterm": self.last_words_at, "killed": None, None: None}.get(self.exit_reason, ended_unix)
 
     def _by_phase(self, field: str) -> dict[str, float]:
         return dict(zip(self._phase_names(), self.many(field), strict=False))

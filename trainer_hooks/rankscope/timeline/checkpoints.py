@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 
 from rankscope.record import layout
+from rankscope.record.clock import renew_unix_times
 from rankscope.record.layout import INDEX
 from rankscope.timeline.phases import PhaseClock, Phases
 
@@ -69,6 +70,7 @@ class CheckpointCounter:
         def count(size: float, unix: float) -> None:
             slots = self._phases.writer.slots
             slots[BYTES] += size
+            renew_unix_times(slots, time.time(), self._phases.clock())
             slots[LAST_UNIX] = unix
             if is_nested:
                 slots[LAST_BYTES] += size
@@ -81,7 +83,8 @@ class CheckpointCounter:
 
     def _count(self, size: float) -> None:
         slots = self._phases.writer.slots
-        seconds = self._phases.clock() - self._began
+        now, unix = self._phases.clock(), time.time()
+        seconds = now - self._began
         if slots[STEPS] == self._last_step:
             slots[LAST_SECONDS] += seconds
             slots[LAST_BYTES] += size
@@ -90,4 +93,5 @@ class CheckpointCounter:
             slots[CHECKPOINTS] += 1
             slots[LAST_SECONDS], slots[LAST_BYTES] = seconds, size
         slots[BYTES] += size
-        slots[LAST_UNIX] = time.time()
+        renew_unix_times(slots, unix, now)
+        slots[LAST_UNIX] = unix

@@ -32,6 +32,7 @@ class Occupants:
         self._monotonic = monotonic
         self._by_uuid: dict[str, _Occupants] = {}
         self._parents: dict[str, str] = {}
+        self._uids: dict[int, int | None] = {}  # of ranks' processes, as looked up since a GPU was seen last
         self.lacks: Callable[[str], bool] = lambda _uuid: False
         """Whether no GPU of this node has the UUID; False while that is not known."""
 
@@ -40,6 +41,7 @@ class Occupants:
 
         Where one process cannot be looked up, or holds the GPU for others, nothing is known.
         """
+        self._uids = {}
         self._parents |= dict.fromkeys(instances, uuid)
         living = [process for process in seen.living if process and process.name != MPS_SERVER]
         if living and len(living) == len(seen.living):
@@ -67,6 +69,13 @@ class Occupants:
         return not (rank.owner in there.uids or pid in there.pids or self._uid(pid) in there.uids)
 
     def _uid(self, pid: int) -> int | None:
+        """Look up each process once, whatever number of records it holds."""
+        uids = self._uids
+        if pid not in uids:
+            uids[pid] = self._look_up(pid)
+        return uids[pid]
+
+    def _look_up(self, pid: int) -> int | None:
         try:
             process = self._processes.find(pid) if pid else None
         except OSError:

@@ -26,6 +26,7 @@ SKIP_REASONS = (
     "future_start",
     "too_many_files",
     "too_many_ranks",
+    "too_many_names",
 )
 
 METRICS = (*life.METRICS, *steps.METRICS, *collectives.METRICS, *process.METRICS)
@@ -39,7 +40,8 @@ SKIPPED = SCAN.gauge(
     "`future_start` (in more than a minute). "
     "Limits: `too_many_files` (more than 1,024 in all or 256 of one owner; names of a directory that the scan did "
     "not get to count as 1), `too_many_ranks` (more than 256, or 128 of one owner; one that may take more than "
-    "32 KiB on the page counts as several).",
+    "32 KiB on the page counts as several), `too_many_names` (the owner's ranks have new names, of runs, ranks, "
+    "groups, phases and so on, that may be more than 100,000 new series at once, or 300,000 an hour).",
     lambda scan: {reason: scan.skipped[reason] for reason in SKIP_REASONS},
     "reason",
 )

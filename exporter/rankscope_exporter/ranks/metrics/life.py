@@ -38,7 +38,7 @@ METRICS = (
     RANK.gauge(
         "start_timestamp_seconds",
         "When the rank's record began, in unix time.",
-        lambda rank: rank.snapshot["started_unix"],
+        lambda rank: rank.snapshot.unix_field("started_unix"),
     ),
     RANK.gauge(
         "exit_info",

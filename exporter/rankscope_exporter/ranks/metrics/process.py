@@ -62,7 +62,7 @@ METRICS = (
     CHECKPOINT.gauge(
         "checkpoint_last_timestamp_seconds",
         "When the last one was finished, in unix time.",
-        itemgetter("checkpoint_last_unix"),
+        lambda snapshot: snapshot.unix_field("checkpoint_last_unix"),
     ),
     RANK.counter(
         "gc_collections_total",

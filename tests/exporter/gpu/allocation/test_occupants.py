@@ -103,3 +103,16 @@ def test_a_contradicted_rank_lays_no_claim(is_elsewhere: Asking) -> None:
     elsewhere = replace(is_elsewhere.rank, is_elsewhere=True)
     watching = ClaimsWatcher((), lambda: Scan([elsewhere], Counter()), UserNames())
     assert watching.claims().ranks == {}
+
+
+def test_a_process_is_looked_up_once_whatever_number_of_records_it_holds(
+    is_elsewhere: Asking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_up: list[int] = []
+    find = ProcessTable.find
+    monkeypatch.setattr(ProcessTable, "find", lambda table, pid: looked_up.append(pid) or find(table, pid))  # type: ignore[func-returns-value]
+    assert is_elsewhere(Process(OTHER, "", 7, "python"))
+    assert all(is_elsewhere.occupants.is_elsewhere(is_elsewhere.rank) for _ in range(128))
+    assert looked_up == [PID]
+    assert is_elsewhere(Process(OTHER, "", 7, "python"), later=1.0)
+    assert looked_up == [PID, PID]
