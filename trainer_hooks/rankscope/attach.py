@@ -10,10 +10,10 @@ from rankscope import guard, probes
 from rankscope.announcements import Announcer
 from rankscope.guard import Guard, logger
 from rankscope.patch import Undo
-from rankscope.process import forks
+from rankscope.process import forks, identity
 from rankscope.process.ending import Ending
 from rankscope.process.stack_dump import StackDump
-from rankscope.publication import Publication, is_training
+from rankscope.publication import Publication
 from rankscope.record import layout
 from rankscope.record.writer import RankWriter
 from rankscope.script import Script
@@ -31,6 +31,7 @@ class Attachment:
         self._undo: list[Undo] = []
         self._stack_dump = StackDump()
         self.publication = Publication(self.writer, self._details)
+        self._has_late_probes = False
         self._announcer = Announcer(self.timeline, self.publication.info)
         announcements = self._guard("announcements")
         self._poll_announcer = announcements(self._announcer.poll)
@@ -45,8 +46,12 @@ class Attachment:
         """Install every probe; one that cannot be installed is off, the others work."""
         from rankscope.probes.compiler import skip_package, uncompiled  # as the probes, with torch
 
-        self.timeline.on_event = uncompiled(self._guard("record")(self._on_event))
+        record = self._guard("record")
+        self._find_training = uncompiled(record(self._on_event))
+        self._find_rank = uncompiled(record(self._on_event_in_new_group))
+        self.timeline.on_event = self._find_training
         self.timeline.groups.on_new = uncompiled(self.publication.refresh)
+        self.timeline.groups.on_default = self._on_default_group
         for name, probe in probes.all_probes().items():
             self._install(name, probe)
         skip_package()
@@ -73,20 +78,49 @@ class Attachment:
         self._stack_dump.forget()
         self.writer.detach()
 
-    def abandon(self) -> None:
-        """In a forked child: it is not the rank. Its parent's record stays as it is."""
+    def begin_as_child(self) -> None:
+        """In a forked child: it is not the rank, and may become one. Its parent's record stays as it is."""
+        self.publication.restart()
+        identity.disown_group()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Record from nothing, from the next event that shows that this process trains.
+
+        The probes hold the timeline: it begins again and stays the same object.
+        """
         self._ending.forget()
         self._stack_dump.forget()
-        self.timeline.stop()
         self.writer.detach()
+        self.timeline.restart()
+        self._settings.restart()
+        self.timeline.on_event = self._find_training
+        self._ending.watch()
+
+    def _on_default_group(self, exists: bool) -> None:
+        """Find out at the next event whether a new process group has made this process another rank."""
+        if exists and self.publication.has_identity:
+            self.timeline.on_event = self._find_rank
+
+    def _on_event_in_new_group(self, event: int) -> None:
+        self.timeline.on_event = None
+        if self.publication.is_same_rank():
+            self.publication.refresh()
+            return
+        self._ending.write(layout.FINISHED)
+        self.publication.leave_rank()
+        self._begin_again()
+        self._on_event(event)
 
     def _on_event(self, event: int) -> None:
         """Publish at the first event that shows that this process trains."""
-        if not is_training(self.timeline, event):
+        if not self.publication.is_training(self.timeline, event):
             return
         self.timeline.on_event = None
-        for name, probe in probes.late_probes().items():
-            self._install(name, probe)
+        if not self._has_late_probes:
+            self._has_late_probes = True
+            for name, probe in probes.late_probes().items():
+                self._install(name, probe)
         if self.publication.publish():
             self._ending.watch_published()
             self._stack_dump.watch()
@@ -155,15 +189,6 @@ def current() -> Attachment | None:
 
 
 def _after_fork() -> None:
-    """A child of a rank is a loader worker or a helper, not the rank. A child of a process that has not trained
-    may be one (ranks that are started by fork): its probes stay, and it begins a record of its own.
-    """
-    global _attachment
-    if _attachment is None:
-        return
-    if _attachment.timeline.on_event is None:
-        _attachment.abandon()
-        _attachment = None
-        return
-    # The probes hold the timeline: it begins again and stays the same object.
-    _attachment.timeline.restart()
+    """A child may be a loader worker, a helper, or a rank: its probes stay, and if it trains it has its own record."""
+    if _attachment is not None:
+        _attachment.begin_as_child()

@@ -122,16 +122,17 @@ class RunDirectory:
                     found[rank.key] = rank
         return found
 
-    def _precedence(self, rank: Rank) -> tuple[bool, bool, bool, float]:
+    def _precedence(self, rank: Rank) -> tuple[bool, bool, bool, bool, float]:
         """Which of two records of one key is shown: of those that live the one that was there in the last scan.
 
-        A run that was started again takes over at once from its ended rank. Owners differ only where they are no part
-        of the key; there nobody's rank replaces another user's before that has ended.
+        A rank that the other one has started takes its place. A run that was started again takes over at
+        once from its ended rank. Owners differ only where they are no part of the key; there nobody's rank replaces
+        another user's before that has ended.
         """
         alive, before = rank.snapshot.alive, self._shown.get(rank.key)
         is_known = before is not None and before.snapshot.path == rank.snapshot.path
         is_same_owner = before is not None and before.owner == rank.owner
-        return alive, is_same_owner, alive and is_known, rank.snapshot["started_unix"]
+        return alive, is_same_owner, rank.has_parent, alive and is_known, rank.snapshot["started_unix"]
 
     def _read(self, file: RankFile, skipped: Skipped, with_steps: bool) -> Rank | None:
         try:
@@ -179,7 +180,9 @@ class RunDirectory:
 
 def _are_rivals(one: Rank, other: Rank) -> bool:
     """Whether not to show one of them hides something: of one owner's, an ended one has only been succeeded."""
-    return one.owner != other.owner or (one.snapshot.alive and other.snapshot.alive)
+    if one.owner != other.owner:
+        return True
+    return one.snapshot.alive and other.snapshot.alive and not (one.is_child_of(other) or other.is_child_of(one))
 
 
 def _elsewhere(ranks: Iterable[Rank]) -> Iterable[Rank]:
