@@ -10,7 +10,7 @@ from rankscope import guard, probes
 from rankscope.announcements import Announcer
 from rankscope.guard import Guard, logger
 from rankscope.patch import Undo
-from rankscope.process import forks, identity
+from rankscope.process import descriptors, forks, identity
 from rankscope.process.ending import Ending
 from rankscope.process.stack_dump import StackDump
 from rankscope.publication import Publication
@@ -58,6 +58,9 @@ class Attachment:
         self.timeline.steps.polls.append(self._guard("settings")(self._settings.poll))
         self.timeline.steps.polls.append(self._poll_announcer)
         self.timeline.steps.polls.append(self._ending.forget_failure)
+        keep_descriptors = self._guard("descriptors")(self._keep_descriptors)
+        self.timeline.steps.polls.append(keep_descriptors)
+        self._undo.extend(descriptors.watch(keep_descriptors))
         self._ending.watch()
 
     def _install(self, name: str, probe: ModuleType) -> None:
@@ -66,6 +69,13 @@ class Attachment:
 
     def _guard(self, name: str) -> Guard:
         return Guard(name, self._on_probe_failure, self.timeline.unwind)
+
+    def _keep_descriptors(self) -> None:
+        """Get back what the job has closed with its own descriptors: where signals are noted, and the record's lock."""
+        if self.writer.renew():
+            self._ending.renew()
+        if self._stack_dump.renew():
+            self.publication.refresh()
 
     def remove(self) -> None:
         """Restore every patched object, end the record as finished and stop counting."""

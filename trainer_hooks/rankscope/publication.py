@@ -15,6 +15,7 @@ from rankscope.record import layout
 from rankscope.record.directory import opened, weakness
 from rankscope.record.free_rank import free_rank
 from rankscope.record.old_records import parent_rank, remove_old_records
+from rankscope.record.process_stat import own_start
 from rankscope.record.text import replace_unprintable
 from rankscope.record.writer import RankWriter, encode_info, run_directory
 from rankscope.timeline.timeline import Timeline
@@ -122,7 +123,7 @@ class Publication:
     def info(self) -> dict[str, Any]:
         """Return the record's info as of now, without the settings where they do not fit."""
         parent = {"parent": self._parent["pid"]} if self._parent else {}
-        info = {**self._identity, **parent, **self._details()}
+        info = {**self._identity, **parent, "process_start": own_start(), **self._details()}
         fits = len(encode_info(info)) <= layout.INFO_CAPACITY
         return info if fits else {**info, "settings": {}}
 

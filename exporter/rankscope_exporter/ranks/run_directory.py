@@ -12,6 +12,7 @@ from pathlib import Path
 
 from rankscope.record.directory import ForeignLinkError, open_directory
 from rankscope.record.listing import Listing, RankFile
+from rankscope.record.process_stat import is_running
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import CLOCKS_APART, check_info, check_time
@@ -65,6 +66,7 @@ class RunDirectory:
         self._shown: dict[Key, Rank] = {}  # by the last scan
         self._in_vain: set[tuple[int, int, int]] = set()  # stamps of the files that were no records in the last scan
         self._checked: dict[Path, tuple[object, TextLimit]] = {}  # the info whose labels were found to be good
+        self._lock_pids: dict[Path, int] = {}  # of the processes that had the records locked
         self._complaints = Complaints()
         self._lock = threading.Lock()  # scrapes come from several threads
 
@@ -143,6 +145,7 @@ class RunDirectory:
                 limit = TextLimit(snapshot)
                 self._checked[file.path] = snapshot.info, limit
             check_time(snapshot, self._clock())
+            snapshot = self._without_lock(snapshot)
         except FileNotFoundError:
             return None
         except UnreadableRecordError as error:
@@ -151,6 +154,21 @@ class RunDirectory:
             return None
         exit_unix = None if snapshot.alive else self._exit_unix(snapshot)
         return Rank(snapshot, exit_unix, file.owner, has_owner=self._beliefs.has_owner, weight=limit.weight(snapshot))
+
+    def _without_lock(self, snapshot: RankSnapshot) -> RankSnapshot:
+        """Return the snapshot, as that of a living rank if the process lives and only the lock is lost.
+
+        A job loses it for the rank when it closes all descriptors, or opens and closes the record.
+        """
+        if snapshot.alive:
+            self._lock_pids[snapshot.path] = snapshot.lock_pid
+        if snapshot.exit_reason != "killed":
+            return snapshot
+        pid = self._lock_pids.get(snapshot.path, 0)
+        is_alive = is_running(pid, snapshot.info.get("process_start"))
+        if is_alive is None:
+            is_alive = snapshot.has_recent_progress
+        return replace(snapshot, alive=True, lock_pid=pid) if is_alive else snapshot
 
     def _exit_unix(self, snapshot: RankSnapshot) -> float:
         """By its own account, unless that is in the future: then it would be shown until that has come."""
@@ -176,6 +194,7 @@ class RunDirectory:
         self._in_vain = skipped.stamps
         self._noticed = {path: when for path, when in self._noticed.items() if path in present}
         self._checked = {path: info for path, info in self._checked.items() if path in present}
+        self._lock_pids = {path: pid for path, pid in self._lock_pids.items() if path in present}
 
 
 def _are_rivals(one: Rank, other: Rank) -> bool:

@@ -66,6 +66,14 @@ class Ending:
             faulthandler.register(signal.SIGTERM, file=self._writer.fileno(), all_threads=False, chain=True)
             self._watches_sigterm = True
 
+    def renew(self) -> None:
+        """Note SIGTERM in the record at its descriptor's present number; not at all if it has none any more."""
+        if self._watches_sigterm and self._writer.fileno() >= 0:
+            # Registered already, so this changes the number alone, and no handler.
+            faulthandler.register(signal.SIGTERM, file=self._writer.fileno(), all_threads=False, chain=True)
+        elif self._watches_sigterm:
+            self._forget_sigterm()
+
     def forget(self) -> None:
         """Take every watch back."""
         if sys.excepthook == self._on_exception:

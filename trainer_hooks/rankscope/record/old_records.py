@@ -14,9 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from rankscope.record.process_stat import ancestors
+from rankscope.record.process_stat import ancestors, is_running
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.text import NUMBER
 from rankscope.record.writer import SUFFIX
 
 RECORD_OUTLIVES_ITS_PROCESS = 600.0  # seconds: as long as the exporter shows it
@@ -82,4 +83,10 @@ def _is_over(path: Path, directory: int, info: dict[str, Any]) -> bool:
         return path.name.startswith(".") and error.reason == "truncated"
     is_mine = all(rank.info.get(label) == info[label] for label in ("run", "rank"))
     is_old = time.time() - rank.unix(rank.last_progress) > RECORD_OUTLIVES_ITS_PROCESS
-    return (is_mine or is_old) and not rank.alive
+    return (is_mine or is_old) and not (rank.alive or _runs_without_lock(rank.info))
+
+
+def _runs_without_lock(info: dict[str, Any]) -> bool:
+    """Whether the rank's process lives: the job may have lost the lock for it."""
+    pid = str(info.get("pid"))
+    return bool(NUMBER.fullmatch(pid) and is_running(int(pid), info.get("process_start")))

@@ -29,6 +29,31 @@ def read_process_stat(pid: int | str, procfs: Path = PROCFS) -> ProcessStat:
     return ProcessStat(fields[0].decode() not in DEAD, int(fields[1]), int(fields[19]))
 
 
+def is_running(pid: int, start: object) -> bool | None:
+    """Return whether the process of this number and start time lives; None if that is not known.
+
+    Numbers alone do not tell: after a process has ended, the next one may get its number.
+    """
+    if not (pid and start and isinstance(start, int)):
+        return None
+    try:
+        process = read_process_stat(pid)
+    except OSError:
+        return None if exists(pid) else False  # it may be hidden
+    return process.is_alive and process.start == start
+
+
+def exists(pid: int) -> bool:
+    """Return whether there is a process of this number, whoever may look at it."""
+    try:
+        os.kill(pid, 0)
+    except PermissionError:
+        return True
+    except (OSError, OverflowError):
+        return False
+    return True
+
+
 def own_start() -> int:
     """Return when this process started, in clock ticks since boot; 0 if that is not known."""
     try:

@@ -13,6 +13,7 @@ from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.numbers import LARGEST
 
 _RING_PHASES = slice(layout.RING_WIDTH - len(layout.PHASES), layout.RING_WIDTH)
+HEARTBEAT = 5.0  # seconds: a rank that steps takes a lost lock again within one
 _ROUNDING = 1e-6  # seconds: of sums that have run for years
 
 
@@ -80,6 +81,11 @@ class RankSnapshot:
     def last_progress(self) -> float:
         """Monotonic time of the last event in the training thread: all that has been charged, from the start on."""
         return self["started_monotonic"] + sum(self.many("phase_seconds"))
+
+    @property
+    def has_recent_progress(self) -> bool:
+        """Whether there was an event in the training thread within HEARTBEAT before the reading."""
+        return 0.0 <= self.read_monotonic - self.last_progress < HEARTBEAT
 
     @property
     def phase(self) -> str:
