@@ -13,7 +13,7 @@ from rankscope.patch import Undo
 from rankscope.process import descriptors, forks, identity
 from rankscope.process.ending import Ending
 from rankscope.process.stack_dump import StackDump
-from rankscope.publication import Publication
+from rankscope.publication import UPDATE_EVENTS, Publication
 from rankscope.record import layout
 from rankscope.record.writer import RankWriter
 from rankscope.script import Script
@@ -108,12 +108,23 @@ class Attachment:
         self._ending.watch()
 
     def _on_default_group(self, exists: bool) -> None:
-        """Find out at the next event whether a new process group has made this process another rank."""
-        if exists and self.publication.has_identity:
-            self.timeline.on_event = self._find_rank
+        """Find out at the next events whether the process trains on, and whether as another rank."""
+        if not self.publication.has_identity:
+            return
+        if exists:
+            self._ending.go_on()
+        else:
+            self._ending.leave_group()
+        self.timeline.on_event = self._find_rank
 
     def _on_event_in_new_group(self, event: int) -> None:
+        is_distributed = identity.is_distributed()
+        if not (is_distributed or event in UPDATE_EVENTS):
+            return  # after it has left its group, a rank may evaluate
         self.timeline.on_event = None
+        self._ending.go_on()
+        if not is_distributed:
+            return
         if self.publication.is_same_rank():
             self.publication.refresh()
             return

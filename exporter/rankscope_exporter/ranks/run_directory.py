@@ -162,7 +162,7 @@ class RunDirectory:
         """
         if snapshot.alive:
             self._lock_pids[snapshot.path] = snapshot.lock_pid
-        if snapshot.exit_reason != "killed":
+        if snapshot.alive or snapshot.exit_unix is not None:
             return snapshot
         pid = self._lock_pids.get(snapshot.path, 0)
         is_alive = is_running(pid, snapshot.info.get("process_start"))

@@ -179,6 +179,48 @@ def test_the_record_says_which_signal_ended_the_rank_even_while_it_is_blocked(
     assert record_in(run_dir).exit_reason == reason
 
 
+GROUP = """
+import torch.distributed as dist
+
+def join():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+join()
+step()
+"""
+LEAVE = "dist.destroy_process_group()\n"
+EVALUATE = "torch.nn.Linear(2, 2)(torch.ones(1, 2))\n"
+LEAVE_AFTER_ERROR = """
+try:
+    raise KeyError("lost")
+except KeyError:
+    dist.destroy_process_group()
+"""
+ABORT = "dist.distributed_c10d._abort_process_group()\n"
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+TERMINATE = "os.kill(os.getpid(), signal.SIGTERM)"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (LEAVE + KILL, "finished"),
+        (LEAVE + EVALUATE + KILL, "finished"),
+        (LEAVE + TERMINATE, "sigterm"),
+        (LEAVE + "raise KeyError('lost')", "exception"),
+        (LEAVE + "step()\n" + KILL, "killed"),
+        (LEAVE + "join()\n" + KILL, "killed"),
+        (LEAVE_AFTER_ERROR + KILL, "killed"),
+        (ABORT + KILL, "killed"),
+        (KILL, "killed"),
+    ],
+)
+def test_a_rank_that_left_its_group_in_order_has_finished_unless_it_goes_on(
+    run_dir: Path, code: str, reason: str
+) -> None:
+    assert end_of(run_dir, GROUP + code)[0] == reason
+
+
 @pytest.mark.parametrize("after", ["", "import rankscope\nrankscope.uninstrument()\n"])
 def test_a_handler_of_the_jobs_own_still_handles_sigterm(run_dir: Path, after: str) -> None:
     handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"

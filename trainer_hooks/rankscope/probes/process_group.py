@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,9 +12,11 @@ from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.timeline.timeline import Timeline
 
+DESTROYS = "destroy_process_group"
+
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the one function with which torch sets the default group."""
+    """Watch the one function with which torch sets the default group. What aborts a group finishes no work."""
     if not dist.is_available():
         return []
     from torch.distributed import distributed_c10d
@@ -23,7 +26,8 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     def wrap(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def watched(pg: Any) -> None:
             original(pg)
-            notice(pg is not None)
+            if pg is not None or sys._getframe(1).f_code.co_name == DESTROYS:  # noqa: SLF001 - the documented name
+                notice(pg is not None)
 
         return watched
 

@@ -104,10 +104,20 @@ class Ending:
     def write(self, how: float) -> None:
         """Record how it ended, unless that is already known."""
         slots = self._writer.slots
-        if slots[INDEX["ended"]] == layout.RUNNING:
+        if slots[INDEX["ended"]] in layout.NOT_ENDED:
             slots[INDEX["ended_unix"]] = time.time()
             slots[INDEX["ended"]] = how
             self._on_end()
+
+    def leave_group(self) -> None:
+        """Record that the process has left its group: it has finished its work. Not while an error is handled."""
+        if self._writer.slots[INDEX["ended"]] == layout.RUNNING and sys.exc_info()[1] is None:
+            self._writer.slots[INDEX["ended"]] = layout.LEFT_GROUP
+
+    def go_on(self) -> None:
+        """Record that the process trains on after it has left its group."""
+        if self._writer.slots[INDEX["ended"]] == layout.LEFT_GROUP:
+            self._writer.slots[INDEX["ended"]] = layout.RUNNING
 
     def forget_failure(self) -> None:
         """Take it that the script has caught its own exit, as it goes on."""

@@ -149,16 +149,16 @@ class RankSnapshot:
         """`finished`, `exception`, `interrupted`, `sigterm` or `killed`, whichever came first; None while it lives."""
         if self.alive:
             return None
-        spoke = self["ended"] != layout.RUNNING
+        spoke = self["ended"] not in layout.NOT_ENDED
         if self.last_words_at is not None and not (spoke and self["ended_unix"] <= self.last_words_at):
             return "sigterm"
-        if spoke:
-            return layout.ENDINGS.get(self["ended"], "exception")
-        return "killed"
+        return "killed" if self["ended"] == layout.RUNNING else layout.ENDINGS.get(self["ended"], "exception")
 
     @property
     def exit_unix(self) -> float | None:
-        """When the rank ended by its own account; None if it lives or was killed."""
+        """When the rank ended by its own account; None if it lives or was killed, also after its work."""
+        if self["ended"] == layout.LEFT_GROUP and self.last_words_at is None:
+            return None
         return {"sigterm": self.last_words_at, "killed": None, None: None}.get(self.exit_reason, self["ended_unix"])
 
     def _by_phase(self, field: str) -> dict[str, float]:
