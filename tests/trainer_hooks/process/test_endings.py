@@ -145,6 +145,36 @@ def test_the_record_says_how_the_script_ended(run_dir: Path, end: str) -> None:
     assert end_of(run_dir, code)[:2] == (reason, status)
 
 
+RECORDED = """
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    raise ValueError("lost")
+
+try:
+    main()
+except ValueError:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (RECORDED + "raise SystemExit(1)", "exception"),
+        (RECORDED + "time.sleep(0.5)\nstep()", "finished"),
+        ("raise SystemExit(1)", "finished"),
+    ],
+)
+def test_an_error_that_was_reported_to_torchrun_is_how_the_rank_ended(
+    run_dir: Path, tmp_path: Path, code: str, reason: str
+) -> None:
+    with job(code, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json")) as process:
+        process.wait()
+    assert record_in(run_dir).exit_reason == reason
+
+
 def test_an_uncaught_exception_is_still_printed(run_dir: Path) -> None:
     assert "KeyError: 'lost'" in end_of(run_dir, "raise KeyError('lost')")[2]
 

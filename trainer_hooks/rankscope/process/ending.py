@@ -28,6 +28,7 @@ from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 
+FILE_CLOCK_LAG = 0.1  # seconds: a file's time is that of the kernel's last tick
 SIGNALS = 128  # a shell's statuses above it name the signal that ended a program
 
 
@@ -157,9 +158,18 @@ class Ending:
 
     def _write_error(self, error: BaseException | None) -> None:
         if error is None:
-            self.write(layout.FINISHED)
+            self.write(layout.EXCEPTION if self._has_reported_error() else layout.FINISHED)
         else:
             self.write(layout.INTERRUPTED if isinstance(error, KeyboardInterrupt) else layout.EXCEPTION)
+
+    def _has_reported_error(self) -> bool:
+        """Whether torch has written an error for torchrun (`@record`), after which this process did not train."""
+        slots = self._writer.slots
+        progress = slots[INDEX["started_unix"]] + sum(self._writer.phase_seconds[: layout.MAX_PHASES])
+        try:
+            return Path(os.environ["TORCHELASTIC_ERROR_FILE"]).stat().st_mtime > progress - FILE_CLOCK_LAG
+        except (KeyError, OSError, ValueError):
+            return False
 
 
 def is_success(code: object) -> bool:
