@@ -17,6 +17,7 @@ from typing import Any
 
 from rankscope.process.switches import is_on
 from rankscope.record.layout import PASSES_WITHOUT_STEP
+from rankscope.record.own_descriptor import File, file_of
 from rankscope.record.phases import COMPUTING, PHASES, PLANNED
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.text import replace_unprintable
@@ -40,10 +41,12 @@ class Announcer:
         self._timeline = timeline
         self._info = info
         self._has_warned = False
+        self._stderr: File | None = None  # where the first line went; None if that is not known
 
     def begin(self) -> None:
         """The record has been made: say where, and how to look at it."""
         if path := self._record():
+            self._stderr = standard_error()
             say(beginning(self._info()["run"], path))
 
     def poll(self) -> None:
@@ -58,8 +61,9 @@ class Announcer:
                 )
 
     def end(self) -> None:
-        """The record has ended: say where its time went."""
-        if path := self._record():
+        """The record has ended: say where its time went, unless standard error is another file by now."""
+        path = self._record()
+        if path and self._stderr in (None, standard_error()):
             slots, now = tuple(self._timeline.writer.slots), time.monotonic()
             # As what has ended: the time since the last event belongs to no phase, as in the record.
             snapshot = RankSnapshot(path, False, slots, self._info(), last_words_at=None, read_monotonic=now)
@@ -74,6 +78,14 @@ class Announcer:
 def is_quiet() -> bool:
     """Whether nothing is to be said, by the environment."""
     return is_on("RANKSCOPE_QUIET")
+
+
+def standard_error() -> File | None:
+    """Return the file that standard error writes to; None if that is not known."""
+    try:
+        return file_of(sys.stderr.fileno())
+    except Exception:  # there is none, it is closed, or it is the job's own, which may raise anything
+        return None
 
 
 def say(text: str) -> None:

@@ -10,10 +10,10 @@ from rankscope import guard, probes
 from rankscope.announcements import Announcer
 from rankscope.guard import Guard, logger
 from rankscope.patch import Undo
-from rankscope.process import forks
+from rankscope.process import descriptors, forks, identity
 from rankscope.process.ending import Ending
 from rankscope.process.stack_dump import StackDump
-from rankscope.publication import Publication, is_training
+from rankscope.publication import UPDATE_EVENTS, Publication
 from rankscope.record import layout
 from rankscope.record.writer import RankWriter
 from rankscope.script import Script
@@ -31,6 +31,7 @@ class Attachment:
         self._undo: list[Undo] = []
         self._stack_dump = StackDump()
         self.publication = Publication(self.writer, self._details)
+        self._has_late_probes = False
         self._announcer = Announcer(self.timeline, self.publication.info)
         announcements = self._guard("announcements")
         self._poll_announcer = announcements(self._announcer.poll)
@@ -45,14 +46,21 @@ class Attachment:
         """Install every probe; one that cannot be installed is off, the others work."""
         from rankscope.probes.compiler import skip_package, uncompiled  # as the probes, with torch
 
-        self.timeline.on_event = uncompiled(self._guard("record")(self._on_event))
+        record = self._guard("record")
+        self._find_training = uncompiled(record(self._on_event))
+        self._find_rank = uncompiled(record(self._on_event_in_new_group))
+        self.timeline.on_event = self._find_training
         self.timeline.groups.on_new = uncompiled(self.publication.refresh)
+        self.timeline.groups.on_default = self._on_default_group
         for name, probe in probes.all_probes().items():
             self._install(name, probe)
         skip_package()
         self.timeline.steps.polls.append(self._guard("settings")(self._settings.poll))
         self.timeline.steps.polls.append(self._poll_announcer)
         self.timeline.steps.polls.append(self._ending.forget_failure)
+        keep_descriptors = self._guard("descriptors")(self._keep_descriptors)
+        self.timeline.steps.polls.append(keep_descriptors)
+        self._undo.extend(descriptors.watch(keep_descriptors))
         self._ending.watch()
 
     def _install(self, name: str, probe: ModuleType) -> None:
@@ -61,6 +69,13 @@ class Attachment:
 
     def _guard(self, name: str) -> Guard:
         return Guard(name, self._on_probe_failure, self.timeline.unwind)
+
+    def _keep_descriptors(self) -> None:
+        """Get back what the job has closed with its own descriptors: where signals are noted, and the record's lock."""
+        if self.writer.renew():
+            self._ending.renew()
+        if self._stack_dump.renew():
+            self.publication.refresh()
 
     def remove(self) -> None:
         """Restore every patched object, end the record as finished and stop counting."""
@@ -73,20 +88,60 @@ class Attachment:
         self._stack_dump.forget()
         self.writer.detach()
 
-    def abandon(self) -> None:
-        """In a forked child: it is not the rank. Its parent's record stays as it is."""
+    def begin_as_child(self) -> None:
+        """In a forked child: it is not the rank, and may become one. Its parent's record stays as it is."""
+        self.publication.restart()
+        identity.disown_group()
+        self._begin_again()
+
+    def _begin_again(self) -> None:
+        """Record from nothing, from the next event that shows that this process trains.
+
+        The probes hold the timeline: it begins again and stays the same object.
+        """
         self._ending.forget()
         self._stack_dump.forget()
-        self.timeline.stop()
         self.writer.detach()
+        self.timeline.restart()
+        self._settings.restart()
+        self.timeline.on_event = self._find_training
+        self._ending.watch()
+
+    def _on_default_group(self, exists: bool) -> None:
+        """Find out at the next events whether the process trains on, and whether as another rank."""
+        if not self.publication.has_identity:
+            return
+        if exists:
+            self._ending.go_on()
+        else:
+            self._ending.leave_group()
+        self.timeline.on_event = self._find_rank
+
+    def _on_event_in_new_group(self, event: int) -> None:
+        is_distributed = identity.is_distributed()
+        if not (is_distributed or event in UPDATE_EVENTS):
+            return  # after it has left its group, a rank may evaluate
+        self.timeline.on_event = None
+        self._ending.go_on()
+        if not is_distributed:
+            return
+        if self.publication.is_same_rank():
+            self.publication.refresh()
+            return
+        self._ending.write(layout.FINISHED)
+        self.publication.leave_rank()
+        self._begin_again()
+        self._on_event(event)
 
     def _on_event(self, event: int) -> None:
         """Publish at the first event that shows that this process trains."""
-        if not is_training(self.timeline, event):
+        if not self.publication.is_training(self.timeline, event):
             return
         self.timeline.on_event = None
-        for name, probe in probes.late_probes().items():
-            self._install(name, probe)
+        if not self._has_late_probes:
+            self._has_late_probes = True
+            for name, probe in probes.late_probes().items():
+                self._install(name, probe)
         if self.publication.publish():
             self._ending.watch_published()
             self._stack_dump.watch()
@@ -155,15 +210,6 @@ def current() -> Attachment | None:
 
 
 def _after_fork() -> None:
-    """A child of a rank is a loader worker or a helper, not the rank. A child of a process that has not trained
-    may be one (ranks that are started by fork): its probes stay, and it begins a record of its own.
-    """
-    global _attachment
-    if _attachment is None:
-        return
-    if _attachment.timeline.on_event is None:
-        _attachment.abandon()
-        _attachment = None
-        return
-    # The probes hold the timeline: it begins again and stays the same object.
-    _attachment.timeline.restart()
+    """A child may be a loader worker, a helper, or a rank: its probes stay, and if it trains it has its own record."""
+    if _attachment is not None:
+        _attachment.begin_as_child()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from rankscope.guard import logger
@@ -12,7 +14,9 @@ from rankscope.process.environment import number
 from rankscope.record import layout
 from rankscope.record.clock import boot_id
 from rankscope.record.directory import opened, weakness
-from rankscope.record.old_records import remove_old_records
+from rankscope.record.free_rank import free_rank
+from rankscope.record.old_records import parent_rank, remove_old_records
+from rankscope.record.process_stat import own_start
 from rankscope.record.text import replace_unprintable
 from rankscope.record.writer import RankWriter, encode_info, run_directory
 from rankscope.timeline.timeline import Timeline
@@ -23,7 +27,11 @@ ERROR_LIMIT = 200  # characters of a path or an error: a path may have thousands
 # distributed script may look at its data before it knows its rank.
 TRAINING_EVENTS = frozenset({layout.FORWARD, layout.BACKWARD, layout.OPTIMIZER})
 
+# After these a process that a rank has started trains, too: it may evaluate the model for that rank.
+UPDATE_EVENTS = TRAINING_EVENTS - {layout.FORWARD}
+
 STEPS_WITHOUT_GROUP = 20  # a warm-up before init_process_group is shorter
+WHO = ("rank", "world_size", "group")  # a process of which one of these changes is another rank
 
 
 class Publication:
@@ -32,11 +40,55 @@ class Publication:
     def __init__(self, writer: RankWriter, details: Callable[[], dict[str, Any]]) -> None:
         self._writer = writer
         self._details = details
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin again as a forked child, which is no rank before it trains itself."""
         self._identity: dict[str, Any] = {}
+        self._run = ""  # the name of the run that this process was a rank of before
+        self._parent: dict[str, Any] | None = None  # the info of the rank that has started this process, once read
+
+    @property
+    def has_identity(self) -> bool:
+        """Whether this process is known to be a rank."""
+        return bool(self._identity)
+
+    def leave_rank(self) -> None:
+        """Begin again as another rank of the same run."""
+        self._identity, self._run = {}, self._identity["run"]
+
+    def is_same_rank(self) -> bool:
+        """Whether this process still is the rank that it was; the names of its backend and GPU are read again."""
+        now = identity.describe(self._identity["run"])
+        if any(now[label] != self._identity[label] for label in WHO):
+            return False
+        self._identity = {**now, "run": self._identity["run"]}
+        return True
+
+    def is_training(self, timeline: Timeline, event: int) -> bool:
+        """Whether this event shows that this process trains, and is no helper of a rank."""
+        if is_loader_worker():
+            return False
+        return identity.is_distributed() or (trains_alone(timeline, event) and not self._is_helper(event))
+
+    def _is_helper(self, event: int) -> bool:
+        """Whether a rank has started this process to evaluate, or has a number that this process only inherits."""
+        parent = self._read_parent()
+        return bool(parent) and (event not in UPDATE_EVENTS or identity.has_launcher() or bool(parent.get("backend")))
+
+    def _read_parent(self) -> dict[str, Any]:
+        """Return the info of the rank that has started this process; empty if none has."""
+        if self._parent is None:
+            self._parent = {}
+            with contextlib.suppress(OSError):
+                directory = run_directory()
+                with opened(directory) as descriptor:
+                    self._parent = parent_rank(directory, descriptor)
+        return self._parent
 
     def publish(self) -> bool:
         """Publish the record. If that fails, log why and return False: training goes on without it."""
-        self._identity = identity.describe()
+        self._identity = identity.describe(self._run or self._read_parent().get("run", ""))
         try:
             self._publish()
         except OSError as error:
@@ -52,7 +104,16 @@ class Publication:
             if (why := weakness(descriptor)) and self._identity["local_rank"] == "0":  # once a node is enough
                 path = replace_unprintable(str(directory), ERROR_LIMIT)
                 logger.warning("rankscope: the run directory %s %s", path, why)
-            remove_old_records(directory, descriptor, self._identity)
+            if identity.is_distributed() or identity.has_launcher():
+                self._make_record(directory, descriptor)
+                return
+            with free_rank(directory, descriptor, self._identity["run"]) as rank:
+                if rank:  # next to rank 0, in a world of unknown size
+                    self._identity |= {"rank": str(rank), "world_size": "", "group": str(rank)}
+                self._make_record(directory, descriptor)
+
+    def _make_record(self, directory: Path, descriptor: int) -> None:
+        remove_old_records(directory, descriptor, self._identity)
         self._writer.publish(directory, identity.file_name(self._identity), self.info())
 
     def refresh(self) -> None:
@@ -62,23 +123,25 @@ class Publication:
 
     def info(self) -> dict[str, Any]:
         """Return the record's info as of now, without the settings where they do not fit."""
-        info = {**self._identity, "boot_id": boot_id(), **self._details()}
+        parent = {"parent": self._parent["pid"]} if self._parent else {}
+        process = {"process_start": own_start(), "boot_id": boot_id()}
+        info = {**self._identity, **parent, **process, **self._details()}
         fits = len(encode_info(info)) <= layout.INFO_CAPACITY
         return info if fits else {**info, "settings": {}}
 
 
-def is_training(timeline: Timeline, event: int) -> bool:
-    """Whether this event shows that this process trains, and is not a loader's worker."""
-    return (identity.is_distributed() or _trains_alone(timeline, event)) and not _is_loader_worker()
+def trains_alone(timeline: Timeline, event: int) -> bool:
+    """Whether this is training without a process group: no evaluation, and under torchrun no warm-up before a group."""
+    from torch import is_grad_enabled
 
-
-def _trains_alone(timeline: Timeline, event: int) -> bool:
-    """Whether this is training without a process group; under torchrun, where one may still come, after a while."""
+    if event not in TRAINING_EVENTS or (event == layout.FORWARD and not is_grad_enabled()):
+        return False
     expects_group = int(number("WORLD_SIZE", default="1")) > 1
-    return event in TRAINING_EVENTS and not (expects_group and timeline.steps.count < STEPS_WITHOUT_GROUP)
+    return not expects_group or timeline.steps.count >= STEPS_WITHOUT_GROUP
 
 
-def _is_loader_worker() -> bool:
+def is_loader_worker() -> bool:
+    """Whether a DataLoader has started this process."""
     from torch.utils.data import get_worker_info
 
     return get_worker_info() is not None

@@ -36,10 +36,14 @@ class Settings:
     def __init__(
         self, timeline: Timeline, on_change: Callable[[], None], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        self.known: dict[str, str] = {}
         self._timeline = timeline
         self._on_change = on_change
         self._clock = clock
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget what was read of the rank that this process was before."""
+        self.known: dict[str, str] = {}
         self._next = 0.0
         self._counted = (0.0, 0.0)  # steps and micro-steps at the last poll
 

@@ -34,6 +34,15 @@ class Rank:
         return self.snapshot.info["run"], self.snapshot.info["rank"], str(self.owner) if self.has_owner else ""
 
     @property
+    def has_parent(self) -> bool:
+        """Whether a process that was a rank has started its process."""
+        return bool(self.snapshot.info.get("parent"))
+
+    def is_child_of(self, other: Rank) -> bool:
+        """Whether the other one's process has started its process."""
+        return self.has_parent and self.snapshot.info["parent"] == other.snapshot.info["pid"]
+
+    @property
     def uuid(self) -> str:
         """Of its GPU; empty if it names none, or one that it cannot be on."""
         return "" if self.is_elsewhere else str(self.snapshot.info["uuid"])

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from rankscope.record.clock import NodeClock
 from rankscope.record.directory import ForeignLinkError, open_directory
 from rankscope.record.listing import Listing, RankFile
+from rankscope.record.process_stat import is_running
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import CLOCKS_APART, check_info, check_time
@@ -87,6 +88,7 @@ class RunDirectory:
         self._in_vain: set[tuple[int, int, int]] = set()  # stamps of the files that were no records in the last scan
         self._checked: dict[Path, tuple[object, TextLimit]] = {}  # the info whose labels were found to be good
         self._new_series = NewSeries(monotonic)
+        self._lock_pids: dict[Path, int] = {}  # of the processes that had the records locked
         self._complaints = Complaints()
         self._lock = threading.Lock()  # scrapes come from several threads
 
@@ -147,16 +149,17 @@ class RunDirectory:
                     found[rank.key] = rank
         return found
 
-    def _precedence(self, rank: Rank) -> tuple[bool, bool, bool, float]:
+    def _precedence(self, rank: Rank) -> tuple[bool, bool, bool, bool, float]:
         """Which of two records of one key is shown: of those that live the one that was there in the last scan.
 
-        A run that was started again takes over at once from its ended rank. Owners differ only where they are no part
-        of the key; there nobody's rank replaces another user's before that has ended.
+        A rank that the other one has started takes its place. A run that was started again takes over at
+        once from its ended rank. Owners differ only where they are no part of the key; there nobody's rank replaces
+        another user's before that has ended.
         """
         alive, before = rank.snapshot.alive, self._shown.get(rank.key)
         is_known = before is not None and before.snapshot.path == rank.snapshot.path
         is_same_owner = before is not None and before.owner == rank.owner
-        return alive, is_same_owner, alive and is_known, rank.snapshot.unix_field("started_unix")
+        return alive, is_same_owner, rank.has_parent, alive and is_known, rank.snapshot.unix_field("started_unix")
 
     def _read(self, file: RankFile, skipped: Skipped, with_steps: bool) -> Rank | None:
         try:
@@ -170,6 +173,7 @@ class RunDirectory:
                 limit = TextLimit(snapshot)
                 self._checked[file.path] = snapshot.info, limit
             check_time(snapshot, self._clock())
+            snapshot = self._without_lock(snapshot, offset)
         except FileNotFoundError:
             return None
         except UnreadableRecordError as error:
@@ -197,6 +201,21 @@ class RunDirectory:
             return max(said, now - (self._monotonic() - self._living[snapshot.path]))
         return said if snapshot.unix_offset is None else max(said, min(now, snapshot.unix(snapshot.last_progress)))
 
+    def _without_lock(self, snapshot: RankSnapshot, offset: float) -> RankSnapshot:
+        """Return the snapshot, as that of a living rank if the process lives and only the lock is lost.
+
+        A job loses it for the rank when it closes all descriptors, or opens and closes the record.
+        """
+        if snapshot.alive:
+            self._lock_pids[snapshot.path] = snapshot.lock_pid
+        if snapshot.alive or snapshot.exit_unix is not None:
+            return snapshot
+        pid = self._lock_pids.get(snapshot.path, 0)
+        is_alive = is_running(pid, snapshot.info.get("process_start"))
+        if is_alive is None:
+            is_alive = snapshot.has_recent_progress
+        return replace(snapshot, alive=True, lock_pid=pid, unix_offset=offset) if is_alive else snapshot
+
     def _is_shown(self, rank: Rank) -> bool:
         return rank.exit_unix is None or self._clock() - rank.exit_unix < ENDED_RANKS_SHOWN_FOR
 
@@ -215,11 +234,14 @@ class RunDirectory:
         self._living = {path: when for path, when in self._living.items() if path in present}
         self._ends = {path: end for path, end in self._ends.items() if path in present}
         self._checked = {path: info for path, info in self._checked.items() if path in present}
+        self._lock_pids = {path: pid for path, pid in self._lock_pids.items() if path in present}
 
 
 def _are_rivals(one: Rank, other: Rank) -> bool:
     """Whether not to show one of them hides something: of one owner's, an ended one has only been succeeded."""
-    return one.owner != other.owner or (one.snapshot.alive and other.snapshot.alive)
+    if one.owner != other.owner:
+        return True
+    return one.snapshot.alive and other.snapshot.alive and not (one.is_child_of(other) or other.is_child_of(one))
 
 
 def _elsewhere(ranks: Iterable[Rank]) -> Iterable[Rank]:

@@ -81,6 +81,19 @@ def test_of_two_records_of_a_rank_the_living_one_counts(run_dir: Path, living: C
     assert rank.snapshot.info["pid"] == "5"
 
 
+@pytest.mark.parametrize(("parent", "skipped"), [("5", {}), ("4", {"duplicate": 1})])
+def test_a_rank_that_another_one_started_is_shown_in_its_place(
+    run_dir: Path, living: Callable[..., None], parent: str, skipped: dict[str, int]
+) -> None:
+    living("r.0.5", pid="5")
+    directory = RunDirectory([run_dir])
+    directory.scan()
+    living("r.0.6", pid="6", parent=parent)
+    scan = directory.scan()
+    assert [rank.snapshot.info["pid"] for rank in scan.ranks] == ["6"]
+    assert scan.skipped == skipped
+
+
 def test_ranks_of_several_directories_are_found(run_dir: Path) -> None:
     for name in ("a", "b"):
         (run_dir / name).mkdir()

@@ -145,6 +145,36 @@ def test_the_record_says_how_the_script_ended(run_dir: Path, end: str) -> None:
     assert end_of(run_dir, code)[:2] == (reason, status)
 
 
+RECORDED = """
+from torch.distributed.elastic.multiprocessing.errors import record
+
+@record
+def main():
+    raise ValueError("lost")
+
+try:
+    main()
+except ValueError:
+    pass
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (RECORDED + "raise SystemExit(1)", "exception"),
+        (RECORDED + "time.sleep(0.5)\nstep()", "finished"),
+        ("raise SystemExit(1)", "finished"),
+    ],
+)
+def test_an_error_that_was_reported_to_torchrun_is_how_the_rank_ended(
+    run_dir: Path, tmp_path: Path, code: str, reason: str
+) -> None:
+    with job(code, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json")) as process:
+        process.wait()
+    assert record_in(run_dir).exit_reason == reason
+
+
 def test_an_uncaught_exception_is_still_printed(run_dir: Path) -> None:
     assert "KeyError: 'lost'" in end_of(run_dir, "raise KeyError('lost')")[2]
 
@@ -177,6 +207,48 @@ def test_the_record_says_which_signal_ended_the_rank_even_while_it_is_blocked(
         process.send_signal(number)
         assert process.wait() == -number
     assert record_in(run_dir).exit_reason == reason
+
+
+GROUP = """
+import torch.distributed as dist
+
+def join():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+join()
+step()
+"""
+LEAVE = "dist.destroy_process_group()\n"
+EVALUATE = "torch.nn.Linear(2, 2)(torch.ones(1, 2))\n"
+LEAVE_AFTER_ERROR = """
+try:
+    raise KeyError("lost")
+except KeyError:
+    dist.destroy_process_group()
+"""
+ABORT = "dist.distributed_c10d._abort_process_group()\n"
+KILL = "os.kill(os.getpid(), signal.SIGKILL)"
+TERMINATE = "os.kill(os.getpid(), signal.SIGTERM)"
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (LEAVE + KILL, "finished"),
+        (LEAVE + EVALUATE + KILL, "finished"),
+        (LEAVE + TERMINATE, "sigterm"),
+        (LEAVE + "raise KeyError('lost')", "exception"),
+        (LEAVE + "step()\n" + KILL, "killed"),
+        (LEAVE + "join()\n" + KILL, "killed"),
+        (LEAVE_AFTER_ERROR + KILL, "killed"),
+        (ABORT + KILL, "killed"),
+        (KILL, "killed"),
+    ],
+)
+def test_a_rank_that_left_its_group_in_order_has_finished_unless_it_goes_on(
+    run_dir: Path, code: str, reason: str
+) -> None:
+    assert end_of(run_dir, GROUP + code)[0] == reason
 
 
 @pytest.mark.parametrize("after", ["", "import rankscope\nrankscope.uninstrument()\n"])

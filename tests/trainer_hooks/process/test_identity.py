@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+import torch.distributed as dist
+from testing.leaving import leave
 
 from rankscope.process import identity
 
@@ -72,3 +74,13 @@ def test_the_gpu_is_the_ranks_place_in_a_list_of_uuids(
 def test_the_file_name_is_safe_whatever_the_run_is_called() -> None:
     name = identity.file_name({"run": "../a b/ü", "rank": "3", "pid": "9"})
     assert name == "_a_b__.3.9"
+
+
+@pytest.mark.parametrize("name", [None, "gloo", "cpu:gloo"])
+def test_the_backend_in_use_is_named_however_the_group_was_made(name: str | None) -> None:
+    dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        assert identity.backend() == "gloo"
+    finally:
+        leave()
+    assert identity.backend() == ""

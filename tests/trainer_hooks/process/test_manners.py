@@ -137,6 +137,15 @@ def test_training_that_moves_to_another_thread_and_back_is_followed() -> None:
         assert attachment().timeline.open_phases == (layout.OTHER, None)
 
 
+def test_a_thread_that_alone_trains_loses_no_backward_pass() -> None:
+    rankscope.instrument()
+    thread = threading.Thread(target=train, args=(10,))
+    thread.start()
+    thread.join()
+    steps = attachment().timeline.steps
+    assert (steps.count, steps.micro_steps) == (10, 10)
+
+
 def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:
     def both(barrier: threading.Barrier) -> None:
         weights = torch.nn.Parameter(torch.ones(2))

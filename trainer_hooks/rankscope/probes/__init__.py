@@ -13,6 +13,7 @@ from types import ModuleType
 PROBES = (  # in the order in which they are installed
     "data_wait",
     "loader_workers",
+    "process_group",
     "ddp",
     "forward",
     "backward",

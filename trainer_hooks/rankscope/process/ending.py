@@ -29,6 +29,7 @@ from rankscope.record.clock import renew_unix_times
 from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 
+FILE_CLOCK_LAG = 0.1  # seconds: a file's time is that of the kernel's last tick
 SIGNALS = 128  # a shell's statuses above it name the signal that ended a program
 
 
@@ -67,6 +68,14 @@ class Ending:
             faulthandler.register(signal.SIGTERM, file=self._writer.fileno(), all_threads=False, chain=True)
             self._watches_sigterm = True
 
+    def renew(self) -> None:
+        """Note SIGTERM in the record at its descriptor's present number; not at all if it has none any more."""
+        if self._watches_sigterm and self._writer.fileno() >= 0:
+            # Registered already, so this changes the number alone, and no handler.
+            faulthandler.register(signal.SIGTERM, file=self._writer.fileno(), all_threads=False, chain=True)
+        elif self._watches_sigterm:
+            self._forget_sigterm()
+
     def forget(self) -> None:
         """Take every watch back."""
         if sys.excepthook == self._on_exception:
@@ -97,12 +106,22 @@ class Ending:
     def write(self, how: float) -> None:
         """Record how it ended, unless that is already known."""
         slots = self._writer.slots
-        if slots[INDEX["ended"]] == layout.RUNNING:
+        if slots[INDEX["ended"]] in layout.NOT_ENDED:
             now = time.time()
             renew_unix_times(slots, now, time.monotonic())
             slots[INDEX["ended_unix"]] = now
             slots[INDEX["ended"]] = how
             self._on_end()
+
+    def leave_group(self) -> None:
+        """Record that the process has left its group: it has finished its work. Not while an error is handled."""
+        if self._writer.slots[INDEX["ended"]] == layout.RUNNING and sys.exc_info()[1] is None:
+            self._writer.slots[INDEX["ended"]] = layout.LEFT_GROUP
+
+    def go_on(self) -> None:
+        """Record that the process trains on after it has left its group."""
+        if self._writer.slots[INDEX["ended"]] == layout.LEFT_GROUP:
+            self._writer.slots[INDEX["ended"]] = layout.RUNNING
 
     def forget_failure(self) -> None:
         """Take it that the script has caught its own exit, as it goes on."""
@@ -142,9 +161,18 @@ class Ending:
 
     def _write_error(self, error: BaseException | None) -> None:
         if error is None:
-            self.write(layout.FINISHED)
+            self.write(layout.EXCEPTION if self._has_reported_error() else layout.FINISHED)
         else:
             self.write(layout.INTERRUPTED if isinstance(error, KeyboardInterrupt) else layout.EXCEPTION)
+
+    def _has_reported_error(self) -> bool:
+        """Whether torch has written an error for torchrun (`@record`), after which this process did not train."""
+        slots = self._writer.slots
+        progress = slots[INDEX["started_unix"]] + sum(self._writer.phase_seconds[: layout.MAX_PHASES])
+        try:
+            return Path(os.environ["TORCHELASTIC_ERROR_FILE"]).stat().st_mtime > progress - FILE_CLOCK_LAG
+        except (KeyError, OSError, ValueError):
+            return False
 
 
 def is_success(code: object) -> bool:

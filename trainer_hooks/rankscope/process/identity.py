@@ -8,6 +8,7 @@ import secrets
 import socket
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -21,19 +22,40 @@ SCRIPT_LIMIT = 96  # so that the time after it is not cut
 GPU_UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]{1,120}")
 
 
+_inherited: weakref.ref[Any] | None = None  # the process group of the process that this one was forked from
+
+
+def disown_group() -> None:
+    """Take the process group for the parent's, in a forked child: only one that the child makes is its own."""
+    global _inherited
+    dist = sys.modules.get("torch.distributed")
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        _inherited = weakref.ref(dist.group.WORLD)
+
+
 def is_distributed() -> bool:
-    """Whether torch has a process group now."""
+    """Whether this process has a process group now."""
     import torch.distributed as dist
 
-    return dist.is_available() and bool(dist.is_initialized())
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    return _inherited is None or _inherited() is not dist.group.WORLD
 
 
-def describe() -> dict[str, Any]:
-    """The labels of `rankscope_rank_info`, all of them strings. What is not known is an empty string."""
+def has_launcher() -> bool:
+    """Whether a launcher has given this process, or the rank that started it, a rank."""
+    return bool(environment.number("RANK", "SLURM_PROCID", default=""))
+
+
+def describe(run: str = "") -> dict[str, Any]:
+    """The labels of `rankscope_rank_info`, all of them strings. What is not known is an empty string.
+
+    `run` is the name that the run has already, if this process or its parent is a rank of it.
+    """
     import torch
 
     labels = {
-        "run": run_name(),
+        "run": run_name(run),
         "rank": str(_from_group("get_rank", "RANK", "SLURM_PROCID", default="0")),
         "local_rank": environment.number("LOCAL_RANK", "SLURM_LOCALID", default="0"),
         "world_size": str(_from_group("get_world_size", "WORLD_SIZE", "SLURM_NTASKS", default="1")),
@@ -41,18 +63,38 @@ def describe() -> dict[str, Any]:
         "node": socket.gethostname(),
         "pid": str(os.getpid()),
         "uuid": gpu_uuid(),
-        "backend": str(_from_group("get_backend", default="")),
+        "backend": backend(),
         "torch_version": str(torch.__version__),
         "rankscope_version": __version__,
     }
     return {label: replace_unprintable(text, LABEL_LIMIT) for label, text in labels.items()}
 
 
-def run_name() -> str:
+def backend() -> str:
+    """Return the process group's backend for the type of device that the process uses; empty without a group.
+
+    A group that was made without a name, or with a name for each type of device, has several backends.
+    """
+    if not is_distributed():
+        return ""
+    import torch
+    import torch.distributed as dist
+
+    name = str(dist.get_backend())
+    if name not in ("undefined", "custom") and ":" not in name:
+        return name
+    device = "cuda" if torch.cuda.is_initialized() else "cpu"  # type: ignore[no-untyped-call]  # torch's gap
+    backends = dist.get_backend_config()
+    by_device = dict(one.partition(":")[::2] for one in backends.split(","))
+    return by_device.get(device) or backends
+
+
+def run_name(before: str = "") -> str:
     """One name on every rank of a run and on every node.
 
     RANKSCOPE_RUN, else the Slurm job, else torchrun's run id unless that is `none` (its default without a
-    rendezvous id), else a name that the ranks agree on through the process group's store.
+    rendezvous id), else a name that the ranks agree on through the process group's store: `before`, if the run has a
+    name already.
     """
     if name := environment.text("RANKSCOPE_RUN", RUN_NAME_LIMIT):
         return name
@@ -60,13 +102,13 @@ def run_name() -> str:
         name = environment.text("SLURM_JOB_NAME", RUN_NAME_LIMIT - len(job) - 1)
         return f"{name or 'slurm'}-{job}"
     run_id = environment.text("TORCHELASTIC_RUN_ID", RUN_NAME_LIMIT)
-    return run_id if run_id not in ("", "none") else replace_unprintable(_agreed_name(), RUN_NAME_LIMIT)
+    return run_id if run_id not in ("", "none") else replace_unprintable(_agreed_name(before), RUN_NAME_LIMIT)
 
 
-def _agreed_name() -> str:
+def _agreed_name(before: str) -> str:
     name = Path(sys.argv[0] if sys.argv and sys.argv[0] else "python").stem
     script = replace_unprintable(name, SCRIPT_LIMIT)
-    proposal = f"{script}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
+    proposal = before or f"{script}-{time.strftime('%Y%m%dT%H%M%S', time.gmtime())}-{secrets.token_hex(2)}"
     if not is_distributed():
         return proposal
     from torch.distributed.distributed_c10d import _get_default_store

@@ -82,9 +82,11 @@ OPS = (
 # is the shape over five decades (a toy step takes a millisecond, an accumulated one minutes).
 STEP_BOUNDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 
-# How a rank ended; 0 while it runs. A free lock with 0 here and no last words means: killed.
-RUNNING, FINISHED, EXCEPTION, INTERRUPTED = 0.0, 1.0, 2.0, 3.0
-ENDINGS = {FINISHED: "finished", EXCEPTION: "exception", INTERRUPTED: "interrupted"}
+# How a rank ended; 0 while it runs. A free lock with 0 here and no last words means: killed. A rank that has left its
+# process group has finished its work and may still run; how it ends may replace that.
+RUNNING, FINISHED, EXCEPTION, INTERRUPTED, LEFT_GROUP = 0.0, 1.0, 2.0, 3.0, 4.0
+NOT_ENDED = (RUNNING, LEFT_GROUP)
+ENDINGS = {FINISHED: "finished", EXCEPTION: "exception", INTERRUPTED: "interrupted", LEFT_GROUP: "finished"}
 
 MAX_GROUPS = 16  # groups of ranks that this rank synchronises with, named in the info
 GC_GENERATIONS = 3

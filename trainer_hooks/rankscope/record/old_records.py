@@ -14,7 +14,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from rankscope.record.process_stat import ancestors, is_running
 from rankscope.record.reader import UnreadableRecordError, read_rank
+from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.text import NUMBER
 from rankscope.record.writer import SUFFIX
 
 RECORD_OUTLIVES_ITS_PROCESS = 600.0  # seconds: as long as the exporter shows it
@@ -27,15 +30,40 @@ def remove_old_records(path: Path, directory: int, info: dict[str, Any]) -> None
 
     `directory` is `path`, opened. One that may not be listed keeps them.
     """
-    with contextlib.suppress(OSError):
-        listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
-        try:
-            for name in islice(_own_names(listing), READ_LIMIT):
-                with contextlib.suppress(OSError, UnreadableRecordError):  # gone already, or no record
-                    if _is_over(path / name, listing, info):
-                        os.unlink(name, dir_fd=listing)
-        finally:
-            os.close(listing)
+    with contextlib.suppress(OSError), opened_listing(directory) as listing:
+        for name in islice(_own_names(listing), READ_LIMIT):
+            with contextlib.suppress(OSError, UnreadableRecordError):  # gone already, or no record
+                if _is_over(path / name, listing, info):
+                    os.unlink(name, dir_fd=listing)
+
+
+def living_ranks(path: Path, listing: int) -> Iterator[RankSnapshot]:
+    """Yield the living ranks of this process's user. `listing` is `path`, opened so that it can be listed."""
+    for name in islice(_own_names(listing), READ_LIMIT):
+        with contextlib.suppress(OSError, UnreadableRecordError):  # gone already, or no record
+            rank = read_rank(path / name, listing)
+            if rank.alive:
+                yield rank
+
+
+def parent_rank(path: Path, directory: int) -> dict[str, Any]:
+    """Return the info of the living rank that has started this process, or a parent of it; empty if none has.
+
+    `directory` is `path`, opened. Raises OSError if it may not be listed.
+    """
+    pids = set(ancestors())
+    with opened_listing(directory) as listing:
+        return next((rank.info for rank in living_ranks(path, listing) if rank.lock_pid in pids), {})
+
+
+@contextlib.contextmanager
+def opened_listing(directory: int) -> Iterator[int]:
+    """Open the directory, which is open already, so that it can be listed and locked. Raises OSError."""
+    listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        yield listing
+    finally:
+        os.close(listing)
 
 
 def _own_names(listing: int) -> Iterator[str]:
@@ -55,4 +83,10 @@ def _is_over(path: Path, directory: int, info: dict[str, Any]) -> bool:
         return path.name.startswith(".") and error.reason == "truncated"
     is_mine = all(rank.info.get(label) == info[label] for label in ("run", "rank"))
     is_old = time.time() - rank.unix(rank.last_progress) > RECORD_OUTLIVES_ITS_PROCESS
-    return (is_mine or is_old) and not rank.alive
+    return (is_mine or is_old) and not (rank.alive or _runs_without_lock(rank.info))
+
+
+def _runs_without_lock(info: dict[str, Any]) -> bool:
+    """Whether the rank's process lives: the job may have lost the lock for it."""
+    pid = str(info.get("pid"))
+    return bool(NUMBER.fullmatch(pid) and is_running(int(pid), info.get("process_start")))

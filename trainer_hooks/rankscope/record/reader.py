@@ -23,6 +23,7 @@ from rankscope.record.clock import boot_id
 from rankscope.record.directory import open_untrusted
 from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.numbers import LARGEST
+from rankscope.record.process_stat import is_running
 from rankscope.record.snapshot import RankSnapshot, Rings
 from rankscope.record.text import is_name
 
@@ -60,6 +61,8 @@ def read_rank(
         spoke_last_words = os.pread(descriptor, 1, layout.LAST_WORDS_OFFSET) != b"\0"
         modified = os.fstat(descriptor).st_mtime
     info = _info(path, data)
+    if lock_pid and is_running(lock_pid, info.get("process_start")) is False:
+        lock_pid = None  # another process with the same descriptors keeps the lock of one that has ended
     if unix_offset is None:
         unix_offset = time.time() - time.monotonic()
     is_of_this_boot = lock_pid is not None or (info.get("boot_id") or None) == boot_id()

@@ -14,6 +14,7 @@ from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.numbers import LARGEST
 
 _RING_PHASES = slice(layout.RING_WIDTH - len(layout.PHASES), layout.RING_WIDTH)
+HEARTBEAT = 5.0  # seconds: a rank that steps takes a lost lock again within one
 _ROUNDING = 1e-6  # seconds: of sums that have run for years
 
 
@@ -101,6 +102,11 @@ class RankSnapshot:
         return self["started_monotonic"] + sum(self.many("phase_seconds"))
 
     @property
+    def has_recent_progress(self) -> bool:
+        """Whether there was an event in the training thread within HEARTBEAT before the reading."""
+        return 0.0 <= self.read_monotonic - self.last_progress < HEARTBEAT
+
+    @property
     def phase(self) -> str:
         """The phase that is open."""
         return self._phase_names()[int(self["phase"])]
@@ -162,16 +168,16 @@ class RankSnapshot:
         """`finished`, `exception`, `interrupted`, `sigterm` or `killed`, whichever came first; None while it lives."""
         if self.alive:
             return None
-        spoke = self["ended"] != layout.RUNNING
+        spoke = self["ended"] not in layout.NOT_ENDED
         if self.last_words_at is not None and not (spoke and self["ended_unix"] <= self.last_words_at):
             return "sigterm"
-        if spoke:
-            return layout.ENDINGS.get(self["ended"], "exception")
-        return "killed"
+        return "killed" if self["ended"] == layout.RUNNING else layout.ENDINGS.get(self["ended"], "exception")
 
     @property
     def exit_unix(self) -> float | None:
-        """When the rank ended by its own account; None if it lives or was killed."""
+        """When the rank ended by its own account; None if it lives or was killed, also after its work."""
+        if self["ended"] == layout.LEFT_GROUP and self.last_words_at is None:
+            return None
         ended_unix = self.unix_field("ended_unix")
         return {"sigterm": self.last_words_at, "killed": None, None: None}.get(self.exit_reason, ended_unix)
 

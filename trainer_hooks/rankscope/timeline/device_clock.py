@@ -138,6 +138,8 @@ class DeviceClock:
     def step(self, now: float, phase: int) -> None:
         """A step ended at `now` (the host's clock), with `phase` open."""
         number = int(self._timeline.writer.slots[STEPS])
+        if number == 1:
+            self._restart()
         if number + 2 < self._next and not self._marks:
             return
         if not self._device.is_in_use():
@@ -269,6 +271,11 @@ class DeviceClock:
         mark = self._marks.popleft()
         self._free[mark.stream.device].append(mark.event)
         return mark
+
+    def _restart(self) -> None:
+        """Measure from the record's first step on: there may have been another record before."""
+        self._forget()
+        self._next = self._level = 0
 
     def _forget(self) -> None:
         self._marks.clear()

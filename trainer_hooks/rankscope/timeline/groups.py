@@ -72,11 +72,21 @@ class Groups:
     def __init__(self, writer: RankWriter) -> None:
         self.names: list[str] = []
         self.on_new: Callable[[], None] | None = None  # called when a name was added
+        self.on_default: Callable[[bool], object] = lambda _: None  # called when the default group is made or destroyed
         self._writer = writer
+        self.restart()
+
+    def restart(self) -> None:
+        """Forget the groups of the rank that this process was before, or that it was forked from."""
+        self.names.clear()
         # By id and weakly: a process group that the script destroys must go, with its connections and threads.
         self._known: dict[int, Group] = {}
         self._is_full = False
         self.unasked: set[Group] = set()  # those of which collectives were issued since torch was asked for its numbers
+
+    def notice_default(self, exists: bool) -> None:
+        """Pass on that the default group was made, or destroyed."""
+        self.on_default(exists)
 
     def of(self, process_group: Any) -> Group:
         """The group of a torch process group. Only the first call for each costs anything."""

@@ -130,6 +130,8 @@ class PhaseClock:
 
     def _enter_unusually(self, phase: int, on_behalf: bool) -> Phases | None:
         """`enter` where anything is unusual: it asks for each case in turn."""
+        if phase == layout.BACKWARD and self.open_phases == (layout.STARTUP, None):
+            self.adopt()  # some frameworks train on a thread of their own
         if self._owner is None or (get_ident() != self._owner and not (on_behalf or self._is_in_our_backward())):
             return None
         if self._on_event is not None:

@@ -73,6 +73,7 @@ class Timeline(PhaseClock):
         super().restart()
         slots[INDEX["started_monotonic"]] = self.last_event
         slots[INDEX["started_unix"]] = time.time()
+        self.groups.restart()
         self.steps.restart()
         self.backward.restart()
         self.checkpoints.restart()

@@ -1,0 +1,34 @@
+"""The default process group: when one is made, also instead of another, and when it is destroyed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch.distributed as dist
+
+from rankscope.guard import Guard
+from rankscope.patch import Undo, replace
+from rankscope.timeline.timeline import Timeline
+
+DESTROYS = "destroy_process_group"
+
+
+def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
+    """Watch the one function with which torch sets the default group. What aborts a group finishes no work."""
+    if not dist.is_available():
+        return []
+    from torch.distributed import distributed_c10d
+
+    notice = guard(timeline.groups.notice_default)
+
+    def wrap(original: Callable[[Any], None]) -> Callable[[Any], None]:
+        def watched(pg: Any) -> None:
+            original(pg)
+            if pg is not None or sys._getframe(1).f_code.co_name == DESTROYS:  # noqa: SLF001 - the documented name
+                notice(pg is not None)
+
+        return watched
+
+    return [replace(distributed_c10d, "_update_default_pg", wrap)]

@@ -1,0 +1,41 @@
+"""The rank of a process that has none of a launcher: the lowest of its run that no living process has."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+from rankscope.record.old_records import living_ranks, opened_listing
+
+TURN_TIMEOUT = 0.2  # seconds: any user who may open the directory can hold its lock
+LOOK_EVERY = 0.004
+
+
+@contextmanager
+def free_rank(path: Path, directory: int, run: str) -> Iterator[int]:
+    """Yield the rank. No other process of this user gets the same one before the block ends.
+
+    `directory` is `path`, opened. In one that may not be listed every process gets rank 0.
+    """
+    with contextlib.ExitStack() as stack:
+        taken = set()
+        with contextlib.suppress(OSError):
+            listing = stack.enter_context(opened_listing(directory))
+            _wait_for_turn(listing)
+            taken = {rank.info.get("rank") for rank in living_ranks(path, listing) if rank.info.get("run") == run}
+        yield next(rank for rank in count() if str(rank) not in taken)
+
+
+def _wait_for_turn(directory: int) -> None:
+    """Lock the directory; go on without the lock if another process does not free it in time."""
+    deadline = time.monotonic() + TURN_TIMEOUT
+    while time.monotonic() < deadline:
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return
+        time.sleep(LOOK_EVERY)
