@@ -69,6 +69,31 @@ A step ends when the optimizer that marks the steps ends its own. One optimizer 
 
 {ranks}
 
+### Samples
+
+`rankscope_rank_samples_total` counts the samples that a step was trained on, when the step ends. A batch counts once,
+however many steps use it.
+
+- A DataLoader over a map-style dataset asks for each batch by a list of indices. Its length is the samples, whatever
+  `collate_fn` makes of them.
+- For other loaders, streams and `rankscope.timed()`, the batch itself has to tell: one leading dimension of all its
+  tensors (a nested tensor: its components; a packed sequence: its sequences), `batch_size` or `num_graphs` of an
+  object. A stream that drops a last, shorter batch has its loader's batch size.
+- Elsewhere the samples are unknown: lists of tensors or of dicts, tensors of several leading dimensions (`cu_seqlens`),
+  texts. Once a step uses such a batch, the samples of the rank are absent. `rankscope.step(samples=…)` gives them.
+- A step uses as many batches of each iterator as backward passes ran in it, the newest ones. So batches that are
+  skipped do not count, nor does one that the script only looks at. A batch whose loss is discarded before `backward`
+  does not count. Of several batches from one iterator with one backward pass, only the newest counts.
+- Batches that are fetched without gradients or within an evaluation do not count. Nor do those of an iterator that is
+  used up without a backward pass, such as `list(loader)`.
+- Batches that another thread fetches are not seen.
+
+Ranks that share their batches count them once: the first rank along each dimension of a device mesh whose name has the
+words tp, sp, cp, pp, tensor, sequence, context, pipeline or model. On a mesh of one dimension without a name,
+parameters that are not sharded in their first dimension mean tensor parallelism. Where a job divides its model without
+a device mesh (Megatron, DeepSpeed's Ulysses, process groups of its own), each rank counts, and the sum over the ranks
+is too large. With Accelerate's `dispatch_batches` each rank counts its own part.
+
 ## The exporter itself
 
 {exporter}

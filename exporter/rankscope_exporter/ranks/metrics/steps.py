@@ -41,7 +41,9 @@ METRICS = (
     ),
     RANK.counter(
         "samples_total",
-        "Samples that the rank has trained on, by the batches of its DataLoader or `rankscope.step(samples=…)`.",
+        "Samples that the rank has trained on, by the batches of its DataLoader or `rankscope.step(samples=…)` "
+        "([which batches count](#samples)). Absent where a batch does not tell its samples, and on ranks that train on "
+        "the batches of another rank.",
         nonzero("samples"),
     ),
     RANK.counter(
