@@ -69,7 +69,8 @@ def step(samples: float | None = None, tokens: float | None = None) -> None:
 def timed(iterable: Iterable[Item]) -> Iterator[Item]:
     """The same items, as an iterator: the time in which each is waited for is data wait, and their samples count.
 
-    For loops that get their batches from anything but torch's DataLoader, which needs nothing of the kind.
+    What it returns has the methods and attributes of the iterator. For loops that get their batches from anything but
+    torch's DataLoader, which needs nothing of the kind.
     """
     iterator, attachment = iter(iterable), _attachment()
     return iterator if attachment is None else attachment.timed(iterator) or iterator
