@@ -243,6 +243,15 @@ def test_a_sampler_that_gives_batches_of_indices_counts_as_many_samples(timeline
     assert value(timeline, "samples") == 22
 
 
+@pytest.mark.parametrize("key", ["a text", (1, 2)])
+def test_an_index_that_is_one_key_of_the_dataset_is_no_list_of_samples(timeline: Timeline, key: Any) -> None:
+    training = Training()
+    dataset: Any = {key: torch.randn(3, 8)}
+    for batch in DataLoader(dataset, sampler=[key], batch_size=None):
+        training.step((batch,))
+    assert value(timeline, "samples") == 3
+
+
 def test_one_used_batch_of_unknown_size_leaves_the_samples_absent(timeline: Timeline) -> None:
     training = Training()
     for batch in rankscope.timed([torch.randn(4, 8), "unknown", torch.randn(4, 8)]):

@@ -35,6 +35,8 @@ def size_of(batch: Any) -> Batch:
 
 def tokens_of(batch: Any) -> float:
     """Return the elements of `input_ids`, in the batch or in one of its items; 0 if there are none."""
+    if type(batch) is list and batch and type(batch[0]) is Tensor:  # nearly always: the default collation of pairs
+        return 0.0
     if isinstance(batch, Mapping):
         ids = batch.get("input_ids")
         return float(ids.numel()) if isinstance(ids, Tensor) and ids.dim() else 0.0

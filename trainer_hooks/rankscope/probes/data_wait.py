@@ -8,6 +8,7 @@ within the phase `evaluation` or without gradients is not noted. timeline/batche
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence, Sized
 from typing import Any
@@ -38,8 +39,10 @@ class BatchCounter:
 
     def __init__(self, timeline: Timeline) -> None:
         self._timeline = timeline
-        # Of a DataLoader's iterator, the lengths of the lists of indices whose batches were not fetched yet.
-        self._lengths: WeakKeyDictionary[Any, deque[int]] = WeakKeyDictionary()
+        # Of each DataLoader's iterator, the lengths of the lists of indices whose batches were not fetched yet.
+        self._lengths_by_iterator: WeakKeyDictionary[Any, deque[int]] = WeakKeyDictionary()
+        self._iterator: Callable[[], Any] = lambda: None  # a weak reference to the last one, and its lengths
+        self._lengths: deque[int] = deque()
 
     def began(self, _call: tuple[Any, ...], iterator: Any, _seconds: float) -> None:
         """A DataLoader gave an iterator. One with persistent workers begins again."""
@@ -48,39 +51,47 @@ class BatchCounter:
 
     def asked(self, iterator: Any, index: Any) -> None:
         """A DataLoader's iterator is about to fetch the samples of `index`: usually a list of one for each of them."""
-        if iterator._dataset_kind != MAP or not isinstance(index, Sized):  # noqa: SLF001 - the loader is not known
-            return
-        lengths = self._lengths.get(iterator)
-        if lengths is None:
-            lengths = self._lengths[iterator] = deque(maxlen=MOST_LENGTHS)
-        lengths.append(len(index))
+        if self._iterator() is not iterator:
+            self._change(iterator)
+        # Without automatic batching, any other index (a text, a pair of numbers) is one key of the dataset.
+        if type(index) is list or (iterator._auto_collation and isinstance(index, Sized)):  # noqa: SLF001
+            self._lengths.append(len(index))
 
     def fetched(self, call: tuple[Any, ...], batch: Any, _seconds: float) -> None:
         """A DataLoader's iterator, `call[0]`, gave `batch`, or None: also if it raised, mostly as it is used up."""
         iterator = call[0]
-        lengths = self._lengths.get(iterator)
-        length = full_batch_size(iterator)
-        if lengths and not is_used_up(batch):
-            if iterator._num_workers:  # noqa: SLF001 - as above
-                length = lengths.popleft()
-            else:  # one that resumes may have asked for more
-                length = lengths.pop()
-                lengths.clear()
+        if self._iterator() is not iterator:
+            self._change(iterator)
+        lengths = self._lengths
+        if not lengths or (batch is None and is_used_up(batch)):
+            length = None
+        elif iterator._num_workers:  # noqa: SLF001 - the loader is not known
+            length = lengths.popleft()
+        else:  # one that resumes may have asked for more
+            length = lengths.pop()
+            lengths.clear()
+        if iterator._dataset_kind != MAP:  # noqa: SLF001 - likewise
+            length = full_batch_size(iterator)
         self.note(iterator, batch, length)
 
     def note(self, iterator: Any, batch: Any, length: int | None = None) -> None:
         """Note a batch of so many samples, None if its structure has to tell them."""
         if self._is_nested() or not is_grad_enabled():
             return
-        batches, passes = self._timeline.steps.batches, self._passes()
+        batches = self._timeline.steps.batches
         if batch is None:
             if is_used_up(batch):
-                batches.use_up(iterator, passes)
+                batches.use_up(iterator, self._passes())
             return
-        source = batches.source(iterator, passes)
+        if not batches.sources or (source := batches.sources[-1]).iterator() is not iterator or source.is_used_up:
+            source = batches.source(iterator, self._passes())
+            self._timeline.job.objects[LOADER] = source.iterator
         source.fetched.append(size_of(batch) if length is None else Batch(length, tokens_of(batch)))
         batches.fetched += 1
-        self._timeline.job.objects[LOADER] = source.iterator
+
+    def _change(self, iterator: Any) -> None:
+        self._lengths = self._lengths_by_iterator.setdefault(iterator, deque(maxlen=MOST_LENGTHS))
+        self._iterator = weakref.ref(iterator)
 
     def _passes(self) -> float:
         return float(self._timeline.writer.slots[MICRO_STEPS])
@@ -146,12 +157,14 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 
 def _ask(counter: BatchCounter, guard: Guard) -> Callable[[Function], Function]:
-    asked = guard(counter.asked)
-
     def wrap(original: Function) -> Function:
         def watched(iterator: Any) -> Any:
             index = original(iterator)
-            asked(iterator, index)
+            try:
+                if not guard.blown:
+                    counter.asked(iterator, index)
+            except BaseException as error:
+                guard.blow(error)
             return index
 
         return watched
