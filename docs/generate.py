@@ -69,6 +69,20 @@ A step ends when the optimizer that marks the steps ends its own. One optimizer 
 
 {ranks}
 
+### Forward and evaluation
+
+Time in a module of the model is `forward`. Which classes are watched is found by what the training thread calls
+outermost in a few steps (2 and 3, 11 and 12, 101 and 102, …); the module within DDP is watched, too.
+
+A pass is `evaluation` if gradients are off, the module is in evaluation mode, and the same module trains in training
+mode. That holds for the validation of plain loops, of rank 0 alone, and with `ddp.module`. Generating samples from the
+model in this way (`model.eval()` and `no_grad`, as in RLHF) is `evaluation`, too. What happens between such passes has
+its own phase; `rankscope.phase("evaluation")` around the whole charges all of it to `evaluation`.
+
+A pass of a module that never trains is `forward`: a teacher, a reference model, a frozen encoder, an average of the
+weights (EMA). So is a pass without gradients in training mode. A method that is called instead of the module counts as
+`forward` for the modules that it calls; what it computes itself is `other`.
+
 ### Samples
 
 `rankscope_rank_samples_total` counts the samples that a step was trained on, when the step ends. A batch counts once,
@@ -84,8 +98,8 @@ however many steps use it.
 - A step uses as many batches of each iterator as backward passes ran in it, the newest ones. So batches that are
   skipped do not count, nor does one that the script only looks at. A batch whose loss is discarded before `backward`
   does not count. Of several batches from one iterator with one backward pass, only the newest counts.
-- Batches that are fetched without gradients or within an evaluation do not count. Nor do those of an iterator that is
-  used up without a backward pass, such as `list(loader)`.
+- Batches that are fetched without gradients, within the phase `evaluation`, or while the model is in evaluation mode do
+  not count. Nor do those of an iterator that is used up without a backward pass, such as `list(loader)`.
 - Batches that another thread fetches are not seen.
 
 Ranks that share their batches count them once: the first rank along each dimension of a device mesh whose name has the

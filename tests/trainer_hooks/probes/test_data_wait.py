@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import UserDict
 from collections.abc import Iterator
@@ -306,6 +307,20 @@ def test_an_evaluation_that_breaks_off_does_not_count(timeline: Timeline, loader
             training.model(inputs[0])
             if number == 2:
                 break
+        training.step(batch)
+    assert value(timeline, "samples") == 22
+
+
+def test_batches_that_are_fetched_in_evaluation_mode_do_not_count(timeline: Timeline, loader: Any) -> None:
+    training = Training()
+    evaluation = itertools.cycle(DataLoader(TensorDataset(torch.randn(30, 8)), batch_size=3))
+    for number, batch in enumerate(loader):
+        if number >= 4:  # the hook knows the model by then
+            training.model.eval()
+            for inputs in itertools.islice(evaluation, 2):
+                with torch.no_grad():
+                    training.model(inputs[0])
+            training.model.train()
         training.step(batch)
     assert value(timeline, "samples") == 22
 

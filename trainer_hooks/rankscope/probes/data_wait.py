@@ -2,7 +2,8 @@
 
 A DataLoader over a map-style dataset asks for a batch by a list of indices, one for each sample: its length is the
 samples, whatever the batch is. Elsewhere the structure of the batch tells them, or they are unknown. What is fetched
-within the phase `evaluation` or without gradients is not noted. timeline/batches.py says what a step was trained on.
+within the phase `evaluation`, without gradients or in evaluation mode is not noted. timeline/batches.py says what a
+step was trained on.
 """
 
 from __future__ import annotations
@@ -46,8 +47,9 @@ class BatchCounter:
 
     def began(self, _call: tuple[Any, ...], iterator: Any, _seconds: float) -> None:
         """A DataLoader gave an iterator. One with persistent workers begins again."""
-        if iterator is not None and not self._is_nested():
-            self._timeline.steps.batches.begin(iterator, self._passes())
+        if iterator is not None and is_grad_enabled() and not self._is_nested():
+            source = self._timeline.steps.batches.begin(iterator, self._passes())
+            self._timeline.job.objects[LOADER] = source.iterator
 
     def asked(self, iterator: Any, index: Any) -> None:
         """A DataLoader's iterator is about to fetch the samples of `index`: usually a list of one for each of them."""
@@ -76,7 +78,7 @@ class BatchCounter:
 
     def note(self, iterator: Any, batch: Any, length: int | None = None) -> None:
         """Note a batch of so many samples, None if its structure has to tell them."""
-        if self._is_nested() or not is_grad_enabled():
+        if self._is_nested() or not is_grad_enabled() or self._timeline.job.is_evaluating():
             return
         batches = self._timeline.steps.batches
         if batch is None:
