@@ -64,7 +64,8 @@ A step ends when the optimizer that marks the steps ends its own. One optimizer 
   has stepped twice), the one that steps marks the steps. Its steps since then count at that moment, so staged training
   and models that are trained in turn lose none. They have the same length in the histogram, and are not compared with
   the steps of other ranks.
-- Where no optimizer steps in 100 backward passes, each further pass is a step, until one does.
+- Where no optimizer steps in 100 backward passes, each pass is a step, the earlier ones too, until one does. So is each
+  of the first passes of a loop that accumulates more than 100.
 - After the first call of `rankscope.step()` only that ends a step.
 
 {ranks}

@@ -126,10 +126,14 @@ class Steps:
             slots[SAMPLES] += samples
 
     def unmarked_pass_ended(self) -> None:
-        """The end of a backward pass, the last event, while nothing but backward passes can mark steps."""
+        """The end of a backward pass, the last event, while nothing but backward passes can mark steps.
+
+        Once there were many of them, the earlier ones were steps, too.
+        """
         if self.micro_steps > PASSES_WITHOUT_STEP:
+            number = 1 if self.marker == BACKWARD_PASS else self.micro_steps
             self.marker = BACKWARD_PASS
-            self.ended()
+            self.ended(number)
 
     def take_over(self, marker: int) -> bool:
         """Have `marker` mark the steps from now on. Whether this one counts: a backward pass may have marked it."""

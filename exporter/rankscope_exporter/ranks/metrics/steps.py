@@ -31,7 +31,7 @@ METRICS = (
     RANK.counter(
         "steps_total",
         "Training steps that the rank has finished: optimizer steps, or calls of `rankscope.step()`; where there was "
-        f"neither in {layout.PASSES_WITHOUT_STEP} backward passes, each further one. `step_marker` says which.",
+        f"neither in {layout.PASSES_WITHOUT_STEP} backward passes, each of them. `step_marker` says which.",
         lambda rank: rank.snapshot["steps"],
     ),
     RANK.counter(
