@@ -41,8 +41,8 @@ METRICS = (
     ),
     RANK.counter(
         "samples_total",
-        "Samples that the rank has trained on, by the batches of its DataLoader or `rankscope.step(samples=…)` "
-        "([which batches count](#samples)). Absent where a batch does not tell its samples, and on ranks that train on "
+        "Samples that the rank has trained on, by the batches of its DataLoader or `rankscope.step(samples=…)`. "
+        "Absent where a batch does not tell its samples, and on ranks that train on "
         "the batches of another rank.",
         nonzero("samples"),
     ),
