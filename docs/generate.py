@@ -99,8 +99,9 @@ however many steps use it.
 - A step uses as many batches of each iterator as backward passes ran in it, the newest ones. So batches that are
   skipped do not count, nor does one that the script only looks at. A batch whose loss is discarded before `backward`
   does not count. Of several batches from one iterator with one backward pass, only the newest counts.
-- Batches that are fetched without gradients, within the phase `evaluation`, or while the model is in evaluation mode do
-  not count. Nor do those of an iterator that is used up without a backward pass, such as `list(loader)`.
+- Batches that are fetched without gradients or within the phase `evaluation` do not count. Nor do those that an
+  iterator gives while the model is in evaluation mode, if another one gave a batch for the step, nor those of an
+  iterator that is used up without a backward pass, such as `list(loader)`.
 - Batches that another thread fetches are not seen.
 
 Ranks that share their batches count them once: the first rank along each dimension of a device mesh whose name has the

@@ -325,6 +325,17 @@ def test_batches_that_are_fetched_in_evaluation_mode_do_not_count(timeline: Time
     assert value(timeline, "samples") == 22
 
 
+def test_a_loop_that_returns_to_training_mode_after_it_has_fetched_its_batch_counts_it(
+    timeline: Timeline, loader: Any
+) -> None:
+    training = Training()
+    for batch in loader:
+        training.model.train()
+        training.step(batch)
+        training.model.eval()
+    assert value(timeline, "samples") == 22
+
+
 @pytest.mark.parametrize("accumulated", [1, 2])
 def test_batches_that_are_fetched_ahead_count_once_each(timeline: Timeline, loader: Any, accumulated: int) -> None:
     def ahead() -> Iterator[Any]:

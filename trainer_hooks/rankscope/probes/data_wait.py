@@ -2,8 +2,7 @@
 
 A DataLoader over a map-style dataset asks for a batch by a list of indices, one for each sample: its length is the
 samples, whatever the batch is. Elsewhere the structure of the batch tells them, or they are unknown. What is fetched
-within the phase `evaluation`, without gradients or in evaluation mode is not noted. timeline/batches.py says what a
-step was trained on.
+within the phase `evaluation` or without gradients is not noted. timeline/batches.py says what a step was trained on.
 """
 
 from __future__ import annotations
@@ -78,7 +77,7 @@ class BatchCounter:
 
     def note(self, iterator: Any, batch: Any, length: int | None = None) -> None:
         """Note a batch of so many samples, None if its structure has to tell them."""
-        if self._is_nested() or not is_grad_enabled() or self._timeline.job.is_evaluating():
+        if self._is_nested() or not is_grad_enabled():
             return
         batches = self._timeline.steps.batches
         if batch is None:
@@ -89,6 +88,7 @@ class BatchCounter:
             source = batches.source(iterator, self._passes())
             self._timeline.job.objects[LOADER] = source.iterator
         source.fetched.append(size_of(batch) if length is None else Batch(length, tokens_of(batch)))
+        source.in_evaluation = self._timeline.job.is_evaluating()
         batches.fetched += 1
 
     def _change(self, iterator: Any) -> None:

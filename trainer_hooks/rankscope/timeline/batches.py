@@ -5,7 +5,8 @@ of each iterator as backward passes ran in it, the newest ones. The others were 
 fetched ahead counts when its iterator is used up and a step has no newer batch.
 
 If the batches of a step are of several iterators, those count that still exist: of the others a script looked at a
-batch, or left the loop. An iterator that was used up without a backward pass fed an evaluation or filled a cache.
+batch, or left the loop. Nor do those count that gave their last batch in evaluation mode. An iterator that was used up
+without a backward pass fed an evaluation or filled a cache.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Source:
         self.iterator = weakref.ref(iterator)
         self.fetched: deque[Batch] = deque(maxlen=MOST_BATCHES)
         self.is_used_up = False
+        self.in_evaluation = False  # the model was in evaluation mode when the last batch was fetched
         self.has_trained = False  # a backward pass has ended since its first batch
         self._ahead: deque[Batch] = deque(maxlen=MOST_AHEAD)
         self._began_at = passes  # how many backward passes had ended then
@@ -110,7 +112,9 @@ class Batches:
     def _take(self, passes: float) -> None:
         count = max(1, int(passes - self._passes))
         self._passes = passes
-        for source in [source for source in self.sources if source.is_current] or self._newest(count):
+        current = [source for source in self.sources if source.is_current] or self._newest(count)
+        # All of them, where a framework returns to training mode only after it has fetched the batch.
+        for source in [source for source in current if not source.in_evaluation] or current:
             self._used += source.take(count)
 
     def _newest(self, passes: int) -> list[Source]:
