@@ -64,10 +64,51 @@ A step ends when the optimizer that marks the steps ends its own. One optimizer 
   has stepped twice), the one that steps marks the steps. Its steps since then count at that moment, so staged training
   and models that are trained in turn lose none. They have the same length in the histogram, and are not compared with
   the steps of other ranks.
-- Where no optimizer steps in 100 backward passes, each further pass is a step, until one does.
+- Where no optimizer steps in 100 backward passes, each pass is a step, the earlier ones too, until one does. So is each
+  of the first passes of a loop that accumulates more than 100.
 - After the first call of `rankscope.step()` only that ends a step.
 
 {ranks}
+
+### Forward and evaluation
+
+Time in a module of the model is `forward`. Which classes are watched is found by what the training thread calls
+outermost in a few steps (2 and 3, 11 and 12, 101 and 102, …); the module within DDP is watched, too.
+
+A pass is `evaluation` if gradients are off, the module is in evaluation mode, and the same module trains in training
+mode. That holds for the validation of plain loops, of rank 0 alone, and with `ddp.module`. Generating samples from the
+model in this way (`model.eval()` and `no_grad`, as in RLHF) is `evaluation`, too. What happens between such passes has
+its own phase; `rankscope.phase("evaluation")` around the whole charges all of it to `evaluation`.
+
+A pass of a module that never trains is `forward`: a teacher, a reference model, a frozen encoder, an average of the
+weights (EMA). So is a pass without gradients in training mode. A method that is called instead of the module counts as
+`forward` for the modules that it calls; what it computes itself is `other`.
+
+### Samples
+
+`rankscope_rank_samples_total` counts the samples that a step was trained on, when the step ends. A batch counts once,
+however many steps use it.
+
+- A DataLoader over a map-style dataset asks for each batch by a list of indices. Its length is the samples, whatever
+  `collate_fn` makes of them.
+- For other loaders, streams and `rankscope.timed()`, the batch itself has to tell: one leading dimension of all its
+  tensors (a nested tensor: its components; a packed sequence: its sequences), `batch_size` or `num_graphs` of an
+  object. A stream that drops a last, shorter batch has its loader's batch size.
+- Elsewhere the samples are unknown: lists of tensors or of dicts, tensors of several leading dimensions (`cu_seqlens`),
+  texts. Once a step uses such a batch, the samples of the rank are absent. `rankscope.step(samples=…)` gives them.
+- A step uses as many batches of each iterator as backward passes ran in it, the newest ones. So batches that are
+  skipped do not count, nor does one that the script only looks at. A batch whose loss is discarded before `backward`
+  does not count. Of several batches from one iterator with one backward pass, only the newest counts.
+- Batches that are fetched without gradients or within the phase `evaluation` do not count. Nor do those that an
+  iterator gives while the model is in evaluation mode, if another one gave a batch for the step, nor those of an
+  iterator that is used up without a backward pass, such as `list(loader)`.
+- Batches that another thread fetches are not seen.
+
+Ranks that share their batches count them once: the first rank along each dimension of a device mesh whose name has the
+words tp, sp, cp, pp, tensor, sequence, context, pipeline or model. On a mesh of one dimension without a name,
+parameters that are not sharded in their first dimension mean tensor parallelism. Where a job divides its model without
+a device mesh (Megatron, DeepSpeed's Ulysses, process groups of its own), each rank counts, and the sum over the ranks
+is too large. With Accelerate's `dispatch_batches` each rank counts its own part.
 
 ## The exporter itself
 

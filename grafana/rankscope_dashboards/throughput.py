@@ -44,7 +44,8 @@ HOW_FAST = Row(
         ),
         value(
             "Samples a second",
-            "Over the chosen ranks, by the batches of their DataLoaders. Absent where nothing tells the samples.",
+            "Over the chosen ranks, by the batches of their DataLoaders; of ranks that share their batches (tensor "
+            "parallelism) the first one counts. Absent where nothing tells the samples.",
             "suffix: /s",
             Query(together(rate("rankscope_rank_samples_total"))),
         ),

@@ -62,6 +62,8 @@ def persistent_workers(run: Run) -> Parameters:
     loader = run.loader(run.steps // 2, num_workers=1, persistent_workers=True)
     for _epoch in range(2):
         state = train(run, model, optimizer, batches=loader)
+    with run.clock("data_wait"):
+        del loader  # and its workers
     return state
 
 

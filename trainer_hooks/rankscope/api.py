@@ -56,8 +56,8 @@ def step(samples: float | None = None, tokens: float | None = None) -> None:
     """Mark the end of a training step; from the first call on, only these calls do.
 
     Of use where no optimizer does it: in loops without one, or with its `step` compiled by torch.compile, which
-    cannot be watched without being compiled anew. There each backward pass counts as a step, from the hundred and
-    first on, until this is called. `samples` and `tokens` are what this rank trained on in the step,
+    cannot be watched without being compiled anew. There each backward pass counts as a step, once there were
+    more than a hundred, until this is called. `samples` and `tokens` are what this rank trained on in the step,
     as plain numbers; without them they are taken from the batches that it fetched, as far as these tell. What is not a
     finite number of 0 or more is not counted.
     """
@@ -69,7 +69,8 @@ def step(samples: float | None = None, tokens: float | None = None) -> None:
 def timed(iterable: Iterable[Item]) -> Iterator[Item]:
     """The same items, as an iterator: the time in which each is waited for is data wait, and their samples count.
 
-    For loops that get their batches from anything but torch's DataLoader, which needs nothing of the kind.
+    What it returns has the methods and attributes of the iterator. For loops that get their batches from anything but
+    torch's DataLoader, which needs nothing of the kind.
     """
     iterator, attachment = iter(iterable), _attachment()
     return iterator if attachment is None else attachment.timed(iterator) or iterator

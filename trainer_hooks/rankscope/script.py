@@ -75,11 +75,12 @@ class Script:
         timeline = self._timeline
         if timeline.steps.marker != SCRIPT and not timeline.steps.take_over(SCRIPT):
             return  # the backward pass before it was this step
-        if samples is not None:
-            timeline.steps.fetched_samples = timeline.numbers.accept("samples", samples)
-        if tokens is not None:
-            timeline.steps.fetched_tokens = timeline.numbers.accept("tokens", tokens)
+        if samples is not None or tokens is not None:
+            timeline.steps.given = self._number("samples", samples), self._number("tokens", tokens)
         timeline.step()
+
+    def _number(self, name: str, value: object) -> float | None:
+        return None if value is None else self._timeline.numbers.accept(name, value)
 
     def _watch_iterator(self, iterator: Iterator[Any]) -> Iterator[Any]:
         from rankscope.probes import data_wait

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections import UserDict
 from collections.abc import Iterator
@@ -9,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler, TensorDataset
 
 import rankscope
-from rankscope.probes.data_wait import size_of
+from rankscope.probes.batch_size import size_of
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.timeline.timeline import Timeline
@@ -115,12 +116,17 @@ def test_a_stream_of_batches_made_by_the_dataset_counts_by_their_leading_dimensi
     assert value(timeline, "samples") == 8
 
 
-def test_batches_without_a_tensor_count_by_the_loaders_batch_size(timeline: Timeline) -> None:
-    texts: Any = ["a", "b", "c", "d"]
+class Texts(IterableDataset[str]):
+    def __iter__(self) -> Iterator[str]:
+        return iter("abcde")
+
+
+@pytest.mark.parametrize(("drop_last", "samples"), [(True, 4), (False, 0)])
+def test_texts_of_a_stream_count_if_every_batch_is_full(timeline: Timeline, drop_last: bool, samples: int) -> None:
     training = Training()
-    for _text in DataLoader(texts, batch_size=2, collate_fn=" ".join):
+    for _text in DataLoader(Texts(), batch_size=2, collate_fn=" ".join, drop_last=drop_last):
         training.step((torch.randn(1, 8),))
-    assert value(timeline, "samples") == 4
+    assert value(timeline, "samples") == samples
 
 
 def test_tokens_are_the_elements_of_input_ids(timeline: Timeline) -> None:
@@ -131,25 +137,254 @@ def test_tokens_are_the_elements_of_input_ids(timeline: Timeline) -> None:
     assert (value(timeline, "samples"), value(timeline, "tokens")) == (6, 96)
 
 
+class Graphs:
+    """An object that gives its number of samples itself."""
+
+    def __init__(self, **attributes: object) -> None:
+        vars(self).update(attributes)
+
+
+class Failing:
+    @property
+    def batch_size(self) -> int:
+        raise RuntimeError("the user's own")
+
+
+def packed(*lengths: int) -> Any:
+    return torch.nn.utils.rnn.pack_sequence([torch.zeros(length, 4) for length in lengths], enforce_sorted=False)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.strided, torch.jagged])
+def test_the_samples_of_a_nested_tensor_are_its_components(layout: torch.layout) -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(2, 4), torch.zeros(3, 4)], layout=layout)
+    assert size_of([nested, torch.zeros(2)]) == (2, 0)
+
+
 @pytest.mark.parametrize(
     ("batch", "size"),
     [
         (IDS, (4, 0)),
-        ((IDS[:2], IDS), (2, 0)),
+        ((IDS, torch.zeros(4)), (4, 0)),
         ([torch.tensor(3.0), {"pixels": IDS}], (4, 0)),
         ({"name": "x", "pixels": IDS[:3]}, (3, 0)),
-        ({"input_ids": IDS, "labels": IDS[:1]}, (4, 64)),
         (UserDict({"input_ids": IDS}), (4, 64)),
-        (({"input_ids": IDS}, torch.zeros(9)), (4, 64)),
-        ({"input_ids": [1, 2, 3]}, (0, 0)),
-        ("text", (0, 0)),
-        (torch.tensor(1.0), (0, 0)),
-        ([], (0, 0)),
-        (7, (0, 0)),
+        (({"input_ids": IDS}, torch.zeros(4)), (4, 64)),
+        ((packed(3, 5, 4), torch.zeros(3)), (3, 0)),
+        (IDS.numpy(), (4, 0)),
+        (Graphs(batch_size=5), (5, 0)),
+        (Graphs(batch_size=torch.Size([6])), (6, 0)),
+        (Graphs(num_graphs=7), (7, 0)),
     ],
 )
 def test_the_size_of_a_batch(batch: object, size: tuple[float, float]) -> None:
     assert size_of(batch) == size
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        pytest.param((IDS[:2], IDS), id="a pair of different leading dimensions"),
+        pytest.param({"input_ids": IDS, "cu_seqlens": torch.zeros(9)}, id="packed by the script"),
+        pytest.param([{"pixels": IDS}, {"pixels": IDS}], id="a list of dicts"),
+        pytest.param([IDS, IDS], id="a list of tensors of one shape"),
+        pytest.param([IDS[:2], IDS], id="a ragged list"),
+        pytest.param({"input_ids": [[1, 2], [3]]}, id="a dict of lists"),
+        pytest.param(Graphs(x=IDS), id="an object"),
+        pytest.param(Failing(), id="an object that raises"),
+        pytest.param(list(range(1000)), id="a long list"),
+        pytest.param("text", id="a text"),
+        pytest.param(torch.tensor(1.0), id="a number"),
+        pytest.param([], id="nothing"),
+    ],
+)
+def test_what_does_not_tell_its_samples_is_unknown(batch: object) -> None:
+    assert size_of(batch).samples is None
+
+
+def zipped(rows: list[Any]) -> tuple[Any, ...]:
+    return tuple(zip(*rows, strict=True))
+
+
+def flattened(rows: list[torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"input_ids": torch.cat(rows)[None], "cu_seqlens": torch.zeros(len(rows) + 1)}
+
+
+Rows = list[Any]
+COLLATES: dict[str, tuple[Rows, Any]] = {
+    "pairs as a zip": ([(torch.zeros(3, 4, 4), {"boxes": torch.zeros(5, 4)})] * 22, zipped),
+    "dicts": ([{"image": torch.zeros(3, 4, 4), "height": 4}] * 22, list),
+    "a dict of lists": ([{"image": torch.zeros(3, 4, 4)}] * 22, lambda rows: {"image": [row["image"] for row in rows]}),
+    "ragged": ([torch.zeros(10 + number) for number in range(22)], list),
+    "packed": ([torch.zeros(10 + number % 3, 4) for number in range(22)], lambda rows: packed(*map(len, rows))),
+    "flattened": ([torch.zeros(7)] * 22, flattened),
+    "an object": ([torch.zeros(4)] * 22, lambda rows: Graphs(x=torch.stack(rows))),
+    "an object that raises": ([torch.zeros(4)] * 22, lambda _rows: Failing()),
+    "a text": (["a"] * 22, " ".join),
+}
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("collate", COLLATES)
+def test_a_loader_counts_the_samples_that_it_asks_for_whatever_the_batch_is(
+    timeline: Timeline, collate: str, workers: int
+) -> None:
+    rows, function = COLLATES[collate]
+    training = Training()
+    for _batch in DataLoader(rows, batch_size=4, collate_fn=function, num_workers=workers):  # type: ignore[arg-type]
+        training.step((torch.randn(1, 8),))
+    assert value(timeline, "samples") == 22
+
+
+def test_a_sampler_that_gives_batches_of_indices_counts_as_many_samples(timeline: Timeline) -> None:
+    training, dataset = Training(), TensorDataset(torch.randn(22, 8))
+    sampler = BatchSampler(SequentialSampler(dataset), batch_size=4, drop_last=False)
+    for batch in DataLoader(dataset, sampler=sampler, batch_size=None):
+        training.step(batch)
+    assert value(timeline, "samples") == 22
+
+
+@pytest.mark.parametrize("key", ["a text", (1, 2)])
+def test_an_index_that_is_one_key_of_the_dataset_is_no_list_of_samples(timeline: Timeline, key: Any) -> None:
+    training = Training()
+    dataset: Any = {key: torch.randn(3, 8)}
+    for batch in DataLoader(dataset, sampler=[key], batch_size=None):
+        training.step((batch,))
+    assert value(timeline, "samples") == 3
+
+
+def test_one_used_batch_of_unknown_size_leaves_the_samples_absent(timeline: Timeline) -> None:
+    training = Training()
+    for batch in rankscope.timed([torch.randn(4, 8), "unknown", torch.randn(4, 8)]):
+        training.step((batch if isinstance(batch, torch.Tensor) else torch.randn(1, 8),))
+    assert value(timeline, "samples") == 0
+
+
+def test_a_batch_that_the_script_collates_to_none_is_not_the_end_of_its_loader(timeline: Timeline, loader: Any) -> None:
+    training = Training()
+    rows: Any = list(torch.randn(12, 8))
+    keep = iter([True, False, True])
+    for batch in DataLoader(rows, batch_size=4, collate_fn=lambda rows: torch.stack(rows) if next(keep) else None):
+        if batch is not None:
+            training.step((batch,))
+    assert value(timeline, "samples") == 8
+
+
+def test_batches_that_are_skipped_do_not_count(timeline: Timeline, loader: Any) -> None:
+    training = Training()
+    for number, batch in enumerate(loader):
+        if number >= 3:
+            training.step(batch)
+    assert value(timeline, "samples") == 4 + 4 + 2
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_was_only_looked_at_does_not_count(timeline: Timeline, workers: int) -> None:
+    training = Training()
+    data = TensorDataset(torch.randn(12, 8))
+    loader = DataLoader(data, batch_size=4, num_workers=workers, persistent_workers=bool(workers))
+    sample = next(iter(loader))
+    training.model(sample[0])
+    for batch in loader:
+        training.step(batch)
+    assert value(timeline, "samples") == 12
+
+
+def test_a_loop_that_breaks_off_leaves_no_batch_behind(timeline: Timeline, loader: Any) -> None:
+    training = Training()
+    for _epoch in range(3):
+        for number, batch in enumerate(loader):
+            if number == 2:
+                break
+            training.step(batch)
+    assert value(timeline, "samples") == 3 * 8
+
+
+def test_an_evaluation_that_breaks_off_does_not_count(timeline: Timeline, loader: Any) -> None:
+    training, evaluation = Training(), DataLoader(TensorDataset(torch.randn(30, 8)), batch_size=3)
+    for batch in loader:
+        for number, inputs in enumerate(evaluation):
+            training.model(inputs[0])
+            if number == 2:
+                break
+        training.step(batch)
+    assert value(timeline, "samples") == 22
+
+
+def test_batches_that_are_fetched_in_evaluation_mode_do_not_count(timeline: Timeline, loader: Any) -> None:
+    training = Training()
+    evaluation = itertools.cycle(DataLoader(TensorDataset(torch.randn(30, 8)), batch_size=3))
+    for number, batch in enumerate(loader):
+        if number >= 4:  # the hook knows the model by then
+            training.model.eval()
+            for inputs in itertools.islice(evaluation, 2):
+                with torch.no_grad():
+                    training.model(inputs[0])
+            training.model.train()
+        training.step(batch)
+    assert value(timeline, "samples") == 22
+
+
+def test_a_loop_that_returns_to_training_mode_after_it_has_fetched_its_batch_counts_it(
+    timeline: Timeline, loader: Any
+) -> None:
+    training = Training()
+    for batch in loader:
+        training.model.train()
+        training.step(batch)
+        training.model.eval()
+    assert value(timeline, "samples") == 22
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_batches_that_are_fetched_ahead_count_once_each(timeline: Timeline, loader: Any, accumulated: int) -> None:
+    def ahead() -> Iterator[Any]:
+        batches = iter(loader)
+        current = next(batches)
+        for following in batches:
+            yield current
+            current = following
+        yield current
+
+    training = Training()
+    for number, batch in enumerate(ahead()):
+        training.backward(batch)
+        if number % accumulated == accumulated - 1:
+            training.optimizer.step()
+    assert value(timeline, "samples") == 22
+
+
+def test_an_epoch_of_one_batch_counts_though_its_end_is_known_before_the_step(timeline: Timeline) -> None:
+    training, loader = Training(), DataLoader(TensorDataset(torch.randn(5, 8)), batch_size=8)
+    for _epoch in range(3):
+        (batch,) = loader
+        training.step(batch)
+    assert value(timeline, "samples") == 15
+
+
+def test_batches_that_fill_a_cache_are_not_those_of_the_steps(timeline: Timeline, loader: Any) -> None:
+    training = Training()
+    for batch in list(loader):
+        training.step(batch)
+    assert value(timeline, "samples") == 0
+
+
+def test_a_new_iterator_for_each_step_counts_its_one_batch(timeline: Timeline, loader: Any) -> None:
+    training = Training()
+    for _step in range(5):
+        training.step(next(iter(loader)))
+    assert value(timeline, "samples") == 20
+
+
+def test_accumulation_goes_on_over_the_end_of_an_epoch(timeline: Timeline) -> None:
+    training, loader, count = Training(), DataLoader(TensorDataset(torch.randn(3, 8)), batch_size=1), 0
+    for _epoch in range(4):
+        for batch in loader:
+            training.backward(batch)
+            count += 1
+            if count % 4 == 0:
+                training.optimizer.step()
+    assert value(timeline, "samples") == 12
 
 
 def test_timed_yields_the_same_items_and_counts_wait_and_samples(timeline: Timeline) -> None:

@@ -124,6 +124,67 @@ def test_a_second_model_that_comes_later_is_found() -> None:
     assert own_calls()["Slow"]
 
 
+def evaluate(model: torch.nn.Module, *, evaluated: Callable[..., Any] | None = None, passes: int = 5) -> None:
+    model.eval()
+    with torch.no_grad():
+        for _ in range(passes):
+            (evaluated or model)(torch.ones(2, 4))
+    model.train()
+
+
+def test_passes_without_gradients_in_evaluation_mode_are_evaluation() -> None:
+    model = Slow()
+    steps(7, lambda: model(torch.ones(2, 4)), *model.parameters())
+    before = forward_seconds()
+    evaluate(model)
+    assert snapshot().phase_seconds["evaluation"] >= 5 * SECONDS
+    assert forward_seconds() == before
+
+
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize("inner", [False, True], ids=["DDP", "the module within DDP"])
+def test_evaluation_with_the_module_within_ddp_is_evaluation(inner: bool) -> None:
+    ddp = DistributedDataParallel(Slow())
+    steps(7, lambda: ddp(torch.ones(2, 4)), *ddp.parameters())
+    evaluate(ddp, evaluated=ddp.module if inner else None)
+    assert snapshot().phase_seconds["evaluation"] >= 5 * SECONDS
+    assert snapshot().phase_seconds["other"] < SECONDS
+
+
+@pytest.mark.parametrize("mode", [True, False], ids=["training mode", "evaluation mode"])
+def test_a_teacher_that_never_trains_is_forward(mode: bool) -> None:
+    student, teacher = Slow(), Slow().train(mode)
+
+    def distil() -> torch.Tensor:
+        with torch.no_grad():
+            teacher(torch.ones(2, 4))
+        return student(torch.ones(2, 4))
+
+    steps(7, distil, *student.parameters())
+    assert forward_seconds() >= 12 * SECONDS
+    assert snapshot().phase_seconds["evaluation"] == 0
+
+
+def test_a_model_that_trains_in_evaluation_mode_is_not_evaluated() -> None:
+    model = Slow()
+    steps(4, lambda: model(torch.ones(2, 4)), *model.parameters())
+    model.eval()
+    steps(2, lambda: model(torch.ones(2, 4)), *model.parameters())
+    with torch.no_grad():
+        model(torch.ones(2, 4))
+    assert forward_seconds() >= 6 * SECONDS
+    assert snapshot().phase_seconds["evaluation"] == 0
+
+
+def test_a_copy_of_the_model_that_averages_its_weights_is_forward() -> None:
+    model = Slow()
+    steps(7, lambda: model(torch.ones(2, 4)), *model.parameters())
+    before = forward_seconds()
+    average = torch.optim.swa_utils.AveragedModel(model)
+    evaluate(average)
+    assert forward_seconds() - before >= 5 * SECONDS
+
+
 def test_what_a_user_calls_a_phase_within_a_model_stays_his() -> None:
     class Attention(torch.nn.Module):
         def __init__(self) -> None:

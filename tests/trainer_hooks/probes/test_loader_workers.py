@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, _utils, datal
 
 import rankscope
 from rankscope.probes.loader_workers import BOARD_ENTRIES, Accounts, Board
+from rankscope.record import layout
 from rankscope.record.layout import INDEX, LOADER_WORKER_STATES
 from rankscope.timeline.timeline import Timeline
 
@@ -44,6 +46,20 @@ class Nested(Stream):
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(DataLoader(Samples(), batch_size=None))
+
+
+class Busy(Samples):
+    """Takes long, so that its worker cannot end at once."""
+
+    seconds = 0.3
+
+    def __init__(self) -> None:
+        self.begins = multiprocessing.get_context("fork").Event()
+
+    def __getitem__(self, _index: int) -> torch.Tensor:
+        self.begins.set()
+        time.sleep(self.seconds)
+        return torch.zeros(4)
 
 
 class Failing(Samples):
@@ -183,3 +199,66 @@ def test_everything_is_taken_back() -> None:
     assert _utils.worker._worker_loop is not before[1]
     rankscope.uninstrument()
     assert (dataloader._MultiProcessingDataLoaderIter.__init__, _utils.worker._worker_loop) == before
+
+
+def data_wait(timeline: Timeline) -> float:
+    return float(timeline.writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT])
+
+
+def seconds_to_end(timeline: Timeline, make: Callable[..., DataLoader[torch.Tensor]]) -> float:
+    """Return the data wait of a loop that breaks off while a worker makes a batch."""
+    dataset = Busy()
+    iterator = iter(make(dataset, num_workers=1, multiprocessing_context="fork"))
+    dataset.begins.wait()
+    before = data_wait(timeline)
+    del iterator
+    return data_wait(timeline) - before
+
+
+def test_ending_the_workers_of_a_loader_is_data_wait(timeline: Timeline) -> None:
+    train(DataLoader(Samples()))
+    assert seconds_to_end(timeline, DataLoader) >= Busy.seconds / 2
+
+
+DEPRECATED = "ignore:'set_vital' is deprecated"  # torchdata calls it
+
+
+@pytest.fixture
+def stateful() -> Any:
+    return pytest.importorskip("torchdata.stateful_dataloader").StatefulDataLoader
+
+
+@pytest.mark.filterwarnings(DEPRECATED)
+def test_the_workers_of_a_stateful_loader_count_like_torchs(timeline: Timeline, stateful: Any) -> None:
+    for epoch in range(1, 3):
+        batches = train(stateful(Samples(), num_workers=WORKERS, multiprocessing_context="fork"))
+        assert len(batches) == 10
+        assert published(timeline) >= epoch * len(batches) * PER_SAMPLE
+    assert published(timeline, "idle") > 0
+
+
+@pytest.mark.filterwarnings(DEPRECATED)
+def test_ending_the_workers_of_a_stateful_loader_is_data_wait(timeline: Timeline, stateful: Any) -> None:
+    train(stateful(Samples(), num_workers=1, multiprocessing_context="fork"))
+    assert seconds_to_end(timeline, stateful) >= Busy.seconds / 2
+
+
+@pytest.mark.filterwarnings(DEPRECATED)
+def test_spawned_workers_of_a_stateful_loader_work(timeline: Timeline, stateful: Any) -> None:
+    train(stateful(Samples(), num_workers=1, multiprocessing_context="fork"))
+    before = published(timeline)
+    assert len(train(stateful(Samples(), num_workers=1, multiprocessing_context="spawn"))) == 10
+    assert published(timeline) == before
+
+
+@pytest.mark.filterwarnings(DEPRECATED)
+def test_uninstrument_restores_stateful_loaders(timeline: Timeline, stateful: Any) -> None:
+    module, worker = (
+        sys.modules[f"torchdata.stateful_dataloader.{name}"] for name in ("stateful_dataloader", "worker")
+    )
+    before = dict(vars(module)), dict(vars(worker)), dict(vars(stateful))
+    train(stateful(Samples(), num_workers=1, multiprocessing_context="fork"))
+    assert (dict(vars(module)), dict(vars(worker)), dict(vars(stateful))) != before
+    assert published(timeline) > 0
+    rankscope.uninstrument()
+    assert (dict(vars(module)), dict(vars(worker)), dict(vars(stateful))) == before

@@ -18,7 +18,8 @@ from rankscope.record.layout import PASSES_WITHOUT_STEP
 from rankscope.record.reader import read_rank
 
 JOB = str(Path(__file__).parents[1] / "jobs" / "by_hand.py")
-STEPS = 30  # that are seen, after as many passes as are waited
+MORE = 30  # passes, after as many as are waited
+STEPS = PASSES_WITHOUT_STEP + MORE
 HINT = f"{PASSES_WITHOUT_STEP} backward passes and no step of an optimizer"
 
 
@@ -29,7 +30,7 @@ def run_job(ranks: int, passes: int, **variables: str) -> subprocess.CompletedPr
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_its_backward_passes_are_its_steps_and_this_is_said_once(run_dir: Path, ranks: int) -> None:
-    passes = PASSES_WITHOUT_STEP + STEPS
+    passes = STEPS
     plain, watched = run_job(ranks, passes), run_job(ranks, passes, RANKSCOPE="1")
     assert watched.stdout == plain.stdout
     assert watched.stderr.count(HINT) == 1
@@ -40,7 +41,9 @@ def test_its_backward_passes_are_its_steps_and_this_is_said_once(run_dir: Path, 
         assert record.phase_seconds["backward"] > 0
         assert record.info["settings"]["step_marker"] == "backward_pass"
         assert record.info["settings"]["accumulation_steps"] == ""
-        assert [step.number for step in record.steps_after(1)] == list(range(2, STEPS + 1))
+        assert [step.number for step in record.steps_after(PASSES_WITHOUT_STEP + 1)] == list(
+            range(PASSES_WITHOUT_STEP + 2, STEPS + 1)
+        )
 
 
 def test_a_job_that_has_made_fewer_passes_has_no_step_and_says_so_at_its_end(run_dir: Path) -> None:
@@ -75,7 +78,7 @@ def accumulate(network: torch.nn.Module, passes: int) -> None:
 
 @pytest.mark.parametrize("mark", [by_optimizer, by_script])
 def test_a_real_step_takes_over_for_good_and_none_is_counted_twice(network: torch.nn.Module, mark: Marker) -> None:
-    accumulate(network, PASSES_WITHOUT_STEP + STEPS)
+    accumulate(network, STEPS)
     assert snapshot()["steps"] == STEPS
     mark(network)  # the last pass was this step's end
     assert snapshot()["steps"] == STEPS
@@ -86,7 +89,7 @@ def test_a_real_step_takes_over_for_good_and_none_is_counted_twice(network: torc
 
 
 def test_optimizers_that_step_within_the_backward_pass_take_over_too(network: torch.nn.Module) -> None:
-    accumulate(network, PASSES_WITHOUT_STEP + STEPS)
+    accumulate(network, STEPS)
     for parameter in network.parameters():
         optimizer = torch.optim.SGD([parameter], lr=0.1)
         hook = optimizer.step
@@ -108,7 +111,30 @@ def test_a_step_after_no_more_passes_than_are_waited_is_an_ordinary_one(network:
 def test_steps_of_an_optimizer_that_is_compiled_are_the_backward_passes(network: torch.nn.Module) -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     step = torch.compile(optimizer.step, backend="eager")
-    for _ in range(PASSES_WITHOUT_STEP + STEPS):
+    for _ in range(STEPS):
         accumulate(network, 1)
         step()
     assert snapshot()["steps"] == STEPS
+
+
+@pytest.mark.parametrize("update", ["data", "in place"])
+def test_models_that_are_updated_by_hand_in_turn_lose_no_step(attached: Attachment, update: str) -> None:
+    models = [torch.nn.Linear(4, 4) for _ in range(3)]
+    for _ in range(13):
+        for model in models:
+            for _step in range(3):
+                accumulate(model, 1)
+                for parameter in model.parameters():
+                    change_by_hand(parameter, update)
+    steps = attached.timeline.steps
+    assert (steps.count, steps.micro_steps) == (117, 117)
+
+
+def change_by_hand(parameter: torch.Tensor, update: str) -> None:
+    assert parameter.grad is not None
+    if update == "data":
+        parameter.data -= 0.1 * parameter.grad
+    else:
+        with torch.no_grad():
+            parameter.sub_(parameter.grad, alpha=0.1)
+    parameter.grad = None

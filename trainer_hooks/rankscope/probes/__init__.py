@@ -12,6 +12,8 @@ from types import ModuleType
 
 PROBES = (  # in the order in which they are installed
     "data_wait",
+    "dispatched_batches",
+    "shared_batches",
     "loader_workers",
     "process_group",
     "ddp",

@@ -2,28 +2,38 @@
 
 Nobody says which modules these are. So they are looked for: during a few steps `nn.Module.__call__` is watched, and
 afterwards only the `__call__` of the classes whose instances were found at the root; nothing is put on instances, which
-are copied, pickled and compiled. The loss is a module, too, and counts as forward. DDP's own class is ddp.py's.
+are copied, pickled and compiled. The loss is a module, too, and counts as forward. DDP's own class is ddp.py's; that
+of the module within it is watched, too, as scripts call it for evaluation.
+
+A pass without gradients of a module in evaluation mode is evaluation if that module also trains in training mode. One
+that never does (a teacher, a reference model, an encoder that is frozen) works for the training: that is forward.
 """
 
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 from torch.nn.parallel import DistributedDataParallel
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
-from rankscope.probes.compiler import skip_frame
+from rankscope.probes.compiler import skip_call, skip_frame
 from rankscope.probes.span import Function, in_phase
 from rankscope.record import layout
 from rankscope.timeline.timeline import Timeline
 
 # A module called within these is part of them: a submodule, a recomputed activation, a transform of the data.
 NOT_WITHIN = frozenset({layout.FORWARD, layout.BACKWARD, layout.DATA_WAIT})
+
+# An evaluation may call DDP's forward, around the module that trains.
+NO_EVALUATION_WITHIN = frozenset({layout.EVALUATION, layout.BACKWARD, layout.DATA_WAIT})
 
 # Replacing nn.Module.__call__ updates every module class of the process: 0.15 ms with torch's own 400 classes, 0.9 ms
 # with 3,400. So the search is rare: after the first step (which is start-up) and then at powers of ten. It lasts two
@@ -34,18 +44,54 @@ SEARCH_FACTOR, SEARCH_STEPS = 10, 2
 # watch each (4 µs).
 MANY_CALLS, SHORT_SECONDS = 16, 100e-6
 
+WRAPPED = ("module", "_orig_mod")  # attributes by which a module names the one that it wraps: DDP, torch.compile
+
+
+class TrainedModules:
+    """The instances of watched classes that train in training mode."""
+
+    def __init__(self, timeline: Timeline) -> None:
+        self._job = timeline.job
+        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A stand-in without anything, as `Guard.__reduce__` explains."""
+        return SimpleNamespace, ()
+
+    def is_evaluated(self, module: torch.nn.Module) -> bool:
+        """Whether this pass of a module is evaluation; a pass with gradients shows how the module trains."""
+        known = self._modules.get(id(module))
+        if not is_grad_enabled():
+            return known is not None and not module.training and known() is module
+        if known is None:
+            if module.training:
+                self._add(module)
+        elif not module.training:
+            del self._modules[id(module)]  # it trains in evaluation mode, too
+            self._job.model = lambda: None
+        return False
+
+    def _add(self, module: torch.nn.Module) -> None:
+        reference = self._modules[id(module)] = weakref.ref(module)
+        self._job.model = reference
+        weakref.finalize(module, self._modules.pop, id(module), None).atexit = False  # before its id is another's
+
 
 class RootModules:
     """Finds the classes of root modules and watches their calls."""
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._guard = guard
+        self._objects = timeline.job.objects
         self._watched: dict[type[torch.nn.Module], Undo] = {}
         self._found: dict[type[torch.nn.Module], list[float]] = {}  # by class, the seconds of each call
         self._next_search = 1
         self._end_search: Undo | None = None
         self._in_search = in_phase(timeline, guard, layout.FORWARD, self._note, unless_within=NOT_WITHIN)
         self._in_forward = in_phase(timeline, guard, layout.FORWARD, unless_within=NOT_WITHIN)
+        self._in_evaluation = in_phase(timeline, guard, layout.EVALUATION, unless_within=NO_EVALUATION_WITHIN)
+        self._trained = TrainedModules(timeline)
+        skip_call(self._trained.is_evaluated)
 
     def wake(self, step: int) -> int:
         """Begin or end a search at the end of `step`; returns the step at whose end to be called again."""
@@ -72,6 +118,8 @@ class RootModules:
     def _note(self, call: tuple[Any, ...], _result: object, seconds: float) -> None:
         """Of a call of a root module, keep its class and its seconds for the end of the search."""
         self._found.setdefault(type(call[0]), []).append(seconds)
+        if (wrapped := wrapped_module(call[0])) is not None:
+            self._found.setdefault(type(wrapped), []).append(seconds)
 
     def _pause_search(self, *_: object) -> None:
         """Before torch.compile traces: what it compiles shall be what it would compile without us."""
@@ -82,6 +130,8 @@ class RootModules:
     def _stop_searching(self) -> None:
         self._pause_search()
         self._forget_compiler()
+        if (reference := self._objects.get("ddp")) and (module := reference()) is not None:  # ddp.py watches its calls
+            self._found.setdefault(type(module.module), []).append(SHORT_SECONDS)
         for module_class, calls in self._found.items():
             if is_worth_watching(module_class, calls) and module_class not in self._watched:
                 self._watch(module_class)
@@ -96,9 +146,33 @@ class RootModules:
         inherits = "__call__" not in vars(module_class)
 
         def make(original: Function) -> Function:
-            return self._in_forward(next_in_line(module_class, original) if inherits else original)
+            return self._in_pass(next_in_line(module_class, original) if inherits else original)
 
         self._watched[module_class] = replace(module_class, "__call__", make)
+
+    def _in_pass(self, original: Function) -> Function:
+        """Wrap a call of a module of a watched class: it is forward or evaluation."""
+        forward, evaluation = self._in_forward(original), self._in_evaluation(original)
+        guard, trained = self._guard, self._trained
+
+        def watched(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_dynamo_compiling() or guard.blown:
+                return original(module, *args, **kwargs)
+            call = forward
+            try:
+                if trained.is_evaluated(module):
+                    call = evaluation
+            except BaseException as error:
+                guard.blow(error)
+            return call(module, *args, **kwargs)
+
+        return skip_frame(watched)
+
+
+def wrapped_module(module: torch.nn.Module) -> torch.nn.Module | None:
+    """Return the module that another one wraps, which a script may call without it; None if it wraps none."""
+    submodules = vars(module)["_modules"]
+    return next((submodules[name] for name in WRAPPED if submodules.get(name) is not None), None)
 
 
 def is_worth_watching(module_class: type[torch.nn.Module], calls: list[float]) -> bool:

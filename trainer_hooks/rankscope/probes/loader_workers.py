@@ -4,12 +4,15 @@ Data wait tells that a batch came late, not which loader is slow: batches that a
 are nearly as slow never wait. The share of time that a loader's workers are at work is how near it is to that.
 
 A worker that is forked writes into memory that it shares with the rank; one that is spawned has none and is not seen.
+torchdata's StatefulDataLoader has iterators and a worker loop of its own, which are watched once it is in use. The end
+of a loader's workers is data wait, as their start is.
 """
 
 from __future__ import annotations
 
 import mmap
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +22,7 @@ from torch.utils.data import _utils, dataloader
 from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.data_wait import LOADER
+from rankscope.probes.span import Function, in_phase
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.timeline.timeline import Timeline
@@ -28,7 +32,8 @@ IDLE = WORKING + layout.LOADER_WORKER_STATES.index("idle")
 
 BOARD_ENTRIES = 512  # an entry is used again when so many workers have been started since
 
-Function = Callable[..., Any]
+TORCHDATA = "torchdata.stateful_dataloader"
+DATA_WAIT = frozenset({layout.DATA_WAIT})
 
 
 class Board:
@@ -117,29 +122,66 @@ class Accounts:
         slots[IDLE] += max(0.0, workers * seconds - added)
 
 
-def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch where workers are made, and where they begin; take their sum at each poll."""
-    board = Board()
-    reserve, time_this_worker = guard(board.reserve), guard(board.time_this_worker)
-    poll = guard(Accounts(timeline, board).poll)
+class Workers:
+    """Watches where workers are made, where they begin and where they end, in torch and in torchdata."""
 
-    def making(original: Function) -> Function:
+    def __init__(self, timeline: Timeline, guard: Guard, board: Board) -> None:
+        self._in_data_wait = in_phase(timeline, guard, layout.DATA_WAIT, unless_within=DATA_WAIT)
+        self._reserve, self._time_this_worker = guard(board.reserve), guard(board.time_this_worker)
+        self._poll = guard(self._watch_torchdata)
+        self._undo: list[Undo] = []
+        self._watches_torchdata = False
+
+    def watch(self) -> None:
+        """Watch torch's loaders."""
+        self._watch(dataloader._MultiProcessingDataLoaderIter, _utils.worker)  # noqa: SLF001 - makes the workers
+        self._undo.append(replace(dataloader._BaseDataLoaderIter, "__init__", self._making))  # noqa: SLF001 - as above
+
+    def remove(self) -> None:
+        """Restore everything."""
+        for undo in reversed(self._undo):
+            undo()
+        self._undo.clear()
+
+    def _watch_torchdata(self) -> None:
+        """Watch torchdata's loaders, when one of its iterators is made for the first time."""
+        module = sys.modules.get(f"{TORCHDATA}.stateful_dataloader")
+        if module is None or self._watches_torchdata:
+            return
+        self._watches_torchdata = True
+        self._watch(module._StatefulMultiProcessingDataLoaderIter, sys.modules[f"{TORCHDATA}.worker"])  # noqa: SLF001
+        # Two names of one function, which a spawned worker is given by its first one.
+        worker_loop = sys.modules[f"{TORCHDATA}.worker"]._worker_loop  # noqa: SLF001 - as above
+        self._undo.append(replace(module, "_worker_loop", lambda _original: worker_loop))
+        self._undo.append(replace(module.StatefulDataLoader, "__iter__", self._in_data_wait))
+
+    def _watch(self, iterator: type, worker: Any) -> None:
+        self._undo.append(replace(iterator, "_shutdown_workers", self._in_data_wait))
+        # Pickled by name: in a spawned worker it is the library's own.
+        self._undo.append(replace(worker, "_worker_loop", self._working))
+
+    def _making(self, original: Function) -> Function:
         def watched(iterator: Any, loader: Any) -> None:
-            reserve(loader.num_workers)
+            if loader.num_workers:
+                self._poll()
+                self._reserve(loader.num_workers)
             original(iterator, loader)
 
         return watched
 
-    def working(original: Function) -> Function:
+    def _working(self, original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:
-            time_this_worker()
+            self._time_this_worker()
             return original(*args, **kwargs)
 
         return watched
 
+
+def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
+    """Watch the workers of every loader; take their sum at each poll."""
+    board = Board()
+    workers = Workers(timeline, guard, board)
+    workers.watch()
+    poll = guard(Accounts(timeline, board).poll)
     timeline.steps.polls.append(poll)
-    return [
-        lambda: timeline.steps.polls.remove(poll),
-        replace(dataloader._MultiProcessingDataLoaderIter, "__init__", making),  # noqa: SLF001 - makes the workers
-        replace(_utils.worker, "_worker_loop", working),  # pickled by name: in a spawned worker it is torch's own
-    ]
+    return [lambda: timeline.steps.polls.remove(poll), workers.remove]

@@ -8,6 +8,7 @@ from math import inf
 
 from rankscope.record import layout
 from rankscope.record.layout import INDEX, PASSES_WITHOUT_STEP, RING_STEPS, STEP_BOUNDS
+from rankscope.timeline.batches import Batches
 from rankscope.timeline.groups import Groups
 from rankscope.timeline.phases import PhaseClock
 
@@ -43,7 +44,11 @@ class Steps:
         self.has_started = False
         self._last_end = self._next_poll = 0.0
         self._bucket = (inf, inf, STEP_BUCKETS)  # of the histogram: its bounds (none is known yet) and its slot
-        self.fetched_samples = self.fetched_tokens = 0.0  # since the last step: counted when the next one ends
+        self.batches = Batches()
+        # Numbers that the script gave for the step that ends next: its samples and tokens.
+        self.given: tuple[float | None, float | None] | None = None
+        self.samples_are_unknown = False  # of a batch that a step has used; the sum says nothing then
+        self.shares_batches = False  # another rank trains on the same batches and counts them
 
     @property
     def count(self) -> int:
@@ -74,12 +79,8 @@ class Steps:
             if not lowest < seconds <= highest:
                 bucket = self._find_bucket(seconds)
             slots[bucket] += number
-        if self.fetched_samples:
-            slots[SAMPLES] += self.fetched_samples
-            self.fetched_samples = 0.0
-        if self.fetched_tokens:
-            slots[TOKENS] += self.fetched_tokens
-            self.fetched_tokens = 0.0
+        if self.batches.sources or self.given:
+            self._count_samples()
         count = slots[STEPS] + number
         entry = writer.ring[int(count) % RING_STEPS]
         entry[0] = count
@@ -96,11 +97,43 @@ class Steps:
         if now >= self._next_poll:
             self._poll(now)
 
+    def share_batches(self) -> None:
+        """Count no samples or tokens from now on: another rank of the run trains on the same ones."""
+        self.shares_batches = True
+        self._phases.writer.slots[SAMPLES] = self._phases.writer.slots[TOKENS] = 0.0
+
+    def _count_samples(self) -> None:
+        """Count the batches that the step which ends now was trained on, or what the script says of it."""
+        slots = self._phases.writer.slots
+        batches, (samples, tokens) = self.batches.take(slots[MICRO_STEPS]), self.given or (None, None)
+        self.given = None
+        if self.shares_batches:
+            return
+        for batch in batches:
+            if samples is None:
+                self._add_samples(batch.samples)
+            if tokens is None and batch.tokens:
+                slots[TOKENS] += batch.tokens
+        slots[SAMPLES] += samples or 0.0
+        slots[TOKENS] += tokens or 0.0
+
+    def _add_samples(self, samples: float | None) -> None:
+        slots = self._phases.writer.slots
+        if samples is None:
+            self.samples_are_unknown = True
+            slots[SAMPLES] = 0.0
+        elif not self.samples_are_unknown:
+            slots[SAMPLES] += samples
+
     def unmarked_pass_ended(self) -> None:
-        """The end of a backward pass, the last event, while nothing but backward passes can mark steps."""
+        """The end of a backward pass, the last event, while nothing but backward passes can mark steps.
+
+        Once there were many of them, the earlier ones were steps, too.
+        """
         if self.micro_steps > PASSES_WITHOUT_STEP:
+            number = 1 if self.marker == BACKWARD_PASS else self.micro_steps
             self.marker = BACKWARD_PASS
-            self.ended()
+            self.ended(number)
 
     def take_over(self, marker: int) -> bool:
         """Have `marker` mark the steps from now on. Whether this one counts: a backward pass may have marked it."""

@@ -42,6 +42,12 @@ class Job:
     def __init__(self) -> None:
         self.objects: dict[str, ReferenceType[Any]] = {}  # by role
         self.autocast = ""  # the type that autocast was last entered with
+        self.model: Callable[[], Any] = lambda: None  # a weak reference to a module that trains in training mode
+
+    def is_evaluating(self) -> bool:
+        """Whether the module that trains is in evaluation mode."""
+        model = self.model()
+        return model is not None and not model.training
 
 
 class Timeline(PhaseClock):

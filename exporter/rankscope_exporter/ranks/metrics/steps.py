@@ -31,7 +31,7 @@ METRICS = (
     RANK.counter(
         "steps_total",
         "Training steps that the rank has finished: optimizer steps, or calls of `rankscope.step()`; where there was "
-        f"neither in {layout.PASSES_WITHOUT_STEP} backward passes, each further one. `step_marker` says which.",
+        f"neither in {layout.PASSES_WITHOUT_STEP} backward passes, each of them. `step_marker` says which.",
         lambda rank: rank.snapshot["steps"],
     ),
     RANK.counter(
@@ -41,7 +41,9 @@ METRICS = (
     ),
     RANK.counter(
         "samples_total",
-        "Samples that the rank has trained on, by the batches of its DataLoader or `rankscope.step(samples=…)`.",
+        "Samples that the rank has trained on, by the batches of its DataLoader or `rankscope.step(samples=…)`. "
+        "Absent where a batch does not tell its samples, and on ranks that train on "
+        "the batches of another rank.",
         nonzero("samples"),
     ),
     RANK.counter(

@@ -1,0 +1,116 @@
+"""`rankscope.timed` of an iterator can do what the iterator can."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import rankscope
+from rankscope.probes.timed_iterator import TimedIterator
+from rankscope.record import layout
+from rankscope.record.layout import INDEX
+from rankscope.timeline.timeline import Timeline
+
+
+def value(timeline: Timeline, field: str) -> float:
+    return float(timeline.writer.slots[INDEX[field]])
+
+
+def pickle_again(iterator: Any) -> Any:
+    return pickle.loads(pickle.dumps(iterator))
+
+
+def batches() -> Iterator[Any]:
+    """A generator that gives what it is sent."""
+    given = yield (torch.randn(4, 8),)
+    with contextlib.suppress(KeyError):
+        yield given
+    yield "thrown"
+
+
+def test_a_watched_generator_can_be_closed_sent_to_and_thrown_into(timeline: Timeline) -> None:
+    rankscope.step()
+    generator: Any = rankscope.timed(batches())
+    with contextlib.closing(generator) as iterator:
+        next(iterator)
+        assert iterator.send("sent") == "sent"
+        assert iterator.throw(KeyError("key")) == "thrown"
+        assert iterator.gi_frame is not None
+    assert list(iterator) == []
+    assert timeline.writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT] > 0
+
+
+class Reader:
+    """An iterator of the script's own, with all that one may have."""
+
+    def __init__(self) -> None:
+        self.position, self.is_open = 0, False
+
+    def __iter__(self) -> Reader:
+        return self
+
+    def __next__(self) -> Any:
+        self.position += 1
+        return (torch.ones(3, 8) * self.position,)
+
+    def __len__(self) -> int:
+        return 5
+
+    def __enter__(self) -> Reader:
+        self.is_open = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.is_open = False
+
+    def state_dict(self) -> dict[str, int]:
+        return {"position": self.position}
+
+
+def test_a_watched_iterator_has_what_the_scripts_own_has(timeline: Timeline) -> None:
+    reader = Reader()
+    watched: Any = rankscope.timed(reader)
+    assert len(watched) == 5
+    with watched as opened:
+        assert opened is watched
+        assert reader.is_open
+        weight = torch.nn.Parameter(torch.ones(8))
+        (weight * next(opened)[0]).sum().backward()
+        torch.optim.SGD([weight], lr=0.1).step()
+    assert not reader.is_open
+    assert watched.state_dict() == {"position": 1}
+    watched.position = 7
+    assert reader.position == 7
+    assert value(timeline, "samples") == 3
+
+
+def test_a_watched_iterator_lacks_what_the_scripts_own_lacks(timeline: Timeline) -> None:
+    watched: Any = rankscope.timed(batches())
+    assert not any(hasattr(watched, name) for name in ("__len__", "__enter__", "state_dict"))
+    assert value(timeline, "steps") == 0
+    with pytest.raises(AttributeError, match="state_dict"):
+        watched.state_dict()
+
+
+@pytest.mark.parametrize("copied", [pickle_again, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
+def test_a_watched_iterator_is_pickled_and_copied_as_the_scripts_own(
+    timeline: Timeline, copied: Callable[[Any], Any]
+) -> None:
+    watched: Any = rankscope.timed(iter([1, 2, 3]))
+    assert next(watched) == 1
+    again = copied(watched)
+    assert list(again) == [2, 3]
+    assert not isinstance(again, TimedIterator)
+    assert value(timeline, "steps") == 0
+
+
+def test_a_generator_can_be_pickled_no_more_than_without_the_hook(timeline: Timeline) -> None:
+    with pytest.raises(TypeError, match="generator"):
+        pickle.dumps(rankscope.timed(batches()))
+    assert value(timeline, "steps") == 0

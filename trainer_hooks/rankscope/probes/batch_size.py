@@ -1,0 +1,101 @@
+"""The samples and tokens of a batch, as far as its structure tells them.
+
+What it does not tell for certain is unknown: tensors of several leading dimensions, lists of tensors (a pair of inputs
+and targets, or one tensor a sample), texts, objects of the script's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from typing import Any
+
+from torch import Tensor
+from torch.nn.utils.rnn import PackedSequence
+
+from rankscope.record.numbers import as_number
+from rankscope.timeline.batches import Batch
+
+MOST_ITEMS = 64  # of a batch that are looked at
+MOST_LEVELS = 4  # of nested containers
+SIZES = ("batch_size", "num_graphs")  # attributes by which objects give their samples: TensorDict, DGL; PyG
+
+
+class UnknownSizeError(Exception):
+    """The structure of a batch does not tell its samples."""
+
+
+def size_of(batch: Any) -> Batch:
+    """Return the size of a batch of any type. The batch is the script's, and asking it may raise anything."""
+    try:
+        return Batch(samples_of(batch), tokens_of(batch))
+    except Exception:
+        return Batch(None)
+
+
+def tokens_of(batch: Any) -> float:
+    """Return the elements of `input_ids`, in the batch or in one of its items; 0 if there are none."""
+    if type(batch) is list and batch and type(batch[0]) is Tensor:  # nearly always: the default collation of pairs
+        return 0.0
+    if isinstance(batch, Mapping):
+        ids = batch.get("input_ids")
+        return float(ids.numel()) if isinstance(ids, Tensor) and ids.dim() else 0.0
+    if isinstance(batch, (list, tuple)):
+        return next(filter(None, map(tokens_of, islice(batch, MOST_ITEMS))), 0.0)
+    return 0.0
+
+
+def samples_of(batch: Any) -> float | None:
+    """Return the samples of a batch; None if its structure does not tell them."""
+    try:
+        sizes = set(_sizes(batch, MOST_LEVELS))
+    except UnknownSizeError:
+        return None
+    return float(sizes.pop()) if len(sizes) == 1 else None
+
+
+def _sizes(batch: Any, levels: int) -> Iterator[float]:
+    """Yield what each part of a batch says of its samples; parts such as a number or a text say nothing."""
+    if isinstance(batch, PackedSequence):
+        yield float(batch.batch_sizes[0])
+    elif isinstance(batch, Tensor):
+        if batch.dim():
+            yield float(batch.size(0))  # a nested tensor has this one, and no shape
+    elif (size := _own_size(batch)) is not None:
+        yield size
+    elif isinstance(batch, Mapping):
+        yield from _each(batch.values(), levels)
+    elif isinstance(batch, (list, tuple)):
+        if isinstance(batch, list) and is_list_of_samples(batch):
+            raise UnknownSizeError
+        yield from _each(batch, levels)
+
+
+def _each(items: Iterable[Any], levels: int) -> Iterator[float]:
+    found = list(islice(items, MOST_ITEMS + 1))
+    if len(found) > MOST_ITEMS or not levels:
+        raise UnknownSizeError
+    for item in found:
+        yield from _sizes(item, levels - 1)
+
+
+def _own_size(batch: Any) -> float | None:
+    """Return the samples that an object, or an array of another library, gives itself."""
+    shape = getattr(batch, "shape", None)
+    if isinstance(shape, tuple) and shape:
+        return as_number(shape[0])
+    for name in SIZES:
+        size = getattr(batch, name, None)
+        if isinstance(size, tuple) and size:
+            return as_number(size[0])
+        if isinstance(size, int):
+            return as_number(size)
+    return None
+
+
+def is_list_of_samples(batch: list[Any]) -> bool:
+    """Whether a list may hold one item a sample: containers, or tensors of the same number of dimensions."""
+    if all(isinstance(item, (Mapping, list, tuple)) for item in batch):
+        return True
+    dimensions = [item.dim() for item in batch if isinstance(item, Tensor)]
+    return len(dimensions) > 1 and len(set(dimensions)) == 1

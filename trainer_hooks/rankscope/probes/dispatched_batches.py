@@ -1,0 +1,64 @@
+"""Accelerate's `dispatch_batches`: one rank fetches the batches of all, and each rank gets its part.
+
+So each rank's part counts, on every rank, and not what that one fetches. The loader's `__iter__` is a generator, which
+must be watched before it begins: each such loader makes a DataLoader first.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from rankscope.guard import Guard
+from rankscope.patch import Undo, replace
+from rankscope.probes.data_wait import BatchCounter
+from rankscope.probes.span import Function, in_phase
+from rankscope.probes.timed_iterator import timed_iterator
+from rankscope.record import layout
+from rankscope.timeline.timeline import Timeline
+
+
+class Dispatchers:
+    """Watches the class of these loaders once it is imported."""
+
+    def __init__(self, timeline: Timeline, guard: Guard) -> None:
+        counter = BatchCounter(timeline)
+
+        def note(call: tuple[Any, ...], batch: Any, _seconds: float) -> None:
+            counter.note(call[0], batch)
+
+        self._fetch = in_phase(timeline, guard, layout.DATA_WAIT, note)(lambda _iterator, ask: ask())
+        self._undo: list[Undo] = []
+
+    def poll(self) -> None:
+        """Put the patch in place, at the first poll after the import."""
+        dispatcher = getattr(sys.modules.get("accelerate.data_loader"), "DataLoaderDispatcher", None)
+        if dispatcher is not None and not self._undo:
+            self._undo.append(replace(dispatcher, "__iter__", self._watch))
+
+    def remove(self) -> None:
+        """Restore the class."""
+        for undo in self._undo:
+            undo()
+        self._undo.clear()
+
+    def _watch(self, original: Function) -> Function:
+        return lambda loader: timed_iterator(original(loader), self._fetch)
+
+
+def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
+    """Look for the class when a DataLoader is made."""
+    dispatchers = Dispatchers(timeline, guard)
+    poll = guard(dispatchers.poll)
+
+    def wrap(original: Function) -> Function:
+        def watched(*args: Any, **kwargs: Any) -> None:
+            poll()
+            original(*args, **kwargs)
+
+        return watched
+
+    return [dispatchers.remove, replace(DataLoader, "__init__", wrap)]

@@ -1,0 +1,72 @@
+"""An iterator of the script's whose fetches are watched, and which can do all that the script's own can."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import Any
+
+MOST_TYPES = 32  # of iterators, whose watched types are kept
+FETCHES = frozenset({"send", "throw"})  # a generator's methods that give an item, in addition to `__next__`
+
+
+class TimedIterator:
+    """Stands for an iterator. Its attributes are those of the iterator; `fetch` calls what gives the next item."""
+
+    __slots__ = ("__weakref__", "_fetch", "_iterator", "has_loader")
+
+    def __init__(self, iterator: Iterator[Any], fetch: Callable[[TimedIterator, Callable[[], Any]], Any]) -> None:
+        set_own = partial(object.__setattr__, self)
+        set_own("_iterator", iterator)
+        set_own("_fetch", fetch)
+        set_own("has_loader", False)  # the last item came from a DataLoader, which is watched, too
+
+    def __iter__(self) -> TimedIterator:
+        return self
+
+    def __next__(self) -> Any:
+        return self._fetch(self, self._iterator.__next__)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._iterator, name)
+        return partial(self._fetch_by, value) if name in FETCHES else value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        owner = self if name in TimedIterator.__slots__ else self._iterator
+        object.__setattr__(owner, name, value) if owner is self else setattr(owner, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        delattr(self._iterator, name)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the iterator itself: the process that gets it may not have Rankscope."""
+        return iter, (self._iterator,)
+
+    def _fetch_by(self, method: Callable[..., Any], *args: Any) -> Any:
+        return self._fetch(self, partial(method, *args))
+
+
+def timed_iterator(iterator: Iterator[Any], fetch: Callable[..., Any]) -> TimedIterator:
+    """Return what stands for `iterator`, with the special methods that its type has."""
+    return _watched_type(type(iterator))(iterator, fetch)
+
+
+@lru_cache(MOST_TYPES)
+def _watched_type(kind: type) -> type[TimedIterator]:
+    names = {
+        name for name in dir(kind) if name.startswith("__") and name.endswith("__") and callable(getattr(kind, name))
+    }
+    own = {*dir(TimedIterator), "__del__", "__getstate__", "__setstate__"}
+    forwarded = {name: _forward(name) for name in names - own}
+    return type(kind.__name__, (TimedIterator,), {"__slots__": (), **forwarded})
+
+
+def _forward(name: str) -> Callable[..., Any]:
+    """Return a special method that calls the iterator's, as Python looks these up in the type."""
+
+    def forward(self: TimedIterator, *args: Any, **kwargs: Any) -> Any:
+        iterator = self._iterator
+        result = getattr(type(iterator), name)(iterator, *args, **kwargs)
+        return self if result is iterator else result  # as `__enter__` does
+
+    return forward
