@@ -12,7 +12,8 @@ import yaml
 from rankscope.cli.explaining.alerts import KNOWN, Alert, uninhibited
 
 ROOT = Path(__file__).resolve().parents[3]
-INHIBIT_RULES = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["inhibit_rules"]
+SHIPPED = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["inhibit_rules"]
+INHIBIT_RULES = [rule for rule in SHIPPED if 'alertname="RankscopeFlapping"' not in rule["source_matchers"]]
 RULES = {
     rule["alert"]: rule
     for path in [ROOT / "deploy/prometheus/rules/15s.yml"]
@@ -56,6 +57,12 @@ def test_it_inhibits_the_same_alerts_as_alertmanager() -> None:
         != alertmanager_inhibits(source, target)
     ]
     assert differ == []
+
+
+def test_a_fault_that_flaps_is_shown_next_to_that_it_flaps() -> None:
+    lagging = Alert({"alertname": "RankscopeRankLagging", "run": "a", "rank": "1"}, is_firing=True)
+    flapping = Alert({**lagging.labels, "alertname": "RankscopeFlapping", "alert": lagging.name}, is_firing=True)
+    assert uninhibited([flapping, lagging]) == [flapping, lagging]
 
 
 def test_an_alert_of_another_run_or_gpu_inhibits_nothing() -> None:
