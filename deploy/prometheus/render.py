@@ -19,6 +19,7 @@ What is rendered is committed, so that Prometheus needs nothing but it. In a sou
 `# <<for each tier>>` and `# <<end>>` is there once for each row of `tiers`, whose fields are `<<tier_limit>>` and so
 on. `<<first_tier_span>>` is that of the first row. Kept labels are added wherever series are joined, aggregated or
 asked for, and `owner` wherever that is by `run`, since two users may name their runs alike: no source names them.
+Percentages, and durations below a minute, are rounded to two digits.
 """
 
 from __future__ import annotations
@@ -53,6 +54,14 @@ LABELS_OF_A_JOIN = re.compile(r"\b(by|on) \((\w+(?:, \w+)*)\)")
 QUERY = re.compile(r"printf `([^`]*)`((?: \$labels\.\w+)+) \| query")
 MATCHERS = re.compile(r"\{[^{}]*%q[^{}]*\}")
 MATCHED = re.compile(r"(\w+)=%q")
+ROUNDED = (
+    (re.compile(r"\| humanizePercentage\b"), '| printf "%.2g" | humanizePercentage'),
+    (
+        re.compile(r"(\$value|\. \| first \| value) \| humanizeDuration"),
+        r'printf (or (and (lt (\1) 60.0) "%.2g") "%.0f") (\1) | humanizeDuration',
+    ),
+)
+"""Patterns in the texts of alerts, and what they become."""
 KEPT = ("cluster",)
 OWNED = {"run": "owner"}
 """What belongs to a label: a run is one of its owner's, as the kernel tells (decision 24)."""
@@ -262,7 +271,10 @@ def _render_line(line: str, values: Values, alert: str, where: str) -> str:
         except ValueError as error:
             raise RenderError(f"{where}: <<{name} | {form}>>: {error}") from None
 
-    return PLACEHOLDER.sub(value, line)
+    line = PLACEHOLDER.sub(value, line)
+    for pattern, rounded in ROUNDED:
+        line = pattern.sub(rounded, line)
+    return line
 
 
 def _keep(line: str, kept: Sequence[str]) -> str:

@@ -81,7 +81,8 @@ def test_an_alert_that_is_only_pending_inhibits_nothing() -> None:
 
 
 def test_the_value_of_an_alert_is_a_share_where_its_summary_calls_it_a_part_of_the_time() -> None:
-    parts = {name for name, rule in RULES.items() if "$value | humanizePercentage" in rule["annotations"]["summary"]}
+    percentage = '$value | printf "%.2g" | humanizePercentage'
+    parts = {name for name, rule in RULES.items() if percentage in rule["annotations"]["summary"]}
     # The part of the time that the GPUs are busy, and not one that is lost.
     shares = {name for name, share_of in KNOWN["shares"].items() if share_of == "value"}
     assert shares == parts - {"RankscopeLowUtilisation"}
