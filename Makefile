@@ -18,7 +18,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month soak siege measurements-archive lock sbom audit clean
+.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege measurements-archive lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -82,6 +82,9 @@ nodes: venv servers ## tell a slow rank, a rotating straggler and a slow network
 
 month: venv servers ## judge a thousand simulated days of healthy runs, and faulty ones, by the rules (4 hours)
 	@$(BIN)/python -m validation.month $(MONTH)
+
+serving-pods: venv servers ## count the alerts that inference pods raise (TRACE=DIR with their samples; 5 minutes)
+	@$(BIN)/python -m validation.serving_pods --trace "$(or $(TRACE),$(error TRACE=DIR names no trace))" --save
 
 soak: venv servers ## inject faults at production speed while the servers that watch are disturbed (2 hours)
 	@$(BIN)/python -m validation.soak $(SOAK)

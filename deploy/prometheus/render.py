@@ -1,4 +1,4 @@
-"""Renders the rules: rules/recording/*.yml and rules/alerts/*.yml as one ordered group, for any scrape interval.
+"""Renders the rules: rules/recording, alerts and after_alerts as one ordered group, for any scrape interval.
 
     python deploy/prometheus/render.py                  writes rules/15s.yml, 5s.yml, fast.yml and what `explain` knows
 
@@ -10,8 +10,8 @@ writes DIR/30s.yml for scrapes and evaluations each 30 s, with the thresholds th
 thresholds.yml, and with `team` kept, which is a label of your series, beside `cluster`: ranks and GPUs that differ in
 a kept label are never compared or joined, and alerts have it.
 
-The order of the files and of the rules in them is that of the evaluation, facts first and alerts last: Prometheus
-evaluates the rules of a group one after the other and those of several groups beside each other.
+The order of the files and of the rules in them is that of the evaluation, facts first, then alerts, then what reads
+alerts: Prometheus evaluates the rules of a group one after the other and those of several groups beside each other.
 
 What is rendered is committed, so that Prometheus needs nothing but it. In a source `<<name>>` is a threshold,
 `<<planned_phases>>` and `<<computing_phases>>` are phases of `rankscope.record.phases`, and `<<cause_words>>` and
@@ -19,6 +19,7 @@ What is rendered is committed, so that Prometheus needs nothing but it. In a sou
 `# <<for each tier>>` and `# <<end>>` is there once for each row of `tiers`, whose fields are `<<tier_limit>>` and so
 on. `<<first_tier_span>>` is that of the first row. Kept labels are added wherever series are joined, aggregated or
 asked for, and `owner` wherever that is by `run`, since two users may name their runs alike: no source names them.
+Percentages, and durations below a minute, are rounded to two digits.
 """
 
 from __future__ import annotations
@@ -53,9 +54,18 @@ LABELS_OF_A_JOIN = re.compile(r"\b(by|on) \((\w+(?:, \w+)*)\)")
 QUERY = re.compile(r"printf `([^`]*)`((?: \$labels\.\w+)+) \| query")
 MATCHERS = re.compile(r"\{[^{}]*%q[^{}]*\}")
 MATCHED = re.compile(r"(\w+)=%q")
+ROUNDED = (
+    (re.compile(r"\| humanizePercentage\b"), '| printf "%.2g" | humanizePercentage'),
+    (
+        re.compile(r"(\$value|\. \| first \| value) \| humanizeDuration"),
+        r'printf (or (and (lt (\1) 60.0) "%.2g") "%.0f") (\1) | humanizeDuration',
+    ),
+)
+"""Patterns in the texts of alerts, and what they become."""
 KEPT = ("cluster",)
 OWNED = {"run": "owner"}
 """What belongs to a label: a run is one of its owner's, as the kernel tells (decision 24)."""
+FLAPPING = 'alertname="RankscopeFlapping"'
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*)"')
 TRIED = (5, 60)  # seconds between scrapes, as docs/install/existing-prometheus.md promises
 FIRST_TIER = "first_tier_"
@@ -261,7 +271,10 @@ def _render_line(line: str, values: Values, alert: str, where: str) -> str:
         except ValueError as error:
             raise RenderError(f"{where}: <<{name} | {form}>>: {error}") from None
 
-    return PLACEHOLDER.sub(value, line)
+    line = PLACEHOLDER.sub(value, line)
+    for pattern, rounded in ROUNDED:
+        line = pattern.sub(rounded, line)
+    return line
 
 
 def _keep(line: str, kept: Sequence[str]) -> str:
@@ -295,7 +308,8 @@ def _owners(labels: Sequence[str]) -> list[str]:
 
 def sources(root: Path = HERE) -> list[Path]:
     """The files with rules in the order of their evaluation."""
-    return [path for kind in ("recording", "alerts") for path in sorted((root / "rules" / kind).glob("*.yml"))]
+    folders = (root / "rules" / kind for kind in ("recording", "alerts", "after_alerts"))
+    return [path for folder in folders for path in sorted(folder.glob("*.yml"))]
 
 
 def render_all(root: Path = HERE) -> dict[Path, str]:
@@ -353,6 +367,7 @@ def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
                 "equal": rule["equal"],
             }
             for rule in inhibit_rules
+            if FLAPPING not in rule["source_matchers"]  # `explain` shows the fault, however often it was notified
         ],
     }
     return json.dumps(facts, indent=1) + "\n"

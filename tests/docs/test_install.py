@@ -71,7 +71,7 @@ def output_of(script: str, checkout: Path) -> str:
     """What it prints. It must not fail, and whatever it has left running is stopped."""
     offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     environment = {**os.environ, **offline, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    log = checkout / "output.log"
+    log = checkout.parent / "output.log"
     with log.open("w") as output:
         shell = subprocess.Popen(
             ["bash", "-euo", "pipefail", "-c", script],
@@ -97,8 +97,11 @@ def output_of(script: str, checkout: Path) -> str:
 @pytest.mark.parametrize("page", [pytest.param(page, marks=ALONE.get(page, ())) for page in PRINTED])
 def test_a_pages_commands_do_what_it_says(page: str, checkout: Path) -> None:
     if "venv/bin/activate" in script_of(page, checkout):
-        make_environment(checkout / "venv")
+        make_environment(checkout.parent / "one-box/venv")
+    cloned = set(checkout.rglob("*"))
     output = output_of(script_of(page, checkout), checkout)
+    if page == "one-box.md":
+        assert set(checkout.rglob("*")) == cloned
     position = 0
     for text in PRINTED[page]:
         position = output.find(text, position)

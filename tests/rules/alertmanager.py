@@ -6,6 +6,7 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,17 @@ class Alertmanager:
         self._url = url
 
     def fire(self, *alerts: Alert) -> None:
-        body = json.dumps([{"labels": alert} for alert in alerts]).encode()
-        headers = {"Content-Type": "application/json"}
-        urllib.request.urlopen(urllib.request.Request(f"{self._url}/api/v2/alerts", body, headers), timeout=5).close()
+        """Post them, and wait until Alertmanager shows as many."""
+        self.begin(*alerts)
         eventually(lambda: len(self._get("/api/v2/alerts")) == len(alerts), pause=0.05)
+
+    def begin(self, *alerts: Alert) -> None:
+        """Post that they fire."""
+        self._post([{"labels": alert} for alert in alerts])
+
+    def end(self, *alerts: Alert) -> None:
+        """Post that they have ended."""
+        self._post([{"labels": alert, "endsAt": datetime.now(UTC).isoformat()} for alert in alerts])
 
     def heard(self) -> set[str]:
         """The names of the alerts that nothing inhibits."""
@@ -43,15 +51,19 @@ class Alertmanager:
         groups = self._get("/api/v2/alerts/groups")
         return sorted((group["labels"]["alertname"], len(group["alerts"])) for group in groups)
 
+    def _post(self, alerts: list[dict[str, Any]]) -> None:
+        body, headers = json.dumps(alerts).encode(), {"Content-Type": "application/json"}
+        urllib.request.urlopen(urllib.request.Request(f"{self._url}/api/v2/alerts", body, headers), timeout=5).close()
+
     def _get(self, path: str) -> Any:
         with urllib.request.urlopen(self._url + path, timeout=5) as answer:
             return json.load(answer)
 
 
 @contextmanager
-def running(directory: Path) -> Iterator[Alertmanager]:
-    """One at fast speed that notifies nobody, stopped when the context is left."""
-    server = servers.alertmanager(directory, fast.alertmanager_config(NOWHERE))
+def running(directory: Path, webhook: str = NOWHERE) -> Iterator[Alertmanager]:
+    """One at fast speed that posts its notifications to `webhook`, stopped when the context is left."""
+    server = servers.alertmanager(directory, fast.alertmanager_config(webhook))
     server.start()
     try:
         yield Alertmanager(server.url)

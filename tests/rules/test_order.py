@@ -10,9 +10,12 @@ import pytest
 import yaml
 
 RULES = Path(__file__).resolve().parents[2] / "deploy/prometheus/rules"
-RECORDED = re.compile(r"\b(?:rank|run|group|gpu|exporter):rankscope_\w+:\w+")
+RECORDED = re.compile(r"\b(?:rank|run|group|gpu|exporter|fault):rankscope_\w+:\w+")
+READS_ALERTS = re.compile(r"\bALERTS\b|\bfault:")
 HYSTERESIS = {
     "exporter:rankscope_seen:timestamp",
+    "fault:rankscope_firing:max",
+    "fault:rankscope_flapping:returns",
     "gpu:rankscope_held_unused_since:timestamp",
     "rank:rankscope_rank_info:live",
     "rank:rankscope_rank_info:unseen",
@@ -82,10 +85,11 @@ def test_only_hysteresis_reads_what_was_an_evaluation_ago() -> None:
     assert own == HYSTERESIS
 
 
-def test_alerts_come_last() -> None:
+def test_alerts_come_last_but_for_what_reads_them() -> None:
     (group,) = groups("15s")
-    kinds = ["alert" in rule for rule in group["rules"]]
-    assert kinds == sorted(kinds)
+    order = [2 if READS_ALERTS.search(rule["expr"]) else int("alert" in rule) for rule in group["rules"]]
+    assert order == sorted(order)
+    assert order[-1] == 2
 
 
 def test_the_texts_of_alerts_ask_for_what_is_recorded() -> None:

@@ -118,7 +118,8 @@ def test_all_sources_are_one_group_facts_first_and_alerts_last(tmp_path: Path) -
 def test_what_explain_knows_is_taken_from_the_causes_the_thresholds_and_from_alertmanager(tmp_path: Path) -> None:
     alertmanager = tmp_path / "alertmanager.yml"
     rule = {"source_matchers": ['alertname="A"'], "target_matchers": ['alertname=~"B|C"'], "equal": ["run"]}
-    alertmanager.write_text(yaml.safe_dump({"inhibit_rules": [rule]}))
+    of_returns = {**rule, "source_matchers": ['alertname="RankscopeFlapping"', 'alert="A"']}
+    alertmanager.write_text(yaml.safe_dump({"inhibit_rules": [rule, of_returns]}))
     tier = {"limit": {"value": 0.1, "fast": 0.2}, "span": {"evaluations": 8, "at_least": "9s"}}
     thresholds = {"tiers": {"rows": [tier]}, "told_steps": {"value": 12}}
     facts = json.loads(render.known(tree(tmp_path, "", thresholds), alertmanager))

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from deploy.prometheus import render
 from testing import servers
 from testing.promtool import ENVIRONMENT
 from validation.month.record import SCRAPE
-from validation.month.samples import Stretch
+from validation.month.samples import Line
 
 # promtool's complaint: the time of an expression, and what it had.
 EVALUATION = re.compile(r"time: (\S+),")
@@ -27,6 +28,25 @@ UNITS = {"h": 3600.0, "m": 60.0, "s": 1.0}
 TOLD = ("rank", "cause", "phase", "severity", "gpu")
 
 Labels = tuple[tuple[str, str], ...]
+
+
+class Scrapes(Protocol):
+    """What a Prometheus has of one run or node."""
+
+    def __len__(self) -> int: ...
+
+    @property
+    def begin(self) -> float:
+        """When the first scrape is, in seconds."""
+
+    def has(self, names: set[str]) -> bool:
+        """Whether one of these values of labels names it."""
+
+    def lines(self) -> Iterator[Line]:
+        """Return the series as promtool reads them."""
+
+
+SomeScrapes = TypeVar("SomeScrapes", bound=Scrapes)
 
 
 @dataclass(frozen=True)
@@ -54,7 +74,7 @@ def rules(directory: Path) -> Path:
     return path
 
 
-def fire(stretches: Sequence[Stretch], rules: Path, directory: Path) -> dict[Stretch, list[Firing]]:
+def fire(stretches: Sequence[SomeScrapes], rules: Path, directory: Path) -> dict[SomeScrapes, list[Firing]]:
     """All that fires in these, as runs of one Prometheus. Raises RuntimeError if promtool does not understand."""
     interval = f"{int(SCRAPE)}s"
     asked = [
@@ -87,8 +107,8 @@ def _active(said: str) -> dict[Labels, list[float]]:
     return found
 
 
-def _firings(stretches: Sequence[Stretch], active: dict[Labels, list[float]]) -> dict[Stretch, list[Firing]]:
-    found: dict[Stretch, list[Firing]] = {stretch: [] for stretch in stretches}
+def _firings(stretches: Sequence[SomeScrapes], active: dict[Labels, list[float]]) -> dict[SomeScrapes, list[Firing]]:
+    found: dict[SomeScrapes, list[Firing]] = {stretch: [] for stretch in stretches}
     for labels, times in active.items():
         by_name = dict(labels)
         names = {by_name[name] for name in ("run", "instance", "node") if name in by_name}
@@ -97,7 +117,7 @@ def _firings(stretches: Sequence[Stretch], active: dict[Labels, list[float]]) ->
     return {stretch: sorted(firings, key=lambda one: one.begins) for stretch, firings in found.items()}
 
 
-def _intervals(stretch: Stretch, labels: Labels, times: list[float]) -> list[Firing]:
+def _intervals(stretch: Scrapes, labels: Labels, times: list[float]) -> list[Firing]:
     """Those within the stretch: a shorter one than others beside it has an end that is none."""
     last = SCRAPE * (len(stretch) - 1)
     times = [time for time in times if time <= last]

@@ -49,19 +49,19 @@ class Stretch:
         answers = self._answers()
         for node in range(self.plan.nodes):
             common = f'job="rankscope",instance="{self.name}-{node}"'
-            yield _line(f"up{{{common}}}", answers[node].astype(float))
+            yield input_series(f"up{{{common}}}", answers[node].astype(float))
             for name, values in self._exporter(float(self.plan.skewed[node])):
-                yield _line(f"{name}{{{common}}}", np.where(answers[node], values, ABSENT))
+                yield input_series(f"{name}{{{common}}}", np.where(answers[node], values, ABSENT))
         for rank in range(self.plan.ranks):
             node = rank // RANKS_PER_NODE
             common = f'job="rankscope",instance="{self.name}-{node}",run="{self.name}",rank="{rank}"'
             for name, values in self._rank(rank, float(self.plan.skewed[node])):
-                yield _line(_named(name, common), np.where(answers[node], values, ABSENT))
+                yield input_series(_named(name, common), np.where(answers[node], values, ABSENT))
             common = (
                 f'job="rankscope",instance="{self.name}-{node}",gpu="{rank % RANKS_PER_NODE}",uuid="{self._uuid(rank)}"'
             )
             for name, values in self._gpu(rank, float(self.plan.skewed[node]), node):
-                yield _line(_named(name, common), np.where(answers[node], values, ABSENT))
+                yield input_series(_named(name, common), np.where(answers[node], values, ABSENT))
 
     def _uuid(self, rank: int) -> str:
         return f"GPU-{self.name}-{rank}"
@@ -207,7 +207,8 @@ def _named(name: str, common: str) -> str:
     return f"{metric}{{{common}{',' if labels else ''}{labels}}}"
 
 
-def _line(series: str, values: Array) -> Line:
+def input_series(series: str, values: Array) -> Line:
+    """Return what promtool reads of a series; a value that is not a number is an absent one."""
     return {"series": series, "values": _text(values)}
 
 

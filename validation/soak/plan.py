@@ -36,7 +36,7 @@ HOW_LONG = {
     "g1_xid": 60.0,  # an event, which is told for a quarter of an hour
     FULL_AT_START: 120.0,
 }
-BETWEEN = 330.0  # seconds: what has ended is told at the next group_interval, five minutes
+BETWEEN = 330.0  # seconds: longer than an end takes to its notification
 
 ABOUT_RANKS = ("f03_slow_loader", "f09_rank_zero_works", "f10_throttling", "f17_hang_outside", "f19_killed_rank")
 FAULTS = {

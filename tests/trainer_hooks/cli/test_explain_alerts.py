@@ -12,7 +12,8 @@ import yaml
 from rankscope.cli.explaining.alerts import KNOWN, Alert, uninhibited
 
 ROOT = Path(__file__).resolve().parents[3]
-INHIBIT_RULES = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["inhibit_rules"]
+SHIPPED = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["inhibit_rules"]
+INHIBIT_RULES = [rule for rule in SHIPPED if 'alertname="RankscopeFlapping"' not in rule["source_matchers"]]
 RULES = {
     rule["alert"]: rule
     for path in [ROOT / "deploy/prometheus/rules/15s.yml"]
@@ -58,6 +59,12 @@ def test_it_inhibits_the_same_alerts_as_alertmanager() -> None:
     assert differ == []
 
 
+def test_a_fault_that_flaps_is_shown_next_to_that_it_flaps() -> None:
+    lagging = Alert({"alertname": "RankscopeRankLagging", "run": "a", "rank": "1"}, is_firing=True)
+    flapping = Alert({**lagging.labels, "alertname": "RankscopeFlapping", "alert": lagging.name}, is_firing=True)
+    assert uninhibited([flapping, lagging]) == [flapping, lagging]
+
+
 def test_an_alert_of_another_run_or_gpu_inhibits_nothing() -> None:
     stuck = Alert({"alertname": "RankscopeRankStuck", "severity": "critical", "run": "a"}, is_firing=True)
     idle = {"alertname": "RankscopeGpuAllocatedIdle", "severity": "warning"}
@@ -74,7 +81,8 @@ def test_an_alert_that_is_only_pending_inhibits_nothing() -> None:
 
 
 def test_the_value_of_an_alert_is_a_share_where_its_summary_calls_it_a_part_of_the_time() -> None:
-    parts = {name for name, rule in RULES.items() if "$value | humanizePercentage" in rule["annotations"]["summary"]}
+    percentage = '$value | printf "%.2g" | humanizePercentage'
+    parts = {name for name, rule in RULES.items() if percentage in rule["annotations"]["summary"]}
     # The part of the time that the GPUs are busy, and not one that is lost.
     shares = {name for name, share_of in KNOWN["shares"].items() if share_of == "value"}
     assert shares == parts - {"RankscopeLowUtilisation"}

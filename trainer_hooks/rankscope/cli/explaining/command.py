@@ -90,7 +90,7 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
 def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
     """The explanation as lines for a terminal."""
     moment = said(when, "%Y-%m-%d %H:%M:%S %Z")
-    useful = f", {found.lost['none']:.1%} of the GPU time is useful compute" if "none" in found.lost else ""
+    useful = f", {_percent(found.lost['none'])} of the GPU time is useful compute" if "none" in found.lost else ""
     judged = f", judged by {CLOCKS[found.clock]}" if found.clock in CLOCKS else ""
     yield f"{found.run}: {_size(found)}{judged}{useful}, {moment}"
     yield from _table(found)
@@ -127,7 +127,7 @@ def _table(found: Explanation) -> Iterator[str]:
 
 def _row(name: str, share: float, hours: float | None) -> str:
     so_far = "" if hours is None else f"   {hours:16.2f}" if hours >= 0.01 else f"   {'under 0.01':>16}"
-    return f"  {textwrap.shorten(name, 40, placeholder=' ...'):41}{share:6.1%}{so_far}"
+    return f"  {textwrap.shorten(name, 40, placeholder=' ...'):41}{_percent(share):>6}{so_far}"
 
 
 def _no_verdict(found: Explanation) -> str:
@@ -149,14 +149,24 @@ def _not_yet(what: NotYet) -> str:
     if what.cause == STALL:
         return f"no rank has made progress for {_duration(what.lasts)}{when}."
     if what.rank is None:
-        lost = f"{what.share:.0%} of the GPU time, more than usual, is lost to {what.cause}"
+        lost = f"{_percent(what.share)} of the GPU time, more than usual, is lost to {what.cause}"
     else:
-        lost = f"rank {what.rank} holds the others up by {what.share:.0%} of each step, in {what.cause}"
+        lost = f"rank {what.rank} holds the others up by {_percent(what.share)} of each step, in {what.cause}"
     return f"{lost}. It has for {_duration(what.lasts)}{when}."
 
 
 def _duration(seconds: float) -> str:
+    if seconds < 100:
+        return f"{_two_digits(seconds)} s"
     return f"{seconds:.0f} s" if seconds < 300 else f"{seconds / 60:.0f} min"
+
+
+def _percent(share: float) -> str:
+    return f"{_two_digits(100 * share)}%"
+
+
+def _two_digits(value: float) -> str:
+    return f"{float(f'{value:.2g}'):g}"
 
 
 def _nameless(found: Explanation) -> str:
@@ -165,9 +175,10 @@ def _nameless(found: Explanation) -> str:
     if largest != "other" or found.lost["other"] < NAMELESS:
         return ""
     return (
-        f" But {found.lost['other']:.0%} of the time has no name: it passes outside of data loading, forward, "
-        'backward, optimizer and collectives. Name its parts with rankscope.phase("tokenize"), and batches that are no '
-        "DataLoader's with rankscope.timed(batches)."
+        f" But {_percent(found.lost['other'])} of the time has no name: it passes outside of data loading, forward, "
+        "backward, optimizer and collectives. First: rankscope stacks --rank 0, on its node, shows where. Then put "
+        'rankscope.phase("data_wait") around batches that come from no DataLoader (get_batch()), and a phase with a '
+        "name of its own around the rest."
     )
 
 
@@ -177,7 +188,7 @@ def _blamed(found: Explanation) -> str:
         return ""
     for series, share in found.compared.items():
         if blamed := BLAME.fullmatch(series):
-            return f" Most waited for: rank {blamed[1]}, in {blamed[2]}, {share:.1%} of the others' time."
+            return f" Most waited for: rank {blamed[1]}, in {blamed[2]}, {_percent(share)} of the others' time."
     return ""
 
 
@@ -204,7 +215,7 @@ def _in_short(alert: Alert, found: Explanation) -> str:
     named = {"rank": alert.labels.get("rank"), "host": host, "GPU": gpu, "cause": alert.cause}
     share = alert.share(found.lost)
     words = [f"{name} {value}" for name, value in named.items() if value is not None]
-    return ", ".join([alert.name, *words] + ([] if share is None else [f"{share:.1%} of the GPU time"]))
+    return ", ".join([alert.name, *words] + ([] if share is None else [f"{_percent(share)} of the GPU time"]))
 
 
 def _numbers(found: Explanation, verdict: Alert) -> str:
@@ -213,8 +224,9 @@ def _numbers(found: Explanation, verdict: Alert) -> str:
         return verdict.annotations["description"]
     values = [found.compared[name] for name in COMPARED if name in found.compared]
     if not verdict.name.endswith("Lagging") or len(values) < len(COMPARED):
-        return "" if verdict.value is None else f"The alert's value: {verdict.value:.4g}."
-    return "It waits {:.1%} of its time in collectives, the ranks of its group {:.1%}: a lag of {:.1%}.".format(*values)
+        return "" if verdict.value is None else f"The alert's value: {_two_digits(verdict.value)}."
+    own, others, lag = map(_percent, values)
+    return f"It waits {own} of its time in collectives, the ranks of its group {others}: a lag of {lag}."
 
 
 def _others(found: Explanation, width: int) -> Iterator[str]:

@@ -1,0 +1,168 @@
+"""One fault is one notification: what a real Alertmanager with the shipped routes delivers, 30 times as fast."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from deploy.prometheus import fast
+from deploy.prometheus.render import seconds
+from testing.waiting import eventually
+from testing.webhook import WebhookReceiver
+from tests.rules.alertmanager import Alert, Alertmanager, running
+
+ROOT = Path(__file__).resolve().parents[2]
+SHIPPED = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())
+ALERTS = {
+    rule["alert"]
+    for rule in yaml.safe_load((ROOT / "deploy/prometheus/rules/15s.yml").read_text())["groups"][0]["rules"]
+    if "alert" in rule
+}
+
+
+def of(name: str, severity: str, **labels: str) -> Alert:
+    return {"alertname": f"Rankscope{name}", "severity": severity, **labels}
+
+
+LAGGING = of("RankLagging", "warning", run="llm", rank="2", cause="other")
+STUCK = of("RankStuck", "critical", run="llm", rank="2")
+LOST = of("GpuLost", "critical", instance="a", gpu="0", uuid="GPU-0")
+HELD = of("GpuMemoryHeldIdle", "warning", node="a", gpu="0", uuid="GPU-0")
+FAULTS = [LAGGING, STUCK, LOST, HELD]
+A_MINUTE = 60 / fast.TIMES_AS_FAST
+AT_MOST = 4 * A_MINUTE
+"""Longer than an alert takes to its notification, on a busy machine too; shorter than a group_interval of 5 minutes."""
+
+
+class Operator:
+    """Who gets the notifications."""
+
+    def __init__(self, alertmanager: Alertmanager, receiver: WebhookReceiver) -> None:
+        self.alertmanager, self._receiver = alertmanager, receiver
+
+    def notified(self, alert: Alert) -> list[str]:
+        """The states of this alert, notification by notification."""
+        return [one.status for one in list(self._receiver.notifications) if one.labels == alert]
+
+    def messages(self) -> int:
+        """How many there were, of whatever."""
+        return len({one.received for one in list(self._receiver.notifications)})
+
+    def sees(self, alert: Alert, *states: str) -> None:
+        """Wait until these are the states of the alert that were notified."""
+        eventually(lambda: self.notified(alert) == list(states), AT_MOST, pause=0.02)
+
+    def hears_no_more(self) -> None:
+        """Fail if there is a notification in the next minute."""
+        before = self.messages()
+        time.sleep(A_MINUTE)
+        assert self.messages() == before
+
+
+@pytest.fixture
+def operator(tmp_path: Path) -> Iterator[Operator]:
+    receiver = WebhookReceiver()
+    receiver.start()
+    try:
+        with running(tmp_path, receiver.url) as alertmanager:
+            yield Operator(alertmanager, receiver)
+    finally:
+        receiver.stop()
+
+
+def flapping(alert: Alert) -> Alert:
+    """Return RankscopeFlapping as the rule labels it for this alert."""
+    kept = {label: value for label, value in alert.items() if label not in ("alertname", "cause")}
+    if alert is STUCK:
+        del kept["rank"]
+    return {**kept, "alertname": "RankscopeFlapping", "alert": alert["alertname"]}
+
+
+@pytest.mark.parametrize("alert", FAULTS, ids=lambda alert: alert["alertname"])
+def test_a_fault_that_returns_after_a_minute_is_notified_each_time(operator: Operator, alert: Alert) -> None:
+    for times in range(1, 4):
+        operator.alertmanager.begin(alert)
+        operator.sees(alert, *["firing", "resolved"] * (times - 1), "firing")
+        operator.alertmanager.end(alert)
+        time.sleep(A_MINUTE)
+    operator.sees(alert, *["firing", "resolved"] * 3)
+
+
+@pytest.mark.parametrize("alert", FAULTS, ids=lambda alert: alert["alertname"])
+def test_a_second_fault_of_the_same_run_or_node_is_notified_as_soon_as_a_first_one(
+    operator: Operator, alert: Alert
+) -> None:
+    operator.alertmanager.begin(alert)
+    operator.sees(alert, "firing")
+    second = {**alert, "rank": "5"} if "rank" in alert else {**alert, "gpu": "5", "uuid": "GPU-5"}
+    operator.alertmanager.begin(second)
+    operator.sees(second, "firing")
+
+
+def test_a_fault_that_lasts_is_notified_once(operator: Operator) -> None:
+    operator.alertmanager.begin(LAGGING, {**LAGGING, "rank": "3"})
+    operator.sees(LAGGING, "firing")
+    operator.hears_no_more()
+    assert operator.messages() == 1
+
+
+@pytest.mark.parametrize("alert", [LAGGING, STUCK, LOST], ids=lambda alert: alert["alertname"])
+def test_a_fault_that_flaps_is_notified_once_as_flapping_until_it_is_steady(operator: Operator, alert: Alert) -> None:
+    operator.alertmanager.begin(alert, flapping(alert))
+    operator.sees(flapping(alert), "firing")
+    for change in (operator.alertmanager.end, operator.alertmanager.begin) * 2:
+        change(alert)
+        operator.hears_no_more()
+    assert operator.notified(alert) == []
+    operator.alertmanager.end(flapping(alert))
+    operator.sees(alert, "firing")
+
+
+def test_a_second_fault_is_notified_while_another_flaps(operator: Operator) -> None:
+    others = [
+        {**LAGGING, "rank": "5"},
+        {**LAGGING, "severity": "critical"},
+        {**LAGGING, "run": "vision"},
+        {**LAGGING, "owner": "1001"},
+        {**LAGGING, "alertname": "RankscopeCopyBound"},
+        LOST,
+    ]
+    operator.alertmanager.begin(LAGGING, flapping(LAGGING))
+    operator.sees(flapping(LAGGING), "firing")
+    operator.alertmanager.begin(*others)
+    for other in others:
+        operator.sees(other, "firing")
+    assert operator.notified(LAGGING) == []
+
+
+def test_a_fault_that_ends_while_its_alert_is_inhibited_is_notified_when_it_returns(operator: Operator) -> None:
+    operator.alertmanager.begin(LAGGING)
+    operator.sees(LAGGING, "firing")
+    operator.alertmanager.begin(STUCK)
+    operator.sees(STUCK, "firing")
+    operator.alertmanager.end(LAGGING)
+    time.sleep(A_MINUTE)
+    operator.alertmanager.end(STUCK, LAGGING)  # Prometheus sends the end of an alert for 15 minutes
+    operator.sees(LAGGING, "firing", "resolved")
+    operator.alertmanager.begin(LAGGING)
+    operator.sees(LAGGING, "firing", "resolved", "firing")
+
+
+def test_every_alert_but_itself_is_inhibited_while_it_flaps() -> None:
+    rules = [rule for rule in SHIPPED["inhibit_rules"] if 'alertname="RankscopeFlapping"' in rule["source_matchers"]]
+    named = [(rule["source_matchers"][1], rule["target_matchers"]) for rule in rules]
+    assert sorted(named) == [
+        (f'alert="{name}"', [f'alertname="{name}"']) for name in sorted(ALERTS - {"RankscopeFlapping"})
+    ]
+
+
+def test_the_test_has_the_intervals_of_the_shipped_file_in_the_same_proportion() -> None:
+    shipped, quick = SHIPPED["route"], yaml.safe_load(fast.alertmanager_config("http://a.invalid/"))["route"]
+    pairs = [(shipped, quick), (shipped["routes"][0]["routes"][0], quick["routes"][0]["routes"][0])]
+    for one, other in pairs:
+        intervals = [name for name in fast.INTERVALS if name in one]
+        times = [float(seconds(one[name])) / float(seconds(other[name])) for name in intervals]
+        assert times == pytest.approx([fast.TIMES_AS_FAST] * len(times), rel=0.01)

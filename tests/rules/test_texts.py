@@ -1,0 +1,98 @@
+"""What the texts of alerts advise, and how they round, as promtool renders them."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from deploy.prometheus import render
+from testing import promtool
+from tests.rules.diagnosis_cases import laggard, late
+
+CPU, READS = 'rankscope_rank_cpu_seconds_total{who="training"}', "rankscope_rank_read_bytes_total"
+WAITS = "it waits, for a disk, the network or another process."
+COMPUTES = "it computes."
+READS_MUCH = "B/s from storage."
+OUTSIDE = {
+    # The rank is in `other` for a third of the time.
+    "waits and reads": ({CPU: 0.1, READS: 5e7}, {WAITS, READS_MUCH}),
+    "waits and reads nothing": ({CPU: 0.1, READS: 0.0}, {WAITS}),
+    "computes": ({CPU: 1.0}, {COMPUTES}),
+    "computes in several threads": ({CPU: 3.0}, set()),
+    "does some of both": ({CPU: 0.6}, set()),
+    "is not visible": ({}, set()),
+    "computes without a GPU": ({CPU: 1.0}, set()),
+    "waits without a GPU": ({CPU: 0.1}, {WAITS}),
+}
+
+
+def outside(name: str) -> promtool.Case:
+    """Rank 2 works outside the model, and its process has these figures."""
+    ranks = {rank: {**figures, CPU: 1.0} for rank, figures in late(2, "other").items()}
+    ranks[2] = {**late(2, "other")[2], **OUTSIDE[name][0]}
+    return promtool.Case(name, promtool.Fault(ranks), (laggard(2, "other"),))
+
+
+@pytest.fixture(scope="module")
+def descriptions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """By run."""
+    speed = replace(promtool.PRODUCTION, quiet=30, faulty=40)
+    test = promtool.all_of(map(outside, OUTSIDE), speed) | {"promql_expr_test": []}
+    for one in test["input_series"]:
+        if "without-a-GPU" in one["series"]:
+            one["series"] = re.sub(r'uuid="[^"]*"', 'uuid=""', one["series"])
+    said = promtool.complaint(test, speed, tmp_path_factory.mktemp("texts") / "test.yml")
+    return {
+        run: description.replace('\\"', '"')
+        for run, description in re.findall(r'run="([^"]*)".*?description="((?:[^"\\]|\\.)*)"', said, re.DOTALL)
+    }
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_work_outside_the_model_is_told_from_waiting_where_the_process_shows_it(
+    descriptions: dict[str, str], name: str
+) -> None:
+    description = descriptions[name.replace(" ", "-")]
+    assert {words for words in (WAITS, COMPUTES, READS_MUCH) if words in description} == OUTSIDE[name][1]
+
+
+def test_its_advice_begins_with_the_stacks_and_naming_batches(descriptions: dict[str, str]) -> None:
+    for description in descriptions.values():
+        advice = description.partition(" in other. ")[2]
+        assert advice.startswith(
+            "First: `rankscope stacks --rank 2` on node-a shows where it is. Put `rankscope.phase("
+        )
+        assert "`get_batch()`" in advice
+
+
+VALUES = {
+    "humanizePercentage": {0.9783333: "98%", 1.0: "100%", 0.06292: "6.3%", 0.0071: "0.71%", 0.0: "0%", 1.234: "120%"},
+    "humanizeDuration": {
+        3.4321: "3.4s",
+        0.0123: "12ms",
+        59.6: "1m 0s",
+        45.678: "46s",
+        127.4: "2m 7s",
+        3723.0: "1h 2m 3s",
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("form", "number", "text"), [(form, number, text) for form, of in VALUES.items() for number, text in of.items()]
+)
+def test_numbers_in_texts_have_two_digits(tmp_path: Path, form: str, number: float, text: str) -> None:
+    alert = f"- alert: RankscopeSome\n  expr: some\n  annotations:\n    summary: '{{{{ $value | {form} }}}}'\n"
+    values = render.Values(render.Thresholds({}), {}, render.SPEEDS[0], ())
+    rules = tmp_path / "rules.yml"
+    rendered = textwrap.indent(render.render(alert, values, "some.yml"), "  ")
+    rules.write_text(f"groups:\n- name: some\n  rules:\n{rendered}")
+    test = {
+        "interval": "15s",
+        "input_series": [{"series": "some", "values": f"{number}x1"}],
+        "alert_rule_test": [{"alertname": "RankscopeSome", "eval_time": "0s", "exp_alerts": []}],
+    }
+    assert f'summary="{text}"' in promtool.complaint(test, promtool.PRODUCTION, tmp_path / "test.yml", rules)

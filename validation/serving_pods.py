@@ -1,0 +1,147 @@
+"""Count the alerts that inference pods raise, which hold GPU memory between requests and are no waste.
+
+    python -m validation.serving_pods --trace DIR --save
+
+DIR has one or more *.csv.gz with a line for each sample of a pod: pod, unix_seconds, gpu_duty_cycle_percent and
+gpu_memory_used_bytes, as in the inference pods of alibaba/clusterdata (v2026 GenAI). Each pod is a node with one GPU
+and without a rank. Prometheus' own engine (promtool) evaluates the shipped rules for scrapes each 15 s.
+
+What the trace does not have is taken as it alerts most: work between two samples is missed, and the GPU has as much
+memory as the pod ever uses, so that a twentieth of that is held memory. A GPU whose memory is empty is allocated
+without a process. Where the trace has no sample for five minutes, the exporter shows no GPU.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import sys
+import tempfile
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+from testing import report
+from validation.month.engine import Firing, fire, rules
+from validation.month.record import SCRAPE
+from validation.month.samples import ABSENT, Line, input_series
+from validation.month.steps import Array
+
+HELD_FOR = 300.0  # seconds for which a sample holds
+AT_ONCE = 100  # pods in one Prometheus
+WEEK = 7 * 86400.0
+BOUND = 1.0  # alerts a pod-week
+
+
+class Pod:
+    """What an exporter shows of a pod with these samples: time, busy ratio and memory in use, in order of time."""
+
+    begin = 0.0
+
+    def __init__(self, name: str, samples: Sequence[tuple[float, float, float]]) -> None:
+        self.name = name
+        times, self._busy, self._memory = np.array(sorted(samples)).T
+        self._samples = times - times[0]
+        self._scrapes = np.arange(0.0, self._samples[-1] + SCRAPE, SCRAPE)
+        self._latest = np.searchsorted(self._samples, self._scrapes, side="right") - 1
+
+    def __len__(self) -> int:
+        return len(self._scrapes)
+
+    @property
+    def seconds(self) -> float:
+        """For how long it was observed."""
+        return float(np.minimum(np.diff(self._samples), HELD_FOR).sum())
+
+    def has(self, names: set[str]) -> bool:
+        return self.name in names
+
+    def lines(self) -> Iterator[Line]:
+        target = f'job="rankscope",instance="{self.name}"'
+        always = np.ones(len(self))
+        yield input_series(f"up{{{target}}}", always)
+        yield input_series(f"rankscope_exporter_build_info{{{target}}}", always)
+        yield input_series(f"rankscope_exporter_time_seconds{{{target}}}", self._scrapes)
+        is_known = self._scrapes - self._samples[self._latest] < HELD_FOR
+        for name, labels, values in self._gpu():
+            series = f'rankscope_gpu_{name}{{{target},gpu="0",uuid="GPU-{self.name}"{labels}}}'
+            yield input_series(series, np.where(is_known, values, ABSENT))
+
+    def _gpu(self) -> Iterator[tuple[str, str, Array]]:
+        memory, always = self._memory[self._latest], np.ones(len(self))
+        yield "info", f',node="{self.name}"', always
+        yield "up", "", always
+        yield "busy_seconds_total", "", self._busy_seconds()
+        yield "last_busy_timestamp_seconds", "", self._last_busy()
+        yield "memory_used_bytes", "", memory
+        yield "memory_total_bytes", "", self._memory.max() * always
+        yield "processes", "", (memory > 0).astype(float)
+        for state, is_so in (("allocated_no_process", memory == 0), ("process_no_work", memory > 0)):
+            yield "state_info", f',state="{state}"', np.where(is_so, 1.0, ABSENT)
+
+    def _busy_seconds(self) -> Array:
+        lasts = np.minimum(np.diff(self._samples, append=self._samples[-1]), HELD_FOR)
+        before = np.concatenate([[0.0], np.cumsum(self._busy * lasts)])[self._latest]
+        since = np.minimum(self._scrapes - self._samples[self._latest], lasts[self._latest])
+        return np.asarray(before + self._busy[self._latest] * since)
+
+    def _last_busy(self) -> Array:
+        """The last scrape at which it worked. Until there was work, an exporter shows when it started."""
+        return np.maximum.accumulate(np.where(self._busy[self._latest] > 0, self._scrapes, 0.0))
+
+
+def pods(trace: Path) -> list[Pod]:
+    """Return the pods of which there are two samples or more. Raises SystemExit if there are none."""
+    samples = defaultdict(list)
+    for path in sorted(trace.glob("*.csv.gz")):
+        with gzip.open(path, "rt", newline="") as file:
+            for row in csv.DictReader(file):
+                busy, memory = float(row["gpu_duty_cycle_percent"]) / 100, float(row["gpu_memory_used_bytes"])
+                samples[row["pod"]].append((float(row["unix_seconds"]), busy, memory))
+    found = [Pod(name, of) for name, of in samples.items() if len(of) > 1]
+    if not found:
+        raise SystemExit(f"serving_pods: {trace}: no *.csv.gz with samples of pods")
+    return found
+
+
+def judge(found: Sequence[Pod]) -> dict[Pod, list[Firing]]:
+    """Return all that fires, by pod."""
+    fired: dict[Pod, list[Firing]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        for first in range(0, len(found), AT_ONCE):
+            fired |= fire(found[first : first + AT_ONCE], rules(directory), directory)
+    return fired
+
+
+def rate(fired: dict[Pod, list[Firing]]) -> float:
+    """Return how many alerts there are in a week of one pod."""
+    return sum(map(len, fired.values())) * WEEK / sum(pod.seconds for pod in fired)
+
+
+def body(fired: dict[Pod, list[Firing]]) -> list[str]:
+    """Return the paragraphs of the report."""
+    names = [[dict(one.labels)["alertname"] for one in of] for of in fired.values()]
+    alerts, in_pods = Counter(chain(*names)), Counter(chain(*map(set, names)))
+    days = sum(pod.seconds for pod in fired) / 86400
+    summary = f"{len(fired)} pods, {days:.2g} pod-days: {alerts.total()} alerts, {rate(fired):.2g} a pod-week."
+    rows = [(name, count, in_pods[name]) for name, count in alerts.most_common()]
+    return [summary, *([report.table(("alert", "how often", "pods"), rows)] if rows else [])]
+
+
+def main() -> int:
+    """Judge and report; the exit status is 1 if there are more alerts than BOUND."""
+    parser = report.parser(__doc__)
+    parser.add_argument("--trace", type=Path, required=True, metavar="DIR", help="where the *.csv.gz are")
+    options = parser.parse_args()
+    fired = judge(pods(options.trace))
+    figures = {pod.name: [one.line() for one in of] for pod, of in fired.items() if of}
+    page = ("serving_pods", "Inference pods do not alert", __doc__, f"{BOUND:g} alert a pod-week")
+    report.Report(*page, body(fired), figures).publish(options.save)
+    return int(rate(fired) > BOUND)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
