@@ -107,7 +107,8 @@ class Publication:
             if identity.is_distributed() or identity.has_launcher():
                 self._make_record(directory, descriptor)
                 return
-            with free_rank(directory, descriptor, self._identity["run"]) as rank:
+            run = self._identity["run"]
+            with free_rank(directory, descriptor, run, identity.file_prefix(run)) as rank:
                 if rank:  # next to rank 0, in a world of unknown size
                     self._identity |= {"rank": str(rank), "world_size": "", "group": str(rank)}
                 self._make_record(directory, descriptor)

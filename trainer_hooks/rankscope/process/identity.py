@@ -157,8 +157,12 @@ def gpu_uuid() -> str:
 
 def file_name(info: dict[str, Any]) -> str:
     """The record's file name without its suffix: readable, safe in any file system, one a process."""
-    run = re.sub(r"[^A-Za-z0-9_.-]", "_", info["run"]).lstrip(".")
-    return f"{run}.{info['rank']}.{info['pid']}"
+    return f"{file_prefix(info['run'])}{info['rank']}.{info['pid']}"
+
+
+def file_prefix(run: str) -> str:
+    """Return what the names of the records of a run begin with."""
+    return re.sub(r"[^A-Za-z0-9_.-]", "_", run).lstrip(".") + "."
 
 
 def _from_group(question: str, *variables: str, default: str) -> Any:

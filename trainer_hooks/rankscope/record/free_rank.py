@@ -17,17 +17,19 @@ LOOK_EVERY = 0.004
 
 
 @contextmanager
-def free_rank(path: Path, directory: int, run: str) -> Iterator[int]:
+def free_rank(path: Path, directory: int, run: str, prefix: str) -> Iterator[int]:
     """Yield the rank. No other process of this user gets the same one before the block ends.
 
-    `directory` is `path`, opened. In one that may not be listed every process gets rank 0.
+    `directory` is `path`, opened. In one that may not be listed every process gets rank 0. The names of the run's
+    records begin with `prefix`.
     """
     with contextlib.ExitStack() as stack:
         taken = set()
         with contextlib.suppress(OSError):
             listing = stack.enter_context(opened_listing(directory))
             _wait_for_turn(listing)
-            taken = {rank.info.get("rank") for rank in living_ranks(path, listing) if rank.info.get("run") == run}
+            living = living_ranks(path, listing, lambda name: name.startswith(prefix))
+            taken = {rank.info.get("rank") for rank in living if rank.info.get("run") == run}
         yield next(rank for rank in count() if str(rank) not in taken)
 
 

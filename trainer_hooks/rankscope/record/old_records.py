@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,12 @@ def remove_old_records(path: Path, directory: int, info: dict[str, Any]) -> None
                     os.unlink(name, dir_fd=listing)
 
 
-def living_ranks(path: Path, listing: int) -> Iterator[RankSnapshot]:
-    """Yield the living ranks of this process's user. `listing` is `path`, opened so that it can be listed."""
-    for name in islice(_own_names(listing), READ_LIMIT):
+def living_ranks(path: Path, listing: int, is_wanted: Callable[[str], bool]) -> Iterator[RankSnapshot]:
+    """Yield the living ranks of this process's user of which the file's name is wanted; others are not read.
+
+    `listing` is `path`, opened so that it can be listed.
+    """
+    for name in islice(filter(is_wanted, _own_names(listing)), READ_LIMIT):
         with contextlib.suppress(OSError, UnreadableRecordError):  # gone already, or no record
             rank = read_rank(path / name, listing)
             if rank.alive:
@@ -52,8 +55,14 @@ def parent_rank(path: Path, directory: int) -> dict[str, Any]:
     `directory` is `path`, opened. Raises OSError if it may not be listed.
     """
     pids = set(ancestors())
+    words = set(map(str, pids))
+
+    def names_ancestor(name: str) -> bool:
+        return not words.isdisjoint(name.split(".")[2:])  # after the run and the rank
+
     with opened_listing(directory) as listing:
-        return next((rank.info for rank in living_ranks(path, listing) if rank.lock_pid in pids), {})
+        ranks = living_ranks(path, listing, names_ancestor)
+        return next((rank.info for rank in ranks if rank.lock_pid in pids), {})
 
 
 @contextlib.contextmanager
