@@ -8,7 +8,7 @@ from math import inf
 
 from rankscope.record import layout
 from rankscope.record.layout import INDEX, PASSES_WITHOUT_STEP, RING_STEPS, STEP_BOUNDS
-from rankscope.timeline.batches import Batches
+from rankscope.timeline.batches import Batch, Batches
 from rankscope.timeline.groups import Groups
 from rankscope.timeline.phases import PhaseClock
 
@@ -105,25 +105,26 @@ class Steps:
     def _count_samples(self) -> None:
         """Count the batches that the step which ends now was trained on, or what the script says of it."""
         slots = self._phases.writer.slots
-        batches, (samples, tokens) = self.batches.take(slots[MICRO_STEPS]), self.given or (None, None)
-        self.given = None
+        batches = self.batches.take(slots[MICRO_STEPS])
+        if self.given is not None:
+            batches = self._as_given(batches, *self.given)
         if self.shares_batches:
             return
-        for batch in batches:
+        for samples, tokens in batches:
             if samples is None:
-                self._add_samples(batch.samples)
-            if tokens is None and batch.tokens:
-                slots[TOKENS] += batch.tokens
-        slots[SAMPLES] += samples or 0.0
-        slots[TOKENS] += tokens or 0.0
+                self.samples_are_unknown = True
+                slots[SAMPLES] = 0.0
+            elif not self.samples_are_unknown:
+                slots[SAMPLES] += samples
+            if tokens:
+                slots[TOKENS] += tokens
 
-    def _add_samples(self, samples: float | None) -> None:
-        slots = self._phases.writer.slots
-        if samples is None:
-            self.samples_are_unknown = True
-            slots[SAMPLES] = 0.0
-        elif not self.samples_are_unknown:
-            slots[SAMPLES] += samples
+    def _as_given(self, batches: list[Batch], samples: float | None, tokens: float | None) -> list[Batch]:
+        """Return the batches with what the script says of them in the place of what they said."""
+        self.given = None
+        keeps_samples, keeps_tokens = samples is None, tokens is None
+        others = [Batch(one.samples if keeps_samples else 0.0, one.tokens * keeps_tokens) for one in batches]
+        return [*others, Batch(samples or 0.0, tokens or 0.0)]
 
     def unmarked_pass_ended(self) -> None:
         """The end of a backward pass, the last event, while nothing but backward passes can mark steps.
