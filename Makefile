@@ -89,8 +89,11 @@ serving-pods: venv servers ## count the alerts that inference pods raise (TRACE=
 soak: venv servers ## inject faults at production speed while the servers that watch are disturbed (2 hours)
 	@$(BIN)/python -m validation.soak $(SOAK)
 
-siege: venv servers ## make every attack of tests/attacks at once on a real job, exporter and Prometheus, as root (20 minutes)
+siege: venv servers ## make every attack of tests/attacks at once on a real job, exporter and Prometheus, as root (20 minutes; SIEGE=--tls: over HTTPS)
 	@$(BIN)/python -m validation.siege --save $(SIEGE)
+
+real-life: venv servers ## run the tests of what bug reports, real training programs and second users of a node have shown (10 minutes)
+	@$(BIN)/python -m validation.real_life --save
 
 measurements-archive: ## pack the pages of docs/measurements and the raw figures into dist/, for a release
 	@mkdir -p build/measurements dist
