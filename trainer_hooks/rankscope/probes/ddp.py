@@ -12,9 +12,11 @@ pipeline stages and subclasses with methods of their own, so the reducer is watc
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import torch
@@ -40,6 +42,7 @@ DDP_BROADCAST = layout.OPS.index("ddp_broadcast")
 FIRST_SAMPLES, SAMPLING_RATE = 10, 100
 # Has the autograd engine call something at the end of the backward pass that is running.
 queue_callback = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001 - as DDP's and FSDP's own code
+MAX_CALLERS = 8  # of `prepare_for_backward` that may be the module's method
 MAX_OUTPUTS = 16  # outputs whose nodes get a hook; one would do, but any of them may stay out of the loss
 
 
@@ -111,7 +114,7 @@ class Sandwich:
 
     def _find(self, reducer: Any) -> WatchedModule | None:
         """Return the module of a reducer that was not prepared before; None if it belongs to no DDP module."""
-        module = self._unprepared.pop(id(reducer), None)
+        module = self._unprepared.pop(id(reducer), None) or calling_module(reducer)
         return None if module is None else self.watch(module)
 
     def watch(self, module: DistributedDataParallel) -> WatchedModule:
@@ -205,6 +208,17 @@ class Sandwich:
             self._collectives.abandon(self._call)
         self._call = None
         self._in_flight.clear()
+
+
+def calling_module(reducer: Any) -> DistributedDataParallel | None:
+    """Return the module that prepares its reducer now; it was made before the hook was installed."""
+    frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented name
+    for _ in range(MAX_CALLERS):
+        module = frame.f_locals.get("self") if frame is not None else None
+        if isinstance(module, DistributedDataParallel) and module.reducer is reducer:
+            return module
+        frame = frame.f_back if frame is not None else None
+    return None
 
 
 def logged(module: DistributedDataParallel) -> tuple[float, int]:
