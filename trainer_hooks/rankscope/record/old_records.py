@@ -92,10 +92,12 @@ def _is_over(path: Path, directory: int, info: dict[str, Any]) -> bool:
         return path.name.startswith(".") and error.reason == "truncated"
     is_mine = all(rank.info.get(label) == info[label] for label in ("run", "rank"))
     is_old = time.time() - rank.unix(rank.last_progress) > RECORD_OUTLIVES_ITS_PROCESS
-    return (is_mine or is_old) and not (rank.alive or _runs_without_lock(rank.info))
+    return (is_mine or is_old) and not (rank.alive or _runs_without_lock(rank))
 
 
-def _runs_without_lock(info: dict[str, Any]) -> bool:
-    """Whether the rank's process lives: the job may have lost the lock for it."""
-    pid = str(info.get("pid"))
+def _runs_without_lock(rank: RankSnapshot) -> bool:
+    """Whether a rank that has not ended by its own account lives: the job may have lost the lock for it."""
+    info, pid = rank.info, str(rank.info.get("pid"))
+    if rank.exit_unix is not None:
+        return False
     return bool(NUMBER.fullmatch(pid) and is_running(int(pid), info.get("process_start")))
