@@ -10,6 +10,7 @@ import sys
 import threading
 import tracemalloc
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -126,8 +127,8 @@ def test_instrumenting_again_begins_a_new_record_of_the_same_run_in_the_place_of
 
 def test_training_that_moves_to_another_thread_and_back_is_followed() -> None:
     rankscope.instrument()
-    for expected in (10, 19, 28):  # the first step of a thread tells only that it may be the one
-        if expected == 19:
+    for expected in (10, 20, 30):
+        if expected == 20:
             thread = threading.Thread(target=train, args=(10,))
             thread.start()
             thread.join()
@@ -144,6 +145,45 @@ def test_a_thread_that_alone_trains_loses_no_backward_pass() -> None:
     thread.join()
     steps = attachment().timeline.steps
     assert (steps.count, steps.micro_steps) == (10, 10)
+
+
+@pytest.mark.parametrize("threads", [2, 3])
+def test_threads_of_a_pool_that_take_turns_lose_no_step(threads: int) -> None:
+    rankscope.instrument()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step() -> None:
+        loss = model(torch.randn(8, 4)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        loss.item()
+
+    pool = [ThreadPoolExecutor(1) for _ in range(threads)]
+    for number in range(60):
+        pool[number % threads].submit(step).result()
+    steps = attachment().timeline.steps
+    assert (steps.count, steps.micro_steps) == (60, 60)
+    for one in pool:
+        one.shutdown()
+
+
+def test_a_thread_that_evaluates_between_steps_is_not_followed() -> None:
+    rankscope.instrument()
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def evaluate() -> None:
+        with torch.no_grad():
+            model(torch.randn(8, 4))
+
+    with ThreadPoolExecutor(1) as other:
+        for _ in range(20):
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+            other.submit(evaluate).result()
+    assert attachment().timeline.steps.count == 20
 
 
 def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:

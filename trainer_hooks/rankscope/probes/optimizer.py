@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch import is_grad_enabled
 from torch.compiler import is_dynamo_compiling
 from torch.optim.optimizer import (
     Optimizer,
@@ -25,11 +26,14 @@ from torch.optim.optimizer import (
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
-from rankscope.record.layout import BACKWARD, OPTIMIZER
+from rankscope.record.layout import BACKWARD, FORWARD, OPTIMIZER
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.steps import OPTIMIZER_STEP, SCRIPT
 from rankscope.timeline.timeline import Timeline
 from rankscope.timeline.turns import Turns
+
+BEGINNINGS = frozenset({FORWARD, BACKWARD})  # phases that a step may begin with
+MOST_THREADS = 1024  # that are remembered
 
 
 class WithinBackward:
@@ -48,6 +52,7 @@ class StepMarker:
         self._guard = guard
         self._open: dict[int, Phases | None] = {}
         self._turns = Turns(on_change=self._note_marking)
+        self._beside: set[int] = set()  # threads that train while another one does
         # The thread that stepped last of those that we do not follow, and our last event then.
         self._elsewhere = (0, 0.0)
 
@@ -106,6 +111,21 @@ class StepMarker:
             steps.marker = OPTIMIZER_STEP
             self._timeline.step(number)
 
+    def follow(self, phase: int) -> bool:
+        """Follow the training to another thread that begins a step where the one that we follow has ended one.
+
+        The threads of a pool take turns like that. Those that train at the same time do not: of them one is followed.
+        """
+        thread = get_ident()
+        if phase not in BEGINNINGS or thread in self._beside or not is_grad_enabled():
+            return False
+        if self._steps.is_between:
+            self._timeline.adopt()
+            return True
+        if len(self._beside) < MOST_THREADS:
+            self._beside.add(thread)
+        return False
+
     def _enter_elsewhere(self) -> Phases | None:
         """Follow the training to another thread, if the one that we follow did nothing between two steps of this one.
 
@@ -154,4 +174,5 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     before: Any = marker.before
     after: Any = marker.after
     handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    timeline.follows = marker.follow
     return [handle.remove for handle in handles]

@@ -45,6 +45,8 @@ class PhaseClock:
         self.writer = writer
         self.clock = clock
         self._on_event: Callable[[int], object] | None = None
+        # Called with a phase that begins on another thread; returns whether that is the one to follow from now on.
+        self.follows: Callable[[int], bool] = lambda _phase: False
 
     def restart(self) -> None:
         """Begin again, in start-up, as the calling process."""
@@ -132,7 +134,9 @@ class PhaseClock:
         """`enter` where anything is unusual: it asks for each case in turn."""
         if phase == layout.BACKWARD and self.open_phases == (layout.STARTUP, None):
             self.adopt()  # some frameworks train on a thread of their own
-        if self._owner is None or (get_ident() != self._owner and not (on_behalf or self._is_in_our_backward())):
+        if self._owner is None:
+            return None
+        if get_ident() != self._owner and not (on_behalf or self._is_in_our_backward() or self.follows(phase)):
             return None
         if self._on_event is not None:
             self._on_event(phase)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from math import inf
 
 from rankscope.record import layout
-from rankscope.record.layout import INDEX, PASSES_WITHOUT_STEP, RING_STEPS, STEP_BOUNDS
+from rankscope.record.layout import FORWARD, INDEX, PASSES_WITHOUT_STEP, RING_STEPS, STEP_BOUNDS
 from rankscope.timeline.batches import Batch, Batches
 from rankscope.timeline.groups import Groups
 from rankscope.timeline.phases import PhaseClock
@@ -43,6 +43,7 @@ class Steps:
         """Begin again, as the calling process: its first step ends start-up."""
         self.has_started = False
         self._last_end = self._next_poll = 0.0
+        self._forward_then = 0.0  # seconds of forward passes at the end of the last step
         self._bucket = (inf, inf, STEP_BUCKETS)  # of the histogram: its bounds (none is known yet) and its slot
         self.batches = Batches()
         # Numbers that the script gave for the step that ends next: its samples and tokens.
@@ -88,6 +89,7 @@ class Steps:
         entry[COPIES] = writer.copied
         slots[STEPS] = count  # last: now the entry counts
         self._last_end = now
+        self._forward_then = writer.phase_seconds[FORWARD]
         if self._groups.unasked:
             self._groups.ask()
         if self.on_end is not None:
@@ -96,6 +98,13 @@ class Steps:
             self._wake_number = self._on_wake(int(count)) or inf
         if now >= self._next_poll:
             self._poll(now)
+
+    @property
+    def is_between(self) -> bool:
+        """Whether a step has ended, and its thread has begun no forward pass of the next one."""
+        phases = self._phases
+        is_idle = phases.open_phases[1] is None and phases.writer.phase_seconds[FORWARD] == self._forward_then
+        return self.has_started and is_idle
 
     def share_batches(self) -> None:
         """Count no samples or tokens from now on: another rank of the run trains on the same ones."""
