@@ -12,6 +12,9 @@ hook costs. The result is the median difference over all pairs of blocks with it
 A/A control: pairs of blocks that are both without the hook; and the same of all steps. This does not measure rare work
 (once a second, garbage collections), processes, memory, start and exit; `benchmarks.hook_overhead` does.
 
+Page faults a step are the process's minor faults, in the mean of all blocks without the hook and with it: they depend
+on what lies where in the heap, and differ from one process to the next.
+
 The instructions that the interpreter runs in the hook in a step depend on no other load. `fsdp2` is one of two ranks;
 the other one exchanges nothing.
 """
@@ -21,6 +24,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import statistics
 import sys
 import tempfile
@@ -47,7 +51,7 @@ MICROSECONDS = 1e6
 # Steps before a block is measured: the record is published, start-up and the looks at every step are over. And of the
 # block, which ends before step 100, when the hook looks for root modules once more.
 WARM_UP, STEPS = 25, 65
-SHORTER = {"ddp_100_ms": 20}  # steps of a block, if a step takes that long
+SHORTER = {"20_ms": 30, "100_ms": 20}  # steps of a block, if a step takes that long
 REFERENCE_ROUNDS = 750  # of the loop between two steps, which runs twice: 50 µs
 # Full speed: at most so many times as long as the fastest loops but for a few outliers. Sharing the core costs 1.4.
 FULL_SPEED, FASTEST = 1.15, 0.005
@@ -64,6 +68,7 @@ class Step(NamedTuple):
 
     seconds: float
     reference: float  # the slower one of the reference loops before and after it
+    faults: int  # minor page faults of the process
 
 
 Block = list[Step]
@@ -104,11 +109,11 @@ class Loop:
         """Train, with a reference loop around each step."""
         found, before = [], reference()
         for _ in range(steps):
-            began = self._clock()
+            faults, began = page_faults(), self._clock()
             Nobody().loop(self._training, 1)
-            seconds = self._clock() - began
+            seconds, faults = self._clock() - began, page_faults() - faults
             after = reference()
-            found.append(Step(seconds, max(before, after)))
+            found.append(Step(seconds, max(before, after), faults))
             before = after
         return found
 
@@ -120,6 +125,11 @@ class Loop:
 
     def _clock(self) -> float:
         return time.perf_counter() - self._training.slept
+
+
+def page_faults() -> int:
+    """Return the minor page faults of this process so far."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def reference() -> float:
@@ -191,7 +201,7 @@ def instructions_of(run: Callable[[], object]) -> int:
 def compare(name: str, pairs: int) -> dict[str, Any]:
     """All figures of one training; seconds as microseconds a step."""
     make = TRAININGS[name]
-    steps = SHORTER.get(name, STEPS)
+    steps = next((steps for length, steps in SHORTER.items() if name.endswith(length)), STEPS)
     if make.ranks:
         join(make.ranks)
     training = Loop(make(), steps)
@@ -213,8 +223,15 @@ def compare(name: str, pairs: int) -> dict[str, Any]:
         "all_hook_us": span(differences(hooked, math.inf)),
         "all_control_us": span(differences(control, math.inf)),
     }
+    figures["faults"] = [mean_faults(blocks) for blocks in zip(*hooked, strict=True)]
+    figures["control_faults"] = [mean_faults(blocks) for blocks in zip(*control, strict=True)]
     figures |= {"collectives": collectives, "instructions": instructions}
     return {"training": name, **figures, "pairs": pairs, "steps_per_block": steps}
+
+
+def mean_faults(blocks: Sequence[Block]) -> float:
+    """Return the page faults a step of all these blocks, rounded to a tenth."""
+    return round(statistics.fmean(step.faults for block in blocks for step in block), 1)
 
 
 def span(values: Sequence[float]) -> Interval | None:
@@ -230,7 +247,8 @@ def microseconds(seconds: float) -> float:
 def table(found: Sequence[dict[str, Any]]) -> str:
     """Return the figures as Markdown."""
     head = ["training", "step (µs)", "hook (µs a step)", "bound", "control (µs a step)", "steps at full speed"]
-    head += ["all steps (µs)", "hook, all", "control, all", "instructions a step", "collectives a step", "pairs"]
+    head += ["all steps (µs)", "hook, all", "control, all", "faults a step: without, with"]
+    head += ["the same, control", "instructions a step", "collectives a step", "pairs"]
     return report.table(head, map(_row, found))
 
 
@@ -241,6 +259,7 @@ def _row(line: dict[str, Any]) -> list[str]:
     at_full_speed = [f"{line['step_us']:.0f}", hook, f"{line['bound_us']:.0f}", control, f"{line['full_speed']:.0%}"]
     of_all = [f"{line['all_steps_us']:.0f}", all_hook, all_control]
     counts = [
+        *("{}, {}".format(*line[name]) for name in ("faults", "control_faults")),
         str(line["instructions"]),
         f"{line['collectives']:.0f}",
         f"{line['pairs']} of {line['steps_per_block']} steps",

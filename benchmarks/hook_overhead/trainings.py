@@ -19,16 +19,24 @@ class Alone:
 
     ranks = 0  # of the process group; 0 without one
     sleep = 0.0  # seconds in each step
+    width = 64  # of the inputs
+    batch_size = 16
 
     def __init__(self) -> None:
         self.slept = 0.0  # seconds so far
         torch.manual_seed(0)
-        layers = [torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 10)]
-        self.model = self.distribute(torch.nn.Sequential(*layers))
+        self.model = self.distribute(self.make())
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
-        data = TensorDataset(torch.randn(4096, 64), torch.randint(0, 10, (4096,)))
-        self._loader = DataLoader(data, batch_size=16)
+        samples = self.batch_size * 256
+        data = TensorDataset(torch.randn(samples, self.width), torch.randint(0, 10, (samples,)))
+        self._loader = DataLoader(data, batch_size=self.batch_size)
         self._batches: Iterator[Any] = iter(())
+
+    def make(self) -> torch.nn.Module:
+        """The model of one process."""
+        return torch.nn.Sequential(
+            torch.nn.Linear(64, 64), torch.nn.BatchNorm1d(64), torch.nn.ReLU(), torch.nn.Linear(64, 10)
+        )
 
     def distribute(self, model: torch.nn.Module) -> torch.nn.Module:
         """The model as it is trained."""
@@ -97,6 +105,23 @@ class ByHand(Alone):
             dist.all_reduce(parameter.grad)
 
 
+class Deep(Alone):
+    """A step that computes for some 5 ms on the CPU, in many layers: each allocates memory and frees it."""
+
+    width = 192
+    batch_size = 32
+    layers = 26
+
+    def make(self) -> torch.nn.Module:
+        """The model of one process."""
+        hidden = [torch.nn.Linear(self.width, self.width) for _ in range(self.layers)]
+        return torch.nn.Sequential(*hidden, torch.nn.Linear(self.width, 10))
+
+
+class DeepDdp(Deep, Ddp):
+    """The same with DDP."""
+
+
 TRAININGS: dict[str, type[Alone]] = {
     "ddp": Ddp,
     "ddp_100_ms": LongDdp,
@@ -104,3 +129,7 @@ TRAININGS: dict[str, type[Alone]] = {
     "fsdp2": Fsdp2,
     "by_hand": ByHand,
 }
+for milliseconds, batch_size in (5, 32), (20, 160), (100, 800):
+    for kind in Deep, DeepDdp:
+        name = f"{kind.__name__.lower()}_{milliseconds}_ms"
+        TRAININGS[name] = type(kind.__name__, (kind,), {"batch_size": batch_size})
