@@ -183,7 +183,8 @@ class BoundedProtocol(HttpToolsProtocol):
         At each of them another thread may take the interpreter's lock, and has it for a while.
         """
         self.connections.add(self)
-        transport.set_write_buffer_limits(limits.SENT_AT_ONCE)  # by itself, TLS keeps 512 KiB of a page
+        if self._tls:
+            transport.set_write_buffer_limits(limits.SENT_AT_ONCE)  # by itself, TLS keeps 512 KiB of a page
         self.transport, self.flow = transport, FlowControl(transport)
         self.scheme = "https" if self._tls else "http"
 
