@@ -169,8 +169,10 @@ class BoundedProtocol(HttpToolsProtocol):
             transport.abort()
             return
         if secured and not self.is_lost:
-            cast(HandshakeInTurns, transport.get_protocol()).end()
             self._begin(secured)
+            cast(HandshakeInTurns, transport.get_protocol()).end()
+            if self._unparsed and not self._turns.has(self):  # a request that came before this
+                self.data_received(b"")
 
     def _take_turns(self, transport: asyncio.Transport, hello: bytes) -> None:
         """Put the handshake's turns between the socket and TLS, where uvloop has put TLS two steps ago."""
@@ -208,6 +210,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         """Some of a request, or several; with TLS first the beginning of a handshake."""
         self._unparsed += data
+        if self._handshake and not self.transport:  # the request is here before `_secure` goes on
+            return
         if not self._turns.take(self, self._receive):
             (self.transport or cast(asyncio.Transport, self._socket)).pause_reading()  # the kernel keeps what follows
 

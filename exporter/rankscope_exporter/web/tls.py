@@ -64,6 +64,7 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
     context.minimum_version, context.maximum_version = VERSIONS[settings.min_version], VERSIONS[settings.max_version]
     context.verify_mode = CLIENT_AUTH[settings.client_auth_type]
     context.set_alpn_protocols(["http/1.1"])
+    context.num_tickets = 0  # Go's HTTP client resumes no session
     _choose_cipher_suites(context, settings)
     if settings.client_allowed_sans:
         context.sslobject_class = _only_clients_named(settings.client_allowed_sans)

@@ -6,6 +6,7 @@ import base64
 import http.client
 import ssl
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import bcrypt
@@ -76,6 +77,16 @@ def test_only_the_cipher_suites_of_the_list_are_spoken(serve: Serve, authority: 
     with pytest.raises(ssl.SSLError):
         get(port, context=other)
     assert get(port, context=client(authority)).status == 200
+
+
+def test_clients_of_one_address_that_ask_at_once_are_all_answered(
+    serve: Serve, authority: Authority, web_config: Write
+) -> None:
+    # A request may wait for its turn while the handshake before it ends.
+    port, context = serve(web_config(tls_server_config=SERVER)), client(authority)
+    with ThreadPoolExecutor(8) as clients:
+        answers = clients.map(lambda _: get(port, context=context).status, range(400))
+        assert set(answers) == {200}
 
 
 def test_only_a_client_with_a_certificate_of_the_authority_is_served(
