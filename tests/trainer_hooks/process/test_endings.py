@@ -103,6 +103,13 @@ def wrapper():
 
 wrapper()
 """
+CLEANED_UP = """
+def clean_up():
+    try:
+        sys.exit(1)
+    finally:
+        print("cleared")
+"""
 CTRL_C = """
 try:
     raise KeyboardInterrupt
@@ -123,7 +130,13 @@ ENDS = {
     "sys.exit with a text": ("sys.exit('no data')", "exception", 1),
     "sys.exit with a status that the kernel takes for 0": ("sys.exit(256)", "finished", 0),
     "sys.exit where an exception is caught, as Hydra does": (WRAPPED, "exception", 1),
+    "sys.exit within a finally, as Hydra's": (CLEANED_UP + "clean_up()", "exception", 1),
     "sys.exit that is caught": (CAUGHT_EXIT, "finished", 0),
+    "sys.exit that is caught after a finally": (
+        CLEANED_UP + "try:\n    clean_up()\nexcept SystemExit:\n    pass",
+        "finished",
+        0,
+    ),
     "sys.exit after Ctrl-C": (CTRL_C, "finished", 1),
     "sys.exit with the status of a signal": ("sys.exit(143)", "finished", 143),
     "an error of sys.exit's kind that the script raises itself": ("raise SystemExit(3)", "finished", 3),

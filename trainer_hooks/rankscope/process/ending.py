@@ -19,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from dis import opmap
 from pathlib import Path
 from types import TracebackType
 from typing import NoReturn
@@ -199,13 +200,17 @@ def error_of_exit(exit_function: Callable[..., NoReturn], status: tuple[object, 
 
 
 def has_left(error: BaseException) -> bool:
-    """Whether nothing handled the error, or what did so last was left by it. One that passed a `finally` is not known.
+    """Whether nothing handled the error, or what did so last was left by it.
 
     Python drops the error with which the main thread ends before it calls the exit functions. Its traceback is as the
-    last handler got it, and a function that caught it has gone on to another instruction.
+    last handler got it, and a function that caught it has gone on to another instruction. After a `finally`, the last
+    one of the function raises the error again.
     """
     handled = error.__traceback__
-    return handled is None or handled.tb_frame.f_lasti == handled.tb_lasti
+    if handled is None:
+        return True
+    frame = handled.tb_frame
+    return frame.f_lasti == handled.tb_lasti or frame.f_code.co_code[frame.f_lasti] == opmap["RERAISE"]
 
 
 def is_interactive() -> bool:
