@@ -108,10 +108,12 @@ def _web_config(settings: Config) -> WebConfigFile | None:
 
 def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvicorn.Config:
     """How `app` is served: behind the gate and with TLS where the web configuration says so."""
+    tls = _tls(web_config)
+    connections = Connections(limits.connections(limits.TLS_CONNECTIONS if tls else limits.CONNECTIONS))
     configuration = uvicorn.Config(
         _gated(app, web_config) if web_config else app,
         loop="uvloop",
-        http=protocol(Connections(), _tls(web_config)),
+        http=protocol(connections, tls),
         log_config=None,
         log_level="error",  # its warnings are one for each bad request; protocol.py counts those
         access_log=False,

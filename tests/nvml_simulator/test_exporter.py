@@ -64,6 +64,7 @@ def test_gpus_that_work_are_measured_while_one_is_lost_and_one_blocks(exporter: 
 @pytest.mark.parametrize("exporter", ["{gpus: 2, timeline: {0: [{at: 0, busy: 0.5}]}}"], indirect=True)
 def test_gpus_are_released_and_taken_again_over_http(exporter: str) -> None:
     await_values(exporter, "rankscope_gpu_busy_seconds_total", 2)
+    await_values(exporter, "rankscope_gpu_xid_errors_total", 1)
     before = values(scrape(exporter), "rankscope_gpu_busy_seconds_total")
     assert post(exporter, "release") == (200, "released for 900 s, or until POST /-/resume\n")
     body = scrape(exporter)

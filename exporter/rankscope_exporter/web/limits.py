@@ -33,13 +33,17 @@ PIPELINED = 8
 CONNECTIONS = 128
 """At once, whoever has them: what is above makes another one give way (connections.py). A Prometheus needs one."""
 
-WAITING = 64
+TLS_CONNECTIONS = 64
+"""The same where they speak TLS: each then has some 0.4 MB more."""
+
+WAITING = 32
 """Connections that the kernel may keep in each queue until they are accepted, with the 64 KiB or more that each has
 sent already. Where there is no room for one its client tries again after a second."""
 
-QUEUES = 32
+QUEUES = 64
 """Queues of new connections, by their clients' addresses. One of each is accepted in a turn of the event loop, at some
-0.06 ms each."""
+0.06 ms each. A client whose address shares a queue with one that fills it waits for seconds: many short queues share
+rarely, and hold no more than few long ones."""
 
 TURN_SECONDS = 0.002
 """Seconds of a turn of the event loop in which requests are handled: those of one address alone, too, so that they are
@@ -78,9 +82,9 @@ TOLD_EVERY = 60.0
 """Seconds between two lines of the log about clients that were cut off."""
 
 
-def connections() -> int:
+def connections(most: int = CONNECTIONS) -> int:
     """How many connections this process may have at once."""
-    return _within_descriptors(CONNECTIONS, SHARE_OF_DESCRIPTORS)
+    return _within_descriptors(most, SHARE_OF_DESCRIPTORS)
 
 
 def queues() -> int:
