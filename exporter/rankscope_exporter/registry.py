@@ -6,7 +6,7 @@ line, in `collectors`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from typing import Any
 
 from rankscope_exporter.config import Config
@@ -37,6 +37,7 @@ from rankscope_exporter.gpu.collectors.xid import XidCollector
 from rankscope_exporter.gpu.sampler import Sampler
 from rankscope_exporter.ranks.collectors import ranks
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
+from rankscope_exporter.ranks.collectors.findings import Findings
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.watcher import RankCollector
@@ -61,12 +62,8 @@ GPU_COLLECTORS: tuple[GpuCollector[Any], ...] = (
     allocation.COLLECTOR,
 )
 
-# Polled by the thread that reads the ranks; with how each is built of the settings.
-RANK_COLLECTORS: Mapping[Described, Callable[[Config], RankCollector]] = {
-    Ranks: lambda _settings: Ranks(),
-    AlignedSteps: lambda settings: AlignedSteps(settings.reference_interval),
-    RankProcesses: lambda settings: RankProcesses(settings.procfs),
-}
+# Polled by the thread that reads the ranks, in this order.
+RANK_COLLECTORS: tuple[Described, ...] = (Ranks, AlignedSteps, RankProcesses, Findings)
 
 # In the order of the page, and of --help.
 COLLECTORS: tuple[Described, ...] = (*GPU_COLLECTORS, XidCollector, *RANK_COLLECTORS, ExporterCollector)
@@ -89,7 +86,9 @@ def gpu_collectors(settings: Config) -> list[GpuCollector[Any]]:
 
 def rank_collectors(settings: Config) -> list[RankCollector]:
     """Those that are on, newly built."""
-    return [build(settings) for one, build in RANK_COLLECTORS.items() if one.name in settings.collectors]
+    aligned, processes = AlignedSteps(settings.reference_interval), RankProcesses(settings.procfs)
+    every: tuple[RankCollector, ...] = (Ranks(), aligned, processes, Findings(aligned, processes))
+    return [collector for collector in every if collector.name in settings.collectors]
 
 
 def collectors(

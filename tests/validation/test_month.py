@@ -47,7 +47,7 @@ def test_who_waits_for_whom_is_what_the_exporter_finds() -> None:
         Step(1, 0.0, 10.0, tuple(durations[0, P[name], rank] if name in P else 0.0 for name in HOOK_PHASES))
         for rank in range(8)
     ]
-    alignments = [step_alignment.Alignment(("run", str(rank))) for rank in range(8)]
+    alignments = [step_alignment.Alignment(key=("run", str(rank), "")) for rank in range(8)]
     step_alignment.account(alignments, steps)
     assert np.allclose(floor[0], [one.floor for one in alignments])
     assert np.allclose(skew[0], [one.skew for one in alignments])

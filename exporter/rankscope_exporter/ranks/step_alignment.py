@@ -14,10 +14,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from operator import add
 from pathlib import Path
 from statistics import median
 
-from rankscope.record.layout import COLLECTIVE_WAIT, PHASES, STARTUP
+from rankscope.record.layout import ABSORBS, COLLECTIVE_WAIT, PHASES, STARTUP
 from rankscope.record.snapshot import DeviceStep
 from rankscope_exporter.ranks.rank import Key, Rank
 from rankscope_exporter.ranks.reference_step import AnyStep, Reference, level_of, newest_sampled
@@ -35,6 +36,8 @@ LEAST_EVIDENCE = 3
 SAME_NUMBERS = 0.8
 OTHER_NUMBERS = 0.25
 
+PLANNED = tuple(phase for phase in range(len(PHASES)) if ABSORBS[phase])
+
 Steps = Mapping[int, AnyStep]
 
 
@@ -43,10 +46,9 @@ def _no_blame() -> dict[str, float]:
 
 
 @dataclass
-class Alignment:
-    """What the steps of one rank's record amount to. Seconds."""
+class Totals:
+    """What the aligned steps of one rank's record amount to. Seconds."""
 
-    key: Key
     steps: int = 0
     """That were aligned: all but the reference is of these."""
     seconds: float = 0.0
@@ -56,6 +58,24 @@ class Alignment:
     """What this rank waited beyond that."""
     blame: dict[str, float] = field(default_factory=_no_blame)
     """What the others waited for this one on average, by the phase in which it was slower than they."""
+
+    def add(self, step: AnyStep, floor: float, skew: float) -> None:
+        """Add a step, with what the least waiter waited in it and what this rank waited beyond that."""
+        self.steps += 1
+        self.seconds += step.seconds
+        self.floor += floor
+        self.skew += skew
+
+
+@dataclass
+class Alignment(Totals):
+    """The aligned steps of one rank's record."""
+
+    key: Key = ("", "", "")
+    unplanned: Totals = field(default_factory=Totals)
+    """Those without a planned phase in any rank."""
+    phases: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))
+    """Of these by phase, without the user's own."""
     reference: Reference | None = None
     """The last step that stands for the others; also of a rank that is alone here. None once it has ended."""
 
@@ -64,7 +84,7 @@ class _Record:
     """One rank's record: the steps that were read last, by one clock, and up to which number they were aligned."""
 
     def __init__(self, rank: Rank) -> None:
-        self.alignment = Alignment(rank.key)
+        self.alignment = Alignment(key=rank.key)
         self.began = rank.snapshot["started_monotonic"]
         self.steps: dict[int, AnyStep] = {}
         self.aligned = 0
@@ -214,15 +234,19 @@ def account(alignments: Sequence[Alignment], steps: Sequence[AnyStep]) -> None:
     """Add one step, as each rank had it."""
     waits = [step.phases[COLLECTIVE_WAIT] for step in steps]
     floor = min(waits)
-    for alignment, step, wait in zip(alignments, steps, waits, strict=True):
-        alignment.steps += 1
-        alignment.seconds += step.seconds
-        alignment.floor += floor
-        alignment.skew += wait - floor
     last = waits.index(floor)
     blame = (sum(waits) - floor * len(waits)) / (len(waits) - 1)
     others = [step for index, step in enumerate(steps) if index != last]
-    alignments[last].blame[_cause(steps[last], others, blame)] += blame
+    cause = _cause(steps[last], others, blame)
+    is_planned = any(step.phases[phase] > 0.0 for step in steps for phase in PLANNED)
+    for alignment, step, wait in zip(alignments, steps, waits, strict=True):
+        alignment.add(step, floor, wait - floor)
+        if not is_planned:
+            alignment.unplanned.add(step, floor, wait - floor)
+            alignment.phases = list(map(add, alignment.phases, step.phases))
+    alignments[last].blame[cause] += blame
+    if not is_planned:
+        alignments[last].unplanned.blame[cause] += blame
 
 
 def _cause(step: AnyStep, others: Sequence[AnyStep], blame: float) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from prometheus_client.core import Metric
@@ -124,9 +125,15 @@ class AlignedSteps:
     def __init__(self, reference_interval: float) -> None:
         self._alignment = StepAlignment(reference_interval)
         self._caches: dict[Key, SampleCache[Alignment]] = {}
+        self._found: Mapping[Key, Alignment] = {}
+
+    def alignments(self) -> Mapping[Key, Alignment]:
+        """Return what the last poll has found, by rank."""
+        return self._found
 
     def poll(self, scan: Scan) -> list[Metric]:
         """Align what is new."""
         found = self._alignment.take(scan.ranks)
+        self._found = {one.key: one for one in found}
         self._caches = {one.key: self._caches.get(one.key) or SampleCache(METRICS, one.key) for one in found}
         return families(METRICS, [self._caches[one.key].write(one) for one in found])

@@ -133,6 +133,10 @@ class RankProcesses:
         self._procfs = procfs
         self._processes: dict[tuple[Path, float, Key], RankProcess] = {}
 
+    def processes(self) -> Mapping[Key, RankProcess]:
+        """Return what the last poll has read, by rank."""
+        return {key: process for (_, _, key), process in self._processes.items()}
+
     def poll(self, scan: Scan) -> list[Metric]:
         """Of every living rank whose process can be seen."""
         usages = self._usages([rank for rank in scan.ranks if rank.snapshot.lock_pid])

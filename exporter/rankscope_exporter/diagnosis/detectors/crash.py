@@ -1,0 +1,58 @@
+"""A rank that was killed or that ended with an exception: the first of the run.
+
+Under torchrun one rank that dies takes the others down within a second, so one is named: a rank that was killed, else
+the earliest exception. A rank that lives again is no crash. Nor is it one if all ranks end without a word together,
+after the same step and while they make progress: how they ended is not known, and it may have been in order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rankscope_exporter.diagnosis.detectors.loss import Window
+from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.facts import RunFacts
+from rankscope_exporter.diagnosis.findings import Candidate, Place
+from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+
+KIND = "crash"
+SETTLE = 3.0  # seconds in which the ends of the other ranks are seen
+
+
+def detect(window: Window, _past: Past) -> Iterator[Candidate]:
+    """Yield the crash."""
+    run = window.run
+    living = {one.rank for one in run.ranks}
+    ended = [reading for reading in run.ended if reading.rank not in living]
+    killed = [reading for reading in ended if _reason(reading) == "killed"]
+    if killed and has_ended_together(run, ended, window.thresholds):
+        killed = []
+    candidates = killed or [reading for reading in ended if _reason(reading) == "exception"]
+    if not candidates:
+        return
+    first = min(candidates, key=_end)
+    where = Place(first.rank, first.group, first.node, first.gpu.index if first.gpu else "", first.uuid)
+    evidence = {"living_ranks": float(len(living)), "steps": first.counters.steps}
+    age = first.at - _end(first)
+    yield Candidate(KIND, 1.0, _reason(first), where, evidence, lasted=age, needed=SETTLE)
+
+
+def has_ended_together(run: RunFacts, ended: Sequence[RankReading], thresholds: Thresholds) -> bool:
+    """Return whether all ranks ended without a word after the same step, at the same time, while they made progress."""
+    if run.ranks or len(ended) < 2 or any(_reason(reading) != "killed" for reading in ended):
+        return False
+    ends = [_end(reading) for reading in ended]
+    return (
+        len({reading.counters.steps for reading in ended}) == 1
+        and max(ends) - min(ends) < thresholds.ends_together
+        and max(ends) - min(reading.last_progress for reading in ended) < thresholds.works_until_its_end
+    )
+
+
+def _reason(reading: RankReading) -> str:
+    return reading.ended.reason if reading.ended else ""
+
+
+def _end(reading: RankReading) -> float:
+    return reading.ended.at if reading.ended else reading.at

@@ -1,0 +1,22 @@
+"""The loss scale of mixed precision has collapsed: steps are skipped, and the run computes and learns nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rankscope_exporter.diagnosis.detectors.loss import Window
+from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.findings import Candidate
+
+KIND = "loss_scale_collapse"
+COLLAPSED = 0.01  # of the highest scale of the last minutes
+
+
+def detect(window: Window, past: Past) -> Iterator[Candidate]:
+    """Yield the collapse: a healthy scaler skips a step in some thousands, and a few in a row when it begins."""
+    scales = [one.now.amp_scale for one in window.run.ranks if one.now.amp_scale is not None]
+    if not scales or past.amp_skips < window.thresholds.amp_skips:
+        return
+    scale = min(scales)
+    if scale < 1.0 or scale < COLLAPSED * past.highest_amp_scale:
+        yield Candidate(KIND, 1.0, evidence={"scale": scale, "skipped_steps": past.amp_skips}, lasted=0.0)

@@ -1,0 +1,45 @@
+"""Every rank waits in collectives, the last to come too: transfer takes much of the time.
+
+    transfer = what the rank waits in each step that waits least
+
+Well-tuned jobs have up to `network_allowance` of it; where the run has had less, that is what it is compared with. The
+cause is `link` if a GPU has fewer PCIe lanes or NVLinks than it can have, and then its rank is named; `network` where
+steps were compared, so that ranks that are late are told apart; else `unknown`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rankscope_exporter.diagnosis.detectors import small_collectives
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, place, whole_run
+from rankscope_exporter.diagnosis.findings import Candidate, Place
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+
+KIND = "network"
+
+
+def measure(window: Window) -> Mapping[int | None, float]:
+    """Return the transfer, without that of many small collectives: it is not the network's fault."""
+    if not any(one.lag is not None for one in window.run.ranks):
+        return {}
+    small = small_collectives.measure(window).get(None, 0.0)
+    return whole_run(max(window.lost.get("transfer", 0.0) - small, 0.0))
+
+
+def explain(window: Window, _rank: int | None) -> Candidate | None:
+    """Return the loss with the rank whose link is reduced, if there is one."""
+    ratio = measure(window).get(None, 0.0)
+    reduced = next((one for one in window.run.ranks if one.now.gpu and one.now.gpu.is_link_reduced), None)
+    is_aligned = all(one.spent.aligned.steps > 0 for one in window.run.ranks)
+    cause = "link" if reduced else "network" if is_aligned else "unknown"
+    evidence = {"straggler": window.lost.get("straggler", 0.0)}
+    return Candidate(KIND, ratio, cause, place(reduced) if reduced else Place(), evidence)
+
+
+def allowance(thresholds: Thresholds) -> float:
+    """Return how much of the time well-tuned jobs spend in transfer."""
+    return thresholds.network_allowance
+
+
+DETECTOR = LossDetector(KIND, measure, explain, allowance)

@@ -1,0 +1,56 @@
+"""Ranks that slow each other down in turn: the ranks wait, and no single one explains most of it.
+
+    waited = mean over the ranks of what they wait beyond the first of each step
+
+The causes are Python's garbage collector, if its time explains half of the waiting; single steps that are far longer
+than the rest (`spikes`); uneven work, if the ranks are late in computing; else the phase in which they are late most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rankscope.record import phases
+from rankscope_exporter.diagnosis.detectors import data, straggler
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, whole_run
+from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+
+KIND = "rotating_straggler"
+COLLECTOR_SHARE = 0.5
+
+
+def measure(window: Window) -> Mapping[int | None, float]:
+    """Return what the ranks wait for those that are late."""
+    is_any_compared = any(one.lag is not None for one in window.run.ranks)
+    return whole_run(straggler.waited(window.run) if is_any_compared else None)
+
+
+def explain(window: Window, _rank: int | None) -> Candidate | None:
+    """Return the loss and its cause; None if one rank explains most of it, or data that is late on every rank."""
+    run, thresholds = window.run, window.thresholds
+    ratio = straggler.waited(run)
+    late = data.late_phase(run)
+    if run.max_lag > thresholds.rotating * ratio:
+        return None
+    if late == "data_wait" and data.measure(window).get(None, 0.0) > thresholds.loss / 2:
+        return None
+    collecting = sum(one.rate(one.spent.gc_seconds) or 0.0 for one in run.ranks)
+    evidence = {"max_lag": run.max_lag, "gc": collecting}
+    return Candidate(KIND, ratio, _cause(window, late, collecting, ratio), evidence=evidence)
+
+
+def _cause(window: Window, late: str, collecting: float, ratio: float) -> str:
+    if collecting > COLLECTOR_SHARE * ratio:
+        return "gc"
+    if straggler.has_spikes(window.run, window.thresholds):
+        return "spikes"
+    return "uneven_work" if late in phases.COMPUTING else late or straggler.UNKNOWN
+
+
+def allowance(thresholds: Thresholds) -> float:
+    """Return what a healthy run of many ranks waits for the last by chance."""
+    return thresholds.straggler_allowance
+
+
+DETECTOR = LossDetector(KIND, measure, explain, allowance)

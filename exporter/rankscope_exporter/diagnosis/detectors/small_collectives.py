@@ -1,0 +1,57 @@
+"""Many small collectives in each step, such as metrics that are averaged over the ranks for every batch.
+
+Counted are operations of less than `small_collective_bytes` on average, without DDP's gradients. Their loss is the
+training thread's time in them. Where the device's clock judges, that time is not known by operation: there it is the
+transfer, if so few bytes are moved in it that no link would need the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, usual, whole_run
+from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
+from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+
+KIND = "small_collectives"
+GRADIENTS = "ddp_all_reduce"
+
+
+def measure(window: Window) -> Mapping[int | None, float]:
+    """Return the loss; 0 with few of them in a step."""
+    run, thresholds = window.run, window.thresholds
+    one = run.speaker
+    if one is None or calls_per_step(run, thresholds) < thresholds.small_collectives_per_step:
+        return whole_run(0.0)
+    if not one.device_scale:
+        seconds = one.spent.collectives.seconds
+        return whole_run(sum(seconds.get(op, 0.0) for op in _small(one, thresholds)) / one.seconds)
+    transfer = window.lost.get("transfer", 0.0)
+    moved = sum(one.spent.collectives.bytes.values()) / one.seconds
+    return whole_run(transfer if moved <= thresholds.latency_bound_bytes * transfer else 0.0)
+
+
+def calls_per_step(run: RunFacts, thresholds: Thresholds) -> float:
+    """Return how many small collectives a step has."""
+    one = run.speaker
+    if one is None or not one.spent.steps:
+        return 0.0
+    return sum(one.spent.collectives.calls[op] for op in _small(one, thresholds)) / one.spent.steps
+
+
+def _small(one: RankFacts, thresholds: Thresholds) -> Iterator[str]:
+    collectives = one.spent.collectives
+    for op, calls in collectives.calls.items():
+        is_small = collectives.bytes.get(op, 0.0) <= thresholds.small_collective_bytes * calls
+        if op != GRADIENTS and calls > 0 and is_small:
+            yield op
+
+
+def explain(window: Window, _rank: int | None) -> Candidate | None:
+    """Return the loss."""
+    evidence = {"collectives_per_step": calls_per_step(window.run, window.thresholds)}
+    return Candidate(KIND, measure(window)[None], evidence=evidence)
+
+
+DETECTOR = LossDetector(KIND, measure, explain, usual)

@@ -1,0 +1,28 @@
+"""What a detector of a state is: something that holds now, and for how long it has to before it is a finding."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rankscope_exporter.diagnosis.detectors.loss import Window
+from rankscope_exporter.diagnosis.findings import Candidate
+
+
+@dataclass(frozen=True)
+class Past:
+    """What is remembered of the run from before the window. Seconds; None where nothing is known yet."""
+
+    longest_pause: float | None = None
+    """Without progress outside of planned phases, in the last hour."""
+    longest_planned_pause: float | None = None
+    """Without progress in checkpoints and evaluations, in the last six hours."""
+    checkpoint_ratio: float = 0.0
+    """Time in checkpoints. See history.py."""
+    highest_amp_scale: float = 0.0
+    """In the last five minutes."""
+    amp_skips: float = 0.0
+    """In the same time."""
+
+
+StateDetector = Callable[[Window, Past], Iterator[Candidate]]

@@ -1,0 +1,45 @@
+"""Whether a run uses what it has: GPUs that are busy half of the time, and ranks that train on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from statistics import fmean
+
+from rankscope_exporter.diagnosis.detectors.loss import Window, place
+from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.findings import Candidate
+
+LOW, CPU = "low_utilization", "cpu_fallback"
+
+
+def detect_low(window: Window, _past: Past) -> Iterator[Candidate]:
+    """Yield a run that computes, and whose GPUs are idle half of the time all the same."""
+    run, thresholds = window.run, window.thresholds
+    busy = [ratio for one in run.ranks if (ratio := one.rate(one.spent.gpu.busy)) is not None]
+    is_computing = window.lost.get("none", 0.0) >= thresholds.computing and run.steps > 0
+    if not busy or fmean(busy) > thresholds.low_use or not is_computing:
+        return
+    full = [one.now.gpu.memory_ratio for one in run.ranks if one.now.gpu and one.now.gpu.memory_ratio is not None]
+    memory = fmean(full) if full else None
+    cause = "unknown"
+    if memory is not None and memory > thresholds.memory_bound:
+        cause = "memory_bound"
+    elif memory is not None and memory <= thresholds.memory_spare:
+        cause = "batch_too_small"
+    evidence = {"busy": fmean(busy), "computing": window.lost["none"]} | ({} if memory is None else {"memory": memory})
+    yield Candidate(LOW, 1.0 - fmean(busy), cause, evidence=evidence, needed=thresholds.low_use_seconds)
+
+
+def detect_cpu(window: Window, _past: Past) -> Iterator[Candidate]:
+    """Yield ranks whose steps advance on a GPU that does nothing and holds nothing."""
+    for one in window.run.ranks:
+        gpu = one.now.gpu
+        if gpu is None or gpu.idle_seconds is None or not one.spent.steps:
+            continue
+        if gpu.idle_seconds > SHOWN_FROM and (gpu.memory_ratio or 0.0) < window.thresholds.memory_held:
+            steps = {"steps_per_second": one.spent.steps / one.seconds}
+            needed = window.thresholds.cpu_only
+            yield Candidate(CPU, 1.0, place=place(one), evidence=steps, lasted=gpu.idle_seconds, needed=needed)
+
+
+SHOWN_FROM = 15.0

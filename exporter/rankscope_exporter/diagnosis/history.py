@@ -1,0 +1,182 @@
+"""What is remembered of a run for hours: the baselines of its losses, its pauses, its checkpoints.
+
+All of it is bounded, and can be saved: `state` returns what JSON can hold, and `restore` takes it back. Times in the
+state are ages, so that it does not matter what the clock counts from.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
+from statistics import quantiles
+from typing import Any, NamedTuple
+
+from rankscope.record import phases
+from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+
+ROW_SECONDS = 15.0
+"""Between two rows of the baselines."""
+MINUTE = 60.0
+SHORTEST_PAUSE = 0.5
+KNOWN_AFTER = 600.0
+"""Seconds of steps after which a run has a baseline."""
+PAUSES_KEPT = 64
+
+
+class Row(NamedTuple):
+    """Losses of the whole run by kind: per second of useful work, and seconds per step."""
+
+    at: float
+    to_useful: Mapping[str, float]
+    per_step: Mapping[str, float]
+
+
+class Pause(NamedTuple):
+    """A time without progress."""
+
+    ended: float
+    seconds: float
+    is_planned: bool
+
+
+class Minute(NamedTuple):
+    """Of the rank that is longest about its checkpoints; the highest scale and the skipped steps of mixed precision."""
+
+    at: float
+    checkpoint_seconds: float
+    checkpoints: float
+    amp_scale: float
+    amp_skips: float
+
+
+class History:
+    """Of one run."""
+
+    def __init__(self, thresholds: Thresholds) -> None:
+        self._thresholds = thresholds
+        self._rows: deque[Row] = deque(maxlen=int(thresholds.baseline_seconds / ROW_SECONDS))
+        self._pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
+        self._minutes: deque[Minute] = deque(maxlen=int(thresholds.checkpoint_long_seconds / MINUTE) + 1)
+        self._progress = -math.inf
+        self._stalled = 0.0
+        """Without progress, when it was looked at last: a pause is known to within the time between two readings."""
+        self._is_planned = False
+        self._stepped_since: float | None = None
+
+    @property
+    def has_baseline(self) -> bool:
+        """Return whether the rows span long enough."""
+        return bool(self._rows) and self._rows[-1].at - self._rows[0].at >= KNOWN_AFTER
+
+    def observe(self, at: float, ranks: Iterable[RankReading]) -> None:
+        """Take the living ranks of one moment."""
+        ranks = tuple(ranks)
+        if not ranks:
+            return
+        self._observe_pause(at, ranks)
+        if self._minutes and at - self._minutes[-1].at < MINUTE:
+            return
+        longest = max(ranks, key=lambda one: one.counters.phases.get("checkpoint", 0.0))
+        self._minutes.append(
+            Minute(
+                at,
+                longest.counters.phases.get("checkpoint", 0.0),
+                max(one.checkpoints for one in ranks),
+                min((one.amp_scale for one in ranks if one.amp_scale is not None), default=0.0),
+                max(one.counters.amp_skipped_steps for one in ranks),
+            )
+        )
+
+    def _observe_pause(self, at: float, ranks: tuple[RankReading, ...]) -> None:
+        progress = max(one.last_progress for one in ranks)
+        has_stepped = any(one.counters.steps > 0 for one in ranks)
+        if has_stepped and self._stepped_since is None:
+            self._stepped_since = at
+        if progress > self._progress:
+            if self._stalled > SHORTEST_PAUSE and has_stepped:
+                self._add_pause(Pause(at, self._stalled, self._is_planned))
+            self._is_planned = False
+        self._progress, self._stalled = progress, at - progress
+        self._is_planned |= any(one.phase in phases.PLANNED for one in ranks)
+
+    def _add_pause(self, pause: Pause) -> None:
+        """Keep the longest ones: a shorter and older pause is never asked for."""
+        kept = [one for one in self._pauses if one.seconds > pause.seconds or one.is_planned != pause.is_planned]
+        self._pauses = deque([*kept, pause], maxlen=PAUSES_KEPT)
+
+    def add(self, at: float, losses: Mapping[str, float], useful: float, steps_rate: float) -> None:
+        """Add the losses of the whole run in a part, by kind; at most one row each ROW_SECONDS."""
+        if self._rows and at - self._rows[-1].at < ROW_SECONDS:
+            return
+        to_useful = {kind: loss / useful for kind, loss in losses.items()} if useful > 0.0 else {}
+        per_step = {kind: loss / steps_rate for kind, loss in losses.items()} if steps_rate > 0.0 else {}
+        self._rows.append(Row(at, to_useful, per_step))
+
+    def baseline(self, kind: str, before: float, useful: float, steps_rate: float) -> float | None:
+        """Return the loss that the run has had before that time: the lower quartile of the last hour.
+
+        For each second of useful work or for each step, whichever is more: a ratio of all the time decreases when
+        something else takes more of it, and with shorter batches a step computes less and waits as long as before.
+        None if nothing is known.
+        """
+        rows = [row for row in self._rows if row.at <= before]
+        to_useful = [row.to_useful[kind] for row in rows if kind in row.to_useful]
+        per_step = [row.per_step[kind] for row in rows if kind in row.per_step]
+        known = [_lower_quartile(to_useful) * useful if to_useful else None]
+        known.append(_lower_quartile(per_step) * steps_rate if per_step else None)
+        return max((one for one in known if one is not None), default=None)
+
+    def past(self, at: float) -> Past:
+        """Return what state detectors read."""
+        limits = self._thresholds
+        usual = [one.seconds for one in self._pauses if not one.is_planned and at - one.ended < limits.pace_seconds]
+        planned = [
+            one.seconds for one in self._pauses if one.is_planned and at - one.ended < limits.planned_pace_seconds
+        ]
+        is_known = self._stepped_since is not None and at - self._stepped_since > limits.stuck_floor
+        recent = [minute for minute in self._minutes if at - minute.at <= limits.amp_seconds + MINUTE]
+        skips = recent[-1].amp_skips - recent[0].amp_skips if recent else 0.0
+        return Past(
+            longest_pause=max(usual, default=SHORTEST_PAUSE) if is_known else None,
+            longest_planned_pause=max(planned, default=None),
+            checkpoint_ratio=max(
+                map(self._checkpoint_ratio, (limits.checkpoint_seconds, limits.checkpoint_long_seconds))
+            ),
+            highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),
+            amp_skips=max(skips, 0.0),
+        )
+
+    def _checkpoint_ratio(self, span: float) -> float:
+        """Return the time in checkpoints over the whole span, however young the run is: one checkpoint is no ratio."""
+        if not self._minutes:
+            return 0.0
+        within = [one for one in self._minutes if self._minutes[-1].at - one.at <= span]
+        spent = sum(max(new.checkpoint_seconds - old.checkpoint_seconds, 0.0) for old, new in pairwise(within))
+        written = sum(max(new.checkpoints - old.checkpoints, 0.0) for old, new in pairwise(within))
+        return spent / span * (1.0 - 1.0 / written) if written > 1.0 else 0.0
+
+    def state(self, at: float) -> dict[str, Any]:
+        """Return everything, with ages for times."""
+        return {
+            "rows": [[at - row.at, dict(row.to_useful), dict(row.per_step)] for row in self._rows],
+            "pauses": [[at - one.ended, one.seconds, one.is_planned] for one in self._pauses],
+            "minutes": [[at - one.at, *one[1:]] for one in self._minutes],
+            "stepped": None if self._stepped_since is None else at - self._stepped_since,
+        }
+
+    def restore(self, state: Mapping[str, Any], at: float) -> None:
+        """Take back what `state` returned. Raises KeyError, TypeError or ValueError for anything else."""
+        self._rows.extend(Row(at - float(age), dict(useful), dict(step)) for age, useful, step in state["rows"])
+        self._pauses.extend(
+            Pause(at - float(age), float(long), bool(planned)) for age, long, planned in state["pauses"]
+        )
+        self._minutes.extend(Minute(at - float(age), *map(float, rest)) for age, *rest in state["minutes"])
+        self._stepped_since = None if state["stepped"] is None else at - float(state["stepped"])
+
+
+def _lower_quartile(values: list[float]) -> float:
+    return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]

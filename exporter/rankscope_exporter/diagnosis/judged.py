@@ -1,0 +1,79 @@
+"""Which runs an exporter judges, and their judges."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
+from rankscope_exporter.diagnosis.readings import RankReading, Run
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+
+RUNS_LIMIT = 16
+"""Of one owner that are judged: a node has one or two. The largest ones."""
+FORGET_AFTER = 900.0
+"""Seconds for which a run that is not seen is remembered: ended ranks are shown for ten minutes."""
+
+
+class Judged(NamedTuple):
+    """The runs that are judged now, and why the others are not."""
+
+    verdicts: tuple[Verdict, ...]
+    not_judged: Mapping[Run, str]
+    """`ranks_elsewhere`, `world_sizes_differ`, `gpus_unknown` or `too_many_runs`."""
+
+
+class Judges:
+    """One judge for each run. Used by one thread."""
+
+    def __init__(self, thresholds: Thresholds | None = None) -> None:
+        self._thresholds = thresholds or Thresholds()
+        self.judges: dict[Run, RunJudge] = {}
+        self._seen: dict[Run, float] = {}
+
+    def update(self, at: float, readings: Mapping[Run, Iterable[RankReading]], known_gpus: Iterable[str]) -> Judged:
+        """Take the readings of one moment, by run. `known_gpus` are the UUIDs of the GPUs that are read."""
+        gpus = frozenset(known_gpus)
+        by_rank = {run: {one.rank: one for one in ranks} for run, ranks in readings.items()}
+        not_judged = {run: why for run, ranks in by_rank.items() if (why := why_not(ranks, gpus))}
+        for run in _too_many(by_rank, not_judged):
+            not_judged[run] = "too_many_runs"
+        verdicts = []
+        for run, ranks in by_rank.items():
+            if run not in not_judged:
+                judge = self.judges.setdefault(run, RunJudge(run, self._thresholds))
+                self._seen[run] = at
+                verdicts.append(judge.update(at, ranks))
+        for run in [run for run, seen in self._seen.items() if at - seen > FORGET_AFTER]:
+            del self.judges[run], self._seen[run]
+        return Judged(tuple(verdicts), not_judged)
+
+
+def why_not(ranks: Mapping[int, RankReading], gpus: frozenset[str]) -> str:
+    """Return why a run cannot be judged from what is known here; empty if it can."""
+    living = [one for one in ranks.values() if one.ended is None]
+    sizes = {one.world_size for one in living or ranks.values()}
+    if len(sizes) != 1:
+        return "world_sizes_differ"
+    if not set(range(sizes.pop())) <= ranks.keys():
+        return "ranks_elsewhere"
+    return "gpus_unknown" if any(one.uuid and one.uuid not in gpus for one in living) else ""
+
+
+def _too_many(by_rank: Mapping[Run, Mapping[int, RankReading]], not_judged: Mapping[Run, str]) -> list[Run]:
+    """Return the runs beyond each owner's limit: those with the fewest ranks, the youngest first."""
+    owners = Counter(owner for _, owner in by_rank)
+    by_owner: dict[str, list[Run]] = defaultdict(list)
+    for run in by_rank.keys() - not_judged.keys():
+        if owners[run[1]] > RUNS_LIMIT:
+            by_owner[run[1]].append(run)
+    return [
+        run
+        for runs in by_owner.values()
+        for run in sorted(runs, key=lambda run: _size(by_rank[run]), reverse=True)[RUNS_LIMIT:]
+    ]
+
+
+def _size(ranks: Mapping[int, RankReading]) -> tuple[int, float]:
+    return len(ranks), -min(one.began for one in ranks.values())

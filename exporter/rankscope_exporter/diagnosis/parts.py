@@ -1,0 +1,132 @@
+"""The losses of a run in consecutive parts of its time, in three resolutions: what persistence is decided by."""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from rankscope_exporter.diagnosis.thresholds import Tier
+
+Key = tuple[str, int | None]
+"""A detector's kind, and the rank if its loss is one rank's."""
+
+RESOLUTIONS = (0.0, 5.0, 30.0)
+"""Seconds that a part has at least; 0: as it was measured."""
+CAPACITY = 64
+"""Parts of each resolution that are kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`values` by the column of a key; NaN where the loss was not known."""
+
+    ends: float
+    seconds: float
+    steps: float
+    values: array[float]
+
+
+class Span:
+    """Consecutive parts, the newest first."""
+
+    def __init__(self, parts: Sequence[Part], columns: Mapping[Key, int]) -> None:
+        self._parts = parts
+        self._columns = columns
+        self.begins = parts[-1].ends - parts[-1].seconds
+
+    def values(self, key: Key) -> list[float]:
+        """Return the losses, the newest first; NaN where they are not known."""
+        column = self._columns.get(key)
+        if column is None:
+            return [math.nan] * len(self._parts)
+        return [part.values[column] if column < len(part.values) else math.nan for part in self._parts]
+
+    def mean(self, key: Key) -> float | None:
+        """Return the mean loss of the parts in which it is known. None if there is none."""
+        known = [value for value in self.values(key) if not math.isnan(value)]
+        return fmean(known) if known else None
+
+    def median(self, key: Key) -> float:
+        """Return the median of the parts: a pause is one of them, however long. 0 if it is known of none."""
+        known = [value for value in self.values(key) if not math.isnan(value)]
+        return median(known) if known else 0.0
+
+    def exceeds(self, key: Key, tier: Tier, allowance: float = 0.0) -> bool:
+        """Return whether the loss beyond the allowance is one of that tier. An unknown loss is below each limit."""
+        mean = self.mean(key)
+        if mean is None or mean - allowance <= tier.limit:
+            return False
+        dips = sum(not value - allowance > tier.limit / 2 for value in self.values(key))
+        return dips <= tier.dips * len(self._parts)
+
+    def onset(self, key: Key, limit: float) -> float:
+        """Return when the loss began to be above the limit."""
+        begins = self._parts[0].ends
+        for part, value in zip(self._parts, self.values(key), strict=True):
+            if value > limit:
+                begins = part.ends - part.seconds
+        return begins
+
+
+class Parts:
+    """Parts are added as they are measured, and merged into longer ones."""
+
+    def __init__(self) -> None:
+        self.columns: dict[Key, int] = {}
+        self._rings: list[deque[Part]] = [deque(maxlen=CAPACITY) for _ in RESOLUTIONS]
+        self._open: list[list[Part]] = [[] for _ in RESOLUTIONS]
+
+    @property
+    def keys(self) -> Iterable[Key]:
+        """Every key that a loss was added of."""
+        return self.columns
+
+    def add(self, ends: float, seconds: float, steps: float, losses: Mapping[Key, float]) -> None:
+        """Add the newest part."""
+        for key in losses:
+            self.columns.setdefault(key, len(self.columns))
+        values = array("d", [math.nan]) * len(self.columns)
+        for key, loss in losses.items():
+            values[self.columns[key]] = loss
+        self._add(Part(ends, seconds, steps, values))
+
+    def span(self, tier: Tier) -> Span | None:
+        """Return the newest parts that are as long as the tier asks for; None if there are too few yet."""
+        for ring in self._rings:
+            seconds = steps = 0.0
+            for count, part in enumerate(reversed(ring), start=1):
+                seconds, steps = seconds + part.seconds, steps + part.steps
+                if seconds >= tier.seconds and steps >= tier.steps and count >= tier.parts:
+                    return Span(list(reversed(ring))[:count], self.columns)
+        return None
+
+    def _add(self, part: Part) -> None:
+        for ring, waiting, resolution in zip(self._rings, self._open, RESOLUTIONS, strict=True):
+            waiting.append(part)
+            if sum(one.seconds for one in waiting) >= resolution:
+                ring.append(_merged(waiting))
+                waiting.clear()
+
+
+def _merged(parts: Sequence[Part]) -> Part:
+    if len(parts) == 1:
+        return parts[0]
+    width = max(len(part.values) for part in parts)
+    values = array("d", (_mean(parts, column) for column in range(width)))
+    seconds, steps = sum(part.seconds for part in parts), sum(part.steps for part in parts)
+    return Part(parts[-1].ends, seconds, steps, values)
+
+
+def _mean(parts: Sequence[Part], column: int) -> float:
+    """By time, of the parts in which it is known."""
+    known = [
+        (part.seconds, part.values[column])
+        for part in parts
+        if column < len(part.values) and not math.isnan(part.values[column])
+    ]
+    total = sum(seconds for seconds, _ in known)
+    return sum(seconds * value for seconds, value in known) / total if total else math.nan

@@ -1,0 +1,77 @@
+"""What the diagnosis reads of the GPUs: the last readings of the collectors that are on, by UUID."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
+from rankscope_exporter.gpu.collector import Gpu, GpuCollector
+from rankscope_exporter.gpu.collectors import clocks, load, memory, nvlink, pcie, processes
+from rankscope_exporter.gpu.sampler import Sampler
+
+NOT_THROTTLED = "sync_boost"
+"""Held down with the other GPUs of its group, so that it is no slower than they."""
+
+
+class RankGpu(NamedTuple):
+    """A GPU now, and its counters."""
+
+    reading: GpuReading
+    counters: GpuCounters
+
+
+class RankGpus:
+    """Used by one thread. Integrates the clock, of which the driver keeps no counter."""
+
+    def __init__(self, sampler: Sampler, collectors: frozenset[str]) -> None:
+        """`collectors` are the names of those that are on."""
+        self._sampler = sampler
+        self._collectors = collectors
+        self._clock_seconds: dict[str, tuple[float, float]] = {}
+
+    def __call__(self, at: float) -> Mapping[str, RankGpu]:
+        """Return what is known at that time, in seconds of a monotonic clock. A GPU that does not answer is absent."""
+        found: dict[Gpu, dict[str, Any]] = {}
+        for one in (load, clocks, memory, processes, pcie, nvlink):
+            for gpu, value in self._read(one.COLLECTOR).items():
+                if value is not None:
+                    found.setdefault(gpu, {})[one.COLLECTOR.name] = value
+        return {gpu.uuid: self._gpu(gpu, values, at) for gpu, values in found.items()}
+
+    def _read(self, collector: GpuCollector[Any]) -> Mapping[Gpu, Any]:
+        return self._sampler.readings(collector) if collector.name in self._collectors else {}
+
+    def _gpu(self, gpu: Gpu, values: Mapping[str, Any], at: float) -> RankGpu:
+        busy = (values.get("load") or {}).get("gpu")
+        device = values["memory"].device if "memory" in values else None
+        held = values.get("clocks")
+        reasons = held.throttled_seconds if held else None
+        reading = GpuReading(
+            index=str(gpu.index),
+            memory_ratio=device.used / device.total if device and device.total else None,
+            processes=len(values["processes"]) if "processes" in values else None,
+            idle_seconds=busy.idle_for if busy else None,
+            is_link_reduced=_is_link_reduced(values),
+        )
+        throttled = (
+            None if reasons is None else {name: spent for name, spent in reasons.items() if name != NOT_THROTTLED}
+        )
+        counters = GpuCounters(busy.busy_seconds if busy else None, throttled, self._clock(gpu.uuid, held, at))
+        return RankGpu(reading, counters)
+
+    def _clock(self, uuid: str, held: clocks.Clocks | None, at: float) -> float | None:
+        now, most = (held.hertz.get("sm"), held.max_hertz.get("sm")) if held else (None, None)
+        if not (now and most):
+            self._clock_seconds.pop(uuid, None)
+            return None
+        before, seconds = self._clock_seconds.get(uuid, (at, 0.0))
+        seconds += now / most * max(at - before, 0.0)
+        self._clock_seconds[uuid] = at, seconds
+        return seconds
+
+
+def _is_link_reduced(values: Mapping[str, Any]) -> bool:
+    link, nvlinks = values.get("pcie"), values.get("nvlink")
+    is_narrow = bool(link and link.link.width and link.best.width and link.link.width < link.best.width)
+    return is_narrow or bool(nvlinks and not all(nvlinks.states))

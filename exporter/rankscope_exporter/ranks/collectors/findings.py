@@ -1,0 +1,162 @@
+"""What the runs of this machine lose their time to, and which rank causes it: findings, while they hold."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import Metric
+
+from rankscope_exporter.diagnosis.findings import Finding
+from rankscope_exporter.diagnosis.judge import Verdict
+from rankscope_exporter.diagnosis.judged import Judged, Judges
+from rankscope_exporter.diagnosis.readings import RankReading, Run
+from rankscope_exporter.exposition.metric import Declaration
+from rankscope_exporter.gpu.rank_gpus import RankGpu
+from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
+from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
+from rankscope_exporter.ranks.rank import Scan
+from rankscope_exporter.ranks.readings import reading
+
+RUN_LABELS = ("run", "owner")
+FINDING_LABELS = ("run", "owner", "kind", "cause", "severity", "rank", "group", "node", "gpu", "uuid")
+
+JUDGED = Declaration(
+    "gauge",
+    "rankscope_run_judged_info",
+    "Runs that this exporter judges: all ranks below their world size are on this machine, and their GPUs are read. "
+    "`by` is the node. Prometheus' rules judge the others.",
+    (*RUN_LABELS, "by"),
+)
+FINDING = Declaration(
+    "gauge",
+    "rankscope_finding_ratio",
+    "What a run loses time to now, as a ratio of its GPU time (of the step where one rank is the straggler; 1 for what "
+    "stands still). `cause` and the place are fixed when it begins, `severity` rises at most once.",
+    FINDING_LABELS,
+)
+SINCE = Declaration(
+    "gauge", "rankscope_finding_since_timestamp_seconds", "When it began, in unix time.", FINDING_LABELS
+)
+EVIDENCE = Declaration(
+    "gauge",
+    "rankscope_finding_evidence",
+    "What a finding is based on: at most four numbers in base units, by `name`.",
+    (*FINDING_LABELS, "name"),
+)
+LOST = Declaration(
+    "gauge",
+    "rankscope_run_lost_ratio",
+    "What the run's GPU time goes to, by cause; the parts sum to 1, and `none` is useful work.",
+    (*RUN_LABELS, "cause"),
+)
+LOST_SECONDS = Declaration(
+    "counter",
+    "rankscope_run_lost_gpu_seconds_total",
+    "GPU time that the run has lost, by cause.",
+    (*RUN_LABELS, "cause"),
+)
+LAG = Declaration(
+    "gauge",
+    "rankscope_rank_lag_ratio",
+    "What the others of its group would save if the rank were like them, as a ratio of the step; negative for a rank "
+    "that waits longer than they do.",
+    ("run", "rank", "owner"),
+)
+METRICS = (JUDGED, FINDING, SINCE, EVIDENCE, LOST, LOST_SECONDS, LAG)
+
+CAUSES = (
+    "transfer",
+    "straggler",
+    "data",
+    "data_cpu",
+    "data_io",
+    "copies",
+    "launch",
+    "device_read",
+    "device_wait",
+    "throttling",
+    "checkpoint",
+    "evaluation",
+    "startup",
+    "stall",
+    "idle",
+    "other",
+)
+"""Those that every run has from the start, so that an increase from 0 is one."""
+
+
+class Findings:
+    """Judges the runs of each scan. Reads what the collectors before it have found of the same scan."""
+
+    name = "findings"
+    help = "what training runs lose their time to, which rank causes it, and why"
+    metrics = METRICS
+
+    def __init__(self, alignment: AlignedSteps | None = None, processes: RankProcesses | None = None) -> None:
+        self._alignment = alignment
+        self._processes = processes
+        self.gpus: Callable[[float], Mapping[str, RankGpu]] = lambda _at: {}
+        """Return the machine's GPUs; set once the sampler is there."""
+        self._judges = Judges()
+        self._lost: dict[Run, dict[str, float]] = {}
+        self.judged = Judged((), {})
+        """By the last poll."""
+
+    def poll(self, scan: Scan) -> list[Metric]:
+        """Judge every run."""
+        at = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=math.nan)
+        gpus = self.gpus(at) if scan.ranks else {}
+        self.judged = self._judges.update(at, self._readings(scan, gpus), gpus)
+        self._lost = {run: seconds for run, seconds in self._lost.items() if run in self._judges.judges}
+        for verdict in self.judged.verdicts:
+            seconds = self._lost.setdefault(verdict.run, dict.fromkeys(CAUSES, 0.0))
+            for cause, lost in verdict.newly_lost.items():
+                seconds[cause] = seconds.get(cause, 0.0) + lost
+        return [declared.family(values) for declared, values in self._values(time.time()).items()]
+
+    def _readings(self, scan: Scan, gpus: Mapping[str, RankGpu]) -> Mapping[Run, list[RankReading]]:
+        aligned = self._alignment.alignments() if self._alignment else {}
+        processes = self._processes.processes() if self._processes else {}
+        found: dict[Run, list[RankReading]] = defaultdict(list)
+        for rank in scan.ranks:
+            run = rank.key[0], rank.key[2]
+            found[run].append(reading(rank, aligned.get(rank.key), processes.get(rank.key), gpus.get(rank.uuid)))
+        return found
+
+    def _values(self, unix: float) -> Mapping[Declaration, dict[tuple[str, ...], float]]:
+        values: dict[Declaration, dict[tuple[str, ...], float]] = {declared: {} for declared in METRICS}
+        for verdict in self.judged.verdicts:
+            run = verdict.run
+            values[JUDGED][(*run, _node(verdict))] = 1.0
+            values[LOST].update({(*run, cause): ratio for cause, ratio in verdict.lost.items()})
+            values[LOST_SECONDS].update({(*run, cause): lost for cause, lost in self._lost[run].items()})
+            values[LAG].update({(run[0], str(rank), run[1]): lag for rank, lag in _lags(verdict)})
+            for finding in verdict.findings:
+                labels = _labels(run, finding)
+                values[FINDING][labels] = finding.candidate.ratio
+                values[SINCE][labels] = unix - (verdict.at - finding.since)
+                values[EVIDENCE].update({(*labels, name): n for name, n in finding.candidate.evidence.items()})
+        return values
+
+
+def _node(verdict: Verdict) -> str:
+    facts = verdict.facts
+    if facts and facts.ranks:
+        return facts.ranks[0].now.node
+    return facts.ended[0].node if facts and facts.ended else ""
+
+
+def _lags(verdict: Verdict) -> Iterator[tuple[int, float]]:
+    for one in verdict.facts.ranks if verdict.facts else ():
+        if one.lag is not None:
+            yield one.rank, one.lag
+
+
+def _labels(run: Run, finding: Finding) -> tuple[str, ...]:
+    candidate, place = finding.candidate, finding.candidate.place
+    rank = "" if place.rank is None else str(place.rank)
+    what = candidate.kind, candidate.cause, finding.severity
+    return (*run, *what, rank, place.group, place.node, place.gpu, place.uuid)

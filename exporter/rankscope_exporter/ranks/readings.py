@@ -1,0 +1,115 @@
+"""A rank's record, its process and its GPU as a reading of the diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rankscope.record import layout
+from rankscope.record.snapshot import RankSnapshot
+from rankscope_exporter.diagnosis.readings import (
+    NOTHING,
+    AlignedCounters,
+    CollectiveCounters,
+    Counters,
+    Ending,
+    GpuCounters,
+    ProcessCounters,
+    RankReading,
+)
+from rankscope_exporter.gpu.rank_gpus import RankGpu
+from rankscope_exporter.ranks.collectors.rank_processes import RankProcess
+from rankscope_exporter.ranks.rank import Rank
+from rankscope_exporter.ranks.step_alignment import Alignment
+
+SCALER = ("amp_scale", "amp_skipped_steps")
+"""One of them is not 0 where there is a gradient scaler."""
+
+
+def reading(rank: Rank, aligned: Alignment | None, process: RankProcess | None, gpu: RankGpu | None) -> RankReading:
+    """Return everything that is known of a rank now. Times are seconds of CLOCK_MONOTONIC."""
+    snapshot = rank.snapshot
+    counters = _counters(snapshot, aligned, process, gpu.counters if gpu else GpuCounters())
+    return RankReading(
+        rank=int(rank.key[1]),
+        at=snapshot.read_monotonic,
+        began=snapshot["started_monotonic"],
+        group=snapshot.info["group"],
+        node=snapshot.info["node"],
+        uuid=rank.uuid,
+        world_size=int(snapshot.info["world_size"]),
+        ended=_ending(rank),
+        last_progress=snapshot.last_progress,
+        phase=snapshot.phase,
+        phase_since=snapshot.phase_since,
+        issued=dict(zip(snapshot.groups, snapshot.many("group_collectives"), strict=False)),
+        amp_scale=snapshot["amp_scale"] if any(map(snapshot.__getitem__, SCALER)) else None,
+        checkpoints=snapshot["checkpoints"],
+        last_checkpoint=_monotonic(snapshot, snapshot.unix_field("checkpoint_last_unix")),
+        children=process.usage.children if process and process.usage else None,
+        gpu=gpu.reading if gpu else None,
+        counters=counters,
+    )
+
+
+def _ending(rank: Rank) -> Ending | None:
+    if rank.snapshot.alive:
+        return None
+    at = _monotonic(rank.snapshot, rank.exit_unix or 0.0)
+    return Ending(rank.snapshot.exit_reason or "", rank.snapshot.last_progress if at is None else at)
+
+
+def _monotonic(snapshot: RankSnapshot, unix: float) -> float | None:
+    """Return a time of the node's clock; None for one that never was, and for a record of another boot."""
+    return unix - snapshot.unix_offset if unix and snapshot.unix_offset is not None else None
+
+
+def _counters(
+    snapshot: RankSnapshot, aligned: Alignment | None, process: RankProcess | None, gpu: GpuCounters
+) -> Counters:
+    working, idle = snapshot.many("loader_worker_seconds")
+    has_workers = bool(working or idle)
+    return Counters(
+        steps=snapshot["steps"],
+        phases=snapshot.phase_seconds,
+        device_steps=snapshot["device_steps"],
+        device_phases=snapshot.device_seconds,
+        device_dry=snapshot.device_dry_seconds,
+        device_waits=snapshot["device_waits"],
+        step_buckets=snapshot.many("step_buckets"),
+        aligned=_aligned(aligned),
+        collectives=CollectiveCounters(*(_by_op(snapshot, name) for name in COLLECTIVES)),
+        gc_seconds=sum(snapshot.many("gc_seconds")),
+        amp_skipped_steps=snapshot["amp_skipped_steps"],
+        loader_working=working if has_workers else None,
+        loader_idle=idle if has_workers else None,
+        process=_process(process),
+        gpu=gpu,
+    )
+
+
+COLLECTIVES = ("collectives", "collective_bytes", "collective_seconds")
+
+
+def _by_op(snapshot: RankSnapshot, name: str) -> Mapping[str, float]:
+    return {op: value for op, value in zip(layout.OPS, snapshot.many(name), strict=True) if value} or NOTHING
+
+
+def _aligned(alignment: Alignment | None) -> AlignedCounters:
+    if alignment is None:
+        return AlignedCounters()
+    totals = alignment.unplanned
+    seconds = dict(zip(layout.PHASES, alignment.phases, strict=True))
+    return AlignedCounters(totals.steps, totals.seconds, totals.floor, totals.skew, dict(totals.blame), seconds)
+
+
+def _process(process: RankProcess | None) -> ProcessCounters:
+    if process is None or process.usage is None:
+        return ProcessCounters()
+    usage, are_children_read = process.usage, not process.usage.unread_children
+    return ProcessCounters(
+        cpu=process.cpu.get("training"),
+        run_queue=usage.run_queue,
+        workers_cpu=process.cpu.get("workers") if are_children_read else None,
+        workers_run_queue=process.workers_run_queue if are_children_read else None,
+        read_bytes=process.read_bytes if are_children_read else None,
+    )
