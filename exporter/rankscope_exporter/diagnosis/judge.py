@@ -187,12 +187,23 @@ class RunJudge:
                 continue
             if loss <= self._thresholds.loss:
                 continue
-            reached = next((tier for tier, span in spans.items() if span and span.exceeds(key, tier, allowance)), None)
+            reached = self._reached(key, allowance, spans)
             if reached is None or (span := spans[reached]) is None:
                 continue
             if span.begins not in windows:
                 windows[span.begins] = self._window(self._readings_at(span.begins), readings)
             self._open_loss(at, key, reached, span, windows[span.begins])
+
+    def _reached(self, key: Key, allowance: float, spans: Mapping[Tier, Span | None]) -> Tier | None:
+        """Return the first tier that a loss has reached. For the longer ones it must not be over by now."""
+        first, second, *_ = spans.items()
+        for tier, span in spans.items():
+            if span is None or not span.exceeds(key, tier, allowance):
+                continue
+            mean = second[1].mean(key) if second[1] and tier != first[0] else None
+            if mean is None or mean - allowance > self._thresholds.loss:
+                return tier
+        return None
 
     def _allowance(self, key: Key, shortest: Span) -> float:
         """Return how much of a loss is none: what every healthy run may have, or this run has had if that is less.
