@@ -28,6 +28,7 @@ from rankscope_exporter.gpu.collector import GpuCollector
 from rankscope_exporter.gpu.collectors import allocation
 from rankscope_exporter.gpu.collectors.xid import XidCollector
 from rankscope_exporter.gpu.nvml.driver import Driver
+from rankscope_exporter.gpu.rank_gpus import RankGpus
 from rankscope_exporter.gpu.sampler import Sampler
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.ranks.run_directory import Beliefs, RunDirectory
@@ -68,19 +69,20 @@ def run(settings: Config) -> None:
     web_config = _web_config(settings)
     users, occupants = UserNames(name_of_user), Occupants(ProcessTable(settings.procfs))
     beliefs = Beliefs(users.name, occupants.is_elsewhere, settings.has_owner, settings.users)
+    rank_gpus = RankGpus(settings.collectors)
     run_directory = RunDirectory(settings.run_dirs, beliefs=beliefs)  # its end is that of the process
     with (
         _listening(settings) as listeners,
         # A thread of its own: a directory service that hangs delays no rank.
         Worker("users", USERS_NAMED_EVERY, users.resolve, "the ranks' owners cannot be named"),
         _simulation(settings, run_directory),
-        _watched_ranks(settings, run_directory) as ranks,
+        _watched_ranks(settings, run_directory, rank_gpus) as ranks,
         _gpu_collectors(settings, ranks, occupants) as enabled,
     ):
         averages = Averages(enabled) if settings.dcgm else None
         gpus = averages.collectors if averages else enabled
         sampler = Sampler(Driver(), gpus, watches_xids=XidCollector.name in settings.collectors)
-        occupants.lacks = sampler.lacks
+        occupants.lacks, rank_gpus.sampler = sampler.lacks, sampler
         collectors = registry.collectors(settings.collectors, gpus, sampler, ranks.collectors)
         scrape = Scrape([*collectors, DcgmCollector(averages, sampler)] if averages else collectors)
         app = create_app(scrape, sampler, has_lifecycle=settings.enable_lifecycle)
@@ -187,12 +189,12 @@ def _gpu_collectors(settings: Config, ranks: RankWatcher, occupants: Occupants) 
 
 
 @contextmanager
-def _watched_ranks(settings: Config, run_directory: RunDirectory) -> Iterator[RankWatcher]:
+def _watched_ranks(settings: Config, run_directory: RunDirectory, gpus: RankGpus) -> Iterator[RankWatcher]:
     """The thread that reads the ranks, for each collector of ranks that is on."""
     paths = ", ".join(f"{one}{'' if one.is_dir() else ' (not there yet)'}" for one in settings.run_dirs)
     is_any_there = any(one.is_dir() for one in settings.run_dirs)
     logger.log(logging.INFO if is_any_there else logging.WARNING, "the records of ranks are looked for in %s", paths)
-    watcher = RankWatcher(run_directory, registry.rank_collectors(settings))
+    watcher = RankWatcher(run_directory, registry.rank_collectors(settings, gpus))
     with watcher:
         if scan := watcher.scan():
             logger.info("ranks there now: %s", _names(scan.ranks) or "none")

@@ -6,7 +6,7 @@ line, in `collectors`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any
 
 from rankscope_exporter.config import Config
@@ -34,6 +34,7 @@ from rankscope_exporter.gpu.collectors import (
     temperature,
 )
 from rankscope_exporter.gpu.collectors.xid import XidCollector
+from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.gpu.sampler import Sampler
 from rankscope_exporter.ranks.collectors import ranks
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
@@ -84,10 +85,10 @@ def gpu_collectors(settings: Config) -> list[GpuCollector[Any]]:
     return [collector for collector in GPU_COLLECTORS if collector.name in settings.collectors]
 
 
-def rank_collectors(settings: Config) -> list[RankCollector]:
+def rank_collectors(settings: Config, gpus: Callable[[float], Mapping[str, RankGpu]]) -> list[RankCollector]:
     """Those that are on, newly built."""
     aligned, processes = AlignedSteps(settings.reference_interval), RankProcesses(settings.procfs)
-    every: tuple[RankCollector, ...] = (Ranks(), aligned, processes, Findings(aligned, processes))
+    every: tuple[RankCollector, ...] = (Ranks(), aligned, processes, Findings(aligned, processes, gpus))
     return [collector for collector in every if collector.name in settings.collectors]
 
 

@@ -80,7 +80,7 @@ class Node:
         self._uuids = UUIDS[:count]
         self._run_directory = RunDirectory([run_dir], clock=self.clock)
         settings: Any = SimpleNamespace(collectors=registry.HELP, reference_interval=30.0, procfs=procfs)
-        self._ranks = registry.rank_collectors(settings)
+        self._ranks = registry.rank_collectors(settings, lambda _at: {})
         self._users = users
 
     def watch(self, seconds: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
@@ -24,9 +24,10 @@ class RankGpu(NamedTuple):
 class RankGpus:
     """Used by one thread. Integrates the clock, of which the driver keeps no counter."""
 
-    def __init__(self, sampler: Sampler, collectors: frozenset[str]) -> None:
+    def __init__(self, collectors: Collection[str]) -> None:
         """`collectors` are the names of those that are on."""
-        self._sampler = sampler
+        self.sampler: Sampler | None = None
+        """Set once it is there; no GPU is known before that."""
         self._collectors = collectors
         self._clock_seconds: dict[str, tuple[float, float]] = {}
 
@@ -40,7 +41,7 @@ class RankGpus:
         return {gpu.uuid: self._gpu(gpu, values, at) for gpu, values in found.items()}
 
     def _read(self, collector: GpuCollector[Any]) -> Mapping[Gpu, Any]:
-        return self._sampler.readings(collector) if collector.name in self._collectors else {}
+        return self.sampler.readings(collector) if self.sampler and collector.name in self._collectors else {}
 
     def _gpu(self, gpu: Gpu, values: Mapping[str, Any], at: float) -> RankGpu:
         busy = (values.get("load") or {}).get("gpu")

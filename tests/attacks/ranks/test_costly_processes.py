@@ -42,7 +42,7 @@ def test_a_process_with_many_records_and_children_takes_no_rank_off_the_page(
     files: list[str] = []
     read = process_usage._read
     monkeypatch.setattr(process_usage, "_read", lambda path: files.append(path) or read(path))  # type: ignore[func-returns-value]
-    watcher = RankWatcher(RunDirectory([run_dir]), rank_collectors(parse(HELP, [], {})))
+    watcher = RankWatcher(RunDirectory([run_dir]), rank_collectors(parse(HELP, [], {}), lambda _at: {}))
     with (
         living(run_dir, VICTIM, "mine", before="os.fork() or os.read(0, 1)"),
         living(run_dir, MALLORY, "x", before=COSTLY),

@@ -95,11 +95,13 @@ class Findings:
     help = "what training runs lose their time to, which rank causes it, and why"
     metrics = METRICS
 
-    def __init__(self, alignment: AlignedSteps | None = None, processes: RankProcesses | None = None) -> None:
+    def __init__(
+        self, alignment: AlignedSteps, processes: RankProcesses, gpus: Callable[[float], Mapping[str, RankGpu]]
+    ) -> None:
+        """`gpus` returns what is known of the machine's GPUs at a time, by UUID."""
         self._alignment = alignment
         self._processes = processes
-        self.gpus: Callable[[float], Mapping[str, RankGpu]] = lambda _at: {}
-        """Return the machine's GPUs; set once the sampler is there."""
+        self._gpus = gpus
         self._judges = Judges()
         self._lost: dict[Run, dict[str, float]] = {}
         self.judged = Judged((), {})
@@ -108,7 +110,7 @@ class Findings:
     def poll(self, scan: Scan) -> list[Metric]:
         """Judge every run."""
         at = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=math.nan)
-        gpus = self.gpus(at) if scan.ranks else {}
+        gpus = self._gpus(at) if scan.ranks else {}
         self.judged = self._judges.update(at, self._readings(scan, gpus), gpus)
         self._lost = {run: seconds for run, seconds in self._lost.items() if run in self._judges.judges}
         for verdict in self.judged.verdicts:
@@ -118,8 +120,7 @@ class Findings:
         return [declared.family(values) for declared, values in self._values(time.time()).items()]
 
     def _readings(self, scan: Scan, gpus: Mapping[str, RankGpu]) -> Mapping[Run, list[RankReading]]:
-        aligned = self._alignment.alignments() if self._alignment else {}
-        processes = self._processes.processes() if self._processes else {}
+        aligned, processes = self._alignment.alignments(), self._processes.processes()
         found: dict[Run, list[RankReading]] = defaultdict(list)
         for rank in scan.ranks:
             run = rank.key[0], rank.key[2]
