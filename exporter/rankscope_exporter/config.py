@@ -19,6 +19,7 @@ from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 from rankscope_exporter.flags import add_flags, flag
 from rankscope_exporter.gpu.collectors.allocation import AllocationFlags
 from rankscope_exporter.ranks.collectors.alignment import AlignmentFlags
+from rankscope_exporter.ranks.collectors.findings import FindingFlags
 from rankscope_exporter.ranks.collectors.ranks import RankFlags
 
 DEFAULT_PORT = 10417
@@ -93,11 +94,11 @@ class GeneralFlags:
 
 
 # In the order of --help.
-COLLECTOR_FLAGS = (AllocationFlags, AlignmentFlags, RankFlags)
+COLLECTOR_FLAGS = (AllocationFlags, AlignmentFlags, RankFlags, FindingFlags)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(GeneralFlags, AllocationFlags, AlignmentFlags, RankFlags):
+class Config(GeneralFlags, AllocationFlags, AlignmentFlags, RankFlags, FindingFlags):
     """Everything that can be set, validated."""
 
     collectors: tuple[str, ...]

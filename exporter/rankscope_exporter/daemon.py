@@ -30,6 +30,7 @@ from rankscope_exporter.gpu.collectors.xid import XidCollector
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.rank_gpus import RankGpus
 from rankscope_exporter.gpu.sampler import Sampler
+from rankscope_exporter.ranks.collectors.findings import Findings
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.ranks.run_directory import Beliefs, RunDirectory
 from rankscope_exporter.ranks.watcher import RankWatcher
@@ -194,8 +195,11 @@ def _watched_ranks(settings: Config, run_directory: RunDirectory, gpus: RankGpus
     paths = ", ".join(f"{one}{'' if one.is_dir() else ' (not there yet)'}" for one in settings.run_dirs)
     is_any_there = any(one.is_dir() for one in settings.run_dirs)
     logger.log(logging.INFO if is_any_there else logging.WARNING, "the records of ranks are looked for in %s", paths)
-    watcher = RankWatcher(run_directory, registry.rank_collectors(settings, gpus))
-    with watcher:
+    collectors = registry.rank_collectors(settings, gpus)
+    watcher = RankWatcher(run_directory, collectors)
+    with ExitStack() as saved, watcher:
+        for findings in (one for one in collectors if isinstance(one, Findings)):
+            saved.callback(findings.close)
         if scan := watcher.scan():
             logger.info("ranks there now: %s", _names(scan.ranks) or "none")
         yield watcher

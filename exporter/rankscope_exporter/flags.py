@@ -9,7 +9,7 @@ from typing import Any
 
 def flag(name: str, **options: Any) -> Any:
     """Return a dataclass field that the flag sets; `options` are those of argparse's `add_argument`."""
-    return field(metadata={"flag": name, "options": options})
+    return field(default=options.get("default"), metadata={"flag": name, "options": options})
 
 
 def add_flags(parser: argparse._ActionsContainer, settings: type) -> None:

@@ -88,7 +88,7 @@ def gpu_collectors(settings: Config) -> list[GpuCollector[Any]]:
 def rank_collectors(settings: Config, gpus: Callable[[float], Mapping[str, RankGpu]]) -> list[RankCollector]:
     """Those that are on, newly built."""
     aligned, processes = AlignedSteps(settings.reference_interval), RankProcesses(settings.procfs)
-    every: tuple[RankCollector, ...] = (Ranks(), aligned, processes, Findings(aligned, processes, gpus))
+    every: tuple[RankCollector, ...] = (Ranks(), aligned, processes, Findings(aligned, processes, gpus, settings))
     return [collector for collector in every if collector.name in settings.collectors]
 
 

@@ -23,6 +23,8 @@ from testing.stack import Stack, wait_for
 
 from rankscope.record import layout
 
+THRESHOLDS = Path(__file__).with_name("thresholds.json")
+"""Of the exporter's findings, where a run has a minute."""
 GPUS = RANKS + 2  # two that belong to no rank
 RUN = "train"
 QUIET_FOR = 8.0  # seconds without an alert, pending or firing: the rules' window, and some
@@ -67,7 +69,7 @@ class Arena:
         told_by = {"processes_dir": str(self._holders), "changes_dir": str(self._changes)}
         gpus = {"gpus": GPUS, "machine": machine, "model": {"nvlinks": 18}, "follow_ranks": True, **told_by}
         scenario.write_text(yaml.safe_dump(gpus))
-        flags = [f"--collector.allocation.slurm-dir={self._claims}"]
+        flags = [f"--collector.allocation.slurm-dir={self._claims}", f"--collector.findings.thresholds={THRESHOLDS}"]
         self.exporter = servers.exporter(directory, str(scenario), self._run_dir, flags=flags, module=exporter)
         self._jobs = 0
         self._children: list[subprocess.Popen[bytes]] = []

@@ -9,6 +9,7 @@ from typing import Any
 from testing.job.launch import JobError
 from testing.stack import wait_for
 from testing.webhook import Notification
+from validation.gauntlet import shadow
 from validation.gauntlet.arena import RUN, LoneArena
 from validation.gauntlet.runbooks import ask
 from validation.gauntlet.schedule import Run
@@ -54,6 +55,7 @@ class Runner:
         runbook = self._runbook(run, verdicts)
         step = self._arena.step_seconds()
         ended = time.time()
+        found = shadow.findings(self._arena.stack.prometheus, injected, ended)
         healed = self._arena.heal()
         resolved = self._resolved(healed, first)
         is_quiet = self._arena.become_quiet()
@@ -70,6 +72,7 @@ class Runner:
             "false_alarms": false_alarms(run.cases, self._since(first)),
             "quiet_afterwards": is_quiet,
             "step_seconds": [healthy_step, step],
+            "findings": shadow.scored(found, run.cases, onset),
             "watched_seconds": round(time.time() - began, 1),
             "load": os.getloadavg()[0],
         }

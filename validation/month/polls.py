@@ -57,6 +57,7 @@ class _Totals:
         self.phases, self.measured = (np.zeros((len(PHASES), ranks)) for _ in range(2))
         self.histogram = np.zeros(len(BUCKETS) + 1)
         self.checkpoints = 0.0
+        self.last_checkpoint: float | None = None
 
 
 class _Throttled:
@@ -119,6 +120,7 @@ class _Shown:
             setattr(self._totals, name, getattr(self._totals, name) + values.sum(axis=0))
         self._totals.seconds = self._totals.seconds + self._block.durations.sum(axis=0)
         self._totals.checkpoints += len(self._block.checkpoints)
+        self._totals.last_checkpoint = max(self._block.checkpoints, default=self._totals.last_checkpoint)
 
     def at(self, when: float, throttled: _Throttled) -> Mapping[int, RankReading]:
         """Return the readings of that time."""
@@ -135,7 +137,7 @@ class _Shown:
         aligned, measured, aligned_seconds = sums["steps"].tolist()
         histogram = tuple(sums["histogram"].tolist())
         checkpoints = self._totals.checkpoints + sum(ended <= when for ended in block.checkpoints)
-        last = max((ended for ended in block.checkpoints if ended <= when), default=block.began)
+        last = max((ended for ended in block.checkpoints if ended <= when), default=self._totals.last_checkpoint)
         found = {}
         for rank in range(plan.ranks):
             counters = Counters(

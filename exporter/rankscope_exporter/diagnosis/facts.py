@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from statistics import fmean, median
-from typing import cast
 
 from rankscope.record import phases
-from rankscope_exporter.diagnosis.readings import NOTHING, Counters, RankReading, Run, difference
+from rankscope_exporter.diagnosis.readings import Counters, RankReading, Run, spent
 
 WAIT = "collective_wait"
 HOST, DEVICE = "host", "device"
@@ -42,7 +41,7 @@ class RankFacts:
     @cached_property
     def host_ratios(self) -> Mapping[str, float]:
         """Time of the training thread by phase."""
-        return {phase: spent / self.seconds for phase, spent in self.spent.phases.items()}
+        return {phase: seconds / self.seconds for phase, seconds in self.spent.phases.items()}
 
     @cached_property
     def device_scale(self) -> float:
@@ -63,8 +62,8 @@ class RankFacts:
     def step_ratios(self) -> Mapping[str, float]:
         """Time by phase in steps without a planned phase: in the steps that were compared, if there are any."""
         unplanned = _unplanned(self.ratios)
-        spent = sum(unplanned.values())
-        of_all = {phase: ratio / spent for phase, ratio in unplanned.items()} if spent else NOTHING
+        total = sum(unplanned.values())
+        of_all = {phase: ratio / total for phase, ratio in unplanned.items()} if total else {}
         aligned = self.spent.aligned
         if aligned.seconds <= 0.0:
             return of_all
@@ -172,9 +171,9 @@ def _rank_facts(then: RankReading | None, now: RankReading) -> RankFacts | None:
     if then is None:
         return None
     base = then.counters if then.began == now.began else Counters()
-    spent = cast("Counters", difference(now.counters, base))
-    seconds = sum(spent.phases.values())
-    return RankFacts(now, seconds, spent) if seconds > 0.0 else None
+    counted = spent(now.counters, base)
+    seconds = sum(counted.phases.values())
+    return RankFacts(now, seconds, counted) if seconds > 0.0 else None
 
 
 def _by_group(ranks: Sequence[RankFacts]) -> Mapping[str, Sequence[RankFacts]]:
@@ -204,4 +203,4 @@ def _is_comparable(members: Sequence[RankFacts]) -> bool:
 
 
 def _unplanned(seconds: Mapping[str, float]) -> Mapping[str, float]:
-    return {phase: spent for phase, spent in seconds.items() if phase not in phases.PLANNED}
+    return {phase: value for phase, value in seconds.items() if phase not in phases.PLANNED}

@@ -21,6 +21,8 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 ROW_SECONDS = 15.0
 """Between two rows of the baselines."""
 MINUTE = 60.0
+ROWS, MINUTES = 30, 5
+"""The fewest rows that a baseline is of, and the fewest minutes that skipped steps are counted over."""
 SHORTEST_PAUSE = 0.5
 KNOWN_AFTER = 600.0
 """Seconds of steps after which a run has a baseline."""
@@ -40,7 +42,8 @@ class Pause(NamedTuple):
 
     ended: float
     seconds: float
-    is_planned: bool
+    phase: str
+    """The planned phase that a rank was in; empty without one."""
 
 
 class Minute(NamedTuple):
@@ -58,13 +61,17 @@ class History:
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
-        self._rows: deque[Row] = deque(maxlen=int(thresholds.baseline_seconds / ROW_SECONDS))
+        self._row_every = min(ROW_SECONDS, thresholds.baseline_seconds / ROWS)
+        self._minute = min(MINUTE, thresholds.amp_seconds / MINUTES, thresholds.checkpoint_seconds / ROWS)
+        self._rows: deque[Row] = deque(maxlen=int(thresholds.baseline_seconds / self._row_every))
+        self._known_quartiles: dict[tuple[str, int], tuple[float | None, float | None]] = {}
         self._pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
-        self._minutes: deque[Minute] = deque(maxlen=int(thresholds.checkpoint_long_seconds / MINUTE) + 1)
+        self._minutes: deque[Minute] = deque(maxlen=int(thresholds.checkpoint_long_seconds / self._minute) + 1)
         self._progress = -math.inf
         self._stalled = 0.0
         """Without progress, when it was looked at last: a pause is known to within the time between two readings."""
-        self._is_planned = False
+        self._planned = ""
+        self._checkpoint = 0.0
         self._stepped_since: float | None = None
 
     @property
@@ -78,7 +85,7 @@ class History:
         if not ranks:
             return
         self._observe_pause(at, ranks)
-        if self._minutes and at - self._minutes[-1].at < MINUTE:
+        if self._minutes and at - self._minutes[-1].at < self._minute:
             return
         longest = max(ranks, key=lambda one: one.counters.phases.get("checkpoint", 0.0))
         self._minutes.append(
@@ -90,6 +97,8 @@ class History:
                 max(one.counters.amp_skipped_steps for one in ranks),
             )
         )
+        spans = self._thresholds.checkpoint_seconds, self._thresholds.checkpoint_long_seconds
+        self._checkpoint = max(map(self._checkpoint_ratio, spans))
 
     def _observe_pause(self, at: float, ranks: tuple[RankReading, ...]) -> None:
         progress = max(one.last_progress for one in ranks)
@@ -98,23 +107,24 @@ class History:
             self._stepped_since = at
         if progress > self._progress:
             if self._stalled > SHORTEST_PAUSE and has_stepped:
-                self._add_pause(Pause(at, self._stalled, self._is_planned))
-            self._is_planned = False
+                self._add_pause(Pause(at, self._stalled, self._planned))
+            self._planned = ""
         self._progress, self._stalled = progress, at - progress
-        self._is_planned |= any(one.phase in phases.PLANNED for one in ranks)
+        self._planned = next((one.phase for one in ranks if one.phase in phases.PLANNED), self._planned)
 
     def _add_pause(self, pause: Pause) -> None:
         """Keep the longest ones: a shorter and older pause is never asked for."""
-        kept = [one for one in self._pauses if one.seconds > pause.seconds or one.is_planned != pause.is_planned]
+        kept = [one for one in self._pauses if one.seconds > pause.seconds or one.phase != pause.phase]
         self._pauses = deque([*kept, pause], maxlen=PAUSES_KEPT)
 
     def add(self, at: float, losses: Mapping[str, float], useful: float, steps_rate: float) -> None:
         """Add the losses of the whole run in a part, by kind; at most one row each ROW_SECONDS."""
-        if self._rows and at - self._rows[-1].at < ROW_SECONDS:
+        if self._rows and at - self._rows[-1].at < self._row_every:
             return
         to_useful = {kind: loss / useful for kind, loss in losses.items()} if useful > 0.0 else {}
         per_step = {kind: loss / steps_rate for kind, loss in losses.items()} if steps_rate > 0.0 else {}
         self._rows.append(Row(at, to_useful, per_step))
+        self._known_quartiles.clear()
 
     def baseline(self, kind: str, before: float, useful: float, steps_rate: float) -> float | None:
         """Return the loss that the run has had before that time: the lower quartile of the last hour.
@@ -123,29 +133,38 @@ class History:
         something else takes more of it, and with shorter batches a step computes less and waits as long as before.
         None if nothing is known.
         """
-        rows = [row for row in self._rows if row.at <= before]
-        to_useful = [row.to_useful[kind] for row in rows if kind in row.to_useful]
-        per_step = [row.per_step[kind] for row in rows if kind in row.per_step]
-        known = [_lower_quartile(to_useful) * useful if to_useful else None]
-        known.append(_lower_quartile(per_step) * steps_rate if per_step else None)
+        to_useful, per_step = self._quartiles(kind, before)
+        known = [
+            None if to_useful is None else to_useful * useful,
+            None if per_step is None else per_step * steps_rate,
+        ]
         return max((one for one in known if one is not None), default=None)
+
+    def _quartiles(self, kind: str, before: float) -> tuple[float | None, float | None]:
+        """Return the lower quartiles of a loss to useful work and per step. Computed once for the same rows."""
+        rows = sum(row.at <= before for row in self._rows)
+        if (kind, rows) not in self._known_quartiles:
+            chosen = list(self._rows)[:rows]
+            to_useful = [row.to_useful[kind] for row in chosen if kind in row.to_useful]
+            per_step = [row.per_step[kind] for row in chosen if kind in row.per_step]
+            self._known_quartiles[kind, rows] = _lower_quartile(to_useful), _lower_quartile(per_step)
+        return self._known_quartiles[kind, rows]
 
     def past(self, at: float) -> Past:
         """Return what state detectors read."""
         limits = self._thresholds
-        usual = [one.seconds for one in self._pauses if not one.is_planned and at - one.ended < limits.pace_seconds]
-        planned = [
-            one.seconds for one in self._pauses if one.is_planned and at - one.ended < limits.planned_pace_seconds
-        ]
+        usual = [one.seconds for one in self._pauses if not one.phase and at - one.ended < limits.pace_seconds]
+        planned: dict[str, float] = {}
+        for one in self._pauses:
+            if one.phase and at - one.ended < limits.planned_pace_seconds:
+                planned[one.phase] = max(one.seconds, planned.get(one.phase, 0.0))
         is_known = self._stepped_since is not None and at - self._stepped_since > limits.stuck_floor
-        recent = [minute for minute in self._minutes if at - minute.at <= limits.amp_seconds + MINUTE]
+        recent = [minute for minute in self._minutes if at - minute.at <= limits.amp_seconds + self._minute]
         skips = recent[-1].amp_skips - recent[0].amp_skips if recent else 0.0
         return Past(
             longest_pause=max(usual, default=SHORTEST_PAUSE) if is_known else None,
-            longest_planned_pause=max(planned, default=None),
-            checkpoint_ratio=max(
-                map(self._checkpoint_ratio, (limits.checkpoint_seconds, limits.checkpoint_long_seconds))
-            ),
+            longest_planned_pauses=planned,
+            checkpoint_ratio=self._checkpoint,
             highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),
             amp_skips=max(skips, 0.0),
         )
@@ -163,7 +182,7 @@ class History:
         """Return everything, with ages for times."""
         return {
             "rows": [[at - row.at, dict(row.to_useful), dict(row.per_step)] for row in self._rows],
-            "pauses": [[at - one.ended, one.seconds, one.is_planned] for one in self._pauses],
+            "pauses": [[at - one.ended, one.seconds, one.phase] for one in self._pauses],
             "minutes": [[at - one.at, *one[1:]] for one in self._minutes],
             "stepped": None if self._stepped_since is None else at - self._stepped_since,
         }
@@ -171,12 +190,12 @@ class History:
     def restore(self, state: Mapping[str, Any], at: float) -> None:
         """Take back what `state` returned. Raises KeyError, TypeError or ValueError for anything else."""
         self._rows.extend(Row(at - float(age), dict(useful), dict(step)) for age, useful, step in state["rows"])
-        self._pauses.extend(
-            Pause(at - float(age), float(long), bool(planned)) for age, long, planned in state["pauses"]
-        )
+        self._pauses.extend(Pause(at - float(age), float(long), str(phase)) for age, long, phase in state["pauses"])
         self._minutes.extend(Minute(at - float(age), *map(float, rest)) for age, *rest in state["minutes"])
         self._stepped_since = None if state["stepped"] is None else at - float(state["stepped"])
 
 
-def _lower_quartile(values: list[float]) -> float:
-    return quantiles(values, n=4, method="inclusive")[0] if len(values) > 1 else values[0]
+def _lower_quartile(values: list[float]) -> float | None:
+    if len(values) < 2:
+        return values[0] if values else None
+    return quantiles(values, n=4, method="inclusive")[0]

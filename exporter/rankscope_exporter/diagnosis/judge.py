@@ -28,6 +28,8 @@ STEPS_RATE: Key = ("steps_rate", None)
 
 SHORTEST_PART = 0.9
 """Seconds of a part: a little less than between two polls."""
+SETTLE_EVERY = 5.0
+"""Seconds between two accounts of what was lost."""
 LONGEST_WITHOUT_ALIGNED = 15.0
 """Seconds after which a part ends though no step of it could be compared."""
 RECENT_READINGS = 24
@@ -65,7 +67,8 @@ class RunJudge:
         self._parts = Parts()
         self._readings: deque[tuple[float, Readings]] = deque()
         """At the ends of parts, the newest last."""
-        self._last: tuple[float, Readings] | None = None
+        self._last: Readings = {}
+        self._settled: tuple[float, Readings] | None = None
         self._open: dict[Key, Finding] = {}
         self._above: dict[Key, float] = {}
         """Of each open finding when its loss was last above the limit for its release."""
@@ -81,7 +84,7 @@ class RunJudge:
         verdict = Verdict(self.run, at)
         if not self._readings:
             self._readings.append((at, readings))
-        verdict.newly_lost = self._newly_lost(at, readings)
+        verdict.newly_lost = self._settle(at, readings)
         if living and self._is_part_complete(at, readings):
             self._end_part(at, readings)
         window = self._recent(readings)
@@ -93,21 +96,25 @@ class RunJudge:
 
     def _forget_predecessors(self, readings: Readings) -> None:
         """Begin again where ranks have: what was measured is of other processes."""
-        last = self._last[1] if self._last else {}
+        last, self._last = self._last, readings
         shared = [number for number, one in readings.items() if number in last and one.ended is None]
         if any(readings[number].began > last[number].began for number in shared):
-            self._parts, self._readings, self._last = Parts(), deque(), None
+            self._parts, self._readings, self._settled = Parts(), deque(), None
             self._open.clear()
             self._above.clear()
 
-    def _newly_lost(self, at: float, readings: Readings) -> Mapping[str, float]:
-        then, self._last = self._last, (at, readings)
-        if then is None or at <= then[0]:
+    def _settle(self, at: float, readings: Readings) -> Mapping[str, float]:
+        """Return the GPU seconds that were lost since this was done last, by cause; nothing before SETTLE_EVERY."""
+        if self._settled is None:
+            self._settled = at, readings
+        if at - self._settled[0] < SETTLE_EVERY:
             return {}
-        facts = compare(self.run, then[1], readings)
-        losses = lost.lost(facts, self._thresholds, is_stuck=any(kind == "hang" for kind, _ in self._states))
-        gpus = len(facts.ranks) + losses.get("idle", 0.0) * len(facts.ranks) / max(1.0 - losses.get("idle", 0.0), 1e-9)
-        return {cause: ratio * gpus * (at - then[0]) for cause, ratio in losses.items() if cause != "none"}
+        window = self._window(self._settled[1], readings)
+        idle = window.lost.get("idle", 0.0)
+        gpus = len(window.run.ranks) / (1.0 - idle) if idle < 1.0 else 0.0
+        seconds = gpus * (at - self._settled[0])
+        self._settled = at, readings
+        return {cause: ratio * seconds for cause, ratio in window.lost.items() if cause != "none"}
 
     def _is_part_complete(self, at: float, readings: Readings) -> bool:
         begin, before = self._readings[-1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
 from rankscope_exporter.diagnosis.readings import RankReading, Run
@@ -31,6 +31,22 @@ class Judges:
         self._thresholds = thresholds or Thresholds()
         self.judges: dict[Run, RunJudge] = {}
         self._seen: dict[Run, float] = {}
+        self._saved: dict[Run, Mapping[str, Any]] = {}
+
+    def state(self, at: float) -> list[Any]:
+        """Return what a restart of the exporter must not forget, as JSON can hold it."""
+        return [[*run, judge.state(at)] for run, judge in self.judges.items()]
+
+    def restore(self, state: Iterable[Any]) -> None:
+        """Take it back: each run's when it is seen again. Raises TypeError or ValueError for anything else."""
+        self._saved = {(str(name), str(owner)): saved for name, owner, saved in state}
+
+    def _judge(self, run: Run, at: float) -> RunJudge:
+        if run not in self.judges:
+            self.judges[run] = judge = RunJudge(run, self._thresholds)
+            if saved := self._saved.pop(run, None):
+                judge.restore(saved, at)
+        return self.judges[run]
 
     def update(self, at: float, readings: Mapping[Run, Iterable[RankReading]], known_gpus: Iterable[str]) -> Judged:
         """Take the readings of one moment, by run. `known_gpus` are the UUIDs of the GPUs that are read."""
@@ -42,9 +58,8 @@ class Judges:
         verdicts = []
         for run, ranks in by_rank.items():
             if run not in not_judged:
-                judge = self.judges.setdefault(run, RunJudge(run, self._thresholds))
                 self._seen[run] = at
-                verdicts.append(judge.update(at, ranks))
+                verdicts.append(self._judge(run, at).update(at, ranks))
         for run in [run for run, seen in self._seen.items() if at - seen > FORGET_AFTER]:
             del self.judges[run], self._seen[run]
         return Judged(tuple(verdicts), not_judged)

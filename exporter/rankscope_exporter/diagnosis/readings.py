@@ -7,10 +7,8 @@ What is not known is absent (None, or no key): it is never 0.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from types import MappingProxyType
-
-NOTHING: Mapping[str, float] = MappingProxyType({})
+from dataclasses import dataclass, field
+from itertools import repeat
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,18 +147,71 @@ Run = tuple[str, str]
 """A run's name and its owner."""
 
 
-def difference(now: object, then: object) -> object:
-    """Return what was counted between two values of one field of `Counters`; None if one of them is not known.
+def spent(now: Counters, then: Counters) -> Counters:
+    """Return what was counted between two readings of a rank. What is not known of either is not known.
 
     A counter that has decreased belongs to another process: then all of it is new.
     """
-    if isinstance(now, int | float) and isinstance(then, int | float):
-        return now - then if now >= then else now
-    if isinstance(now, Mapping) and isinstance(then, Mapping):
-        return {key: difference(value, then.get(key, 0.0)) for key, value in now.items()}
-    if isinstance(now, tuple) and isinstance(then, tuple):
-        then = then or (0.0,) * len(now)
-        return tuple(difference(new, old) for new, old in zip(now, then, strict=True))
-    if now is None or then is None:
-        return None
-    return type(now)(*(difference(getattr(now, one.name), getattr(then, one.name)) for one in fields(now)))  # type: ignore[arg-type]
+    return Counters(
+        _less(now.steps, then.steps),
+        _less_by_name(now.phases, then.phases),
+        _less(now.device_steps, then.device_steps),
+        _less_by_name(now.device_phases, then.device_phases),
+        _less_by_name(now.device_dry, then.device_dry),
+        _less(now.device_waits, then.device_waits),
+        tuple(map(_less, now.step_buckets, then.step_buckets or repeat(0.0))),
+        _aligned(now.aligned, then.aligned),
+        CollectiveCounters(
+            _less_by_name(now.collectives.calls, then.collectives.calls),
+            _less_by_name(now.collectives.bytes, then.collectives.bytes),
+            _less_by_name(now.collectives.seconds, then.collectives.seconds),
+        ),
+        _less(now.gc_seconds, then.gc_seconds),
+        _less(now.amp_skipped_steps, then.amp_skipped_steps),
+        _known_less(now.loader_working, then.loader_working),
+        _known_less(now.loader_idle, then.loader_idle),
+        _process(now.process, then.process),
+        _gpu(now.gpu, then.gpu),
+    )
+
+
+def _aligned(now: AlignedCounters, then: AlignedCounters) -> AlignedCounters:
+    return AlignedCounters(
+        _less(now.steps, then.steps),
+        _less(now.seconds, then.seconds),
+        _less(now.wait_floor, then.wait_floor),
+        _less(now.skew, then.skew),
+        _less_by_name(now.blame, then.blame),
+        _less_by_name(now.phases, then.phases),
+    )
+
+
+def _process(now: ProcessCounters, then: ProcessCounters) -> ProcessCounters:
+    return ProcessCounters(
+        _known_less(now.cpu, then.cpu),
+        _known_less(now.run_queue, then.run_queue),
+        _known_less(now.workers_cpu, then.workers_cpu),
+        _known_less(now.workers_run_queue, then.workers_run_queue),
+        _known_less(now.read_bytes, then.read_bytes),
+    )
+
+
+def _gpu(now: GpuCounters, then: GpuCounters) -> GpuCounters:
+    is_known = now.throttled is not None and then.throttled is not None
+    return GpuCounters(
+        _known_less(now.busy, then.busy),
+        _less_by_name(now.throttled or {}, then.throttled or {}) if is_known else None,
+        _known_less(now.clock_ratio_seconds, then.clock_ratio_seconds),
+    )
+
+
+def _less(now: float, then: float) -> float:
+    return now - then if now >= then else now
+
+
+def _known_less(now: float | None, then: float | None) -> float | None:
+    return None if now is None or then is None else _less(now, then)
+
+
+def _less_by_name(now: Mapping[str, float], then: Mapping[str, float]) -> Mapping[str, float]:
+    return {name: _less(value, then.get(name, 0.0)) for name, value in now.items()}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import NamedTuple
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple
 
 
 class Tier(NamedTuple):
@@ -128,3 +129,31 @@ class Thresholds:
     """Between the first and the last rank of a run that ended: exporters notice an end within a second."""
     works_until_its_end: float = 60.0
     """Without progress before the end: time for what follows the last step."""
+
+
+def changed(thresholds: Thresholds, values: Mapping[str, Any]) -> Thresholds:
+    """Return the thresholds with other values by name. Tiers are lists of a tier's fields, in their order.
+
+    Raises ValueError that names what is wrong.
+    """
+    known = {one.name for one in fields(Thresholds)}
+    if unknown := sorted(values.keys() - known):
+        raise ValueError(f"no threshold is named {unknown[0]!r}")
+    return replace(thresholds, **{name: _value(name, value) for name, value in values.items()})
+
+
+def _value(name: str, value: Any) -> Any:
+    if name == "tiers":
+        return _tiers(value)
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < float("inf"):
+        raise ValueError(f"{name} is {value!r} and not a number from 0 on")
+    return float(value)
+
+
+def _tiers(rows: Any) -> tuple[Tier, ...]:
+    width = len(Tier._fields)
+    if not isinstance(rows, list) or len(rows) < 2:
+        raise ValueError("tiers is not a list of two or more")
+    if not all(isinstance(row, list) and len(row) == width for row in rows):
+        raise ValueError(f"a tier is not a list of {width} numbers: {', '.join(Tier._fields)}")
+    return tuple(Tier(*(_value(name, number) for name, number in zip(Tier._fields, row, strict=True))) for row in rows)

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from rankscope.record import layout
 from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.diagnosis.readings import (
-    NOTHING,
     AlignedCounters,
     CollectiveCounters,
     Counters,
@@ -91,7 +90,7 @@ COLLECTIVES = ("collectives", "collective_bytes", "collective_seconds")
 
 
 def _by_op(snapshot: RankSnapshot, name: str) -> Mapping[str, float]:
-    return {op: value for op, value in zip(layout.OPS, snapshot.many(name), strict=True) if value} or NOTHING
+    return {op: value for op, value in zip(layout.OPS, snapshot.many(name), strict=True) if value}
 
 
 def _aligned(alignment: Alignment | None) -> AlignedCounters:

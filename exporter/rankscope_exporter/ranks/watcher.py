@@ -65,8 +65,10 @@ class PolledCollector:
         self._is_idle.wait(patience)
 
     def end(self) -> None:
-        """End the thread once it is idle."""
+        """End the thread, and wait for that as long as for a poll."""
         self._scans.put(None)
+        if self._thread.ident is not None:
+            self._thread.join(PATIENCE)
 
     def collect(self) -> Sequence[Metric]:
         """Return what was found last.

@@ -47,13 +47,17 @@ def patience(run: RunFacts, past: Past, thresholds: Thresholds, *, has_evidence:
     """Return the seconds without progress after which the run hangs."""
     planned = {one.now.phase for one in run.ranks} & set(phases.PLANNED)
     if planned:
-        pace = past.longest_planned_pause
-        if pace is None or "startup" in planned:
-            return thresholds.planned
-        return min(max(thresholds.stuck_pace * pace, thresholds.stuck), thresholds.planned)
+        return max(_planned_patience(past.longest_planned_pauses.get(phase), phase, thresholds) for phase in planned)
     if past.longest_pause is None:
         return thresholds.stuck_early if has_evidence else thresholds.stuck
     return min(max(thresholds.stuck_pace * past.longest_pause, thresholds.stuck_floor), thresholds.stuck)
+
+
+def _planned_patience(pace: float | None, phase: str, thresholds: Thresholds) -> float:
+    """How long a start-up takes says nothing about the next."""
+    if pace is None or phase == "startup":
+        return thresholds.planned
+    return min(max(thresholds.stuck_pace * pace, thresholds.stuck), thresholds.planned)
 
 
 def ranks_behind(run: RunFacts) -> dict[int, float]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.findings import Candidate
@@ -15,8 +15,8 @@ class Past:
 
     longest_pause: float | None = None
     """Without progress outside of planned phases, in the last hour."""
-    longest_planned_pause: float | None = None
-    """Without progress in checkpoints and evaluations, in the last six hours."""
+    longest_planned_pauses: Mapping[str, float] = field(default_factory=dict)
+    """By planned phase, in the last six hours."""
     checkpoint_ratio: float = 0.0
     """Time in checkpoints. See history.py."""
     highest_amp_scale: float = 0.0

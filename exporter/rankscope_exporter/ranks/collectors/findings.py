@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
+import json
+import logging
 import math
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
 from prometheus_client.core import Metric
 
@@ -13,12 +19,18 @@ from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import Judged, Judges
 from rankscope_exporter.diagnosis.readings import RankReading, Run
+from rankscope_exporter.diagnosis.thresholds import Thresholds, changed
 from rankscope_exporter.exposition.metric import Declaration
+from rankscope_exporter.flags import flag
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.readings import reading
+from rankscope_exporter.ranks.state_file import StateFile
+
+SAVE_EVERY = 60.0
+logger = logging.getLogger(__name__)
 
 RUN_LABELS = ("run", "owner")
 FINDING_LABELS = ("run", "owner", "kind", "cause", "severity", "rank", "group", "node", "gpu", "uuid")
@@ -88,6 +100,44 @@ CAUSES = (
 """Those that every run has from the start, so that an increase from 0 is one."""
 
 
+def _thresholds(text: str) -> Thresholds:
+    """Return the thresholds of a JSON file. Raises ArgumentTypeError."""
+    try:
+        values = json.loads(Path(text).read_text())
+        if not isinstance(values, dict):
+            raise ValueError("it is not an object of numbers by name")
+        return changed(Thresholds(), values)
+    except (OSError, ValueError) as error:
+        raise argparse.ArgumentTypeError(f"{text}: {getattr(error, 'strerror', None) or error}") from error
+
+
+def _directory(text: str) -> Path:
+    """Return a directory that can be written. Raises ArgumentTypeError."""
+    path = Path(text)
+    if not (path.is_dir() and os.access(path, os.W_OK)):
+        raise argparse.ArgumentTypeError(f"{text} is no directory that can be written")
+    return path
+
+
+@dataclass(frozen=True, kw_only=True)
+class FindingFlags:
+    """The settings of the collector."""
+
+    thresholds: Thresholds = flag(
+        "--collector.findings.thresholds",
+        type=_thresholds,
+        default=Thresholds(),
+        metavar="FILE",
+        help="a JSON object with other values for thresholds of the diagnosis, by name (docs/diagnosis.md)",
+    )
+    state_dir: Path | None = flag(
+        "--state-dir",
+        type=_directory,
+        metavar="DIR",
+        help="where to save what the findings are based on, so that a restart forgets no baseline (default: nowhere)",
+    )
+
+
 class Findings:
     """Judges the runs of each scan. Reads what the collectors before it have found of the same scan."""
 
@@ -96,14 +146,24 @@ class Findings:
     metrics = METRICS
 
     def __init__(
-        self, alignment: AlignedSteps, processes: RankProcesses, gpus: Callable[[float], Mapping[str, RankGpu]]
+        self,
+        alignment: AlignedSteps,
+        processes: RankProcesses,
+        gpus: Callable[[float], Mapping[str, RankGpu]],
+        settings: FindingFlags | None = None,
     ) -> None:
         """`gpus` returns what is known of the machine's GPUs at a time, by UUID."""
+        settings = settings or FindingFlags()
         self._alignment = alignment
         self._processes = processes
         self._gpus = gpus
-        self._judges = Judges()
+        self._judges = Judges(settings.thresholds)
         self._lost: dict[Run, dict[str, float]] = {}
+        self._state_file = StateFile(settings.state_dir)
+        self._lost_before: dict[Run, dict[str, float]] = {}
+        """Of runs that have not been seen since the start."""
+        self._saved_at = -math.inf
+        self._restore()
         self.judged = Judged((), {})
         """By the last poll."""
 
@@ -114,10 +174,34 @@ class Findings:
         self.judged = self._judges.update(at, self._readings(scan, gpus), gpus)
         self._lost = {run: seconds for run, seconds in self._lost.items() if run in self._judges.judges}
         for verdict in self.judged.verdicts:
-            seconds = self._lost.setdefault(verdict.run, dict.fromkeys(CAUSES, 0.0))
+            seconds = self._lost.get(verdict.run)
+            if seconds is None:
+                before = self._lost_before.pop(verdict.run, {})
+                seconds = self._lost[verdict.run] = {**dict.fromkeys(CAUSES, 0.0), **before}
             for cause, lost in verdict.newly_lost.items():
                 seconds[cause] = seconds.get(cause, 0.0) + lost
+        if at - self._saved_at >= SAVE_EVERY:
+            self._save(at, is_last=False)
         return [declared.family(values) for declared, values in self._values(time.time()).items()]
+
+    def close(self) -> None:
+        """Save everything: the counters of lost time go on from here."""
+        if math.isfinite(self._saved_at):
+            self._save(time.monotonic(), is_last=True)
+
+    def _save(self, at: float, *, is_last: bool) -> None:
+        """The counters are only right if nothing is counted afterwards: else Prometheus has seen larger ones."""
+        self._saved_at = at
+        lost = [[*run, seconds] for run, seconds in self._lost.items()] if is_last else []
+        self._state_file.save({"at": time.time(), "runs": self._judges.state(at), "lost": lost})
+
+    def _restore(self) -> None:
+        state = self._state_file.load()
+        try:
+            self._judges.restore(state.get("runs", ()))
+            self._lost_before = {(str(name), str(owner)): dict(lost) for name, owner, lost in state.get("lost", ())}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            logger.warning("the saved state is not used error=%r", error)
 
     def _readings(self, scan: Scan, gpus: Mapping[str, RankGpu]) -> Mapping[Run, list[RankReading]]:
         aligned, processes = self._alignment.alignments(), self._processes.processes()

@@ -1,0 +1,71 @@
+"""What the exporter's own findings say of a run, next to what the rules alert: both scored alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from testing.servers import Prometheus
+from testing.webhook import Notification
+from validation.gauntlet.case import Case, Target
+from validation.gauntlet.score import false_alarms, judge
+
+ALERTS = {
+    "rotating_straggler": "RankscopeRotatingStraggler",
+    "data": "RankscopeDataBound",
+    "network": "RankscopeTransferBound",
+    "small_collectives": "RankscopeSmallCollectives",
+    "copies": "RankscopeCopyBound",
+    "launch": "RankscopeLaunchBound",
+    "device_reads": "RankscopeDeviceReads",
+    "throttling": "RankscopeThrottled",
+    "hang": "RankscopeRankStuck",
+    "crash": "RankscopeRankCrashed",
+    "slow_startup": "RankscopeStartupSlow",
+    "slow_checkpoint": "RankscopeCheckpointSlow",
+    "checkpoint_overdue": "RankscopeCheckpointOverdue",
+    "low_utilization": "RankscopeLowUtilisation",
+    "cpu_fallback": "RankscopeCpuFallback",
+    "loss_scale_collapse": "RankscopeLossScaleCollapse",
+}
+"""By kind the alert that is about the same; a straggler has two."""
+CAUSES = {"foreign_process": "intruder"}
+"""Causes that the rules name otherwise."""
+ONE_CAUSE = {
+    "copies": "h2d_copy",
+    "small_collectives": "synchronisation",
+    "launch": "launch",
+    "device_reads": "device_read",
+    "throttling": "throttled",
+    "slow_startup": "startup",
+    "slow_checkpoint": "checkpoint",
+    "cpu_fallback": "cpu_fallback",
+    "loss_scale_collapse": "not_finite",
+}
+"""By kind the rules' cause, where a finding's name says it already."""
+
+
+def findings(prometheus: Prometheus, since: float, until: float) -> list[tuple[dict[str, str], float]]:
+    """Return the labels of every finding between two unix times, and when Prometheus first saw it."""
+    series = prometheus.query(f"rankscope_finding_ratio[{round(until - since)}s] @ {until}")
+    return sorted(((one["metric"], float(one["values"][0][0])) for one in series), key=lambda item: item[1])
+
+
+def scored(
+    found: Iterable[tuple[Mapping[str, str], float]], faults: Iterable[tuple[Case, Target]], onset: float
+) -> dict[str, Any]:
+    """Return the verdicts on the faults and the false alarms, as of notifications that came when a finding was seen."""
+    faults = tuple(faults)
+    notifications = [_notification(labels, seen) for labels, seen in found if seen >= onset]
+    verdicts = [judge(case, target, onset, notifications) for case, target in faults if not case.is_decoy]
+    alarms = false_alarms(faults, [_notification(labels, seen) for labels, seen in found])
+    return {"verdicts": [verdict.line() for verdict in verdicts], "false_alarms": alarms}
+
+
+def _notification(labels: Mapping[str, str], seen: float) -> Notification:
+    kind, cause = labels["kind"], labels.get("cause", "")
+    is_first = labels.get("rank") == "0"
+    straggler = "RankscopeRankZeroLagging" if is_first else "RankscopeRankLagging"
+    told = {"alertname": ALERTS.get(kind, straggler), "cause": ONE_CAUSE.get(kind, CAUSES.get(cause, cause))}
+    kept = {name: value for name, value in labels.items() if name in ("run", "rank", "gpu", "node", "severity")}
+    return Notification("firing", {**kept, **told}, {}, "", seen)
