@@ -45,10 +45,17 @@ ONE_CAUSE = {
 """By kind the rules' cause, where a finding's name says it already."""
 
 
+BEFORE = 5  # seconds
+
+
 def findings(prometheus: Prometheus, since: float, until: float) -> list[tuple[dict[str, str], float]]:
-    """Return the labels of every finding between two unix times, and when Prometheus first saw it."""
-    series = prometheus.query(f"rankscope_finding_ratio[{round(until - since)}s] @ {until}")
-    return sorted(((one["metric"], float(one["values"][0][0])) for one in series), key=lambda item: item[1])
+    """Return the labels of every finding that begins between two unix times, and when Prometheus first saw it.
+
+    One that goes on from before, of a fault that was healed a moment ago, is none.
+    """
+    series = prometheus.query(f"rankscope_finding_ratio[{round(until - since) + BEFORE}s] @ {until}")
+    found = [(one["metric"], float(one["values"][0][0])) for one in series]
+    return sorted((one for one in found if one[1] > since), key=lambda item: item[1])
 
 
 def scored(
