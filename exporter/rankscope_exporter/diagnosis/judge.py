@@ -47,6 +47,8 @@ class Verdict:
 
     run: Run
     at: float
+    is_ready: bool = True
+    """Whether enough has been seen to decide: not in the first steps after the caller's own start."""
     findings: list[Finding] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
     facts: RunFacts | None = None
@@ -73,6 +75,8 @@ class RunJudge:
         self._above: dict[Key, float] = {}
         """Of each open finding when its loss was last above the limit for its release."""
         self._states: dict[Key, Finding] = {}
+        self._is_from_start: bool | None = None
+        """Whether the run's ranks had made no step when they were first seen."""
         self._seen: dict[Key, tuple[float, float]] = {}
         """Of each state when it was first and last seen."""
 
@@ -81,6 +85,8 @@ class RunJudge:
         self._forget_predecessors(readings)
         living = [one for one in readings.values() if one.ended is None]
         self.history.observe(at, living)
+        if self._is_from_start is None:
+            self._is_from_start = all(one.counters.steps == 0 for one in readings.values())
         verdict = Verdict(self.run, at)
         if not self._readings:
             self._readings.append((at, readings))
@@ -92,6 +98,7 @@ class RunJudge:
         states = [candidate for detect in STATES for candidate in detect(window, self.history.past(at))]
         self._update_states(at, states)
         self._decide(verdict, window, states)
+        verdict.is_ready = self._is_from_start or self._parts.span(self._thresholds.tiers[0]) is not None
         return verdict
 
     def _forget_predecessors(self, readings: Readings) -> None:

@@ -39,7 +39,7 @@ JUDGED = Declaration(
     "gauge",
     "rankscope_run_judged_info",
     "Runs that this exporter judges: all ranks below their world size are on this machine, and their GPUs are read. "
-    "`by` is the node. Prometheus' rules judge the others.",
+    "`by` is the node. Absent in the first steps after the exporter's start. Prometheus' rules judge the others.",
     (*RUN_LABELS, "by"),
 )
 FINDING = Declaration(
@@ -215,7 +215,8 @@ class Findings:
         values: dict[Declaration, dict[tuple[str, ...], float]] = {declared: {} for declared in METRICS}
         for verdict in self.judged.verdicts:
             run = verdict.run
-            values[JUDGED][(*run, _node(verdict))] = 1.0
+            if verdict.is_ready:
+                values[JUDGED][(*run, _node(verdict))] = 1.0
             values[LOST].update({(*run, cause): ratio for cause, ratio in verdict.lost.items()})
             values[LOST_SECONDS].update({(*run, cause): lost for cause, lost in self._lost[run].items()})
             values[LAG].update({(run[0], str(rank), run[1]): lag for rank, lag in _lags(verdict)})
