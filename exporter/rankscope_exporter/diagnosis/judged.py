@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
@@ -21,7 +22,7 @@ class Judged(NamedTuple):
 
     verdicts: tuple[Verdict, ...]
     not_judged: Mapping[Run, str]
-    """`ranks_elsewhere`, `world_sizes_differ`, `gpus_unknown` or `too_many_runs`."""
+    """`ranks_elsewhere`, `world_sizes_differ`, `world_size_unknown`, `gpus_unknown` or `too_many_runs`."""
 
 
 class Judges:
@@ -45,7 +46,8 @@ class Judges:
         if run not in self.judges:
             self.judges[run] = judge = RunJudge(run, self._thresholds)
             if saved := self._saved.pop(run, None):
-                judge.restore(saved, at)
+                with suppress(KeyError, TypeError, ValueError):  # a damaged file: the run has no history then
+                    judge.restore(saved, at)
         return self.judges[run]
 
     def update(self, at: float, readings: Mapping[Run, Iterable[RankReading]], known_gpus: Iterable[str]) -> Judged:
@@ -71,7 +73,11 @@ def why_not(ranks: Mapping[int, RankReading], gpus: frozenset[str]) -> str:
     sizes = {one.world_size for one in living or ranks.values()}
     if len(sizes) != 1:
         return "world_sizes_differ"
-    if not set(range(sizes.pop())) <= ranks.keys():
+    size = sizes.pop()
+    if not size:
+        return "world_size_unknown"
+    # A forged world size may be too large for a set of so many ranks.
+    if size > len(ranks) or not ranks.keys() >= set(range(size)):
         return "ranks_elsewhere"
     return "gpus_unknown" if any(one.uuid and one.uuid not in gpus for one in living) else ""
 
