@@ -33,13 +33,18 @@ class Judges:
         self.judges: dict[Run, RunJudge] = {}
         self._seen: dict[Run, float] = {}
         self._saved: dict[Run, Mapping[str, Any]] = {}
+        self._downtime = 0.0
 
     def state(self, at: float) -> list[Any]:
         """Return what a restart of the exporter must not forget, as JSON can hold it."""
         return [[*run, judge.state(at)] for run, judge in self.judges.items()]
 
-    def restore(self, state: Iterable[Any]) -> None:
-        """Take it back: each run's when it is seen again. Raises TypeError or ValueError for anything else."""
+    def restore(self, state: Iterable[Any], downtime: float) -> None:
+        """Take it back, so many seconds later: each run's when it is seen again.
+
+        Raises TypeError or ValueError for anything else.
+        """
+        self._downtime = downtime
         self._saved = {(str(name), str(owner)): saved for name, owner, saved in state}
 
     def _judge(self, run: Run, at: float) -> RunJudge:
@@ -47,7 +52,7 @@ class Judges:
             self.judges[run] = judge = RunJudge(run, self._thresholds)
             if saved := self._saved.pop(run, None):
                 with suppress(KeyError, TypeError, ValueError):  # a damaged file: the run has no history then
-                    judge.restore(saved, at)
+                    judge.restore(saved, at - self._downtime)
         return self.judges[run]
 
     def update(self, at: float, readings: Mapping[Run, Iterable[RankReading]], known_gpus: Iterable[str]) -> Judged:

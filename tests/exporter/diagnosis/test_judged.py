@@ -108,12 +108,12 @@ def test_the_history_of_a_run_is_taken_back_when_the_run_is_seen_again() -> None
     for at, ranks in Training().train(120):
         judges.update(at, {RUN: ranks.values()}, GPUS)
     restarted = Judges()
-    restarted.restore(judges.state(120.0))
+    restarted.restore(judges.state(120.0), 0.0)
     restarted.update(121.0, {RUN: readings(4)}, GPUS)
     assert restarted.judges[RUN].history.past(121.0).longest_pause is not None
 
 
 def test_garbage_in_the_saved_history_of_a_run_is_as_if_there_were_none() -> None:
     judges = Judges()
-    judges.restore([[*RUN, {"rows": [["old", 1, 2]]}]])
+    judges.restore([[*RUN, {"rows": [["old", 1, 2]]}]], 0.0)
     assert judges.update(60.0, {RUN: readings()}, GPUS).verdicts

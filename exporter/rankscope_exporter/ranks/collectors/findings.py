@@ -18,6 +18,7 @@ from prometheus_client.core import Metric
 from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import Judged, Judges
+from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.thresholds import Thresholds, changed
 from rankscope_exporter.exposition.metric import Declaration
@@ -162,6 +163,7 @@ class Findings:
         self._state_file = StateFile(settings.state_dir)
         self._lost_before: dict[Run, dict[str, float]] = {}
         """Of runs that have not been seen since the start."""
+        self._found: set[tuple[Run, Key]] = set()
         self._saved_at = -math.inf
         self._restore()
         self.judged = Judged((), {})
@@ -169,7 +171,7 @@ class Findings:
 
     def poll(self, scan: Scan) -> list[Metric]:
         """Judge every run."""
-        at = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=math.nan)
+        at = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=time.monotonic())
         gpus = self._gpus(at) if scan.ranks else {}
         self.judged = self._judges.update(at, self._readings(scan, gpus), gpus)
         self._lost = {run: seconds for run, seconds in self._lost.items() if run in self._judges.judges}
@@ -180,8 +182,10 @@ class Findings:
                 seconds = self._lost[verdict.run] = {**dict.fromkeys(CAUSES, 0.0), **before}
             for cause, lost in verdict.newly_lost.items():
                 seconds[cause] = seconds.get(cause, 0.0) + lost
-        if at - self._saved_at >= SAVE_EVERY:
+        found = {(verdict.run, one.candidate.key) for verdict in self.judged.verdicts for one in verdict.findings}
+        if at - self._saved_at >= SAVE_EVERY or found != self._found:
             self._save(at, is_last=False)
+        self._found = found
         return [declared.family(values) for declared, values in self._values(time.time()).items()]
 
     def close(self) -> None:
@@ -198,7 +202,7 @@ class Findings:
     def _restore(self) -> None:
         state = self._state_file.load()
         try:
-            self._judges.restore(state.get("runs", ()))
+            self._judges.restore(state.get("runs", ()), max(time.time() - float(state.get("at", 0.0)), 0.0))
             self._lost_before = {(str(name), str(owner)): dict(lost) for name, owner, lost in state.get("lost", ())}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             logger.warning("the saved state is not used error=%r", error)
