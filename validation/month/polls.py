@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from validation.month.plan import Plan
 from validation.month.record import BUCKETS, MEASURED_EVERY, align
-from validation.month.steps import PHASES, Array, Block, P, Start, timeline
+from validation.month.steps import BLOCK, PHASES, WAIT, Array, Block, P, Start, timeline
 
 from rankscope.record.phases import PLANNED
 from rankscope.record.sampling import is_sampled
@@ -19,18 +20,22 @@ from rankscope_exporter.diagnosis.readings import (
     GpuReading,
     RankReading,
 )
+from rankscope_exporter.diagnosis.thresholds import Thresholds
 
-POLL = 1.0
+POLL, QUIET_POLL = 1.0, 15.0  # seconds
+MARGIN = 0.8  # of the least loss that alerts
+LONG_PAUSE = 20.0  # seconds: half of the least that is a hang
 PLANNED_NUMBERS = [P[phase] for phase in PLANNED]
 NAMES = [*PHASES, "unknown"]
 Moment = tuple[float, Mapping[int, RankReading]]
 
 
-def polls(plan: Plan, every: float = POLL) -> Iterator[Moment]:
-    """Yield the readings of all ranks, `every` seconds."""
-    totals = _Totals(plan.ranks)
+def polls(plan: Plan, is_whole: bool = True) -> Iterator[Moment]:
+    """Yield the readings of all ranks, once a second; if not whole, once in QUIET_POLL in blocks without any loss."""
+    totals, quiet = _Totals(plan.ranks), _Quiet(plan)
     when, throttled = 0.0, _Throttled(plan)
     for part in timeline(plan):
+        every = QUIET_POLL if not is_whole and quiet.is_quiet(part) else POLL
         if isinstance(part, Start):
             totals = _Totals(plan.ranks)
             while when < part.trains:
@@ -44,6 +49,54 @@ def polls(plan: Plan, every: float = POLL) -> Iterator[Moment]:
             yield when, shown.at(when, throttled)
             when += every
         shown.finish()
+
+
+class _Quiet:
+    """Says of each block whether nothing in it, or in the block before, comes near a loss that alerts."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._limits = Thresholds()
+        self._usual: deque[Array] = deque(maxlen=5)
+        self._was_quiet = False
+
+    def is_quiet(self, part: Start | Block) -> bool:
+        if isinstance(part, Start):
+            self._was_quiet = False
+            return False
+        losses = self._losses(part)
+        known = np.array(self._usual) if self._usual else np.zeros((1, len(losses)))
+        allowed = np.minimum(self._allowed(), known.min(axis=0) * 0.9)
+        is_quiet = self._pauses(part) < LONG_PAUSE and len(self._usual) == self._usual.maxlen
+        is_quiet = is_quiet and bool((losses.max(axis=1) - allowed < MARGIN * self._limits.loss).all())
+        self._usual.append(np.quantile(losses, 0.25, axis=1))
+        was_quiet, self._was_quiet = self._was_quiet, is_quiet
+        return is_quiet and was_quiet
+
+    def _allowed(self) -> Array:
+        limits = self._limits
+        usual = limits.allowance
+        return np.array([0.0, limits.network_allowance, limits.straggler_allowance, usual, usual, usual])
+
+    def _losses(self, block: Block) -> Array:
+        """Return the losses over the shortest span by step: lag, transfer, waiting, data, copies, throttling."""
+        durations = block.durations
+        length = durations.sum(axis=1).max(axis=1)
+        waits = durations[:, WAIT]
+        floor = waits.min(axis=1)
+        lag = (np.median(waits, axis=1, keepdims=True) - waits).max(axis=1)
+        data, copies = (durations[:, P[name]].mean(axis=1) for name in ("data_wait", "h2d_copy"))
+        held = np.zeros(len(length))
+        for begins, ends, part in self._plan.caps:
+            held[(block.begins >= begins - BLOCK) & (block.begins < ends + BLOCK)] = part
+        seconds = np.stack((lag, floor, waits.mean(axis=1) - floor, data, copies, held * length))
+        steps = min(max(12, int(np.ceil(8.0 / length.mean()))), len(length))
+        window = np.ones(steps) / steps
+        return np.stack([np.convolve(one, window, "valid") for one in seconds]) / np.convolve(length, window, "valid")
+
+    def _pauses(self, block: Block) -> float:
+        """Return the longest time of a rank in one phase: no progress is made in it."""
+        return float(block.durations.max())
 
 
 class _Totals:
