@@ -205,6 +205,13 @@ def test_while_a_run_hangs_all_of_its_gpu_time_is_lost_to_that() -> None:
     assert trial.train(60, hang("backward", 2)).lost == {"stall": 1.0}
 
 
+@pytest.mark.parametrize("loss", [spend("backward", 0.1, 1), spend("data_wait", 0.1), spend("h2d_copy", 0.1)])
+def test_a_run_that_hangs_has_that_finding_alone(loss) -> None:
+    trial = Trial()
+    assert trial.train(60, loss).findings
+    assert [finding.kind for finding in trial.train(60, hang("forward", 2)).findings] == ["hang"]
+
+
 def test_nothing_that_lags_is_a_hang() -> None:
     assert hanging(spend("backward", 3.0, 1)) is None
     trial = Trial()
