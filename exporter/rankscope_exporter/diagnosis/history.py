@@ -27,6 +27,8 @@ SHORTEST_PAUSE = 0.5
 KNOWN_AFTER = 600.0
 """Seconds of steps after which a run has a baseline."""
 PAUSES_KEPT = 64
+UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)
+"""What a state that is damaged raises."""
 
 
 class Row(NamedTuple):
@@ -189,18 +191,14 @@ class History:
         }
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
-        """Take back what `state` returned, or nothing: raises KeyError, TypeError or ValueError for anything else."""
-        try:
-            rows = [Row(at - float(age), _numbers(useful), _numbers(step)) for age, useful, step in state["rows"]]
-            pauses = [Pause(at - float(age), float(long), str(phase)) for age, long, phase in state["pauses"]]
-            minutes = [Minute(at - float(age), *map(float, rest)) for age, *rest in state["minutes"]]
-            stepped = None if state["stepped"] is None else at - float(state["stepped"])
-        except OverflowError as error:
-            raise ValueError(str(error)) from None
+        """Take back what `state` returned, or nothing: raises an error of UNREADABLE for anything else."""
+        rows = [Row(at - float(age), _numbers(useful), _numbers(step)) for age, useful, step in state["rows"]]
+        pauses = [Pause(at - float(age), float(long), str(phase)) for age, long, phase in state["pauses"]]
+        minutes = [Minute(at - float(age), *map(float, rest)) for age, *rest in state["minutes"]]
+        self._stepped_since = None if state["stepped"] is None else at - float(state["stepped"])
         self._rows.extend(rows)
         self._pauses.extend(pauses)
         self._minutes.extend(minutes)
-        self._stepped_since = stepped
 
 
 def _numbers(saved: Mapping[str, Any]) -> Mapping[str, float]:

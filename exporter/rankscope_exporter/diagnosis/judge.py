@@ -107,8 +107,7 @@ class RunJudge:
         The others still wait for a rank that has ended, and nobody can be seen to be late.
         """
         last, self._last = self._last, readings
-        shared = [(last[number], one) for number, one in readings.items() if number in last]
-        if any(_has_changed(then, now) for then, now in shared):
+        if any(_has_changed(last.get(number), now) for number, now in readings.items()):
             self._parts, self._readings, self._settled = Parts(), deque(), None
             self._open.clear()
             self._above.clear()
@@ -324,7 +323,7 @@ class RunJudge:
         return {**self.history.state(at), "findings": findings}
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
-        """Take it back. Raises KeyError, TypeError or ValueError for anything else."""
+        """Take it back. Raises an error of history.UNREADABLE for anything else."""
         findings = [_restored(saved, at) for saved in state["findings"]]
         self.history.restore(state, at)
         for finding in findings:
@@ -346,9 +345,11 @@ def _restored(saved: Sequence[Any], at: float) -> Finding:
     return Finding(candidate, at - float(began), at - float(opened), bool(is_critical), str(baseline))
 
 
-def _has_changed(then: RankReading, now: RankReading) -> bool:
-    """Whether a rank has ended since, or lives in another process."""
-    return then.ended is None if now.ended else now.began > then.began
+def _has_changed(then: RankReading | None, now: RankReading) -> bool:
+    """Whether a rank has ended since it was seen last, or lives in another process."""
+    if now.ended:
+        return then is None or then.ended is None
+    return then is not None and now.began > then.began
 
 
 CRITICAL = frozenset({"hang", "crash", "cpu_fallback", "loss_scale_collapse"})

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from testing.readings import Change, Training, Trial, Work, counting, spend
 
 from rankscope_exporter.diagnosis.findings import Finding
+from rankscope_exporter.diagnosis.history import UNREADABLE
 from rankscope_exporter.diagnosis.judge import RunJudge
-from rankscope_exporter.diagnosis.readings import AlignedCounters
+from rankscope_exporter.diagnosis.readings import AlignedCounters, Ending
 
 SLOW = spend("backward", 0.12, 1)
 """A loss of 0.36."""
@@ -97,7 +100,7 @@ DECOYS: dict[str, Change] = {
 @pytest.mark.parametrize("clock", ["host", "device"])
 def test_what_healthy_runs_do_is_no_finding(clock, decoy) -> None:
     trial = Trial(Training(4, clock=clock))
-    trial.train(600, DECOYS[decoy])
+    trial.train(300, DECOYS[decoy])
     assert not trial.kinds()
 
 
@@ -241,11 +244,53 @@ def test_a_network_that_was_always_slow_is_found_and_one_that_got_slower_by_what
     assert opened(trial, "network")[0].baseline == "unknown"
 
 
+def restarted(trial: Trial) -> RunJudge:
+    """Return the judge of an exporter that was restarted just now."""
+    judge = RunJudge(trial.judge.run)
+    judge.restore(json.loads(json.dumps(trial.judge.state(trial.training.now))), trial.training.now)
+    return judge
+
+
+def test_a_restart_of_the_exporter_goes_on_with_an_open_finding() -> None:
+    trial = Trial()
+    (before,) = trial.train(60, spend("backward", 0.5, 1)).findings
+    trial.judge = restarted(trial)
+    for seconds in (1, 60):
+        (after,) = trial.train(seconds, spend("backward", 0.5, 1)).findings
+        assert (after.since, after.opened) == pytest.approx((before.since, before.opened))
+        assert (after.severity, after.candidate.cause, after.candidate.place) == (
+            "critical", "backward", before.candidate.place
+        )  # fmt: skip
+    assert not trial.train(40).findings
+
+
+@pytest.mark.parametrize("reason", ["finished", "killed"])
+def test_a_run_that_ended_while_the_exporter_was_down_has_no_finding_that_is_open(reason) -> None:
+    trial = Trial()
+    trial.train(60, SLOW)
+    trial.judge = restarted(trial)
+    trial.training.adjust = lambda one: replace(one, ended=Ending(reason, 60.0))
+    assert not trial.train(2).findings
+
+
+@pytest.mark.parametrize("value", [10**400, None, "much", [], {}])
+def test_a_damaged_finding_is_refused_or_ends_like_any_other(value) -> None:
+    trial = Trial()
+    trial.train(30, SLOW)
+    saved = json.dumps(trial.judge.state(30.0))
+    moments = [*trial.training.train(40)]
+    for place in range(9):
+        state, judge = json.loads(saved), RunJudge(trial.judge.run)
+        state["findings"][0][place] = value
+        with suppress(*UNREADABLE):
+            judge.restore(state, 30.0)
+        assert not [judge.update(*moment) for moment in moments][-1].findings
+
+
 def test_a_judge_that_was_restored_finds_what_the_other_one_would() -> None:
     trial = Trial(Training(4, transfer=0.02))
     trial.train(900)
-    restored = RunJudge(trial.judge.run)
-    restored.restore(json.loads(json.dumps(trial.judge.state(trial.training.now))), trial.training.now)
+    restored = restarted(trial)
     trial.training._transfer = 0.06
     for moment in trial.training.train(120):
         verdicts = trial.judge.update(*moment), restored.update(*moment)
