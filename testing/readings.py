@@ -117,21 +117,21 @@ class Training:
             account([rank.alignment for rank in self._ranks], steps)
 
     def _reading(self, rank: _Rank) -> RankReading:
-        seconds, offset, phase = dict(rank.seconds), self.now - self._step_began, ""
+        seconds, since, phase = dict(rank.seconds), self._step_began, ""
         for phase, long in rank.work.items():
-            seconds[phase] = seconds.get(phase, 0.0) + min(offset, long)
-            if offset <= long:
+            seconds[phase] = seconds.get(phase, 0.0) + min(self.now - since, long)
+            if self.now <= since + long:
                 break
-            offset -= long
+            since += long
         if self._clock == DEVICE:  # the host runs ahead, and waits for the device
             seconds["device_wait"] = seconds.pop(WAIT, 0.0)
         is_waiting = phase == WAIT
         group = f"0-{self._size - 1}"
         return RankReading(
             rank.number, self.now, self._began, group, "node-a", f"GPU-{rank.number}", self._size,
-            last_progress=self.now - offset,
+            last_progress=since,
             phase="device_wait" if is_waiting and self._clock == DEVICE else phase,
-            phase_since=self.now - offset,
+            phase_since=since,
             issued={group: float(self._steps + is_waiting)},
             checkpoints=rank.checkpoints,
             last_checkpoint=rank.last_checkpoint,

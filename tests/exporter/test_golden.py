@@ -33,6 +33,7 @@ from rankscope_exporter.gpu.allocation.processes import ProcessTable, UserNames
 from rankscope_exporter.gpu.collectors import allocation
 from rankscope_exporter.gpu.device_sampler import DeviceSampler, Timing
 from rankscope_exporter.gpu.states import GpuStates
+from rankscope_exporter.ranks.collectors.findings import FindingFlags
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.simulation import simulated_uuid
@@ -79,7 +80,9 @@ class Node:
         self._samplers = [DeviceSampler(n, machine.driver.device, self.gpus.of, timing) for n in range(count)]
         self._uuids = UUIDS[:count]
         self._run_directory = RunDirectory([run_dir], clock=self.clock)
-        settings: Any = SimpleNamespace(collectors=registry.HELP, reference_interval=30.0, procfs=procfs)
+        settings: Any = SimpleNamespace(
+            collectors=registry.HELP, reference_interval=30.0, procfs=procfs, **vars(FindingFlags())
+        )
         self._ranks = registry.rank_collectors(settings, lambda _at: {})
         self._users = users
 

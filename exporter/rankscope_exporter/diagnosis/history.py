@@ -27,6 +27,8 @@ SHORTEST_PAUSE = 0.5
 KNOWN_AFTER = 600.0
 """Seconds of steps after which a run has a baseline."""
 PAUSES_KEPT = 64
+UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)
+"""What a state that is damaged raises."""
 
 
 class Row(NamedTuple):
@@ -158,7 +160,8 @@ class History:
         for one in self._pauses:
             if one.phase and at - one.ended < limits.planned_pace_seconds:
                 planned[one.phase] = max(one.seconds, planned.get(one.phase, 0.0))
-        is_known = self._stepped_since is not None and at - self._stepped_since > limits.stuck_floor
+        # A standstill soon after the first steps says nothing about the pace.
+        is_known = self._stepped_since is not None and self._progress - self._stepped_since > limits.stuck_floor
         recent = [minute for minute in self._minutes if at - minute.at <= limits.amp_seconds + self._minute]
         skips = recent[-1].amp_skips - recent[0].amp_skips if recent else 0.0
         return Past(
@@ -188,18 +191,14 @@ class History:
         }
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
-        """Take back what `state` returned, or nothing: raises KeyError, TypeError or ValueError for anything else."""
-        try:
-            rows = [Row(at - float(age), _numbers(useful), _numbers(step)) for age, useful, step in state["rows"]]
-            pauses = [Pause(at - float(age), float(long), str(phase)) for age, long, phase in state["pauses"]]
-            minutes = [Minute(at - float(age), *map(float, rest)) for age, *rest in state["minutes"]]
-            stepped = None if state["stepped"] is None else at - float(state["stepped"])
-        except OverflowError as error:
-            raise ValueError(str(error)) from None
+        """Take back what `state` returned, or nothing: raises an error of UNREADABLE for anything else."""
+        rows = [Row(at - float(age), _numbers(useful), _numbers(step)) for age, useful, step in state["rows"]]
+        pauses = [Pause(at - float(age), float(long), str(phase)) for age, long, phase in state["pauses"]]
+        minutes = [Minute(at - float(age), *map(float, rest)) for age, *rest in state["minutes"]]
+        self._stepped_since = None if state["stepped"] is None else at - float(state["stepped"])
         self._rows.extend(rows)
         self._pauses.extend(pauses)
         self._minutes.extend(minutes)
-        self._stepped_since = stepped
 
 
 def _numbers(saved: Mapping[str, Any]) -> Mapping[str, float]:

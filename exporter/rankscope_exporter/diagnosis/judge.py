@@ -102,10 +102,12 @@ class RunJudge:
         return verdict
 
     def _forget_predecessors(self, readings: Readings) -> None:
-        """Begin again where ranks have: what was measured is of other processes."""
+        """Begin again where a rank has begun or ended: what was measured is of other processes, or for one of them.
+
+        The others still wait for a rank that has ended, and nobody can be seen to be late.
+        """
         last, self._last = self._last, readings
-        shared = [number for number, one in readings.items() if number in last and one.ended is None]
-        if any(readings[number].began > last[number].began for number in shared):
+        if any(_has_changed(last.get(number), now) for number, now in readings.items()):
             self._parts, self._readings, self._settled = Parts(), deque(), None
             self._open.clear()
             self._above.clear()
@@ -197,7 +199,7 @@ class RunJudge:
             mean = shortest.mean(key)
             loss = -math.inf if mean is None else mean - allowance
             if key in self._open:
-                self._review(at, key, mean, loss, readings)
+                self._review(at, key, mean, loss)
                 continue
             if loss <= self._thresholds.loss:
                 continue
@@ -256,13 +258,12 @@ class RunJudge:
         span = self._parts.span(long)
         return span is None or not span.exceeds(key, long)
 
-    def _review(self, at: float, key: Key, mean: float | None, loss: float, readings: Readings) -> None:
+    def _review(self, at: float, key: Key, mean: float | None, loss: float) -> None:
         """Update the ratio of an open finding, or end it. Its severity rises once and never falls."""
         limits, finding = self._thresholds, self._open[key]
         is_above = loss >= limits.release * limits.loss
         self._above[key] = at if is_above or key not in self._above else self._above[key]
-        is_gone = key[1] is not None and (key[1] not in readings or readings[key[1]].ended is not None)
-        if is_gone or at - self._above[key] > limits.release_seconds:
+        if at - self._above[key] > limits.release_seconds:
             del self._open[key], self._above[key]
         elif is_above and mean is not None:
             is_critical = finding.is_critical or mean > limits.severe
@@ -322,7 +323,7 @@ class RunJudge:
         return {**self.history.state(at), "findings": findings}
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
-        """Take it back. Raises KeyError, TypeError or ValueError for anything else."""
+        """Take it back. Raises an error of history.UNREADABLE for anything else."""
         findings = [_restored(saved, at) for saved in state["findings"]]
         self.history.restore(state, at)
         for finding in findings:
@@ -342,6 +343,13 @@ def _restored(saved: Sequence[Any], at: float) -> Finding:
     numbers = {str(name): float(value) for name, value in dict(evidence).items()}
     candidate = Candidate(kind, float(ratio), str(cause), Place(*place), numbers)
     return Finding(candidate, at - float(began), at - float(opened), bool(is_critical), str(baseline))
+
+
+def _has_changed(then: RankReading | None, now: RankReading) -> bool:
+    """Whether a rank has ended since it was seen last, or lives in another process."""
+    if now.ended:
+        return then is None or then.ended is None
+    return then is not None and now.began > then.began
 
 
 CRITICAL = frozenset({"hang", "crash", "cpu_fallback", "loss_scale_collapse"})

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from rankscope_exporter.diagnosis.history import UNREADABLE
 from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.thresholds import Thresholds
@@ -51,7 +52,7 @@ class Judges:
         if run not in self.judges:
             self.judges[run] = judge = RunJudge(run, self._thresholds)
             if saved := self._saved.pop(run, None):
-                with suppress(KeyError, TypeError, ValueError):  # a damaged file: the run has no history then
+                with suppress(*UNREADABLE):  # a damaged file: the run has no history then
                     judge.restore(saved, at - self._downtime)
         return self.judges[run]
 

@@ -28,7 +28,8 @@ def lost(run: RunFacts, thresholds: Thresholds, *, is_stuck: bool = False) -> Ma
     allocated = len(run.ranks) + idle
     parts: Parts = defaultdict(float, idle=idle / allocated)
     if is_stuck:
-        return {**parts, "stall": len(run.ranks) / allocated}
+        stall = {"stall": len(run.ranks) / allocated}
+        return stall | {"idle": idle / allocated} if idle else stall
     moving: Parts = defaultdict(float)
     for one in run.ranks:
         total = sum(one.ratios.values()) or 1.0

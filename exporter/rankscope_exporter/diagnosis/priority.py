@@ -7,15 +7,19 @@ from collections.abc import Iterable
 from rankscope_exporter.diagnosis.findings import Candidate
 
 EXPLAINED_BY: dict[str, tuple[str, ...]] = {
+    "straggler": ("hang",),
     "rotating_straggler": ("straggler", "hang"),
+    "data": ("hang",),
     "network": ("hang",),
     "small_collectives": ("straggler", "hang"),
+    "copies": ("hang",),
     "launch": ("straggler", "hang"),
     "device_reads": ("straggler", "hang"),
+    "throttling": ("hang",),
     "low_utilization": ("cpu_fallback", "hang"),
     "hang": ("crash",),
 }
-"""By kind the kinds that explain it."""
+"""By kind the kinds that explain it. A run that hangs loses its time to nothing else."""
 
 EXPLAINED_BY_CAUSE: dict[str, tuple[str, str]] = {"throttling": ("straggler", "throttled")}
 """The same by kind and cause."""

@@ -8,23 +8,27 @@ from typing import NamedTuple
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.readings import Run
 
-MINUTE, HOUR = 60.0, 3600.0
+MINUTE, HOUR, DAY = 60.0, 3600.0, 86_400.0
+LARGEST = 99.5
+"""From here on a number has three digits."""
 
 
 def percent(ratio: float) -> str:
     """Return a ratio with two significant digits at the most: `44%`, `6.3%`, `0.7%`."""
     value = 100.0 * ratio
-    return f"{value:.0f}%" if value >= 9.95 or value == 0.0 else f"{value:.2g}%" if value >= 0.95 else f"{value:.1g}%"
+    if value >= 9.95 or value < 0.01:
+        return f"{value:.0f}%"
+    return f"{value:.2g}%" if value >= 0.95 else f"{value:.1g}%"
 
 
 def duration(seconds: float) -> str:
-    """Return a time with two significant digits at the most: `40 s`, `3 min`, `2.5 h`."""
-    if seconds < 2 * MINUTE:
+    """Return a time with two significant digits at the most: `40 s`, `1.8 min`, `3 h`, `10 days`."""
+    if seconds < LARGEST:
         return f"{seconds:.0f} s"
-    if seconds < 2 * HOUR:
-        return f"{seconds / MINUTE:.0f} min"
-    hours = seconds / HOUR
-    return f"{hours:.1f} h" if hours < 10 else f"{hours:.0f} h"
+    for unit, size in (("min", MINUTE), ("h", HOUR)):
+        if seconds < LARGEST * size:
+            return f"{seconds / size:.2g} {unit}"
+    return f"{seconds / DAY:.2g} days" if seconds < LARGEST * DAY else f"{seconds / DAY:.0f} days"
 
 
 def where(candidate: Candidate) -> str:
@@ -82,8 +86,19 @@ WORDS: Mapping[str, Words] = {
     ),
     "rotating_straggler": Words(
         lambda run, one: f"The ranks of run {run} slow each other down in turn by {percent(one.ratio)}",
-        {"gc": "Python's garbage collector", "spikes": "single long steps", "uneven_work": "uneven work"},
         {
+            "gc": "Python's garbage collector",
+            "spikes": "single long steps",
+            "uneven_work": "uneven work",
+            "other": "extra work outside the model",
+            "data_wait": "their data is late",
+            "h2d_copy": "slow copies to their GPUs",
+            "device_wait": "they wait for their GPUs",
+            "unknown": "no single phase explains it",
+        },
+        {
+            "data_wait": f"Usual reasons: slow storage, samples of different size; {_BATCHES_AHEAD}.",
+            "": "Run `rankscope stacks` on a node a few times to see where the ranks are.",
             "gc": "Collect on all ranks in the same step: gc.disable(), and gc.collect() every so many steps.",
             "spikes": "Usual reasons: compilation for a new shape, garbage collection, a slow read now and then.",
             "uneven_work": "Group samples of similar length, or balance tokens over the ranks.",
@@ -167,7 +182,8 @@ WORDS: Mapping[str, Words] = {
     ),
     "checkpoint_overdue": Words(
         lambda run, one: f"Run {run} has written no checkpoint for {duration(one.evidence.get('age', 0.0))}",
-        advice={"": "A failure now loses as much time of every GPU of the run."},
+        {"never": "none since it began"},
+        {"": "A failure now loses as much time of every GPU of the run."},
     ),
     "low_utilization": Words(
         lambda run, one: f"Run {run} keeps its GPUs busy only {percent(1.0 - one.ratio)} of the time",
@@ -195,10 +211,14 @@ WORDS: Mapping[str, Words] = {
 }
 
 
+SAY_IT_ALL = ("hang", "crash", "checkpoint_overdue")
+"""Kinds whose sentences need no cause after them, unless there are words for it."""
+
+
 def sentence(run: Run, candidate: Candidate) -> str:
     """Return what is wrong, where and how much, in one sentence without a full stop."""
     words = WORDS[candidate.kind]
-    because = words.causes.get(candidate.cause) or ("" if candidate.kind in ("hang", "crash") else candidate.cause)
+    because = words.causes.get(candidate.cause) or ("" if candidate.kind in SAY_IT_ALL else candidate.cause)
     said = words.say(run[0], candidate)
     return f"{said}: {because}" if because else said
 

@@ -1,0 +1,139 @@
+"""A rank that died: which one, and which ends are none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from testing.readings import RUN, Training, Trial, spend
+
+from rankscope_exporter.diagnosis.detectors.crash import detect
+from rankscope_exporter.diagnosis.detectors.loss import Window
+from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.facts import compare
+from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.judge import Readings
+from rankscope_exporter.diagnosis.readings import Ending
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+
+LIMITS = Thresholds()
+
+
+def crash(endings: dict[int, Ending], steps: float | None = None, progress: float | None = None) -> Candidate | None:
+    """Return what the detector makes of four ranks after a minute, of which some have ended."""
+    training = Training(4)
+    *_, (_, before), (_, now) = training.train(60)
+    ended = {rank: replace(now[rank], ended=ending) for rank, ending in endings.items()}
+    if steps is not None:
+        ended[0] = replace(ended[0], counters=replace(ended[0].counters, steps=steps))
+    if progress is not None:
+        ended = {rank: replace(reading, last_progress=progress) for rank, reading in ended.items()}
+    return next(detect(Window(compare(RUN, before, {**now, **ended}), {}, LIMITS), Past()), None)
+
+
+def all_of(reason: str, apart: float = 0.5) -> dict[int, Ending]:
+    return {rank: Ending(reason, 58.0 + apart * rank) for rank in range(4)}
+
+
+@pytest.mark.parametrize("reason", ["killed", "exception"])
+def test_a_rank_that_died_is_named_with_how(reason) -> None:
+    found = crash({2: Ending(reason, 57.0)})
+    assert found
+    assert (found.place.rank, found.place.node, found.place.gpu, found.cause) == (2, "node-a", "2", reason)
+    assert found.evidence["living_ranks"] == 3.0
+    assert found.lasted == 3.0
+
+
+def test_of_several_the_first_is_named_and_one_that_was_killed_before_exceptions() -> None:
+    first = crash({1: Ending("exception", 58.0), 2: Ending("exception", 57.0), 3: Ending("exception", 59.0)})
+    assert first
+    assert first.place.rank == 2
+    killed = crash({1: Ending("exception", 55.0), 2: Ending("killed", 57.0), 3: Ending("killed", 56.0)})
+    assert killed
+    assert (killed.place.rank, killed.cause) == (3, "killed")
+
+
+@pytest.mark.parametrize("reason", ["finished", "sigterm", "interrupted", ""])
+def test_ends_that_were_asked_for_are_no_crash(reason) -> None:
+    assert crash(all_of(reason)) is None
+    assert crash({1: Ending(reason, 57.0)}) is None
+
+
+def test_how_ranks_that_end_together_without_a_word_ended_is_not_known() -> None:
+    assert crash(all_of("killed")) is None
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        crash(all_of("killed", apart=3.0)),
+        crash(all_of("killed"), steps=1.0),
+        crash(all_of("killed"), progress=-30.0),
+        crash({rank: ending for rank, ending in all_of("killed").items() if rank}),
+    ],
+    ids=["one after the other", "after other steps", "after a hang", "while a rank lives"],
+)
+def test_ranks_that_were_killed_otherwise_have_crashed(found) -> None:
+    assert found
+    assert found.cause == "killed"
+
+
+def ended(readings: Readings, *ranks: int, reason: str = "killed", at: float = 61.0) -> Readings:
+    return {rank: replace(one, ended=Ending(reason, at)) if rank in ranks else one for rank, one in readings.items()}
+
+
+def test_a_crash_is_critical_and_found_once_the_other_ends_would_be_seen() -> None:
+    trial = Trial()
+    trial.train(60)
+    seen = [trial.judge.update(at, ended(ranks, 2)) for at, ranks in trial.training.train(8)]
+    assert [verdict.at for verdict in seen if verdict.findings] == [64.0, 65.0, 66.0, 67.0, 68.0]
+    assert seen[-1].findings[0].severity == "critical"
+    assert [pending.candidate.kind for pending in seen[1].pending] == ["crash"]
+
+
+def test_a_rank_that_lives_again_has_not_crashed() -> None:
+    trial = Trial()
+    trial.train(60)
+    for at, ranks in trial.training.train(10):
+        verdict = trial.judge.update(at, ended(ranks, 2))
+    assert verdict.findings
+    trial.training.restart()
+    assert not trial.train(10).findings
+
+
+def test_the_run_that_waits_for_a_rank_that_died_has_one_finding() -> None:
+    """Torchrun may be gone with it, so that the others hang."""
+    trial = Trial()
+    trial.train(60)
+    *_, (_, still) = trial.training.train(1)
+    for second in range(120):
+        stuck = {rank: replace(one, at=61.0 + second) for rank, one in still.items()}
+        grown = {
+            rank: replace(
+                one, counters=replace(one.counters, phases={**one.counters.phases, "collective_wait": second})
+            )
+            for rank, one in stuck.items()
+        }
+        verdict = trial.judge.update(61.0 + second, ended(grown, 2))
+    assert [finding.kind for finding in verdict.findings] == ["crash"]
+    assert [(pending.candidate.kind, pending.lacks) for pending in verdict.pending] == [("hang", "explained")]
+
+
+def test_a_straggler_that_dies_is_a_crash_alone() -> None:
+    """The others wait in the collective, so that no step is made that would show it."""
+    trial = Trial()
+    assert trial.train(60, spend("backward", 0.2, 1)).findings
+    *_, (_, last) = trial.training.train(1, spend("backward", 0.2, 1))
+    for second in range(10):
+        still = {rank: replace(one, at=62.0 + second) for rank, one in last.items()}
+        verdict = trial.judge.update(62.0 + second, ended(still, 1))
+    assert [finding.kind for finding in verdict.findings] == ["crash"]
+
+
+def test_a_run_that_ends_has_no_other_finding_any_more() -> None:
+    trial = Trial()
+    trial.train(60, spend("backward", 0.2, 1))
+    *_, (_, last) = trial.training.train(1, spend("backward", 0.2, 1))
+    for second in range(60):
+        verdict = trial.judge.update(62.0 + second, ended(last, 0, 1, 2, 3, reason="finished"))
+    assert not verdict.findings

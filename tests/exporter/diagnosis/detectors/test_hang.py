@@ -1,0 +1,210 @@
+"""A run that stands still: after how long it hangs, and for which rank it waits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+from testing.readings import Change, Training, Trial, hang, spend, window
+
+from rankscope_exporter.diagnosis.detectors.hang import detect
+from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.findings import Candidate, Finding
+from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+
+LIMITS = Thresholds()
+Adjust = Callable[[RankReading], RankReading]
+
+
+def as_it_is(reading: RankReading) -> RankReading:
+    return reading
+
+
+def hanging(*changes: Change, ranks: int = 4, adjust: Adjust = as_it_is, clock: str = "host") -> Candidate | None:
+    """Return what the detector makes of a run that stands still after ten seconds of steps."""
+    training = Training(ranks, clock=clock)
+    training.adjust = adjust
+    return next(detect(window(training, *changes, seconds=100.0), Past()), None)
+
+
+def found_after(trial: Trial, *changes: Change, within: float = 700.0) -> tuple[float, Finding | None]:
+    """Return after how many seconds a run that begins to hang now is found, and the finding."""
+    begins = trial.training.now
+    while trial.training.now < begins + within:
+        for finding in trial.train(1, *changes).findings:
+            if finding.kind == "hang":
+                return trial.training.now - begins, finding
+    return within, None
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+@pytest.mark.parametrize("phase", ["backward", "data_wait", "other"])
+@pytest.mark.parametrize("ranks", [2, 3, 4])
+def test_the_rank_that_the_others_wait_for_is_named_with_its_phase(ranks, phase, clock) -> None:
+    found = hanging(hang(phase, 1), ranks=ranks, clock=clock)
+    assert found
+    assert (found.place.rank, found.cause) == (1, phase)
+    assert found.evidence["behind"] == found.evidence["ranks_behind"] == 1.0
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+def test_ranks_that_are_all_in_a_collective_are_told_apart_by_nothing(clock) -> None:
+    found = hanging(hang("collective_wait"), clock=clock, adjust=in_collective(clock))
+    assert found
+    assert found.cause == "inside_collective"
+    assert found.evidence["ranks_behind"] == 0.0
+
+
+def in_collective(clock: str) -> Adjust:
+    phase = "device_wait" if clock == "device" else "collective_wait"
+    return lambda reading: replace(reading, phase=phase if reading.phase == "collective_wait" else reading.phase)
+
+
+def counted(*counts: Mapping[str, float], phase: str = "collective_wait") -> Adjust:
+    """Return ranks that have issued so many collectives by group."""
+    return lambda reading: replace(reading, issued=counts[reading.rank], phase=phase)
+
+
+def test_a_rank_that_has_issued_fewer_collectives_is_behind_whatever_it_is_in() -> None:
+    found = hanging(hang("backward"), adjust=counted(*[{"0-3": 9.0}] * 3, {"0-3": 7.0}))
+    assert found
+    assert (found.place.rank, found.cause, found.evidence["behind"]) == (3, "collective_wait", 2.0)
+
+
+def test_of_a_chain_of_groups_the_rank_at_its_end_is_named() -> None:
+    """Rank 1 waits for rank 2 in one group, and rank 0 for rank 1 in another."""
+    chain = counted({"0-1": 5.0}, {"0-1": 4.0, "1-2": 5.0}, {"1-2": 4.0}, {})
+    found = hanging(hang("backward"), adjust=chain)
+    assert found
+    assert (found.place.rank, found.evidence["ranks_behind"]) == (2, 1.0)
+
+
+def test_without_counts_a_rank_that_is_in_no_collective_is_named() -> None:
+    found = hanging(hang("data_wait", 2), adjust=lambda reading: replace(reading, issued={}))
+    assert found
+    assert (found.place.rank, found.cause, found.evidence["ranks_behind"]) == (2, "data_wait", 0.0)
+
+
+def test_a_host_that_waits_for_its_device_is_in_a_collective_only_where_devices_wait() -> None:
+    alike = counted(*[{"0-3": 9.0}] * 4, phase="device_wait")
+    by_device, by_host = (hanging(hang("backward"), adjust=alike, clock=clock) for clock in ("device", "host"))
+    assert by_device
+    assert by_host
+    assert by_device.cause == "inside_collective"
+    assert by_host.cause == "device_wait"
+
+
+def test_a_hang_is_found_after_45_seconds_where_the_run_has_a_pace() -> None:
+    trial = Trial()
+    trial.train(60)
+    seconds, finding = found_after(trial, hang("backward", 2))
+    assert 45 <= seconds <= 48
+    assert finding
+    assert (finding.severity, finding.candidate.place.rank) == ("critical", 2)
+    assert finding.since == pytest.approx(60.0, abs=1.0)
+
+
+def test_an_early_hang_is_found_within_90_seconds_if_a_rank_is_behind_in_collectives() -> None:
+    trial = Trial()
+    trial.train(15)
+    seconds, finding = found_after(trial, hang("backward", 2))
+    assert 88 <= seconds <= 92
+    assert finding
+
+
+def test_an_early_standstill_of_ranks_that_have_issued_alike_may_be_compilation_and_has_five_minutes() -> None:
+    trial = Trial()
+    trial.train(15)
+    seconds, finding = found_after(trial, hang("forward"))
+    assert 298 <= seconds <= 302
+    assert finding
+
+
+def test_a_run_that_has_paused_for_long_before_has_more_time() -> None:
+    trial = Trial()
+    trial.train(60)
+    trial.train(1, spend("other", 20.0, 0))
+    trial.train(60)
+    seconds, _ = found_after(trial, hang("backward", 2))
+    assert seconds == pytest.approx(80.0, abs=4.0)
+
+
+@pytest.mark.parametrize(
+    ("phase", "past", "needed"),
+    [
+        ("checkpoint", Past(1.0), LIMITS.planned),
+        ("checkpoint", Past(1.0, {"checkpoint": 100.0}), 400.0),
+        ("checkpoint", Past(1.0, {"checkpoint": 5.0}), LIMITS.stuck),
+        ("checkpoint", Past(1.0, {"checkpoint": 900.0}), LIMITS.planned),
+        ("checkpoint", Past(1.0, {"evaluation": 100.0}), LIMITS.planned),
+        ("startup", Past(1.0, {"startup": 100.0}), LIMITS.planned),
+        ("backward", Past(1.0), LIMITS.stuck_floor),
+        ("backward", Past(30.0), 120.0),
+        ("backward", Past(200.0), LIMITS.stuck),
+    ],
+)
+def test_how_long_a_run_may_stand_still_depends_on_the_phase_and_on_what_it_has_done(phase, past, needed) -> None:
+    training = Training(4)
+    training.adjust = lambda reading: replace(reading, phase=phase, issued={})
+    (found,) = detect(window(training, hang("other"), seconds=500.0), past)
+    assert found.needed == needed
+
+
+def test_a_standstill_is_shown_from_its_first_seconds_with_the_rank_and_what_remains() -> None:
+    trial = Trial()
+    trial.train(15)
+    verdict = trial.train(8, hang("backward", 2))
+    (pending,) = verdict.pending
+    assert not verdict.findings
+    assert (pending.candidate.kind, pending.candidate.place.rank, pending.lacks) == ("hang", 2, "time")
+    assert pending.remaining == pytest.approx(90.0 - 8.0, abs=1.0)
+
+
+def test_a_run_that_makes_progress_again_hangs_no_more() -> None:
+    trial = Trial()
+    trial.train(60)
+    trial.train(1, spend("other", 55.0, 1))
+    assert [one.kind for one in trial.train(50).findings] == ["hang"]
+    assert not trial.train(10).findings
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_only_a_single_process_in_no_phase_is_interactive(ranks) -> None:
+    trial = Trial(Training(ranks))
+    trial.train(60)
+    verdict = trial.train(300, hang("other", 0))
+    kinds = [finding.kind for finding in verdict.findings], [pending.lacks for pending in verdict.pending]
+    assert kinds == (([], ["interactive"]) if ranks == 1 else (["hang"], []))
+
+
+def test_a_single_process_that_stands_still_in_a_phase_hangs() -> None:
+    trial = Trial(Training(1))
+    trial.train(60)
+    assert trial.train(60, hang("data_wait")).findings[0].candidate.cause == "data_wait"
+
+
+def test_a_long_checkpoint_and_a_long_start_are_no_hangs() -> None:
+    trial = Trial(Training(4, startup=900.0))
+    trial.train(1000)
+    trial.train(1, spend("checkpoint", 900.0, 0))
+    trial.train(950)
+    assert "hang" not in trial.kinds()
+
+
+def test_while_a_run_hangs_all_of_its_gpu_time_is_lost_to_that() -> None:
+    trial = Trial()
+    trial.train(60)
+    assert trial.train(60, hang("backward", 2)).lost == {"stall": 1.0}
+
+
+@pytest.mark.parametrize("loss", [spend("backward", 0.1, 1), spend("data_wait", 0.1), spend("h2d_copy", 0.1)])
+def test_a_run_that_hangs_has_that_finding_alone(loss) -> None:
+    trial = Trial()
+    assert trial.train(60, loss).findings
+    assert [finding.kind for finding in trial.train(60, hang("forward", 2)).findings] == ["hang"]
+
+
+def test_long_steps_are_no_hang() -> None:
+    assert hanging(spend("backward", 3.0, 1)) is None

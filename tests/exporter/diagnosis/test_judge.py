@@ -1,0 +1,298 @@
+"""When what a detector sees becomes a finding, what stays of it while it lasts, and when it ends."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from testing.readings import Change, Training, Trial, Work, counting, spend
+
+from rankscope_exporter.diagnosis.findings import Finding
+from rankscope_exporter.diagnosis.history import UNREADABLE
+from rankscope_exporter.diagnosis.judge import RunJudge
+from rankscope_exporter.diagnosis.readings import AlignedCounters, Ending
+
+SLOW = spend("backward", 0.12, 1)
+"""A loss of 0.36."""
+
+
+def opened(trial: Trial, kind: str = "straggler") -> list[Finding]:
+    """Return each finding of a kind once, as it was when it opened."""
+    found = [finding for verdict in trial.verdicts for finding in verdict.findings if finding.kind == kind]
+    return list({finding.opened: finding for finding in reversed(found)}.values())[::-1]
+
+
+def found_after(trial: Trial, *changes: Change, within: float = 1200.0) -> float:
+    """Return the seconds from the onset of a fault to the straggler's finding."""
+    onset = trial.training.now
+    while not trial.train(1, *changes).findings and trial.training.now < onset + within:
+        pass
+    return trial.training.now - onset
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_a_straggler_is_found_within_ten_seconds(ranks, clock) -> None:
+    trial = Trial(Training(ranks, clock=clock))
+    trial.train(120)
+    assert found_after(trial, SLOW) <= 10
+    (finding,) = trial.verdicts[-1].findings
+    assert (finding.kind, finding.candidate.cause, finding.candidate.place.rank) == ("straggler", "backward", 1)
+    assert finding.since == pytest.approx(120.0, abs=1.0)
+    assert finding.severity == "warning"
+
+
+@pytest.mark.parametrize(("seconds", "least", "most"), [(0.03, 30, 60), (0.019, 800, 1000)])
+def test_smaller_losses_take_longer(seconds, least, most) -> None:
+    trial = Trial(Training(2))
+    trial.train(60)
+    assert least <= found_after(trial, spend("backward", seconds, 1)) <= most
+
+
+def test_what_is_below_the_limit_is_never_found() -> None:
+    trial = Trial(Training(2))
+    trial.train(1500, spend("backward", 0.012, 1))
+    assert not trial.kinds()
+
+
+@pytest.mark.parametrize("ranks", [(), (0,)], ids=["all ranks", "rank 0 alone"])
+@pytest.mark.parametrize("phase", ["evaluation", "checkpoint"])
+def test_planned_phases_delay_no_straggler(phase, ranks) -> None:
+    """It has 55 % of each step, and each 50 steps there is a planned phase of three seconds."""
+    planned, straggler = spend(phase, 3.0, *ranks, every=50), spend("backward", 0.25, 1)
+    trial = Trial()
+    trial.train(120, planned)
+    assert not trial.kinds()
+    assert found_after(trial, planned, straggler) <= 12 + 3
+    assert opened(trial)[0].candidate.cause == "backward"
+
+
+def drift(step: int, rank: int, work: Work) -> None:
+    work["backward"] *= 1.0 + 0.02 * ((step * 7 + rank * 3) % 5 - 2) / 2
+
+
+def accumulation(step: int, _rank: int, work: Work) -> None:
+    work["forward"], work["backward"] = 8 * work["forward"], 8 * work["backward"]
+
+
+def collections(step: int, rank: int, work: Work) -> None:
+    work["backward"] += 0.25 if (step + 13 * rank) % 60 == 0 else 0.0
+
+
+def longer_sequences(step: int, _rank: int, work: Work) -> None:
+    work["backward"] *= 1.0 + (step % 100) / 50
+
+
+DECOYS: dict[str, Change] = {
+    "drift of 2 %": drift,
+    "gradient accumulation": accumulation,
+    "garbage collections": collections,
+    "longer sequences": longer_sequences,
+    "an evaluation each 50 steps": spend("evaluation", 2.0, every=50),
+    "a checkpoint by rank 0 alone": spend("checkpoint", 2.0, 0, every=500),
+    "a pause of one rank each 300 steps": spend("other", 12.0, 2, every=300),
+}
+
+
+@pytest.mark.parametrize("decoy", DECOYS)
+@pytest.mark.parametrize("clock", ["host", "device"])
+def test_what_healthy_runs_do_is_no_finding(clock, decoy) -> None:
+    trial = Trial(Training(4, clock=clock))
+    trial.train(300, DECOYS[decoy])
+    assert not trial.kinds()
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_a_slow_warm_up_and_a_planned_restart_are_no_findings(ranks) -> None:
+    trial = Trial(Training(ranks, startup=90.0))
+    trial.train(100)
+    trial.train(3, spend("backward", 4.0))
+    trial.train(60)
+    trial.training.restart()
+    trial.train(200)
+    assert not trial.kinds()
+
+
+def test_one_long_pause_is_no_straggler_whatever_it_makes_of_the_mean() -> None:
+    trial = Trial()
+    trial.train(60)
+    trial.train(1, spend("other", 25.0, 1))
+    trial.train(120)
+    assert "straggler" not in trial.kinds()
+
+
+def test_a_lag_that_grows_becomes_critical_once_and_stays_one_finding() -> None:
+    trial = Trial()
+    for seconds in (0.025, 0.05, 0.1, 0.2, 0.35, 0.1, 0.05):
+        trial.train(150, spend("backward", seconds, 1))
+    findings = [finding for verdict in trial.verdicts for finding in verdict.findings]
+    severities = [finding.severity for finding in findings]
+    assert len({finding.opened for finding in findings}) == 1
+    assert severities == sorted(severities, reverse=True)
+    assert set(severities) == {"warning", "critical"}
+    first_critical = next(finding for finding in findings if finding.severity == "critical")
+    assert first_critical.candidate.ratio > 0.5
+
+
+def test_the_ratio_follows_the_loss_and_the_cause_stays_as_it_opened() -> None:
+    trial = Trial()
+    trial.train(30, SLOW)
+    assert trial.verdicts[-1].findings[0].candidate.ratio == pytest.approx(0.12 / 0.33, abs=0.03)
+    trial.train(30, spend("data_wait", 0.35, 1))
+    (finding,) = trial.verdicts[-1].findings
+    assert finding.candidate.ratio == pytest.approx(0.35 / 0.56, abs=0.03)
+    assert finding.candidate.cause == "backward"
+
+
+def test_a_critical_loss_is_critical_from_the_start() -> None:
+    trial = Trial()
+    trial.train(60)
+    trial.train(20, spend("backward", 0.5, 1))
+    assert [finding.severity for finding in opened(trial)] == ["critical"]
+
+
+def test_a_finding_ends_some_seconds_after_its_loss() -> None:
+    trial = Trial()
+    trial.train(60, SLOW)
+    trial.train(20)
+    assert trial.verdicts[-1].findings, "the loss has to be gone for 20 s"
+    assert not trial.train(15).findings
+
+
+def test_a_loss_that_comes_back_soon_is_one_finding() -> None:
+    trial = Trial()
+    for _ in range(5):
+        trial.train(40, SLOW)
+        trial.train(15)
+    assert len(opened(trial)) == 1
+
+
+def test_a_loss_at_the_limit_does_not_come_and_go() -> None:
+    trial = Trial(Training(2))
+    trial.train(100, spend("backward", 0.03, 1))
+    for _ in range(20):
+        trial.train(20, spend("backward", 0.014, 1))
+        trial.train(20, spend("backward", 0.02, 1))
+    assert len(opened(trial)) <= 1
+
+
+def test_polls_that_are_missed_change_nothing() -> None:
+    trial = Trial()
+    trial.train(60)
+    seen = [moment for moment in trial.training.train(120, SLOW) if moment[0] % 20 >= 4]
+    trial.verdicts += [trial.judge.update(*moment) for moment in seen]
+    (finding,) = opened(trial)
+    assert finding.opened <= 60 + 15
+    assert trial.verdicts[-1].findings
+
+
+def test_a_restarted_run_begins_again() -> None:
+    trial = Trial()
+    trial.train(60, SLOW)
+    trial.training.restart()
+    assert not trial.train(1).findings
+    trial.train(120)
+    assert len(opened(trial)) == 1
+
+
+def test_the_same_fault_after_a_restart_is_another_finding() -> None:
+    trial = Trial()
+    trial.train(60, SLOW)
+    trial.training.restart()
+    trial.train(60, SLOW)
+    assert len(opened(trial)) == 2
+
+
+def test_counters_that_go_back_find_nothing() -> None:
+    """The exporter's own begin at 0 when it is restarted, and the rank's go on."""
+    trial = Trial()
+    trial.train(60)
+    trial.training.adjust = lambda one: counting(one, aligned=AlignedCounters()) if one.at < 65 else one
+    trial.train(60)
+    assert not trial.kinds()
+
+
+def test_what_is_found_first_is_shown_as_pending_with_what_it_lacks() -> None:
+    trial = Trial()
+    trial.train(60)
+    (pending,) = trial.train(5, spend("backward", 0.5, 1)).pending
+    assert (pending.candidate.kind, pending.candidate.place.rank, pending.lacks) == ("straggler", 1, "time")
+    trial = Trial()
+    trial.train(5)
+    (pending,) = trial.train(20, spend("backward", 2.0, 1)).pending
+    assert pending.lacks == "steps"
+
+
+def test_gpu_time_that_was_lost_is_counted_once() -> None:
+    trial = Trial()
+    trial.train(100, SLOW)
+    lost = sum(verdict.newly_lost.get("straggler", 0.0) for verdict in trial.verdicts)
+    assert lost == pytest.approx(3 * 0.12 / 0.33 * 95, rel=0.1)
+    assert not any("none" in verdict.newly_lost for verdict in trial.verdicts)
+
+
+def test_a_network_that_was_always_slow_is_found_and_one_that_got_slower_by_what_it_was() -> None:
+    trial = Trial(Training(4, transfer=0.02))
+    trial.train(900)
+    trial.training._transfer = 0.06
+    assert found_after(trial) <= 60
+    assert opened(trial, "network")[0].baseline == "known"
+    trial = Trial(Training(4, transfer=0.2))
+    assert found_after(trial) <= 30
+    assert opened(trial, "network")[0].baseline == "unknown"
+
+
+def restarted(trial: Trial) -> RunJudge:
+    """Return the judge of an exporter that was restarted just now."""
+    judge = RunJudge(trial.judge.run)
+    judge.restore(json.loads(json.dumps(trial.judge.state(trial.training.now))), trial.training.now)
+    return judge
+
+
+def test_a_restart_of_the_exporter_goes_on_with_an_open_finding() -> None:
+    trial = Trial()
+    (before,) = trial.train(60, spend("backward", 0.5, 1)).findings
+    trial.judge = restarted(trial)
+    for seconds in (1, 60):
+        (after,) = trial.train(seconds, spend("backward", 0.5, 1)).findings
+        assert (after.since, after.opened) == pytest.approx((before.since, before.opened))
+        assert (after.severity, after.candidate.cause, after.candidate.place) == (
+            "critical", "backward", before.candidate.place
+        )  # fmt: skip
+    assert not trial.train(40).findings
+
+
+@pytest.mark.parametrize("reason", ["finished", "killed"])
+def test_a_run_that_ended_while_the_exporter_was_down_has_no_finding_that_is_open(reason) -> None:
+    trial = Trial()
+    trial.train(60, SLOW)
+    trial.judge = restarted(trial)
+    trial.training.adjust = lambda one: replace(one, ended=Ending(reason, 60.0))
+    assert not trial.train(2).findings
+
+
+@pytest.mark.parametrize("value", [10**400, None, "much", [], {}])
+def test_a_damaged_finding_is_refused_or_ends_like_any_other(value) -> None:
+    trial = Trial()
+    trial.train(30, SLOW)
+    saved = json.dumps(trial.judge.state(30.0))
+    moments = [*trial.training.train(40)]
+    for place in range(9):
+        state, judge = json.loads(saved), RunJudge(trial.judge.run)
+        state["findings"][0][place] = value
+        with suppress(*UNREADABLE):
+            judge.restore(state, 30.0)
+        assert not [judge.update(*moment) for moment in moments][-1].findings
+
+
+def test_a_judge_that_was_restored_finds_what_the_other_one_would() -> None:
+    trial = Trial(Training(4, transfer=0.02))
+    trial.train(900)
+    restored = restarted(trial)
+    trial.training._transfer = 0.06
+    for moment in trial.training.train(120):
+        verdicts = trial.judge.update(*moment), restored.update(*moment)
+    found = [[(one.kind, one.candidate.cause, one.baseline) for one in verdict.findings] for verdict in verdicts]
+    assert found[0] == found[1] == [("network", "network", "known")]

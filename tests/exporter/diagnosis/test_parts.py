@@ -1,0 +1,88 @@
+"""The losses of a run in parts of its time: what persistence is decided by."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope_exporter.diagnosis.parts import CAPACITY, Key, Parts, Span
+from rankscope_exporter.diagnosis.thresholds import Tier
+
+LAG: Key = ("straggler", 1)
+SHORT = Tier(0.2, 8.0, 12, 8, 0.25)
+
+
+def parts(losses: list[float | None], seconds: float = 1.0, steps: float = 2.0) -> Parts:
+    """Return parts of a second with these losses, the oldest first."""
+    found = Parts()
+    for number, loss in enumerate(losses, start=1):
+        found.add(number * seconds, seconds, steps, {} if loss is None else {LAG: loss})
+    return found
+
+
+def span(losses: list[float | None], tier: Tier = SHORT) -> Span:
+    found = parts(losses).span(tier)
+    assert found
+    return found
+
+
+@pytest.mark.parametrize(
+    "tier",
+    [SHORT._replace(seconds=11.0), SHORT._replace(steps=21), SHORT._replace(parts=11)],
+    ids=["seconds", "steps", "parts"],
+)
+def test_a_span_has_as_many_seconds_steps_and_parts_as_its_tier_asks_for(tier) -> None:
+    assert parts([0.0] * 10).span(tier) is None
+    assert parts([0.0] * 11).span(tier)
+
+
+def test_a_span_is_the_newest_and_no_longer_than_needed() -> None:
+    found = span([0.9] * 10 + [0.1] * 8)
+    assert found.begins == 10.0
+    assert found.values(LAG) == pytest.approx([0.1] * 8)
+
+
+def test_a_loss_is_one_of_a_tier_by_its_mean_beyond_the_allowance() -> None:
+    assert span([0.3] * 8).exceeds(LAG, SHORT)
+    assert not span([0.3] * 8).exceeds(LAG, SHORT, allowance=0.15)
+    assert not span([0.15] * 8).exceeds(LAG, SHORT)
+
+
+def test_what_happened_once_is_no_loss_of_a_tier_however_large() -> None:
+    assert span([0.0, 0.0, *[0.4] * 6]).exceeds(LAG, SHORT)
+    assert not span([0.0, 0.0, 0.0, *[0.4] * 5]).exceeds(LAG, SHORT)
+    assert not span([9.0, *[0.0] * 7]).exceeds(LAG, SHORT)
+
+
+def test_a_loss_that_is_not_known_is_below_every_limit() -> None:
+    assert span([None, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, None]).exceeds(LAG, SHORT)
+    assert not span([None, None, None, 0.3, 0.3, 0.3, 0.3, 0.3]).exceeds(LAG, SHORT)
+    assert not span([None] * 8).exceeds(LAG, SHORT)
+    assert span([None] * 8).mean(LAG) is None
+
+
+def test_the_onset_is_where_the_loss_was_above_the_limit_first() -> None:
+    assert span([0.0] * 4 + [0.5] * 4).onset(LAG, 0.1) == 4.0
+    assert span([0.0] * 8).onset(LAG, 0.1) == 8.0
+
+
+@pytest.mark.parametrize("seconds", [60.0, 300.0, 1500.0])
+def test_longer_spans_are_of_longer_parts_that_have_the_same_mean(seconds) -> None:
+    found = parts([0.1, 0.3] * 1000).span(Tier(0.1, seconds, 12, 8, 0.4))
+    assert found
+    assert 2000.0 - found.begins == pytest.approx(seconds, abs=30.0)
+    assert found.mean(LAG) == pytest.approx(0.2, abs=0.01)
+
+
+@given(st.lists(st.none() | st.floats(0.0, 1.0), min_size=1, max_size=300), st.sampled_from([0.5, 1.0, 4.0, 40.0]))
+def test_parts_are_bounded_and_no_mean_is_outside_of_the_losses(losses: list[float | None], seconds: float) -> None:
+    found = parts(losses, seconds).span(Tier(0.1, min(90.0, seconds * len(losses)), 1, 1, 0.4))
+    known = [loss for loss in losses if loss is not None]
+    if found:
+        assert len(found.values(LAG)) <= CAPACITY
+        mean = found.mean(LAG)
+        assert mean is None or min(known) - 1e-9 <= mean <= max(known) + 1e-9
+        assert all(math.isnan(value) or 0.0 <= value <= 1.0 + 1e-9 for value in found.values(LAG))

@@ -1,0 +1,138 @@
+"""Findings in words: two significant digits at the most, and a sentence and advice for all that detectors yield."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankscope.record import phases
+from rankscope_exporter.diagnosis.detectors import LOSSES, checkpoint, crash, hang, loss_scale, startup, utilization
+from rankscope_exporter.diagnosis.detectors.straggler import UNKNOWN
+from rankscope_exporter.diagnosis.findings import Candidate, Place
+from rankscope_exporter.diagnosis.priority import EXPLAINED_BY, EXPLAINED_BY_CAUSE, explanation
+from rankscope_exporter.diagnosis.words import WORDS, advice, duration, percent, sentence
+
+PLACE = Place(3, "0-7", "node-a", "5", "GPU-3")
+UNPLANNED = [phase for phase in phases.NAMES if phase not in (*phases.PLANNED, "collective_wait")]
+CAUSES: dict[str, list[str]] = {
+    "straggler": [*UNPLANNED, "tokenize", UNKNOWN, "throttled", "foreign_process", "cpu_contention", "aggregation"],
+    "rotating_straggler": ["gc", "spikes", "uneven_work", UNKNOWN, *(set(UNPLANNED) - set(phases.COMPUTING))],
+    "data": ["cpu", "io", "unknown"],
+    "network": ["network", "link", "unknown"],
+    hang.KIND: [*phases.NAMES, "tokenize", hang.INSIDE],
+    crash.KIND: ["killed", "exception"],
+    checkpoint.OVERDUE: ["overdue", "never"],
+    utilization.LOW: ["batch_too_small", "memory_bound", "unknown"],
+}
+WITHOUT_CAUSES = [checkpoint.SLOW, utilization.CPU, startup.KIND, loss_scale.KIND]
+KINDS = [*(detector.kind for detector in LOSSES), *CAUSES, *WITHOUT_CAUSES]
+CANDIDATES = [
+    Candidate(kind, 0.3, cause, PLACE, {"age": 20_000.0, "scale": 0.001})
+    for kind in dict.fromkeys(KINDS)
+    for cause in CAUSES.get(kind, [""])
+]
+RUN = ("llm", "1000")
+
+
+def name(candidate: Candidate) -> str:
+    return f"{candidate.kind} {candidate.cause}"
+
+
+@pytest.mark.parametrize("candidate", CANDIDATES, ids=name)
+def test_everything_that_detectors_yield_has_a_sentence_and_advice(candidate) -> None:
+    said, first = sentence(RUN, candidate), advice(candidate)
+    assert re.fullmatch(r"[A-Z].*[^.:]", said)
+    assert "llm" in said
+    assert first.endswith(".")
+    for text in (said, first):
+        assert not re.search(r"None|RANK|[{}<>]|\bunknown$", text)
+
+
+@pytest.mark.parametrize("candidate", [one for one in CANDIDATES if one.kind in ("straggler", "crash")], ids=name)
+def test_the_sentence_about_a_rank_says_where_it_is(candidate) -> None:
+    assert sentence(RUN, candidate).startswith("Rank 3 (node-a, GPU 5)")
+
+
+def test_sentences_are_for_people() -> None:
+    slow = Candidate("straggler", 0.3016, "other", Place(0, node="vm", gpu="0"))
+    assert sentence(RUN, slow) == "Rank 0 (vm, GPU 0) slows down run llm by 30%: extra work outside the model"
+    assert "--rank 0`" in advice(slow)
+    hangs = Candidate("hang", 1.0, "data_wait", Place(2))
+    assert sentence(RUN, hangs) == "Run llm hangs: Rank 2 is stuck in data_wait"
+
+
+def test_no_words_are_for_what_no_detector_yields() -> None:
+    assert WORDS.keys() == {candidate.kind for candidate in CANDIDATES}
+    for kind, words in WORDS.items():
+        assert {*words.causes, *words.advice} <= {*CAUSES.get(kind, ()), ""}
+
+
+@pytest.mark.parametrize(
+    ("ratio", "text"),
+    [
+        (0.4449, "44%"),
+        (0.0629, "6.3%"),
+        (0.007, "0.7%"),
+        (1.0, "100%"),
+        (0.0, "0%"),
+        (0.0995, "10%"),
+        (0.0004, "0.04%"),
+    ],
+)
+def test_a_ratio_in_words(ratio, text) -> None:
+    assert percent(ratio) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0 s"),
+        (40.0, "40 s"),
+        (99.4, "99 s"),
+        (99.6, "1.7 min"),
+        (107.0, "1.8 min"),
+        (180.0, "3 min"),
+        (1200.0, "20 min"),
+        (6000.0, "1.7 h"),
+        (14_400.0, "4 h"),
+        (90_000.0, "25 h"),
+        (864_000.0, "10 days"),
+    ],
+)
+def test_a_time_in_words(seconds, text) -> None:
+    assert duration(seconds) == text
+
+
+@given(st.floats(0.0, 1e7))
+def test_a_time_has_two_significant_digits_at_the_most(seconds) -> None:
+    digits = re.sub(r"[^0-9]", "", duration(seconds)).lstrip("0")
+    assert len(digits) <= 2 or seconds > 99 * 86_400
+
+
+@given(st.floats(0.0, 0.99))
+def test_a_ratio_has_two_significant_digits_at_the_most(ratio) -> None:
+    text = percent(ratio)
+    assert len(re.sub(r"[^0-9]", "", text).lstrip("0")) <= 2
+    assert "e" not in text
+
+
+def test_what_explains_which_is_of_kinds_that_there_are() -> None:
+    kinds = {*EXPLAINED_BY, *(kind for others in EXPLAINED_BY.values() for kind in others)}
+    kinds |= {*EXPLAINED_BY_CAUSE, *(kind for kind, _ in EXPLAINED_BY_CAUSE.values())}
+    assert kinds <= WORDS.keys()
+
+
+def test_throttling_is_explained_by_a_straggler_that_is_throttled_alone() -> None:
+    throttling = Candidate("throttling", 0.2)
+    throttled, slow = Candidate("straggler", 0.3, "throttled"), Candidate("straggler", 0.3, "forward")
+    assert explanation(throttling, [throttling, throttled]) == throttled
+    assert explanation(throttling, [throttling, slow]) is None
+
+
+def test_nothing_explains_itself_and_no_two_explain_each_other() -> None:
+    for kind, others in EXPLAINED_BY.items():
+        assert kind not in others
+        assert all(kind not in EXPLAINED_BY.get(other, ()) for other in others)
