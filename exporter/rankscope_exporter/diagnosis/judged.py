@@ -71,7 +71,8 @@ def why_not(ranks: Mapping[int, RankReading], gpus: frozenset[str]) -> str:
     sizes = {one.world_size for one in living or ranks.values()}
     if len(sizes) != 1:
         return "world_sizes_differ"
-    if not set(range(sizes.pop())) <= ranks.keys():
+    size = sizes.pop()
+    if not size or sum(0 <= rank < size for rank in ranks) < size:
         return "ranks_elsewhere"
     return "gpus_unknown" if any(one.uuid and one.uuid not in gpus for one in living) else ""
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from rankscope.record import layout
 from rankscope.record.snapshot import RankSnapshot
+from rankscope.record.text import NUMBER
 from rankscope_exporter.diagnosis.readings import (
     AlignedCounters,
     CollectiveCounters,
@@ -35,7 +36,7 @@ def reading(rank: Rank, aligned: Alignment | None, process: RankProcess | None, 
         group=snapshot.info["group"],
         node=snapshot.info["node"],
         uuid=rank.uuid,
-        world_size=int(snapshot.info["world_size"]),
+        world_size=world_size(snapshot),
         ended=_ending(rank),
         last_progress=snapshot.last_progress,
         phase=snapshot.phase,
@@ -48,6 +49,12 @@ def reading(rank: Rank, aligned: Alignment | None, process: RankProcess | None, 
         gpu=gpu.reading if gpu else None,
         counters=counters,
     )
+
+
+def world_size(snapshot: RankSnapshot) -> int:
+    """Return how many ranks its run has; 0 for a text that is no number."""
+    text = snapshot.info["world_size"]
+    return int(text) if NUMBER.fullmatch(text) else 0
 
 
 def _ending(rank: Rank) -> Ending | None:
