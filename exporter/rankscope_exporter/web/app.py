@@ -17,6 +17,7 @@ from rankscope_exporter.report.runs import Reporter
 from rankscope_exporter.web.connections import Page
 from rankscope_exporter.web.lifecycle import Gpus, add_lifecycle
 from rankscope_exporter.web.pages import Pages, SingleFlight, held, send_page, turn
+from rankscope_exporter.web.status_assets import POLICY
 from rankscope_exporter.web.status_page import render_status
 
 READ = ["GET", "HEAD"]
@@ -72,11 +73,11 @@ def create_app(scrape: Scrape, gpus: Gpus, reporter: Reporter | None = None, *, 
     async def healthy() -> Response:
         return PlainTextResponse("healthy\n")
 
-    status_page = SingleFlight(lambda: render_status(scrape.collect()))
+    status_page = SingleFlight(lambda: render_status(scrape.collect(), reporter))
 
     @app.api_route("/", methods=READ)
     async def status() -> Response:
-        return HTMLResponse(await status_page.next())
+        return HTMLResponse(await status_page.next(), headers={"Content-Security-Policy": POLICY})
 
     if reporter:
         _add_api(app, reporter)
