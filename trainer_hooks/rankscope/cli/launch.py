@@ -1,5 +1,6 @@
 """The command `rankscope`: `rankscope run -- torchrun … train.py` starts a job watched, without a change to it;
-`rankscope stacks` says where the threads of the ranks on this machine are; `rankscope explain` what holds a run back.
+`rankscope stacks` says where the threads of the ranks on this machine are; `rankscope explain` what holds a run back;
+`rankscope top` what is wrong on this machine.
 """
 
 from __future__ import annotations
@@ -32,6 +33,11 @@ Say what holds a run back: its GPU time by what it is lost to, the alert that th
 compared, and where to read on. Asks a Prometheus that has Rankscope's rules. To be run anywhere. Exits with 2 if
 there is nothing to explain."""
 
+TOP_DESCRIPTION = """\
+Show what is wrong on this machine, from the ranks' records and the NVIDIA driver alone: what is found in each run and
+what to do about it, its ranks with their time by phase, and the GPUs. Needs neither an exporter nor a Prometheus, and
+changes nothing in the job. Needs pip install 'rankscope[top]'. Ctrl-C ends it."""
+
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and do what it says. Exits with 2 if it is wrong."""
@@ -48,6 +54,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
         asked = options.run, options.cluster, options.owner
         sys.exit(_told(lambda: explain(options.url, *asked, options.at, options.json)))
+    if options.action == "top":
+        from rankscope.cli.top import show as top
+
+        sys.exit(_told(lambda: top(options.run_dir, once=options.once, is_json=options.json)))
     _run(parser, options)
 
 
@@ -82,7 +92,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
-    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain")
+    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top")
     run = commands.add_parser(
         "run", help="start a training command with every rank watched", description=RUN_DESCRIPTION
     )
@@ -98,7 +108,25 @@ def _parser() -> argparse.ArgumentParser:
         "--run-dir", type=Path, metavar="DIR", help="where the ranks' records are (default: /run/rankscope, /dev/shm)"
     )
     _add_explain(commands.add_parser("explain", help="what holds a run back", description=EXPLAIN_DESCRIPTION))
+    _add_top(commands.add_parser("top", help="what is wrong on this machine", description=TOP_DESCRIPTION))
     return parser
+
+
+def _add_top(top: argparse.ArgumentParser) -> None:
+    top.add_argument(
+        "--once", action="store_true", help="look for ten seconds (30 where steps are long) and print once"
+    )
+    top.add_argument(
+        "--json", action="store_true", help="the same as one line of JSON, as the exporter's /api/v1/runs (docs/api.md)"
+    )
+    top.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="where the ranks' records are; may be given more than once (default: /run/rankscope, /dev/shm)",
+    )
 
 
 def _add_explain(explain: argparse.ArgumentParser) -> None:
