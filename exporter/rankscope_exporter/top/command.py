@@ -32,7 +32,7 @@ LEAST_RANKS = 4
 
 def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
     """Show the node until Ctrl-C; with `once` or `is_json`, or where the output is no terminal, print it once."""
-    _silence_logs()
+    silence_logs()
     console = Console(highlight=False)
     with suppress(KeyboardInterrupt), watched(run_dirs) as node:
         if once or is_json or not console.is_terminal:
@@ -100,10 +100,12 @@ def _runs(node: Node) -> tuple[NodeReport, str]:
 
 
 def _has_color(console: Console) -> bool:
-    return console.is_terminal and not console.no_color and console.color_system is not None
+    """Return whether the terminal shows colors, and blocks."""
+    can_show = console.color_system is not None and console.encoding.startswith("utf")
+    return console.is_terminal and not console.no_color and can_show
 
 
-def _silence_logs() -> None:
+def silence_logs() -> None:
     """Keep log lines off the screen: what they say is on it."""
     logger = logging.getLogger("rankscope_exporter")
     logger.addHandler(logging.NullHandler())

@@ -30,8 +30,9 @@ permitted, else by the hook itself. To be run as the job's user, in the job's co
 everybody's ranks. Changes nothing in the job. Exits with 1 if a rank does not answer, with 2 if there is none."""
 EXPLAIN_DESCRIPTION = """\
 Say what holds a run back: its GPU time by what it is lost to, the alert that the rules have come to, the numbers
-compared, and where to read on. Asks a Prometheus that has Rankscope's rules. To be run anywhere. Exits with 2 if
-there is nothing to explain."""
+compared, and where to read on. Asks a Prometheus that has Rankscope's rules. To be run anywhere. Where no Prometheus
+is named and none answers, it says what the ranks on this machine show (needs rankscope[top]). Exits with 2 if there is
+nothing to explain."""
 
 TOP_DESCRIPTION = """\
 Show what is wrong on this machine, from the ranks' records and the NVIDIA driver alone: what is found in each run and
@@ -52,13 +53,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.action == "explain":
         from rankscope.cli.explaining.command import show as explain
 
-        asked = options.run, options.cluster, options.owner
-        sys.exit(_told(lambda: explain(options.url, *asked, options.at, options.json)))
+        sys.exit(_told(lambda: explain(*_asked(options), explain_node=_explain_node(options))))
     if options.action == "top":
         from rankscope.cli.top import show as top
 
         sys.exit(_told(lambda: top(options.run_dir, once=options.once, is_json=options.json)))
     _run(parser, options)
+
+
+def _asked(options: argparse.Namespace) -> tuple[str, str | None, str | None, str | None, str | None, bool]:
+    url = options.url or os.environ.get("PROMETHEUS_URL") or "http://localhost:9090"
+    return url, options.run, options.cluster, options.owner, options.at, options.json
+
+
+def _explain_node(options: argparse.Namespace) -> Callable[[], bool]:
+    """Return what explains this node's runs without a Prometheus: not where one is named, which then has to answer."""
+    from rankscope.cli.top import explain
+
+    is_named = bool(options.url or options.cluster or os.environ.get("PROMETHEUS_URL"))
+    return lambda: not is_named and explain(options.run, options.owner)
 
 
 def _told(tell: Callable[[], int]) -> int:
@@ -130,10 +143,8 @@ def _add_top(top: argparse.ArgumentParser) -> None:
 
 
 def _add_explain(explain: argparse.ArgumentParser) -> None:
-    url = os.environ.get("PROMETHEUS_URL") or "http://localhost:9090"
     explain.add_argument(
         "--url",
-        default=url,
         help="of the Prometheus, with USER:PASSWORD@ if it asks (default: PROMETHEUS_URL, else http://localhost:9090)",
     )
     explain.add_argument("--run", metavar="NAME", help="which run (default: the only one)")

@@ -25,6 +25,15 @@ def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
     return follow(run_dirs or default_run_dirs(), once=once, is_json=is_json)
 
 
+def explain(run: str | None, owner: str | None) -> bool:
+    """Print what is wrong with the runs on this node; return whether there is one and its packages are installed."""
+    if missing(REQUIRED):
+        return False
+    from rankscope_exporter.top.explained import explain as explain_runs
+
+    return explain_runs(default_run_dirs(), run, owner)
+
+
 def missing(names: Sequence[str], find: Callable[[str], object] = importlib.util.find_spec) -> Sequence[str]:
     """Return the packages that cannot be imported."""
     return [name for name in names if find(name) is None]
