@@ -13,7 +13,9 @@ from rankscope_exporter.ranks.rank import Rank
 
 LAGS_FROM = Thresholds().loss
 """A smaller lag is no loss: in a healthy run, too, some rank waits least."""
+STEPS = 32
 MINUTE = 60.0
+"""Which steps are the last ones: to read a whole ring takes long."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,10 @@ def report_rank(rank: Rank, unix: float, facts: RankFacts | None, reading: RankR
 
 
 def step_seconds(ranks: Sequence[Rank]) -> float | None:
-    """Return the median of the last minute's steps. All ranks of a run have the same ones: the first speaks."""
+    """Return the median of the last steps. All ranks of a run have the same ones: the first speaks."""
     if not ranks:
         return None
     snapshot = ranks[0].snapshot
-    oldest = snapshot.read_monotonic - MINUTE
-    recent = [step.seconds for step in snapshot.steps_after(0) if step.end > oldest]
+    steps = snapshot.steps_after(max(int(snapshot["steps"]) - STEPS, 0))
+    recent = [step.seconds for step in steps if step.end > snapshot.read_monotonic - MINUTE]
     return median(recent) if recent else None
