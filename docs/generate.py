@@ -11,6 +11,7 @@ from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.gpu.collector import GPU_LABELS, Gpu, Tick
 from rankscope_exporter.gpu.collectors.xid import WELL_KNOWN
 from rankscope_exporter.gpu.nvml.driver import Driver
+from rankscope_exporter.ranks.collectors.findings import RUN_LABELS, Findings
 from rankscope_exporter.ranks.metric import RANK_LABELS
 from rankscope_exporter.registry import EXPORTER_METRICS, GPU_COLLECTORS, GPU_METRICS, RANK_METRICS
 from rankscope_exporter.simulation.driver import SimulatedDriver
@@ -110,6 +111,12 @@ parameters that are not sharded in their first dimension mean tensor parallelism
 a device mesh (Megatron, DeepSpeed's Ulysses, process groups of its own), each rank counts, and the sum over the ranks
 is too large. With Accelerate's `dispatch_batches` each rank counts its own part.
 
+## Runs and findings (labels `run`, `owner`)
+
+A run has these while the exporter judges it: see `rankscope_run_judged_info`.
+
+{findings}
+
 ## The exporter itself
 
 {exporter}
@@ -139,7 +146,8 @@ def reference() -> str:
     """The whole page."""
     return TEXT.format(
         gpus=_table(GPU_METRICS, GPU_LABELS, {"source call": lambda m: _code(m.source), "since": lambda m: m.since}),
-        ranks=_table(RANK_METRICS, RANK_LABELS),
+        ranks=_table([metric for metric in RANK_METRICS if metric not in Findings.metrics], RANK_LABELS),
+        findings=_table(Findings.metrics, RUN_LABELS),
         exporter=_table(EXPORTER_METRICS, ()),
         budget=_budget({name: series_of(model) for name, model in MODELS.items()}),
     )

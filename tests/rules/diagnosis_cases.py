@@ -184,7 +184,7 @@ FAULTS = (
     Case(
         "a foreign process on the GPU of one rank",
         Fault(late(2, "backward"), gpus={2: {"rankscope_gpu_processes": 2.0}}),
-        (laggard(2, "intruder"),),
+        (laggard(2, "foreign_process"),),
     ),
     Case(
         "a foreign process makes the GPU of rank 0 busier and fuller than the others",
@@ -198,7 +198,7 @@ FAULTS = (
                 }
             },
         ),
-        (laggard(0, "intruder"),),
+        (laggard(0, "foreign_process"),),
     ),
     Case("one rank has more to compute", Fault(late(2, "backward")), (laggard(2, "backward"),)),
     Case(

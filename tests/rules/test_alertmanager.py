@@ -127,8 +127,12 @@ def test_one_fault_is_one_notification_a_run_or_a_node(alertmanager: Alertmanage
 
 @pytest.mark.parametrize("about", [{"run": "llm", "rank": "1"}, {"node": "a", "uuid": "GPU-0", "instance": "a"}])
 def test_what_is_critical_does_not_wait_for_company(about: Alert) -> None:
-    assert waits_for_company(alert("Some", "warning", **about)) == "30s"
     assert waits_for_company(alert("Some", "critical", **about)) == "5s"
+
+
+def test_only_warnings_about_nodes_wait_for_company() -> None:
+    assert waits_for_company(alert("Some", "warning", run="llm", rank="1")) == "5s"
+    assert waits_for_company(alert("Some", "warning", node="a", uuid="GPU-0", instance="a")) == "30s"
 
 
 def waits_for_company(labels: Alert) -> str:

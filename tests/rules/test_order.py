@@ -21,6 +21,7 @@ HYSTERESIS = {
     "rank:rankscope_rank_info:unseen",
     "rank:rankscope_lag:sustained",
     "rank:rankscope_lag:severe",
+    "run:rankscope_finding:ratio",
     "run:rankscope_loss:sustained",
     "run:rankscope_loss:severe",
     "run:rankscope_rotating:ratio",

@@ -29,8 +29,6 @@ ALERTS = {
     "loss_scale_collapse": "RankscopeLossScaleCollapse",
 }
 """By kind the alert that is about the same; a straggler has two."""
-CAUSES = {"foreign_process": "intruder"}
-"""Causes that the rules name otherwise."""
 ONE_CAUSE = {
     "copies": "h2d_copy",
     "small_collectives": "synchronisation",
@@ -73,6 +71,6 @@ def _notification(labels: Mapping[str, str], seen: float) -> Notification:
     kind, cause = labels["kind"], labels.get("cause", "")
     is_first = labels.get("rank") == "0"
     straggler = "RankscopeRankZeroLagging" if is_first else "RankscopeRankLagging"
-    told = {"alertname": ALERTS.get(kind, straggler), "cause": ONE_CAUSE.get(kind, CAUSES.get(cause, cause))}
+    told = {"alertname": ALERTS.get(kind, straggler), "cause": ONE_CAUSE.get(kind, cause)}
     kept = {name: value for name, value in labels.items() if name in ("run", "rank", "gpu", "node", "severity")}
     return Notification("firing", {**kept, **told}, {}, "", seen)

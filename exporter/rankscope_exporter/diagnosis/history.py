@@ -188,11 +188,22 @@ class History:
         }
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
-        """Take back what `state` returned. Raises KeyError, TypeError or ValueError for anything else."""
-        self._rows.extend(Row(at - float(age), dict(useful), dict(step)) for age, useful, step in state["rows"])
-        self._pauses.extend(Pause(at - float(age), float(long), str(phase)) for age, long, phase in state["pauses"])
-        self._minutes.extend(Minute(at - float(age), *map(float, rest)) for age, *rest in state["minutes"])
-        self._stepped_since = None if state["stepped"] is None else at - float(state["stepped"])
+        """Take back what `state` returned, or nothing: raises KeyError, TypeError or ValueError for anything else."""
+        try:
+            rows = [Row(at - float(age), _numbers(useful), _numbers(step)) for age, useful, step in state["rows"]]
+            pauses = [Pause(at - float(age), float(long), str(phase)) for age, long, phase in state["pauses"]]
+            minutes = [Minute(at - float(age), *map(float, rest)) for age, *rest in state["minutes"]]
+            stepped = None if state["stepped"] is None else at - float(state["stepped"])
+        except OverflowError as error:
+            raise ValueError(str(error)) from None
+        self._rows.extend(rows)
+        self._pauses.extend(pauses)
+        self._minutes.extend(minutes)
+        self._stepped_since = stepped
+
+
+def _numbers(saved: Mapping[str, Any]) -> Mapping[str, float]:
+    return {str(kind): float(value) for kind, value in dict(saved).items()}
 
 
 def _lower_quartile(values: list[float]) -> float | None:

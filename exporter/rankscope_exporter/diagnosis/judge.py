@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, straggler
 from rankscope_exporter.diagnosis.detectors.hang import is_interactive
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
-from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
+from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending, Place
 from rankscope_exporter.diagnosis.history import History
 from rankscope_exporter.diagnosis.parts import Key, Parts, Span
 from rankscope_exporter.diagnosis.priority import explanation
@@ -47,6 +47,8 @@ class Verdict:
 
     run: Run
     at: float
+    is_ready: bool = True
+    """Whether enough has been seen to decide: not in the first steps after the caller's own start."""
     findings: list[Finding] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
     facts: RunFacts | None = None
@@ -73,6 +75,8 @@ class RunJudge:
         self._above: dict[Key, float] = {}
         """Of each open finding when its loss was last above the limit for its release."""
         self._states: dict[Key, Finding] = {}
+        self._is_from_start: bool | None = None
+        """Whether the run's ranks had made no step when they were first seen."""
         self._seen: dict[Key, tuple[float, float]] = {}
         """Of each state when it was first and last seen."""
 
@@ -81,6 +85,8 @@ class RunJudge:
         self._forget_predecessors(readings)
         living = [one for one in readings.values() if one.ended is None]
         self.history.observe(at, living)
+        if self._is_from_start is None:
+            self._is_from_start = all(one.counters.steps == 0 for one in readings.values())
         verdict = Verdict(self.run, at)
         if not self._readings:
             self._readings.append((at, readings))
@@ -92,6 +98,7 @@ class RunJudge:
         states = [candidate for detect in STATES for candidate in detect(window, self.history.past(at))]
         self._update_states(at, states)
         self._decide(verdict, window, states)
+        verdict.is_ready = self._is_from_start or self._parts.span(self._thresholds.tiers[0]) is not None
         return verdict
 
     def _forget_predecessors(self, readings: Readings) -> None:
@@ -183,7 +190,7 @@ class RunJudge:
         if shortest is None:
             return
         windows: dict[float, Window] = {}
-        for key in [*self._parts.keys]:
+        for key in dict.fromkeys((*self._parts.keys, *self._open)):
             if key[0] not in _DETECTORS:
                 continue
             allowance = self._allowance(key, shortest)
@@ -311,11 +318,30 @@ class RunJudge:
 
     def state(self, at: float) -> dict[str, Any]:
         """Return what has to be saved so that a restart forgets nothing."""
-        return self.history.state(at)
+        findings = [[at - one.since, at - one.opened, *_saved(one)] for one in self._open.values()]
+        return {**self.history.state(at), "findings": findings}
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
         """Take it back. Raises KeyError, TypeError or ValueError for anything else."""
+        findings = [_restored(saved, at) for saved in state["findings"]]
         self.history.restore(state, at)
+        for finding in findings:
+            self._open[finding.candidate.key], self._above[finding.candidate.key] = finding, at
+
+
+def _saved(finding: Finding) -> list[Any]:
+    candidate = finding.candidate
+    place, evidence = list(candidate.place), dict(candidate.evidence)
+    return [candidate.kind, candidate.ratio, candidate.cause, place, evidence, finding.is_critical, finding.baseline]
+
+
+def _restored(saved: Sequence[Any], at: float) -> Finding:
+    began, opened, kind, ratio, cause, place, evidence, is_critical, baseline = saved
+    if kind not in _DETECTORS:
+        raise ValueError(f"no detector is named {kind!r}")
+    numbers = {str(name): float(value) for name, value in dict(evidence).items()}
+    candidate = Candidate(kind, float(ratio), str(cause), Place(*place), numbers)
+    return Finding(candidate, at - float(began), at - float(opened), bool(is_critical), str(baseline))
 
 
 CRITICAL = frozenset({"hang", "crash", "cpu_fallback", "loss_scale_collapse"})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
@@ -21,7 +22,7 @@ class Judged(NamedTuple):
 
     verdicts: tuple[Verdict, ...]
     not_judged: Mapping[Run, str]
-    """`ranks_elsewhere`, `world_sizes_differ`, `gpus_unknown` or `too_many_runs`."""
+    """`ranks_elsewhere`, `world_sizes_differ`, `world_size_unknown`, `gpus_unknown` or `too_many_runs`."""
 
 
 class Judges:
@@ -32,20 +33,26 @@ class Judges:
         self.judges: dict[Run, RunJudge] = {}
         self._seen: dict[Run, float] = {}
         self._saved: dict[Run, Mapping[str, Any]] = {}
+        self._downtime = 0.0
 
     def state(self, at: float) -> list[Any]:
         """Return what a restart of the exporter must not forget, as JSON can hold it."""
         return [[*run, judge.state(at)] for run, judge in self.judges.items()]
 
-    def restore(self, state: Iterable[Any]) -> None:
-        """Take it back: each run's when it is seen again. Raises TypeError or ValueError for anything else."""
+    def restore(self, state: Iterable[Any], downtime: float) -> None:
+        """Take it back, so many seconds later: each run's when it is seen again.
+
+        Raises TypeError or ValueError for anything else.
+        """
+        self._downtime = downtime
         self._saved = {(str(name), str(owner)): saved for name, owner, saved in state}
 
     def _judge(self, run: Run, at: float) -> RunJudge:
         if run not in self.judges:
             self.judges[run] = judge = RunJudge(run, self._thresholds)
             if saved := self._saved.pop(run, None):
-                judge.restore(saved, at)
+                with suppress(KeyError, TypeError, ValueError):  # a damaged file: the run has no history then
+                    judge.restore(saved, at - self._downtime)
         return self.judges[run]
 
     def update(self, at: float, readings: Mapping[Run, Iterable[RankReading]], known_gpus: Iterable[str]) -> Judged:
@@ -72,7 +79,10 @@ def why_not(ranks: Mapping[int, RankReading], gpus: frozenset[str]) -> str:
     if len(sizes) != 1:
         return "world_sizes_differ"
     size = sizes.pop()
-    if not size or sum(0 <= rank < size for rank in ranks) < size:
+    if not size:
+        return "world_size_unknown"
+    # A forged world size may be too large for a set of so many ranks.
+    if size > len(ranks) or not ranks.keys() >= set(range(size)):
         return "ranks_elsewhere"
     return "gpus_unknown" if any(one.uuid and one.uuid not in gpus for one in living) else ""
 

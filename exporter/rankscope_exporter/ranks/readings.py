@@ -36,7 +36,7 @@ def reading(rank: Rank, aligned: Alignment | None, process: RankProcess | None, 
         group=snapshot.info["group"],
         node=snapshot.info["node"],
         uuid=rank.uuid,
-        world_size=world_size(snapshot),
+        world_size=world_size(snapshot.info["world_size"]),
         ended=_ending(rank),
         last_progress=snapshot.last_progress,
         phase=snapshot.phase,
@@ -44,16 +44,15 @@ def reading(rank: Rank, aligned: Alignment | None, process: RankProcess | None, 
         issued=dict(zip(snapshot.groups, snapshot.many("group_collectives"), strict=False)),
         amp_scale=snapshot["amp_scale"] if any(map(snapshot.__getitem__, SCALER)) else None,
         checkpoints=snapshot["checkpoints"],
-        last_checkpoint=_monotonic(snapshot, snapshot.unix_field("checkpoint_last_unix")),
+        last_checkpoint=_last_checkpoint(snapshot),
         children=process.usage.children if process and process.usage else None,
         gpu=gpu.reading if gpu else None,
         counters=counters,
     )
 
 
-def world_size(snapshot: RankSnapshot) -> int:
-    """Return how many ranks its run has; 0 for a text that is no number."""
-    text = snapshot.info["world_size"]
+def world_size(text: str) -> int:
+    """Return 0 where it is not known: of ranks that no launcher has started, and of forged records."""
     return int(text) if NUMBER.fullmatch(text) else 0
 
 
@@ -62,6 +61,10 @@ def _ending(rank: Rank) -> Ending | None:
         return None
     at = _monotonic(rank.snapshot, rank.exit_unix or 0.0)
     return Ending(rank.snapshot.exit_reason or "", rank.snapshot.last_progress if at is None else at)
+
+
+def _last_checkpoint(snapshot: RankSnapshot) -> float | None:
+    return _monotonic(snapshot, snapshot.unix_field("checkpoint_last_unix")) if snapshot["checkpoints"] else None
 
 
 def _monotonic(snapshot: RankSnapshot, unix: float) -> float | None:

@@ -23,6 +23,7 @@ ROUNDING = 1e-6
 NOT_POLLED = "not_polled"
 REASONS: Mapping[str, str] = {
     "ranks_elsewhere": "not all of its ranks are on this node",
+    "world_size_unknown": "its ranks do not name its world size",
     "world_sizes_differ": "its ranks name different world sizes",
     "gpus_unknown": "a GPU of it cannot be read here",
     "too_many_runs": "its owner has too many runs here",
@@ -163,7 +164,7 @@ def _run(
         is_judged=not_judged is None,
         not_judged=not_judged,
         not_judged_reason=REASONS[not_judged] if not_judged else None,
-        world_size=max(world_size(rank.snapshot) for rank in ranks),
+        world_size=max(world_size(rank.snapshot.info["world_size"]) for rank in ranks),
         living=len(living),
         ended=len(ranks) - len(living),
         window_seconds=facts.seconds if facts and has_window else None,

@@ -110,7 +110,7 @@ def test_a_world_size_that_is_none_or_huge_costs_the_other_runs_nothing(run_dir:
         job.job.run(20, even)
         job.poll(job.now)
     runs = {run.run: run for run in report_of_look(job.look).runs}
-    assert runs["strange"].not_judged == "ranks_elsewhere"
+    assert runs["strange"].not_judged in ("ranks_elsewhere", "world_size_unknown")
     assert runs["r"].is_judged
 
 

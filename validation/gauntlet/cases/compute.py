@@ -83,11 +83,11 @@ FAULTS = {
     ),
     # Another process computes on a rank's GPU, and the rank is slower.
     "f12_intruder": Case(
-        "an intruder on the GPU",
+        "a foreign process on the GPU",
         compute_on_the_gpu_of_a_rank,
-        lagging("intruder"),
+        lagging("foreign_process"),
         the_rank,
-        simulated="the intruder's work and memory; its process is real",
+        simulated="the foreign process' work and memory; its process is real",
     ),
     # In each step another rank has more work.
     "f15_rotating_straggler": Case(

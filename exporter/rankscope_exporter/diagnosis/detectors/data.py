@@ -27,12 +27,13 @@ def measure(window: Window) -> Mapping[int | None, float]:
     waits = sum(window.lost.get(cause, 0.0) for cause in lost.DATA)
     if late_phase(run) == "data_wait" and is_every_loader_slow(run, thresholds):
         return whole_run(waits + window.lost.get("straggler", 0.0))
-    middle = run.middle(lambda one: one.ratios.get("data_wait", 0.0)) or 0.0
-    return whole_run(waits if middle > thresholds.loss / 2 else 0.0)
+    return whole_run(waits if _middle(run) > thresholds.loss / 2 else 0.0)
 
 
 def explain(window: Window, _rank: int | None) -> Candidate | None:
-    """Return the loss with what the loader workers do."""
+    """Return the loss with what the loader workers do; None if it is a straggler's."""
+    if _middle(window.run) <= window.thresholds.loss and _is_one_late(window):
+        return None
     ratio = measure(window)[None]
     cause = max(lost.DATA, key=lambda cause: window.lost.get(cause, 0.0)).removeprefix("data").removeprefix("_")
     busy = lost.workers_busy(window.run.ranks)
@@ -41,6 +42,19 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
     evidence = {"workers_computing": busy, "loader_working": working, "read_bytes_per_second": read or None}
     known = {name: value for name, value in evidence.items() if value is not None}
     return Candidate(KIND, ratio, cause or "unknown", evidence=known)
+
+
+def _middle(run: RunFacts) -> float:
+    """Return for how much of the time the middle of the ranks waits for its data."""
+    return run.middle(lambda one: one.ratios.get("data_wait", 0.0)) or 0.0
+
+
+def _is_one_late(window: Window) -> bool:
+    """Whether one rank explains most of the waiting for others, and its loader is slower than theirs."""
+    run, thresholds = window.run, window.thresholds
+    limit = max(thresholds.loss, thresholds.single * window.lost.get("straggler", 0.0))
+    late = next((one for one in run.ranks if one.lag == run.max_lag > limit), None)
+    return late is not None and not are_loaders_slow(run, thresholds, late)
 
 
 def late_phase(run: RunFacts) -> str:

@@ -33,7 +33,7 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
     late = data.late_phase(run)
     if run.max_lag > thresholds.rotating * ratio:
         return None
-    if late == "data_wait" and data.measure(window).get(None, 0.0) > thresholds.loss / 2:
+    if late == "data_wait" and data.measure(window).get(None, 0.0) > thresholds.loss + thresholds.allowance:
         return None
     collecting = sum(one.rate(one.spent.gc_seconds) or 0.0 for one in run.ranks)
     evidence = {"max_lag": run.max_lag, "gc": collecting}

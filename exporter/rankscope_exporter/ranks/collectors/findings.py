@@ -18,6 +18,7 @@ from prometheus_client.core import Metric
 from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import Judged, Judges
+from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.thresholds import Thresholds, changed
 from rankscope_exporter.exposition.metric import Declaration
@@ -40,7 +41,7 @@ JUDGED = Declaration(
     "gauge",
     "rankscope_run_judged_info",
     "Runs that this exporter judges: all ranks below their world size are on this machine, and their GPUs are read. "
-    "`by` is the node. Prometheus' rules judge the others.",
+    "`by` is the node. Absent in the first steps after the exporter's start. Prometheus' rules judge the others.",
     (*RUN_LABELS, "by"),
 )
 FINDING = Declaration(
@@ -163,6 +164,7 @@ class Findings:
         self._state_file = StateFile(settings.state_dir)
         self._lost_before: dict[Run, dict[str, float]] = {}
         """Of runs that have not been seen since the start."""
+        self._found: set[tuple[Run, Key]] = set()
         self._saved_at = -math.inf
         self._restore()
         self.judged = Judged((), {})
@@ -186,8 +188,10 @@ class Findings:
                 seconds = self._lost[verdict.run] = {**dict.fromkeys(CAUSES, 0.0), **before}
             for cause, lost in verdict.newly_lost.items():
                 seconds[cause] = seconds.get(cause, 0.0) + lost
-        if scan.ranks and at - self._saved_at >= SAVE_EVERY:
+        found = {(verdict.run, one.candidate.key) for verdict in self.judged.verdicts for one in verdict.findings}
+        if at - self._saved_at >= SAVE_EVERY or found != self._found:
             self._save(at, is_last=False)
+        self._found = found
         return [declared.family(values) for declared, values in self._values(time.time()).items()]
 
     def close(self) -> None:
@@ -204,7 +208,7 @@ class Findings:
     def _restore(self) -> None:
         state = self._state_file.load()
         try:
-            self._judges.restore(state.get("runs", ()))
+            self._judges.restore(state.get("runs", ()), max(time.time() - float(state.get("at", 0.0)), 0.0))
             self._lost_before = {(str(name), str(owner)): dict(lost) for name, owner, lost in state.get("lost", ())}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             logger.warning("the saved state is not used error=%r", error)
@@ -221,7 +225,8 @@ class Findings:
         values: dict[Declaration, dict[tuple[str, ...], float]] = {declared: {} for declared in METRICS}
         for verdict in self.judged.verdicts:
             run = verdict.run
-            values[JUDGED][(*run, _node(verdict))] = 1.0
+            if verdict.is_ready:
+                values[JUDGED][(*run, _node(verdict))] = 1.0
             values[LOST].update({(*run, cause): ratio for cause, ratio in verdict.lost.items()})
             values[LOST_SECONDS].update({(*run, cause): lost for cause, lost in self._lost[run].items()})
             values[LAG].update({(run[0], str(rank), run[1]): lag for rank, lag in _lags(verdict)})

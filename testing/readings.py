@@ -1,0 +1,187 @@
+"""A run that is made up, as readings once a second, and what a judge says of it: for tests of the diagnosis."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from math import inf
+from typing import Any
+
+from rankscope.record.layout import PHASES, STEP_BOUNDS
+from rankscope.record.snapshot import Step
+from rankscope_exporter.diagnosis.detectors.loss import Window
+from rankscope_exporter.diagnosis.facts import DEVICE, HOST, WAIT, compare
+from rankscope_exporter.diagnosis.judge import Readings, RunJudge, Verdict
+from rankscope_exporter.diagnosis.lost import lost
+from rankscope_exporter.diagnosis.readings import (
+    AlignedCounters,
+    CollectiveCounters,
+    Counters,
+    GpuCounters,
+    GpuReading,
+    RankReading,
+)
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_exporter.ranks.step_alignment import Alignment, account
+
+RUN = ("llm", "1000")
+STEP = {"data_wait": 0.005, "forward": 0.06, "backward": 0.12, "optimizer": 0.015}
+"""Seconds of a healthy step, without the collective."""
+
+Work = dict[str, float]
+Change = Callable[[int, int, Work], None]
+"""Changes the seconds by phase that a rank spends in a step: the step's number, the rank, the seconds."""
+
+
+def spend(phase: str, seconds: float, *ranks: int, every: int = 1) -> Change:
+    """Let these ranks (all without any) spend more in a phase, in one of so many steps."""
+
+    def change(step: int, rank: int, work: Work) -> None:
+        if step % every == 0 and (not ranks or rank in ranks):
+            work[phase] = work.get(phase, 0.0) + seconds
+
+    return change
+
+
+def hang(phase: str, *ranks: int) -> Change:
+    """Let these ranks stay in a phase."""
+    return spend(phase, inf, *ranks)
+
+
+@dataclass
+class _Rank:
+    number: int
+    work: Work
+    """Of the step that it is in."""
+    seconds: Work = field(default_factory=dict)
+    alignment: Alignment = field(default_factory=Alignment)
+    device: Work = field(default_factory=dict)
+    buckets: list[float] = field(default_factory=lambda: [0.0] * (len(STEP_BOUNDS) + 1))
+    checkpoints: float = 0.0
+    last_checkpoint: float | None = None
+
+    def finish(self, began: float) -> None:
+        for phase, seconds in self.work.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + seconds
+            self.device[phase] = self.device.get(phase, 0.0) + seconds
+        self.buckets[bisect_left(STEP_BOUNDS, sum(self.work.values()))] += 1.0
+        if "checkpoint" in self.work:
+            self.checkpoints, self.last_checkpoint = self.checkpoints + 1.0, began
+
+
+class Training:
+    """Ranks that make steps and wait for each other in a collective at the end of each."""
+
+    def __init__(self, ranks: int = 4, *, clock: str = HOST, transfer: float = 0.01, startup: float = 5.0) -> None:
+        self.now = 0.0
+        self.adjust: Callable[[RankReading], RankReading] = lambda reading: reading
+        """Changes each reading."""
+        self._clock, self._transfer, self._startup, self._size = clock, transfer, startup, ranks
+        self.restart()
+
+    def restart(self) -> None:
+        """End all processes and begin others."""
+        self._began = self._step_began = self.now
+        self._steps, self._length = 0, self._startup
+        self._ranks = [_Rank(number, {"startup": self._startup}) for number in range(self._size)]
+
+    def train(self, seconds: float, *changes: Change) -> Iterator[tuple[float, Readings]]:
+        """Train on, and yield the readings of each second. Changes are those of the steps that begin in that time."""
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 1.0
+            while self._step_began + self._length <= self.now:
+                self._finish_step()
+                self._begin_step(changes)
+            yield self.now, {rank.number: self.adjust(self._reading(rank)) for rank in self._ranks}
+
+    def _begin_step(self, changes: tuple[Change, ...]) -> None:
+        for rank in self._ranks:
+            rank.work = dict(STEP)
+            for change in changes:
+                change(self._steps, rank.number, rank.work)
+        longest = max(sum(rank.work.values()) for rank in self._ranks)
+        for rank in self._ranks:
+            own = sum(rank.work.values())
+            rank.work[WAIT] = self._transfer + (longest - own if own < longest else 0.0)
+        self._step_began, self._length = self._step_began + self._length, longest + self._transfer
+
+    def _finish_step(self) -> None:
+        self._steps += 1
+        for rank in self._ranks:
+            rank.finish(self._step_began)
+        if self._size > 1:
+            phases = [tuple(rank.work.get(phase, 0.0) for phase in PHASES) for rank in self._ranks]
+            steps = [Step(self._steps, self._step_began, self._length, one) for one in phases]
+            account([rank.alignment for rank in self._ranks], steps)
+
+    def _reading(self, rank: _Rank) -> RankReading:
+        seconds, offset, phase = dict(rank.seconds), self.now - self._step_began, ""
+        for phase, long in rank.work.items():
+            seconds[phase] = seconds.get(phase, 0.0) + min(offset, long)
+            if offset <= long:
+                break
+            offset -= long
+        if self._clock == DEVICE:  # the host runs ahead, and waits for the device
+            seconds["device_wait"] = seconds.pop(WAIT, 0.0)
+        is_waiting = phase == WAIT
+        group = f"0-{self._size - 1}"
+        return RankReading(
+            rank.number, self.now, self._began, group, "node-a", f"GPU-{rank.number}", self._size,
+            last_progress=self.now - offset,
+            phase="device_wait" if is_waiting and self._clock == DEVICE else phase,
+            phase_since=self.now - offset,
+            issued={group: float(self._steps + is_waiting)},
+            checkpoints=rank.checkpoints,
+            last_checkpoint=rank.last_checkpoint,
+            gpu=GpuReading(str(rank.number), 0.6, 1, 0.0),
+            counters=self._counters(rank, seconds),
+        )  # fmt: skip
+
+    def _counters(self, rank: _Rank, seconds: Work) -> Counters:
+        steps, totals, is_device = float(self._steps), rank.alignment.unplanned, self._clock == DEVICE
+        return Counters(
+            steps=steps,
+            phases=seconds,
+            device_steps=steps if is_device else 0.0,
+            device_phases=dict(rank.device) if is_device else {},
+            step_buckets=tuple(rank.buckets),
+            aligned=AlignedCounters(
+                totals.steps, totals.seconds, totals.floor, totals.skew, dict(totals.blame),
+                dict(zip(PHASES, rank.alignment.phases, strict=True)),
+            ),
+            collectives=CollectiveCounters({"ddp_all_reduce": steps}, {"ddp_all_reduce": steps * 1e8}),
+            gpu=GpuCounters(0.95 * self.now, {}, self.now),
+        )  # fmt: skip
+
+
+class Trial:
+    """A run and its judge, and every verdict of it."""
+
+    def __init__(self, training: Training | None = None) -> None:
+        self.training = training or Training()
+        self.judge = RunJudge(RUN)
+        self.verdicts: list[Verdict] = []
+
+    def train(self, seconds: float, *changes: Change) -> Verdict:
+        """Train on and return the last verdict."""
+        self.verdicts += [self.judge.update(*moment) for moment in self.training.train(seconds, *changes)]
+        return self.verdicts[-1]
+
+    def kinds(self) -> set[str]:
+        """Return the kinds of all findings that there ever were."""
+        return {finding.kind for verdict in self.verdicts for finding in verdict.findings}
+
+
+def window(training: Training, *changes: Change, seconds: float = 20.0) -> Window:
+    """Return what detectors read of so many seconds of training with these changes, after healthy ones."""
+    *_, (_, before) = training.train(10.0)
+    *_, (_, now) = training.train(seconds, *changes)
+    facts, thresholds = compare(RUN, before, now), Thresholds()
+    return Window(facts, lost(facts, thresholds), thresholds)
+
+
+def counting(reading: RankReading, **values: Any) -> RankReading:
+    """Return the reading with these counters changed."""
+    return replace(reading, counters=replace(reading.counters, **values))

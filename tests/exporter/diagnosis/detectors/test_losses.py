@@ -1,0 +1,288 @@
+"""What a whole run loses time to: late data, transfer, uneven work, copies, launches, device reads, throttling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from testing.readings import Training, Work, counting, spend, window
+
+from rankscope_exporter.diagnosis.detectors import data, gpu_time, network, rotating, small_collectives, straggler
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window
+from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.readings import (
+    CollectiveCounters,
+    Counters,
+    GpuCounters,
+    GpuReading,
+    ProcessCounters,
+    RankReading,
+)
+
+COPIES, LAUNCH, DEVICE_READS, THROTTLING = gpu_time.DETECTORS
+DETECTORS = (data.DETECTOR, network.DETECTOR, rotating.DETECTOR, small_collectives.DETECTOR, *gpu_time.DETECTORS)
+LOADER = Callable[[RankReading], RankReading]
+
+
+def loss(detector: LossDetector, one: Window) -> float:
+    """Return the run's loss beyond what every healthy run may have."""
+    allowance = detector.allowance(one.thresholds) if detector.allowance else 0.0
+    return detector.measure(one).get(None, 0.0) - allowance
+
+
+def found(one: Window) -> dict[str, Candidate]:
+    """Return what the detectors make of losses beyond the limit, by kind."""
+    lost = [detector for detector in DETECTORS if loss(detector, one) > one.thresholds.loss]
+    return {detector.kind: candidate for detector in lost if (candidate := detector.explain(one, None))}
+
+
+def adjusted(ranks: int, change: Callable[[RankReading], RankReading], **options: Any) -> Training:
+    training = Training(ranks, **options)
+    training.adjust = change
+    return training
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_a_healthy_run_loses_nothing(ranks, clock) -> None:
+    def drift(step: int, rank: int, work: Work) -> None:
+        work["backward"] *= 1.0 + 0.02 * ((step + rank) % 3 - 1)
+
+    assert not found(window(Training(ranks, clock=clock), drift))
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_late_data_on_every_rank_is_late_data(ranks, clock) -> None:
+    candidates = found(window(Training(ranks, clock=clock), spend("data_wait", 0.09)))
+    assert candidates.keys() == {"data"}
+    assert candidates["data"].ratio == pytest.approx(0.095 / 0.3, abs=0.02)
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_late_data_on_one_rank_is_none_of_every_rank(ranks) -> None:
+    """Of two ranks one waits 60 % of the time for its data, the other 0 %."""
+    assert "data" not in found(window(Training(ranks), spend("data_wait", 0.3, 1)))
+
+
+def test_late_data_on_most_ranks_is_late_data() -> None:
+    assert found(window(Training(8), spend("data_wait", 0.09, *range(1, 7)))).keys() >= {"data"}
+    assert "data" not in found(window(Training(3), spend("data_wait", 0.09, 1, 2))), (
+        "of three ranks each of them has to"
+    )
+
+
+def by_cpu(ratio: float) -> LOADER:
+    return lambda one: replace(
+        counting(one, process=ProcessCounters(workers_cpu=4 * ratio * one.at, workers_run_queue=0.0)), children=4
+    )
+
+
+@pytest.mark.parametrize(("busy", "cause"), [(0.9, "cpu"), (0.1, "io"), (0.35, "unknown")])
+def test_the_cause_of_late_data_is_what_the_loader_workers_do(busy, cause) -> None:
+    candidate = found(window(adjusted(4, by_cpu(busy)), spend("data_wait", 0.09)))["data"]
+    assert candidate.cause == cause
+    assert candidate.evidence["workers_computing"] == pytest.approx(busy)
+
+
+def test_without_loader_workers_the_cause_of_late_data_is_not_known() -> None:
+    assert found(window(Training(4), spend("data_wait", 0.09)))["data"].cause == "unknown"
+
+
+def in_turn(phase: str, seconds: float = 0.1) -> Callable[[int, int, Work], None]:
+    def change(step: int, rank: int, work: Work) -> None:
+        work[phase] = work.get(phase, 0.0) + (seconds if step % 4 == rank else 0.0)
+
+    return change
+
+
+def test_data_that_is_late_on_ranks_in_turn_is_every_loader_s_if_all_are_busy() -> None:
+    busy = adjusted(4, lambda one: counting(one, loader_working=0.97 * one.at, loader_idle=0.03 * one.at))
+    assert found(window(busy, in_turn("data_wait"))).keys() == {"data"}
+    idle = adjusted(4, lambda one: counting(one, loader_working=0.3 * one.at, loader_idle=0.7 * one.at))
+    assert found(window(idle, in_turn("data_wait"))).keys() == {"rotating_straggler"}
+
+
+@pytest.mark.parametrize("ranks", [4, 8])
+def test_late_data_in_turn_that_is_too_little_on_each_rank_is_found_as_what_the_others_wait(ranks) -> None:
+    def late(step: int, rank: int, work: Work) -> None:
+        work["data_wait"] += 0.025 * ranks if step % ranks == rank else 0.0
+
+    assert found(window(Training(ranks), late)).keys() == {"rotating_straggler"}
+
+
+def test_late_data_of_a_straggler_is_not_every_rank_s_while_all_loaders_are_busy() -> None:
+    busy = adjusted(4, lambda one: counting(one, loader_working=0.83 * one.at, loader_idle=0.17 * one.at))
+    one = window(busy, spend("data_wait", 0.1, 1))
+    assert straggler.explain(one, 1)
+    assert not found(one)
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+def test_a_slow_network_is_the_network_s_on_every_rank(ranks, clock) -> None:
+    candidates = found(window(Training(ranks, clock=clock, transfer=0.2)))
+    assert candidates.keys() == {"network"}
+    assert candidates["network"].cause == "network"
+    assert candidates["network"].ratio == pytest.approx(0.5, abs=0.03)
+    assert candidates["network"].place.rank is None
+
+
+def test_a_quarter_of_the_time_in_transfer_is_what_well_tuned_runs_have() -> None:
+    assert not found(window(Training(4, transfer=0.07)))
+
+
+def test_a_run_of_one_rank_has_no_network() -> None:
+    assert network.measure(window(Training(1, transfer=0.2))) == {}
+
+
+def test_a_reduced_link_is_the_cause_with_its_rank() -> None:
+    def reduced(one: RankReading) -> RankReading:
+        return replace(one, gpu=GpuReading(str(one.rank), 0.6, 1, 0.0, is_link_reduced=one.rank == 2))
+
+    candidate = found(window(adjusted(4, reduced, transfer=0.2)))["network"]
+    assert (candidate.cause, candidate.place.rank, candidate.place.gpu) == ("link", 2, "2")
+
+
+def test_transfer_of_ranks_whose_steps_are_not_compared_has_an_unknown_cause() -> None:
+    training = adjusted(4, lambda one: counting(one, aligned=Counters().aligned), transfer=0.2)
+    assert found(window(training))["network"].cause == "unknown"
+
+
+def many(calls: float, size: float, seconds: float = 0.2) -> LOADER:
+    """Return ranks with so many collectives a step."""
+
+    def change(one: RankReading) -> RankReading:
+        steps = one.counters.steps
+        gradients, more = {"ddp_all_reduce": steps}, {"all_reduce": calls * steps}
+        moved = {"ddp_all_reduce": 4e4 * steps, "all_reduce": calls * size * steps}
+        waited = {"all_reduce": seconds * steps}
+        return counting(one, collectives=CollectiveCounters(gradients | more, moved, waited))
+
+    return change
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+def test_many_small_collectives_take_the_blame_from_the_network(clock) -> None:
+    candidates = found(window(adjusted(4, many(20, 8.0), transfer=0.2, clock=clock)))
+    assert candidates.keys() == {"small_collectives"}
+    assert candidates["small_collectives"].evidence["collectives_per_step"] == pytest.approx(20.0)
+    assert candidates["small_collectives"].ratio == pytest.approx(0.5, abs=0.05)
+
+
+@pytest.mark.parametrize(("calls", "size"), [(2, 8.0), (20, 1e6)], ids=["few", "large"])
+def test_few_or_large_collectives_are_the_network_s(calls, size) -> None:
+    assert found(window(adjusted(4, many(calls, size), transfer=0.2))).keys() == {"network"}
+
+
+def test_small_collectives_on_the_device_are_no_cause_where_many_bytes_are_moved() -> None:
+    def moving(one: RankReading) -> RankReading:
+        counted = many(20, 8.0)(one)
+        steps = one.counters.steps
+        return counting(
+            counted, collectives=replace(counted.counters.collectives, bytes={"ddp_all_reduce": 1e10 * steps})
+        )
+
+    assert found(window(adjusted(4, moving, transfer=0.2, clock="device"))).keys() == {"network"}
+
+
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_ranks_that_are_late_in_computing_in_turn_have_uneven_work(ranks) -> None:
+    def uneven(step: int, rank: int, work: Work) -> None:
+        work["backward"] += 0.15 if step % ranks == rank else 0.0
+
+    candidate = found(window(Training(ranks), uneven))["rotating_straggler"]
+    assert candidate.cause == "uneven_work"
+
+
+@pytest.mark.parametrize("phase", ["data_wait", "other", "h2d_copy"])
+def test_ranks_that_are_late_in_turn_elsewhere_have_that_phase_as_the_cause(phase) -> None:
+    assert found(window(Training(4), in_turn(phase)))["rotating_straggler"].cause == phase
+
+
+def test_ranks_that_collect_garbage_in_turn_are_late_by_that() -> None:
+    collecting = adjusted(4, lambda one: counting(one, gc_seconds=0.08 * one.at))
+    assert found(window(collecting, in_turn("backward")))["rotating_straggler"].cause == "gc"
+
+
+def test_few_steps_that_are_far_longer_in_turn_are_spikes() -> None:
+    def spikes(step: int, rank: int, work: Work) -> None:
+        work["other"] = 2.0 if step % 20 == 0 and step // 20 % 4 == rank else 0.0
+
+    assert found(window(Training(4), spikes, seconds=120.0))["rotating_straggler"].cause == "spikes"
+
+
+def test_one_straggler_is_no_rotating_one() -> None:
+    assert "rotating_straggler" not in found(window(Training(4), spend("backward", 0.1, 1)))
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
+def test_waiting_for_a_rank_in_a_planned_phase_is_no_loss_of_ranks_in_turn(phase) -> None:
+    def planned(step: int, rank: int, work: Work) -> None:
+        work[phase] = 1.0 if step % 20 == 0 and step // 20 % 4 == rank else 0.0
+
+    assert not found(window(Training(4), planned, seconds=60.0))
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 8])
+def test_copies_are_a_loss_if_every_rank_waits_for_them(ranks) -> None:
+    candidate = found(window(Training(ranks), spend("h2d_copy", 0.09)))["copies"]
+    assert candidate.ratio == pytest.approx(0.09 / 0.3, abs=0.02)
+    if ranks > 1:
+        assert "copies" not in found(window(Training(ranks), spend("h2d_copy", 0.3, 1)))
+
+
+def dry(seconds: Mapping[str, float], waits: float, host_wait: float) -> LOADER:
+    """Return ranks whose devices have nothing to do for so long in each step, by phase."""
+
+    def change(one: RankReading) -> RankReading:
+        steps, phases = one.counters.steps, dict(one.counters.phases)
+        waited = min(host_wait * steps, phases["backward"]) if "backward" in phases else 0.0
+        phases = phases | {"backward": phases.get("backward", 0.0) - waited, "device_wait": waited}
+        device_dry = {phase: spent * steps for phase, spent in seconds.items()}
+        return counting(one, device_dry=device_dry, device_waits=waits * steps, phases=phases)
+
+    return change
+
+
+def test_gpus_that_wait_for_launches_lose_that_time() -> None:
+    launching = adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 0.0, 0.0), clock="device")
+    candidates = found(window(launching))
+    assert candidates.keys() == {"launch"}
+    assert candidates["launch"].ratio == pytest.approx(0.06 / 0.21, abs=0.03)
+
+
+def test_gpus_that_wait_after_a_value_is_read_in_every_step_lose_that_to_reads() -> None:
+    reading = adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 1.0, 0.1), clock="device")
+    candidates = found(window(reading))
+    assert candidates.keys() == {"device_reads"}
+    assert candidates["device_reads"].evidence["device_waits_per_step"] == pytest.approx(1.0, abs=0.05)
+
+
+def test_a_value_that_is_read_now_and_then_is_no_loss() -> None:
+    assert not found(window(adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 0.02, 0.1), clock="device")))
+
+
+def test_by_the_host_s_clock_nothing_is_known_of_launches() -> None:
+    assert not found(window(adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 0.0, 0.0))))
+
+
+def test_clocks_that_are_held_down_on_every_gpu_lose_what_they_lack() -> None:
+    def throttled(one: RankReading) -> RankReading:
+        return counting(one, gpu=GpuCounters(one.at, {"power": one.at}, 0.7 * one.at))
+
+    candidate = found(window(adjusted(4, throttled)))["throttling"]
+    assert candidate.ratio == pytest.approx(0.3 * 0.93, abs=0.02)
+    assert candidate.evidence["clock"] == pytest.approx(0.7)
+
+
+def test_a_low_clock_that_nothing_holds_down_is_no_loss() -> None:
+    idle = adjusted(4, lambda one: counting(one, gpu=GpuCounters(one.at, {"power": 0.0}, 0.5 * one.at)))
+    assert not found(window(idle))
+
+
+def test_where_clocks_are_not_known_nothing_is_throttled() -> None:
+    unknown = adjusted(4, lambda one: counting(one, gpu=GpuCounters(one.at, {"power": one.at}, None)))
+    assert not found(window(unknown))

@@ -1,0 +1,237 @@
+"""A rank that slows down the others: which one, by how much, in which phase and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from testing.readings import Training, Work, counting, hang, spend, window
+
+from rankscope_exporter.diagnosis.detectors import rotating, straggler
+from rankscope_exporter.diagnosis.detectors.loss import Window
+from rankscope_exporter.diagnosis.findings import Candidate, Place
+from rankscope_exporter.diagnosis.readings import (
+    CollectiveCounters,
+    GpuCounters,
+    GpuReading,
+    ProcessCounters,
+    RankReading,
+)
+
+SLOW = 0.09
+"""Seconds that a slow rank's steps take longer: 0.3 of them."""
+
+
+def found(one: Window) -> dict[int, Candidate]:
+    """Return by rank what the detector makes of those that lag beyond the limit."""
+    lagging = [rank for rank, lag in straggler.measure(one).items() if lag > one.thresholds.loss]
+    return {rank: candidate for rank in lagging if rank is not None and (candidate := straggler.explain(one, rank))}
+
+
+def cause(training: Training, phase: str = "backward", rank: int = 1) -> str:
+    (candidate,) = found(window(training, spend(phase, SLOW, rank))).values()
+    return candidate.cause
+
+
+@pytest.mark.parametrize("clock", ["host", "device"])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("phase", ["data_wait", "h2d_copy", "forward", "backward", "optimizer", "device_wait", "other"])
+def test_a_slow_rank_is_named_with_its_phase_and_what_it_costs(clock, ranks, phase) -> None:
+    candidates = found(window(Training(ranks, clock=clock), spend(phase, SLOW, 1)))
+    assert candidates.keys() == {1}
+    assert candidates[1].cause == phase
+    assert candidates[1].ratio == pytest.approx(SLOW / 0.3, abs=0.03)
+    assert candidates[1].place == Place(1, f"0-{ranks - 1}", "node-a", "1", "GPU-1")
+    assert candidates[1].evidence["excess"] == pytest.approx(candidates[1].ratio, rel=0.1)
+
+
+def test_a_rank_that_waits_for_its_data_most_of_the_time_is_the_straggler_of_two() -> None:
+    """Two ranks: their median lies halfway and would be late data on every rank."""
+    candidates = found(window(Training(2), spend("data_wait", 0.3, 1)))
+    assert candidates.keys() == {1}
+    assert candidates[1].cause == "data_wait"
+    assert candidates[1].ratio == pytest.approx(0.6, abs=0.03)
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_healthy_ranks_have_no_straggler(ranks) -> None:
+    def drift(step: int, rank: int, work: Work) -> None:
+        work["backward"] *= 1.0 + 0.02 * ((step + rank) % 3 - 1)
+
+    assert not found(window(Training(ranks), drift))
+
+
+def test_a_rank_alone_has_no_lag() -> None:
+    assert straggler.measure(window(Training(1), spend("data_wait", 0.3))) == {}
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
+@pytest.mark.parametrize("every", [1, 50])
+def test_a_rank_that_is_alone_in_a_planned_phase_is_no_straggler(phase, every) -> None:
+    assert not found(window(Training(4), spend(phase, 1.0, 0, every=every)))
+
+
+@pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
+def test_planned_phases_hide_no_straggler_and_are_not_its_cause(phase) -> None:
+    both = spend(phase, 1.0, 0, every=20), spend("forward", SLOW, 2)
+    candidates = found(window(Training(4), *both))
+    assert {rank: one.cause for rank, one in candidates.items()} == {2: "forward"}
+    assert candidates[2].ratio == pytest.approx(SLOW / 0.3, abs=0.03)
+
+
+def test_ranks_that_are_late_in_turn_are_no_stragglers() -> None:
+    def late(step: int, rank: int, work: Work) -> None:
+        work["forward"] += 0.1 if step % 4 == rank else 0.0
+
+    one = window(Training(4), late)
+    assert not found(one)
+    assert rotating.explain(one, None)
+
+
+def test_a_phase_of_the_script_s_own_is_a_cause() -> None:
+    """The rings of steps have no seconds of it."""
+
+    def renamed(reading: RankReading) -> RankReading:
+        phases, aligned = dict(reading.counters.phases), reading.counters.aligned
+        phases["tokenize"] = phases.pop("other", 0.0)
+        return counting(reading, phases=phases, aligned=replace(aligned, phases={**aligned.phases, "other": 0.0}))
+
+    training = Training(4)
+    training.adjust = renamed
+    assert cause(training, "other") == "tokenize"
+
+
+def test_a_lag_that_no_phase_explains_has_an_unknown_cause() -> None:
+    def everywhere(_step: int, rank: int, work: Work) -> None:
+        for phase in ("forward", "backward", "optimizer", "data_wait"):
+            work[phase] += SLOW / 4 if rank == 1 else 0.0
+
+    (candidate,) = found(window(Training(4), everywhere)).values()
+    assert candidate.cause == "unknown"
+
+
+def adjusted(rank: int, change: Callable[[RankReading], RankReading]) -> Training:
+    """Return a training in which the readings of one rank are changed."""
+    training = Training(4)
+    training.adjust = lambda reading: change(reading) if reading.rank == rank else reading
+    return training
+
+
+def throttled(reading: RankReading) -> RankReading:
+    return counting(reading, gpu=GpuCounters(reading.at, {"power": 0.9 * reading.at}, 0.7 * reading.at))
+
+
+def foreign(reading: RankReading) -> RankReading:
+    return replace(reading, gpu=GpuReading(str(reading.rank), 0.6, 2, 0.0))
+
+
+def contended(reading: RankReading) -> RankReading:
+    return counting(reading, process=ProcessCounters(run_queue=0.3 * reading.at))
+
+
+def full(reading: RankReading) -> RankReading:
+    return counting(
+        replace(reading, gpu=GpuReading("0", 0.8, 1, 0.0)), gpu=GpuCounters(1.05 * reading.at, {}, reading.at)
+    )
+
+
+REASONS = {throttled: "throttled", foreign: "foreign_process"}
+
+
+@pytest.mark.parametrize("change", REASONS)
+@pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "device_wait"])
+def test_slow_computation_has_the_reason_that_is_seen_from_outside(change, phase) -> None:
+    assert cause(adjusted(1, change), phase) == REASONS[change]
+
+
+@pytest.mark.parametrize("change", [*REASONS, contended])
+@pytest.mark.parametrize("phase", ["data_wait", "h2d_copy", "other"])
+def test_the_reasons_of_slow_computation_explain_no_other_phase(change, phase) -> None:
+    assert cause(adjusted(1, change), phase) == phase
+
+
+@pytest.mark.parametrize("change", [*REASONS, contended])
+def test_what_is_wrong_with_another_rank_is_not_the_reason(change) -> None:
+    assert cause(adjusted(2, change)) == "backward"
+
+
+def test_a_rank_that_waits_for_cpu_time_is_slow_by_that_if_the_others_do_not() -> None:
+    everyone = Training(4)
+    everyone.adjust = contended
+    one = Training(4)
+    one.adjust = lambda reading: contended(reading) if reading.rank == 1 else counting(reading, process=QUIET)
+    assert cause(one) == "cpu_contention"
+    assert cause(everyone) == "backward"
+
+
+QUIET = ProcessCounters(run_queue=0.0)
+
+
+def test_a_gpu_that_is_throttled_as_its_peers_are_is_not_the_reason() -> None:
+    training = Training(4)
+    training.adjust = throttled
+    assert cause(training) == "backward"
+
+
+def test_a_gpu_that_is_throttled_to_a_lower_clock_than_its_peers_is_the_reason() -> None:
+    def lower(reading: RankReading) -> RankReading:
+        ratio = 0.6 if reading.rank == 1 else 0.9
+        return counting(reading, gpu=GpuCounters(reading.at, {"power": reading.at}, ratio * reading.at))
+
+    training = Training(4)
+    training.adjust = lower
+    assert cause(training) == "throttled"
+
+
+def test_ranks_that_share_a_gpu_are_no_foreign_processes() -> None:
+    training = Training(2)
+    training.adjust = lambda reading: replace(reading, uuid="GPU-0", gpu=GpuReading("0", 0.6, 2, 0.0))
+    assert cause(training) == "backward"
+
+
+def hands_more(reading: RankReading) -> RankReading:
+    return counting(reading, collectives=CollectiveCounters({"gather": 1.0}, {"gather": 1e9 * reading.counters.steps}))
+
+
+@pytest.mark.parametrize("phase", ["other", "backward"])
+def test_rank_0_that_hands_more_to_collectives_than_rank_1_aggregates(phase) -> None:
+    assert cause(adjusted(0, hands_more), phase, rank=0) == "aggregation"
+    assert cause(adjusted(0, hands_more), "data_wait", rank=0) == "data_wait"
+    assert cause(adjusted(2, hands_more), phase, rank=2) == phase
+
+
+def test_rank_0_whose_gpu_is_busier_and_fuller_aggregates_unless_a_foreign_process_makes_it_so() -> None:
+    assert cause(adjusted(0, full), "other", rank=0) == "aggregation"
+    assert cause(adjusted(0, lambda reading: foreign(full(reading))), rank=0) == "foreign_process"
+
+
+def test_late_data_of_one_rank_is_no_straggler_where_every_loader_is_as_slow() -> None:
+    def loading(busy: float) -> Callable[[RankReading], RankReading]:
+        return lambda one: counting(one, loader_working=busy * one.at, loader_idle=(1 - busy) * one.at)
+
+    training = Training(4)
+    training.adjust = loading(0.95)
+    assert not found(window(training, spend("data_wait", SLOW, 1)))
+    training = Training(4)
+    training.adjust = loading(0.3)
+    assert cause(training, "data_wait") == "data_wait"
+
+
+def test_a_run_that_stands_still_has_no_lag() -> None:
+    assert not found(window(Training(4), hang("backward", 1)))
+
+
+def test_ranks_are_compared_within_their_group_only() -> None:
+    """Two replicas of two ranks each, of which one has twice the work: nobody waits for it."""
+
+    def grouped(reading: RankReading) -> RankReading:
+        group = "0-1" if reading.rank < 2 else "2-3"
+        return replace(counting(reading, aligned=replace(reading.counters.aligned, seconds=0.0)), group=group)
+
+    training = Training(4)
+    training.adjust = grouped
+    assert not found(window(training, spend("backward", SLOW, 2, 3)))
+    training = Training(4)
+    training.adjust = grouped
+    assert found(window(training, spend("backward", SLOW, 3))).keys() == {3}

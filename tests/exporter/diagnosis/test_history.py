@@ -1,0 +1,156 @@
+"""What is remembered of a run: its baselines, its pauses and its checkpoints; saved and taken back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from testing.readings import Training, Trial, counting, spend
+
+from rankscope_exporter.diagnosis.history import History
+from rankscope_exporter.diagnosis.readings import RankReading
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+
+HOUR = 3600.0
+
+
+def history() -> History:
+    return History(Thresholds())
+
+
+def with_losses(losses: Iterable[float], useful: float = 0.8, steps_rate: float = 2.0) -> History:
+    """Return a history with a row of each, 15 s apart; the last ends at 0."""
+    found, losses = history(), list(losses)
+    for number, loss in enumerate(losses, start=1):
+        found.add(15.0 * (number - len(losses)), {"network": loss}, useful, steps_rate)
+    return found
+
+
+def test_a_baseline_is_the_lower_quartile_of_what_a_run_has_lost() -> None:
+    assert with_losses([0.1] * 30 + [0.5] * 70).baseline("network", 0.0, 0.8, 2.0) == pytest.approx(0.1)
+    assert with_losses([0.1] * 10 + [0.5] * 90).baseline("network", 0.0, 0.8, 2.0) == pytest.approx(0.5)
+
+
+def test_what_comes_after_a_time_is_not_in_the_baseline_before_it() -> None:
+    found = with_losses([0.1] * 4 + [0.5] * 40)
+    assert found.baseline("network", -600.0, 0.8, 2.0) == pytest.approx(0.1)
+    assert found.baseline("network", 0.0, 0.8, 2.0) == pytest.approx(0.5)
+
+
+def test_what_was_never_measured_has_no_baseline() -> None:
+    assert history().baseline("network", 0.0, 0.8, 2.0) is None
+    assert with_losses([0.1] * 9).baseline("data", 0.0, 0.8, 2.0) is None
+
+
+def test_a_baseline_is_kept_while_something_else_takes_the_time_and_when_steps_get_shorter() -> None:
+    found = with_losses([0.2] * 60)
+    assert found.baseline("network", 0.0, 0.4, 1.0) == pytest.approx(0.1)
+    assert found.baseline("network", 0.0, 0.4, 4.0) == pytest.approx(0.4)
+
+
+def test_a_run_has_a_baseline_after_ten_minutes() -> None:
+    assert not with_losses([0.1] * 40).has_baseline
+    assert with_losses([0.1] * 41).has_baseline
+
+
+def test_a_pace_is_known_soon_after_the_first_steps_and_remembers_the_longest_pause() -> None:
+    trial = Trial()
+    trial.train(40)
+    assert trial.judge.history.past(40.0).longest_pause is None
+    trial.train(20)
+    trial.train(1, spend("other", 12.0, 0))
+    trial.train(60)
+    assert trial.judge.history.past(trial.training.now).longest_pause == pytest.approx(12.0, abs=1.0)
+    assert trial.judge.history.past(trial.training.now + HOUR).longest_pause == pytest.approx(0.5)
+
+
+def test_pauses_in_planned_phases_are_a_pace_of_their_own() -> None:
+    trial = Trial()
+    trial.train(60)
+    trial.train(60, spend("checkpoint", 12.0, 0, every=100), spend("evaluation", 6.0, every=130))
+    past = trial.judge.history.past(trial.training.now)
+    assert past.longest_pause == pytest.approx(0.5)
+    assert past.longest_planned_pauses["checkpoint"] == pytest.approx(12.0, abs=1.0)
+    assert past.longest_planned_pauses["evaluation"] == pytest.approx(6.0, abs=1.0)
+
+
+def observed(checkpoints: Mapping[float, float]) -> History:
+    """Return a history of an hour with checkpoints of so many seconds, by when they ended."""
+    found, (_, ranks) = history(), next(Training(1).train(1))
+    for at in range(0, int(HOUR) + 1, 30):
+        spent = sum(seconds for ended, seconds in checkpoints.items() if ended <= at)
+        written = float(sum(ended <= at for ended in checkpoints))
+        one = counting(replace(ranks[0], checkpoints=written), phases={"checkpoint": spent})
+        found.observe(float(at), [one])
+    return found
+
+
+def test_one_checkpoint_is_no_ratio_however_long() -> None:
+    assert observed({1800.0: 900.0}).past(HOUR).checkpoint_ratio == 0.0
+
+
+def test_the_ratio_of_several_checkpoints_is_no_more_than_their_part_of_the_time() -> None:
+    twelve = {300.0 * number: 30.0 for number in range(1, 13)}
+    assert observed(twelve).past(HOUR).checkpoint_ratio == pytest.approx(0.1 * 11 / 12)
+    assert observed({1200.0: 600.0, 2400.0: 600.0}).past(HOUR).checkpoint_ratio == pytest.approx(1 / 3 / 2)
+
+
+def scaled(scale: float, skipped: float) -> list[RankReading]:
+    _, ranks = next(Training(1).train(1))
+    return [counting(replace(ranks[0], amp_scale=scale), amp_skipped_steps=skipped)]
+
+
+def test_the_highest_scale_and_the_skipped_steps_are_those_of_the_last_minutes() -> None:
+    found = history()
+    for minute in range(20):
+        found.observe(60.0 * minute, scaled(65536.0 if minute < 5 else 1024.0, float(minute)))
+    past = found.past(60.0 * 19)
+    assert past.highest_amp_scale == 1024.0
+    assert past.amp_skips == pytest.approx(6.0, abs=1.0)
+
+
+def test_a_restart_of_the_exporter_forgets_nothing() -> None:
+    """The other exporter's clock counts from another time."""
+    trial = Trial()
+    trial.train(90)
+    trial.train(90, spend("other", 12.0, 0, every=200), spend("checkpoint", 2.0, 0, every=100))
+    known = trial.judge.history
+    taken_back = history()
+    taken_back.restore(json.loads(json.dumps(known.state(180.0))), 5000.0)
+    assert taken_back.past(5000.0).longest_pause == pytest.approx(known.past(180.0).longest_pause)
+    assert taken_back.past(5000.0).longest_planned_pauses == known.past(180.0).longest_planned_pauses
+    assert taken_back.baseline("data", 4990.0, 0.8, 4.0) == pytest.approx(known.baseline("data", 170.0, 0.8, 4.0))
+    assert taken_back.state(5000.0) == json.loads(json.dumps(known.state(180.0))) | {
+        "stepped": pytest.approx(known.state(180.0)["stepped"]),
+    }
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)
+STATES = st.fixed_dictionaries({"rows": JSON, "pauses": JSON, "minutes": JSON, "stepped": JSON}) | JSON
+
+
+@given(STATES)
+def test_garbage_is_refused_by_errors_that_are_expected_and_leaves_nothing(garbage: Any) -> None:
+    found = history()
+    before = found.state(0.0)
+    try:
+        found.restore(garbage, 0.0)
+    except (KeyError, TypeError, ValueError):
+        assert found.state(0.0) == before
+
+
+@pytest.mark.parametrize("value", [10**400, "many", None, [1.0]])
+@pytest.mark.parametrize("place", ["age", "loss"])
+def test_a_value_that_is_no_number_is_refused(value: object, place: str) -> None:
+    saved = history().state(0.0) | {"rows": [[value if place == "age" else 1.0, {"data": value}, {}]]}
+    with pytest.raises((TypeError, ValueError)):
+        history().restore(saved, 0.0)

@@ -1,0 +1,119 @@
+"""Which runs an exporter judges: those of which it shows every rank and reads every GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from testing.readings import RUN, Training, spend
+
+from rankscope_exporter.diagnosis.judged import RUNS_LIMIT, Judged, Judges
+from rankscope_exporter.diagnosis.readings import Ending, RankReading, Run
+
+GPUS = {f"GPU-{number}" for number in range(8)}
+
+
+def readings(count: int = 2, **changes: Any) -> list[RankReading]:
+    """Return all ranks of a run after a minute."""
+    *_, (_, found) = Training(count).train(60)
+    return [replace(reading, **changes) for reading in found.values()]
+
+
+def judged(ranks: Iterable[RankReading], run: Run = RUN) -> Judged:
+    return Judges().update(60.0, {run: ranks}, GPUS)
+
+
+@pytest.mark.parametrize("count", [1, 2, 8])
+def test_a_run_is_judged_if_all_its_ranks_and_gpus_are_here(count) -> None:
+    found = judged(readings(count))
+    assert [verdict.run for verdict in found.verdicts] == [RUN]
+    assert not found.not_judged
+
+
+def test_a_run_without_gpus_is_judged() -> None:
+    assert judged(readings(uuid="", gpu=None)).verdicts
+
+
+@pytest.mark.parametrize(
+    ("ranks", "why"),
+    [
+        (readings(world_size=3), "ranks_elsewhere"),
+        (readings(4)[1:], "ranks_elsewhere"),
+        (readings(world_size=9_999_999_999), "ranks_elsewhere"),
+        (readings(world_size=0), "world_size_unknown"),
+        ([*readings(4)[:2], *readings(4, world_size=8)[2:]], "world_sizes_differ"),
+        (readings(uuid="GPU-of-another-machine"), "gpus_unknown"),
+    ],
+    ids=["another node", "no rank 0", "a forged world size", "no world size", "two world sizes", "an unknown GPU"],
+)
+def test_a_run_that_is_not_wholly_known_is_not_judged_and_the_reason_is_given(ranks, why) -> None:
+    found = judged(ranks)
+    assert not found.verdicts
+    assert found.not_judged == {RUN: why}
+
+
+def test_a_run_that_grows_onto_another_node_is_judged_no_more() -> None:
+    judges = Judges()
+    assert judges.update(60.0, {RUN: readings()}, GPUS).verdicts
+    assert judges.update(61.0, {RUN: readings(world_size=16)}, GPUS).not_judged == {RUN: "ranks_elsewhere"}
+
+
+def test_a_rank_that_has_ended_counts_as_shown_and_its_gpu_need_not_be() -> None:
+    first, second = readings()
+    gone = replace(second, ended=Ending("killed", 50.0), uuid="GPU-of-another-machine", world_size=7)
+    assert judged([first, gone]).verdicts
+
+
+def test_two_owners_runs_of_one_name_are_two_runs() -> None:
+    mine, theirs = ("llm", "1000"), ("llm", "1001")
+    judges = Judges()
+    for second in range(3):
+        found = judges.update(60.0 + second, {mine: readings(4), theirs: readings(2, world_size=4)}, GPUS)
+    assert [verdict.run for verdict in found.verdicts] == [mine]
+    assert found.not_judged == {theirs: "ranks_elsewhere"}
+
+
+def test_the_largest_runs_of_an_owner_are_judged_and_other_owners_lose_none() -> None:
+    many: dict[Run, list[RankReading]] = {(f"run-{n}", "1000"): readings(1) for n in range(RUNS_LIMIT + 2)}
+    large, others = ("large", "1000"), ("other", "1001")
+    found = Judges().update(60.0, {**many, large: readings(8), others: readings(1)}, GPUS)
+    run_names = {verdict.run for verdict in found.verdicts}
+    assert {large, others} <= run_names
+    assert len(run_names) == RUNS_LIMIT + 1
+    assert set(found.not_judged.values()) == {"too_many_runs"}
+
+
+def test_a_rank_that_is_missing_in_one_poll_ends_no_finding() -> None:
+    judges, training = Judges(), Training(4)
+    for at, ranks in training.train(60, spend("backward", 0.1, 1)):
+        seen = [reading for reading in ranks.values() if reading.rank or at != 55.0]
+        found = judges.update(at, {RUN: seen}, GPUS)
+        assert bool(found.not_judged) == (at == 55.0)
+    assert [finding.opened < 55.0 for finding in found.verdicts[0].findings] == [True]
+
+
+def test_a_run_is_forgotten_a_while_after_it_was_seen_last() -> None:
+    judges = Judges()
+    judges.update(60.0, {RUN: readings()}, GPUS)
+    judges.update(600.0, {}, GPUS)
+    assert RUN in judges.judges
+    judges.update(1600.0, {}, GPUS)
+    assert not judges.judges
+
+
+def test_the_history_of_a_run_is_taken_back_when_the_run_is_seen_again() -> None:
+    judges = Judges()
+    for at, ranks in Training().train(120):
+        judges.update(at, {RUN: ranks.values()}, GPUS)
+    restarted = Judges()
+    restarted.restore(judges.state(120.0), 0.0)
+    restarted.update(121.0, {RUN: readings(4)}, GPUS)
+    assert restarted.judges[RUN].history.past(121.0).longest_pause is not None
+
+
+def test_garbage_in_the_saved_history_of_a_run_is_as_if_there_were_none() -> None:
+    judges = Judges()
+    judges.restore([[*RUN, {"rows": [["old", 1, 2]]}]], 0.0)
+    assert judges.update(60.0, {RUN: readings()}, GPUS).verdicts
