@@ -28,6 +28,7 @@ COLUMNS = (
 )
 THROTTLED_FROM = 0.3
 """Ratio of the time from which on a GPU is marked: as a cause, a straggler's GPU counts as throttled from here on."""
+SHOWN_FROM = 0.005
 HOT_WITHIN = 3.0
 """Degrees Celsius below the temperature at which a GPU slows down."""
 POWER_CAP = "sw_power_cap"
@@ -64,6 +65,18 @@ class GpuReport:
     busy_ratio: float | None
     throttled: Mapping[str, float]
     """Ratio of the time by reason, the largest first."""
+
+    @property
+    def throttling(self) -> str:
+        """Return the reason that held the clocks down for longest, and how long; empty where none did."""
+        reason, ratio = next(iter(self.throttled.items()), ("", 0.0))
+        return f"{reason.replace('_', ' ')} {ratio:.0%}" if ratio >= SHOWN_FROM else ""
+
+    @property
+    def throttling_mark(self) -> str:
+        """Return `bad` for a GPU that is slower than it could be, `warn` for one at its power limit."""
+        reason, ratio = next(iter(self.throttled.items()), ("", 0.0))
+        return "" if ratio < THROTTLED_FROM else "warn" if reason == POWER_CAP else "bad"
 
     @property
     def problem(self) -> str:

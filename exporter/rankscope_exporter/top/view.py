@@ -16,13 +16,15 @@ from rankscope.cli.printable import printable
 from rankscope_exporter.diagnosis.words import duration
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.findings import FindingReport
-from rankscope_exporter.report.gpus import BAD_STATES, POWER_CAP, THROTTLED_FROM, GpuReport
+from rankscope_exporter.report.gpus import BAD_STATES, GpuReport
 from rankscope_exporter.report.ranks import RankReport
 from rankscope_exporter.report.runs import NodeReport, RunReport
 from rankscope_exporter.top.bars import bar, legend
 
 STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "": ""}
 BAR_WIDTH = 24
+PHASE_WIDTH = 22
+"""Of the phase now with its time, so that the table keeps its width."""
 NARROW = 100
 """Columns below which steps, pids and power are left out."""
 GIBIBYTE = 2**30
@@ -99,6 +101,7 @@ def _run(run: RunReport, screen: Screen) -> Iterator[RenderableType]:
     table = _table(
         ("rank", True), ("GPU", True), ("now", False), ("time by phase", False), ("waits", True), ("lag", True)
     )
+    table.columns[2].min_width = PHASE_WIDTH
     if not screen.is_narrow:
         for name in ("steps", "pid"):
             table.add_column(name, justify="right", no_wrap=True)
@@ -113,7 +116,7 @@ def _shown(run: RunReport, limit: int | None) -> Sequence[RankReport]:
     """Return the ranks that fit: those that are marked before others, in the order of their numbers."""
     if limit is None or len(run.ranks) <= limit:
         return run.ranks
-    first = sorted(run.ranks, key=lambda rank: (not describe.mark(run, rank), -(rank.lag_ratio or 0.0), rank.rank))
+    first = sorted(run.ranks, key=lambda rank: (not describe.mark(run, rank), not rank.waits_least, rank.rank))
     return sorted(first[:limit], key=lambda rank: rank.rank)
 
 
@@ -149,7 +152,6 @@ def _gpus(gpus: Sequence[GpuReport], screen: Screen) -> Table:
 
 
 def _gpu(gpu: GpuReport, screen: Screen) -> Iterator[Text]:
-    reason, ratio = next(iter(gpu.throttled.items()), ("", 0.0))
     is_lost = not gpu.is_up
     state_mark = "bad" if is_lost or gpu.state in BAD_STATES else "good" if gpu.state == "working" else ""
     yield Text(gpu.index)
@@ -157,8 +159,7 @@ def _gpu(gpu: GpuReport, screen: Screen) -> Iterator[Text]:
     yield Text("" if gpu.busy_ratio is None else f"{gpu.busy_ratio:.0%}")
     yield Text("" if gpu.temperature is None else f"{gpu.temperature:.0f} C", style=STYLES["bad" if gpu.is_hot else ""])
     yield Text(_memory(gpu))
-    throttled_mark = "" if ratio < THROTTLED_FROM else "warn" if reason == POWER_CAP else "bad"
-    yield Text(f"{reason} {ratio:.0%}" if ratio >= describe.SHOWN_FROM else "", style=STYLES[throttled_mark])
+    yield Text(gpu.throttling, style=STYLES[gpu.throttling_mark])
     if not screen.is_narrow:
         yield Text("" if gpu.power is None else f"{gpu.power:.0f} W")
         yield Text(printable(gpu.holder))

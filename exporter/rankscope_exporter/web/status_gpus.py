@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rankscope_exporter.diagnosis.words import duration
-from rankscope_exporter.report.gpus import BAD_STATES, POWER_CAP, THROTTLED_FROM, GpuReport
+from rankscope_exporter.report.gpus import BAD_STATES, GpuReport
 from rankscope_exporter.web.table import Cell, Column, Row, table
 
 GIBIBYTE = 2**30
@@ -56,10 +56,7 @@ def _state(one: GpuReport) -> Cell:
 
 
 def _throttled(one: GpuReport) -> Cell:
-    """Return the reason that held the clocks down for longest."""
-    reason, ratio = next(iter(one.throttled.items()), ("", 0.0))
-    kind = "" if ratio < THROTTLED_FROM else "warn" if reason == POWER_CAP else "bad"
-    return Cell(f"{reason} {ratio:.0%}", kind) if ratio >= 0.005 else Cell()
+    return Cell(one.throttling, one.throttling_mark)
 
 
 def _memory(one: GpuReport) -> str:

@@ -220,7 +220,7 @@ def test_a_gpu_that_is_throttled_is_marked_unless_it_is_at_its_power_limit(
     job = JudgedJob(run_dir, gpus=read)
     job.train(12)
     page = render_status(gpus(), job.reporter())
-    assert f"{reason} {seconds:.0%}" in page
+    assert f"{reason.replace('_', ' ')} {seconds:.0%}" in page
     assert ">75%<" in page
     assert ("GPU 0 is throttled" in top(page)) == is_problem
 
