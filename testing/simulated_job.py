@@ -40,6 +40,9 @@ class SimulatedRank:
         self.now += seconds
         self._timeline.leave(depth)
 
+    def enter(self, phase: str) -> None:
+        self._timeline.enter(self._phases.index(phase))
+
     def step(self) -> None:
         self._timeline.step()
 
@@ -55,7 +58,7 @@ class SimulatedRank:
 class Job:
     """Ranks in synchronous training: in each step all wait until the last has come, and then for the transfer."""
 
-    def __init__(self, directory: Path, ranks: int = 4, start: float = 1000.0, **labels: str) -> None:
+    def __init__(self, directory: Path, ranks: int = 4, start: float = 1000.0, **labels: object) -> None:
         self.ranks = [SimulatedRank(directory, rank, start, **labels) for rank in range(ranks)]
 
     def run(self, steps: int, plan: Plan, transfer: float = TRANSFER, after: Plan = lambda _s, _r: {}) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -72,6 +73,80 @@ def test_the_exporter_says_in_one_line_what_it_lacks(bin_dir: Path) -> None:
     assert answer.returncode == 2
     assert answer.stderr.count("\n") == 1
     assert "pip install 'rankscope[exporter]'" in answer.stderr
+
+
+def test_top_says_in_one_line_what_it_lacks(bin_dir: Path) -> None:
+    answer = run(bin_dir / "rankscope", "top", "--once")
+    assert (answer.returncode, answer.stdout) == (2, "")
+    assert answer.stderr.count("\n") == 1
+    assert "pip install 'rankscope[top]'" in answer.stderr
+
+
+SLOW_RANK = """
+import os, sys, time
+from multiprocessing import get_context
+from pathlib import Path
+from rankscope.record import layout
+from rankscope.record.writer import RankWriter
+from rankscope.timeline.timeline import Timeline
+
+STEP = 0.05
+
+def train(rank, everybody):
+    writer = RankWriter()
+    timeline = Timeline(writer)
+    info = dict.fromkeys(("local_rank", "node", "uuid", "backend", "torch_version", "rankscope_version"), "")
+    info |= {"run": "r", "rank": str(rank), "world_size": "2", "group": "0-1", "pid": str(os.getpid())}
+    writer.publish(Path(sys.argv[1]), f"r.{rank}", info)
+    while True:
+        for phase, wait in (
+            (layout.DATA_WAIT, lambda: time.sleep(STEP * rank)),
+            (layout.FORWARD, lambda: time.sleep(STEP)),
+            (layout.COLLECTIVE_WAIT, everybody.wait),
+        ):
+            opened = timeline.enter(phase)
+            wait()
+            timeline.leave(opened)
+        timeline.step()
+
+fork = get_context("fork")
+everybody = fork.Barrier(2)
+ranks = [fork.Process(target=train, args=(rank, everybody), daemon=True) for rank in range(2)]
+for rank in ranks:
+    rank.start()
+print("training", flush=True)
+sys.stdin.read()
+"""
+TOP_PACKAGES = ("nvidia_ml_py", "pynvml", "prometheus_client", "rich", "pygments", "markdown_it", "mdurl")
+
+
+@pytest.fixture(scope="module")
+def top_dir(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of a virtual environment with the wheel and what its extra `top` brings, and nothing else."""
+    venv = tmp_path_factory.mktemp("top")
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
+    site = Path(sysconfig.get_path("purelib", vars={"base": str(venv)}))
+    zipfile.ZipFile(wheel).extractall(site)
+    for package in TOP_PACKAGES:
+        for found in Path(sysconfig.get_path("purelib")).glob(f"{package}*"):
+            (site / found.name).symlink_to(found)
+    return venv / "bin"
+
+
+def test_top_names_the_slow_rank_with_nothing_but_its_own_packages(top_dir: Path, run_dir: Path) -> None:
+    job = [str(top_dir / "python"), "-c", SLOW_RANK, str(run_dir)]
+    with subprocess.Popen(job, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as training:
+        assert training.stdout is not None
+        training.stdout.readline()
+        top = (top_dir / "python", "-m", "rankscope.cli.launch", "top", "--run-dir", run_dir)
+        text, found = run(*top, "--once"), run(*top, "--json")
+        training.communicate("")
+    assert (text.returncode, text.stderr, found.stderr) == (0, "", "")
+    assert "Rank 1 slows down run r by " in text.stdout
+    assert "its data is late" in text.stdout
+    assert "\x1b" not in text.stdout
+    ((finding,),) = ([*run["findings"]] for run in json.loads(found.stdout)["runs"])
+    assert (finding["kind"], finding["cause"], finding["rank"]) == ("straggler", "data_wait", 1)
 
 
 def test_the_installed_hook_and_exporter_work_with_what_they_need(bin_dir: Path, run_dir: Path) -> None:

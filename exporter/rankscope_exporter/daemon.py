@@ -34,6 +34,7 @@ from rankscope_exporter.ranks.collectors.findings import Findings
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.ranks.run_directory import Beliefs, RunDirectory
 from rankscope_exporter.ranks.watcher import RankWatcher
+from rankscope_exporter.report.runs import reporter
 from rankscope_exporter.web import limits
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.connections import Connections
@@ -86,7 +87,7 @@ def run(settings: Config) -> None:
         occupants.lacks, rank_gpus.sampler = sampler.lacks, sampler
         collectors = registry.collectors(settings.collectors, gpus, sampler, ranks.collectors)
         scrape = Scrape([*collectors, DcgmCollector(averages, sampler)] if averages else collectors)
-        app = create_app(scrape, sampler, has_lifecycle=settings.enable_lifecycle)
+        app = create_app(scrape, sampler, reporter(ranks), has_lifecycle=settings.enable_lifecycle)
         sampler.start()
         sys.setswitchinterval(TURN)
         _give_back_large_blocks()

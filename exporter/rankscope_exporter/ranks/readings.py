@@ -36,7 +36,7 @@ def reading(rank: Rank, aligned: Alignment | None, process: RankProcess | None, 
         group=snapshot.info["group"],
         node=snapshot.info["node"],
         uuid=rank.uuid,
-        world_size=_world_size(snapshot.info["world_size"]),
+        world_size=world_size(snapshot.info["world_size"]),
         ended=_ending(rank),
         last_progress=snapshot.last_progress,
         phase=snapshot.phase,
@@ -51,7 +51,7 @@ def reading(rank: Rank, aligned: Alignment | None, process: RankProcess | None, 
     )
 
 
-def _world_size(text: str) -> int:
+def world_size(text: str) -> int:
     """Return 0 where it is not known: of ranks that no launcher has started, and of forged records."""
     return int(text) if NUMBER.fullmatch(text) else 0
 

@@ -45,7 +45,7 @@ class PolledCollector:
     def __init__(self, collector: RankCollector, age: Callable[[], float], monotonic: Callable[[], float]) -> None:
         """`age` returns the seconds since the ranks were last read."""
         self.name = collector.name
-        self._collector = collector
+        self.collector = collector
         self._age = age
         self._monotonic = monotonic
         self._latest: tuple[float, Sequence[Metric] | Exception] | None = None
@@ -89,7 +89,7 @@ class PolledCollector:
     def _run(self) -> None:
         while work := self._scans.get():
             read_at, scan = work
-            self._latest = read_at, _polled(self._collector, scan)
+            self._latest = read_at, _polled(self.collector, scan)
             self._is_idle.set()
 
 

@@ -1,4 +1,4 @@
-"""The exporter's HTTP face: /metrics, /-/healthy, the status page, and lifecycle.py's pages; 404 elsewhere."""
+"""The exporter's pages: /metrics, /-/healthy, /api/v1/runs, the status page, and lifecycle.py's; 404 elsewhere."""
 
 from __future__ import annotations
 
@@ -7,13 +7,17 @@ from contextlib import asynccontextmanager
 
 from anyio.to_thread import current_default_thread_limiter
 from fastapi import FastAPI, Response
-from fastapi.responses import HTMLResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from rankscope_exporter.exposition.scrape import Scrape, negotiated
+from rankscope_exporter.ranks.watcher import OutdatedError
+from rankscope_exporter.report.as_json import as_json
+from rankscope_exporter.report.runs import Reporter
 from rankscope_exporter.web.connections import Page
 from rankscope_exporter.web.lifecycle import Gpus, add_lifecycle
 from rankscope_exporter.web.pages import Pages, SingleFlight, held, send_page, turn
+from rankscope_exporter.web.status_assets import POLICY
 from rankscope_exporter.web.status_page import render_status
 
 READ = ["GET", "HEAD"]
@@ -61,7 +65,7 @@ class MetricsFirst:
             await send_page(page if scope["method"] == "GET" else Page(b""), scope, send)
 
 
-def create_app(scrape: Scrape, gpus: Gpus, *, has_lifecycle: bool = False) -> ASGIApp:
+def create_app(scrape: Scrape, gpus: Gpus, reporter: Reporter | None = None, *, has_lifecycle: bool = False) -> ASGIApp:
     """The application. `gpus` says whether a scrape would tell the truth already; `has_lifecycle` allows a release."""
     app = FastAPI(lifespan=few_threads, openapi_url=None, docs_url=None, redoc_url=None, redirect_slashes=False)
 
@@ -69,11 +73,24 @@ def create_app(scrape: Scrape, gpus: Gpus, *, has_lifecycle: bool = False) -> AS
     async def healthy() -> Response:
         return PlainTextResponse("healthy\n")
 
-    status_page = SingleFlight(lambda: render_status(scrape.collect()))
+    status_page = SingleFlight(lambda: render_status(scrape.collect(), reporter))
 
     @app.api_route("/", methods=READ)
     async def status() -> Response:
-        return HTMLResponse(await status_page.next())
+        return HTMLResponse(await status_page.next(), headers={"Content-Security-Policy": POLICY})
 
+    if reporter:
+        _add_api(app, reporter)
     add_lifecycle(app, gpus, is_allowed=has_lifecycle)
     return MetricsFirst(app, scrape)
+
+
+def _add_api(app: FastAPI, reporter: Reporter) -> None:
+    made = SingleFlight(lambda: as_json(reporter.report()))
+
+    @app.api_route("/api/v1/runs", methods=READ)
+    async def runs() -> Response:
+        try:
+            return Response(await made.next(), media_type="application/json")
+        except OutdatedError as error:
+            return JSONResponse({"error": str(error)}, status_code=503)

@@ -1,5 +1,6 @@
 """The command `rankscope`: `rankscope run -- torchrun … train.py` starts a job watched, without a change to it;
-`rankscope stacks` says where the threads of the ranks on this machine are; `rankscope explain` what holds a run back.
+`rankscope stacks` says where the threads of the ranks on this machine are; `rankscope explain` what holds a run back;
+`rankscope top` what is wrong on this machine.
 """
 
 from __future__ import annotations
@@ -29,8 +30,14 @@ permitted, else by the hook itself. To be run as the job's user, in the job's co
 everybody's ranks. Changes nothing in the job. Exits with 1 if a rank does not answer, with 2 if there is none."""
 EXPLAIN_DESCRIPTION = """\
 Say what holds a run back: its GPU time by what it is lost to, the alert that the rules have come to, the numbers
-compared, and where to read on. Asks a Prometheus that has Rankscope's rules. To be run anywhere. Exits with 2 if
-there is nothing to explain."""
+compared, and where to read on. Asks a Prometheus that has Rankscope's rules. To be run anywhere. Where no Prometheus
+is named and none answers, it says what the ranks on this machine show (needs rankscope[top]). Exits with 2 if there is
+nothing to explain."""
+
+TOP_DESCRIPTION = """\
+Show what is wrong on this machine, from the ranks' records and the NVIDIA driver alone: what is found in each run and
+what to do about it, its ranks with their time by phase, and the GPUs. Needs neither an exporter nor a Prometheus, and
+changes nothing in the job. Needs pip install 'rankscope[top]'. Ctrl-C ends it."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -46,9 +53,25 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if options.action == "explain":
         from rankscope.cli.explaining.command import show as explain
 
-        asked = options.run, options.cluster, options.owner
-        sys.exit(_told(lambda: explain(options.url, *asked, options.at, options.json)))
+        sys.exit(_told(lambda: explain(*_asked(options), explain_node=_explain_node(options))))
+    if options.action == "top":
+        from rankscope.cli.top import show as top
+
+        sys.exit(_told(lambda: top(options.run_dir, once=options.once, is_json=options.json)))
     _run(parser, options)
+
+
+def _asked(options: argparse.Namespace) -> tuple[str, str | None, str | None, str | None, str | None, bool]:
+    url = options.url or os.environ.get("PROMETHEUS_URL") or "http://localhost:9090"
+    return url, options.run, options.cluster, options.owner, options.at, options.json
+
+
+def _explain_node(options: argparse.Namespace) -> Callable[[], bool]:
+    """Return what explains this node's runs without a Prometheus: not where one is named, which then has to answer."""
+    from rankscope.cli.top import explain
+
+    is_named = bool(options.url or options.cluster or os.environ.get("PROMETHEUS_URL"))
+    return lambda: not is_named and explain(options.run, options.owner)
 
 
 def _told(tell: Callable[[], int]) -> int:
@@ -82,7 +105,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
-    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain")
+    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top")
     run = commands.add_parser(
         "run", help="start a training command with every rank watched", description=RUN_DESCRIPTION
     )
@@ -98,14 +121,30 @@ def _parser() -> argparse.ArgumentParser:
         "--run-dir", type=Path, metavar="DIR", help="where the ranks' records are (default: /run/rankscope, /dev/shm)"
     )
     _add_explain(commands.add_parser("explain", help="what holds a run back", description=EXPLAIN_DESCRIPTION))
+    _add_top(commands.add_parser("top", help="what is wrong on this machine", description=TOP_DESCRIPTION))
     return parser
 
 
+def _add_top(top: argparse.ArgumentParser) -> None:
+    top.add_argument(
+        "--once", action="store_true", help="look for ten seconds (30 where steps are long) and print once"
+    )
+    top.add_argument(
+        "--json", action="store_true", help="the same as one line of JSON, as the exporter's /api/v1/runs (docs/api.md)"
+    )
+    top.add_argument(
+        "--run-dir",
+        type=Path,
+        metavar="DIR",
+        action="append",
+        default=[],
+        help="where the ranks' records are; may be given more than once (default: /run/rankscope, /dev/shm)",
+    )
+
+
 def _add_explain(explain: argparse.ArgumentParser) -> None:
-    url = os.environ.get("PROMETHEUS_URL") or "http://localhost:9090"
     explain.add_argument(
         "--url",
-        default=url,
         help="of the Prometheus, with USER:PASSWORD@ if it asks (default: PROMETHEUS_URL, else http://localhost:9090)",
     )
     explain.add_argument("--run", metavar="NAME", help="which run (default: the only one)")

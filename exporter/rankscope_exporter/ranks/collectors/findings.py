@@ -26,6 +26,7 @@ from rankscope_exporter.flags import flag
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
+from rankscope_exporter.ranks.look import Look, Looks
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.readings import reading
 from rankscope_exporter.ranks.state_file import StateFile
@@ -168,12 +169,17 @@ class Findings:
         self._restore()
         self.judged = Judged((), {})
         """By the last poll."""
+        self._looks = Looks()
+        self.look: Look | None = None
+        """The last poll, for reports."""
 
     def poll(self, scan: Scan) -> list[Metric]:
         """Judge every run."""
         at = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=time.monotonic())
-        gpus = self._gpus(at) if scan.ranks else {}
-        self.judged = self._judges.update(at, self._readings(scan, gpus), gpus)
+        gpus = self._gpus(at)
+        readings = self._readings(scan, gpus)
+        self.judged = self._judges.update(at, readings, gpus)
+        self.look = self._looks.next(at, scan, readings, self.judged, gpus)
         self._lost = {run: seconds for run, seconds in self._lost.items() if run in self._judges.judges}
         for verdict in self.judged.verdicts:
             seconds = self._lost.get(verdict.run)

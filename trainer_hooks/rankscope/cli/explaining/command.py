@@ -15,7 +15,7 @@ from rankscope.cli.explaining.explanation import Explanation, explain
 from rankscope.cli.explaining.fetching import within
 from rankscope.cli.explaining.moments import parse_moment, said, said_iso
 from rankscope.cli.explaining.not_yet import STALL, NotYet
-from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
+from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError, UnreachableError
 from rankscope.cli.printable import printable
 
 CAUSES_SHOWN = 3  # with the sum of the others: more than that nobody acts upon
@@ -39,13 +39,20 @@ def show(
     at: str | None,
     as_json: bool,
     connect: Callable[[str, float | None], Prometheus] = Prometheus,
+    explain_node: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Print it. The exit status: 2 if there is nothing to explain, with the reason on stderr."""
+    """Print it. The exit status: 2 if there is nothing to explain, with the reason on stderr.
+
+    Where no server answers, `explain_node` may print what this node alone knows; it returns whether it has.
+    """
     try:
         moment = None if at is None else parse_moment(at)
         prometheus = connect(url, moment)
         found = within(EXPLAINED_WITHIN, lambda: explain(prometheus, run, cluster, owner, is_now=moment is None))
     except (PrometheusError, ValueError, TimeoutError) as error:
+        is_of_now = at is None and not as_json
+        if isinstance(error, UnreachableError) and is_of_now and explain_node():
+            return 0
         print(f"rankscope explain: {printable(str(error), ERROR_LIMIT)}", file=sys.stderr)  # noqa: T201 - a command
         return 2
     when = time.time() if moment is None else moment

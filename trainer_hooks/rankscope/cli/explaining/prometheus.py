@@ -21,6 +21,10 @@ class PrometheusError(Exception):
     """Why there is no answer, in one line, without the password."""
 
 
+class UnreachableError(PrometheusError):
+    """No server answers there."""
+
+
 class Prometheus:
     """A server by its URL, which may have a path and, for basic auth, `USER:PASSWORD@`. Raises PrometheusError."""
 
@@ -55,7 +59,7 @@ class Prometheus:
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)
             why = str(getattr(reason, "strerror", None) or reason)[:SAID]
-            raise PrometheusError(f"cannot reach {self.url}: {why} (--url names the Prometheus)") from None
+            raise UnreachableError(f"cannot reach {self.url}: {why} (--url names the Prometheus)") from None
         if answer.status != 200:
             raise PrometheusError(self._refusal(answer))
         return self._understood(lambda: answers.data_of(answer.body))

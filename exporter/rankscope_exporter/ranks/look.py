@@ -1,0 +1,53 @@
+"""Everything that one poll of the collector `findings` has read and judged, for reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from rankscope_exporter.diagnosis.judged import Judged
+from rankscope_exporter.diagnosis.readings import RankReading, Run
+from rankscope_exporter.gpu.rank_gpus import RankGpu
+from rankscope_exporter.ranks.rank import Scan
+from rankscope_exporter.ranks.recent import Moment, Recent
+
+RUN_WINDOW = 30.0
+"""Seconds, to twice as many, over which a run is shown that is not judged."""
+GPU_WINDOW = 10.0
+"""The same of GPUs."""
+Readings = Mapping[Run, Sequence[RankReading]]
+Gpus = Mapping[str, RankGpu]
+
+
+class Look(NamedTuple):
+    """One poll."""
+
+    at: float
+    """Seconds of CLOCK_MONOTONIC."""
+    unix: float
+    scan: Scan
+    readings: Readings
+    judged: Judged
+    before: Readings
+    """Earlier readings of the runs that are not judged."""
+    gpus: Gpus
+    """By UUID."""
+    gpus_before: Moment[Gpus]
+
+
+class Looks:
+    """Keeps what a poll is compared with."""
+
+    def __init__(self) -> None:
+        self._runs: dict[Run, Recent[Sequence[RankReading]]] = {}
+        self._gpus = Recent[Gpus](GPU_WINDOW)
+
+    def next(self, at: float, scan: Scan, readings: Readings, judged: Judged, gpus: Gpus) -> Look:
+        """Return the look of a poll."""
+        self._runs = {run: self._runs.get(run) or Recent(RUN_WINDOW) for run in judged.not_judged}
+        for run, recent in self._runs.items():
+            recent.add(at, readings[run])
+        self._gpus.add(at, gpus)
+        before = {run: recent.oldest.value for run, recent in self._runs.items()}
+        return Look(at, time.time(), scan, readings, judged, before, gpus, self._gpus.oldest)

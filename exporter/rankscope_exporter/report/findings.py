@@ -1,0 +1,106 @@
+"""Findings, and what is not one yet, in numbers and in words."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rankscope_exporter.diagnosis import words
+from rankscope_exporter.diagnosis.findings import Finding, Pending
+from rankscope_exporter.diagnosis.readings import Run
+
+LACKS: Mapping[str, str] = {
+    "time": "it has not lasted long enough",
+    "steps": "too few steps have been compared",
+    "baseline": "the run is too young to have a baseline",
+    "paused": "the run pauses",
+    "interactive": "a single process outside of training steps, such as a notebook, never alerts",
+    "explained": "another finding explains it",
+}
+"""Why something is not a finding."""
+
+
+@dataclass(frozen=True)
+class FindingReport:
+    """A finding. Its place is empty (None for the rank) where it is the whole run."""
+
+    kind: str
+    cause: str
+    severity: str
+    ratio: float
+    rank: int | None
+    group: str
+    node: str
+    gpu: str
+    uuid: str
+    since: float
+    """Unix time."""
+    age_seconds: float
+    evidence: Mapping[str, float]
+    sentence: str
+    advice: str
+
+
+@dataclass(frozen=True)
+class PendingReport:
+    """What is not a finding, and why not."""
+
+    kind: str
+    cause: str
+    ratio: float
+    rank: int | None
+    node: str
+    gpu: str
+    lacks: str
+    """A key of LACKS."""
+    reason: str
+    remaining_seconds: float | None
+    """Until it is a finding, if it goes on and that is known."""
+    sentence: str
+
+
+def report_finding(run: Run, finding: Finding, at: float, unix: float) -> FindingReport:
+    """Return the finding as it is at that time, which is given by both clocks."""
+    candidate, place = finding.candidate, finding.candidate.place
+    age = max(at - finding.since, 0.0)
+    return FindingReport(
+        kind=candidate.kind,
+        cause=candidate.cause,
+        severity=finding.severity,
+        ratio=candidate.ratio,
+        rank=place.rank,
+        group=place.group,
+        node=place.node,
+        gpu=place.gpu,
+        uuid=place.uuid,
+        since=unix - age,
+        age_seconds=age,
+        evidence=dict(candidate.evidence),
+        sentence=words.sentence(run, candidate),
+        advice=words.advice(candidate),
+    )
+
+
+def report_pending(run: Run, pending: Pending) -> PendingReport:
+    """Return what is not a finding."""
+    candidate, place = pending.candidate, pending.candidate.place
+    is_idle = candidate.kind == "hang" and place.rank is None
+    return PendingReport(
+        kind=candidate.kind,
+        cause=candidate.cause,
+        ratio=candidate.ratio,
+        rank=place.rank,
+        node=place.node,
+        gpu=place.gpu,
+        lacks=pending.lacks,
+        reason=LACKS.get(pending.lacks, pending.lacks),
+        remaining_seconds=None if pending.remaining is None else max(pending.remaining, 0.0),
+        sentence=f"Run {run[0]} makes no steps" if is_idle else words.sentence(run, candidate),
+    )
+
+
+def why_not(pending: PendingReport) -> str:
+    """Return why it is not a finding, and when it will be one."""
+    if pending.remaining_seconds is None:
+        return pending.reason
+    return f"{pending.reason}, {words.duration(pending.remaining_seconds)} more"

@@ -1,0 +1,175 @@
+"""What each GPU of this node does now, from the families of /metrics; busy and throttled time over the last seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from rankscope_exporter.gpu.rank_gpus import RankGpu
+from rankscope_exporter.ranks.look import Look
+from rankscope_exporter.report.values import Values
+
+HELD_BY = (
+    ("slurm_job_id", "job {}"),
+    ("slurm_job_name", "{}"),
+    ("k8s_pod", "pod {}"),
+    ("run", "run {}"),
+    ("rank", "rank {}"),
+    ("user", "user {}"),
+)
+COLUMNS = (
+    "memory_used_bytes",
+    "memory_total_bytes",
+    "power_watts",
+    "temperature_celsius",
+    "processes",
+    "last_busy_timestamp_seconds",
+    "busy_seconds_total",
+)
+THROTTLED_FROM = 0.3
+"""Ratio of the time from which on a GPU is marked: as a cause, a straggler's GPU counts as throttled from here on."""
+SHOWN_FROM = 0.005
+HOT_WITHIN = 3.0
+"""Degrees Celsius below the temperature at which a GPU slows down."""
+POWER_CAP = "sw_power_cap"
+"""The one reason that is no sign of a defect: a GPU at its power limit does what it can."""
+BAD_STATES: Mapping[str, str] = {
+    "suspected_hang": "runs kernels for ranks that make no progress",
+    "memory_held_by_dead": "has memory that a dead process holds",
+}
+
+
+@dataclass(frozen=True)
+class GpuReport:
+    """One GPU. What is not known is None, or empty."""
+
+    index: str
+    uuid: str
+    name: str
+    is_up: bool
+    state: str
+    holder: str
+    processes: int | None
+    memory_used: float | None
+    """Bytes, as the next one."""
+    memory_total: float | None
+    power: float | None
+    """Watts."""
+    temperature: float | None
+    """Degrees Celsius."""
+    is_hot: bool
+    idle_seconds: float | None
+    """Since a kernel last ran."""
+    has_worked: bool
+    """Whether a kernel was ever seen running; if not, `idle_seconds` is since the first look."""
+    busy_ratio: float | None
+    throttled: Mapping[str, float]
+    """Ratio of the time by reason, the largest first."""
+
+    @property
+    def throttling(self) -> str:
+        """Return the reason that held the clocks down for longest, and how long; empty where none did."""
+        reason, ratio = next(iter(self.throttled.items()), ("", 0.0))
+        return f"{reason.replace('_', ' ')} {ratio:.0%}" if ratio >= SHOWN_FROM else ""
+
+    @property
+    def throttling_mark(self) -> str:
+        """Return `bad` for a GPU that is slower than it could be, `warn` for one at its power limit."""
+        reason, ratio = next(iter(self.throttled.items()), ("", 0.0))
+        return "" if ratio < THROTTLED_FROM else "warn" if reason == POWER_CAP else "bad"
+
+    @property
+    def problem(self) -> str:
+        """Return what is wrong with it, in words that follow its name; empty if nothing is."""
+        if not self.is_up:
+            return "does not answer"
+        defects = {reason: ratio for reason, ratio in self.throttled.items() if reason != POWER_CAP}
+        if any(ratio >= THROTTLED_FROM for ratio in defects.values()):
+            return f"is throttled: {next(iter(defects)).replace('_', ' ')}"
+        if self.is_hot and self.temperature is not None:
+            return f"is hot: {self.temperature:.0f} °C"
+        return BAD_STATES.get(self.state, "")
+
+
+def report_gpus(values: Values, look: Look | None, now: float) -> Sequence[GpuReport]:
+    """Return every GPU that was ever seen, by index. `now` is unix time."""
+    table = _Table(values)
+    known = sorted(values.by("rankscope_gpu_up", "gpu", "uuid").items(), key=lambda item: int(item[0][0]))
+    return [table.gpu(index, uuid, bool(up), now, *_rates(look, uuid)) for (index, uuid), up in known]
+
+
+class _Table:
+    """The values of all GPUs."""
+
+    def __init__(self, values: Values) -> None:
+        self._by_name = {name: values.by(f"rankscope_gpu_{name}", "gpu") for name in COLUMNS}
+        self._names = values.rows("rankscope_gpu_info", "gpu")
+        self._states = {key[0]: key[1] for key in values.rows("rankscope_gpu_state_info", "gpu", "state")}
+        self._holders = values.rows("rankscope_gpu_allocation_info", "gpu")
+        self._hot = _hot(values)
+
+    def gpu(
+        self, index: str, uuid: str, is_up: bool, now: float, busy: float | None, throttled: Mapping[str, float]
+    ) -> GpuReport:
+        """Return one of them."""
+        key = (index,)
+        value = {name: known.get(key) for name, known in self._by_name.items()}
+        last_busy, processes = value["last_busy_timestamp_seconds"], value["processes"]
+        return GpuReport(
+            index=index,
+            uuid=uuid,
+            name=self._names.get(key, {}).get("name", ""),
+            is_up=is_up,
+            state=self._states.get(index, ""),
+            holder=_holder(self._holders.get(key, {})),
+            processes=None if processes is None else int(processes),
+            memory_used=value["memory_used_bytes"],
+            memory_total=value["memory_total_bytes"],
+            power=value["power_watts"],
+            temperature=value["temperature_celsius"],
+            is_hot=key in self._hot,
+            idle_seconds=None if last_busy is None else max(now - last_busy, 0.0),
+            has_worked=bool(value["busy_seconds_total"]),
+            busy_ratio=busy,
+            throttled=throttled,
+        )
+
+
+def _hot(values: Values) -> set[tuple[str, ...]]:
+    """Return the GPUs that are about to be slowed down."""
+    temperatures = values.by("rankscope_gpu_temperature_celsius", "gpu")
+    limits = values.by("rankscope_gpu_temperature_threshold_celsius", "gpu", "threshold")
+    margins = values.by("rankscope_gpu_temperature_margin_celsius", "gpu")
+    hot = {key for key, margin in margins.items() if margin <= HOT_WITHIN}
+    for key, temperature in temperatures.items():
+        limit = limits.get((*key, "slowdown"))
+        if limit is not None and temperature >= limit - HOT_WITHIN:
+            hot.add(key)
+    return hot
+
+
+def _rates(look: Look | None, uuid: str) -> tuple[float | None, Mapping[str, float]]:
+    """Return the busy ratio of a GPU, and the throttled one by reason."""
+    now = look.gpus.get(uuid) if look else None
+    before = look.gpus_before.value.get(uuid) if look else None
+    seconds = look.at - look.gpus_before.at if look else 0.0
+    if now is None or before is None or seconds <= 0.0:
+        return None, {}
+    return _busy(now, before, seconds), _throttled(now, before, seconds)
+
+
+def _busy(now: RankGpu, before: RankGpu, seconds: float) -> float | None:
+    new, old = now.counters.busy, before.counters.busy
+    return None if new is None or old is None else min(max(new - old, 0.0) / seconds, 1.0)
+
+
+def _throttled(now: RankGpu, before: RankGpu, seconds: float) -> Mapping[str, float]:
+    new, old = now.counters.throttled or {}, before.counters.throttled or {}
+    ratios = {name: min((new[name] - old[name]) / seconds, 1.0) for name in new if name in old}
+    return dict(sorted(((name, ratio) for name, ratio in ratios.items() if ratio > 0.0), key=lambda one: -one[1]))
+
+
+def _holder(labels: Mapping[str, str]) -> str:
+    """Return who holds a GPU, as far as it is known."""
+    known = ", ".join(text.format(labels[name]) for name, text in HELD_BY if labels.get(name))
+    return known or labels.get("source", "")

@@ -1,0 +1,186 @@
+"""The runs of this node: whether something is wrong, since when, what to do, and what each rank does."""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from rankscope_exporter.diagnosis.facts import RunFacts, compare
+from rankscope_exporter.diagnosis.judge import Verdict
+from rankscope_exporter.diagnosis.readings import RankReading, Run
+from rankscope_exporter.ranks.collectors.findings import Findings
+from rankscope_exporter.ranks.look import Look
+from rankscope_exporter.ranks.rank import Rank, Scan
+from rankscope_exporter.ranks.readings import world_size
+from rankscope_exporter.ranks.watcher import STALE_AFTER, OutdatedError, RankWatcher
+from rankscope_exporter.report.findings import FindingReport, PendingReport, report_finding, report_pending
+from rankscope_exporter.report.ranks import RankReport, report_rank, step_seconds
+
+ROUNDING = 1e-6
+NOT_POLLED = "not_polled"
+REASONS: Mapping[str, str] = {
+    "ranks_elsewhere": "not all of its ranks are on this node",
+    "world_size_unknown": "its ranks do not name its world size",
+    "world_sizes_differ": "its ranks name different world sizes",
+    "gpus_unknown": "a GPU of it cannot be read here",
+    "too_many_runs": "its owner has too many runs here",
+    NOT_POLLED: "the collector findings is off, or late",
+}
+"""Why a run is not judged."""
+
+
+@dataclass(frozen=True)
+class RunReport:
+    """One run. What is not known is None, or absent from its mapping."""
+
+    run: str
+    owner: str
+    user: str
+    is_judged: bool
+    not_judged: str | None
+    """A key of REASONS."""
+    not_judged_reason: str | None
+    world_size: int
+    living: int
+    ended: int
+    window_seconds: float | None
+    """Over which rates and ratios are taken."""
+    steps_per_second: float | None
+    step_seconds: float | None
+    """The median of the last steps."""
+    useful_ratio: float | None
+    lost: Mapping[str, float]
+    """GPU time by cause, the largest first."""
+    findings: Sequence[FindingReport]
+    pending: Sequence[PendingReport]
+    ranks: Sequence[RankReport]
+
+
+@dataclass(frozen=True)
+class NodeReport:
+    """Every run, those with living ranks first, of these the ones with findings."""
+
+    at: float
+    """Unix time of the readings."""
+    runs: Sequence[RunReport]
+
+
+class _Moment(NamedTuple):
+    """When the ranks were read."""
+
+    monotonic: float
+    unix: float
+
+
+class Reporter:
+    """Makes reports. May be called by any thread."""
+
+    def __init__(
+        self,
+        scan: Callable[[], Scan | None],
+        findings: Findings | None,
+        monotonic: Callable[[], float] = time.monotonic,
+        unix: Callable[[], float] = time.time,
+    ) -> None:
+        """`scan` returns the ranks as they were read last, None if that was too long ago."""
+        self._scan = scan
+        self._findings = findings
+        self._monotonic = monotonic
+        self._unix = unix
+
+    def look(self) -> Look | None:
+        """Return the last poll of the collector `findings`; None if it is off, or was polled too long ago."""
+        look = self._findings.look if self._findings else None
+        return look if look and self._monotonic() - look.at <= STALE_AFTER else None
+
+    def report(self) -> NodeReport:
+        """Return what is known now. Raises OutdatedError if the run directories were read too long ago."""
+        scan, look = self._scan(), self.look()
+        if scan is None:
+            raise OutdatedError(f"the run directories have not been read for {STALE_AFTER:.0f} s")
+        return report_of_look(look) if look else self._report_of_scan(scan)
+
+    def _report_of_scan(self, scan: Scan) -> NodeReport:
+        read = max((rank.snapshot.read_monotonic for rank in scan.ranks), default=self._monotonic())
+        moment = _Moment(read, self._unix() - (self._monotonic() - read))
+        runs = [_run(run, ranks, moment, NOT_POLLED) for run, ranks in _by_run(scan.ranks).items()]
+        return NodeReport(moment.unix, ordered(runs))
+
+
+def reporter(ranks: RankWatcher) -> Reporter:
+    """Return what makes reports of the ranks that are watched."""
+    findings = [polled.collector for polled in ranks.collectors if isinstance(polled.collector, Findings)]
+    return Reporter(ranks.scan, findings[0] if findings else None)
+
+
+def report_of_look(look: Look) -> NodeReport:
+    """Return what one poll has found."""
+    moment = _Moment(look.at, look.unix)
+    verdicts = {verdict.run: verdict for verdict in look.judged.verdicts}
+    runs = []
+    for run, ranks in _by_run(look.scan.ranks).items():
+        verdict, readings = verdicts.get(run), {one.rank: one for one in look.readings.get(run, ())}
+        facts = (
+            verdict.facts if verdict else compare(run, {one.rank: one for one in look.before.get(run, ())}, readings)
+        )
+        why = None if verdict else look.judged.not_judged.get(run, NOT_POLLED)
+        runs.append(_run(run, ranks, moment, why, verdict, facts, readings))
+    return NodeReport(look.unix, ordered(runs))
+
+
+def _by_run(ranks: Sequence[Rank]) -> Mapping[Run, Sequence[Rank]]:
+    runs: dict[Run, list[Rank]] = defaultdict(list)
+    for rank in ranks:
+        runs[rank.key[0], rank.key[2]].append(rank)
+    return runs
+
+
+def ordered(runs: Sequence[RunReport]) -> Sequence[RunReport]:
+    """Return the runs as people look at them: those that live first, of these the ones with findings."""
+    return sorted(runs, key=lambda one: (not one.living, not one.findings, one.run, one.owner))
+
+
+def _run(
+    run: Run,
+    ranks: Sequence[Rank],
+    moment: _Moment,
+    not_judged: str | None,
+    verdict: Verdict | None = None,
+    facts: RunFacts | None = None,
+    readings: Mapping[int, RankReading] | None = None,
+) -> RunReport:
+    living = [rank for rank in ranks if rank.snapshot.alive]
+    lost = dict(verdict.lost) if verdict else {}
+    useful = lost.pop("none", 0.0 if lost else None)
+    findings = verdict.findings if verdict else ()
+    has_window = bool(facts and facts.ranks)
+    return RunReport(
+        run=run[0],
+        owner=run[1],
+        user=ranks[0].user,
+        is_judged=not_judged is None,
+        not_judged=not_judged,
+        not_judged_reason=REASONS[not_judged] if not_judged else None,
+        world_size=max(world_size(rank.snapshot.info["world_size"]) for rank in ranks),
+        living=len(living),
+        ended=len(ranks) - len(living),
+        window_seconds=facts.seconds if facts and has_window else None,
+        steps_per_second=facts.steps_rate if facts and has_window else None,
+        step_seconds=step_seconds(living),
+        useful_ratio=useful,
+        lost=dict(sorted(((cause, ratio) for cause, ratio in lost.items() if ratio > ROUNDING), key=lambda it: -it[1])),
+        findings=[report_finding(run, one, verdict.at, moment.unix) for one in findings] if verdict else [],
+        pending=[report_pending(run, one) for one in verdict.pending] if verdict else [],
+        ranks=_ranks(ranks, moment, facts, readings or {}),
+    )
+
+
+def _ranks(
+    ranks: Sequence[Rank], moment: _Moment, facts: RunFacts | None, readings: Mapping[int, RankReading]
+) -> Sequence[RankReport]:
+    known = {one.rank: one for one in facts.ranks} if facts else {}
+    numbered = sorted(((int(rank.key[1]), rank) for rank in ranks), key=lambda item: item[0])
+    return [report_rank(rank, moment.unix, known.get(number), readings.get(number)) for number, rank in numbered]

@@ -1,0 +1,112 @@
+"""The command `rankscope top`."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rich.console import Console
+from rich.live import Live
+
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_exporter.ranks.watcher import OutdatedError
+from rankscope_exporter.report.as_json import as_json
+from rankscope_exporter.report.runs import NodeReport, RunReport
+from rankscope_exporter.top.node import Node, watched
+from rankscope_exporter.top.view import Screen, view
+
+EVERY = 1.0
+COLLECT_SECONDS = 10.0
+COLLECT_LIMIT = 30.0
+"""Seconds after which `--once` prints what there is: runs with long steps take minutes until they are judged."""
+STALLED_FROM = 5.0
+"""Seconds without a step after which no more steps are waited for."""
+OTHER_LINES = 12
+"""Of the screen that are no ranks and no GPUs."""
+LEAST_RANKS = 4
+
+
+def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
+    """Show the node until Ctrl-C; with `once` or `is_json`, or where the output is no terminal, print it once."""
+    silence_logs()
+    console = Console(highlight=False)
+    with suppress(KeyboardInterrupt), watched(run_dirs) as node:
+        if once or is_json or not console.is_terminal:
+            wait_until_judged(node.runs)
+            _print(node, console, is_json=is_json)
+        else:
+            _follow(node, console)
+    return 0
+
+
+def wait_until_judged(
+    runs: Callable[[], NodeReport],
+    monotonic: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> None:
+    """Wait for COLLECT_SECONDS, and up to COLLECT_LIMIT for runs that have not made enough steps to be judged."""
+    began = monotonic()
+    while (passed := monotonic() - began) < COLLECT_LIMIT:
+        if passed >= COLLECT_SECONDS and _are_judged(runs):
+            return
+        sleep(EVERY / 2)
+
+
+def _are_judged(runs: Callable[[], NodeReport]) -> bool:
+    try:
+        return all(_has_span(run) for run in runs().runs if run.living and run.is_judged)
+    except OutdatedError:
+        return False
+
+
+def _has_span(run: RunReport) -> bool:
+    """Return whether the shortest span over which a loss is judged is complete, or none will be."""
+    tier = Thresholds().tiers[0]
+    if min((rank.stalled_seconds or 0.0 for rank in run.ranks if rank.is_alive), default=0.0) > STALLED_FROM:
+        return True
+    seconds = run.window_seconds or 0.0
+    return seconds >= tier.seconds and seconds * (run.steps_per_second or 0.0) >= tier.steps
+
+
+def _print(node: Node, console: Console, *, is_json: bool) -> None:
+    runs, error = _runs(node)
+    if is_json:
+        sys.stdout.write(as_json(runs) + "\n")
+    else:
+        console.print(view(runs, node.gpus(), Screen(console.width, _has_color(console)), error))
+
+
+def _follow(node: Node, console: Console) -> None:
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        while True:
+            runs, error = _runs(node)
+            gpus = node.gpus()
+            ranks = (console.height - OTHER_LINES - len(gpus)) // max(len(runs.runs), 1)
+            screen = Screen(console.width, _has_color(console), max(ranks, LEAST_RANKS))
+            live.update(view(runs, gpus, screen, error), refresh=True)
+            time.sleep(EVERY)
+
+
+def _runs(node: Node) -> tuple[NodeReport, str]:
+    """Return the runs; none and why, if they cannot be read."""
+    try:
+        return node.runs(), ""
+    except OutdatedError as error:
+        return NodeReport(time.time(), ()), str(error)
+
+
+def _has_color(console: Console) -> bool:
+    """Return whether the terminal shows colors, and blocks."""
+    can_show = console.color_system is not None and console.encoding.startswith("utf")
+    return console.is_terminal and not console.no_color and can_show
+
+
+def silence_logs() -> None:
+    """Keep log lines off the screen: what they say is on it."""
+    logger = logging.getLogger("rankscope_exporter")
+    logger.addHandler(logging.NullHandler())
+    logger.propagate = False

@@ -1,0 +1,58 @@
+"""What `rankscope explain` says on a node without a Prometheus."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rankscope.cli.printable import printable
+from rankscope_exporter.diagnosis.words import duration
+from rankscope_exporter.ranks.watcher import OutdatedError
+from rankscope_exporter.report import describe
+from rankscope_exporter.report.runs import NodeReport, RunReport
+from rankscope_exporter.top.command import silence_logs, wait_until_judged
+from rankscope_exporter.top.node import watched
+
+FINDINGS_SHOWN = 3
+
+
+def explain(run_dirs: Sequence[Path], run: str | None, owner: str | None) -> bool:
+    """Print it after some ten seconds. Returns whether there is such a run; if not, at once."""
+    silence_logs()
+    with watched(run_dirs) as node:
+        try:
+            if not select(node.runs(), run, owner):
+                return False
+            wait_until_judged(node.runs)
+            selected = select(node.runs(), run, owner)
+        except OutdatedError:
+            return False
+    width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
+    lines = ["No Prometheus answers. From the last seconds of the ranks on this machine:", *as_lines(selected)]
+    sys.stdout.writelines(f"{wrapped}\n" for line in lines for wrapped in _wrapped(printable(line), width))
+    return True
+
+
+def select(node: NodeReport, run: str | None, owner: str | None) -> Sequence[RunReport]:
+    """Return the runs that are asked for and have a living rank."""
+    return [one for one in node.runs if one.living and run in (None, one.run) and owner in (None, one.owner)]
+
+
+def as_lines(runs: Sequence[RunReport]) -> Iterator[str]:
+    """Yield what is wrong with each run, since when, and what to do."""
+    for run in runs:
+        yield f"{run.run}{describe.owner(run)}: {', '.join(describe.summary(run))}"
+        for one in run.findings[:FINDINGS_SHOWN]:
+            yield f"{one.severity.upper()} for {duration(one.age_seconds)}: {one.sentence}"
+            yield f"  {one.advice}"
+        if run.is_judged and not run.findings:
+            yield "No problem found."
+        yield from describe.notes(run)
+
+
+def _wrapped(line: str, width: int) -> Sequence[str]:
+    indent = "  " if line.startswith("  ") else ""
+    return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

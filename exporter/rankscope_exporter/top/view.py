@@ -1,0 +1,171 @@
+"""What `rankscope top` shows: findings, runs with their ranks, GPUs."""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Group, RenderableType
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from rankscope.cli.printable import printable
+from rankscope_exporter.diagnosis.words import duration
+from rankscope_exporter.report import describe
+from rankscope_exporter.report.findings import FindingReport
+from rankscope_exporter.report.gpus import BAD_STATES, GpuReport
+from rankscope_exporter.report.ranks import RankReport
+from rankscope_exporter.report.runs import NodeReport, RunReport
+from rankscope_exporter.top.bars import bar, legend
+
+STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "": ""}
+BAR_WIDTH = 24
+PHASE_WIDTH = 22
+"""Of the phase now with its time, so that the table keeps its width."""
+NARROW = 100
+"""Columns below which steps, pids and power are left out."""
+GIBIBYTE = 2**30
+
+
+@dataclass(frozen=True)
+class Screen:
+    """What the terminal can show. `ranks` is how many of a run, None for all."""
+
+    width: int
+    has_color: bool
+    ranks: int | None = None
+
+    @property
+    def is_narrow(self) -> bool:
+        """Return whether only the columns that matter fit."""
+        return self.width < NARROW
+
+
+def view(node: NodeReport, gpus: Sequence[GpuReport], screen: Screen, error: str = "") -> RenderableType:
+    """Return everything. `error` says why nothing is known of the ranks."""
+    parts: list[RenderableType] = [_head(node, gpus), *_verdict(node, gpus, error)]
+    parts += [part for run in node.runs for part in _run(run, screen)]
+    bars = [rank.phases for run in node.runs for rank in run.ranks if rank.is_alive]
+    if any(bars):
+        parts.append(legend(bars, has_color=screen.has_color))
+    if gpus:
+        parts += [Text(), _gpus(gpus, screen)]
+    return Group(*parts)
+
+
+def _head(node: NodeReport, gpus: Sequence[GpuReport]) -> Text:
+    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(node.at))
+    answering = f"{sum(gpu.is_up for gpu in gpus)} of {len(gpus)} GPUs answer" if gpus else "no GPU answers"
+    return Text(f"rankscope top  {socket.gethostname()}  {when}  {answering}", style="dim")
+
+
+def _verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Iterator[RenderableType]:
+    findings = [one for run in node.runs for one in run.findings]
+    sick = [gpu for gpu in gpus if gpu.problem]
+    if error:
+        yield Text(f"Nothing is known of the ranks: {error}.", style=STYLES["bad"])
+    for one in findings:
+        yield from _finding(one)
+    for gpu in sick:
+        yield Text(f"GPU {gpu.index} {gpu.problem}.", style=STYLES["bad"])
+    if not (error or findings or sick):
+        yield _no_problem(node)
+    for run in node.runs:
+        for note in describe.notes(run):
+            yield Text(printable(note), style="dim")
+
+
+def _finding(one: FindingReport) -> Iterator[RenderableType]:
+    text = Text(f"{one.severity.upper()} ", style=STYLES["bad" if one.severity == "critical" else "warn"])
+    text.append(f"for {duration(one.age_seconds)}: {printable(one.sentence)}", style="bold")
+    yield text
+    yield Padding(Text(one.advice), (0, 0, 0, 2), expand=False)
+
+
+def _no_problem(node: NodeReport) -> Text:
+    if not node.runs:
+        return Text("No rank has left a record on this machine.")
+    is_growing = any(describe.is_growing(one) for run in node.runs for one in run.pending)
+    return Text(f"No problem found{' yet' if is_growing else ''}.", style=STYLES["warn" if is_growing else "good"])
+
+
+def _run(run: RunReport, screen: Screen) -> Iterator[RenderableType]:
+    yield Text()
+    head = Text(printable(run.run), style="bold")
+    head.append(f"{describe.owner(run)}: {', '.join(describe.summary(run))}", style="not bold dim")
+    yield head
+    ranks = _shown(run, screen.ranks)
+    table = _table(
+        ("rank", True), ("GPU", True), ("now", False), ("time by phase", False), ("waits", True), ("lag", True)
+    )
+    table.columns[2].min_width = PHASE_WIDTH
+    if not screen.is_narrow:
+        for name in ("steps", "pid"):
+            table.add_column(name, justify="right", no_wrap=True)
+    for rank in ranks:
+        table.add_row(*_rank(run, rank, screen), style=STYLES[describe.mark(run, rank)] if screen.has_color else "")
+    yield table
+    if hidden := len(run.ranks) - len(ranks):
+        yield Text(f"and {hidden} more ranks", style="dim")
+
+
+def _shown(run: RunReport, limit: int | None) -> Sequence[RankReport]:
+    """Return the ranks that fit: those that are marked before others, in the order of their numbers."""
+    if limit is None or len(run.ranks) <= limit:
+        return run.ranks
+    first = sorted(run.ranks, key=lambda rank: (not describe.mark(run, rank), not rank.waits_least, rank.rank))
+    return sorted(first[:limit], key=lambda rank: rank.rank)
+
+
+def _table(*columns: tuple[str, bool]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
+    for name, is_number in columns:
+        table.add_column(name, justify="right" if is_number else "left", no_wrap=True)
+    return table
+
+
+def _rank(run: RunReport, rank: RankReport, screen: Screen) -> Iterator[Text]:
+    yield Text(str(rank.rank))
+    yield Text(rank.gpu)
+    yield Text(printable(describe.now(rank)), style=STYLES[describe.now_mark(run, rank)])
+    yield bar(rank.phases if rank.is_alive else {}, BAR_WIDTH, has_color=screen.has_color)
+    yield Text(describe.wait(rank))
+    yield Text(f"{describe.lag(rank)}{' <' * (rank.waits_least and rank.is_alive)}")
+    if not screen.is_narrow:
+        yield Text(describe.steps(rank))
+        yield Text(str(rank.pid))
+
+
+def _gpus(gpus: Sequence[GpuReport], screen: Screen) -> Table:
+    table = _table(
+        ("GPU", True), ("state", False), ("busy", True), ("temp", True), ("memory GiB", True), ("throttled", False)
+    )
+    if not screen.is_narrow:
+        table.add_column("power", justify="right", no_wrap=True)
+        table.add_column("held by", no_wrap=True)
+    for gpu in gpus:
+        table.add_row(*_gpu(gpu, screen))
+    return table
+
+
+def _gpu(gpu: GpuReport, screen: Screen) -> Iterator[Text]:
+    is_lost = not gpu.is_up
+    state_mark = "bad" if is_lost or gpu.state in BAD_STATES else "good" if gpu.state == "working" else ""
+    yield Text(gpu.index)
+    yield Text("lost" if is_lost else gpu.state or "answers", style=STYLES[state_mark])
+    yield Text("" if gpu.busy_ratio is None else f"{gpu.busy_ratio:.0%}")
+    yield Text("" if gpu.temperature is None else f"{gpu.temperature:.0f} C", style=STYLES["bad" if gpu.is_hot else ""])
+    yield Text(_memory(gpu))
+    yield Text(gpu.throttling, style=STYLES[gpu.throttling_mark])
+    if not screen.is_narrow:
+        yield Text("" if gpu.power is None else f"{gpu.power:.0f} W")
+        yield Text(printable(gpu.holder))
+
+
+def _memory(gpu: GpuReport) -> str:
+    if gpu.memory_used is None or gpu.memory_total is None:
+        return ""
+    return f"{gpu.memory_used / GIBIBYTE:.1f} / {gpu.memory_total / GIBIBYTE:.0f}"

@@ -1,0 +1,77 @@
+"""The GPUs of the status page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rankscope_exporter.diagnosis.words import duration
+from rankscope_exporter.report.gpus import BAD_STATES, GpuReport
+from rankscope_exporter.web.table import Cell, Column, Row, table
+
+GIBIBYTE = 2**30
+COLUMNS = (
+    Column("GPU"),
+    Column("state"),
+    Column("busy", is_number=True),
+    Column("°C", is_number=True),
+    Column("throttled"),
+    Column("memory GiB", is_number=True, is_wide=True),
+    Column("power W", is_number=True, is_wide=True),
+    Column("processes", is_number=True, is_wide=True),
+    Column("last busy", is_wide=True),
+    Column("held by", is_wide=True),
+    Column("name", is_wide=True),
+)
+
+
+def gpu_table(gpus: Sequence[GpuReport]) -> str:
+    """Return the table."""
+    return table(COLUMNS, [_gpu(one) for one in gpus], "No GPU answers.")
+
+
+def _gpu(one: GpuReport) -> Row:
+    return Row(
+        (
+            Cell(one.index),
+            _state(one),
+            Cell("" if one.busy_ratio is None else f"{one.busy_ratio:.0%}"),
+            Cell(_whole(one.temperature), "bad" * one.is_hot),
+            _throttled(one),
+            Cell(_memory(one)),
+            Cell(_whole(one.power)),
+            Cell("" if one.processes is None else str(one.processes)),
+            Cell(_last_busy(one)),
+            Cell(one.holder),
+            Cell(one.name),
+        ),
+        "bad" * bool(one.problem),
+    )
+
+
+def _state(one: GpuReport) -> Cell:
+    if not one.is_up:
+        return Cell("lost", "bad")
+    kind = "bad" if one.state in BAD_STATES else "good" * (one.state == "working")
+    return Cell(one.state or "answers", kind)
+
+
+def _throttled(one: GpuReport) -> Cell:
+    return Cell(one.throttling, one.throttling_mark)
+
+
+def _memory(one: GpuReport) -> str:
+    if one.memory_used is None or one.memory_total is None:
+        return ""
+    return f"{one.memory_used / GIBIBYTE:.1f} / {one.memory_total / GIBIBYTE:.0f}"
+
+
+def _whole(value: float | None) -> str:
+    return "" if value is None else f"{value:.0f}"
+
+
+def _last_busy(one: GpuReport) -> str:
+    """Of a GPU that was never seen busy the age is that of the first look at it."""
+    if one.idle_seconds is None:
+        return ""
+    ago = "now" if one.idle_seconds < 1.0 else f"{duration(one.idle_seconds)} ago"
+    return ago if one.has_worked else f"not since {ago}"

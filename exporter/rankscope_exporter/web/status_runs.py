@@ -1,0 +1,77 @@
+"""The runs of the status page: what each loses its time to, and what each of its ranks does now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from html import escape
+
+from rankscope.record.phases import NAMES
+from rankscope_exporter.diagnosis.words import duration, percent
+from rankscope_exporter.report import describe
+from rankscope_exporter.report.ranks import RankReport
+from rankscope_exporter.report.runs import NodeReport, RunReport
+from rankscope_exporter.web.table import Cell, Column, Row, table
+
+COLUMNS = (
+    Column("rank"),
+    Column("GPU"),
+    Column("now"),
+    Column("time by phase", is_wide=True),
+    Column("waits", is_number=True),
+    Column("lag", is_number=True),
+    Column("clock", is_wide=True),
+    Column("steps", is_number=True, is_wide=True),
+    Column("last checkpoint", is_number=True, is_wide=True),
+    Column("pid", is_number=True, is_wide=True),
+)
+
+
+def run_section(run: RunReport) -> str:
+    """Return a run's head and the table of its ranks."""
+    kind = "" if run.living else ' class="ended"'
+    ranks = table(COLUMNS, [_rank(run, rank) for rank in run.ranks])
+    about = " · ".join((describe.owner(run), *describe.summary(run)))
+    return f"<section{kind}><h2>{escape(run.run)}<small>{escape(about)}</small></h2>{ranks}</section>"
+
+
+def legend(node: NodeReport) -> str:
+    """Return the colors of the phases that are shown."""
+    shown = {phase for run in node.runs for rank in run.ranks for phase in rank.phases}
+    known = [phase for phase in NAMES if phase in shown] + ["own"] * bool(shown - {*NAMES})
+    names = {"own": "the script's own"}
+    colors = "".join(f'<i class="p-{phase}"></i>{names.get(phase, phase)}' for phase in known)
+    return f'<p class="legend wide">{colors}</p>' if colors else ""
+
+
+def _rank(run: RunReport, rank: RankReport) -> Row:
+    saved = rank.checkpoint_seconds
+    cells = (
+        Cell(str(rank.rank)),
+        Cell(rank.gpu),
+        Cell(describe.now(rank), describe.now_mark(run, rank)),
+        Cell(html=_bar(rank.phases) if rank.is_alive else ""),
+        Cell(describe.wait(rank)),
+        _lag(rank),
+        Cell(rank.clock or ""),
+        Cell(describe.steps(rank)),
+        Cell("" if saved is None else f"{duration(saved)} ago"),
+        Cell(str(rank.pid)),
+    )
+    return Row(cells, describe.mark(run, rank))
+
+
+def _lag(rank: RankReport) -> Cell:
+    is_marked = rank.is_alive and rank.waits_least
+    return Cell(f"{describe.lag(rank)}{', waits least' * is_marked}", "bad" * is_marked)
+
+
+def _bar(phases: Mapping[str, float]) -> str:
+    """Return a rank's time by phase, in the order of the record's phases; those of the script's own come last."""
+    ordered = sorted(phases, key=lambda phase: NAMES.index(phase) if phase in NAMES else len(NAMES))
+    total = sum(phases.values()) or 1.0
+    parts = "".join(
+        f'<i class="p-{phase if phase in NAMES else "own"}" style="width:{100 * phases[phase] / total:.1f}%" '
+        f'title="{escape(phase)} {percent(phases[phase])}"></i>'
+        for phase in ordered
+    )
+    return f'<div class="bar">{parts}</div>' if parts else ""

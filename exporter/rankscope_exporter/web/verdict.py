@@ -1,0 +1,62 @@
+"""The top of the status page: what is wrong, run by run, or that nothing is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from rankscope_exporter.diagnosis.words import duration
+from rankscope_exporter.report import describe
+from rankscope_exporter.report.findings import FindingReport
+from rankscope_exporter.report.gpus import GpuReport
+from rankscope_exporter.report.runs import NodeReport
+
+
+def title(node: NodeReport, gpus: Sequence[GpuReport]) -> str:
+    """Return the page's title, which a browser shows on its tab."""
+    count = sum(len(run.findings) for run in node.runs) + sum(bool(gpu.problem) for gpu in gpus)
+    return f"({count}) Rankscope exporter" if count else "Rankscope exporter"
+
+
+def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:
+    """Return one line for each finding, or one that says that there is none, and what is not an alert yet."""
+    if error:
+        return _box("bad", f"<p>Nothing is known of the ranks: {escape(error)}.</p>")
+    findings = "".join(_finding(one) for run in node.runs for one in run.findings)
+    sick = "".join(f"<p>GPU {escape(gpu.index)} {escape(gpu.problem)}.</p>" for gpu in gpus if gpu.problem)
+    is_pending = any(describe.is_growing(one) for run in node.runs for one in run.pending)
+    is_critical = any(one.severity == "critical" for run in node.runs for one in run.findings)
+    kind = "bad" if is_critical else "warn" if findings or sick or is_pending else "good"
+    return _box(kind, (findings + sick or _no_problem(node, gpus, kind)) + _notes(node))
+
+
+def _box(kind: str, html: str) -> str:
+    return f'<section class="verdict {kind}">{html}</section>'
+
+
+def _finding(one: FindingReport) -> str:
+    kind = "bad" if one.severity == "critical" else "warn"
+    age = f"for {duration(one.age_seconds)}"
+    return (
+        f'<p><b class="{kind}">{escape(one.severity.capitalize())}:</b> {escape(one.sentence)} '
+        f'<span class="age">{age}</span><span class="advice">{escape(one.advice)}</span></p>'
+    )
+
+
+def _no_problem(node: NodeReport, gpus: Sequence[GpuReport], kind: str) -> str:
+    judged = [run for run in node.runs if run.living and run.is_judged]
+    ranks = sum(run.living for run in judged)
+    watched = [_count(len(judged), "run"), _count(ranks, "rank")] if judged else []
+    watched += [_count(len(gpus), "GPU")] if gpus else []
+    where = f" in {', '.join(watched)}" if watched else ""
+    yet = " yet" if kind == "warn" else ""
+    return f'<p><b class="{kind}">No problem found{yet}</b>{where}.</p>'
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def _notes(node: NodeReport) -> str:
+    lines = [line for run in node.runs for line in describe.notes(run)]
+    return "".join(f'<p class="pending">{escape(line)}</p>' for line in lines)

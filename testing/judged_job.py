@@ -1,0 +1,88 @@
+"""A job whose clock a test sets, read and judged once a second as by an exporter."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from rankscope_exporter.gpu.rank_gpus import RankGpu
+from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
+from rankscope_exporter.ranks.collectors.findings import Findings
+from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
+from rankscope_exporter.ranks.look import Look
+from rankscope_exporter.ranks.rank import Rank, Scan
+from rankscope_exporter.ranks.run_directory import RunDirectory
+from rankscope_exporter.report.runs import Reporter, RunReport, report_of_look
+from testing.simulated_job import Job, Plan, even
+
+
+class JudgedJob:
+    """Ranks in synchronous training that are all on this node, and the collectors that judge them."""
+
+    def __init__(
+        self,
+        directory: Path,
+        ranks: int = 4,
+        gpus: Callable[[float], Mapping[str, RankGpu]] = lambda _at: {},
+        **labels: Any,
+    ) -> None:
+        labels = {"world_size": str(ranks), "group": f"0-{ranks - 1}", "node": "node-a", **labels}
+        self.job = Job(directory, ranks, **labels)
+        self._directory = RunDirectory([directory])
+        self._alignment, self._processes = AlignedSteps(30.0), RankProcesses()
+        self.findings = Findings(self._alignment, self._processes, gpus)
+
+    @property
+    def now(self) -> float:
+        """Return the time of the rank that is furthest."""
+        return max(rank.now for rank in self.job.ranks)
+
+    def train(self, seconds: int, plan: Plan = even) -> RunReport:
+        """Let all ranks train for so long, and poll after each second; return the last report of the run."""
+        for until in [self.now + second for second in range(1, seconds + 1)]:
+            while self.now < until:
+                self.job.run(1, plan)
+            self.poll(self.now)
+        return self.report()
+
+    def wait(self, seconds: int, phases: Mapping[int, str]) -> RunReport:
+        """Let so much time pass without progress, the ranks in these phases; return the report."""
+        for rank, phase in phases.items():
+            simulated = self.job.ranks[rank]
+            simulated.enter(phase)
+        since = self.now
+        for passed in range(1, seconds + 1):
+            self.poll(since + passed)
+        return self.report()
+
+    def poll(self, at: float, ended: Iterable[int] = ()) -> None:
+        """Read and judge everything at that time; ranks that have ended were killed then."""
+        found = self._directory.scan(with_steps=True)
+        scan = Scan(
+            [_as_read(rank, at, is_alive=int(rank.key[1]) not in {*ended}) for rank in found.ranks], found.skipped
+        )
+        for collector in (self._alignment, self._processes, self.findings):
+            collector.poll(scan)
+
+    @property
+    def look(self) -> Look:
+        """Return the last poll."""
+        assert self.findings.look is not None
+        return self.findings.look
+
+    def reporter(self) -> Reporter:
+        """Return what reports of the last poll as long as it is new."""
+        return Reporter(lambda: self.look.scan, self.findings, monotonic=lambda: self.look.at)
+
+    def report(self) -> RunReport:
+        """Return what is known of the one run."""
+        (run,) = report_of_look(self.look).runs
+        return run
+
+
+def _as_read(rank: Rank, at: float, *, is_alive: bool) -> Rank:
+    """Return the rank as read at that time. The kernel does not show this process its own locks."""
+    snapshot = replace(rank.snapshot, alive=is_alive, read_monotonic=at, unix_offset=None)
+    return replace(rank, snapshot=snapshot, exit_unix=None if is_alive else rank.exit_unix)

@@ -1,0 +1,87 @@
+"""What `rankscope explain` says on a node where no Prometheus answers."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from testing.judged_job import JudgedJob
+from testing.simulated_job import lagging
+
+from rankscope.cli.explaining.command import show
+from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError, UnreachableError
+from rankscope_exporter.report.runs import report_of_look
+from rankscope_exporter.top.explained import as_lines, select
+
+
+def test_it_says_what_is_wrong_since_when_and_what_to_do_in_ten_lines(run_dir: Path) -> None:
+    job = JudgedJob(run_dir)
+    job.train(10)
+    (finding,) = job.train(20, lagging("optimizer")).findings
+    lines = [*as_lines(select(report_of_look(job.look), None, None))]
+    assert len(lines) <= 10
+    assert lines[0].startswith("r of 0: 4 of 4 ranks, ")
+    assert lines[1].startswith("WARNING for ")
+    assert lines[1].endswith(finding.sentence)
+    assert lines[2] == f"  {finding.advice}"
+
+
+def test_it_says_that_nothing_is_wrong(run_dir: Path) -> None:
+    job = JudgedJob(run_dir)
+    job.train(12)
+    assert [*as_lines(select(report_of_look(job.look), None, None))][1:] == ["No problem found."]
+
+
+def test_it_does_not_say_that_nothing_is_wrong_with_a_run_that_is_not_judged(run_dir: Path) -> None:
+    job = JudgedJob(run_dir, world_size="8")
+    job.train(12)
+    (line,) = [*as_lines(select(report_of_look(job.look), None, None))][1:]
+    assert line == "Run r is not judged here: not all of its ranks are on this node."
+
+
+@pytest.mark.parametrize(
+    ("run", "owner", "is_found"), [(None, None, True), ("r", None, True), ("s", None, False), ("r", "12345", False)]
+)
+def test_it_explains_the_run_that_is_asked_for(
+    run_dir: Path, run: str | None, owner: str | None, is_found: bool
+) -> None:
+    job = JudgedJob(run_dir)
+    job.train(2)
+    assert bool(select(report_of_look(job.look), run, owner)) == is_found
+
+
+def refuse(error: PrometheusError) -> Prometheus:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "at", "is_json", "is_explained"),
+    [
+        (UnreachableError("cannot reach it"), None, False, True),
+        (UnreachableError("cannot reach it"), "30m", False, False),
+        (UnreachableError("cannot reach it"), None, True, False),
+        (PrometheusError("it has no rules"), None, False, False),
+    ],
+)
+def test_the_node_is_asked_only_about_now_and_where_no_server_answers(
+    capsys: pytest.CaptureFixture[str], error: PrometheusError, at: str | None, is_json: bool, is_explained: bool
+) -> None:
+    status = show(
+        "http://localhost:9090",
+        None,
+        None,
+        None,
+        at,
+        is_json,
+        lambda _url, _at: refuse(error),
+        explain_node=lambda: True,
+    )
+    assert status == (0 if is_explained else 2)
+    assert bool(capsys.readouterr().err) != is_explained
+
+
+def test_the_reason_is_said_where_the_node_knows_nothing_either(capsys: pytest.CaptureFixture[str]) -> None:
+    error = UnreachableError("cannot reach it")
+    arguments = "http://localhost:9090", None, None, None, None, False
+    assert show(*arguments, lambda _url, _at: refuse(error), explain_node=lambda: False) == 2
+    assert "cannot reach it" in capsys.readouterr().err

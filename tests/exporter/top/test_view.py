@@ -1,0 +1,150 @@
+"""What `rankscope top` shows: findings with what to do, ranks with their time as bars, GPUs."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from testing.families import family
+from testing.judged_job import JudgedJob
+from testing.simulated_job import lagging
+
+from rankscope_exporter.report.gpus import report_gpus
+from rankscope_exporter.report.runs import NodeReport, report_of_look
+from rankscope_exporter.report.values import Values
+from rankscope_exporter.top.bars import LETTERS, OWN, bar
+from rankscope_exporter.top.view import Screen, view
+
+HUNG = {0: "collective_wait", 1: "collective_wait", 2: "data_wait", 3: "collective_wait"}
+GPU = {"gpu": "0", "uuid": "GPU-a"}
+PLAIN = Screen(80, has_color=False)
+
+
+def shown(node: NodeReport, screen: Screen = PLAIN, error: str = "", values: Values | None = None) -> str:
+    """Return what a terminal of that width gets."""
+    out = io.StringIO()
+    console = Console(file=out, width=screen.width, color_system="truecolor" if screen.has_color else None)
+    console.print(view(node, report_gpus(values or Values([]), None, 0.0), screen, error))
+    return out.getvalue()
+
+
+def words(text: str) -> str:
+    """Return it without line breaks."""
+    return " ".join(text.split())
+
+
+def test_a_healthy_node_has_no_problem(run_dir: Path) -> None:
+    job = JudgedJob(run_dir)
+    job.train(12)
+    text = shown(report_of_look(job.look))
+    assert "No problem found.\n" in text
+    assert "4 of 4 ranks" in text
+    assert " <" not in text
+
+
+def test_a_finding_is_a_sentence_with_what_to_do_and_its_rank_is_marked(run_dir: Path) -> None:
+    job = JudgedJob(run_dir)
+    job.train(10)
+    (finding,) = job.train(20, lagging("optimizer")).findings
+    text = shown(report_of_look(job.look))
+    assert finding.sentence in words(text)
+    assert finding.advice in words(text)
+    (marked,) = [line for line in text.splitlines() if line.endswith("<")]
+    assert marked.split()[0] == "2"
+
+
+def test_what_is_not_an_alert_yet_is_said_with_what_it_lacks(run_dir: Path) -> None:
+    job = JudgedJob(run_dir)
+    job.train(60)
+    job.wait(10, HUNG)
+    text = words(shown(report_of_look(job.look)))
+    assert "No problem found yet." in text
+    assert (
+        "Not yet an alert: Run r hangs: Rank 2 (node-a) is stuck in data_wait (it has not lasted long enough, " in text
+    )
+
+
+@pytest.mark.parametrize("width", [80, 79, 200])
+def test_nothing_is_wider_than_the_terminal_and_no_number_is_cut_off(run_dir: Path, width: int) -> None:
+    job = JudgedJob(run_dir, ranks=4, run="a-run-" + "x" * 100)
+    job.train(10)
+    job.train(20, lagging("optimizer"))
+    gpu = [
+        family("gpu_up", (GPU, 1)),
+        family("gpu_state_info", ({**GPU, "state": "memory_held_by_dead"}, 1)),
+        family("gpu_memory_used_bytes", (GPU, 79e9)),
+        family("gpu_memory_total_bytes", (GPU, 80e9)),
+        family("gpu_temperature_celsius", (GPU, 91)),
+    ]
+    text = shown(report_of_look(job.look), Screen(width, has_color=False), values=Values(gpu))
+    assert max(map(len, text.splitlines())) <= width
+    assert "…" not in text
+    assert "91 C" in text
+
+
+def test_without_color_nothing_but_text_is_written(run_dir: Path) -> None:
+    job = JudgedJob(run_dir)
+    job.train(12, lagging("optimizer"))
+    text = shown(report_of_look(job.look))
+    assert "\x1b" not in text
+    assert text.isascii()
+
+
+def test_with_color_a_phase_has_its_color(run_dir: Path) -> None:
+    job = JudgedJob(run_dir)
+    job.train(12)
+    assert "\x1b[38;2;25;115;14m█" in shown(report_of_look(job.look), Screen(80, has_color=True))
+
+
+def test_a_name_is_neither_markup_nor_an_escape_sequence(run_dir: Path) -> None:
+    job = JudgedJob(run_dir, run="[bold]:boom:")
+    job.train(3)
+    node = report_of_look(job.look)
+    assert "[bold]:boom:" in shown(node)
+    hostile = replace(node.runs[0], run="\x1b[2J")
+    assert "\x1b" not in shown(NodeReport(0.0, [hostile]))
+
+
+def test_of_many_ranks_those_that_are_marked_are_among_those_that_fit(run_dir: Path) -> None:
+    job = JudgedJob(run_dir, ranks=8)
+    job.train(10)
+    job.train(20, lagging("optimizer", laggard=6))
+    text = shown(report_of_look(job.look), replace(PLAIN, ranks=3))
+    assert "and 5 more ranks" in text
+    ranks = [line.split()[0] for line in text.splitlines() if line[:4].strip().isdecimal()]
+    assert ranks == ["0", "1", "6"]
+
+
+def test_it_says_that_the_ranks_cannot_be_read_and_not_that_all_is_well() -> None:
+    text = shown(NodeReport(0.0, ()), error="the run directories have not been read for 5 s")
+    assert "Nothing is known of the ranks" in text
+    assert "No problem" not in text
+
+
+def test_it_says_that_there_is_no_rank() -> None:
+    assert "No rank has left a record on this machine." in shown(NodeReport(0.0, ()))
+
+
+@pytest.mark.parametrize("width", [1, 7, 24])
+@pytest.mark.parametrize(
+    "phases", [{"forward": 1.0}, {"forward": 0.3, "backward": 0.3, "mine": 0.4}, dict.fromkeys(LETTERS, 0.001)]
+)
+def test_a_bar_is_as_wide_as_it_is_told_whatever_is_in_it(phases: dict[str, float], width: int) -> None:
+    for has_color in (False, True):
+        assert len(bar(phases, width, has_color=has_color)) == width
+
+
+def test_a_bar_of_nothing_is_empty() -> None:
+    assert not bar({}, 24, has_color=True)
+
+
+def test_a_bar_has_each_phase_for_its_share_and_the_script_s_own_together() -> None:
+    phases = {"forward": 0.5, "mine": 0.125, "collective_wait": 0.25, "yours": 0.125}
+    assert bar(phases, 8, has_color=False).plain == "ffffww" + 2 * LETTERS[OWN]
+
+
+def test_every_letter_of_a_bar_is_another() -> None:
+    assert len(set(LETTERS.values())) == len(LETTERS)

@@ -1,0 +1,34 @@
+"""The runs of the node as JSON, on /api/v1/runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from fastapi.testclient import TestClient
+from testing.judged_job import JudgedJob
+
+from rankscope_exporter.exposition.scrape import Scrape
+from rankscope_exporter.report.runs import Reporter
+from rankscope_exporter.web.app import create_app
+
+READY: Any = SimpleNamespace(is_ready=True)  # all that is asked of a sampler here
+
+
+def test_the_runs_are_served_as_json(run_dir: Path) -> None:
+    job = JudgedJob(run_dir)
+    job.train(2)
+    client = TestClient(create_app(Scrape([]), READY, job.reporter()))
+    answer = client.get("/api/v1/runs")
+    assert answer.headers["content-type"] == "application/json"
+    assert [run["run"] for run in answer.json()["runs"]] == ["r"]
+    assert client.head("/api/v1/runs").status_code == 200
+    assert client.post("/api/v1/runs").status_code == 405
+
+
+def test_runs_that_were_read_too_long_ago_are_an_error_and_not_an_answer() -> None:
+    client = TestClient(create_app(Scrape([]), READY, Reporter(lambda: None, None)))
+    answer = client.get("/api/v1/runs")
+    assert answer.status_code == 503
+    assert "error" in answer.json()

@@ -1,0 +1,45 @@
+"""The command `rankscope top`, whose packages the hook does not need: says what is missing, else runs it."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
+
+REQUIRED = ("pynvml", "prometheus_client", "rich")
+"""The import names of what `rankscope[top]` brings."""
+
+
+def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
+    """Show this node. Returns the exit status: 2 if a package is missing."""
+    if absent := missing(REQUIRED):
+        text = f"rankscope top: {', '.join(absent)} missing; install with: pip install 'rankscope[top]'"
+        print(text, file=sys.stderr)  # noqa: T201 - a command
+        return 2
+    from rankscope_exporter.top.command import show as follow
+
+    return follow(run_dirs or default_run_dirs(), once=once, is_json=is_json)
+
+
+def explain(run: str | None, owner: str | None) -> bool:
+    """Print what is wrong with the runs on this node; return whether there is one and its packages are installed."""
+    if missing(REQUIRED):
+        return False
+    from rankscope_exporter.top.explained import explain as explain_runs
+
+    return explain_runs(default_run_dirs(), run, owner)
+
+
+def missing(names: Sequence[str], find: Callable[[str], object] = importlib.util.find_spec) -> Sequence[str]:
+    """Return the packages that cannot be imported."""
+    return [name for name in names if find(name) is None]
+
+
+def default_run_dirs() -> Sequence[Path]:
+    """Return where ranks leave their records unless they are told otherwise."""
+    named = os.environ.get("RANKSCOPE_RUN_DIR")
+    return (Path(named),) if named else (SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR)
