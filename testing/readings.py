@@ -49,6 +49,10 @@ def hang(phase: str, *ranks: int) -> Change:
     return spend(phase, inf, *ranks)
 
 
+EARLY = Thresholds(pace_known_after=45.0)
+"""With a pace after few steps, so that a test need not make three hundred."""
+
+
 @dataclass
 class _Rank:
     number: int
@@ -161,7 +165,7 @@ class Trial:
 
     def __init__(self, training: Training | None = None) -> None:
         self.training = training or Training()
-        self.judge = RunJudge(RUN)
+        self.judge = RunJudge(RUN, EARLY)
         self.verdicts: list[Verdict] = []
 
     def train(self, seconds: float, *changes: Change) -> Verdict:

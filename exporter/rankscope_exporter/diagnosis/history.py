@@ -161,7 +161,7 @@ class History:
             if one.phase and at - one.ended < limits.planned_pace_seconds:
                 planned[one.phase] = max(one.seconds, planned.get(one.phase, 0.0))
         # A standstill soon after the first steps says nothing about the pace.
-        is_known = self._stepped_since is not None and self._progress - self._stepped_since > limits.stuck_floor
+        is_known = self._stepped_since is not None and self._progress - self._stepped_since > limits.pace_known_after
         recent = [minute for minute in self._minutes if at - minute.at <= limits.amp_seconds + self._minute]
         skips = recent[-1].amp_skips - recent[0].amp_skips if recent else 0.0
         return Past(

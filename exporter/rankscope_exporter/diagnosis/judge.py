@@ -75,8 +75,8 @@ class RunJudge:
         self._above: dict[Key, float] = {}
         """Of each open finding when its loss was last above the limit for its release."""
         self._states: dict[Key, Finding] = {}
-        self._is_from_start: bool | None = None
-        """Whether the run's ranks had made no step when they were first seen."""
+        self._is_from_start = False
+        """Whether the run's ranks were seen before their first step."""
         self._seen: dict[Key, tuple[float, float]] = {}
         """Of each state when it was first and last seen."""
 
@@ -85,8 +85,7 @@ class RunJudge:
         self._forget_predecessors(readings)
         living = [one for one in readings.values() if one.ended is None]
         self.history.observe(at, living)
-        if self._is_from_start is None:
-            self._is_from_start = all(one.counters.steps == 0 for one in readings.values())
+        self._is_from_start |= bool(living) and all(one.counters.steps == 0 for one in living)
         verdict = Verdict(self.run, at)
         if not self._readings:
             self._readings.append((at, readings))
@@ -304,7 +303,8 @@ class RunJudge:
                 lasted = candidate.lasted
                 if lasted is None:
                     lasted = window.run.ranks[0].now.at - self._seen[candidate.key][0] if window.run.ranks else 0.0
-                yield Pending(candidate, "time", candidate.needed - lasted)
+                lacks = "explained" if explanation(candidate, found) else "time"
+                yield Pending(candidate, lacks, candidate.needed - lasted)
         if is_interactive(window.run) and window.run.stalled > self._thresholds.stuck_floor:
             yield Pending(Candidate("hang", 1.0, "other"), "interactive")
         shortest = self._parts.span(self._thresholds.tiers[0])

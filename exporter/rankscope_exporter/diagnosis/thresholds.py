@@ -97,6 +97,8 @@ class Thresholds:
     """The longest time without progress outside of planned phases: NCCL's watchdog ends the job after ten minutes."""
     stuck_pace: float = 4.0
     """Times the longest pause of the last hour: a run that paused for 20 s may do so again, for somewhat longer."""
+    pace_known_after: float = 300.0
+    """Seconds of steps after which the longest pause is the run's pace: compilation for new shapes comes early."""
     pace_seconds: float = 3600.0
     planned_pace_seconds: float = 21600.0
     """The same of checkpoints and evaluations, which are rare."""

@@ -10,17 +10,16 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from testing.readings import Training, Trial, counting, spend
+from testing.readings import EARLY, Training, Trial, counting, spend
 
 from rankscope_exporter.diagnosis.history import UNREADABLE, History
 from rankscope_exporter.diagnosis.readings import RankReading
-from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 HOUR = 3600.0
 
 
 def history() -> History:
-    return History(Thresholds())
+    return History(EARLY)
 
 
 def with_losses(losses: Iterable[float], useful: float = 0.8, steps_rate: float = 2.0) -> History:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from testing.readings import RUN, Training, spend
+from testing.readings import EARLY, RUN, Training, spend
 
 from rankscope_exporter.diagnosis.judged import RUNS_LIMIT, Judged, Judges
 from rankscope_exporter.diagnosis.readings import Ending, RankReading, Run
@@ -104,10 +104,10 @@ def test_a_run_is_forgotten_a_while_after_it_was_seen_last() -> None:
 
 
 def test_the_history_of_a_run_is_taken_back_when_the_run_is_seen_again() -> None:
-    judges = Judges()
+    judges = Judges(EARLY)
     for at, ranks in Training().train(120):
         judges.update(at, {RUN: ranks.values()}, GPUS)
-    restarted = Judges()
+    restarted = Judges(EARLY)
     restarted.restore(judges.state(120.0), 0.0)
     restarted.update(121.0, {RUN: readings(4)}, GPUS)
     assert restarted.judges[RUN].history.past(121.0).longest_pause is not None

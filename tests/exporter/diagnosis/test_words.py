@@ -19,7 +19,13 @@ PLACE = Place(3, "0-7", "node-a", "5", "GPU-3")
 UNPLANNED = [phase for phase in phases.NAMES if phase not in (*phases.PLANNED, "collective_wait")]
 CAUSES: dict[str, list[str]] = {
     "straggler": [*UNPLANNED, "tokenize", UNKNOWN, "throttled", "foreign_process", "cpu_contention", "aggregation"],
-    "rotating_straggler": ["gc", "spikes", "uneven_work", UNKNOWN, *(set(UNPLANNED) - set(phases.COMPUTING))],
+    "rotating_straggler": [
+        "gc",
+        "spikes",
+        "uneven_work",
+        UNKNOWN,
+        *(one for one in UNPLANNED if one not in phases.COMPUTING),
+    ],
     "data": ["cpu", "io", "unknown"],
     "network": ["network", "link", "unknown"],
     hang.KIND: [*phases.NAMES, "tokenize", hang.INSIDE],

@@ -82,12 +82,12 @@ def test_what_is_not_an_alert_yet_stands_in_small_type_below_no_problem(run_dir:
 def test_the_ranks_of_a_run_that_hangs_are_red(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(60)
-    job.wait(100, HUNG)
+    job.wait(310, HUNG)
     page = render_status([], job.reporter())
     assert "Run r hangs: Rank 2" in top(page)
     for rank in range(4):
         assert 'class="text bad">' in row(page, rank)
-    assert "data_wait for 100 s" in row(page, 2)
+    assert "data_wait for 5.2 min" in row(page, 2)
 
 
 def test_a_rank_that_ended_says_how_and_when(run_dir: Path) -> None:

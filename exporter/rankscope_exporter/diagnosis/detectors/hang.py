@@ -27,14 +27,14 @@ SHOWN_FROM = 5.0  # seconds without progress: sooner than an alert, for people w
 
 
 def detect(window: Window, past: Past) -> Iterator[Candidate]:
-    """Yield the hang, from its first seconds on."""
-    run = window.run
-    if run.stalled < max(SHOWN_FROM, 2.0 * (past.longest_pause or 0.0)) or is_interactive(run):
+    """Yield the hang: from its first seconds on, in planned phases from half of the time that they may take."""
+    run, behind = window.run, ranks_behind(window.run)
+    needed = patience(run, past, window.thresholds, has_evidence=bool(behind))
+    shown_from = needed / 2 if _planned(run) else min(needed, max(SHOWN_FROM, 2.0 * (past.longest_pause or 0.0)))
+    if not run.ranks or run.stalled < shown_from or is_interactive(run):
         return
-    behind = ranks_behind(run)
     one, cause = _culprit(run, behind)
     evidence = {"stalled": one.stalled, "behind": float(behind.get(one.rank, 0.0)), "ranks_behind": float(len(behind))}
-    needed = patience(run, past, window.thresholds, has_evidence=bool(behind))
     yield Candidate(KIND, 1.0, cause, place(one), evidence, lasted=run.stalled, needed=needed)
 
 
@@ -45,12 +45,15 @@ def is_interactive(run: RunFacts) -> bool:
 
 def patience(run: RunFacts, past: Past, thresholds: Thresholds, *, has_evidence: bool) -> float:
     """Return the seconds without progress after which the run hangs."""
-    planned = {one.now.phase for one in run.ranks} & set(phases.PLANNED)
-    if planned:
+    if planned := _planned(run):
         return max(_planned_patience(past.longest_planned_pauses.get(phase), phase, thresholds) for phase in planned)
     if past.longest_pause is None:
         return thresholds.stuck_early if has_evidence else thresholds.stuck
     return min(max(thresholds.stuck_pace * past.longest_pause, thresholds.stuck_floor), thresholds.stuck)
+
+
+def _planned(run: RunFacts) -> set[str]:
+    return {one.now.phase for one in run.ranks} & set(phases.PLANNED)
 
 
 def _planned_patience(pace: float | None, phase: str, thresholds: Thresholds) -> float:

@@ -9,13 +9,12 @@ from rankscope_exporter.diagnosis.detectors.state import Past
 from rankscope_exporter.diagnosis.findings import Candidate
 
 KIND = "slow_startup"
-SHOWN_FROM = 60.0
 
 
 def detect(window: Window, _past: Past) -> Iterator[Candidate]:
-    """Yield the start-up, once it has lasted for a minute."""
+    """Yield the start-up, from half of the time that it may take."""
     starting = [one for one in window.run.ranks if one.now.phase == "startup" and not one.now.counters.steps]
     lasted = max((one.now.at - one.now.phase_since for one in starting), default=0.0)
-    if lasted > SHOWN_FROM:
+    if lasted > window.thresholds.startup / 2:
         ranks = {"ranks_starting": float(len(starting))}
         yield Candidate(KIND, 1.0, evidence=ranks, lasted=lasted, needed=window.thresholds.startup)

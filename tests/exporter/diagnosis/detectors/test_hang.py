@@ -148,7 +148,7 @@ def test_a_run_that_has_paused_for_long_before_has_more_time() -> None:
 def test_how_long_a_run_may_stand_still_depends_on_the_phase_and_on_what_it_has_done(phase, past, needed) -> None:
     training = Training(4)
     training.adjust = lambda reading: replace(reading, phase=phase, issued={})
-    (found,) = detect(window(training, hang("other"), seconds=500.0), past)
+    (found,) = detect(window(training, hang("other"), seconds=1500.0), past)
     assert found.needed == needed
 
 

@@ -31,11 +31,11 @@ def test_a_healthy_run_is_in_none_of_these_states() -> None:
 
 def test_a_start_is_slow_after_ten_minutes_without_a_step() -> None:
     trial = Trial(Training(2, startup=2000.0))
-    verdict = trial.train(100)
+    verdict = trial.train(400)
     assert [(one.candidate.kind, one.lacks) for one in verdict.pending if one.candidate.kind != "hang"] == [
         ("slow_startup", "time")
     ]
-    trial.train(480)
+    trial.train(180)
     assert "slow_startup" not in trial.kinds()
     assert [finding.kind for finding in trial.train(25).findings] == ["slow_startup"]
     trial.train(1400)
