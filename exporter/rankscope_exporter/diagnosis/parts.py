@@ -95,13 +95,19 @@ class Parts:
         self._add(Part(ends, seconds, steps, values))
 
     def span(self, tier: Tier) -> Span | None:
-        """Return the newest parts that are as long as the tier asks for; None if there are too few yet."""
-        for ring in self._rings:
-            seconds = steps = 0.0
-            for count, part in enumerate(reversed(ring), start=1):
-                seconds, steps = seconds + part.seconds, steps + part.steps
-                if seconds >= tier.seconds and steps >= tier.steps and count >= tier.parts:
-                    return Span(list(reversed(ring))[:count], self.columns)
+        """Return the newest parts that are as long as the tier asks for; None if there are too few yet.
+
+        The parts are as long as the number that it asks for allows: what happens each few steps is in every one.
+        """
+        fitting = [
+            ring for ring, long in zip(self._rings, RESOLUTIONS, strict=True) if long * tier.parts <= tier.seconds
+        ]
+        newest = list(reversed(fitting[-1]))
+        seconds = steps = 0.0
+        for count, part in enumerate(newest, start=1):
+            seconds, steps = seconds + part.seconds, steps + part.steps
+            if seconds >= tier.seconds and steps >= tier.steps and count >= tier.parts:
+                return Span(newest[:count], self.columns)
         return None
 
     def _add(self, part: Part) -> None:
