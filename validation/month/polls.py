@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,60 +26,71 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 POLL, QUIET_POLL = 1.0, 15.0  # seconds
 MARGIN = 0.8  # of the least loss that alerts
 LONG_PAUSE = 20.0  # seconds: half of the least that is a hang
+BEFORE, AFTER = 60.0, 60.0  # seconds around what comes near a loss
 PLANNED_NUMBERS = [P[phase] for phase in PLANNED]
 NAMES = [*PHASES, "unknown"]
 Moment = tuple[float, Mapping[int, RankReading]]
 
 
 def polls(plan: Plan, is_whole: bool = True) -> Iterator[Moment]:
-    """Yield the readings of all ranks, once a second; if not whole, once in QUIET_POLL in blocks without any loss."""
-    totals, quiet = _Totals(plan.ranks), _Quiet(plan)
+    """Yield the readings of all ranks, once a second; if not whole, once in QUIET_POLL where no loss is near."""
+    totals, busy = _Totals(plan.ranks), _Busy(plan)
     when, throttled = 0.0, _Throttled(plan)
-    for part in timeline(plan):
-        every = QUIET_POLL if not is_whole and quiet.is_quiet(part) else POLL
+    for part, following in pairwise([*timeline(plan), None]):
+        if not is_whole:
+            busy.look(part, following)
         if isinstance(part, Start):
             totals = _Totals(plan.ranks)
             while when < part.trains:
                 if when >= part.began:
                     yield when, _starting(plan, part, when, throttled)
-                when += every
+                when += POLL
             totals.seconds[P["startup"]] = part.trains - part.began
             continue
         shown = _Shown(plan, totals, part)
         while when < min(part.until, plan.seconds):
             yield when, shown.at(when, throttled)
-            when += every
+            when += POLL if is_whole or busy.is_near(when) else QUIET_POLL
         shown.finish()
 
 
-class _Quiet:
-    """Says of each block whether nothing in it, or in the block before, comes near a loss that alerts."""
+class _Busy:
+    """Knows when something comes near a loss that alerts, or near a hang."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan = plan
-        self._limits = Thresholds()
+        self._plan, self._limits = plan, Thresholds()
         self._usual: deque[Array] = deque(maxlen=5)
-        self._was_quiet = False
+        self._near: list[tuple[float, float]] = [(0.0, 2 * BLOCK)]
+        self._looked = 0.0
 
-    def is_quiet(self, part: Start | Block) -> bool:
-        if isinstance(part, Start):
-            self._was_quiet = False
-            return False
-        losses = self._losses(part)
-        known = np.array(self._usual) if self._usual else np.zeros((1, len(losses)))
-        allowed = np.minimum(self._allowed(), known.min(axis=0) * 0.9)
-        is_quiet = self._pauses(part) < LONG_PAUSE and len(self._usual) == self._usual.maxlen
-        is_quiet = is_quiet and bool((losses.max(axis=1) - allowed < MARGIN * self._limits.loss).all())
-        self._usual.append(np.quantile(losses, 0.25, axis=1))
-        was_quiet, self._was_quiet = self._was_quiet, is_quiet
-        return is_quiet and was_quiet
+    def is_near(self, when: float) -> bool:
+        """Return whether each second counts."""
+        self._near = [(begins, ends) for begins, ends in self._near if ends > when]
+        return any(begins <= when for begins, ends in self._near)
 
-    def _allowed(self) -> Array:
+    def look(self, *parts: Start | Block | None) -> None:
+        """Find the moments of these parts; those that were looked at before are skipped."""
+        for part in parts:
+            if isinstance(part, Start):
+                self._near.append((part.ended - BEFORE, part.trains + 2 * BLOCK))
+            elif part is not None and part.begins[0] >= self._looked:
+                self._looked = part.until
+                self._look(part)
+
+    def _look(self, block: Block) -> None:
+        losses, begins = self._losses(block)
         limits = self._limits
-        usual = limits.allowance
-        return np.array([0.0, limits.network_allowance, limits.straggler_allowance, usual, usual, usual])
+        most = [0.0, limits.network_allowance, limits.straggler_allowance, *[limits.allowance] * 3]
+        usual = np.min(self._usual, axis=0) * 0.9 if self._usual else np.zeros(len(losses))
+        reached = (losses - np.minimum(most, usual)[:, None] > MARGIN * limits.loss).any(axis=0)
+        longest = block.durations.max(axis=(1, 2))
+        moments = [*begins[reached], *block.begins[longest > LONG_PAUSE]]
+        seconds = {when: longest[np.searchsorted(block.begins, when, side="right") - 1] for when in moments}
+        self._near += [(when - BEFORE, when + long + AFTER) for when, long in seconds.items()]
+        self._near = _merged(self._near)
+        self._usual.append(np.quantile(losses, 0.25, axis=1))
 
-    def _losses(self, block: Block) -> Array:
+    def _losses(self, block: Block) -> tuple[Array, Array]:
         """Return the losses over the shortest span by step: lag, transfer, waiting, data, copies, throttling."""
         durations = block.durations
         length = durations.sum(axis=1).max(axis=1)
@@ -91,12 +103,18 @@ class _Quiet:
             held[(block.begins >= begins - BLOCK) & (block.begins < ends + BLOCK)] = part
         seconds = np.stack((lag, floor, waits.mean(axis=1) - floor, data, copies, held * length))
         steps = min(max(12, int(np.ceil(8.0 / length.mean()))), len(length))
-        window = np.ones(steps) / steps
-        return np.stack([np.convolve(one, window, "valid") for one in seconds]) / np.convolve(length, window, "valid")
+        sums = np.stack([np.convolve(one, np.ones(steps), "valid") for one in seconds])
+        return sums / np.convolve(length, np.ones(steps), "valid"), block.begins[: len(length) - steps + 1]
 
-    def _pauses(self, block: Block) -> float:
-        """Return the longest time of a rank in one phase: no progress is made in it."""
-        return float(block.durations.max())
+
+def _merged(intervals: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    found: list[tuple[float, float]] = []
+    for begins, ends in sorted(intervals):
+        if found and begins <= found[-1][1]:
+            found[-1] = found[-1][0], max(ends, found[-1][1])
+        else:
+            found.append((begins, ends))
+    return found
 
 
 class _Totals:
