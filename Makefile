@@ -46,7 +46,7 @@ format: venv ## let ruff format the code
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
 
 generate: venv ## everything that is committed and made from something else: rules of each speed, dashboards, the metrics' reference
-	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python docs/generate.py
+	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py
 
 benchmark: venv ## measure what the hook costs a step, next to traceml-ai and prometheus_client (85 minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark

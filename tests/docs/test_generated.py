@@ -8,11 +8,17 @@ from pathlib import Path
 import pytest
 from deploy.prometheus import render
 from docs import generate as reference
+from docs import generate_diagnosis as diagnosis
 
 import generate as dashboards
 
 ROOT = Path(__file__).parents[2]
-GENERATORS = {"deploy/prometheus/render.py": render, "grafana/generate.py": dashboards, "docs/generate.py": reference}
+GENERATORS = {
+    "deploy/prometheus/render.py": render,
+    "grafana/generate.py": dashboards,
+    "docs/generate.py": reference,
+    "docs/generate_diagnosis.py": diagnosis,
+}
 GENERATED = {path: (name, text) for name, made in GENERATORS.items() for path, text in made.generated().items()}
 
 LOCKED = {ROOT / "exporter/requirements.txt", ROOT / "exporter/requirements-build.txt"}

@@ -1,0 +1,156 @@
+"""Writes docs/diagnosis.md from the detectors' docstrings and the thresholds: what `make generate` calls."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+from dataclasses import fields
+from pathlib import Path
+
+from rankscope_exporter.diagnosis import detectors, thresholds
+from rankscope_exporter.diagnosis.priority import EXPLAINED_BY, EXPLAINED_BY_CAUSE
+from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
+
+OUTPUT = Path(__file__).parent / "diagnosis.md"
+NOT_A_DETECTOR = ("loss", "state")
+
+TEXT = """# The diagnosis
+
+<!-- Made by docs/generate_diagnosis.py from the detectors and thresholds; `make generate` writes it anew. -->
+
+What the exporter finds out about the training runs of its node: which rank slows a run down, why, and what else the run
+loses its time to. Where to look:
+
+- `rankscope top` on the node: no exporter, no Prometheus
+- the exporter's status page `/`, and [`/api/v1/runs`](api.md) as JSON
+- the metrics of [runs and findings](metrics.md), such as `rankscope_finding_ratio`, and the alerts made of them
+
+```
+records, NVML, /proc ─▶ readings ─▶ facts ─▶ detectors ─▶ persistence ─▶ priority ─▶ findings
+  once a second         counters    rates    candidates   has it lasted?  explained    rank, cause,
+                        and state   over a   and their    end, severity   by another?  severity, since,
+                                    window   causes                                    evidence
+```
+
+An exporter judges a run only if all ranks below its world size are on its node and their GPUs are read
+(`rankscope_run_judged_info`). Prometheus' rules judge the others, and take over when the exporter does not answer.
+
+## Change a threshold
+
+Write the values that differ into a JSON file and start the exporter with `--collector.findings.thresholds FILE`:
+
+```json
+{{"loss": 0.1, "checkpoint_overdue": 3600}}
+```
+
+Thresholds of the rules are those of `deploy/prometheus/thresholds.yml`; change both.
+
+## Keep baselines over a restart
+
+`--state-dir DIR` saves each run's baselines, pauses and open findings once a minute and when the findings change. After
+a restart without it, a run that has no baseline is compared with what every healthy run may lose.
+
+## How long something has to last
+
+A loss is measured in parts of at least a second and a step. It is a finding if its mean over the span of a tier is
+above the tier's limit, and few of the span's parts are below half of it:
+
+{tiers}
+
+`steps` and `parts` are the fewest. Steps in a planned phase (start-up, checkpoint, evaluation) do not count. A finding
+ends when the loss has been below {release} of {loss} for {release_seconds} s. Cause and place are fixed when it begins;
+the severity rises to critical once, when the loss exceeds {severe}.
+
+A loss that every healthy run has to some degree counts only beyond an allowance: what the run itself has had in the
+last hour (its lower quartile), at the most the allowance below.
+
+## Which finding explains which
+
+An explained finding is not shown and does not alert:
+
+{priority}
+
+## Detectors
+
+{detectors}
+
+## Thresholds
+
+Ratios and seconds, unless a reason says otherwise.
+
+{thresholds}
+"""
+
+
+def generated() -> dict[Path, str]:
+    """Return what the page has to contain."""
+    return {OUTPUT: page()}
+
+
+def main() -> None:
+    """Write it."""
+    for path, text in generated().items():
+        path.write_text(text, encoding="utf-8")
+
+
+def page() -> str:
+    """Return the whole page."""
+    limits = Thresholds()
+    explained = [(kind, ", ".join(f"`{by}`" for by in kinds)) for kind, kinds in EXPLAINED_BY.items()]
+    explained += [(kind, f"`{by}` with the cause `{cause}`") for kind, (by, cause) in EXPLAINED_BY_CAUSE.items()]
+    return TEXT.format(
+        tiers=table(Tier._fields, limits.tiers),
+        release=limits.release,
+        loss=limits.loss,
+        release_seconds=f"{limits.release_seconds:g}",
+        severe=limits.severe,
+        priority=table(("finding", "is explained by"), [(f"`{kind}`", by) for kind, by in explained]),
+        detectors="\n\n".join(_detectors()),
+        thresholds=table(("threshold", "value", "reason"), _thresholds(limits)),
+    )
+
+
+def table(columns: tuple[str, ...], rows: object) -> str:
+    """Return a Markdown table."""
+    lines = [columns, ["---"] * len(columns), *rows]  # type: ignore[misc]  # rows are sequences
+    texts = [[f"{cell:g}" if isinstance(cell, float) else str(cell) for cell in line] for line in lines]
+    return "\n".join(f"| {' | '.join(line)} |" for line in texts)
+
+
+def _detectors() -> list[str]:
+    names = [one.name for one in pkgutil.iter_modules(detectors.__path__) if one.name not in NOT_A_DETECTOR]
+    modules = [importlib.import_module(f"{detectors.__name__}.{name}") for name in sorted(names)]
+    return [f"### {_title(module.__name__)}\n\n{inspect.getdoc(module)}" for module in modules]
+
+
+def _title(name: str) -> str:
+    return name.rpartition(".")[2].replace("_", " ").capitalize()
+
+
+def _thresholds(limits: Thresholds) -> list[tuple[str, str, str]]:
+    reasons = _reasons()
+    return [
+        (f"`{one.name}`", f"{getattr(limits, one.name):g}", reasons.get(one.name, ""))
+        for one in fields(limits)
+        if one.name != "tiers"
+    ]
+
+
+def _reasons() -> dict[str, str]:
+    """Return the text below each field. One without a text is explained by the next that has one."""
+    classes = [node for node in ast.parse(inspect.getsource(thresholds)).body if isinstance(node, ast.ClassDef)]
+    (made,) = (node for node in classes if node.name == "Thresholds")
+    found: dict[str, str] = {}
+    name = ""
+    for node in made.body:
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+            name = node.target.id
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and name:
+            found[name] = " ".join(str(node.value.value).split())
+    return found
+
+
+if __name__ == "__main__":
+    main()
