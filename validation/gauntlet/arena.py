@@ -52,6 +52,7 @@ class Arena:
         run: str = RUN,
         machine: int = 0,
         exporter: Sequence[str] = ("rankscope_exporter",),
+        thresholds: Path | None = THRESHOLDS,
         **healthy: Any,
     ) -> None:
         """`directory` is for logs and databases; `memory`, on tmpfs, for records and what ranks and GPUs are told.
@@ -69,7 +70,8 @@ class Arena:
         told_by = {"processes_dir": str(self._holders), "changes_dir": str(self._changes)}
         gpus = {"gpus": GPUS, "machine": machine, "model": {"nvlinks": 18}, "follow_ranks": True, **told_by}
         scenario.write_text(yaml.safe_dump(gpus))
-        flags = [f"--collector.allocation.slurm-dir={self._claims}", f"--collector.findings.thresholds={THRESHOLDS}"]
+        flags = [f"--collector.allocation.slurm-dir={self._claims}"]
+        flags += [f"--collector.findings.thresholds={thresholds}"] if thresholds else []
         self.exporter = servers.exporter(directory, str(scenario), self._run_dir, flags=flags, module=exporter)
         self._jobs = 0
         self._children: list[subprocess.Popen[bytes]] = []

@@ -27,7 +27,7 @@ class Node(Arena):
         healthy = {"forward": Behavior.forward * PACE, "backward": Behavior.backward * PACE}
         self.set_clock(0)
         exporter = ("validation.soak.exporter", str(self._clock))
-        super().__init__(directory, memory, run, run, RUNS.index(run), exporter, **healthy)
+        super().__init__(directory, memory, run, run, RUNS.index(run), exporter, None, **healthy)
         self.exporter.name = f"exporter of {run}"
         self.proxy = Proxy(self.exporter.url)
 
