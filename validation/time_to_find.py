@@ -5,8 +5,8 @@
 
 Faults of the gauntlet that slow down steps (1.4 times as long), and a hang, are injected into a real job of four ranks.
 Exporter, Prometheus and Alertmanager are real and as shipped, the thresholds too; one Prometheus scrapes each 5 s and
-one each 15 s. Seconds are from the onset to the first `/api/v1/runs` with the right finding, and to the notification at the
-receiver. Simulated are the GPUs and the device's time.
+one each 15 s. Seconds are from the onset to the first `/api/v1/runs` with the right finding, and to the notification at
+the receiver. Simulated are the GPUs and the device's time.
 """
 
 from __future__ import annotations
