@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -12,8 +12,8 @@ from rankscope_exporter.diagnosis.judge import RunJudge, Verdict
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
-RUNS_LIMIT = 16
-"""Of one owner that are judged: a node has one or two. The largest ones."""
+RUNS_LIMIT, RANKS_LIMIT = 16, 64
+"""Of one owner that are judged, and their ranks: a node has one or two runs and at most 16 GPUs."""
 FORGET_AFTER = 900.0
 """Seconds for which a run that is not seen is remembered: ended ranks are shown for ten minutes."""
 
@@ -89,18 +89,17 @@ def why_not(ranks: Mapping[int, RankReading], gpus: frozenset[str]) -> str:
 
 
 def _too_many(by_rank: Mapping[Run, Mapping[int, RankReading]], not_judged: Mapping[Run, str]) -> list[Run]:
-    """Return the runs beyond each owner's limit: those with the fewest ranks, the youngest first."""
-    owners = Counter(owner for _, owner in by_rank)
+    """Return the runs beyond each owner's limits: the youngest."""
     by_owner: dict[str, list[Run]] = defaultdict(list)
     for run in by_rank.keys() - not_judged.keys():
-        if owners[run[1]] > RUNS_LIMIT:
-            by_owner[run[1]].append(run)
-    return [
-        run
-        for runs in by_owner.values()
-        for run in sorted(runs, key=lambda run: _size(by_rank[run]), reverse=True)[RUNS_LIMIT:]
-    ]
+        by_owner[run[1]].append(run)
+    return [run for runs in by_owner.values() for run in _beyond_the_limits(by_rank, runs)]
 
 
-def _size(ranks: Mapping[int, RankReading]) -> tuple[int, float]:
-    return len(ranks), -min(one.began for one in ranks.values())
+def _beyond_the_limits(by_rank: Mapping[Run, Mapping[int, RankReading]], runs: Iterable[Run]) -> Iterator[Run]:
+    judged = ranks = 0
+    for run in sorted(runs, key=lambda run: min(one.began for one in by_rank[run].values())):
+        if judged >= RUNS_LIMIT or ranks + len(by_rank[run]) > RANKS_LIMIT:
+            yield run
+        else:
+            judged, ranks = judged + 1, ranks + len(by_rank[run])
