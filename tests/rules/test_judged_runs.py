@@ -1,0 +1,134 @@
+"""Runs that an exporter judges: its findings alert, and the rules about all others do not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testing import promtool
+from testing.promtool import PRODUCTION, Case, Fault
+from tests.rules.diagnosis_cases import late
+
+SLOW = Case("slow rank", Fault(late(2, "other")))
+RUN = SLOW.run
+JUDGED = f'rankscope_run_judged_info{{instance="{RUN}",run="{RUN}",by="node-a"}}'
+FIRST, LAST = PRODUCTION.quiet + 40, PRODUCTION.quiet + PRODUCTION.faulty - 1
+"""Evaluations: the rules have found the rank long before the first."""
+
+
+def finding(metric: str, kind: str = "straggler", rank: str = "2", cause: str = "other", more: str = "") -> str:
+    where = f',rank="{rank}",group="0-3",node="node-a",gpu="{rank}",uuid="GPU-{RUN}-{rank}"' if rank else ""
+    labels = f'instance="{RUN}",run="{RUN}",kind="{kind}",cause="{cause}",severity="warning"{where}{more}'
+    return f"{metric}{{{labels}}}"
+
+
+def between(first: int, last: int, value: str) -> str:
+    """A series that is there from one sample to another."""
+    return f"_x{first} {value}x{last - first - 1} stale"
+
+
+def judged(first: int, last: int, *series: str) -> list[dict[str, str]]:
+    return [{"series": one, "values": between(first, last, "1")} for one in (JUDGED, *series)]
+
+
+def firing(alert: str, more: str = "") -> str:
+    return f'ALERTS{{alertstate="firing",alertname="Rankscope{alert}",run="{RUN}"{more}}}'
+
+
+def expecting(series: list[dict[str, str]], case: Case, **expected: int) -> dict[str, Any]:
+    """Expect so many series of each alert in every evaluation since FIRST."""
+    test = promtool.all_of([case], PRODUCTION)
+    span = f"{(LAST - FIRST) * 15}s"
+    questions = []
+    for alert, count in expected.items():
+        each = f"(count({firing(alert)}) or vector(0))"
+        for over in ("min", "max"):
+            expr = f"{over}_over_time({each}[{span}:15s])"
+            questions.append(
+                {"expr": expr, "eval_time": f"{LAST * 15}s", "exp_samples": [{"labels": "{}", "value": count}]}
+            )
+    return {
+        **test,
+        "input_series": [*test["input_series"], *series],
+        "promql_expr_test": questions,
+        "alert_rule_test": [],
+    }
+
+
+def test_a_fault_stays_one_alert_when_an_exporter_begins_to_judge_its_run_and_stops(tmp_path: Path) -> None:
+    series = judged(FIRST + 10, FIRST + 25, finding("rankscope_finding_ratio"))
+    assert promtool.complaint(expecting(series, SLOW, RankLagging=1), PRODUCTION, tmp_path / "test.yml") == ""
+
+
+def test_a_fault_stays_one_alert_while_the_exporter_that_judges_does_not_answer(tmp_path: Path) -> None:
+    healthy = Case(SLOW.name, Fault())
+    series = judged(0, LAST + 2, finding("rankscope_finding_ratio"))
+    for one in series:
+        one["values"] = f"1x{FIRST + 9} stale _x1 1x{LAST}"
+    assert promtool.complaint(expecting(series, healthy, RankLagging=1), PRODUCTION, tmp_path / "test.yml") == ""
+
+
+def test_the_rules_are_silent_about_a_judged_run_in_which_nothing_is_found(tmp_path: Path) -> None:
+    series = judged(0, LAST + 2)
+    test = expecting(series, SLOW, RankLagging=0, RotatingStraggler=0)
+    assert promtool.complaint(test, PRODUCTION, tmp_path / "test.yml") == ""
+
+
+def test_two_exporters_that_judge_one_run_make_one_alert(tmp_path: Path) -> None:
+    series = judged(0, LAST + 2, finding("rankscope_finding_ratio"))
+    other = finding("rankscope_finding_ratio", cause="unknown").replace(f'instance="{RUN}"', 'instance="other"')
+    series.append({"series": other, "values": between(0, LAST + 2, "0.5")})
+    assert promtool.complaint(expecting(series, SLOW, RankLagging=1), PRODUCTION, tmp_path / "test.yml") == ""
+
+
+KINDS = {
+    "straggler": "RankLagging",
+    "rotating_straggler": "RotatingStraggler",
+    "data": "DataBound",
+    "network": "TransferBound",
+    "small_collectives": "SmallCollectives",
+    "copies": "CopyBound",
+    "launch": "LaunchBound",
+    "device_reads": "DeviceReads",
+    "throttling": "Throttled",
+    "hang": "RankStuck",
+    "crash": "RankCrashed",
+    "slow_startup": "StartupSlow",
+    "slow_checkpoint": "CheckpointSlow",
+    "checkpoint_overdue": "CheckpointOverdue",
+    "low_utilization": "LowUtilisation",
+    "cpu_fallback": "CpuFallback",
+    "loss_scale_collapse": "LossScaleCollapse",
+}
+RANKS = ("straggler", "hang", "crash", "cpu_fallback")
+EVIDENCE = {"hang": "stalled", "checkpoint_overdue": "age", "loss_scale_collapse": "scale"}
+
+
+@pytest.fixture(scope="module")
+def complaint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """promtool's about one finding of each kind, of which it shows the text."""
+    series = judged(0, LAST + 2)
+    for kind in KINDS:
+        place = {"kind": kind, "rank": "2" if kind in RANKS else "", "cause": "other" if kind in RANKS else "unknown"}
+        series.append({"series": finding("rankscope_finding_ratio", **place), "values": "0.4x200"})
+        since = finding("rankscope_finding_since_timestamp_seconds", **place)
+        series.append({"series": since, "values": "60x200"})
+        if kind in EVIDENCE:
+            evidence = finding("rankscope_finding_evidence", **place, more=f',name="{EVIDENCE[kind]}"')
+            series.append({"series": evidence, "values": "20000x200"})
+    test = expecting(series, Case(SLOW.name, Fault()), **dict.fromkeys(KINDS.values(), 1))
+    names = [f"Rankscope{name}" for name in KINDS.values()]
+    test["alert_rule_test"] = [{"alertname": name, "eval_time": f"{LAST * 15}s", "exp_alerts": []} for name in names]
+    return promtool.complaint(test, PRODUCTION, tmp_path_factory.mktemp("kinds") / "test.yml")
+
+
+@pytest.mark.parametrize("alert", KINDS.values())
+def test_each_kind_of_finding_is_one_alert(complaint: str, alert: str) -> None:
+    assert f'alertname=\\"Rankscope{alert}\\"' not in complaint
+    assert complaint.count(f'alertname="Rankscope{alert}"') == 1
+
+
+def test_the_text_of_each_says_what_is_known(complaint: str) -> None:
+    assert "error expanding" not in complaint
+    assert "<no value>" not in complaint
