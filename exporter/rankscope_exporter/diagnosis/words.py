@@ -119,9 +119,9 @@ WORDS: Mapping[str, Words] = {
     ),
     "network": Words(
         lambda run, one: f"Run {run} spends {percent(one.ratio)} of the time in transfer",
-        {"network": "every rank waits", "link": "a GPU's link is reduced", "unknown": "the reason is not known"},
+        {"network": "every rank waits", "link": "the link of {where} is reduced", "unknown": "the reason is not known"},
         {
-            "link": "A GPU has fewer PCIe lanes or NVLinks than it can have: check the GPU that is named.",
+            "link": "Its GPU has fewer PCIe lanes or NVLinks than it can have: reseat it, check the slot and the cables.",
             "": "Check the network's errors and load. Larger batches, gradient accumulation, compression and more "
             "overlap lower the share.",
         },
@@ -218,9 +218,14 @@ SAY_IT_ALL = ("hang", "crash", "checkpoint_overdue")
 def sentence(run: Run, candidate: Candidate) -> str:
     """Return what is wrong, where and how much, in one sentence without a full stop."""
     words = WORDS[candidate.kind]
-    because = words.causes.get(candidate.cause) or ("" if candidate.kind in SAY_IT_ALL else candidate.cause)
+    known = words.causes.get(candidate.cause, "").replace("{where}", _lower(where(candidate)))
+    because = known or ("" if candidate.kind in SAY_IT_ALL else candidate.cause)
     said = words.say(run[0], candidate)
     return f"{said}: {because}" if because else said
+
+
+def _lower(text: str) -> str:
+    return text[0].lower() + text[1:]
 
 
 def advice(candidate: Candidate) -> str:

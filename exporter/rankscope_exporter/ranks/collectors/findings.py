@@ -180,6 +180,14 @@ class Findings:
         readings = self._readings(scan, gpus)
         self.judged = self._judges.update(at, readings, gpus)
         self.look = self._looks.next(at, scan, readings, self.judged, gpus)
+        self._count_lost()
+        found = {(verdict.run, one.candidate.key) for verdict in self.judged.verdicts for one in verdict.findings}
+        if at - self._saved_at >= SAVE_EVERY or found != self._found:
+            self._save(at, is_last=False)
+        self._found = found
+        return [declared.family(values) for declared, values in self._values(time.time()).items()]
+
+    def _count_lost(self) -> None:
         self._lost = {run: seconds for run, seconds in self._lost.items() if run in self._judges.judges}
         for verdict in self.judged.verdicts:
             seconds = self._lost.get(verdict.run)
@@ -188,11 +196,6 @@ class Findings:
                 seconds = self._lost[verdict.run] = {**dict.fromkeys(CAUSES, 0.0), **before}
             for cause, lost in verdict.newly_lost.items():
                 seconds[cause] = seconds.get(cause, 0.0) + lost
-        found = {(verdict.run, one.candidate.key) for verdict in self.judged.verdicts for one in verdict.findings}
-        if at - self._saved_at >= SAVE_EVERY or found != self._found:
-            self._save(at, is_last=False)
-        self._found = found
-        return [declared.family(values) for declared, values in self._values(time.time()).items()]
 
     def close(self) -> None:
         """Save everything: the counters of lost time go on from here."""
@@ -209,7 +212,10 @@ class Findings:
         state = self._state_file.load()
         try:
             self._judges.restore(state.get("runs", ()), max(time.time() - float(state.get("at", 0.0)), 0.0))
-            self._lost_before = {(str(name), str(owner)): dict(lost) for name, owner, lost in state.get("lost", ())}
+            self._lost_before = {
+                (str(name), str(owner)): {str(cause): float(seconds) for cause, seconds in lost.items()}
+                for name, owner, lost in state.get("lost", ())
+            }
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             logger.warning("the saved state is not used error=%r", error)
 
