@@ -121,7 +121,7 @@ WORDS: Mapping[str, Words] = {
         lambda run, one: f"Run {run} spends {percent(one.ratio)} of the time in transfer",
         {"network": "every rank waits", "link": "the link of {where} is reduced", "unknown": "the reason is not known"},
         {
-            "link": "Its GPU has fewer PCIe lanes or NVLinks than it can have: reseat it, check the slot and the cables.",
+            "link": "Its GPU has fewer PCIe lanes or NVLinks than it can have: check its slot and cables.",
             "": "Check the network's errors and load. Larger batches, gradient accumulation, compression and more "
             "overlap lower the share.",
         },
