@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 EVIDENCE_LIMIT = 4
+OF_THE_RUN = frozenset({"hang", "crash", "network"})
+"""Kinds of which a run has one at a time, though they name a rank."""
 
 
 class Place(NamedTuple):
@@ -38,7 +40,7 @@ class Candidate:
     @property
     def key(self) -> tuple[str, int | None]:
         """What stays the same while it lasts."""
-        return self.kind, self.place.rank
+        return self.kind, None if self.kind in OF_THE_RUN else self.place.rank
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from testing.readings import EARLY, RUN, Training, spend
 
-from rankscope_exporter.diagnosis.judged import RUNS_LIMIT, Judged, Judges
+from rankscope_exporter.diagnosis.judged import RANKS_LIMIT, RUNS_LIMIT, Judged, Judges
 from rankscope_exporter.diagnosis.readings import Ending, RankReading, Run
 
 GPUS = {f"GPU-{number}" for number in range(8)}
@@ -75,14 +75,23 @@ def test_two_owners_runs_of_one_name_are_two_runs() -> None:
     assert found.not_judged == {theirs: "ranks_elsewhere"}
 
 
-def test_the_largest_runs_of_an_owner_are_judged_and_other_owners_lose_none() -> None:
-    many: dict[Run, list[RankReading]] = {(f"run-{n}", "1000"): readings(1) for n in range(RUNS_LIMIT + 2)}
-    large, others = ("large", "1000"), ("other", "1001")
-    found = Judges().update(60.0, {**many, large: readings(8), others: readings(1)}, GPUS)
-    run_names = {verdict.run for verdict in found.verdicts}
-    assert {large, others} <= run_names
-    assert len(run_names) == RUNS_LIMIT + 1
+def test_the_oldest_runs_of_an_owner_are_judged_and_other_owners_lose_none() -> None:
+    many: dict[Run, list[RankReading]] = {(f"run-{n}", "1000"): begun(1, float(n)) for n in range(RUNS_LIMIT + 2)}
+    others = ("other", "1001")
+    found = Judges().update(60.0, {**many, others: begun(1, 50.0)}, GPUS)
+    assert {verdict.run for verdict in found.verdicts} == {*list(many)[:RUNS_LIMIT], others}
     assert set(found.not_judged.values()) == {"too_many_runs"}
+
+
+def test_the_ranks_of_an_owners_runs_have_a_limit_together() -> None:
+    runs = {
+        (name, "1000"): begun(size, at) for name, size, at in (("a", 8, 1.0), ("b", RANKS_LIMIT, 2.0), ("c", 8, 3.0))
+    }
+    assert Judges().update(60.0, runs, GPUS).not_judged == {("b", "1000"): "too_many_runs"}
+
+
+def begun(ranks: int, at: float) -> list[RankReading]:
+    return [replace(reading, began=at) for reading in readings(ranks)]
 
 
 def test_a_rank_that_is_missing_in_one_poll_ends_no_finding() -> None:

@@ -78,7 +78,7 @@ def test_a_hang_is_pending_with_its_rank_and_the_seconds_that_remain(run_dir: Pa
 def test_a_hang_becomes_a_finding(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(100)
-    (finding,) = job.wait(120, HUNG).findings
+    (finding,) = job.wait(310, HUNG).findings
     assert (finding.kind, finding.severity, finding.rank, finding.cause) == ("hang", "critical", 2, "data_wait")
 
 

@@ -1,0 +1,211 @@
+"""Which candidates have lasted long enough to be findings, and when findings end: in seconds and steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from rankscope_exporter.diagnosis.detectors import LOSSES, straggler
+from rankscope_exporter.diagnosis.detectors.loss import Window
+from rankscope_exporter.diagnosis.findings import Candidate, Finding, Place
+from rankscope_exporter.diagnosis.history import History
+from rankscope_exporter.diagnosis.parts import Key, Parts, Span
+from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
+
+USEFUL: Key = ("useful", None)
+STEPS_RATE: Key = ("steps_rate", None)
+"""What losses are compared with: the useful work of each part and its steps per second."""
+
+STATE_GAP = 5.0
+"""Seconds for which a state may be unseen and still be the same."""
+CRITICAL = frozenset({"hang", "crash", "cpu_fallback", "loss_scale_collapse"})
+
+_DETECTORS = {detector.kind: detector for detector in LOSSES}
+
+Since = Callable[[float], Window]
+"""Returns the window from a time until now."""
+
+
+class LossFindings:
+    """Losses in parts of a run's time, and those that are findings. A loss is one by the first tier that it reaches."""
+
+    def __init__(self, thresholds: Thresholds, history: History) -> None:
+        self._thresholds = thresholds
+        self._history = history
+        self._parts = Parts()
+        self._open: dict[Key, Finding] = {}
+        self._above: dict[Key, float] = {}
+        """Of each open finding when its loss was last above the limit for its release."""
+
+    @property
+    def open(self) -> Mapping[Key, Finding]:
+        """Return those that last."""
+        return self._open
+
+    @property
+    def shortest(self) -> Span | None:
+        """Return the newest parts of the shortest tier; None before there are as many."""
+        return self._parts.span(self._thresholds.tiers[0])
+
+    def forget(self) -> None:
+        """End everything: what follows is of other processes."""
+        self._parts = Parts()
+        self._open.clear()
+        self._above.clear()
+
+    def add(self, at: float, seconds: float, part: Window) -> None:
+        """Measure the losses of the newest part."""
+        losses: dict[Key, float] = {}
+        for detector in LOSSES:
+            losses.update({(detector.kind, rank): loss for rank, loss in detector.measure(part).items()})
+        useful, steps_rate = part.lost.get("none", 0.0), part.run.steps_rate
+        of_run = {kind: loss for (kind, rank), loss in losses.items() if rank is None}
+        self._history.add(at, of_run, useful, steps_rate)
+        self._parts.add(at, seconds, part.run.steps, {**losses, USEFUL: useful, STEPS_RATE: steps_rate})
+
+    def update(self, at: float, since: Since) -> None:
+        """Begin and end findings."""
+        spans = {tier: self._parts.span(tier) for tier in self._thresholds.tiers}
+        shortest = spans[self._thresholds.tiers[0]]
+        if shortest is None:
+            return
+        for key in dict.fromkeys((*self._parts.keys, *self._open)):
+            if key[0] not in _DETECTORS:
+                continue
+            allowance, mean = self._allowance(key, shortest), shortest.mean(key)
+            loss = -math.inf if mean is None else mean - allowance
+            if key in self._open:
+                self._review(at, key, mean, loss)
+            elif loss > self._thresholds.loss and (tier := self._reached(key, allowance, spans)):
+                self._begin(at, key, tier, since)
+
+    def _reached(self, key: Key, allowance: float, spans: Mapping[Tier, Span | None]) -> Tier | None:
+        """Return the first tier that a loss has reached. For the longer ones it must not be over by now."""
+        first, second, *_ = spans.items()
+        for tier, span in spans.items():
+            if span is None or not span.exceeds(key, tier, allowance):
+                continue
+            mean = second[1].mean(key) if second[1] and tier != first[0] else None
+            if mean is None or mean - allowance > self._thresholds.loss:
+                return tier
+        return None
+
+    def _allowance(self, key: Key, shortest: Span) -> float:
+        """Return how much of a loss is none: what every healthy run may have, or this run has had if that is less.
+
+        While it is a finding, what the run had before that.
+        """
+        detector = _DETECTORS[key[0]]
+        if detector.allowance is None:
+            return 0.0
+        usual = detector.allowance(self._thresholds)
+        before = min(shortest.begins, self._open[key].since) if key in self._open else shortest.begins
+        had = self._history.baseline(key[0], before, shortest.median(USEFUL), shortest.median(STEPS_RATE))
+        return usual if had is None else min(usual, had)
+
+    def _begin(self, at: float, key: Key, tier: Tier, since: Since) -> None:
+        span = self._parts.span(tier)
+        window = since(span.begins) if span else None
+        if span is None or window is None or not _is_there(key, window):
+            return
+        candidate = _DETECTORS[key[0]].explain(window, key[1])
+        if candidate is None or self._may_be_chance(key, window):
+            return
+        mean = span.mean(key) or candidate.ratio
+        severe = [value > self._thresholds.severe for value in span.values(key)]
+        is_critical = mean > self._thresholds.severe or sum(severe) > self._thresholds.severe_dips * len(severe)
+        has_baseline = _DETECTORS[key[0]].allowance is None or self._history.has_baseline
+        began = span.onset(key, tier.limit / 2)
+        baseline = "known" if has_baseline else "unknown"
+        self._open[key] = Finding(replace(candidate, ratio=mean), began, at, is_critical, baseline)
+
+    def _may_be_chance(self, key: Key, window: Window) -> bool:
+        """Whether few steps are far longer than the rest, and the same rank has not had them for long enough."""
+        if key[0] != straggler.KIND or not straggler.has_spikes(window.run, self._thresholds):
+            return False
+        half = self._thresholds.loss / 2
+        long = Tier(half, self._thresholds.spike_seconds, self._thresholds.tiers[0].steps, 8, 0.1)
+        span = self._parts.span(long)
+        return span is None or not span.exceeds(key, long)
+
+    def _review(self, at: float, key: Key, mean: float | None, loss: float) -> None:
+        """Update the ratio of an open finding, or end it. Its severity rises once and never falls."""
+        limits, finding = self._thresholds, self._open[key]
+        is_above = loss >= limits.release * limits.loss
+        self._above[key] = at if is_above or key not in self._above else self._above[key]
+        if at - self._above[key] > limits.release_seconds:
+            del self._open[key], self._above[key]
+        elif is_above and mean is not None:
+            is_critical = finding.is_critical or mean > limits.severe
+            candidate = replace(finding.candidate, ratio=mean)
+            self._open[key] = replace(finding, candidate=candidate, is_critical=is_critical)
+
+    def state(self, at: float) -> list[list[Any]]:
+        """Return the open findings as JSON can hold them."""
+        return [[at - one.since, at - one.opened, *_saved(one)] for one in self._open.values()]
+
+    def restore(self, findings: Sequence[Finding], at: float) -> None:
+        """Take back what `restored` returned."""
+        self._open |= {finding.candidate.key: finding for finding in findings}
+        self._above |= {finding.candidate.key: at for finding in findings}
+
+
+def _is_there(key: Key, window: Window) -> bool:
+    return key[1] is None or key[1] in {one.rank for one in window.run.ranks}
+
+
+def _saved(finding: Finding) -> list[Any]:
+    candidate = finding.candidate
+    place, evidence = list(candidate.place), dict(candidate.evidence)
+    return [candidate.kind, candidate.ratio, candidate.cause, place, evidence, finding.is_critical, finding.baseline]
+
+
+def restored(state: Iterable[Sequence[Any]], at: float) -> list[Finding]:
+    """Return the findings of a state. Raises an error of history.UNREADABLE for anything else."""
+    return [_restored(saved, at) for saved in state]
+
+
+def _restored(saved: Sequence[Any], at: float) -> Finding:
+    began, opened, kind, ratio, cause, place, evidence, is_critical, baseline = saved
+    if kind not in _DETECTORS:
+        raise ValueError(f"no detector is named {kind!r}")
+    numbers = {str(name): float(value) for name, value in dict(evidence).items()}
+    candidate = Candidate(kind, float(ratio), str(cause), Place(*place), numbers)
+    return Finding(candidate, at - float(began), at - float(opened), bool(is_critical), str(baseline))
+
+
+class StateFindings:
+    """States that hold now, and those that have held for long enough to be findings."""
+
+    def __init__(self) -> None:
+        self.open: dict[Key, Finding] = {}
+        self._seen: dict[Key, tuple[float, float]] = {}
+        """Of each state when it was first and last seen."""
+
+    @property
+    def is_hung(self) -> bool:
+        """Return whether the run hangs."""
+        return any(kind == "hang" for kind, _ in self.open)
+
+    def update(self, at: float, candidates: Iterable[Candidate]) -> None:
+        """Begin and end findings."""
+        present = {candidate.key: candidate for candidate in candidates}
+        for key, candidate in present.items():
+            first, last = self._seen.get(key, (at, at))
+            self._seen[key] = at if at - last > STATE_GAP else first, at
+            known = self.open.get(key)
+            if known:
+                kept = replace(candidate, cause=known.candidate.cause, place=known.candidate.place)
+                self.open[key] = replace(known, candidate=kept)
+            elif (lasted := self.lasted(candidate, at)) >= candidate.needed:
+                self.open[key] = Finding(candidate, at - lasted, at, candidate.kind in CRITICAL)
+        for key in [key for key in self.open if key not in present]:
+            if at - self._seen[key][1] > STATE_GAP or key[0] == "hang":
+                del self.open[key]
+        self._seen = {key: seen for key, seen in self._seen.items() if at - seen[1] <= STATE_GAP}
+
+    def lasted(self, candidate: Candidate, at: float) -> float:
+        """Return for how many seconds a state has held that was seen now."""
+        return at - self._seen[candidate.key][0] if candidate.lasted is None else candidate.lasted
