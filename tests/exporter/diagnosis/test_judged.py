@@ -84,10 +84,10 @@ def test_the_oldest_runs_of_an_owner_are_judged_and_other_owners_lose_none() -> 
 
 
 def test_the_ranks_of_an_owners_runs_have_a_limit_together() -> None:
-    runs = {
-        (name, "1000"): begun(size, at) for name, size, at in (("a", 8, 1.0), ("b", RANKS_LIMIT, 2.0), ("c", 8, 3.0))
-    }
-    assert Judges().update(60.0, runs, GPUS).not_judged == {("b", "1000"): "too_many_runs"}
+    sizes = {"first": 8, "second": RANKS_LIMIT, "third": 8}
+    runs = {(name, "1000"): begun(size, at) for at, (name, size) in enumerate(sizes.items(), start=1)}
+    gpus = {f"GPU-{number}" for number in range(RANKS_LIMIT)}
+    assert Judges().update(60.0, runs, gpus).not_judged == {("second", "1000"): "too_many_runs"}
 
 
 def begun(ranks: int, at: float) -> list[RankReading]:
