@@ -27,11 +27,12 @@ import yaml
 from deploy.prometheus import shipped
 from testing import report
 from testing.job.device import ASYNCHRONOUS, GLOO
+from testing.job.launch import RANKS
 from testing.report import table
 from testing.stack import Stack, wait_for
 from testing.statistics import percentile
 from validation.gauntlet import shadow
-from validation.gauntlet.arena import READY, Arena
+from validation.gauntlet.arena import Arena
 from validation.gauntlet.case import Case, Target
 from validation.gauntlet.cases import all_cases
 from validation.gauntlet.score import judge
@@ -46,6 +47,7 @@ TRAINS_FOR = 330.0  # seconds before the first fault: then the run has a pace
 CALM_FOR, CALM_WITHIN = 30.0, 240.0  # seconds without any finding or alert between two faults
 FOUND_WITHIN = 150.0
 BRISK = "5s"
+READY = f"count(rankscope_rank_up == 1) == {RANKS}"
 
 
 def _brisk_config(exporters: Sequence[str], alertmanager: str | None = None) -> str:
