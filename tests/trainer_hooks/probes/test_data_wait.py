@@ -325,6 +325,121 @@ def test_batches_that_are_fetched_in_evaluation_mode_do_not_count(timeline: Time
     assert value(timeline, "samples") == 22
 
 
+def test_an_evaluation_that_begins_between_a_steps_batch_and_its_end_does_not_count(
+    timeline: Timeline, loader: Any
+) -> None:
+    training, evaluations = Training(), []
+    for number, batch in enumerate(loader):
+        if number == 4:  # after steps that each used one batch of the only loader
+            evaluations.append(iter(DataLoader(TensorDataset(torch.randn(30, 8)), batch_size=3)))
+            training.model.eval()
+            training.model(next(evaluations[0])[0])
+            training.model.train()
+        training.step(batch)
+    assert value(timeline, "samples") == 22
+
+
+@pytest.mark.parametrize("used", [[1, 1, 1, 2, 1], [1, 1, 3, 1], [2, 1, 1, 2], [1, 5]])
+def test_steps_that_use_a_changing_number_of_batches_count_them_all(
+    timeline: Timeline, loader: Any, used: list[int]
+) -> None:
+    training, batches, seen = Training(), iter(loader), 0
+    for count in used:
+        for batch in itertools.islice(batches, count):
+            training.backward(batch)
+            seen += len(batch[0])
+        training.optimizer.step()
+        assert value(timeline, "samples") == seen
+    assert seen == 22
+
+
+def test_a_second_loader_counts_from_the_step_that_uses_it(timeline: Timeline, loader: Any) -> None:
+    training, second = Training(), None
+    for number, batch in enumerate(loader):
+        training.backward(batch)
+        if number >= 3:
+            second = second or iter(DataLoader(TensorDataset(torch.randn(12, 8)), batch_size=3))
+            training.backward(next(second))
+        training.optimizer.step()
+    assert value(timeline, "samples") == 22 + 3 * 3
+
+
+def test_batches_that_are_skipped_after_steps_that_used_theirs_do_not_count(timeline: Timeline, loader: Any) -> None:
+    training = Training()
+    for number, batch in enumerate(loader):
+        if number not in (2, 3):
+            training.step(batch)
+    assert value(timeline, "samples") == 22 - 2 * 4
+
+
+def test_batches_without_gradients_between_steps_do_not_count(timeline: Timeline, loader: Any) -> None:
+    training, batches = Training(), iter(loader)
+    for number in range(5):
+        if number == 3:
+            with torch.no_grad():
+                training.model(next(batches)[0])
+        training.step(next(batches))
+    assert value(timeline, "samples") == 22 - 4
+
+
+def test_a_loader_that_the_dataset_reads_for_each_batch_does_not_count(timeline: Timeline) -> None:
+    class Joined(list[int]):
+        def __getitem__(self, index: Any) -> torch.Tensor:
+            (rows,) = next(iter(DataLoader(TensorDataset(torch.randn(3, 8)), batch_size=3)))
+            return torch.as_tensor(rows.mean(0))
+
+    training = Training()
+    for batch in DataLoader(Joined(range(10)), batch_size=4, collate_fn=lambda rows: [torch.stack(rows)]):  # type: ignore[arg-type]
+        training.step(batch)
+    assert value(timeline, "samples") == 10
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_batch_that_raises_leaves_the_others_counted(timeline: Timeline, workers: int) -> None:
+    class Damaged(list[int]):
+        def __getitem__(self, index: Any) -> torch.Tensor:
+            if index == 9:
+                raise ValueError("the user's own")
+            return torch.randn(8)
+
+    training, loader = Training(), DataLoader(Damaged(range(18)), batch_size=4, num_workers=workers)  # type: ignore[arg-type]
+    batches = iter(loader)
+    for number in range(5):
+        if number == 2:
+            with pytest.raises(ValueError, match="the user's own"):
+                next(batches)
+        else:
+            training.step([next(batches)])
+    assert value(timeline, "samples") == 18 - 4
+
+
+def test_tokens_count_in_the_batches_of_a_loader_that_have_some(timeline: Timeline) -> None:
+    rows: Any = [
+        {"input_ids": torch.zeros(16)} if number // 4 % 2 else {"pixels": torch.zeros(8)} for number in range(24)
+    ]
+    training = Training()
+
+    def collate(rows: list[dict[str, torch.Tensor]]) -> list[Any]:
+        (name,) = rows[0]
+        stacked = torch.stack([row[name] for row in rows])
+        return [{name: stacked}] if name == "input_ids" else [stacked]
+
+    for _batch in DataLoader(rows, batch_size=4, collate_fn=collate):
+        training.step((torch.randn(1, 8),))
+    assert (value(timeline, "samples"), value(timeline, "tokens")) == (24, 12 * 16)
+
+
+def test_a_stream_counts_what_its_batches_have_in_every_step(timeline: Timeline) -> None:
+    class Stream(IterableDataset[torch.Tensor]):
+        def __iter__(self) -> Iterator[torch.Tensor]:
+            return iter(torch.randn(22, 8))
+
+    training = Training()
+    for batch in DataLoader(Stream(), batch_size=4, collate_fn=lambda rows: [torch.stack(rows)]):
+        training.step(batch)
+    assert value(timeline, "samples") == 22
+
+
 def test_a_loop_that_returns_to_training_mode_after_it_has_fetched_its_batch_counts_it(
     timeline: Timeline, loader: Any
 ) -> None:
@@ -432,6 +547,16 @@ def test_what_the_script_says_of_a_step_is_what_counts(timeline: Timeline, loade
         Training().step(batch)
         rankscope.step(samples=100, tokens=2000)
     assert (value(timeline, "samples"), value(timeline, "tokens")) == (600, 12000)
+
+
+def test_what_the_script_says_counts_from_the_step_that_it_is_said_of(timeline: Timeline, loader: Any) -> None:
+    training = Training()
+    for number, batch in enumerate(loader):
+        training.backward(batch)
+        training.optimizer.step()
+        if number >= 3:
+            rankscope.step(samples=100)
+    assert value(timeline, "samples") == 4 * 4 + 3 * 100
 
 
 def test_a_step_may_tell_tokens_alone(timeline: Timeline) -> None:

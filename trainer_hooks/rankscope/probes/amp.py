@@ -81,7 +81,7 @@ class ScalerWatch:
         if not is_dynamo_compiling():
             self._begun.add(id(optimizer))
 
-    def stepped(self, call: tuple[Any, ...], _result: object, _seconds: float) -> None:
+    def stepped(self, call: tuple[Any, ...], _result: object) -> None:
         """Count what `scaler.step(optimizer)`, which has returned, turns out to have skipped, and read the scale."""
         scaler: Any = call[0]
         optimizer = call[1] if len(call) > 1 else None

@@ -34,12 +34,12 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
     passes, steps = timeline.backward, timeline.steps
 
-    def count(_call: tuple[Any, ...], gradients: object, _seconds: float) -> None:
+    def count(_call: tuple[Any, ...], gradients: object) -> None:
         if passes.on_end is not None:
             passes.on_end()
         if gradients:
             return  # only `grad` is given some
-        timeline.writer.slots[MICRO_STEPS] += 1
+        timeline.slots[MICRO_STEPS] += 1
         if passes.on_optimizer_steps is not None:
             passes.on_optimizer_steps()
         elif steps.marker < OPTIMIZER_STEP:

@@ -19,7 +19,7 @@ from rankscope.probes.compiler import skip_call, skip_frame
 from rankscope.probes.span import Function
 from rankscope.record import layout
 from rankscope.record.layout import COLLECTIVE_WAIT, INDEX
-from rankscope.timeline.groups import GROUP_WAIT, UNCOUNTED, Group
+from rankscope.timeline.groups import Group
 from rankscope.timeline.phases import OPEN_OP, Phases
 from rankscope.timeline.timeline import Timeline
 
@@ -112,7 +112,7 @@ class Collectives:
         if not opened:
             return None
         group = count(process_group)
-        slots = timeline.writer.slots
+        slots = timeline.slots
         outer = slots[OPEN_OP]
         if not outer:
             slots[OPEN_GROUP] = group.index
@@ -125,12 +125,13 @@ class Collectives:
         If it `is_awaited`, its wait comes next, and goes on with the phase that is open: a synchronous call is one.
         """
         opened, group, outer, began = call
+        size, is_on_host = payload
         timeline = self._timeline
-        slots = timeline.writer.slots
+        slots = timeline.slots
         slots[COLLECTIVES + op] += 1
-        slots[COLLECTIVE_BYTES + op] += payload[0]
+        slots[COLLECTIVE_BYTES + op] += size
         if is_awaited and not outer:
-            wait: Wait = opened, (op, group, payload, began, began), 0.0, began, payload[1] or op == BARRIER
+            wait: Wait = opened, (op, group, payload, began, began), 0.0, began, is_on_host or op == BARRIER
             if timeline.keep_open(key, wait):
                 return
         if opened is not None:
@@ -139,19 +140,20 @@ class Collectives:
         slots[OPEN_OP] = outer
         seconds = 0.0 if outer else now - began
         slots[COLLECTIVE_SECONDS + op] += seconds
-        if group.index != UNCOUNTED:
-            slots[GROUP_WAIT + group.index] += seconds
+        if group.wait_slot is not None:
+            slots[group.wait_slot] += seconds
         if key is not None:
             if len(self._pending) >= MAX_PENDING:
                 self._pending.clear()
             self._pending[key] = op, group, payload, began, now
-        elif payload[1] or op == BARRIER:
-            self.completed(op, group, seconds, payload[0])
+        elif is_on_host or op == BARRIER:  # as `completed`, without its call
+            slots[COLLECTIVE_DURATION + op] += seconds
+            slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 
     def abandon(self, call: Issue) -> None:
         """The call ended nobody knows how: an exception came up past us."""
         self._timeline.leave(call[0])
-        self._timeline.writer.slots[OPEN_OP] = call[2]
+        self._timeline.slots[OPEN_OP] = call[2]
 
     def begin_wait(self, key: int, work: Any = None) -> Wait | None:
         """The training thread waits for a collective. `work` is what can be asked whether it is complete, if any."""
@@ -162,7 +164,7 @@ class Collectives:
         opened = timeline.enter(COLLECTIVE_WAIT)
         if not opened:
             return None
-        slots = timeline.writer.slots
+        slots = timeline.slots
         outer, began = slots[OPEN_OP], timeline.last_event
         pending = self._pending.pop(key, None)
         if pending is None:
@@ -182,16 +184,16 @@ class Collectives:
         timeline = self._timeline
         timeline.leave(opened)
         now = timeline.last_event
-        slots = timeline.writer.slots
+        slots = timeline.slots
         slots[OPEN_OP] = outer
         if pending is None:
             return
         op, group, (size, _), issue_began, _ = pending
         if not outer:
             slots[COLLECTIVE_SECONDS + op] += now - began
-            if group.index != UNCOUNTED:
-                slots[GROUP_WAIT + group.index] += now - began
-        if is_complete and sees_the_end:  # as `completed`, whose call would be 2 % more of every synchronous collective
+            if group.wait_slot is not None:
+                slots[group.wait_slot] += now - began
+        if is_complete and sees_the_end:  # likewise
             slots[COLLECTIVE_DURATION + op] += now - issue_began
             slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 
@@ -201,7 +203,7 @@ class Collectives:
         Only for those whose duration is known (from the host's clock or from a device's events, read later), so that
         bus bytes divided by duration is their bandwidth.
         """
-        slots = self._timeline.writer.slots
+        slots = self._timeline.slots
         slots[COLLECTIVE_DURATION + op] += duration
         slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 

@@ -76,6 +76,7 @@ class Sandwich:
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
+        self._backward = timeline.backward
         self._guard = guard
         self._collectives = Collectives(timeline)
         self._in_flight: list[WatchedModule] = []  # those that the backward which is running will synchronise
@@ -85,6 +86,7 @@ class Sandwich:
         self._undo: list[Undo] = []  # of what is replaced as the first module is met whose outputs get hooks
         # Bound once, as each of them is looked up at every backward.
         self._first, self._second = self.before_reducer, self.after_reducer
+        self._count = self._collectives.groups.issued
 
     def add(self, module: DistributedDataParallel) -> None:
         """Remember whose reducer this is, until it is prepared for the first time."""
@@ -92,7 +94,7 @@ class Sandwich:
         if may_lack_gradients(module):
             self._watch_outputs()
 
-    def arm(self, reducer: Any, outputs: Any) -> None:
+    def arm(self, reducer: Any, *outputs: Any) -> None:
         """After the reducer was prepared for outputs: it synchronizes the next backward pass."""
         watched = self.modules.get(id(reducer)) or self._find(reducer)
         if watched is None:
@@ -101,9 +103,8 @@ class Sandwich:
             self._close()
         watched.armed = True
         watched.passes_to_sample -= 1
-        module = watched.module()
-        if not watched.passes_to_sample and module is not None:
-            self._take_sample(watched, module)
+        if not watched.passes_to_sample:
+            self._take_sample(watched)
         if watched.hooks_outputs:
             self.hook(watched, outputs)
 
@@ -133,10 +134,11 @@ class Sandwich:
             wrapper = _post_forward(self, self._guard)
             self._undo.append(replace(DistributedDataParallel, "_post_forward", wrapper))
 
-    def _take_sample(self, watched: WatchedModule, module: DistributedDataParallel) -> None:
+    def _take_sample(self, watched: WatchedModule) -> None:
         """Only what was sampled gets a duration and bus bytes: their quotient is the bandwidth, nothing is guessed."""
         watched.passes_to_sample = SAMPLING_RATE
-        if seconds := watched.new_sample():
+        module = watched.module()
+        if module is not None and (seconds := watched.new_sample()):
             group = self._timeline.groups.of(module.process_group)
             self._collectives.completed(DDP_ALL_REDUCE, group, seconds, watched.gradient_bytes)
 
@@ -155,9 +157,9 @@ class Sandwich:
             if not watched.armed or self._guard.blown:
                 return
             watched.armed = False
-            self._in_flight.append(watched)
-            if len(self._in_flight) == 1:
+            if not self._in_flight:
                 queue_callback(self._first)
+            self._in_flight.append(watched)
         except BaseException as error:
             self._guard.blow(error)
 
@@ -171,14 +173,12 @@ class Sandwich:
                 return
             # The reducer has issued all its buckets now; the record says so before it waits for the other ranks.
             # The engine may run this on a device's thread; the training thread waits for the engine.
-            collectives = self._collectives
-            call = collectives.begin(module.process_group, DDP_ALL_REDUCE, collectives.groups.issued, True)
-            if call is None or call[0] is None:
+            call = self._collectives.begin(module.process_group, DDP_ALL_REDUCE, self._count, True)
+            if call is None:
                 return
-            (around, _) = call[0][1]
-            if around == BACKWARD and not self._timeline.backward.nested:
+            if self._timeline.open_phases[1][0] == BACKWARD and not self._backward.nested:
                 self._call = (None, *call[1:])  # the phase will have ended with the backward pass around it
-                self._timeline.backward.on_end = self._second
+                self._backward.on_end = self._second
             else:  # a backward that is not seen, or one that ends before that which is
                 self._call = call
                 queue_callback(self._second)
@@ -188,7 +188,7 @@ class Sandwich:
     def after_reducer(self) -> None:
         """The gradients are averaged, and the wait for them has ended."""
         try:
-            self._timeline.backward.on_end = None
+            self._backward.on_end = None
             if self._call is not None and not self._guard.blown:
                 size = 0.0
                 for watched in self._in_flight:
@@ -198,16 +198,16 @@ class Sandwich:
                         size += watched.gradient_bytes
                 self._collectives.issued(self._call, DDP_ALL_REDUCE, (size, False), None)
                 self._call = None
-            self._in_flight.clear()
+            self._in_flight = []
         except BaseException as error:
             self._guard.blow(error)
 
     def _close(self) -> None:
-        self._timeline.backward.on_end = None
+        self._backward.on_end = None
         if self._call is not None:
             self._collectives.abandon(self._call)
         self._call = None
-        self._in_flight.clear()
+        self._in_flight = []
 
 
 def calling_module(reducer: Any) -> DistributedDataParallel | None:
@@ -306,11 +306,11 @@ def _prepare(sandwich: Sandwich, guard: Guard) -> Callable[[Function], Function]
     skip_call(sandwich.arm)
 
     def wrap(original: Function) -> Function:
-        def watched(reducer: Any, *outputs: Any) -> Any:
-            result = original(reducer, *outputs)
+        def watched(*args: Any) -> Any:
+            result = original(*args)
             if not (guard.blown or is_dynamo_compiling()):
                 try:
-                    sandwich.arm(reducer, outputs)
+                    sandwich.arm(*args)
                 except BaseException as error:
                     guard.blow(error)
             return result

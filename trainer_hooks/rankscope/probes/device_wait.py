@@ -45,7 +45,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # torch's
         return []
 
-    def count(_call: Arguments, _result: object, _seconds: float) -> None:
+    def count(_call: Arguments, _result: object) -> None:
         timeline.writer.slots[DEVICE_WAITS] += 1
 
     watch = in_phase(timeline, guard, layout.DEVICE_WAIT, count)

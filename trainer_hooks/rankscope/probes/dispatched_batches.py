@@ -27,7 +27,7 @@ class Dispatchers:
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         counter = BatchCounter(timeline)
 
-        def note(call: tuple[Any, ...], batch: Any, _seconds: float) -> None:
+        def note(call: tuple[Any, ...], batch: Any) -> None:
             counter.note(call[0], batch)
 
         self._fetch = in_phase(timeline, guard, layout.DATA_WAIT, note)(lambda _iterator, ask: ask())

@@ -26,14 +26,14 @@ from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.probes.compiler import skip_call, skip_frame
 from rankscope.probes.span import Function, in_phase
-from rankscope.record import layout
+from rankscope.record.layout import BACKWARD, DATA_WAIT, EVALUATION, FORWARD
 from rankscope.timeline.timeline import Timeline
 
 # A module called within these is part of them: a submodule, a recomputed activation, a transform of the data.
-NOT_WITHIN = frozenset({layout.FORWARD, layout.BACKWARD, layout.DATA_WAIT})
+NOT_WITHIN = frozenset({FORWARD, BACKWARD, DATA_WAIT})
 
 # An evaluation may call DDP's forward, around the module that trains.
-NO_EVALUATION_WITHIN = frozenset({layout.EVALUATION, layout.BACKWARD, layout.DATA_WAIT})
+NO_EVALUATION_WITHIN = frozenset({EVALUATION, BACKWARD, DATA_WAIT})
 
 # Replacing nn.Module.__call__ updates every module class of the process: 0.15 ms with torch's own 400 classes, 0.9 ms
 # with 3,400. So the search is rare: after the first step (which is start-up) and then at powers of ten. It lasts two
@@ -52,7 +52,7 @@ class TrainedModules:
 
     def __init__(self, timeline: Timeline) -> None:
         self._job = timeline.job
-        self._modules: dict[int, weakref.ref[torch.nn.Module]] = {}
+        self.ids: set[int] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
         """A stand-in without anything, as `Guard.__reduce__` explains."""
@@ -60,36 +60,35 @@ class TrainedModules:
 
     def is_evaluated(self, module: torch.nn.Module) -> bool:
         """Whether this pass of a module is evaluation; a pass with gradients shows how the module trains."""
-        known = self._modules.get(id(module))
+        is_known = id(module) in self.ids
         if not is_grad_enabled():
-            return known is not None and not module.training and known() is module
-        if known is None:
-            if module.training:
-                self._add(module)
-        elif not module.training:
-            del self._modules[id(module)]  # it trains in evaluation mode, too
+            return is_known and not module.training
+        if module.training and not is_known:
+            self._add(module)
+        elif is_known and not module.training:
+            self.ids.discard(id(module))  # it trains in evaluation mode, too
             self._job.model = lambda: None
         return False
 
     def _add(self, module: torch.nn.Module) -> None:
-        reference = self._modules[id(module)] = weakref.ref(module)
-        self._job.model = reference
-        weakref.finalize(module, self._modules.pop, id(module), None).atexit = False  # before its id is another's
+        self.ids.add(id(module))
+        self._job.model = weakref.ref(module)
+        weakref.finalize(module, self.ids.discard, id(module)).atexit = False  # before its id is another's
 
 
 class RootModules:
     """Finds the classes of root modules and watches their calls."""
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
+        self._timeline = timeline
         self._guard = guard
         self._objects = timeline.job.objects
         self._watched: dict[type[torch.nn.Module], Undo] = {}
         self._found: dict[type[torch.nn.Module], list[float]] = {}  # by class, the seconds of each call
+        self._forward_seconds = 0.0  # that the record had when the search began, or at the last call that it found
         self._next_search = 1
         self._end_search: Undo | None = None
-        self._in_search = in_phase(timeline, guard, layout.FORWARD, self._note, unless_within=NOT_WITHIN)
-        self._in_forward = in_phase(timeline, guard, layout.FORWARD, unless_within=NOT_WITHIN)
-        self._in_evaluation = in_phase(timeline, guard, layout.EVALUATION, unless_within=NO_EVALUATION_WITHIN)
+        self._in_search = in_phase(timeline, guard, FORWARD, self._note, unless_within=NOT_WITHIN)
         self._trained = TrainedModules(timeline)
         skip_call(self._trained.is_evaluated)
 
@@ -111,12 +110,15 @@ class RootModules:
         self._watched.clear()
 
     def _search(self) -> None:
+        self._forward_seconds = self._timeline.seconds[FORWARD]
         self._end_search = replace(torch.nn.Module, "__call__", self._in_search)
         if handler := _compiler_callbacks():
             handler.register_start_callback(self._pause_search)
 
-    def _note(self, call: tuple[Any, ...], _result: object, seconds: float) -> None:
+    def _note(self, call: tuple[Any, ...], _result: object) -> None:
         """Of a call of a root module, keep its class and its seconds for the end of the search."""
+        before, self._forward_seconds = self._forward_seconds, self._timeline.seconds[FORWARD]
+        seconds = self._forward_seconds - before
         self._found.setdefault(type(call[0]), []).append(seconds)
         if (wrapped := wrapped_module(call[0])) is not None:
             self._found.setdefault(type(wrapped), []).append(seconds)
@@ -146,25 +148,43 @@ class RootModules:
         inherits = "__call__" not in vars(module_class)
 
         def make(original: Function) -> Function:
-            return self._in_pass(next_in_line(module_class, original) if inherits else original)
+            return self._in_pass(original, next_in_line(module_class) if inherits else original)
 
         self._watched[module_class] = replace(module_class, "__call__", make)
 
-    def _in_pass(self, original: Function) -> Function:
-        """Wrap a call of a module of a watched class: it is forward or evaluation."""
-        forward, evaluation = self._in_forward(original), self._in_evaluation(original)
-        guard, trained = self._guard, self._trained
+    def _in_pass(self, original: Function, plain: Function) -> Function:
+        """Wrap `plain`, a call of a module of a watched class: it is forward or evaluation.
+
+        torch.compile gets the `original`: code that looks it up would be compiled again at the next search.
+        """
+        timeline, guard, trained = self._timeline, self._guard, self._trained
+        known = trained.ids
 
         def watched(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if is_dynamo_compiling() or guard.blown:
+            if is_dynamo_compiling():
                 return original(module, *args, **kwargs)
-            call = forward
+            if guard.blown:
+                return plain(module, *args, **kwargs)
             try:
-                if trained.is_evaluated(module):
-                    call = evaluation
+                if not (module.training and id(module) in known) and trained.is_evaluated(module):
+                    opened = None if timeline.is_within(NO_EVALUATION_WITHIN) else timeline.enter(EVALUATION)
+                elif timeline.open_phases[1] is not None and (
+                    timeline.open_phases[0] in NOT_WITHIN or timeline.is_within(NOT_WITHIN)
+                ):
+                    opened = None
+                else:
+                    opened = timeline.enter(FORWARD)
             except BaseException as error:
                 guard.blow(error)
-            return call(module, *args, **kwargs)
+                opened = None
+            try:
+                return plain(module, *args, **kwargs)
+            finally:
+                if opened is not None:
+                    try:
+                        timeline.leave(opened)
+                    except BaseException as error:
+                        guard.blow(error)
 
         return skip_frame(watched)
 
@@ -182,15 +202,10 @@ def is_worth_watching(module_class: type[torch.nn.Module], calls: list[float]) -
     return len(calls) <= MANY_CALLS or min(calls) >= SHORT_SECONDS
 
 
-def next_in_line(module_class: type[torch.nn.Module], original: Function) -> Function:
-    """What `module_class` inherits as `__call__`, at each call: torch.fx replaces nn.Module's while it traces.
-
-    torch.compile gets the `original`: code that looks it up would be compiled anew at the next search.
-    """
+def next_in_line(module_class: type[torch.nn.Module]) -> Function:
+    """What `module_class` inherits as `__call__`, at each call: torch.fx replaces nn.Module's while it traces."""
 
     def inherited(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-        if is_dynamo_compiling():
-            return original(module, *args, **kwargs)
         return super(module_class, module).__call__(*args, **kwargs)  # type: ignore[misc]  # torch does not declare it
 
     return skip_frame(inherited)

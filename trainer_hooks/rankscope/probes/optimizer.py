@@ -26,12 +26,13 @@ from torch.optim.optimizer import (
 
 from rankscope.guard import Guard
 from rankscope.patch import Undo
-from rankscope.record.layout import BACKWARD, FORWARD, OPTIMIZER
+from rankscope.record.layout import BACKWARD, FORWARD, INDEX, OPTIMIZER
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.steps import OPTIMIZER_STEP, SCRIPT
 from rankscope.timeline.timeline import Timeline
 from rankscope.timeline.turns import Turns
 
+MICRO_STEPS = INDEX["micro_steps"]
 BEGINNINGS = frozenset({FORWARD, BACKWARD})  # phases that a step may begin with
 MOST_THREADS = 1024  # that are remembered
 
@@ -51,7 +52,7 @@ class StepMarker:
         self._steps = timeline.steps
         self._guard = guard
         self._open: dict[int, Phases | None] = {}
-        self._turns = Turns(on_change=self._note_marking)
+        self._count_turn = Turns(on_change=self._note_marking).count
         self._beside: set[int] = set()  # threads that train while another one does
         # The thread that stepped last of those that we do not follow, and our last event then.
         self._elsewhere = (0, 0.0)
@@ -60,17 +61,14 @@ class StepMarker:
         """Enter the phase, as the pre hook: unless this is within a backward pass, whose time it then is."""
         if is_dynamo_compiling() or self._guard.blown:
             return  # a compiled optimizer would be compiled anew at each of our changing values
-        timeline = self._timeline
         try:
-            if timeline.open_phases[1] is not None and timeline.is_within((BACKWARD,)):
+            if self._timeline.open_phases[1] is not None and self._timeline.is_within((BACKWARD,)):
                 # Perhaps on a thread of the autograd engine. Hundreds a step: their time stays the backward's.
-                timeline.backward.on_optimizer_steps = self._after_backward
+                self._timeline.backward.on_optimizer_steps = self._after_backward
                 return
-            if not self._steps.has_started:
-                timeline.adopt()  # some frameworks train on a thread of their own
             if self._open:
                 self._close_raised(optimizer)
-            self._open[id(optimizer)] = timeline.enter(OPTIMIZER) or self._enter_elsewhere()
+            self._open[id(optimizer)] = self._timeline.enter(OPTIMIZER) or self._enter_elsewhere()
         except BaseException as error:
             self._guard.blow(error)
 
@@ -78,18 +76,19 @@ class StepMarker:
         """The optimizer's step ends, and with it, for the optimizer that marks them, the training step."""
         if is_dynamo_compiling() or self._guard.blown:
             return
-        timeline = self._timeline
         try:
             opened = self._open.pop(id(optimizer), None)
-            timeline.leave(opened)
+            if opened is None:
+                return
+            self._timeline.leave(opened)
             steps = self._steps
-            if opened is None or steps.marker == SCRIPT:
+            if steps.marker == SCRIPT:
                 return
             # A tensor, from the scaler, during a fused optimizer's step.
             found = getattr(optimizer, "found_inf", None)
             if found is not None and was_skipped(found):
                 return
-            number = self._turns.count(optimizer, steps.micro_steps)
+            number = self._count_turn(optimizer, self._timeline.slots[MICRO_STEPS])
             if number and (steps.marker == OPTIMIZER_STEP or steps.take_over(OPTIMIZER_STEP)):
                 steps.ended(number)
         except BaseException as error:
@@ -106,7 +105,7 @@ class StepMarker:
         self._timeline.backward.on_optimizer_steps = None
         if steps.marker == SCRIPT:
             return
-        number = self._turns.count(WITHIN_BACKWARD, steps.micro_steps)
+        number = self._count_turn(WITHIN_BACKWARD, steps.micro_steps)
         if number:
             steps.marker = OPTIMIZER_STEP
             self._timeline.step(number)
@@ -129,11 +128,12 @@ class StepMarker:
     def _enter_elsewhere(self) -> Phases | None:
         """Follow the training to another thread, if the one that we follow did nothing between two steps of this one.
 
-        A notebook trains in one thread and then in another; two threads that both train do not take turns.
+        A notebook trains in one thread and then in another; two threads that both train do not take turns. Some
+        frameworks train on a thread of their own: that is followed from its first step on.
         """
         timeline = self._timeline
         seen = get_ident(), timeline.last_event
-        if seen != self._elsewhere or timeline.open_phases[1] is not None:
+        if self._steps.has_started and (seen != self._elsewhere or timeline.open_phases[1] is not None):
             self._elsewhere = seen
             return None
         timeline.adopt()

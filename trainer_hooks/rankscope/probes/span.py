@@ -18,7 +18,7 @@ from rankscope.timeline.timeline import Timeline
 Function = Callable[..., Any]
 Arguments = tuple[Any, ...]
 Call = TypeVar("Call")
-Done = Callable[[Arguments, Any, float], None]
+Done = Callable[[Arguments, Any], None]
 
 NEVER: frozenset[int] = frozenset()
 
@@ -41,11 +41,12 @@ def around(
         def watched(*args: Any, **kwargs: Any) -> Any:
             if guard.blown or is_dynamo_compiling():
                 return original(*args, **kwargs)
-            call, result, returned = None, None, False
+            result, returned = None, False
             try:
                 call = begin(args, kwargs)
             except BaseException as error:
                 guard.blow(error)
+                call = None
             try:
                 result = original(*args, **kwargs)
                 returned = True
@@ -73,8 +74,8 @@ def in_phase(
 ) -> Callable[[Function], Function]:
     """A wrapper that opens `phase` around a call.
 
-    `done` gets the call's arguments, its result and the seconds since the last event, if the call was one of the
-    training thread's. Within any of the phases `unless_within` a call is left alone, in the wrapper `left_alone`.
+    `done` gets the call's arguments and its result, None if it raised, if the call was one of the training thread's.
+    Within any of the phases `unless_within` a call is left alone, in the wrapper `left_alone`.
     """
     skip_call(timeline.enter)
     skip_call(timeline.leave)
@@ -90,20 +91,21 @@ def in_phase(
                 return original(*args, **kwargs)
             if timeline.open_phases[1] is not None and timeline.is_within(unless_within):
                 return within(*args, **kwargs)
-            opened = result = None
+            result = None
             try:
                 opened = timeline.enter(phase)
             except BaseException as error:
                 guard.blow(error)
+                opened = None
             try:
                 result = original(*args, **kwargs)
                 return result
             finally:
                 if opened is not None:
                     try:
-                        seconds = timeline.leave(opened)
+                        timeline.leave(opened)
                         if done is not None:
-                            done(args, result, seconds)
+                            done(args, result)
                     except BaseException as error:
                         guard.blow(error)
 

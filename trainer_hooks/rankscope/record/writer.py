@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import secrets
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +66,7 @@ class RankWriter:
         self.path: Path | None = None
         self._descriptor: OwnDescriptor | None = None
         self._info_sequence = 0
+        self.on_move: Callable[[], object] = lambda: None  # called when the slots are in another memory
         self._use(memoryview(bytearray(layout.SIZE)))
         self._memory[: layout.HEADER.size] = layout.header()
 
@@ -182,6 +184,7 @@ class RankWriter:
         self.copied = self.slots[layout.COPIED]
         self.ring = _entries(view, layout.RING_OFFSET, layout.RING_STEPS, layout.RING_WIDTH)
         self.device_ring = _entries(view, layout.DEVICE_RING_OFFSET, layout.DEVICE_RING_STEPS, layout.DEVICE_RING_WIDTH)
+        self.on_move()
 
 
 def _entries(view: memoryview, offset: int, steps: int, width: int) -> list[memoryview[float]]:

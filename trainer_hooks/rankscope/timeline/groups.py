@@ -30,10 +30,13 @@ UNCOUNTED = layout.MAX_GROUPS  # the index of a group for which none is left
 class Group:
     """One process group: its index in the record, its last sequence number, the factors of its bus bytes."""
 
-    __slots__ = ("bus_factors", "index", "last", "reference", "sequence")
+    __slots__ = ("bus_factors", "index", "last", "number_slot", "reference", "sequence", "wait_slot")
 
     def __init__(self, index: int, ranks: int, sequence: Callable[[Any], int] | None) -> None:
         self.index = index
+        is_counted = index != UNCOUNTED
+        self.number_slot = GROUP_COLLECTIVES + index if is_counted else None  # of the record
+        self.wait_slot = GROUP_WAIT + index if is_counted else None
         self.last = 0  # with what was issued since torch was asked
         self.sequence = sequence  # torch's number of a process group; None where the backend does not count
         self.bus_factors = bus_factors(ranks)
@@ -99,8 +102,8 @@ class Groups:
         issued in between counts by then. On every rank alike.
         """
         group = self._known.get(id(process_group)) or self._meet(process_group)
-        if group.index != UNCOUNTED:
-            self._writer.slots[GROUP_COLLECTIVES + group.index] += 1
+        if group.number_slot is not None:
+            self._writer.slots[group.number_slot] += 1
         group.last += 1
         self.unasked.add(group)
         return group
@@ -109,8 +112,8 @@ class Groups:
         """C++ code has issued collectives of the whole group."""
         group = self._known.get(id(process_group)) or self._meet(process_group)
         number = group.last + 1 if group.sequence is None else group.sequence(process_group)
-        if group.index != UNCOUNTED and number > group.last:  # less, if one of ours is none to the backend
-            self._writer.slots[GROUP_COLLECTIVES + group.index] += number - group.last
+        if group.number_slot is not None and number > group.last:  # less, if one of ours is none to the backend
+            self._writer.slots[group.number_slot] += number - group.last
         group.last = number
         self.unasked.discard(group)
         return group

@@ -43,10 +43,18 @@ class PhaseClock:
 
     def __init__(self, writer: RankWriter, clock: Callable[[], float]) -> None:
         self.writer = writer
+        writer.on_move = self._find_slots
+        self._find_slots()
         self.clock = clock
         self._on_event: Callable[[int], object] | None = None
         # Called with a phase that begins on another thread; returns whether that is the one to follow from now on.
         self.follows: Callable[[int], bool] = lambda _phase: False
+
+    def _find_slots(self) -> None:
+        """Keep what the fast path writes into."""
+        writer = self.writer
+        self.slots, self.seconds = writer.slots, writer.phase_seconds
+        self.copied, self.ring = writer.copied, writer.ring
 
     def restart(self) -> None:
         """Begin again, in start-up, as the calling process."""
@@ -59,8 +67,8 @@ class PhaseClock:
         self._owner_after_wait: int | None = None  # what `usual_owner` will be again
         self._find_usual_owner()
         self.last_event = self.clock()  # when it was
-        self.writer.slots[PHASE_SINCE] = self.last_event
-        self.writer.phase_seconds[OPEN] = layout.STARTUP
+        self.slots[PHASE_SINCE] = self.last_event
+        self.seconds[OPEN] = layout.STARTUP
 
     @property
     def on_event(self) -> Callable[[int], object] | None:
@@ -104,31 +112,27 @@ class PhaseClock:
             return self._enter_unusually(phase, on_behalf)
         now = self.clock()  # from here on without a call, after which Ctrl-C might come in between
         outer = self.open_phases
-        seconds = self.writer.phase_seconds
-        seconds[outer[0]] += now - self.last_event
+        self.seconds[outer[0]] += now - self.last_event
         self.last_event = now
         self.open_phases = opened = (phase, outer)
-        seconds[OPEN] = phase
+        self.seconds[OPEN] = phase
         return opened
 
-    def leave(self, opened: Phases | None) -> float:
+    def leave(self, opened: Phases | None) -> None:
         """Close the phase that `enter` opened, and whatever was left open within it.
 
-        Returns the seconds since the last event: of an innermost phase, its whole length. 0 if it was not entered,
-        or somebody further out has closed it already.
+        Nothing is done if it was not entered, or somebody further out has closed it already.
         """
         inner = self.open_phases
         # One phase within it, as DDP's exposed wait in backward, ends in the same event.
-        if opened is None or self.usual_owner is None or (inner is not opened and inner[1] is not opened):
-            return self._leave_unusually(opened)
+        if self.usual_owner is None or (inner is not opened and (opened is None or inner[1] is not opened)):
+            self._leave_unusually(opened)
+            return
         now = self.clock()  # from here on without a call, as above
-        elapsed = now - self.last_event
-        seconds = self.writer.phase_seconds
-        seconds[inner[0]] += elapsed
+        self.seconds[inner[0]] += now - self.last_event
         self.last_event = now
         self.open_phases = outer = opened[1]
-        seconds[OPEN] = outer[0]
-        return elapsed
+        self.seconds[OPEN] = outer[0]
 
     def _enter_unusually(self, phase: int, on_behalf: bool) -> Phases | None:
         """`enter` where anything is unusual: it asks for each case in turn."""
@@ -161,21 +165,19 @@ class PhaseClock:
         """
         return self.is_within((layout.BACKWARD,)) and runs_backward()
 
-    def _leave_unusually(self, opened: Phases | None) -> float:
+    def _leave_unusually(self, opened: Phases | None) -> None:
         """`leave` of any open phase, however many are open within it, and of one that is closed already."""
         phases, left = flat(self.open_phases), flat(opened)
         depth = len(left) - 1  # how many stay open
         # The outermost is another by now, if start-up ended in between.
-        if depth <= 0 or phases[-depth - 1 : -1] != left[:-1]:
-            return 0.0
-        return self._close(depth)
+        if depth > 0 and phases[-depth - 1 : -1] == left[:-1]:
+            self._close(depth)
 
-    def _close(self, depth: int) -> float:
-        """Leave only the `depth` outermost phases open. Returns the seconds since the last event."""
+    def _close(self, depth: int) -> None:
+        """Leave only the `depth` outermost phases open."""
         outer = self.open_phases
         for _ in flat(outer)[depth:]:
             outer = outer[1]
-        before = self.last_event
         now = self._pass()
         self._forget_kept()
         self.open_phases = outer  # from here on without a call, after which Ctrl-C might come in between
@@ -186,12 +188,11 @@ class PhaseClock:
             self._find_usual_owner()
             if self._on_boundary is not None:
                 self._on_boundary(outer[0])
-        return now - before
 
     def _pass(self) -> float:
         """Charge the time until now to the phase that is open; returns now."""
         now = self.clock()
-        self.writer.phase_seconds[self.charged_phase()] += now - self.last_event
+        self.seconds[self.charged_phase()] += now - self.last_event
         self.last_event = now
         return now
 
@@ -208,7 +209,7 @@ class PhaseClock:
     def _forget_kept(self) -> None:
         if self._kept is not None:
             self._kept = None
-            self.writer.slots[OPEN_OP] = 0.0
+            self.slots[OPEN_OP] = 0.0
 
     def keep_open(self, key: int | None, wait: Any) -> bool:
         """Leave the innermost phase open for the wait that `key` names and that comes next; `wait` is kept for it.
@@ -232,8 +233,9 @@ class PhaseClock:
 
     def unwind(self) -> None:
         """Close everything but start-up: what a probe that failed half-way may have left open."""
+        self._find_slots()  # Ctrl-C may have come while the record moved
         self._close(1)
-        self.writer.slots[OPEN_OP] = 0.0
+        self.slots[OPEN_OP] = 0.0
 
     def end_startup(self) -> None:
         """Start-up ended with the last event. What is open within it goes on."""
@@ -250,7 +252,12 @@ class PhaseClock:
 
     def is_within(self, phases: Collection[int]) -> bool:
         """Whether one of these phases is open. Usually `open_phases` has but one, which tells without this call."""
-        return not set(flat(self.open_phases)).isdisjoint(phases)
+        opened: Phases | None = self.open_phases
+        while opened is not None:
+            phase, opened = opened
+            if phase in phases:
+                return True
+        return False
 
     def adopt(self) -> None:
         """Record the calling thread's time from now on, as it is the one that trains."""
@@ -264,8 +271,8 @@ class PhaseClock:
         self._owner = self.on_boundary = None
 
     def _open(self, phase: int, now: float) -> None:
-        self.writer.phase_seconds[OPEN] = phase
-        self.writer.slots[PHASE_SINCE] = now if ABSORBS[phase] else 0.0
+        self.seconds[OPEN] = phase
+        self.slots[PHASE_SINCE] = now if ABSORBS[phase] else 0.0
 
 
 def runs_backward() -> bool:

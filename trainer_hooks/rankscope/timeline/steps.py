@@ -23,7 +23,9 @@ SAMPLES = INDEX["samples"]
 TOKENS = INDEX["tokens"]
 STEP_SECONDS = INDEX["step_seconds"]
 STEP_BUCKETS = INDEX["step_buckets"]
-COPIES = slice(2, None)  # of an entry of the ring
+# Of an entry of the ring: the copies of slots, and that of the seconds of forward passes.
+COPIES = slice(2, None)
+FORWARD_COPY = COPIES.start + INDEX["phase_seconds"] + FORWARD - SAMPLES
 
 
 class Steps:
@@ -35,6 +37,7 @@ class Steps:
         self.marker = NOTHING  # what ends the steps, as layout.STEP_MARKERS
         self.on_end: Callable[[float, int], object] | None = None  # with the step's end and the phase that is open
         self.polls: list[Callable[[], None]] = []  # called at a step's end, at most once a second: what may cost
+        self.batches = Batches()
         self._wake_number: float = inf
         self._on_wake: Callable[[int], int | None] = lambda _: None
         self.restart()
@@ -43,9 +46,8 @@ class Steps:
         """Begin again, as the calling process: its first step ends start-up."""
         self.has_started = False
         self._last_end = self._next_poll = 0.0
-        self._forward_then = 0.0  # seconds of forward passes at the end of the last step
         self._bucket = (inf, inf, STEP_BUCKETS)  # of the histogram: its bounds (none is known yet) and its slot
-        self.batches = Batches()
+        self.batches.restart()
         # Numbers that the script gave for the step that ends next: its samples and tokens.
         self.given: tuple[float | None, float | None] | None = None
         self.samples_are_unknown = False  # of a batch that a step has used; the sum says nothing then
@@ -54,12 +56,12 @@ class Steps:
     @property
     def count(self) -> int:
         """How many steps have ended, the one that ended start-up among them."""
-        return int(self._phases.writer.slots[STEPS])
+        return int(self._phases.slots[STEPS])
 
     @property
     def micro_steps(self) -> int:
         """How many outermost backward passes have ended."""
-        return int(self._phases.writer.slots[MICRO_STEPS])
+        return int(self._phases.slots[MICRO_STEPS])
 
     def ended(self, number: int = 1) -> None:
         """The end of a step was the last event, one of the training thread's.
@@ -68,28 +70,34 @@ class Steps:
         in the histogram and no entries in the ring.
         """
         phases = self._phases
-        now, writer = phases.last_event, phases.writer
-        slots = writer.slots
-        if not self.has_started:
+        now = phases.last_event
+        slots = phases.slots
+        elapsed = now - self._last_end
+        seconds = elapsed / number
+        lowest, highest, bucket = self._bucket  # the last step's, and nearly always this one's, too
+        if lowest < seconds <= highest:
+            slots[STEP_SECONDS] += elapsed
+            slots[bucket] += number
+        elif self.has_started:
+            slots[STEP_SECONDS] += elapsed
+            slots[self._find_bucket(seconds)] += number
+        else:
             phases.end_startup()
             self.has_started = True
-        else:
-            seconds = (now - self._last_end) / number
-            slots[STEP_SECONDS] += seconds * number
-            lowest, highest, bucket = self._bucket  # the last step's, and nearly always this one's, too
-            if not lowest < seconds <= highest:
-                bucket = self._find_bucket(seconds)
-            slots[bucket] += number
-        if self.batches.sources or self.given:
+        batches = self.batches
+        if batches.samples:  # nearly always
+            slots[SAMPLES] += batches.samples
+            batches.samples = 0
+            batches.passes = slots[MICRO_STEPS]
+        elif batches.sources or self.given:
             self._count_samples()
         count = slots[STEPS] + number
-        entry = writer.ring[int(count) % RING_STEPS]
+        entry = phases.ring[int(count) % RING_STEPS]
         entry[0] = count
         entry[1] = now
-        entry[COPIES] = writer.copied
+        entry[COPIES] = phases.copied
         slots[STEPS] = count  # last: now the entry counts
         self._last_end = now
-        self._forward_then = writer.phase_seconds[FORWARD]
         if self._groups.unasked:
             self._groups.ask()
         if self.on_end is not None:
@@ -103,22 +111,30 @@ class Steps:
     def is_between(self) -> bool:
         """Whether a step has ended, and its thread has begun no forward pass of the next one."""
         phases = self._phases
-        is_idle = phases.open_phases[1] is None and phases.writer.phase_seconds[FORWARD] == self._forward_then
+        forward_then = phases.ring[self.count % RING_STEPS][FORWARD_COPY]
+        is_idle = phases.open_phases[1] is None and phases.seconds[FORWARD] == forward_then
         return self.has_started and is_idle
 
     def share_batches(self) -> None:
         """Count no samples or tokens from now on: another rank of the run trains on the same ones."""
         self.shares_batches = True
-        self._phases.writer.slots[SAMPLES] = self._phases.writer.slots[TOKENS] = 0.0
+        self.batches.end_usual()
+        self._phases.slots[SAMPLES] = self._phases.slots[TOKENS] = 0.0
 
     def _count_samples(self) -> None:
         """Count the batches that the step which ends now was trained on, or what the script says of it."""
-        slots = self._phases.writer.slots
+        slots = self._phases.slots
         batches = self.batches.take(slots[MICRO_STEPS])
         if self.given is not None:
             batches = self._as_given(batches, *self.given)
         if self.shares_batches:
             return
+        self._add(batches)
+        if not self.samples_are_unknown:
+            self.batches.expect_usual()
+
+    def _add(self, batches: list[Batch]) -> None:
+        slots = self._phases.slots
         for samples, tokens in batches:
             if samples is None:
                 self.samples_are_unknown = True
@@ -127,6 +143,11 @@ class Steps:
                 slots[SAMPLES] += samples
             if tokens:
                 slots[TOKENS] += tokens
+
+    def give(self, samples: float | None, tokens: float | None) -> None:
+        """Keep what the script says of the step that ends next."""
+        self.given = samples, tokens
+        self.batches.end_usual()
 
     def _as_given(self, batches: list[Batch], samples: float | None, tokens: float | None) -> list[Batch]:
         """Return the batches with what the script says of them in the place of what they said."""

@@ -11,7 +11,6 @@ import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
-from weakref import ReferenceType
 
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
@@ -40,7 +39,7 @@ class Job:
     """What the probes have met of the job, for those who want to know it: its settings are read from these."""
 
     def __init__(self) -> None:
-        self.objects: dict[str, ReferenceType[Any]] = {}  # by role
+        self.objects: dict[str, Callable[[], Any]] = {}  # weak references, by role
         self.autocast = ""  # the type that autocast was last entered with
         self.model: Callable[[], Any] = lambda: None  # a weak reference to a module that trains in training mode
 
@@ -73,7 +72,7 @@ class Timeline(PhaseClock):
 
     def restart(self) -> None:
         """Begin again from nothing, in start-up, as the calling process."""
-        slots = self.writer.slots
+        slots = self.slots
         for index in range(layout.SLOTS):
             slots[index] = 0.0
         super().restart()

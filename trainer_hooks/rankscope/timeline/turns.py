@@ -17,6 +17,7 @@ from typing import Any
 PATIENCE_RATIO = 2  # of the longest gap
 LEAST_PATIENCE = 8  # a gap that is seldom longer than usual makes no change
 FIRST_PATIENCE = 256  # until the optimizer has stepped twice and its gap is known
+UNKNOWN = -1  # a gap, until then: shorter than any
 
 
 class Turns:
@@ -24,15 +25,15 @@ class Turns:
 
     def __init__(self, on_change: Callable[[Any], object]) -> None:
         self._on_change = on_change  # called with the optimizer that marks the steps from now on
-        self._marking: weakref.ref[Any] | None = None
-        self._marked_at = 0  # how many backward passes had ended at its last step
-        self._longest_gap = 0  # the most passes between two of its steps; 0 until it has stepped twice
+        self._marking: Callable[[], Any] = lambda: None  # a weak reference
+        self._marked_at = 0.0  # how many backward passes had ended at its last step
+        self._longest_gap: float = UNKNOWN  # the most passes between two of its steps
         self._waiting: dict[int, int] = {}  # the steps of each other optimizer since then, by its id
 
-    def count(self, optimizer: Any, passes: int) -> int:
+    def count(self, optimizer: Any, passes: float) -> int:
         """Return how many training steps end as `optimizer` steps after so many backward passes."""
-        if self._marking is not None and self._marking() is optimizer:
-            if self._waiting or not self._longest_gap or passes - self._marked_at > self._longest_gap:
+        if self._marking() is optimizer:
+            if passes - self._marked_at > self._longest_gap or self._waiting:
                 self._learn_gap(passes)
             self._marked_at = passes
             return 1
@@ -40,21 +41,22 @@ class Turns:
         gap = max(passes - self._marked_at, waiting)
         if self._is_in_use(gap):
             return 0
-        self._longest_gap = 0 if waiting == 1 else ceil(gap / waiting)
+        self._longest_gap = UNKNOWN if waiting == 1 else ceil(gap / waiting)
         self._marking = weakref.ref(optimizer)
         self._marked_at = passes
         self._waiting.clear()
         self._on_change(optimizer)
         return waiting
 
-    def _learn_gap(self, passes: int) -> None:
+    def _learn_gap(self, passes: float) -> None:
         gap = max(passes - self._marked_at, 1, *self._waiting.values())
         self._longest_gap = max(self._longest_gap, gap)
         self._waiting.clear()
 
-    def _is_in_use(self, gap: int) -> bool:
+    def _is_in_use(self, gap: float) -> bool:
         """Whether the optimizer that marks the steps exists and may still step, after a gap that has lasted so long."""
-        if self._marking is None or self._marking() is None:
+        if self._marking() is None:
             return False
-        patience = max(PATIENCE_RATIO * self._longest_gap, LEAST_PATIENCE) if self._longest_gap else FIRST_PATIENCE
-        return gap <= patience
+        if self._longest_gap == UNKNOWN:
+            return gap <= FIRST_PATIENCE
+        return gap <= max(PATIENCE_RATIO * self._longest_gap, LEAST_PATIENCE)
