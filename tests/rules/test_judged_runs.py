@@ -75,6 +75,11 @@ def test_the_rules_are_silent_about_a_judged_run_in_which_nothing_is_found(tmp_p
     assert promtool.complaint(test, PRODUCTION, tmp_path / "test.yml") == ""
 
 
+def test_a_finding_of_a_run_that_no_exporter_judges_yet_does_not_alert_twice(tmp_path: Path) -> None:
+    series = judged(0, LAST + 2, finding("rankscope_finding_ratio"))[1:]
+    assert promtool.complaint(expecting(series, SLOW, RankLagging=1), PRODUCTION, tmp_path / "test.yml") == ""
+
+
 def test_two_exporters_that_judge_one_run_make_one_alert(tmp_path: Path) -> None:
     series = judged(0, LAST + 2, finding("rankscope_finding_ratio"))
     other = finding("rankscope_finding_ratio", cause="unknown").replace(f'instance="{RUN}"', 'instance="other"')

@@ -30,6 +30,8 @@ LONGEST_WITHOUT_ALIGNED = 15.0
 RECENT_READINGS = 24
 """That are kept one by one; older ones are thinned, so that each next is further back."""
 READINGS_LIMIT = 48
+YOUNG = 10.0
+"""Seconds after its start in which a rank is seen from its start: its record may appear with its first steps."""
 
 
 @dataclass
@@ -63,15 +65,15 @@ class RunJudge:
         """At the ends of parts, the newest last."""
         self._last: Readings = {}
         self._settled: tuple[float, Readings] | None = None
-        self._is_from_start = False
-        """Whether the run's ranks were seen before their first step."""
+        self._is_ready = False
+        """Whether the run was seen from its start, or for a whole span."""
 
     def update(self, at: float, readings: Readings) -> Verdict:
         """Take the readings of one moment and return the verdict."""
         self._forget_predecessors(readings)
         living = [one for one in readings.values() if one.ended is None]
         self.history.observe(at, living)
-        self._is_from_start |= bool(living) and all(one.counters.steps == 0 for one in living)
+        self._is_ready |= bool(living) and all(_has_just_begun(one) for one in living)
         verdict = Verdict(self.run, at)
         if not self._readings:
             self._readings.append((at, readings))
@@ -83,7 +85,8 @@ class RunJudge:
         states = [candidate for detect in STATES for candidate in detect(window, self.history.past(at))]
         self._states.update(at, states)
         self._decide(verdict, window, states)
-        verdict.is_ready = self._is_from_start or self._losses.shortest is not None
+        self._is_ready |= self._losses.shortest is not None
+        verdict.is_ready = self._is_ready
         return verdict
 
     def _forget_predecessors(self, readings: Readings) -> None:
@@ -201,6 +204,10 @@ class RunJudge:
         findings = restored(state["findings"], at)
         self.history.restore(state, at)
         self._losses.restore(findings, at)
+
+
+def _has_just_begun(reading: RankReading) -> bool:
+    return reading.counters.steps == 0 or reading.at - reading.began < YOUNG
 
 
 def _has_changed(then: RankReading | None, now: RankReading) -> bool:
