@@ -118,6 +118,12 @@ class Prometheus(Server):
             raise ValueError(f"{expression}: {error.read().decode()}") from error
         return result
 
+    def rule_errors(self) -> dict[str, str]:
+        """Return by name the rules whose last evaluation failed: an alert of one of them cannot fire."""
+        with urllib.request.urlopen(f"{self.url}/api/v1/rules", timeout=10) as answer:
+            groups = json.load(answer)["data"]["groups"]
+        return {rule["name"]: rule["lastError"] for group in groups for rule in group["rules"] if rule.get("lastError")}
+
 
 def exporter(
     directory: Path,

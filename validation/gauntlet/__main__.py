@@ -123,6 +123,7 @@ def _result(line: dict[str, object]) -> str:
     wrong = [word for word in ("place", "cause") for v in line["verdicts"] if v["fired"] and not v[f"{word}_right"]]  # type: ignore[attr-defined]  # JSON
     strange = [labels["alertname"] for labels in line["false_alarms"]]  # type: ignore[attr-defined]  # JSON
     wrong += [f"answer {one['query']} of {one['alert']}'s runbook" for one in line["runbook"] if not one["right"]]  # type: ignore[attr-defined]  # JSON
+    wrong += [f"evaluation of {name}: {error}" for name, error in line["rule_errors"].items()]  # type: ignore[attr-defined]  # JSON
     parts = [*told, *(f"WRONG {word}" for word in wrong), *(f"FALSE {name}" for name in strange)]
     return ", ".join(parts) or "silence"
 

@@ -55,6 +55,7 @@ class Runner:
         runbook = self._runbook(run, verdicts)
         step = self._arena.step_seconds()
         ended = time.time()
+        errors = self._arena.stack.prometheus.rule_errors()
         found = shadow.findings(self._arena.stack.prometheus, injected, ended)
         healed = self._arena.heal()
         resolved = self._resolved(healed, first)
@@ -72,6 +73,7 @@ class Runner:
             "false_alarms": false_alarms(run.cases, self._since(first)),
             "quiet_afterwards": is_quiet,
             "step_seconds": [healthy_step, step],
+            "rule_errors": errors,
             "findings": shadow.scored(found, run.cases, onset),
             "watched_seconds": round(time.time() - began, 1),
             "load": os.getloadavg()[0],
