@@ -69,7 +69,7 @@ class History:
         self._known_quartiles: dict[tuple[str, int], tuple[float | None, float | None]] = {}
         self._pauses: deque[Pause] = deque(maxlen=PAUSES_KEPT)
         self._minutes: deque[Minute] = deque(maxlen=int(thresholds.checkpoint_long_seconds / self._minute) + 1)
-        self._progress = -math.inf
+        self._began = self._progress = -math.inf
         self._stalled = 0.0
         """Without progress, when it was looked at last: a pause is known to within the time between two readings."""
         self._planned = ""
@@ -103,7 +103,9 @@ class History:
         self._checkpoint = max(map(self._checkpoint_ratio, spans))
 
     def _observe_pause(self, at: float, ranks: tuple[RankReading, ...]) -> None:
-        progress = max(one.last_progress for one in ranks)
+        began, progress = max(one.began for one in ranks), max(one.last_progress for one in ranks)
+        if began > self._began:  # how long the processes before stood still says nothing about these
+            self._began, self._progress, self._stalled = began, -math.inf, 0.0
         has_stepped = any(one.counters.steps > 0 for one in ranks)
         if has_stepped and self._stepped_since is None:
             self._stepped_since = at

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from testing.readings import EARLY, Training, Trial, counting, spend
+from testing.readings import EARLY, Training, Trial, counting, hang, spend
 
 from rankscope_exporter.diagnosis.history import UNREADABLE, History
 from rankscope_exporter.diagnosis.readings import RankReading
@@ -154,3 +154,12 @@ def test_a_value_that_is_no_number_is_refused(value: object, place: str) -> None
     saved = history().state(0.0) | {"rows": [[value if place == "age" else 1.0, {"data": value}, {}]]}
     with pytest.raises(UNREADABLE):
         history().restore(saved, 0.0)
+
+
+def test_a_standstill_that_ends_with_a_restart_is_no_pause_of_the_new_processes() -> None:
+    trial = Trial(Training(2))
+    trial.train(120)
+    trial.train(100, hang("backward", 1))
+    trial.training.restart()
+    trial.train(120)
+    assert (trial.judge.history.past(trial.verdicts[-1].at).longest_pause or 0.0) < 5.0
