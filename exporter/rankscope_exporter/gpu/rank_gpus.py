@@ -30,6 +30,7 @@ class RankGpus:
         """Set once it is there; no GPU is known before that."""
         self._collectors = collectors
         self._clock_seconds: dict[str, tuple[float, float]] = {}
+        self._first_seen: dict[str, float] = {}
 
     def __call__(self, at: float) -> Mapping[str, RankGpu]:
         """Return what is known at that time, in seconds of a monotonic clock. A GPU that does not answer is absent."""
@@ -52,7 +53,7 @@ class RankGpus:
             index=str(gpu.index),
             memory_ratio=device.used / device.total if device and device.total else None,
             processes=len(values["processes"]) if "processes" in values else None,
-            idle_seconds=busy.idle_for if busy else None,
+            idle_seconds=self._idle(gpu.uuid, busy.idle_for, at) if busy else None,
             is_link_reduced=_is_link_reduced(values),
         )
         throttled = (
@@ -60,6 +61,10 @@ class RankGpus:
         )
         counters = GpuCounters(busy.busy_seconds if busy else None, throttled, self._clock(gpu.uuid, held, at))
         return RankGpu(reading, counters)
+
+    def _idle(self, uuid: str, idle_for: float, at: float) -> float:
+        """Return the seconds since a kernel last ran; of a GPU that was never seen busy since it was first seen."""
+        return min(idle_for, at - self._first_seen.setdefault(uuid, at))
 
     def _clock(self, uuid: str, held: clocks.Clocks | None, at: float) -> float | None:
         now, most = (held.hertz.get("sm"), held.max_hertz.get("sm")) if held else (None, None)

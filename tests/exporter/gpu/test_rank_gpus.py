@@ -69,6 +69,11 @@ def test_a_gpu_that_is_held_down_with_its_group_is_not_throttled(machine, reason
     assert bool(sum((gpu.after(10).counters.throttled or {}).values())) == is_held
 
 
+def test_a_gpu_that_was_never_seen_busy_is_idle_since_it_was_first_seen(machine) -> None:
+    gpu = Watched(machine("{gpus: 1, timeline: {0: [{at: 0, busy: 0}]}}"))
+    assert gpu.after(30).reading.idle_seconds == pytest.approx(30.0, abs=2.0)
+
+
 def test_an_idle_gpu_says_for_how_long(machine) -> None:
     gpu = Watched(machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 10, busy: 0}]}}"))
     assert gpu.after(30).reading.idle_seconds == pytest.approx(20.0, abs=2.0)

@@ -34,12 +34,9 @@ def detect_cpu(window: Window, _past: Past) -> Iterator[Candidate]:
     """Yield ranks whose steps advance on a GPU that does nothing and holds nothing."""
     for one in window.run.ranks:
         gpu = one.now.gpu
-        if gpu is None or gpu.idle_seconds is None or not one.spent.steps:
+        if gpu is None or gpu.idle_seconds is None or gpu.memory_ratio is None or not one.spent.steps:
             continue
-        if (
-            gpu.idle_seconds > window.thresholds.cpu_only / 2
-            and (gpu.memory_ratio or 0.0) < window.thresholds.memory_held
-        ):
+        if gpu.idle_seconds > window.thresholds.cpu_only / 2 and gpu.memory_ratio < window.thresholds.memory_held:
             steps = {"steps_per_second": one.spent.steps / one.seconds}
             needed = window.thresholds.cpu_only
             yield Candidate(CPU, 1.0, place=place(one), evidence=steps, lasted=gpu.idle_seconds, needed=needed)
