@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from rankscope_exporter.diagnosis import detectors, thresholds
-from rankscope_exporter.diagnosis.priority import EXPLAINED_BY, EXPLAINED_BY_CAUSE
+from rankscope_exporter.diagnosis.priority import EXPLAINED_BY, EXPLAINED_BY_CAUSE, KindAndCause
 from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
 
 OUTPUT = Path(__file__).parent / "diagnosis.md"
@@ -99,7 +99,8 @@ def page() -> str:
     """Return the whole page."""
     limits = Thresholds()
     explained = [(kind, ", ".join(f"`{by}`" for by in kinds)) for kind, kinds in EXPLAINED_BY.items()]
-    explained += [(kind, f"`{by}` with the cause `{cause}`") for kind, (by, cause) in EXPLAINED_BY_CAUSE.items()]
+    named = {pair: f"{pair[0]}` with the cause `{pair[1]}" if pair[1] else pair[0] for pair in _pairs()}
+    explained += [(named[one], f"`{named[by]}`") for one, by in EXPLAINED_BY_CAUSE.items()]
     return TEXT.format(
         tiers=table(Tier._fields, limits.tiers),
         release=limits.release,
@@ -110,6 +111,10 @@ def page() -> str:
         detectors="\n\n".join(_detectors()),
         thresholds=table(("threshold", "value", "reason"), _thresholds(limits)),
     )
+
+
+def _pairs() -> list[KindAndCause]:
+    return [*EXPLAINED_BY_CAUSE, *EXPLAINED_BY_CAUSE.values()]
 
 
 def table(columns: tuple[str, ...], rows: object) -> str:

@@ -21,16 +21,24 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
 }
 """By kind the kinds that explain it. A run that hangs loses its time to nothing else."""
 
-EXPLAINED_BY_CAUSE: dict[str, tuple[str, str]] = {"throttling": ("straggler", "throttled")}
-"""The same by kind and cause."""
+KindAndCause = tuple[str, str]
+EXPLAINED_BY_CAUSE: dict[KindAndCause, KindAndCause] = {
+    ("throttling", ""): ("straggler", "throttled"),
+    ("straggler", "data_wait"): ("data", ""),
+}
+"""The same by kind and cause; an empty one is any. Where all data is late, one of the ranks is the last by chance."""
 
 
 def explanation(candidate: Candidate, others: Iterable[Candidate]) -> Candidate | None:
     """Return the one of the others, if any, that explains a candidate."""
-    by_cause = EXPLAINED_BY_CAUSE.get(candidate.kind)
-    for other in others:
-        if other is candidate:
-            continue
-        if other.kind in EXPLAINED_BY.get(candidate.kind, ()) or (other.kind, other.cause) == by_cause:
-            return other
-    return None
+    return next((other for other in others if other is not candidate and _explains(other, candidate)), None)
+
+
+def _explains(other: Candidate, candidate: Candidate) -> bool:
+    if other.kind in EXPLAINED_BY.get(candidate.kind, ()):
+        return True
+    return any(_is_one(candidate, one) and _is_one(other, by) for one, by in EXPLAINED_BY_CAUSE.items())
+
+
+def _is_one(candidate: Candidate, of: KindAndCause) -> bool:
+    return candidate.kind == of[0] and of[1] in ("", candidate.cause)

@@ -127,7 +127,7 @@ def test_a_ratio_has_two_significant_digits_at_the_most(ratio) -> None:
 
 def test_what_explains_which_is_of_kinds_that_there_are() -> None:
     kinds = {*EXPLAINED_BY, *(kind for others in EXPLAINED_BY.values() for kind in others)}
-    kinds |= {*EXPLAINED_BY_CAUSE, *(kind for kind, _ in EXPLAINED_BY_CAUSE.values())}
+    kinds |= {kind for kind, _ in (*EXPLAINED_BY_CAUSE, *EXPLAINED_BY_CAUSE.values())}
     assert kinds <= WORDS.keys()
 
 
@@ -142,3 +142,11 @@ def test_nothing_explains_itself_and_no_two_explain_each_other() -> None:
     for kind, others in EXPLAINED_BY.items():
         assert kind not in others
         assert all(kind not in EXPLAINED_BY.get(other, ()) for other in others)
+
+
+def test_late_data_of_one_rank_is_explained_where_every_ranks_data_is_late() -> None:
+    late, slow = (Candidate("straggler", 0.3, cause, PLACE) for cause in ("data_wait", "forward"))
+    every = Candidate("data", 0.3, "cpu")
+    assert explanation(late, [late, every]) is every
+    assert explanation(slow, [slow, every]) is None
+    assert explanation(every, [late, every]) is None
