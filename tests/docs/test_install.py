@@ -62,9 +62,11 @@ def make_environment(directory: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
     (site_packages,) = (directory / "lib").glob("python*/site-packages")
     (site_packages / "torch.pth").write_text(sysconfig.get_path("purelib"))
-    torchrun = directory / "bin/torchrun"
-    torchrun.write_text(f"#!{directory}/bin/python\nfrom torch.distributed.run import main\nmain()\n")
-    torchrun.chmod(0o755)
+    # Its own pip, too: that of this environment would install there.
+    for name, module in (("torchrun", "torch.distributed.run"), ("pip", "pip._internal.cli.main")):
+        script = directory / "bin" / name
+        script.write_text(f"#!{directory}/bin/python\nfrom {module} import main\nmain()\n")
+        script.chmod(0o755)
 
 
 def output_of(script: str, checkout: Path) -> str:
