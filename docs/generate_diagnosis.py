@@ -18,7 +18,7 @@ NOT_A_DETECTOR = ("loss", "state")
 
 TEXT = """# The diagnosis
 
-<!-- Made by docs/generate_diagnosis.py from the detectors and thresholds; `make generate` writes it anew. -->
+<!-- Made by docs/generate_diagnosis.py from the detectors and thresholds; `make generate` writes it. -->
 
 What the exporter finds out about the training runs of its node: which rank slows a run down, why, and what else the run
 loses its time to. Where to look:

@@ -14,6 +14,8 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 RUNS_LIMIT, RANKS_LIMIT = 16, 64
 """Of one owner that are judged, and their ranks: a node has one or two runs and at most 16 GPUs."""
+REMEMBERED_LIMIT = 2 * RUNS_LIMIT
+"""The same of those that are remembered: an owner can start a run of another name each second."""
 FORGET_AFTER = 900.0
 """Seconds for which a run that is not seen is remembered: ended ranks are shown for ten minutes."""
 
@@ -68,9 +70,16 @@ class Judges:
             if run not in not_judged:
                 self._seen[run] = at
                 verdicts.append(self._judge(run, at).update(at, ranks))
-        for run in [run for run, seen in self._seen.items() if at - seen > FORGET_AFTER]:
-            del self.judges[run], self._seen[run]
+        self._forget(at)
         return Judged(tuple(verdicts), not_judged)
+
+    def _forget(self, at: float) -> None:
+        """Forget runs that were not seen for long, and the oldest of an owner that has too many."""
+        kept: dict[str, int] = defaultdict(int)
+        for run, seen in sorted(self._seen.items(), key=lambda item: item[1], reverse=True):
+            kept[run[1]] += 1
+            if at - seen > FORGET_AFTER or kept[run[1]] > REMEMBERED_LIMIT:
+                del self.judges[run], self._seen[run]
 
 
 def why_not(ranks: Mapping[int, RankReading], gpus: frozenset[str]) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from testing.readings import EARLY, RUN, Training, spend
 
-from rankscope_exporter.diagnosis.judged import RANKS_LIMIT, RUNS_LIMIT, Judged, Judges
+from rankscope_exporter.diagnosis.judged import RANKS_LIMIT, REMEMBERED_LIMIT, RUNS_LIMIT, Judged, Judges
 from rankscope_exporter.diagnosis.readings import Ending, RankReading, Run
 
 GPUS = {f"GPU-{number}" for number in range(8)}
@@ -126,3 +126,13 @@ def test_garbage_in_the_saved_history_of_a_run_is_as_if_there_were_none() -> Non
     judges = Judges()
     judges.restore([[*RUN, {"rows": [["old", 1, 2]]}]], 0.0)
     assert judges.update(60.0, {RUN: readings()}, GPUS).verdicts
+
+
+def test_an_owner_that_renames_its_run_again_and_again_is_remembered_within_a_limit() -> None:
+    judges, others = Judges(), ("other", "1001")
+    judges.update(59.0, {others: begun(1, 50.0)}, GPUS)
+    ranks = readings(1)
+    for number in range(REMEMBERED_LIMIT + 20):
+        judges.update(60.0 + number, {(f"run-{number}", "1000"): ranks}, GPUS)
+    assert len(judges.judges) == REMEMBERED_LIMIT + 1
+    assert {others, (f"run-{REMEMBERED_LIMIT + 19}", "1000")} <= judges.judges.keys()

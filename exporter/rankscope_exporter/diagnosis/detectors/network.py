@@ -4,7 +4,7 @@
 
 Well-tuned jobs have up to `network_allowance` of it; where the run has had less, that is what it is compared with. The
 cause is `link` if a GPU has fewer PCIe lanes or NVLinks than it can have, and then its rank is named; `network` where
-steps were compared, so that ranks that are late are told apart; else `unknown`.
+steps were compared, so that late ranks are excluded; else `unknown`.
 """
 
 from __future__ import annotations

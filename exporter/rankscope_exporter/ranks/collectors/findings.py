@@ -31,7 +31,10 @@ from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.readings import reading
 from rankscope_exporter.ranks.state_file import StateFile
 
-SAVE_EVERY = 60.0
+SAVE_EVERY, SAVE_SOONEST = 60.0, 10.0
+"""Seconds between two saved states, and after one whose findings differ."""
+CAUSES_LIMIT = 64
+"""Causes of one run that are counted by name; the rest is `other`, as a script can rename its phases again and again."""
 logger = logging.getLogger(__name__)
 
 RUN_LABELS = ("run", "owner")
@@ -182,9 +185,9 @@ class Findings:
         self.look = self._looks.next(at, scan, readings, self.judged, gpus)
         self._count_lost()
         found = {(verdict.run, one.candidate.key) for verdict in self.judged.verdicts for one in verdict.findings}
-        if at - self._saved_at >= SAVE_EVERY or found != self._found:
+        if at - self._saved_at >= (SAVE_EVERY if found == self._found else SAVE_SOONEST):
             self._save(at, is_last=False)
-        self._found = found
+            self._found = found
         return [declared.family(values) for declared, values in self._values(time.time()).items()]
 
     def _count_lost(self) -> None:
@@ -194,8 +197,7 @@ class Findings:
             if seconds is None:
                 before = self._lost_before.pop(verdict.run, {})
                 seconds = self._lost[verdict.run] = {**dict.fromkeys(CAUSES, 0.0), **before}
-            for cause, lost in verdict.newly_lost.items():
-                seconds[cause] = seconds.get(cause, 0.0) + lost
+            add_lost(seconds, verdict.newly_lost)
 
     def close(self) -> None:
         """Save everything: the counters of lost time go on from here."""
@@ -242,6 +244,13 @@ class Findings:
                 values[SINCE][labels] = unix - (verdict.at - finding.since)
                 values[EVIDENCE].update({(*labels, name): n for name, n in finding.candidate.evidence.items()})
         return values
+
+
+def add_lost(seconds: dict[str, float], lost: Mapping[str, float]) -> None:
+    """Add GPU seconds by cause, at most CAUSES_LIMIT of them by their names."""
+    for cause, more in lost.items():
+        counted = cause if cause in seconds or len(seconds) < CAUSES_LIMIT else "other"
+        seconds[counted] = seconds.get(counted, 0.0) + more
 
 
 def _node(verdict: Verdict) -> str:
