@@ -34,7 +34,7 @@ from rankscope_exporter.ranks.state_file import StateFile
 SAVE_EVERY, SAVE_SOONEST = 60.0, 10.0
 """Seconds between two saved states, and after one whose findings differ."""
 CAUSES_LIMIT = 64
-"""Causes of one run that are counted by name; the rest is `other`, as a script can rename its phases again and again."""
+"""Causes of one run that are counted by name; the rest is `other`, as a script can rename its phases often."""
 logger = logging.getLogger(__name__)
 
 RUN_LABELS = ("run", "owner")
