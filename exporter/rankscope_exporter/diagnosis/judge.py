@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any
 
 from rankscope_exporter.diagnosis import lost
@@ -14,6 +15,7 @@ from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
 from rankscope_exporter.diagnosis.history import History
+from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, restored
 from rankscope_exporter.diagnosis.priority import explanation
 from rankscope_exporter.diagnosis.readings import RankReading, Run
@@ -67,6 +69,8 @@ class RunJudge:
         self._settled: tuple[float, Readings] | None = None
         self._is_ready = False
         """Whether the run was seen from its start, or for a whole span."""
+        self._explained: dict[Key, float] = {}
+        """Of each open finding that another one explained, when it last did."""
 
     def update(self, at: float, readings: Readings) -> Verdict:
         """Take the readings of one moment and return the verdict."""
@@ -168,13 +172,21 @@ class RunJudge:
     def _decide(self, verdict: Verdict, window: Window, states: Sequence[Candidate]) -> None:
         found = [*self._losses.open.values(), *self._states.open.values()]
         candidates = [finding.candidate for finding in found]
+        keys = {candidate.key for candidate in candidates}
+        self._explained = {key: last for key, last in self._explained.items() if key in keys}
         for finding in found:
-            if explanation(finding.candidate, candidates):
+            if self._is_explained(verdict.at, finding.candidate, candidates):
                 verdict.pending.append(Pending(finding.candidate, "explained"))
             else:
                 verdict.findings.append(finding)
         verdict.pending += self._pending_states(verdict.at, window, states, candidates)
         verdict.pending += self._pending_stragglers(window, candidates)
+
+    def _is_explained(self, at: float, candidate: Candidate, others: Sequence[Candidate]) -> bool:
+        """Return whether another finding explains it, or did a moment ago: the two end one after the other."""
+        if explanation(candidate, others):
+            self._explained[candidate.key] = at
+        return at - self._explained.get(candidate.key, -inf) <= self._thresholds.release_seconds
 
     def _pending_states(
         self, at: float, window: Window, states: Sequence[Candidate], found: Sequence[Candidate]

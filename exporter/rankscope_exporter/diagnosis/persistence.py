@@ -107,8 +107,12 @@ class LossFindings:
 
     def _begin(self, at: float, key: Key, tier: Tier, since: Since) -> None:
         span = self._parts.span(tier)
-        window = since(span.begins) if span else None
-        if span is None or window is None or not _is_there(key, window):
+        if span is None:
+            return
+        # What was before it began says nothing of its cause.
+        began = span.onset(key, tier.limit / 2)
+        window = since(began)
+        if not _is_there(key, window):
             return
         candidate = _DETECTORS[key[0]].explain(window, key[1])
         if candidate is None or self._may_be_chance(key, window):
@@ -117,7 +121,6 @@ class LossFindings:
         severe = [value > self._thresholds.severe for value in span.values(key)]
         is_critical = mean > self._thresholds.severe or sum(severe) > self._thresholds.severe_dips * len(severe)
         has_baseline = _DETECTORS[key[0]].allowance is None or self._history.has_baseline
-        began = span.onset(key, tier.limit / 2)
         baseline = "known" if has_baseline else "unknown"
         self._open[key] = Finding(replace(candidate, ratio=mean), began, at, is_critical, baseline)
 

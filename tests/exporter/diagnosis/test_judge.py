@@ -12,7 +12,7 @@ from testing.readings import Change, Training, Trial, Work, counting, spend
 from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.history import UNREADABLE
 from rankscope_exporter.diagnosis.judge import RunJudge
-from rankscope_exporter.diagnosis.readings import AlignedCounters, Ending
+from rankscope_exporter.diagnosis.readings import AlignedCounters, Ending, RankReading
 
 SLOW = spend("backward", 0.12, 1)
 """A loss of 0.36."""
@@ -242,6 +242,49 @@ def test_a_network_that_was_always_slow_is_found_and_one_that_got_slower_by_what
     trial = Trial(Training(4, transfer=0.2))
     assert found_after(trial) <= 30
     assert opened(trial, "network")[0].baseline == "unknown"
+
+
+def loaders(trial: Trial, *, became_slow: float) -> None:
+    """Let the loaders of all ranks work for a tenth of the time, and from then on all of it."""
+
+    def working(reading: RankReading) -> RankReading:
+        slow = max(reading.at - became_slow, 0.0)
+        busy = 0.1 * (reading.at - slow) + 0.93 * slow
+        return counting(reading, loader_working=busy, loader_idle=reading.at - busy)
+
+    trial.training.adjust = working
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 4, 8])
+@pytest.mark.parametrize("last", [0, 1])
+def test_what_was_before_a_loss_says_nothing_of_its_cause(ranks, last) -> None:
+    """One rank's data comes last, but every loader is too slow, since this loss began."""
+    trial = Trial(Training(ranks))
+    loaders(trial, became_slow=30.0)
+    trial.train(30)
+    trial.train(40, spend("data_wait", 0.12, last))
+    assert trial.kinds() == {"data"}
+
+
+def test_what_another_finding_explained_is_not_shown_while_it_ends_too() -> None:
+    one, every = spend("data_wait", 0.12, 1), spend("data_wait", 0.06)
+    trial = Trial()
+    trial.train(40, one)
+    trial.train(60, one, every)
+    assert {finding.kind for finding in trial.verdicts[-1].findings} == {"data"}
+    began = len(trial.verdicts)
+    trial.train(5, one)
+    trial.train(60)
+    assert {finding.kind for verdict in trial.verdicts[began:] for finding in verdict.findings} == {"data"}
+
+
+def test_what_another_finding_explained_is_shown_if_it_lasts() -> None:
+    one, every = spend("data_wait", 0.12, 1), spend("data_wait", 0.06)
+    trial = Trial()
+    trial.train(40, one)
+    trial.train(60, one, every)
+    trial.train(60, one)
+    assert {finding.kind for finding in trial.verdicts[-1].findings} == {"straggler"}
 
 
 def restarted(trial: Trial) -> RunJudge:
