@@ -2,8 +2,8 @@
 
 What is open fits the question; detail is in collapsed rows below.
 
-Judgements (lag, cause, time lost, alerts) come from the recording rules and never from panels, so that a dashboard
-and a notification cannot disagree.
+Judgments (lag, cause, time lost, alerts) come from the exporter that judges the run, else from the recording rules, and
+never from panels, so that a dashboard and a notification cannot disagree.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rankscope_dashboards.dashboard import Dashboard, Row, label_values, other_r
 from rankscope_dashboards.panels import BAD, WELL, Query, bars, shares, value
 from rankscope_dashboards.phases import CAUSES, PHASES
 from rankscope_dashboards.ranks import NOW
-from rankscope_dashboards.selectors import RANKS, RUN_ONLY, average, or_nothing_fires
+from rankscope_dashboards.selectors import RANKS, RUN_ONLY, average, decided, or_nothing_fires
 from rankscope_dashboards.state import STATE
 from rankscope_dashboards.tables import Column, table_of
 from rankscope_dashboards.thresholds import LOSS_LIMIT
@@ -24,15 +24,29 @@ from rankscope_dashboards.throughput import GPUS, HOW_FAST, STEPS
 from rankscope_dashboards.waiting import COLLECTIVES, LAG
 
 FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
+FINDING = f"run:rankscope_finding:ratio{{{RUN_ONLY}"
+NOT_USEFUL = ',cause!="none"'
+IN_TURN = '"rank", "after rank", "", ""'
 # One or several ranks, or all in turn.
-LAGGING = (
+LAGGING = decided(
+    f'{FINDING},kind="straggler"}} or on () label_replace({FINDING},kind="rotating_straggler"}}, {IN_TURN})',
     f"rank:rankscope_culprit:ratio{{{RUN_ONLY}}} or on () label_replace("
     f"run:rankscope_rotating:ratio{{{RUN_ONLY}}} * on (run, owner) group_left (cause) run:rankscope_rotating:cause,"
-    ' "rank", "after rank", "", "")'
+    f" {IN_TURN})",
 )
-WHO = f'label_join(label_replace({LAGGING}, "prefix", "rank", "", ""), "who", " ", "prefix", "rank", "cause")'
-NOBODY = f'label_replace(max(run:rankscope_lag:max{{{RUN_ONLY}}} < {LOSS_LIMIT}), "who", "nobody", "", "")'
+NAMED = f'label_join(label_replace({LAGGING}, "prefix", "rank", "", ""), "who", " ", "prefix", "rank", "cause")'
+WHO = f"max by (who) ({NAMED})"
+LARGEST_LAG = decided(f"rankscope_rank_lag_ratio{{{RUN_ONLY}}}", f"run:rankscope_lag:max{{{RUN_ONLY}}}")
+NOBODY = f'label_replace(max({LARGEST_LAG}) < {LOSS_LIMIT}, "who", "nobody", "", "")'
 PHASE_RATIO = f"rank:rankscope_phase:ratio{{{RANKS}}}"
+
+
+def lost(more: str = "") -> str:
+    """The run's GPU time by cause, as ratios; `more` are further matchers."""
+    selected = f"{RUN_ONLY}{more}"
+    by_exporter = f"max by (run, owner, cause) (rankscope_run_lost_ratio{{{selected}}})"
+    return decided(by_exporter, f"run:rankscope_lost:ratio{{{selected}}}")
+
 
 VARIABLES = (
     # The names that we and Slurm make up end in a time or a count: the newest run comes first.
@@ -105,7 +119,7 @@ AT_A_GLANCE = Row(
             "Time lost",
             "Share of the allocated GPU time that was not spent in computing.",
             "percentunit",
-            Query(f'sum(run:rankscope_lost:ratio{{{RUN_ONLY},cause!="none"}})'),
+            Query(f"sum({lost(NOT_USEFUL)})"),
             width=3,
         ),
         value(
@@ -149,7 +163,7 @@ TIME = Row(
             "The allocated GPU time by what it went into; green is computing. `straggler` is waiting for a rank that "
             "comes late, `transfer` what even the least waiter waits; `stall` is all of a run that stands still, "
             "`idle` the GPUs of ranks that have ended.",
-            Query(f"run:rankscope_lost:ratio{{{RUN_ONLY}}}", "{{cause}}"),
+            Query(lost(), "{{cause}}"),
             colors=CAUSES,
             width=8,
         ),

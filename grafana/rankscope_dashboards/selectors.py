@@ -26,6 +26,11 @@ def by_rank(vector: str) -> str:
     return f"max by (rank) ({vector})"
 
 
+def decided(by_exporter: str, by_rules: str) -> str:
+    """What the exporter that judges the run says of it; of a run that none judges what the rules say."""
+    return f"({by_exporter} or ({by_rules}) unless on (run, owner) run:rankscope_judged:info{{{RUN_ONLY}}})"
+
+
 def average(vector: str, label: str) -> str:
     """`vector` by `label`, averaged over all chosen ranks, also those that lack a value of the label."""
     return f"sum by ({label}) (max by (rank, {label}) ({vector})) / scalar(count(count by (rank) ({vector})))"

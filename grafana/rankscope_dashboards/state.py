@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.models.common import BigValueTextMode
 
 from rankscope_dashboards.panels import BAD, CAUTION, NEUTRAL, WELL, Query, value
-from rankscope_dashboards.selectors import RUN_ONLY, age, first_of
+from rankscope_dashboards.selectors import RUN_ONLY, age, decided, first_of
 
 
 def last_seen(selector: str) -> str:
@@ -21,11 +21,12 @@ CRASHED = (
     " unless on (run, owner, rank) rank:rankscope_rank_info:live"
 )
 ENDED_FOR = age(f"last_over_time(rankscope_rank_exit_timestamp_seconds{{{RUN_ONLY}}}[$__range])")
+HANG = age(f'rankscope_finding_since_timestamp_seconds{{{RUN_ONLY},kind="hang"}}')
 
 # The first that is true, with its colour: the next ones may be true as well.
 STATES = {
     "crashed": (BAD, f"max({ENDED_FOR} and on (run, owner, rank) {CRASHED})"),
-    "stands still": (BAD, f"max(run:rankscope_stuck:seconds{{{RUN_ONLY}}})"),
+    "stands still": (BAD, f"max({decided(HANG, f'run:rankscope_stuck:seconds{{{RUN_ONLY}}}')})"),
     "no progress": (CAUTION, f"max(run:rankscope_pausing:seconds{{{RUN_ONLY}}})"),
     "running": (WELL, f"max(run:rankscope_stall:seconds{{{RUN_ONLY}}})"),
     "ended": (NEUTRAL, f"min({ENDED_FOR})"),

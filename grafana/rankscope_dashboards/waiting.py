@@ -5,7 +5,7 @@ from __future__ import annotations
 from rankscope_dashboards.dashboard import Row
 from rankscope_dashboards.panels import Query, lines
 from rankscope_dashboards.phases import PHASES
-from rankscope_dashboards.selectors import RANK, RANKS, average, by_rank, rate
+from rankscope_dashboards.selectors import RANK, RANKS, average, by_rank, decided, rate
 from rankscope_dashboards.thresholds import LOSS_LIMIT
 
 # Each rank's part of the steps that could be aligned.
@@ -34,7 +34,13 @@ LAG = Row(
             "every rank has the same step time; who waits least is whom the others wait for. Whoever stays above the "
             "dashed line is notified about: the further above it, the sooner.",
             "percentunit",
-            Query(f"rank:rankscope_lag:ratio{{{RANKS}}}", RANK),
+            Query(
+                decided(
+                    f"max by (run, owner, rank) (rankscope_rank_lag_ratio{{{RANKS}}})",
+                    f"rank:rankscope_lag:ratio{{{RANKS}}}",
+                ),
+                RANK,
+            ),
             min_val=None,
             limit=LOSS_LIMIT,
             width=8,

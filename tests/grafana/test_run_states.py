@@ -71,7 +71,24 @@ def one_after_the_other(first: Run, second: Run) -> Run:
     return both
 
 
+def judged(run: Run, kind: str = "", labels: str = "", ratio: float = 0.0, since: int = 0) -> Run:
+    """The same run with what its exporter says of it."""
+    found = {
+        'rankscope_run_judged_info{by="node-a"': dict.fromkeys(EVER, 1.0),
+        'rankscope_rank_lag_ratio{rank="0"': dict.fromkeys(EVER, 0.5 * LAG),
+        'rankscope_rank_lag_ratio{rank="1"': dict.fromkeys(EVER, LAG),
+        'rankscope_run_lost_ratio{cause="none"': dict.fromkeys(EVER, 0.75),
+        'rankscope_run_lost_ratio{cause="transfer"': dict.fromkeys(EVER, 0.25),
+    }
+    if kind:
+        finding = f'kind="{kind}"{labels}'
+        found[f"rankscope_finding_ratio{{{finding}"] = dict.fromkeys(EVER, ratio)
+        found[f"rankscope_finding_since_timestamp_seconds{{{finding}"] = dict.fromkeys(EVER, since)
+    return {**run, **found}
+
+
 AHEAD = 3600
+LAG = 0.02
 CRASH = ("sigterm", "killed")
 FINISH = ("finished", "finished")
 RUNS = {
@@ -88,6 +105,10 @@ RUNS = {
     "gone": life(ends=NOW - 720),
     "well-ahead": life(ahead=AHEAD),
     "crashed-ahead": life(ends=NOW - 300, reasons=CRASH, ahead=AHEAD),
+    "judged-well": judged(life()),
+    "judged-slow": judged(life(), "straggler", ',rank="1",cause="data_wait"', 0.3),
+    "judged-in-turn": judged(life(), "rotating_straggler", ',cause="gc"', 0.2),
+    "judged-hangs": judged(life(moves_until=NOW - 720), "hang", ',rank="1"', 1.0, NOW - 700),
 }
 STATES = {
     "well": ("running", 0),
@@ -101,6 +122,10 @@ STATES = {
     "gone": ("not seen", 720 + INTERVAL),  # since the last scrape that saw it
     "well-ahead": ("running", 0),
     "crashed-ahead": ("crashed", 300),
+    "judged-well": ("running", 0),
+    "judged-slow": ("running", 0),
+    "judged-in-turn": ("running", 0),
+    "judged-hangs": ("stands still", 700),
 }
 
 
@@ -145,7 +170,8 @@ def test_the_state_says_whether_a_run_lives_and_since_when_not(tmp_path: Path) -
 
 def test_nobody_is_said_to_lag_only_in_a_run_that_makes_steps(tmp_path: Path) -> None:
     lag = {'{who="nobody"}': WAITS[1] - WAITS[0]}
-    runs = {run: state for run, (state, _) in STATES.items() if run != "pauses"}  # whose steps are in the window still
+    # The steps of the one that pauses are in the window still.
+    runs = {run: state for run, (state, _) in STATES.items() if run != "pauses" and not run.startswith("judged")}
     expected = {run: lag if state == "running" else {} for run, state in runs.items()}
     assert complaint_about(LAGGING, expected, tmp_path) == ""
 
@@ -165,6 +191,18 @@ def test_who_holds_the_others_up_is_a_rank_or_one_after_the_other(tmp_path: Path
     test = {"interval": f"{INTERVAL}s", "promql_expr_test": questions}
     test["input_series"] = [one for case in cases for one in promtool.series(case, PRODUCTION)]
     assert complaint(test, PRODUCTION, tmp_path / "test.yml") == ""
+
+
+def test_of_a_run_that_its_exporter_judges_the_dashboard_says_what_the_exporter_found(tmp_path: Path) -> None:
+    expected = {
+        "judged-well": {'{who="nobody"}': LAG},
+        "judged-slow": {'{who="rank 1 data_wait"}': 0.3},
+        "judged-in-turn": {'{who="rank after rank gc"}': 0.2},
+    }
+    assert complaint_about(LAGGING, expected, tmp_path) == ""
+    assert complaint_about("Time lost", {"judged-well": {"{}": 0.25}}, tmp_path) == ""
+    by_rank = {'{run="judged-well",rank="0"}': 0.5 * LAG, '{run="judged-well",rank="1"}': LAG}
+    assert complaint_about("Lag by rank", {"judged-well": by_rank}, tmp_path) == ""
 
 
 def test_nothing_is_said_to_fire_only_of_a_run_that_lives(tmp_path: Path) -> None:
