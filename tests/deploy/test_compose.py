@@ -107,6 +107,9 @@ def test_what_is_written_has_a_volume(services: dict[str, Any]) -> None:
     for name, flag in (("prometheus", "--storage.tsdb.path="), ("alertmanager", "--storage.path=")):
         path = next(given.removeprefix(flag) for given in services[name]["command"] if given.startswith(flag))
         assert path in mounts(services[name], "volume")
+    [state] = [flag for flag in json.loads(instruction("ENTRYPOINT")) if flag.startswith("--state-dir=")]
+    exporter = next(service for name, service in services.items() if name.startswith("exporter"))
+    assert state.partition("=")[2] in mounts(exporter, "volume")
     assert "/var/lib/grafana" in mounts(services["grafana"], "volume")
     assert "/tmp" in services["grafana"]["tmpfs"]
 
