@@ -16,7 +16,7 @@ from testing.job.control import ControlWriter, Progress
 from testing.job.device import GLOO
 from testing.stack import wait_for
 
-RANKS = 4
+RANKS = int(os.environ.get("RANKS", "4"))
 NOTICE = 6  # steps ahead: more than may pass between reading the progress and the file's being there
 TAKES_EFFECT_WITHIN = 20.0  # seconds
 STARTS_WITHIN = 90.0

@@ -4,6 +4,7 @@
     make gauntlet GAUNTLET="--seeds 1 --only f03 drift"      some cases
     make gauntlet GAUNTLET="--doses 1.4 1.15 2"              also steps 1.15 times and twice as long
     python -m validation.gauntlet --device asynchronous      cases about ranks, where the host runs ahead as with CUDA
+    RANKS=2 python -m validation.gauntlet                    a job of two ranks
     python -m validation.gauntlet --table                    what the ledger has so far; runs nothing
     python -m validation.gauntlet --record --only f03        records a run for the rules' tests; not in the ledger
 
@@ -29,7 +30,7 @@ from pathlib import Path
 
 from testing import report
 from testing.job.device import ASYNCHRONOUS, DEVICES, GLOO
-from testing.job.launch import JobError
+from testing.job.launch import RANKS, JobError
 from testing.report import Ledger
 from validation.gauntlet.arena import LoneArena
 from validation.gauntlet.case import LOUD
@@ -39,7 +40,8 @@ from validation.gauntlet.runner import Runner
 from validation.gauntlet.schedule import Run, schedule
 
 TITLES = {GLOO: "The gauntlet", ASYNCHRONOUS: "The gauntlet on the asynchronous device"}
-NAMES = {GLOO: "gauntlet", ASYNCHRONOUS: "gauntlet_asynchronous"}
+SIZE = "" if RANKS == 4 else f"_{RANKS}_ranks"
+NAMES = {GLOO: f"gauntlet{SIZE}", ASYNCHRONOUS: f"gauntlet_asynchronous{SIZE}"}
 BOUND = "each fault notified with the right place and cause, no false alarm"
 
 

@@ -8,18 +8,19 @@ from statistics import median
 from typing import Any
 
 from testing.job.device import ASYNCHRONOUS, GLOO
+from testing.job.launch import RANKS
 from testing.report import Line, table
 from testing.statistics import percentile
 from validation.gauntlet.case import LOUD
 
 ABOUT = {
-    GLOO: """\
-Each fault and decoy is injected into a real training job of four ranks (torchrun, gloo, loader workers, checkpoints)
+    GLOO: f"""\
+Each fault and decoy is injected into a real training job of {RANKS} ranks (torchrun, gloo, loader workers, checkpoints)
 with simulated GPUs. Exporter, Prometheus, Alertmanager and the receiver are real, at the fast speed. The time of the
 device is slept in every case; the last column says what else is simulated. Seconds are from the onset to the receiver:
 median and maximum. `place` and `cause` are those of the first notification.""",
-    ASYNCHRONOUS: """\
-Each fault and decoy about ranks is injected into a real training job of four ranks (torchrun, loader workers,
+    ASYNCHRONOUS: f"""\
+Each fault and decoy about ranks is injected into a real training job of {RANKS} ranks (torchrun, loader workers,
 checkpoints) on a device that is as asynchronous as CUDA's: the host issues work and collectives and waits only where it
 reads a value. The device (testing/asynchronous_device) and the GPUs are simulated; exporter, Prometheus, Alertmanager
 and the receiver are real, at the fast speed. The last column says what else is simulated. Seconds are from the onset to
