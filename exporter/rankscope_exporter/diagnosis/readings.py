@@ -133,6 +133,8 @@ class RankReading:
     phase_since: float = 0.0
     issued: Mapping[str, float] = field(default_factory=dict)
     """Collectives that it has issued, by group."""
+    collective: str = ""
+    """The group of the collective that its training thread is in. Empty in none."""
     amp_scale: float | None = None
     checkpoints: float = 0.0
     last_checkpoint: float | None = None

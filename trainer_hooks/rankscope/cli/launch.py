@@ -1,6 +1,6 @@
 """The command `rankscope`: `rankscope run -- torchrun … train.py` starts a job watched, without a change to it;
 `rankscope stacks` says where the threads of the ranks on this machine are; `rankscope explain` what holds a run back;
-`rankscope top` what is wrong on this machine.
+`rankscope top` what is wrong on this machine; `rankscope hang` who holds up a run that stands still.
 """
 
 from __future__ import annotations
@@ -38,6 +38,10 @@ TOP_DESCRIPTION = """\
 Show what is wrong on this machine, from the ranks' records and the NVIDIA driver alone: what is found in each run and
 what to do about it, its ranks with their time by phase, and the GPUs. Needs neither an exporter nor a Prometheus, and
 changes nothing in the job. Needs pip install 'rankscope[top]'. Ctrl-C ends it."""
+HANG_DESCRIPTION = """\
+Say in a few lines who holds up a run that stands still, in which operation, and who waits for it: from the dumps of
+torch's flight recorder in DIR, or from the records of the ranks on this machine. Changes nothing in the job. Exits with
+2 if there is nothing to read."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -58,6 +62,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from rankscope.cli.top import show as top
 
         sys.exit(_told(lambda: top(options.run_dir, once=options.once, is_json=options.json)))
+    if options.action == "hang":
+        from rankscope.cli.top import hang
+
+        sys.exit(_told(lambda: hang(options.dumps, options.run, options.run_dir)))
     _run(parser, options)
 
 
@@ -105,7 +113,7 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
-    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top")
+    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top|hang")
     run = commands.add_parser(
         "run", help="start a training command with every rank watched", description=RUN_DESCRIPTION
     )
@@ -122,6 +130,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     _add_explain(commands.add_parser("explain", help="what holds a run back", description=EXPLAIN_DESCRIPTION))
     _add_top(commands.add_parser("top", help="what is wrong on this machine", description=TOP_DESCRIPTION))
+    hang = commands.add_parser("hang", help="who holds up a run that stands still", description=HANG_DESCRIPTION)
+    hang.add_argument("dumps", type=Path, nargs="?", metavar="DIR", help="a file for each rank, as torch writes them")
+    hang.add_argument("--run", metavar="NAME", help="which run of this machine, without DIR (default: the only one)")
+    _add_run_dirs(hang)
     return parser
 
 
@@ -132,7 +144,11 @@ def _add_top(top: argparse.ArgumentParser) -> None:
     top.add_argument(
         "--json", action="store_true", help="the same as one line of JSON, as the exporter's /api/v1/runs (docs/api.md)"
     )
-    top.add_argument(
+    _add_run_dirs(top)
+
+
+def _add_run_dirs(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--run-dir",
         type=Path,
         metavar="DIR",

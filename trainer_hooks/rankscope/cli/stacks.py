@@ -26,7 +26,6 @@ from rankscope.cli.printable import printable
 from rankscope.cli.py_spy import stacks_by_py_spy
 from rankscope.process.ending import catches
 from rankscope.process.stack_dump import MEMORY_FILE
-from rankscope.record import layout
 from rankscope.record.listing import take_turns
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
@@ -123,14 +122,11 @@ def _user(owner: int) -> str:
 
 
 def _collective(snapshot: RankSnapshot) -> str:
-    op, group = int(snapshot["collective_op"]), int(snapshot["collective_group"])
-    if not 0 < op <= len(layout.OPS):
+    if not snapshot.open_operation:
         return ""
-    text = f", in {layout.OPS[op - 1]}"
-    if group < len(snapshot.groups):
-        name, number = printable(snapshot.groups[group], NAME_LIMIT), snapshot.many("group_collectives")[group]
-        text += f" with {name}, number {number:.0f}"
-    return text
+    group = snapshot.open_group
+    where = f" with {printable(group, NAME_LIMIT)}, number {snapshot.issued[group]:.0f}" if group else ""
+    return f", in {snapshot.open_operation}{where}"
 
 
 def stacks(rank: LivingRank) -> str:

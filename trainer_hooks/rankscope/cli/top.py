@@ -1,4 +1,4 @@
-"""The command `rankscope top`, whose packages the hook does not need: says what is missing, else runs it."""
+"""Commands of the exporter's package that the hook does not need: says which package is missing, else runs them."""
 
 from __future__ import annotations
 
@@ -32,6 +32,13 @@ def explain(run: str | None, owner: str | None) -> bool:
     from rankscope_exporter.top.explained import explain as explain_runs
 
     return explain_runs(default_run_dirs(), run, owner)
+
+
+def hang(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
+    """Print who holds up a run that stands still. Returns the exit status; it needs no other package."""
+    from rankscope_exporter.hangs.command import show as show_hang
+
+    return show_hang(dumps, run, run_dirs or default_run_dirs())
 
 
 def missing(names: Sequence[str], find: Callable[[str], object] = importlib.util.find_spec) -> Sequence[str]:

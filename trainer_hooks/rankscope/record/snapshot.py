@@ -154,6 +154,23 @@ class RankSnapshot:
         return tuple(self.info.get("groups", ()))[: layout.MAX_GROUPS]
 
     @property
+    def issued(self) -> dict[str, float]:
+        """How many collectives the rank has issued, by group."""
+        return dict(zip(self.groups, self.many("group_collectives"), strict=False))
+
+    @property
+    def open_operation(self) -> str:
+        """The collective that the training thread is in, as one of layout.OPS. Empty in none."""
+        number = int(self["collective_op"])
+        return layout.OPS[number - 1] if 0 < number <= len(layout.OPS) else ""
+
+    @property
+    def open_group(self) -> str:
+        """The group of that collective. Empty in none, and where the group has no name."""
+        number = int(self["collective_group"])
+        return self.groups[number] if self.open_operation and number < len(self.groups) else ""
+
+    @property
     def device_seconds(self) -> dict[str, float]:
         """The device's seconds by phase, of the measured steps; empty without a device."""
         return self._by_phase("device_seconds") if self["device_steps"] else {}

@@ -1,10 +1,11 @@
 """A run in which no rank makes progress, and the rank that the others wait for.
 
-The run has to stand still for several times as long as it ever did in the last hour. The rank is one that has issued
-fewer collectives than another of a group, and in no group more: the others wait for it. Else it is one that is in no
-collective; where the device waits and not the host (CUDA, NCCL), a rank that has issued as many as the others is in one
-while its host waits for the device, be it in a place that no probe knows. If all are in a collective, nothing tells
-them apart, and the one that has waited longest stands for all (cause `inside_collective`).
+The run has to stand still for several times as long as it ever did in the last hour. The rank is one that the others
+wait for, directly or through others, and that waits for nobody: in a collective a rank waits for those of its group
+that have issued fewer (`diagnosis/waits.py`). Else it is one that is in no collective; where the device waits and not
+the host (CUDA, NCCL), a rank that has issued as many as the others is in one while its host waits for the device, be it
+in a place that no probe knows. If all are in a collective, nothing tells them apart, and the one that has waited
+longest stands for all (cause `inside_collective`).
 
 A single process that waits in no phase of its own pauses (a prompt, a notebook): no rank waits for it.
 """
@@ -12,7 +13,7 @@ A single process that waits in no phase of its own pauses (a prompt, a notebook)
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.detectors.loss import Window, place
@@ -20,9 +21,12 @@ from rankscope_exporter.diagnosis.detectors.state import Past
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
+from rankscope_exporter.diagnosis.waits import Operation, Position, held_up_by, waits
 
 KIND = "hang"
 INSIDE = "inside_collective"
+Issued = Mapping[str, Mapping[int, float]]
+"""Collectives by group and rank."""
 SHOWN_FROM = 5.0  # seconds without progress: sooner than an alert, for people who look
 
 
@@ -64,21 +68,38 @@ def _planned_patience(pace: float | None, phase: str, thresholds: Thresholds) ->
 
 
 def ranks_behind(run: RunFacts) -> dict[int, float]:
-    """Return the ranks that lack collectives that others of a group have issued, and are ahead in no group."""
+    """Return the ranks that the others wait for in the end, and how many collectives each lacks of one group."""
     issued: dict[str, dict[int, float]] = defaultdict(dict)
     for one in run.ranks:
         for group, count in one.now.issued.items():
             issued[group][one.rank] = count
-    lacking: dict[int, float] = {}
-    ahead = set[int]()
-    for counts in issued.values():
-        most, least = max(counts.values()), min(counts.values())
-        for rank, count in counts.items():
-            if count < most:
-                lacking[rank] = max(lacking.get(rank, 0.0), most - count)
-            if count > least:
-                ahead.add(rank)
-    return {rank: lack for rank, lack in lacking.items() if rank not in ahead}
+    # A rank that is in no collective may have one in flight; it does not wait for that, if others wait for it.
+    late = _held_up_by(run, issued, _is_waiting) or _held_up_by(run, issued, lambda _: True)
+    lacking = {
+        rank: [max(counts.values()) - counts[rank] for counts in issued.values() if rank in counts] for rank in late
+    }
+    return {rank: max(counts) for rank, counts in lacking.items() if max(counts) > 0.0}
+
+
+def _held_up_by(run: RunFacts, issued: Issued, is_waiting: Callable[[RankFacts], bool]) -> set[int]:
+    positions = [
+        Position(one.rank, one.now.issued, waits_in=_operation(one, issued) if is_waiting(one) else None)
+        for one in run.ranks
+    ]
+    waiting = waits(positions, {group: list(counts) for group, counts in issued.items()})
+    return {rank for ranks in held_up_by(waiting) if len(ranks) == 1 for rank in ranks}
+
+
+def _operation(one: RankFacts, issued: Issued) -> Operation | None:
+    """Return the collective that a rank is in. Where that is not known it is one that another rank has not issued."""
+    lacking = (name for name, count in one.now.issued.items() if count > min(issued[name].values()))
+    group = one.now.collective or next(lacking, "")
+    count = one.now.issued.get(group)
+    return None if count is None else Operation("", group, count)
+
+
+def _is_waiting(one: RankFacts) -> bool:
+    return one.now.phase == WAIT or _waits_for_the_device(one)
 
 
 def _culprit(run: RunFacts, behind: dict[int, float]) -> tuple[RankFacts, str]:
@@ -91,8 +112,9 @@ def _culprit(run: RunFacts, behind: dict[int, float]) -> tuple[RankFacts, str]:
 
 
 def _is_in_a_collective(run: RunFacts, one: RankFacts) -> bool:
+    return one.now.phase == WAIT or (_waits_for_the_device(one) and len(run.ranks) > 1)
+
+
+def _waits_for_the_device(one: RankFacts) -> bool:
     now = one.now
-    if now.phase == WAIT:
-        return True
-    is_device_waiting = now.phase in ("device_wait", "other") and now.counters.device_steps > 0 and bool(now.issued)
-    return is_device_waiting and len(run.ranks) > 1
+    return now.phase in ("device_wait", "other") and now.counters.device_steps > 0 and bool(now.issued)

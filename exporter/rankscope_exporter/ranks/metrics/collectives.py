@@ -30,10 +30,9 @@ def _by_group(field: str) -> Callable[[Rank], Values]:
 
 def _open(rank: Rank) -> Values:
     snapshot = rank.snapshot
-    op, group = int(snapshot["collective_op"]), int(snapshot["collective_group"])
-    if not (snapshot.alive and 0 < op <= len(layout.OPS) and group < len(snapshot.groups)):
+    if not (snapshot.alive and snapshot.open_group):
         return None
-    return {(layout.OPS[op - 1], snapshot.groups[group]): 1}
+    return {(snapshot.open_operation, snapshot.open_group): 1}
 
 
 METRICS = (

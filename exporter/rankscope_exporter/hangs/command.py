@@ -1,0 +1,32 @@
+"""`rankscope hang DIR`: reads the dumps of torch's flight recorder. `rankscope hang --run NAME`: the ranks' records."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rankscope.cli.printable import printable
+from rankscope_exporter.hangs import flight_recorder, records
+from rankscope_exporter.hangs.flight_recorder import DumpError
+from rankscope_exporter.hangs.words import in_ranks, in_words, lines
+
+
+def show(directory: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
+    """Print who holds up the run. Returns the exit status: 2 if there is nothing to read."""
+    try:
+        found = [*(of_dumps(directory) if directory else records.lines_of(run, run_dirs))]
+    except (DumpError, records.NoRanksError) as error:
+        print(f"rankscope hang: {printable(str(error))}", file=sys.stderr)  # noqa: T201 - a command
+        return 2
+    sys.stdout.writelines(f"{printable(line)}\n" for line in found)
+    return 0
+
+
+def of_dumps(directory: Path) -> Iterator[str]:
+    """Yield what the dumps of a directory say. Raises DumpError."""
+    dumps = flight_recorder.read_directory(directory)
+    yield from lines(flight_recorder.positions(dumps), flight_recorder.groups_of(dumps))
+    for group, number, called in flight_recorder.disagreements(dumps):
+        each = ", ".join(f"{in_ranks(ranks)}: {name}" for name, ranks in called.items())
+        yield f"The ranks disagree on collective {number:.0f} of {in_words(group)}: {each}."

@@ -1,0 +1,88 @@
+"""Where the ranks of a run on this machine stand, by their records; and where torch will write its own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from rankscope.cli.living_ranks import LivingRank, RunDirectoryError, living_ranks
+from rankscope_exporter.diagnosis.waits import Operation, Position
+from rankscope_exporter.hangs.flight_recorder import Group
+from rankscope_exporter.hangs.words import lines
+
+PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
+ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
+RANKS = re.compile(r"(\d+)-(\d+)(?::(\d+))?|\d+(?:,\d+)*")
+"""A group's name: `0-3`, `0-6:2`, or numbers with commas."""
+LARGEST_GROUP = 100_000
+
+
+class NoRanksError(Exception):
+    """Why there is nothing to say; the text says what there is."""
+
+
+def lines_of(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
+    """Yield who holds up the run. Raises NoRanksError."""
+    living = _living(run, run_dirs)
+    groups = {
+        name: Group(name, "", ranks) for one in living for name in one.snapshot.groups if (ranks := members(name))
+    }
+    yield from lines([_position(one) for one in living], groups)
+    yield from _dumps(living[0])
+
+
+def _living(run: str | None, run_dirs: Sequence[Path]) -> list[LivingRank]:
+    try:
+        every = [one for directory in run_dirs for one in living_ranks(directory)]
+    except RunDirectoryError as error:
+        raise NoRanksError(str(error)) from error
+    runs = sorted({one.run for one in every})
+    if run is None and len(runs) > 1:
+        raise NoRanksError(f"several runs, choose with --run: {', '.join(runs)}")
+    found = [one for one in every if run in (None, one.run)]
+    if not found:
+        raise NoRanksError(
+            f"no living rank{'' if run is None else f' of run {run}'} in {', '.join(map(str, run_dirs))}"
+        )
+    return sorted(found, key=lambda one: int(one.rank))
+
+
+def members(name: str) -> tuple[int, ...]:
+    """Return the ranks that a group's name stands for. Empty for a name that was cut or is none."""
+    match = RANKS.fullmatch(name)
+    if match is None:
+        return ()
+    if match[2] is None:
+        return tuple(map(int, name.split(",")))
+    ranks = range(int(match[1]), int(match[2]) + 1, int(match[3] or 1) or 1)
+    return tuple(ranks[:LARGEST_GROUP])
+
+
+def _position(one: LivingRank) -> Position:
+    counts, group = one.snapshot.issued, one.snapshot.open_group
+    if group not in counts:
+        return Position(int(one.rank), counts)
+    return Position(int(one.rank), counts, waits_in=Operation(one.snapshot.open_operation, group, counts[group]))
+
+
+def _dumps(one: LivingRank) -> Iterator[str]:
+    """Yield where torch writes what its flight recorder has, as far as the job's environment can be read."""
+    with suppress(OSError):
+        pairs = Path(f"/proc/{one.snapshot.lock_pid}/environ").read_bytes().decode(errors="replace").split("\0")
+        environment = dict(pair.partition("=")[::2] for pair in pairs)
+        yield from in_words(environment)
+
+
+def in_words(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield what a job with this environment leaves behind."""
+    prefix = next((environment[name] for name in PREFIXES if environment.get(name)), "")
+    if prefix:
+        when = "when NCCL's watchdog ends it" if environment.get(ON_TIMEOUT, "1") != "0" else "when asked"
+        yield f"torch writes a dump of each rank to {prefix}RANK {when}; then: rankscope hang {Path(prefix).parent}"
+    if pipe := environment.get(PIPE):
+        yield f"Ask for the dump of a rank now: echo 1 > {pipe}RANK.pipe"
+    if not prefix and not pipe:
+        yield f"torch is not told where to write dumps of its flight recorder: set {PREFIXES[0]} for the next start."
