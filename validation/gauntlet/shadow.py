@@ -71,6 +71,6 @@ def _notification(labels: Mapping[str, str], seen: float) -> Notification:
     kind, cause = labels["kind"], labels.get("cause", "")
     is_first = labels.get("rank") == "0"
     straggler = "RankscopeRankZeroLagging" if is_first else "RankscopeRankLagging"
-    told = {"alertname": ALERTS.get(kind, straggler), "cause": ONE_CAUSE.get(kind, cause)}
+    told = {"alertname": straggler if kind == "straggler" else ALERTS[kind], "cause": ONE_CAUSE.get(kind, cause)}
     kept = {name: value for name, value in labels.items() if name in ("run", "rank", "gpu", "node", "severity")}
     return Notification("firing", {**kept, **told}, {}, "", seen)

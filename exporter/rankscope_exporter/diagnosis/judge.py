@@ -86,7 +86,7 @@ class RunJudge:
             self._end_part(at, readings)
         window = self._recent(readings)
         verdict.facts, verdict.lost = window.run, window.lost
-        states = [candidate for detect in STATES for candidate in detect(window, self.history.past(at))]
+        states = [candidate for one in STATES for candidate in one.detect(window, self.history.past(at))]
         self._states.update(at, states)
         self._decide(verdict, window, states)
         self._is_ready |= self._losses.shortest is not None

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from rankscope_exporter.diagnosis.detectors import LOSSES, straggler
+from rankscope_exporter.diagnosis.detectors import LOSSES, STATES, straggler
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Place
 from rankscope_exporter.diagnosis.history import History
@@ -20,7 +20,7 @@ STEPS_RATE: Key = ("steps_rate", None)
 
 STATE_GAP = 5.0
 """Seconds for which a state may be unseen and still be the same."""
-CRITICAL = frozenset({"hang", "crash", "cpu_fallback", "loss_scale_collapse"})
+CRITICAL = frozenset(kind for detector in STATES if detector.is_critical for kind in detector.kinds)
 
 _DETECTORS = {detector.kind: detector for detector in LOSSES}
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankscope.record import phases
-from rankscope_exporter.diagnosis.detectors import LOSSES, checkpoint, crash, hang, loss_scale, startup, utilization
+from rankscope_exporter.diagnosis.detectors import KINDS, checkpoint, crash, hang, loss_scale, startup, utilization
 from rankscope_exporter.diagnosis.detectors.straggler import UNKNOWN
 from rankscope_exporter.diagnosis.findings import Candidate, Place
 from rankscope_exporter.diagnosis.priority import EXPLAINED_BY, EXPLAINED_BY_CAUSE, explanation
@@ -34,13 +34,17 @@ CAUSES: dict[str, list[str]] = {
     utilization.LOW: ["batch_too_small", "memory_bound", "unknown"],
 }
 WITHOUT_CAUSES = [checkpoint.SLOW, utilization.CPU, startup.KIND, loss_scale.KIND]
-KINDS = [*(detector.kind for detector in LOSSES), *CAUSES, *WITHOUT_CAUSES]
+WITHOUT_CAUSES += ["small_collectives", "copies", "launch", "device_reads", "throttling"]
 CANDIDATES = [
     Candidate(kind, 0.3, cause, PLACE, {"age": 20_000.0, "scale": 0.001})
-    for kind in dict.fromkeys(KINDS)
+    for kind in KINDS
     for cause in CAUSES.get(kind, [""])
 ]
 RUN = ("llm", "1000")
+
+
+def test_the_causes_of_every_kind_are_listed() -> None:
+    assert sorted(KINDS) == sorted([*CAUSES, *WITHOUT_CAUSES])
 
 
 def name(candidate: Candidate) -> str:

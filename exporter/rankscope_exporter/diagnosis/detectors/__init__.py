@@ -28,11 +28,12 @@ LOSSES: tuple[LossDetector, ...] = (
     *gpu_time.DETECTORS,
 )
 STATES: tuple[StateDetector, ...] = (
-    hang.detect,
-    crash.detect,
-    startup.detect,
-    checkpoint.detect,
-    utilization.detect_low,
-    utilization.detect_cpu,
-    loss_scale.detect,
+    hang.DETECTOR,
+    crash.DETECTOR,
+    startup.DETECTOR,
+    checkpoint.DETECTOR,
+    *utilization.DETECTORS,
+    loss_scale.DETECTOR,
 )
+KINDS = (*(one.kind for one in LOSSES), *(kind for one in STATES for kind in one.kinds))
+"""Of every finding."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankscope_exporter.diagnosis.detectors.loss import Window
-from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.findings import Candidate
 
 SLOW, OVERDUE = "slow_checkpoint", "checkpoint_overdue"
@@ -30,3 +30,6 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
     if age > thresholds.checkpoint_overdue / 2:
         cause = "overdue" if written else "never"
         yield Candidate(OVERDUE, 0.0, cause, evidence={"age": age}, lasted=age, needed=thresholds.checkpoint_overdue)
+
+
+DETECTOR = StateDetector((SLOW, OVERDUE), detect)

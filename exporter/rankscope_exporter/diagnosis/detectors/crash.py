@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rankscope_exporter.diagnosis.detectors.loss import Window
-from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate, Place
 from rankscope_exporter.diagnosis.readings import RankReading
@@ -56,3 +56,6 @@ def _reason(reading: RankReading) -> str:
 
 def _end(reading: RankReading) -> float:
     return reading.ended.at if reading.ended else reading.at
+
+
+DETECTOR = StateDetector((KIND,), detect, is_critical=True)

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.detectors.loss import Window, place
-from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
@@ -118,3 +118,6 @@ def _is_in_a_collective(run: RunFacts, one: RankFacts) -> bool:
 def _waits_for_the_device(one: RankFacts) -> bool:
     now = one.now
     return now.phase in ("device_wait", "other") and now.counters.device_steps > 0 and bool(now.issued)
+
+
+DETECTOR = StateDetector((KIND,), detect, is_critical=True)

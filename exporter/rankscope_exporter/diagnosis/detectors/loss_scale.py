@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankscope_exporter.diagnosis.detectors.loss import Window
-from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.findings import Candidate
 
 KIND = "loss_scale_collapse"
@@ -20,3 +20,6 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
     scale = min(scales)
     if scale < 1.0 or scale < COLLAPSED * past.highest_amp_scale:
         yield Candidate(KIND, 1.0, evidence={"scale": scale, "skipped_steps": past.amp_skips}, lasted=0.0)
+
+
+DETECTOR = StateDetector((KIND,), detect, is_critical=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from rankscope_exporter.diagnosis.detectors.loss import Window
-from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.findings import Candidate
 
 KIND = "slow_startup"
@@ -18,3 +18,6 @@ def detect(window: Window, _past: Past) -> Iterator[Candidate]:
     if lasted > window.thresholds.startup / 2:
         ranks = {"ranks_starting": float(len(starting))}
         yield Candidate(KIND, 1.0, evidence=ranks, lasted=lasted, needed=window.thresholds.startup)
+
+
+DETECTOR = StateDetector((KIND,), detect)

@@ -1,9 +1,14 @@
-"""What a detector of a state is: something that holds now, and for how long it has to before it is a finding."""
+"""What a detector of a state is: something that holds or does not, and for how long it has to before it is a finding.
+
+A candidate's `needed` is counted from when it was first seen, or it says itself in `lasted` how long it has held. Its
+ratio is GPU time that is lost: 1 where nothing useful is done, 0 where a state costs nothing by itself.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from rankscope_exporter.diagnosis.detectors.loss import Window
 from rankscope_exporter.diagnosis.findings import Candidate
@@ -25,4 +30,10 @@ class Past:
     """In the same time."""
 
 
-StateDetector = Callable[[Window, Past], Iterator[Candidate]]
+class StateDetector(NamedTuple):
+    """A pure function of a window and what is remembered, and the kinds that it yields."""
+
+    kinds: tuple[str, ...]
+    detect: Callable[[Window, Past], Iterator[Candidate]]
+    is_critical: bool = False
+    """Whether its findings are critical from the start; else they are warnings."""

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from statistics import fmean
 
 from rankscope_exporter.diagnosis.detectors.loss import Window, place
-from rankscope_exporter.diagnosis.detectors.state import Past
+from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.findings import Candidate
 
 LOW, CPU = "low_utilization", "cpu_fallback"
@@ -40,3 +40,6 @@ def detect_cpu(window: Window, _past: Past) -> Iterator[Candidate]:
             steps = {"steps_per_second": one.spent.steps / one.seconds}
             needed = window.thresholds.cpu_only
             yield Candidate(CPU, 1.0, place=place(one), evidence=steps, lasted=gpu.idle_seconds, needed=needed)
+
+
+DETECTORS = StateDetector((LOW,), detect_low), StateDetector((CPU,), detect_cpu, is_critical=True)

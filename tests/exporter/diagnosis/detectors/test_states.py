@@ -22,7 +22,7 @@ def found(*changes: Change, adjust: Adjust = lambda one: one, past: Past | None 
     training = Training(2)
     training.adjust = adjust
     one = window(training, *changes)
-    return {candidate.kind: candidate for detect in STATES for candidate in detect(one, past or Past(1.0))}
+    return {candidate.kind: candidate for detector in STATES for candidate in detector.detect(one, past or Past(1.0))}
 
 
 def test_a_healthy_run_is_in_none_of_these_states() -> None:
