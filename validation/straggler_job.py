@@ -29,7 +29,7 @@ from testing.leaving import leave
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -41,8 +41,9 @@ from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.writer import SUFFIX
 from rankscope.timeline import device_clock
 
-WORK = Behavior(forward=5, backward=5, checkpoint=0)  # of every rank
-FAULT_MS = 30.0  # of one rank, in one phase, on top
+WORK_MS = float(os.environ.get("WORK_MS", "5"))
+WORK = Behavior(forward=WORK_MS, backward=WORK_MS, checkpoint=0)  # of every rank
+FAULT_MS = float(os.environ.get("FAULT_MS", "30"))  # of one rank, in one phase, on top
 MICRO_BATCHES = 4
 FIELDS = {"data_wait": "fetch", "other": "post"}  # of a behavior, where the phase has another name
 
@@ -51,8 +52,9 @@ Step = Callable[[torch.Tensor], torch.Tensor]  # forward, backward and averaging
 
 @cache
 def mesh(*names: str) -> DeviceMesh:
-    """All ranks in one dimension, or two by two."""
-    return init_device_mesh("cpu", (2, 2) if len(names) == 2 else (4,), mesh_dim_names=names)
+    """All ranks in one dimension, or in two, of which the second is of two ranks."""
+    ranks = dist.get_world_size()
+    return init_device_mesh("cpu", (ranks // 2, 2) if len(names) == 2 else (ranks,), mesh_dim_names=names)
 
 
 def step_of(model: nn.Module, after_backward: Callable[[], None] = lambda: None) -> Step:
@@ -112,27 +114,53 @@ def tensor_and_data(model: nn.Sequential) -> tuple[nn.Module, Step]:
 
 
 def pipeline_and_data(model: nn.Sequential) -> tuple[nn.Module, Step]:
-    """Train two stages with one forward, one backward, with two replicas of that."""
+    """Train two stages with one forward, one backward, with replicas of that."""
     both = mesh("data", "stages")
-    is_first = both.get_local_rank("stages") == 0
-    part = model[:2] if is_first else model[1:]
+    part, step = staged(model, both["stages"], MICRO_BATCHES)
+
+    def averaging(inputs: torch.Tensor) -> torch.Tensor:
+        loss = step(inputs)
+        average_gradients(part, both["data"].get_group())
+        return loss
+
+    return part, averaging
+
+
+def pipeline(model: nn.Sequential, micro_batches: int = MICRO_BATCHES) -> tuple[nn.Module, Step]:
+    """Train a stage on each rank, with one forward, one backward."""
+    return staged(model, mesh("pp"), micro_batches)
+
+
+def few_micro_batches(model: nn.Sequential) -> tuple[nn.Module, Step]:
+    """Do the same with so few micro-batches that the stages have nothing to do for most of the time."""
+    return pipeline(model, 2)
+
+
+def staged(model: nn.Sequential, stages: DeviceMesh, micro_batches: int) -> tuple[nn.Module, Step]:
+    """Return this rank's stage and the steps of the pipeline."""
+    number, last = stages.get_local_rank(), stages.size() - 1
+    middle = nn.Sequential(model[1], nn.Linear(WIDTH, WIDTH))
+    part = model[:2] if number == 0 else model[1:] if number == last else middle
     work = model[1]
-    work.behavior = replace(work.behavior, micro_steps=MICRO_BATCHES)
+    work.behavior = replace(work.behavior, micro_steps=micro_batches)
     # The shapes are given, as the stages would else send them to each other, in values that must be right.
-    size = BATCH // MICRO_BATCHES
-    inputs = torch.zeros(size, WIDTH, requires_grad=not is_first)
-    outputs = torch.zeros(size, WIDTH if is_first else CLASSES, requires_grad=True)
-    stages, cpu = both["stages"].get_group(), torch.device("cpu")
-    stage = PipelineStage(part, int(not is_first), 2, cpu, input_args=inputs, output_args=outputs, group=stages)
-    schedule = Schedule1F1B(stage, MICRO_BATCHES, loss_fn=lambda found, _target: loss_of(found))
+    size = BATCH // micro_batches
+    inputs = torch.zeros(size, WIDTH, requires_grad=number > 0)
+    outputs = torch.zeros(size, CLASSES if number == last else WIDTH, requires_grad=True)
+    cpu = torch.device("cpu")
+    stage = PipelineStage(part, number, last + 1, cpu, input_args=inputs, output_args=outputs, group=stages.get_group())
+    # With fewer micro-batches than stages there is no steady state, in which one forward follows one backward.
+    kind = Schedule1F1B if micro_batches > last else ScheduleGPipe
+    schedule = kind(stage, micro_batches, loss_fn=lambda found, _target: loss_of(found))
 
     def step(inputs: torch.Tensor) -> torch.Tensor:
         losses: list[torch.Tensor] = [torch.zeros(())]
-        if is_first:
+        if number == 0:
             schedule.step(inputs)
-        else:
+        elif number == last:
             schedule.step(target=inputs, losses=losses)
-        average_gradients(part, both["data"].get_group())
+        else:
+            schedule.step()
         return losses[-1]
 
     return part, step
@@ -140,7 +168,10 @@ def pipeline_and_data(model: nn.Sequential) -> tuple[nn.Module, Step]:
 
 TRAININGS = {
     build.__name__: build
-    for build in (ddp, fsdp2, hsdp, by_hand, by_hand_in_a_stream, tensor_and_data, pipeline_and_data)
+    for build in (
+        *(ddp, fsdp2, hsdp, by_hand, by_hand_in_a_stream, tensor_and_data),
+        *(pipeline_and_data, pipeline, few_micro_batches),
+    )
 }
 
 
@@ -177,8 +208,8 @@ def behavior_of(phase: str, is_slow: bool) -> Behavior:
 
 def observe(case: str, steps: int, device: Device) -> dict[str, Any]:
     """Return what the records of all ranks say of one case, by rank."""
-    training, phase, slow_rank = case.split(":")
-    is_slow = phase != "nothing" and dist.get_rank() == int(slow_rank)
+    training, phase, slow_ranks = case.split(":")
+    is_slow = phase != "nothing" and str(dist.get_rank()) in slow_ranks.split("+")
     rankscope.instrument()
     with tempfile.TemporaryDirectory() as directory:
         train(training, steps, behavior_of(phase, is_slow), device, Path(directory))

@@ -15,7 +15,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from rankscope import __version__
-from rankscope.process.identity import compact
+from rankscope.record.group_name import compact
 from rankscope_exporter import registry
 from rankscope_exporter.config import Config
 from rankscope_exporter.dcgm.collector import Averages, DcgmCollector

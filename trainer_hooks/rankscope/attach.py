@@ -152,6 +152,8 @@ class Attachment:
         return {
             "phases": self.script.phases,
             "groups": self.timeline.groups.names,
+            "group_descriptions": self.timeline.groups.descriptions,
+            "pairwise": self.timeline.groups.pairwise,
             "probes_disabled": self._disabled,
             "stacks": self._stack_dump.info,
             "settings": self._settings.known,

@@ -15,6 +15,8 @@ ALERTS = {
     "data": "RankscopeDataBound",
     "network": "RankscopeTransferBound",
     "small_collectives": "RankscopeSmallCollectives",
+    "stage_imbalance": "RankscopePipelineBound",
+    "bubble": "RankscopePipelineBound",
     "copies": "RankscopeCopyBound",
     "launch": "RankscopeLaunchBound",
     "device_reads": "RankscopeDeviceReads",

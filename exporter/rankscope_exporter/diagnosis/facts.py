@@ -15,6 +15,8 @@ from statistics import fmean, median
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.readings import Counters, RankReading, Run, spent
 
+Peers = tuple[str, int | None]
+"""A group and a stage: ranks that have both in common do the same work, and are compared."""
 WAIT = "collective_wait"
 HOST, DEVICE = "host", "device"
 
@@ -31,12 +33,17 @@ class RankFacts:
     clock: str = HOST
     """By which its group is judged: `host`, or `device` where all of its ranks have steps that were measured on it."""
     lag: float | None = None
-    """What the others of its group would save if it were like them, as a ratio of the step. None without others."""
+    """What its peers would save if it were like them, as a ratio of the step. None without peers."""
 
     @property
     def rank(self) -> int:
         """Return its number."""
         return self.now.rank
+
+    @property
+    def peers(self) -> Peers:
+        """Return who does the same work."""
+        return self.now.group, self.now.stage
 
     @cached_property
     def host_ratios(self) -> Mapping[str, float]:
@@ -104,9 +111,18 @@ class RunFacts:
     ended: tuple[RankReading, ...] = ()
 
     @cached_property
-    def groups(self) -> Mapping[str, Sequence[RankFacts]]:
-        """The living ranks by the group that they synchronize with."""
-        return _by_group(self.ranks)
+    def peers(self) -> Mapping[Peers, Sequence[RankFacts]]:
+        """The living ranks by those that they are compared with."""
+        return _by_peers(self.ranks)
+
+    @cached_property
+    def stages(self) -> Mapping[int, Sequence[RankFacts]]:
+        """The living ranks by their stage of the pipeline. Empty without one."""
+        stages: dict[int, list[RankFacts]] = defaultdict(list)
+        for one in self.ranks:
+            if one.now.stage is not None:
+                stages[one.now.stage].append(one)
+        return stages if len(stages) > 1 else {}
 
     @property
     def world_size(self) -> int:
@@ -162,7 +178,7 @@ def compare(run: Run, then: Mapping[int, RankReading], now: Mapping[int, RankRea
         for number, reading in sorted(now.items())
         if reading.ended is None and (facts := _rank_facts(then.get(number), reading))
     ]
-    judged = [facts for members in _by_group(living).values() for facts in _judge(members)]
+    judged = [facts for members in _by_peers(living).values() for facts in _judge(members)]
     ended = tuple(reading for _, reading in sorted(now.items()) if reading.ended)
     return RunFacts(run, tuple(sorted(judged, key=lambda facts: facts.rank)), ended)
 
@@ -176,11 +192,11 @@ def _rank_facts(then: RankReading | None, now: RankReading) -> RankFacts | None:
     return RankFacts(now, seconds, counted) if seconds > 0.0 else None
 
 
-def _by_group(ranks: Sequence[RankFacts]) -> Mapping[str, Sequence[RankFacts]]:
-    groups: dict[str, list[RankFacts]] = defaultdict(list)
+def _by_peers(ranks: Sequence[RankFacts]) -> Mapping[Peers, Sequence[RankFacts]]:
+    peers: dict[Peers, list[RankFacts]] = defaultdict(list)
     for facts in ranks:
-        groups[facts.now.group].append(facts)
-    return groups
+        peers[facts.peers].append(facts)
+    return peers
 
 
 def _judge(members: Sequence[RankFacts]) -> Sequence[RankFacts]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 from rankscope.record import phases
@@ -35,8 +35,7 @@ def lost(run: RunFacts, thresholds: Thresholds, *, is_stuck: bool = False) -> Ma
         total = sum(one.ratios.values()) or 1.0
         for phase, ratio in one.ratios.items():
             moving[phase] += ratio / total / allocated
-    parts["transfer"] = min(_transfer(run) / allocated, moving[WAIT])
-    parts["straggler"] = moving[WAIT] - parts["transfer"]
+    parts |= _waiting(run, moving[WAIT], allocated)
     reads, launches = _dry(run, moving, thresholds)
     parts |= {"device_read": sum(reads.values()), "launch": sum(launches.values())}
     computing = sum(moving[phase] - reads[phase] - launches[phase] for phase in phases.COMPUTING)
@@ -49,16 +48,74 @@ def lost(run: RunFacts, thresholds: Thresholds, *, is_stuck: bool = False) -> Ma
     return {cause: ratio for cause, ratio in parts.items() if ratio > 0.0}
 
 
-def _transfer(run: RunFacts) -> float:
-    """Return what even the rank waits that waits least, summed over the ranks: by single steps where they are known."""
+def _waiting(run: RunFacts, waited: float, allocated: int) -> Mapping[str, float]:
+    """Divide what the ranks wait: for late ranks, for other stages, and for what even the one waits that waits least.
+
+    In a pipeline that is the bubble first, as far as its schedule makes it.
+    """
+    floor = min(_floor(run) / allocated, waited)
+    if not run.stages:
+        return {"transfer": floor, "straggler": waited - floor}
+    least = min(least_wait(members) for members in run.stages.values()) * len(run.ranks) / allocated
+    imbalance = min(waits_for_a_stage(run) * len(run.ranks) / allocated, max(floor - least, 0.0))
+    bubble = min(expected_bubble(run) * len(run.ranks) / allocated, floor - imbalance)
+    transfer = min(max(least - bubble, 0.0), floor - imbalance - bubble)
+    late = waited - transfer - bubble - imbalance
+    return {"transfer": transfer, "bubble": bubble, "stage_imbalance": imbalance, "straggler": late}
+
+
+def _floor(run: RunFacts) -> float:
+    """Return what even the peer waits that waits least, summed over the ranks: by single steps where they are known."""
     waited = 0.0
-    for members in run.groups.values():
+    for members in run.peers.values():
         least = min(one.ratios.get(WAIT, 0.0) for one in members)
         for one in members:
             aligned = one.spent.aligned
             waits = aligned.wait_floor + aligned.skew
             waited += one.ratios.get(WAIT, 0.0) * aligned.wait_floor / waits if waits > 0.0 else least
     return waited
+
+
+def least_wait(members: Sequence[RankFacts]) -> float:
+    """Return what the rank waits that waits least."""
+    return min(one.ratios.get(WAIT, 0.0) for one in members)
+
+
+def most_wait(members: Sequence[RankFacts]) -> float:
+    """Return what the rank waits that waits most: the one with the least work."""
+    return max(one.ratios.get(WAIT, 0.0) for one in members)
+
+
+def waits_for_a_stage(run: RunFacts) -> float:
+    """Return what ranks wait on average because a stage has more work: all of its ranks wait less than the others.
+
+    A rank that is slow within its stage is none: what counts is the rank of each stage that waits most.
+    """
+    waits = {stage: most_wait(members) for stage, members in run.stages.items()}
+    least = min(waits.values(), default=0.0)
+    ranks = sum(len(members) for members in run.stages.values())
+    return sum((waits[stage] - least) * len(members) for stage, members in run.stages.items()) / ranks if ranks else 0.0
+
+
+def expected_bubble(run: RunFacts) -> float:
+    """Return which part of the time a stage has nothing to do with p stages and m micro-batches: (p - 1) / (m + p - 1).
+
+    That is of GPipe and of one forward, one backward (Narayanan et al., SC'21); other schedules have less. 0 without a
+    pipeline, and all of the time where the number of micro-batches is not known.
+    """
+    stages = len(run.stages)
+    if stages < 2:
+        return 0.0
+    batches = micro_batches(run)
+    return 1.0 if batches is None else (stages - 1.0) / (batches + stages - 1.0)
+
+
+def micro_batches(run: RunFacts) -> float | None:
+    """Return how many a step has: backward passes of one rank. None if there are none that are counted."""
+    counted = [
+        one.spent.micro_steps / one.spent.steps for one in run.ranks if one.spent.steps and one.spent.micro_steps
+    ]
+    return median(counted) if counted else None
 
 
 def _dry(run: RunFacts, moving: Parts, thresholds: Thresholds) -> tuple[Parts, Parts]:
@@ -82,10 +139,16 @@ def _dry(run: RunFacts, moving: Parts, thresholds: Thresholds) -> tuple[Parts, P
     if (total := sum(dry.values())) <= 0.0:
         return reads, launches
     overlap = min(median(one.host_ratios.get("device_wait", 0.0) for one in measured) / total, 1.0)
-    if device_waits(run) >= thresholds.device_reads_per_step:
+    if _reads_in_each_step(run, thresholds):
         reads |= {phase: ratio * overlap for phase, ratio in dry.items()}
     launches |= {phase: ratio * (1.0 - overlap) for phase, ratio in dry.items() if phase in phases.COMPUTING}
     return reads, launches
+
+
+def _reads_in_each_step(run: RunFacts, thresholds: Thresholds) -> bool:
+    """Return whether the host waits for the device in each step: at the edges of a window a wait may be missing."""
+    steps = max(run.steps - 1.0, 0.0)
+    return device_waits(run) * run.steps >= max(thresholds.device_reads_per_step * steps, 1.0)
 
 
 def device_waits(run: RunFacts) -> float:

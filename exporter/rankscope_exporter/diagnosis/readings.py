@@ -77,6 +77,8 @@ class Counters:
     device_dry: Mapping[str, float] = field(default_factory=dict)
     """Of these the seconds in which the device had nothing left to do."""
     device_waits: float = 0.0
+    micro_steps: float = 0.0
+    """Backward passes."""
     step_buckets: tuple[float, ...] = ()
     """Steps by their length, between the bounds of the record's histogram."""
     aligned: AlignedCounters = field(default_factory=AlignedCounters)
@@ -140,6 +142,8 @@ class RankReading:
     last_checkpoint: float | None = None
     children: int | None = None
     """Child processes: loader workers, mostly."""
+    stage: int | None = None
+    """Of the pipeline. None without one."""
     settings: Mapping[str, str] = field(default_factory=dict)
     gpu: GpuReading | None = None
     counters: Counters = field(default_factory=Counters)
@@ -161,6 +165,7 @@ def spent(now: Counters, then: Counters) -> Counters:
         _less_by_name(now.device_phases, then.device_phases),
         _less_by_name(now.device_dry, then.device_dry),
         _less(now.device_waits, then.device_waits),
+        _less(now.micro_steps, then.micro_steps),
         tuple(map(_less, now.step_buckets, then.step_buckets or repeat(0.0))),
         _aligned(now.aligned, then.aligned),
         CollectiveCounters(

@@ -59,6 +59,8 @@ class Thresholds:
     same rank for a minute."""
     network_allowance: float = 0.25
     """Exposed transfer that is no loss: well-tuned large jobs lose up to a quarter."""
+    bubble_allowance: float = 0.4
+    """The bubble of a pipeline that is no loss: four stages with four micro-batches have 43 %, which is common."""
     straggler_allowance: float = 0.1
     """Waiting for ranks in turn that is no loss: where steps differ by 3 % by chance, 1,024 ranks wait 0.1 for the last
     (the expected maximum of as many is 3.2 standard deviations)."""

@@ -130,6 +130,31 @@ WORDS: Mapping[str, Words] = {
         lambda run, one: f"Run {run} spends {percent(one.ratio)} of the time in many small collectives",
         advice={"": "Keep metrics on the device, and reduce them when they are logged."},
     ),
+    "stage_imbalance": Words(
+        lambda run, one: (
+            f"Stage {one.evidence.get('stage', 0.0):.0f} of the pipeline of run {run} slows down the others by "
+            f"{percent(one.ratio)}"
+        ),
+        {
+            "forward": "more work in forward",
+            "backward": "more work in backward",
+            "data_wait": "its data is late",
+            "other": "extra work outside the model",
+            "optimizer": "a slow optimizer step",
+            "h2d_copy": "slow copies to its GPU",
+            "device_wait": "more work",
+            "unknown": "no single phase explains it",
+        },
+        {
+            "": "Move layers to other stages. If it is a single rank, its GPU may be slow: no other rank does the "
+            "same work, so there is none to compare it with."
+        },
+    ),
+    "bubble": Words(
+        lambda run, one: f"The pipeline of run {run} is empty {percent(one.ratio)} of the time",
+        {"": "too few micro-batches"},
+        {"": "Use more micro-batches, or an interleaved or zero-bubble schedule."},
+    ),
     "copies": Words(
         lambda run, one: f"Run {run} waits for copies to its GPUs {percent(one.ratio)} of the time",
         advice={"": "Use pin_memory=True with non_blocking=True."},

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from rankscope.cli.living_ranks import LivingRank, RunDirectoryError, living_ranks
+from rankscope.record.group_name import members
 from rankscope_exporter.diagnosis.waits import Operation, Position
 from rankscope_exporter.hangs.flight_recorder import Group
 from rankscope_exporter.hangs.words import lines
@@ -15,9 +15,6 @@ from rankscope_exporter.hangs.words import lines
 PREFIXES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 PIPE = "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"
 ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
-RANKS = re.compile(r"(\d+)-(\d+)(?::(\d+))?|\d+(?:,\d+)*")
-"""A group's name: `0-3`, `0-6:2`, or numbers with commas."""
-LARGEST_GROUP = 100_000
 
 
 class NoRanksError(Exception):
@@ -48,17 +45,6 @@ def _living(run: str | None, run_dirs: Sequence[Path]) -> list[LivingRank]:
             f"no living rank{'' if run is None else f' of run {run}'} in {', '.join(map(str, run_dirs))}"
         )
     return sorted(found, key=lambda one: int(one.rank))
-
-
-def members(name: str) -> tuple[int, ...]:
-    """Return the ranks that a group's name stands for. Empty for a name that was cut or is none."""
-    match = RANKS.fullmatch(name)
-    if match is None:
-        return ()
-    if match[2] is None:
-        return tuple(map(int, name.split(",")))
-    ranks = range(int(match[1]), int(match[2]) + 1, int(match[3] or 1) or 1)
-    return tuple(ranks[:LARGEST_GROUP])
 
 
 def _position(one: LivingRank) -> Position:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import chain
+
 from rankscope.record.reader import UnreadableRecordError
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.text import LABEL_LIMIT, NUMBER, is_label
@@ -35,7 +37,8 @@ def check_info(snapshot: RankSnapshot) -> None:
         raise UnreadableRecordError("unnamed", snapshot.path, "its run has no name")
     if not (NUMBER.fullmatch(info["rank"]) and NUMBER.fullmatch(info["pid"])):
         raise UnreadableRecordError("foreign", snapshot.path, "its rank or pid is no number")
-    for text in (*snapshot.groups, *info.get("settings", {}).values()):
+    described = info.get("group_descriptions", ()), info.get("pairwise", ())
+    for text in chain(snapshot.groups, *described, info.get("settings", {}).values()):
         if not is_label(text):
             raise UnreadableRecordError("foreign", snapshot.path, f"a name in it is no printable text: {text[:20]!r}")
     if NUMBER.fullmatch(info["world_size"]) and int(info["rank"]) >= int(info["world_size"]):

@@ -18,6 +18,7 @@ from rankscope_exporter.diagnosis.readings import (
 )
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcess
+from rankscope_exporter.ranks.parallelism import stage
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.ranks.step_alignment import Alignment
 
@@ -34,6 +35,7 @@ def reading(rank: Rank, aligned: Alignment | None, process: RankProcess | None, 
         at=snapshot.read_monotonic,
         began=snapshot["started_monotonic"],
         group=snapshot.info["group"],
+        stage=stage(snapshot),
         node=snapshot.info["node"],
         uuid=rank.uuid,
         world_size=world_size(snapshot.info["world_size"]),
@@ -85,6 +87,7 @@ def _counters(
         device_phases=snapshot.device_seconds,
         device_dry=snapshot.device_dry_seconds,
         device_waits=snapshot["device_waits"],
+        micro_steps=snapshot["micro_steps"],
         step_buckets=snapshot.many("step_buckets"),
         aligned=_aligned(aligned),
         collectives=CollectiveCounters(*(_by_op(snapshot, name) for name in COLLECTIVES)),

@@ -20,6 +20,7 @@ from statistics import median
 
 from rankscope.record.layout import ABSORBS, COLLECTIVE_WAIT, PHASES, STARTUP
 from rankscope.record.snapshot import DeviceStep
+from rankscope_exporter.ranks.parallelism import stage
 from rankscope_exporter.ranks.rank import Key, Rank
 from rankscope_exporter.ranks.reference_step import AnyStep, Reference, level_of, newest_sampled
 
@@ -133,14 +134,15 @@ class StepAlignment:
         A rank's new record begins at nothing.
         """
         known, self._records = self._records, {}
-        groups: dict[tuple[str, str, str], list[tuple[Rank, _Record]]] = defaultdict(list)
+        groups: dict[tuple[str, str, str, int | None], list[tuple[Rank, _Record]]] = defaultdict(list)
         for rank in sorted(ranks, key=lambda rank: int(rank.key[1])):
             info = rank.snapshot.info
             # The key, too: a record that says to be another rank now must not go on under its old name beside the one
             # that has that name.
             identity = rank.snapshot.path, rank.snapshot["started_monotonic"], rank.key
             record = self._records[identity] = known.get(identity) or _Record(rank)
-            groups[rank.key[2], info["run"], info["group"]].append((rank, record))
+            # Ranks of different stages of a pipeline do different work.
+            groups[rank.key[2], info["run"], info["group"], stage(rank.snapshot)].append((rank, record))
         for members in groups.values():
             clock = _clock([rank for rank, _ in members])
             for rank, record in members:

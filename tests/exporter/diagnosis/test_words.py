@@ -27,6 +27,7 @@ CAUSES: dict[str, list[str]] = {
         *(one for one in UNPLANNED if one not in phases.COMPUTING),
     ],
     "data": ["cpu", "io", "unknown"],
+    "stage_imbalance": [*(phase for phase in UNPLANNED if phase != "startup"), UNKNOWN],
     "network": ["network", "link", "unknown"],
     hang.KIND: [*phases.NAMES, "tokenize", hang.INSIDE],
     crash.KIND: ["killed", "exception"],
@@ -34,7 +35,7 @@ CAUSES: dict[str, list[str]] = {
     utilization.LOW: ["batch_too_small", "memory_bound", "unknown"],
 }
 WITHOUT_CAUSES = [checkpoint.SLOW, utilization.CPU, startup.KIND, loss_scale.KIND]
-WITHOUT_CAUSES += ["small_collectives", "copies", "launch", "device_reads", "throttling"]
+WITHOUT_CAUSES += ["bubble", "small_collectives", "copies", "launch", "device_reads", "throttling"]
 CANDIDATES = [
     Candidate(kind, 0.3, cause, PLACE, {"age": 20_000.0, "scale": 0.001})
     for kind in KINDS

@@ -11,7 +11,7 @@ from testing.records import living_rank
 
 from rankscope.record import layout
 from rankscope_exporter.hangs.command import show
-from rankscope_exporter.hangs.records import in_words, members
+from rankscope_exporter.hangs.records import in_words
 
 IN_ALL_REDUCE = layout.OPS.index("all_reduce") + 1.0
 GROUPS = ["0-2", "0-1"]
@@ -67,11 +67,3 @@ def test_the_run_has_to_be_named_where_there_are_several(tmp_path, capsys) -> No
 )
 def test_it_says_where_torch_will_leave_its_dumps(environment, said) -> None:
     assert said in " ".join(in_words(environment))
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [("3", (3,)), ("0-3", (0, 1, 2, 3)), ("0-6:2", (0, 2, 4, 6)), ("1,4,5", (1, 4, 5)), ("0,1,2…abc", ()), ("", ())],
-)
-def test_the_members_of_a_group_are_read_from_its_name(name, found) -> None:
-    assert members(name) == found

@@ -122,6 +122,17 @@ def test_runs_and_groups_are_aligned_each_for_itself(run_dir: Path, alignment: A
     assert {a.key[0]: round(a.floor / a.steps, 4) for a in alignment.alignments()} == {"slow": TRANSFER, "fast": 0.001}
 
 
+def test_ranks_of_different_stages_of_a_pipeline_are_not_laid_side_by_side(run_dir: Path, alignment: Aligning) -> None:
+    stages = {"groups": ["0-3", "0,2", "1,3"], "pairwise": ["1", "2"]}
+    Job(run_dir, **stages).run(21, lagging("forward"))
+    alignment.poll()
+    by_rank = {a.key[1]: a for a in alignment.alignments()}
+    assert {a.steps for a in by_rank.values()} == {20}
+    slow = max(by_rank.values(), key=lambda a: sum(a.blame.values()))
+    others = [a for a in by_rank.values() if a is not slow]
+    assert sum(sum(a.blame.values()) for a in others) == 0.0
+
+
 def test_a_rank_that_was_instrumented_later_is_aligned_by_the_ends_of_its_steps(
     run_dir: Path, alignment: Aligning
 ) -> None:

@@ -54,14 +54,6 @@ def test_a_blank_name_is_no_name_wherever_it_comes_from(monkeypatch: pytest.Monk
     assert identity.run_name() == "my run"
 
 
-@pytest.mark.parametrize(
-    ("ranks", "text"),
-    [([0], "0"), ([0, 1], "0-1"), ([0, 1, 2, 3], "0-3"), ([0, 4, 8], "0-8:4"), ([0, 4], "0,4"), ([1, 2, 5], "1,2,5")],
-)
-def test_groups_are_written_compactly(ranks: list[int], text: str) -> None:
-    assert identity.compact(ranks) == text
-
-
 @pytest.mark.parametrize(("visible", "uuid"), [("GPU-aa, GPU-bb", "GPU-bb"), ("0,1", "")])
 def test_the_gpu_is_the_ranks_place_in_a_list_of_uuids(
     monkeypatch: pytest.MonkeyPatch, visible: str, uuid: str

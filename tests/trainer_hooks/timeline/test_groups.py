@@ -250,3 +250,37 @@ def test_bus_bytes_follow_the_factors_of_nccl_tests() -> None:
     assert factors["all_gather"] == 7  # 7/8 of a result eight times the payload
     assert factors["broadcast"] == factors["reduce"] == factors["send"] == 1
     assert set(bus_factors(1)) <= {0.0, 1.0}
+
+
+class Described(UncountedProcessGroup):
+    def __init__(self, called: str, group_desc: str) -> None:
+        self.called, self.group_desc = called, group_desc
+
+
+def test_a_group_is_described_as_the_script_called_it(groups: Groups) -> None:
+    whole, first = Described("0-3", "default_pg"), Described("0-1", "mesh_pp")
+    described, unnamed = Described("0-3", "mesh_dp"), Described("2-3", "undefined")
+    for group in (whole, first, described, unnamed):
+        groups.issuing(group)
+    assert groups.names == ["0-3", "0-1", "2-3"]
+    assert groups.descriptions == ["mesh_dp", "mesh_pp", ""]
+
+
+def test_a_description_of_any_length_or_none_is_bounded(groups: Groups) -> None:
+    groups.issuing(Described("0-1", "x\n" * 100))
+    groups.issuing(UncountedProcessGroup())
+    assert groups.descriptions == ["", ("x?" * 100)[:48]]
+
+
+def test_groups_in_which_ranks_send_to_each_other_are_noted_once(groups: Groups) -> None:
+    announced = []
+    groups.on_new = lambda: announced.append([*groups.pairwise])
+    whole, pair = Described("0-3", ""), Described("0-1", "")
+    groups.issuing(whole)
+    groups.issuing(pair)
+    assert groups.pairwise == []
+    for _ in range(3):
+        groups.catch_up(pair)
+    assert groups.pairwise == ["1"]
+    assert announced[-1] == ["1"]
+    assert len(announced) == 3

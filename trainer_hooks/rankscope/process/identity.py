@@ -14,6 +14,7 @@ from typing import Any
 
 from rankscope._version import __version__
 from rankscope.process import environment
+from rankscope.record.group_name import compact
 from rankscope.record.text import LABEL_LIMIT, replace_unprintable
 
 RUN_NAME_LIMIT = 128
@@ -127,16 +128,6 @@ def group_name(process_group: Any = None) -> str:
 
     ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
     return compact(sorted(ranks))
-
-
-def compact(ranks: list[int]) -> str:
-    """Sorted ranks as `first-last`, `first-last:stride`, or a list with commas where they have no single stride."""
-    if len(ranks) == 1:
-        return str(ranks[0])
-    stride = ranks[1] - ranks[0]
-    if ranks == list(range(ranks[0], ranks[-1] + 1, stride)) and (len(ranks) > 2 or stride == 1):
-        return f"{ranks[0]}-{ranks[-1]}" + (f":{stride}" if stride > 1 else "")
-    return ",".join(map(str, ranks))
 
 
 def gpu_uuid() -> str:

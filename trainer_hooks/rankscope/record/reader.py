@@ -166,7 +166,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
         not isinstance(info, dict)
         or not _are_names(info.get("phases", []))
         or not _are_texts(info.get("probes_disabled", []))
-        or not _are_texts(info.get("groups", []))
+        or not all(_are_texts(info.get(name, [])) for name in ("groups", "group_descriptions", "pairwise"))
         or not _are_settings(info.get("settings", {}))
     ):
         raise ValueError("not of the form we know")

@@ -19,18 +19,24 @@ from rankscope.guard import logger
 from rankscope.process import identity
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
+from rankscope.record.text import replace_unprintable
 from rankscope.record.writer import RankWriter
 
 GROUP_COLLECTIVES = INDEX["group_collectives"]
 GROUP_WAIT = INDEX["group_wait_seconds"]
 NAME_LIMIT = 128  # characters: MAX_GROUPS such names fit into the info
+DESCRIPTION_LIMIT = 48
+UNDESCRIBED = (
+    "undefined",
+    "default_pg",
+)  # torch's own words for a group that was given none, and for the default group
 UNCOUNTED = layout.MAX_GROUPS  # the index of a group for which none is left
 
 
 class Group:
     """One process group: its index in the record, its last sequence number, the factors of its bus bytes."""
 
-    __slots__ = ("bus_factors", "index", "last", "number_slot", "reference", "sequence", "wait_slot")
+    __slots__ = ("bus_factors", "index", "is_pairwise", "last", "number_slot", "reference", "sequence", "wait_slot")
 
     def __init__(self, index: int, ranks: int, sequence: Callable[[Any], int] | None) -> None:
         self.index = index
@@ -41,6 +47,7 @@ class Group:
         self.sequence = sequence  # torch's number of a process group; None where the backend does not count
         self.bus_factors = bus_factors(ranks)
         self.reference: weakref.ref[Any] | None = None
+        self.is_pairwise = False  # whether two of its ranks have sent something to each other
 
 
 def bus_factors(ranks: int) -> tuple[float, ...]:
@@ -74,6 +81,8 @@ class Groups:
 
     def __init__(self, writer: RankWriter) -> None:
         self.names: list[str] = []
+        self.descriptions: list[str] = []  # of each name what the script or framework calls it, as torch has it
+        self.pairwise: list[str] = []  # indices of those in which ranks send to each other, as stages of a pipeline do
         self.on_new: Callable[[], None] | None = None  # called when a name was added
         self.on_default: Callable[[bool], object] = lambda _: None  # called when the default group is made or destroyed
         self._writer = writer
@@ -82,6 +91,8 @@ class Groups:
     def restart(self) -> None:
         """Forget the groups of the rank that this process was before, or that it was forked from."""
         self.names.clear()
+        self.descriptions.clear()
+        self.pairwise.clear()
         # By id and weakly: a process group that the script destroys must go, with its connections and threads.
         self._known: dict[int, Group] = {}
         self._is_full = False
@@ -133,6 +144,8 @@ class Groups:
     def catch_up(self, process_group: Any) -> Group:
         """Count what was issued past us, if the backend did."""
         group = self.of(process_group)
+        if not group.is_pairwise:
+            self._note_pairs(group)
         return group if group.sequence is None else self.issued(process_group)
 
     def skip(self, group: Group, process_group: Any) -> None:
@@ -143,7 +156,8 @@ class Groups:
     def _meet(self, process_group: Any) -> Group:
         if not self.names and identity.is_distributed():
             self._index_of(identity.group_name())
-        group = Group(self._index_of(_name(process_group)), process_group.size(), None)
+        index = self._index_of(_name(process_group), _description(process_group))
+        group = Group(index, process_group.size(), None)
         try:
             process_group._get_sequence_number_for_group()  # noqa: SLF001 - torch has no public one
             # Of the class: a bound method would keep the process group.
@@ -155,20 +169,35 @@ class Groups:
         known[key] = group
         return group
 
-    def _index_of(self, name: str | None) -> int:
+    def _note_pairs(self, group: Group) -> None:
+        group.is_pairwise = True
+        index = str(group.index)
+        if group.index != UNCOUNTED and index not in self.pairwise:
+            self.pairwise.append(index)
+            self._announce()
+
+    def _index_of(self, name: str | None, description: str = "") -> int:
         if name is None:
             return UNCOUNTED
         if name in self.names:
-            return self.names.index(name)
+            index = self.names.index(name)
+            if description and not self.descriptions[index]:
+                self.descriptions[index] = description
+                self._announce()
+            return index
         if len(self.names) == layout.MAX_GROUPS:
             if not self._is_full:
                 logger.warning("rankscope: group %s and further ones are not counted by group: too many", name)
             self._is_full = True
             return UNCOUNTED
         self.names.append(name)
+        self.descriptions.append(description)
+        self._announce()
+        return len(self.names) - 1
+
+    def _announce(self) -> None:
         if self.on_new is not None:
             self.on_new()
-        return len(self.names) - 1
 
 
 def _name(process_group: Any) -> str | None:
@@ -180,3 +209,9 @@ def _name(process_group: Any) -> str | None:
     if name is None or len(name) <= NAME_LIMIT:
         return name
     return f"{name[:NAME_LIMIT]}…{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+
+
+def _description(process_group: Any) -> str:
+    """What it was called when it was made, such as `mesh_tp` or `PIPELINE_MODEL_PARALLEL_GROUP`; empty if nothing."""
+    description = replace_unprintable(str(getattr(process_group, "group_desc", "")), DESCRIPTION_LIMIT)
+    return "" if description in UNDESCRIBED else description

@@ -10,6 +10,7 @@ from rankscope_exporter.diagnosis.detectors import (
     hang,
     loss_scale,
     network,
+    pipeline,
     rotating,
     small_collectives,
     startup,
@@ -25,6 +26,7 @@ LOSSES: tuple[LossDetector, ...] = (
     data.DETECTOR,
     network.DETECTOR,
     small_collectives.DETECTOR,
+    *pipeline.DETECTORS,
     *gpu_time.DETECTORS,
 )
 STATES: tuple[StateDetector, ...] = (

@@ -1,6 +1,7 @@
 """Many small collectives in each step, such as metrics that are averaged over the ranks for every batch.
 
-Counted are operations of less than `small_collective_bytes` on average, without DDP's gradients. Their loss is the
+Counted are operations of less than `small_collective_bytes` on average, without DDP's gradients and what stages of a
+pipeline send to each other. Their loss is the
 training thread's time in them. Where the device's clock judges, that time is not known by operation: there it is the
 transfer, if so few bytes are moved in it that no link would need the time.
 """
@@ -15,7 +16,7 @@ from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "small_collectives"
-GRADIENTS = "ddp_all_reduce"
+OTHERS = ("ddp_all_reduce", "send", "recv")
 
 
 def measure(window: Window) -> Mapping[int | None, float]:
@@ -44,7 +45,7 @@ def _small(one: RankFacts, thresholds: Thresholds) -> Iterator[str]:
     collectives = one.spent.collectives
     for op, calls in collectives.calls.items():
         is_small = collectives.bytes.get(op, 0.0) <= thresholds.small_collective_bytes * calls
-        if op != GRADIENTS and calls > 0 and is_small:
+        if op not in OTHERS and calls > 0 and is_small:
             yield op
 
 

@@ -1,8 +1,9 @@
 """A rank that slows down the others: they wait for it in collectives, and it waits least.
 
-    lag = median of the group's waits - own wait        (of two ranks: the larger wait - own wait)
+    lag = median of its peers' waits - own wait        (of two ranks: the larger wait - own wait)
 
-as a ratio of the step, in steps without a planned phase. Its cause is the phase in which it exceeds the mean of the
+as a ratio of the step, in steps without a planned phase. Its peers do the same work: ranks of its group and, in a
+pipeline, of its stage. Its cause is the phase in which it exceeds the mean of the
 other ranks most, if that explains `cause` of the lag; for slow computation the reason, if one is seen from outside:
 
 - `throttled`: the clocks of its GPU are held down, for longer or lower than those of its group
@@ -45,7 +46,7 @@ def explain(window: Window, rank: int | None) -> Candidate | None:
     one = next(one for one in run.ranks if one.rank == rank)
     if one.lag is None or one.lag < thresholds.single * waited(run):
         return None
-    others = [other for other in run.groups[one.now.group] if other is not one]
+    others = [other for other in run.peers[one.peers] if other is not one]
     excess = excesses(one, others)
     cause = _cause(run, one, others, excess, thresholds)
     if cause == "data_wait" and data.are_loaders_slow(run, thresholds, one):
@@ -58,7 +59,7 @@ def explain(window: Window, rank: int | None) -> Candidate | None:
 def waited(run: RunFacts) -> float:
     """Return what the ranks wait on average beyond the one that waits least, as a ratio of the step."""
     shares = []
-    for members in run.groups.values():
+    for members in run.peers.values():
         least = min(one.wait for one in members)
         for one in members:
             aligned = one.spent.aligned

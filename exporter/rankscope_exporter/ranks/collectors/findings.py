@@ -86,6 +86,8 @@ METRICS = (JUDGED, FINDING, SINCE, EVIDENCE, LOST, LOST_SECONDS, LAG)
 
 CAUSES = (
     "transfer",
+    "bubble",
+    "stage_imbalance",
     "straggler",
     "data",
     "data_cpu",

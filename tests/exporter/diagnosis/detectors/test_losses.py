@@ -265,6 +265,21 @@ def test_a_value_that_is_read_now_and_then_is_no_loss() -> None:
     assert not found(window(adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 0.02, 0.1), clock="device")))
 
 
+@pytest.mark.parametrize("missing", [0.0, 1.0])
+@pytest.mark.parametrize("seconds", [1.0, 2.0, 20.0])
+def test_a_wait_that_is_missing_at_the_edge_of_a_window_makes_no_difference(missing, seconds) -> None:
+    """In the first and last of a part's steps the host has waited already, or not yet."""
+    change = dry({"forward": 0.03, "backward": 0.03}, 1.0, 0.1)
+
+    def late(one: RankReading) -> RankReading:
+        changed = change(one)
+        waits = changed.counters.device_waits - (missing if one.at > 10.0 else 0.0)
+        return counting(changed, device_waits=waits)
+
+    one = window(adjusted(4, late, clock="device"), seconds=seconds)
+    assert one.lost["device_read"] > 0.0
+
+
 def test_by_the_host_s_clock_nothing_is_known_of_launches() -> None:
     assert not found(window(adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 0.0, 0.0))))
 

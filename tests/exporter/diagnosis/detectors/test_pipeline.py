@@ -1,0 +1,114 @@
+"""Pipelines: a stage with more work, a slow rank within a stage, and too few micro-batches."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from testing.readings import RUN
+
+from rankscope_exporter.diagnosis.detectors import network, pipeline, small_collectives, straggler
+from rankscope_exporter.diagnosis.detectors.loss import Window
+from rankscope_exporter.diagnosis.facts import compare
+from rankscope_exporter.diagnosis.lost import lost
+from rankscope_exporter.diagnosis.readings import CollectiveCounters, Counters, RankReading
+from rankscope_exporter.diagnosis.thresholds import Thresholds
+
+IMBALANCE, BUBBLE = pipeline.DETECTORS
+STEPS = 100.0
+Stages = Sequence[Sequence[float]]
+"""By stage the work of each of its ranks, in seconds of a micro-batch."""
+
+
+def pipelined(stages: Stages, micro_batches: int = 4, transfer: float = 0.0, phase: str = "backward") -> Window:
+    """Return what is read of a pipeline with one forward, one backward: the slowest rank sets its pace."""
+    slowest = max(max(ranks) for ranks in stages)
+    usual = min(min(ranks) for ranks in stages)
+    length = (micro_batches - 1) * slowest + sum(max(min(ranks), usual) for ranks in stages) + transfer
+    length = max(length, micro_batches * slowest + (len(stages) - 1) * usual + transfer)
+    numbers = [(stage, work) for stage, ranks in enumerate(stages) for work in ranks]
+    readings = {
+        rank: reading(rank, stage, work * micro_batches, usual * micro_batches, length, micro_batches, phase)
+        for rank, (stage, work) in enumerate(numbers)
+    }
+    began = {rank: RankReading(rank, 0.0, 0.0, "0-7", stage=one.stage) for rank, one in readings.items()}
+    facts, thresholds = compare(RUN, began, readings), Thresholds()
+    return Window(facts, lost(facts, thresholds), thresholds)
+
+
+def reading(
+    rank: int, stage: int, work: float, usual: float, length: float, micro_batches: int, phase: str
+) -> RankReading:
+    seconds = {"forward": usual / 2, "backward": usual / 2, "collective_wait": length - work}
+    seconds[phase] = seconds.get(phase, 0.0) + work - usual
+    counters = Counters(
+        steps=STEPS,
+        phases={name: STEPS * spent for name, spent in seconds.items()},
+        micro_steps=STEPS * micro_batches,
+        collectives=CollectiveCounters({"send": STEPS * micro_batches}, {"send": 1.0}, {"send": 30.0}),
+    )
+    return RankReading(rank, STEPS * length, 0.0, "0-7", stage=stage, counters=counters)
+
+
+def ratio(detector, window: Window) -> float:
+    return detector.measure(window).get(None, 0.0)
+
+
+@pytest.mark.parametrize("stages", [2, 4])
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("micro_batches", [4, 8, 16])
+def test_a_healthy_pipeline_loses_its_bubble_and_nothing_else(stages, replicas, micro_batches) -> None:
+    window = pipelined([[0.02] * replicas] * stages, micro_batches)
+    expected = (stages - 1) / (micro_batches + stages - 1)
+    assert window.lost["bubble"] == pytest.approx(expected, abs=0.01)
+    assert sum(window.lost.values()) == pytest.approx(1.0)
+    for detector in (IMBALANCE, network.DETECTOR, small_collectives.DETECTOR):
+        assert ratio(detector, window) < 0.02
+    assert ratio(BUBBLE, window) - pipeline.allowance(window.thresholds) < window.thresholds.loss
+
+
+@pytest.mark.parametrize("slow", range(4))
+@pytest.mark.parametrize("replicas", [1, 2])
+@pytest.mark.parametrize("phase", ["backward", "data_wait", "other"])
+def test_a_stage_with_more_work_is_named_with_its_phase_and_no_rank_is(slow, replicas, phase) -> None:
+    works = [[0.03 if stage == slow else 0.02] * replicas for stage in range(4)]
+    window = pipelined(works, 8, phase=phase)
+    found = pipeline.explain_imbalance(window, None)
+    assert (found.cause, found.evidence["stage"], found.evidence["ranks_in_stage"]) == (phase, slow, replicas)
+    assert found.ratio > 0.2
+    assert all(one.lag is None or one.lag == pytest.approx(0.0) for one in window.run.ranks)
+    assert window.lost["stage_imbalance"] > 0.15
+    assert sum(window.lost.values()) == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+@pytest.mark.parametrize("replica", [0, 1, 3])
+def test_a_rank_that_is_slow_within_its_stage_is_a_straggler_and_no_stage_is(stage, replica) -> None:
+    works = [[0.03 if (s, r) == (stage, replica) else 0.02 for r in range(4)] for s in range(2)]
+    window = pipelined(works, 8)
+    slow = 4 * stage + replica
+    assert max(window.run.ranks, key=lambda one: one.lag or 0.0).rank == slow
+    assert straggler.explain(window, slow)
+    assert ratio(IMBALANCE, window) < 0.02
+    assert ratio(network.DETECTOR, window) < 0.02
+
+
+def test_too_few_micro_batches_are_a_bubble_beyond_what_is_common() -> None:
+    window = pipelined([[0.02]] * 4, 2)
+    assert ratio(BUBBLE, window) == pytest.approx(0.6)
+    found = pipeline.explain_bubble(window, None)
+    assert found
+    assert found.evidence == {"stages": 4.0, "micro_batches": 2.0}
+
+
+def test_what_stages_wait_beyond_the_bubble_is_transfer() -> None:
+    window = pipelined([[0.02, 0.02]] * 2, 8, transfer=0.1)
+    assert window.lost["bubble"] == pytest.approx(1 / 9, abs=0.01)
+    assert window.lost["transfer"] > 0.25
+
+
+def test_without_a_pipeline_there_are_no_stages() -> None:
+    window = pipelined([[0.02, 0.02]], 4)
+    assert IMBALANCE.measure(window) == {}
+    assert BUBBLE.measure(window) == {}
+    assert "bubble" not in window.lost

@@ -1,0 +1,56 @@
+"""Which stage of a pipeline a rank is in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from testing.records import rank_snapshot
+
+from rankscope.record import layout
+from rankscope.record.snapshot import RankSnapshot
+from rankscope_exporter.ranks.parallelism import stage
+
+GROUPS = ["0-7", "0-6:2", "2-3", "2,6"]
+
+
+def rank(number: int = 2, calls: dict[str, float] | None = None, **info: Any) -> RankSnapshot:
+    snapshot = rank_snapshot({}, rank=str(number), group="0-7", **{"groups": GROUPS, **info})
+    slots = list(snapshot.slots)
+    for op, count in (calls or {}).items():
+        slots[layout.INDEX["collectives"] + layout.OPS.index(op)] = count
+    object.__setattr__(snapshot, "slots", tuple(slots))
+    return snapshot
+
+
+@pytest.mark.parametrize("description", ["mesh_pp", "pp", "PIPELINE_MODEL_PARALLEL_GROUP", "mesh_stages", "pipeline"])
+def test_the_stage_is_the_place_in_the_group_that_is_described_as_the_pipeline(description) -> None:
+    assert stage(rank(group_descriptions=["", description, "mesh_tp", "mesh_dp"])) == 1
+
+
+@pytest.mark.parametrize("description", ["mesh_dp", "mesh_tp", "TENSOR_MODEL_PARALLEL_GROUP", "mesh_shipping", ""])
+def test_other_groups_are_no_pipeline(description) -> None:
+    assert stage(rank(group_descriptions=["", description, description, description])) is None
+
+
+def test_combined_groups_of_megatron_are_no_pipeline() -> None:
+    names = ["MODEL_PARALLEL_GROUP", "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", "EMBEDDING_GROUP"]
+    assert stage(rank(group_descriptions=["", *names])) is None
+
+
+def test_a_part_of_the_run_whose_ranks_send_to_each_other_is_a_pipeline() -> None:
+    assert stage(rank(pairwise=["1"])) == 1
+    assert stage(rank(pairwise=["3"])) == 0
+
+
+def test_a_run_whose_ranks_send_to_each_other_now_and_then_is_no_pipeline() -> None:
+    assert stage(rank(calls={"send": 10.0, "ddp_all_reduce": 100.0}, pairwise=["0"])) is None
+    assert stage(rank(calls={"send": 400.0, "recv": 400.0, "all_reduce": 100.0}, pairwise=["0"])) == 2
+
+
+def test_where_the_ranks_of_the_group_are_not_known_nor_is_the_stage() -> None:
+    cut = ["0-7", "0,1,2,3…ab12"]
+    assert stage(rank(groups=cut, group_descriptions=["", "mesh_pp"])) is None
+    assert stage(rank(5, group_descriptions=["", "mesh_pp"])) is None
+    assert stage(rank(group_descriptions=["", "mesh_pp"], groups=["0-7", "2"])) is None
+    assert stage(rank()) is None

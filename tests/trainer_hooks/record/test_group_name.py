@@ -1,0 +1,27 @@
+"""A group's name in the record and back."""
+
+from __future__ import annotations
+
+import pytest
+
+from rankscope.record.group_name import compact, members
+
+NAMES = [
+    ([0], "0"),
+    ([0, 1], "0-1"),
+    ([0, 1, 2, 3], "0-3"),
+    ([0, 4, 8], "0-8:4"),
+    ([0, 4], "0,4"),
+    ([1, 2, 5], "1,2,5"),
+]
+
+
+@pytest.mark.parametrize(("ranks", "name"), NAMES)
+def test_groups_are_written_compactly_and_read_back(ranks, name) -> None:
+    assert compact(ranks) == name
+    assert members(name) == tuple(ranks)
+
+
+@pytest.mark.parametrize("name", ["", "0,1,2…abc", "0-", "a", "0-999999999", "3-1"])
+def test_what_names_no_ranks_has_no_members(name) -> None:
+    assert members(name) == ()

@@ -1,0 +1,29 @@
+"""What a group of ranks is called in a record: `0-3`, `0-6:2`, or numbers with commas."""
+
+from __future__ import annotations
+
+import re
+
+FORM = re.compile(r"(\d{1,9})-(\d{1,9})(?::(\d{1,9}))?|\d{1,9}(?:,\d{1,9})*")
+LARGEST = 100_000  # ranks of a group
+
+
+def compact(ranks: list[int]) -> str:
+    """Sorted ranks as `first-last`, `first-last:stride`, or a list with commas where they have no single stride."""
+    if len(ranks) == 1:
+        return str(ranks[0])
+    stride = ranks[1] - ranks[0]
+    if ranks == list(range(ranks[0], ranks[-1] + 1, stride)) and (len(ranks) > 2 or stride == 1):
+        return f"{ranks[0]}-{ranks[-1]}" + (f":{stride}" if stride > 1 else "")
+    return ",".join(map(str, ranks))
+
+
+def members(name: str) -> tuple[int, ...]:
+    """Return the ranks that a name stands for. Empty for one that was cut off, or that no rank writes."""
+    match = FORM.fullmatch(name)
+    if match is None:
+        return ()
+    if match[2] is None:
+        return tuple(map(int, name.split(",")))
+    ranks = range(int(match[1]), int(match[2]) + 1, int(match[3] or 1) or 1)
+    return tuple(ranks) if len(ranks) <= LARGEST else ()

@@ -1,0 +1,194 @@
+"""Check whether the exporter tells faults apart in each parallel layout, and is silent about healthy ones.
+
+    python -m validation.layouts --save
+    python -m validation.layouts --device asynchronous --save
+
+A real job of each layout trains for half a minute with a fault from its start, or without one. The exporter is real and
+as shipped; what it finds is asked for at `/api/v1/runs`. A case is right if exactly the expected finding comes, with
+its place. Simulated are the GPUs and the time of the device.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from testing import report, servers
+from testing.job.device import ASYNCHRONOUS, GLOO
+
+from rankscope_exporter.simulation import simulated_uuid
+
+ROOT = Path(__file__).parents[1]
+WATCHED_FOR = 35.0  # seconds of training
+STARTS_WITHIN = 120.0
+STEPS = 100_000
+WORK_MS, FAULT_MS = 10.0, 15.0
+"""Of forward and of backward in each step, and what a slow rank's backward takes longer; for each rank of the job, as
+they share few processors."""
+
+
+class Case(NamedTuple):
+    """A layout, the ranks that are slow in it, and the finding that is right: none where it is healthy."""
+
+    training: str
+    slow: tuple[int, ...] = ()
+    kind: str = ""
+    place: int | None = None
+    """The rank of a straggler, the stage of an imbalance."""
+    ranks: int = 4
+
+    @property
+    def name(self) -> str:
+        slow = f" with slow {','.join(map(str, self.slow))}" if self.slow else ""
+        return f"{self.training} of {self.ranks}{slow}"
+
+
+CASES = (
+    Case("ddp"),
+    Case("ddp", (2,), "straggler", 2),
+    Case("fsdp2"),
+    Case("fsdp2", (1,), "straggler", 1),
+    Case("hsdp", ranks=8),
+    Case("hsdp", (5,), "straggler", 5, ranks=8),
+    Case("tensor_and_data", ranks=8),
+    Case("tensor_and_data", (3,), "straggler", 3, ranks=8),
+    Case("pipeline"),
+    Case("pipeline", (2,), "stage_imbalance", 2),
+    Case("few_micro_batches", (), "bubble"),
+    Case("pipeline_and_data"),
+    Case("pipeline_and_data", (2,), "straggler", 2),
+    Case("pipeline_and_data", (1, 3), "stage_imbalance", 1),
+    Case("pipeline_and_data", ranks=8),
+    Case("pipeline_and_data", (5,), "straggler", 5, ranks=8),
+    Case("pipeline_and_data", (0, 2, 4, 6), "stage_imbalance", 0, ranks=8),
+)
+
+
+@contextmanager
+def exporter(directory: Path, ranks: int) -> Iterator[servers.Server]:
+    """Start one that is as shipped."""
+    scenario = directory / "scenario.yml"
+    scenario.write_text(yaml.safe_dump({"gpus": ranks, "follow_ranks": True}))
+    (directory / "run").mkdir()
+    server = servers.exporter(directory, str(scenario), directory / "run")
+    server.start()
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def job(directory: Path, case: Case, device: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start the job."""
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}", "-m"]
+    fault = f"{case.training}:{'backward' if case.slow else 'nothing'}:{'+'.join(map(str, case.slow)) or '0'}"
+    command = [*launch, "validation.straggler_job", device, str(STEPS), fault]
+    environment = {
+        "OMP_NUM_THREADS": "1",
+        "RANKSCOPE_RUN_DIR": str(directory / "run"),
+        "RANKSCOPE_RUN": "layout",
+        "RANKSCOPE_QUIET": "1",
+        "WORK_MS": str(WORK_MS * case.ranks),
+        "FAULT_MS": str(FAULT_MS * case.ranks),
+        "CUDA_VISIBLE_DEVICES": ",".join(simulated_uuid(rank, 0) for rank in range(case.ranks)),
+    }
+    with (directory / "job.log").open("wb") as log:
+        process = subprocess.Popen(command, env={**os.environ, **environment}, cwd=ROOT, stdout=log, stderr=log)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+
+
+def runs(server: servers.Server) -> list[Mapping[str, Any]]:
+    """Return what the exporter says of every run."""
+    with urllib.request.urlopen(f"{server.url}/api/v1/runs", timeout=5) as answer:
+        found: list[Mapping[str, Any]] = json.load(answer)["runs"]
+    return found
+
+
+def observe(case: Case, device: str) -> dict[str, Any]:
+    """Run one case and return every finding that there was, with the seconds of training until it came."""
+    with tempfile.TemporaryDirectory(prefix="rankscope-layout-", dir="/dev/shm") as name:
+        directory = Path(name)
+        with exporter(directory, case.ranks) as server, job(directory, case, device) as process:
+            began, found, lost = None, dict[tuple[Any, ...], float](), {}
+            until = time.monotonic() + STARTS_WITHIN
+            while time.monotonic() < until and process.poll() is None:
+                time.sleep(0.5)
+                for run in runs(server):
+                    if began is None and run["steps_per_second"]:
+                        began = time.monotonic()
+                        until = began + WATCHED_FOR
+                    lost = run.get("lost", {})
+                    for one in run["findings"]:
+                        key = one["kind"], one["rank"], one["cause"], one["evidence"].get("stage")
+                        found.setdefault(key, time.monotonic() - (began or time.monotonic()))
+            output = (directory / "job.log").read_text(errors="replace")[-2000:] if began is None else ""
+    findings = [[*key, round(seconds, 1)] for key, seconds in found.items()]
+    return {"case": case.name, "found": findings, "lost": lost, "output": output, "is_right": is_right(case, findings)}
+
+
+def is_right(case: Case, findings: Sequence[Sequence[Any]]) -> bool:
+    """Whether exactly the expected finding came."""
+    if not case.kind:
+        return not findings
+    if len(findings) != 1:
+        return False
+    kind, rank, _, stage, _ = findings[0]
+    place = rank if case.kind == "straggler" else stage
+    return kind == case.kind and (case.place is None or (place is not None and int(place) == case.place))
+
+
+def body(lines: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return how many are right, and each case."""
+    right = sum(line["is_right"] for line in lines)
+    rows = [(line["case"], "right" if line["is_right"] else "WRONG", _in_words(line["found"])) for line in lines]
+    return [f"{right} of {len(lines)} right.", report.table(("case", "", "found: seconds"), rows)]
+
+
+def _in_words(found: Sequence[Sequence[Any]]) -> str:
+    texts = []
+    for kind, rank, cause, stage, seconds in found:
+        place = f" of rank {rank}" if rank not in (None, "") else f" of stage {stage:.0f}" if stage is not None else ""
+        texts.append(f"{kind}{place} ({cause or '-'}): {seconds}")
+    return ", ".join(texts) or "-"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the cases, print and publish; 1 if one is wrong."""
+    parser = report.parser(__doc__)
+    parser.add_argument("--device", choices=(GLOO, ASYNCHRONOUS), default=GLOO)
+    parser.add_argument("--only", nargs="+", metavar="CASE", default=[""], help="cases whose name begins so")
+    options = parser.parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the exporter and the job are stopped then too
+    lines = []
+    for case in CASES:
+        if case.name.startswith(tuple(options.only)):
+            lines.append(observe(case, options.device))
+            print(json.dumps(lines[-1]), file=sys.stderr, flush=True)
+    name = "layouts" if options.device == GLOO else "layouts_asynchronous"
+    report.Report(name, "Faults in each parallel layout", __doc__, "all right", body(lines), lines).publish(
+        options.save
+    )
+    return int(not all(line["is_right"] for line in lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
