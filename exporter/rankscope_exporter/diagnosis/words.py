@@ -66,6 +66,7 @@ WORDS: Mapping[str, Words] = {
             "foreign_process": "another process is on its GPU",
             "cpu_contention": "it waits for CPU time",
             "aggregation": "it aggregates for the others",
+            "expert_imbalance": "more tokens are routed to its experts",
             "unknown": "no single phase explains it",
         },
         {
@@ -80,6 +81,7 @@ WORDS: Mapping[str, Words] = {
             "throttled": "Check its cooling and power.",
             "foreign_process": "End the process that is no rank: `nvidia-smi` lists it.",
             "cpu_contention": "Give it CPU cores of its own.",
+            "expert_imbalance": "Balance the experts: an auxiliary loss, a capacity per expert, or another placement.",
             "aggregation": "Let all ranks share the work: all_reduce or reduce_scatter instead of gather and reduce.",
             "": "Run `rankscope stacks --rank RANK` on its node.",
         },

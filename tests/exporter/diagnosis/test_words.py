@@ -18,7 +18,16 @@ from rankscope_exporter.diagnosis.words import WORDS, advice, duration, percent,
 PLACE = Place(3, "0-7", "node-a", "5", "GPU-3")
 UNPLANNED = [phase for phase in phases.NAMES if phase not in (*phases.PLANNED, "collective_wait")]
 CAUSES: dict[str, list[str]] = {
-    "straggler": [*UNPLANNED, "tokenize", UNKNOWN, "throttled", "foreign_process", "cpu_contention", "aggregation"],
+    "straggler": [
+        *UNPLANNED,
+        "tokenize",
+        UNKNOWN,
+        "throttled",
+        "foreign_process",
+        "cpu_contention",
+        "aggregation",
+        "expert_imbalance",
+    ],
     "rotating_straggler": [
         "gc",
         "spikes",

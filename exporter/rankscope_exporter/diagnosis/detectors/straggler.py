@@ -10,6 +10,7 @@ other ranks most, if that explains `cause` of the lag; for slow computation the 
 - `foreign_process`: a process that is no rank is on its GPU
 - `cpu_contention`: its training thread waits for CPU time, and that explains `cause` of the lag
 - `aggregation`: rank 0 hands more to collectives than rank 1, or its GPU is busier and fuller
+- `expert_imbalance`: it hands more to all_to_all than its peers do: more tokens are routed to its experts
 
 The method of comparing waits is that of straggler detection in synchronous training (Greyhound, ATC'25; "Understanding
 Stragglers in Large Model Training Using What-if Analysis", arXiv:2505.05713).
@@ -18,7 +19,7 @@ Stragglers in Large Model Training Using What-if Analysis", arXiv:2505.05713).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from statistics import fmean
+from statistics import fmean, median
 
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.detectors import data
@@ -86,7 +87,19 @@ def _cause(
     is_foreign = reason == "foreign_process"
     if phase not in NOT_AGGREGATION and _aggregates(run, one, thresholds, is_foreign=is_foreign):
         return "aggregation"
+    if phase in SLOW_DEVICE and reason is None and _has_more_tokens(one, others, thresholds):
+        return "expert_imbalance"
     return reason or phase
+
+
+def _has_more_tokens(one: RankFacts, others: Sequence[RankFacts], thresholds: Thresholds) -> bool:
+    """Return whether more goes through its experts: what it was sent goes back by the next all_to_all."""
+    return exchanged(one) > thresholds.aggregation * median(map(exchanged, others))
+
+
+def exchanged(one: RankFacts) -> float:
+    """Return the bytes that a rank handed to all_to_all."""
+    return one.spent.collectives.bytes.get("all_to_all", 0.0)
 
 
 def _slow_device(
@@ -113,7 +126,7 @@ def _aggregates(run: RunFacts, one: RankFacts, thresholds: Thresholds, *, is_for
     first = next((other for other in run.ranks if other.rank == 1), None)
     if one.rank != 0 or first is None:
         return False
-    handed, usual = (sum(each.spent.collectives.bytes.values()) for each in (one, first))
+    handed, usual = (sum(each.spent.collectives.bytes.values()) - exchanged(each) for each in (one, first))
     if handed > thresholds.aggregation * usual:
         return True
     full, fuller = ((each.now.gpu and each.now.gpu.memory_ratio) or 0.0 for each in (first, one))
@@ -127,6 +140,7 @@ def _reason_evidence(one: RankFacts, cause: str) -> Mapping[str, float]:
         "throttled": ("throttled", throttled),
         "foreign_process": ("processes", float((one.now.gpu and one.now.gpu.processes) or 0)),
         "cpu_contention": ("run_queue", one.rate(one.spent.process.run_queue) or 0.0),
+        "expert_imbalance": ("exchanged_bytes", exchanged(one)),
     }
     name, value = known.get(cause, ("clock", clock))
     return {} if value is None else {name: value}

@@ -206,6 +206,35 @@ def test_rank_0_whose_gpu_is_busier_and_fuller_aggregates_unless_a_foreign_proce
     assert cause(adjusted(0, lambda reading: foreign(full(reading))), rank=0) == "foreign_process"
 
 
+def exchanging(*ratios: float) -> Callable[[RankReading], RankReading]:
+    """Return ranks that hand so much to all_to_all, in relation to the others."""
+
+    def change(reading: RankReading) -> RankReading:
+        steps = reading.counters.steps
+        bytes_by_op = {"all_to_all": 1e8 * ratios[reading.rank] * steps, "all_reduce": 1e8 * steps}
+        return counting(reading, collectives=CollectiveCounters(dict.fromkeys(bytes_by_op, 4 * steps), bytes_by_op))
+
+    return change
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_rank_to_which_more_tokens_are_routed_has_a_hot_expert(rank) -> None:
+    hot = exchanging(*(1.6 if other == rank else 1.0 for other in range(4)))
+    training = Training(4)
+    training.adjust = hot
+    found_now = straggler.explain(window(training, spend("backward", SLOW, rank)), rank)
+    assert found_now
+    assert found_now.cause == "expert_imbalance"
+    assert found_now.evidence["exchanged_bytes"] > 0.0
+
+
+@pytest.mark.parametrize("ratios", [(1.0, 1.05, 1.0, 1.0), (1.6, 1.0, 1.6, 1.6), (0.0, 0.0, 0.0, 0.0)])
+def test_a_slow_rank_that_exchanges_as_much_as_its_peers_or_less_has_no_hot_expert(ratios) -> None:
+    training = Training(4)
+    training.adjust = exchanging(*ratios)
+    assert cause(training) == "backward"
+
+
 def test_late_data_of_one_rank_is_no_straggler_where_every_loader_is_as_slow() -> None:
     def loading(busy: float) -> Callable[[RankReading], RankReading]:
         return lambda one: counting(one, loader_working=busy * one.at, loader_idle=(1 - busy) * one.at)
