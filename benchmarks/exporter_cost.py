@@ -5,7 +5,8 @@
 It measures the share of a core for sampling once a second; the latency and CPU time of scrapes as Prometheus makes
 them; resident memory. Of Rankscope's exporter it also measures how memory grows over many scrapes and whether 64
 scrapers at once disturb sampling. A GPU that is always busy shows that: its counter grows by the time between two
-readings, and in all by the time that passed.
+readings, and in all by the time that passed. What the diagnosis costs is the difference to Rankscope's exporter without
+its findings.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from testing import report
 from testing.processes import MEBIBYTE, cpu_seconds, resident_bytes
-from testing.simulated_node import HEADERS, Exporter, running
+from testing.simulated_node import HEADERS, Exporter, ours, running
 from testing.statistics import percentile
 
 from rankscope_exporter.simulation.scenario import Scenario
@@ -129,15 +130,16 @@ def watch(exporter: Exporter, seconds: float) -> dict[str, float]:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Return all figures, an entry for each exporter."""
-    with running(all_busy, ranks=GPUS) as (_, exporters):
+    without = ours("without findings", "--no-collector.findings")
+    with running(all_busy, ranks=GPUS, more=[without]) as (_, exporters):
         time.sleep(3)  # start-up is over
         shares = idle_cost(exporters, options.seconds)
         figures = {}
         for exporter, share in zip(exporters, shares, strict=True):
             figures[exporter.name] = {"cpu_percent": round(100 * share, 2), **scrape_cost(exporter)}
-        ours = exporters[0]
-        sampling = {"alone": watch(ours, options.crowd_seconds), "crowd": crowd(ours, 64, options.crowd_seconds)}
-        growth = memory(ours, options.scrapes)
+        watched = exporters[0]
+        sampling = {"alone": watch(watched, options.crowd_seconds), "crowd": crowd(watched, 64, options.crowd_seconds)}
+        growth = memory(watched, options.scrapes)
     return {"exporters": figures, "sampling": sampling, "memory": growth}
 
 

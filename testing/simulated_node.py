@@ -69,18 +69,24 @@ class Exporter:
 def exporters() -> list[Exporter]:
     """Ours first."""
 
-    def ours(port: int) -> list[str]:
-        return [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{port}"]
-
     def nvitop(port: int) -> list[str]:
         return [sys.executable, "-m", "nvitop_exporter", "--hostname=node", f"--port={port}"]
 
-    counter = re.compile(rb'^rankscope_gpu_busy_seconds_total\{gpu="(\d+)",[^}]*\} (\S+)$', re.M)
     gauge = re.compile(rb'^gpu_utilization_Percentage\{[^}]*index="(\d+)",[^}]*\} (\S+)$', re.M)
     return [
-        Exporter("rankscope-exporter", ours, "/metrics", counter, 1.0),
+        ours("rankscope-exporter"),
         Exporter("nvitop-exporter", nvitop, "/metrics", gauge, 100.0),
     ]
+
+
+def ours(name: str, *flags: str) -> Exporter:
+    """Return Rankscope's exporter with these flags."""
+    counter = re.compile(rb'^rankscope_gpu_busy_seconds_total\{gpu="(\d+)",[^}]*\} (\S+)$', re.M)
+
+    def command(port: int) -> list[str]:
+        return [sys.executable, "-m", "rankscope_exporter", f"--web.listen-address=127.0.0.1:{port}", *flags]
+
+    return Exporter(name, command, "/metrics", counter, 1.0)
 
 
 @dataclass
@@ -93,16 +99,20 @@ class Node:
 
 @contextmanager
 def running(
-    scenario: Callable[[Sequence[int]], Scenario], ranks: int = 0, *, alone: bool = False
+    scenario: Callable[[Sequence[int]], Scenario],
+    ranks: int = 0,
+    *,
+    alone: bool = False,
+    more: Sequence[Exporter] = (),
 ) -> Iterator[tuple[Node, list[Exporter]]]:
-    """Both exporters, or ours `alone`, answering, on a scenario that begins now and may name the pids of the ranks."""
+    """Both exporters, or ours `alone`, and `more`, on a scenario that begins now and may name the pids of the ranks."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as name, ExitStack() as stack:  # tmpfs, as in use
         directory = Path(name)
         pids = [stack.enter_context(_process(_live, directory, rank)) for rank in range(ranks)]
         node, simulated = Node(time.time()), scenario(pids)
         install(directory, simulated, node.start_unix)
         variables = {**os.environ, **environment(directory), "RANKSCOPE_RUN_DIR": name}
-        started = exporters()[:1] if alone else exporters()
+        started = [*(exporters()[:1] if alone else exporters()), *more]
         for exporter in started:
             stack.enter_context(_started(exporter, variables, len(simulated.timelines)))
         yield node, started
@@ -162,4 +172,4 @@ def _live(directory: Path, rank: int) -> None:
 def _info(rank: int) -> dict[str, object]:
     info = {"run": "benchmark", "rank": str(rank), "local_rank": str(rank), "world_size": "8", "group": "0-7"}
     info |= {"node": socket.gethostname(), "pid": str(os.getpid()), "uuid": simulated_uuid(rank)}
-    return {**info, "backend": "nccl", "torch_version": "2.13.0", "rankscope_version": "0", "phases": []}
+    return {**info, "backend": "gloo", "torch_version": "2.13.0", "rankscope_version": "0", "phases": []}
