@@ -77,7 +77,8 @@ def held_up_by(waiting: Waits) -> Sequence[frozenset[int]]:
     Ranks that wait for each other are one of these sets if they wait for nobody else. Each set is in the order of its
     least rank. Empty if nobody waits for anybody.
     """
-    reached = {rank: _reached(waiting, rank) for rank in {*waiting, *(r for late in waiting.values() for r in late)}}
+    everyone = {*waiting, *(rank for late in waiting.values() for rank in late)}
+    reached = {rank: _reached(waiting, rank) for rank in everyone}
     found = []
     for rank, others in sorted(reached.items()):
         ring = {rank} | {other for other in others if rank in reached[other]}
@@ -89,13 +90,15 @@ def held_up_by(waiting: Waits) -> Sequence[frozenset[int]]:
 
 
 def _reached(waiting: Waits, begin: int) -> set[int]:
-    """Return everyone that a rank waits for, directly or through others."""
-    found, to_do = set[int](), [begin]
+    """Return everyone that a rank waits for, directly or through others. Those who wait for the same are taken once."""
+    found, taken = set[int](), set[frozenset[int]]()
+    to_do = [waiting.get(begin, frozenset())]
     while to_do:
-        for rank in waiting.get(to_do.pop(), ()):
-            if rank not in found:
-                found.add(rank)
-                to_do.append(rank)
+        late = to_do.pop()
+        if late not in taken:
+            taken.add(late)
+            to_do += [waiting.get(rank, frozenset()) for rank in late - found]
+            found |= late
     return found
 
 
