@@ -1,13 +1,15 @@
-"""Where a rank is in the run's layout: its stage of the pipeline, by its groups of ranks.
+"""Where a rank is in the run's layout, by its groups of ranks: its place in each kind of parallelism.
 
-The group of a pipeline is the one that is described so when it is made (`mesh_pp`, Megatron's
-PIPELINE_MODEL_PARALLEL_GROUP); else a part of the run whose ranks send to each other. All ranks of a run send to each
-other in other runs, too: there it is a pipeline only if they do that more often than anything else.
+The kind of a group is what it was called when it was made: a dimension of a device mesh (`mesh_tp`), or Megatron's name
+(`TENSOR_MODEL_PARALLEL_GROUP`). A pipeline that was not called anything is a part of the run whose ranks send to each
+other. All ranks of a run send to each other in other runs, too: there it is a pipeline only if they do that more often
+than anything else.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from functools import lru_cache
 from itertools import chain, repeat
 
@@ -15,28 +17,51 @@ from rankscope.record import layout
 from rankscope.record.group_name import members
 from rankscope.record.snapshot import RankSnapshot
 
-PIPELINE = re.compile(r"(?:mesh_)?(?:pp|pipe|pipeline|stages?)|pipeline_model_parallel_group", re.IGNORECASE)
+PIPELINE, TENSOR, DATA, CONTEXT, EXPERT = "pp", "tp", "dp", "cp", "ep"
+KINDS = {
+    PIPELINE: r"(?:mesh_)?(?:pp|pipe|pipeline|stages?)|pipeline_model_parallel_group",
+    TENSOR: r"(?:mesh_)?(?:tp|tensor)|tensor_model_parallel_group",
+    DATA: r"(?:mesh_)?(?:dp|ddp|fsdp|data|replicas?)|data_parallel_group(?:_with_cp)?",
+    CONTEXT: r"(?:mesh_)?(?:cp|context)|context_parallel_group",
+    EXPERT: r"(?:mesh_)?(?:ep|experts?)|expert_model_parallel_group",
+}
+"""By kind of parallelism the descriptions of its groups."""
+_KINDS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in KINDS.items()}
 SENDS = tuple(layout.OPS.index(op) for op in ("send", "recv"))
 
+Groups = tuple[tuple[str, str], ...]
+"""Names and descriptions."""
 
-def stage(snapshot: RankSnapshot) -> int | None:
-    """Return the rank's stage, from 0 on. None where there is no pipeline, or where its group cannot be known."""
+
+def coordinates(snapshot: RankSnapshot) -> Mapping[str, int]:
+    """Return by kind of parallelism the rank's place in its group, from 0 on. What is not known is absent."""
     calls = snapshot.many("collectives")
     sent = sum(calls[op] for op in SENDS)
     info = snapshot.info
     groups = tuple(zip(snapshot.groups, chain(info.get("group_descriptions", ()), repeat("")), strict=False))
     pairwise = tuple(map(str, info.get("pairwise", ())))
-    is_mostly_sending = sent > sum(calls) - sent
-    return _stage(int(info["rank"]), str(info["group"]), groups, pairwise, is_mostly_sending)
+    return _coordinates(int(info["rank"]), str(info["group"]), groups, pairwise, sent > sum(calls) - sent)
+
+
+def stage(snapshot: RankSnapshot) -> int | None:
+    """Return the rank's stage of the pipeline. None where there is none, or where its group cannot be known."""
+    return coordinates(snapshot).get(PIPELINE)
 
 
 @lru_cache(maxsize=1024)
-def _stage(
-    rank: int, world: str, groups: tuple[tuple[str, str], ...], pairwise: tuple[str, ...], is_mostly_sending: bool
-) -> int | None:
-    described = [name for name, description in groups if PIPELINE.fullmatch(description)]
-    sending = [name for index, (name, _) in enumerate(groups) if str(index) in pairwise]
-    parts = [name for name in sending if name != world]
-    candidates = described or parts or (sending if is_mostly_sending else [])
-    found = [ranks for name in candidates if rank in (ranks := members(name)) and len(ranks) > 1]
+def _coordinates(
+    rank: int, world: str, groups: Groups, pairwise: tuple[str, ...], is_mostly_sending: bool
+) -> Mapping[str, int]:
+    named = {kind: [name for name, text in groups if form.fullmatch(text)] for kind, form in _KINDS.items()}
+    if not named[PIPELINE]:
+        sending = [name for index, (name, _) in enumerate(groups) if str(index) in pairwise]
+        parts = [name for name in sending if name != world]
+        named[PIPELINE] = parts or (sending if is_mostly_sending else [])
+    places = {kind: _place(rank, names) for kind, names in named.items()}
+    return {kind: place for kind, place in places.items() if place is not None}
+
+
+def _place(rank: int, names: list[str]) -> int | None:
+    """Return the rank's place in the first of these groups that it is in with others."""
+    found = [ranks for name in names if rank in (ranks := members(name)) and len(ranks) > 1]
     return sorted(found[0]).index(rank) if found else None

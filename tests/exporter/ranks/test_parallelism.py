@@ -9,7 +9,7 @@ from testing.records import rank_snapshot
 
 from rankscope.record import layout
 from rankscope.record.snapshot import RankSnapshot
-from rankscope_exporter.ranks.parallelism import stage
+from rankscope_exporter.ranks.parallelism import coordinates, stage
 
 GROUPS = ["0-7", "0-6:2", "2-3", "2,6"]
 
@@ -54,3 +54,19 @@ def test_where_the_ranks_of_the_group_are_not_known_nor_is_the_stage() -> None:
     assert stage(rank(5, group_descriptions=["", "mesh_pp"])) is None
     assert stage(rank(group_descriptions=["", "mesh_pp"], groups=["0-7", "2"])) is None
     assert stage(rank()) is None
+
+
+@pytest.mark.parametrize(
+    "descriptions",
+    [
+        ["", "mesh_dp", "mesh_tp", "mesh_pp"],
+        ["", "DATA_PARALLEL_GROUP", "TENSOR_MODEL_PARALLEL_GROUP", "PIPELINE_MODEL_PARALLEL_GROUP"],
+        ["", "mesh_replicas", "mesh_tensor", "mesh_stages"],
+    ],
+)
+def test_the_place_in_each_kind_of_parallelism_is_known_by_the_groups_names(descriptions) -> None:
+    assert coordinates(rank(group_descriptions=descriptions)) == {"dp": 1, "tp": 0, "pp": 0}
+
+
+def test_without_descriptions_no_place_is_known() -> None:
+    assert coordinates(rank()) == {}

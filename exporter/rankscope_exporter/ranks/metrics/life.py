@@ -6,6 +6,7 @@ from rankscope.record import layout
 from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.metric import RANK
+from rankscope_exporter.ranks.parallelism import KINDS, coordinates
 from rankscope_exporter.ranks.rank import Rank
 
 MARKERS = ", ".join(f"`{marker}`" for marker in layout.STEP_MARKERS if marker)
@@ -23,6 +24,11 @@ def _settings(rank: Rank) -> Values:
 
 def _has_ended(rank: Rank) -> bool:
     return bool(rank.snapshot.exit_reason and rank.exit_unix)
+
+
+def _layout(rank: Rank) -> Values:
+    found = coordinates(rank.snapshot)
+    return {tuple(str(found.get(kind, "")) for kind in KINDS): 1} if found else None
 
 
 METRICS = (
@@ -58,6 +64,13 @@ METRICS = (
         f"marks the steps: {MARKERS} (`rankscope.step()`).",
         _settings,
         *layout.SETTINGS,
+    ),
+    RANK.gauge(
+        "layout_info",
+        "Its place in each kind of parallelism: pipeline (its stage), tensor, data, context, expert. Empty where "
+        "that is not known; absent where none is.",
+        _layout,
+        *KINDS,
     ),
     RANK.gauge(
         "probes_disabled",
