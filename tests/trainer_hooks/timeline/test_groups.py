@@ -272,6 +272,16 @@ def test_a_description_of_any_length_or_none_is_bounded(groups: Groups) -> None:
     assert groups.descriptions == ["", ("x?" * 100)[:48]]
 
 
+def test_a_group_that_cannot_say_what_it_is_called_is_counted_all_the_same(groups: Groups) -> None:
+    class Silent(UncountedProcessGroup):
+        @property
+        def group_desc(self) -> str:
+            raise RuntimeError("no backend")
+
+    groups.issuing(Silent())
+    assert groups.descriptions == [""]
+
+
 def test_groups_in_which_ranks_send_to_each_other_are_noted_once(groups: Groups) -> None:
     announced = []
     groups.on_new = lambda: announced.append([*groups.pairwise])

@@ -213,5 +213,8 @@ def _name(process_group: Any) -> str | None:
 
 def _description(process_group: Any) -> str:
     """What it was called when it was made, such as `mesh_tp` or `PIPELINE_MODEL_PARALLEL_GROUP`; empty if nothing."""
-    description = replace_unprintable(str(getattr(process_group, "group_desc", "")), DESCRIPTION_LIMIT)
+    try:
+        description = replace_unprintable(str(process_group.group_desc), DESCRIPTION_LIMIT)
+    except (AttributeError, RuntimeError):  # an older torch, or a process group without a backend
+        return ""
     return "" if description in UNDESCRIBED else description
