@@ -33,6 +33,8 @@ ROOT = Path(__file__).parents[1]
 WATCHED_FOR = 35.0  # seconds of training
 STARTS_WITHIN = 120.0
 STEPS = 100_000
+WIDTH = 512
+"""Of the layers: what is sent of them is no small collective then."""
 WORK_MS, FAULT_MS = 10.0, 15.0
 """Of forward and of backward in each step, and what a slow rank's backward takes longer; for each rank of the job, as
 they share few processors."""
@@ -100,6 +102,7 @@ def job(directory: Path, case: Case, device: str) -> Iterator[subprocess.Popen[b
         "RANKSCOPE_RUN_DIR": str(directory / "run"),
         "RANKSCOPE_RUN": "layout",
         "RANKSCOPE_QUIET": "1",
+        "WIDTH": str(WIDTH),
         "WORK_MS": str(WORK_MS * case.ranks),
         "FAULT_MS": str(FAULT_MS * case.ranks),
         "CUDA_VISIBLE_DEVICES": ",".join(simulated_uuid(rank, 0) for rank in range(case.ranks)),

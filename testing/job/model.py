@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from torch.utils.data import IterableDataset
 from testing.job.control import Behavior
 from testing.job.device import Device, compute, sleep
 
-WIDTH, CLASSES, BATCH = 64, 4, 32
+WIDTH, CLASSES, BATCH = int(os.environ.get("WIDTH", "64")), 4, 32
 
 
 class DeviceTime(torch.autograd.Function):
