@@ -47,8 +47,8 @@ METRICS = (
     ALIGNED.counter(
         "aligned_steps_total",
         "Steps that could be compared with the same step of every other rank of the group (and of its stage of a "
-        "pipeline) on this machine; absent for a rank that is alone here. Where the GPUs' time is measured it is by that, "
-        "of the steps that were measured; else by the training threads'. The next four are of these steps.",
+        "pipeline) on this machine; absent for a rank that is alone here. Where the GPUs' time is measured it is by "
+        "that, of the steps that were measured; else by the training threads'. The next four are of these steps.",
         lambda alignment: alignment.steps,
     ),
     ALIGNED.counter("aligned_step_seconds_total", "Length of these steps.", lambda alignment: alignment.seconds),
