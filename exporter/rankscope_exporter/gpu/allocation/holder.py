@@ -19,6 +19,7 @@ class Holder:
     source: str
     """One of SOURCES."""
     slurm_job_id: str = ""
+    """Its number; the SLUID where only that is known."""
     slurm_job_name: str = ""
     k8s_namespace: str = ""
     k8s_pod: str = ""
@@ -42,9 +43,16 @@ def labels(holders: Collection[Holder]) -> dict[str, str]:
     a scheduler names, if any does: in a container everybody is root.
     """
     found = {name: _joined(getattr(holder, name) for holder in holders) for name in LABELS}
+    found["slurm_job_id"] = _joined(_job_ids(holders))
     found["source"] = min((holder.source for holder in holders), key=SOURCES.index)
     scheduled = _joined(holder.user for holder in holders if holder.source in ("slurm", "kubernetes"))
     return found | ({"user": scheduled} if scheduled else {})
+
+
+def _job_ids(holders: Collection[Holder]) -> Collection[str]:
+    """The jobs' numbers; SLUIDs only where no number is known: a job that a prolog names has both."""
+    every = {holder.slurm_job_id for holder in holders}
+    return {job for job in every if job[:1].isdecimal()} or every
 
 
 def _joined(values: Iterable[str]) -> str:

@@ -23,8 +23,10 @@ FILE_NAME = re.compile(r"\d+|(?:GPU|MIG)-[0-9a-f-]{36}")
 JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?(\+[0-9]+)?")  # also of an array (7_3) and a heterogeneous job (7+1)
 
 # cgroup v1: /slurm/uid_1000/job_4711/step_0; v2: /system.slice/slurmstepd.scope/job_4711/step_0/user/task_0; with
-# several slurmd on a machine the first part has the node's name in it (slurm.schedmd.com/cgroup_v2.html).
-JOB_CGROUP = re.compile(r"slurm[^/]*/(?:uid_\d+/)?job_(\d+)(?:/|$)")
+# several slurmd on a machine the first part has the node's name in it (slurm.schedmd.com/cgroup_v2.html). Slurm 26.05
+# names it by the job's SLUID, an `s` and 13 digits of Crockford's base 32 (src/common/sluid.c).
+SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")
+JOB_CGROUP = re.compile(rf"slurm[^/]*/(?:uid_\d+/)?(?:job_(\d+)|({SLUID.pattern}))(?:/|$)", re.MULTILINE)
 
 logger = logging.getLogger(__name__)
 
@@ -66,9 +68,9 @@ def parse_jobs(text: str) -> list[Holder]:
 
 
 def job_of_cgroup(cgroup: str) -> str:
-    """The job in whose cgroup a process is (the text of /proc/PID/cgroup); empty if in none."""
+    """The job in whose cgroup a process is (the text of /proc/PID/cgroup): its id or its SLUID; empty if in none."""
     found = JOB_CGROUP.search(cgroup)
-    return found[1] if found else ""
+    return found[1] or found[2] if found else ""
 
 
 def _is_job_file(entry: os.DirEntry[str]) -> bool:

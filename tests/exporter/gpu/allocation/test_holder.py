@@ -35,6 +35,12 @@ def test_the_scheduler_says_who_the_user_is() -> None:
     assert known(Holder("container", user="root"), Holder("slurm", user="alice"))["user"] == "alice"
 
 
+def test_a_job_is_named_by_its_number_and_by_its_sluid_only_where_no_number_is_known() -> None:
+    by_prolog, by_cgroup = Holder("slurm", slurm_job_id="7"), Holder("slurm", slurm_job_id="sF9EPK6QCKG300")
+    assert known(by_prolog, by_cgroup)["slurm_job_id"] == "7"
+    assert known(by_cgroup)["slurm_job_id"] == "sF9EPK6QCKG300"
+
+
 def test_what_is_too_long_or_not_printable_is_left_out() -> None:
     assert known(Holder("slurm", slurm_job_id="7", slurm_job_name="a\nb", user="u" * 201)) == {
         "source": "slurm",
