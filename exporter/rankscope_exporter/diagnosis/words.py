@@ -131,7 +131,7 @@ WORDS: Mapping[str, Words] = {
     "small_collectives": Words(
         lambda run, one: f"Run {run} spends {percent(one.ratio)} of the time in many small collectives",
         advice={
-            "": "Keep metrics on the device, and reduce them when they are logged. With FSDP, shard larger modules at once."
+            "": "Keep metrics on the device, and reduce them when they are logged. With FSDP, shard larger modules."
         },
     ),
     "stage_imbalance": Words(
