@@ -74,6 +74,9 @@ CASES = (
     Case("pipeline_and_data", ranks=8),
     Case("pipeline_and_data", (5,), "straggler", 5, ranks=8),
     Case("pipeline_and_data", (0, 2, 4, 6), "stage_imbalance", 0, ranks=8),
+    Case("three_dimensions", ranks=8),
+    Case("three_dimensions", (5,), "straggler", 5, ranks=8),
+    Case("three_dimensions", (4, 5, 6, 7), "stage_imbalance", 1, ranks=8),
 )
 
 

@@ -136,11 +136,37 @@ def few_micro_batches(model: nn.Sequential) -> tuple[nn.Module, Step]:
     return pipeline(model, 2)
 
 
-def staged(model: nn.Sequential, stages: DeviceMesh, micro_batches: int) -> tuple[nn.Module, Step]:
-    """Return this rank's stage and the steps of the pipeline."""
+def three_dimensions(model: nn.Sequential) -> tuple[nn.Module, Step]:
+    """Train two stages, with two replicas of that, of which two ranks each compute a layer together."""
+    whole = init_device_mesh("cpu", (dist.get_world_size() // 4, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
+    part, step = staged(model, whole["pp"], MICRO_BATCHES, Together(whole["tp"].get_group()))
+
+    def averaging(inputs: torch.Tensor) -> torch.Tensor:
+        loss = step(inputs)
+        average_gradients(part, whole["dp"].get_group())
+        return loss
+
+    return part, averaging
+
+
+class Together(nn.Module):
+    """Has the ranks of a group wait for each other in forward, as those do that compute a layer together."""
+
+    def __init__(self, group: Any) -> None:
+        super().__init__()
+        self._group = group
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the input, once all have come."""
+        dist.all_reduce(inputs.detach().clone(), group=self._group)
+        return inputs
+
+
+def staged(model: nn.Sequential, stages: DeviceMesh, micro_batches: int, *more: nn.Module) -> tuple[nn.Module, Step]:
+    """Return this rank's stage, with `more` modules at its end, and the steps of the pipeline."""
     number, last = stages.get_local_rank(), stages.size() - 1
     middle = nn.Sequential(model[1], nn.Linear(WIDTH, WIDTH))
-    part = model[:2] if number == 0 else model[1:] if number == last else middle
+    part = nn.Sequential(*(model[:2] if number == 0 else model[1:] if number == last else middle), *more)
     work = model[1]
     work.behavior = replace(work.behavior, micro_steps=micro_batches)
     # The shapes are given, as the stages would else send them to each other, in values that must be right.
@@ -170,7 +196,7 @@ TRAININGS = {
     build.__name__: build
     for build in (
         *(ddp, fsdp2, hsdp, by_hand, by_hand_in_a_stream, tensor_and_data),
-        *(pipeline_and_data, pipeline, few_micro_batches),
+        *(pipeline_and_data, pipeline, few_micro_batches, three_dimensions),
     )
 }
 
