@@ -1,4 +1,4 @@
-"""Checkpoints: too much of the time, or too long ago.
+"""Checkpoints: too much of the time, or too long ago. Before the first one the time counts from the first step on.
 
 Between n checkpoints lie n - 1 intervals, which the span holds at least: so (1 - 1 / n) of the time in them is no more
 than their part of the run's time, however they fall into the span (history.py).
@@ -22,7 +22,7 @@ def detect(window: Window, past: Past) -> Iterator[Candidate]:
         yield Candidate(SLOW, past.checkpoint_ratio, lasted=0.0)
     if not run.ranks or not run.steps_rate:
         return
-    began = min(one.now.began for one in run.ranks)
+    began = min(one.now.began + one.now.counters.phases.get("startup", 0.0) for one in run.ranks)
     written = [one.now.last_checkpoint for one in run.ranks if one.now.last_checkpoint is not None]
     written += [reading.last_checkpoint for reading in run.ended if reading.last_checkpoint is not None]
     at = max(one.now.at for one in run.ranks)

@@ -65,6 +65,18 @@ def aged(began: float, checkpoint: float | None) -> Adjust:
     return change
 
 
+def test_a_long_start_up_is_no_time_without_a_checkpoint() -> None:
+    def started(hours: float) -> Callable[[RankReading], RankReading]:
+        long = hours * 3600.0
+        return lambda one: counting(
+            replace(one, began=one.at - 5 * 3600.0, last_checkpoint=None),
+            phases={**one.counters.phases, "startup": long},
+        )
+
+    assert "checkpoint_overdue" not in found(adjust=started(4.9))
+    assert found(adjust=started(0.1))["checkpoint_overdue"].cause == "never"
+
+
 @pytest.mark.parametrize(
     ("began", "checkpoint", "cause"),
     [(9.0, 5.0, "overdue"), (9.0, None, "never"), (9.0, 0.5, ""), (1.0, None, ""), (1.0, 9.0, "")],
