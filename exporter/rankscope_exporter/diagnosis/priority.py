@@ -25,8 +25,10 @@ KindAndCause = tuple[str, str]
 EXPLAINED_BY_CAUSE: dict[KindAndCause, KindAndCause] = {
     ("throttling", ""): ("straggler", "throttled"),
     ("straggler", "data_wait"): ("data", ""),
+    ("network", ""): ("straggler", "aggregation"),
 }
-"""The same by kind and cause; an empty one is any. Where all data is late, one of the ranks is the last by chance."""
+"""The same by kind and cause; an empty one is any. Where all data is late, one of the ranks is the last by chance. A rank
+that aggregates for the others hands it all over the network, too."""
 
 
 def explanation(candidate: Candidate, others: Iterable[Candidate]) -> Candidate | None:

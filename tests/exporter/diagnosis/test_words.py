@@ -164,3 +164,11 @@ def test_late_data_of_one_rank_is_explained_where_every_ranks_data_is_late() -> 
     assert explanation(late, [late, every]) is every
     assert explanation(slow, [slow, every]) is None
     assert explanation(every, [late, every]) is None
+
+
+def test_transfer_is_explained_by_a_rank_that_aggregates_for_the_others_and_by_no_other_straggler() -> None:
+    transfer = Candidate("network", 0.3, "network")
+    aggregating, slow = (Candidate("straggler", 0.3, cause, PLACE) for cause in ("aggregation", "forward"))
+    assert explanation(transfer, [transfer, aggregating]) is aggregating
+    assert explanation(transfer, [transfer, slow]) is None
+    assert explanation(aggregating, [transfer, aggregating]) is None
