@@ -27,8 +27,8 @@ EXPLAINED_BY_CAUSE: dict[KindAndCause, KindAndCause] = {
     ("straggler", "data_wait"): ("data", ""),
     ("network", ""): ("straggler", "aggregation"),
 }
-"""The same by kind and cause; an empty one is any. Where all data is late, one of the ranks is the last by chance. What a
-rank aggregates for the others goes over the network, too."""
+"""The same by kind and cause; an empty one is any. Where all data is late, one of the ranks is the last by chance. What
+a rank aggregates for the others goes over the network, too."""
 
 
 def explanation(candidate: Candidate, others: Iterable[Candidate]) -> Candidate | None:
