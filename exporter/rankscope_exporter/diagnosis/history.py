@@ -109,11 +109,13 @@ class History:
         has_stepped = any(one.counters.steps > 0 for one in ranks)
         if has_stepped and self._stepped_since is None:
             self._stepped_since = at
-        if progress > self._progress:
+        moved = [one for one in ranks if one.last_progress > self._progress]
+        # A rank that only now comes to the phase that the others are in ends no pause.
+        if moved and not (self._planned and all(one.phase == self._planned for one in moved)):
             if self._stalled > SHORTEST_PAUSE and has_stepped:
                 self._add_pause(Pause(at, self._stalled, self._planned))
-            self._planned = ""
-        self._progress, self._stalled = progress, at - progress
+            self._planned, self._progress = "", progress
+        self._stalled = at - self._progress
         self._planned = next((one.phase for one in ranks if one.phase in phases.PLANNED), self._planned)
 
     def _add_pause(self, pause: Pause) -> None:

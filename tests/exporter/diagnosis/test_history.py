@@ -156,6 +156,17 @@ def test_a_value_that_is_no_number_is_refused(value: object, place: str) -> None
         history().restore(saved, 0.0)
 
 
+@pytest.mark.parametrize("ranks", [2, 4])
+def test_a_rank_that_comes_late_to_an_evaluation_says_nothing_of_how_long_one_takes(ranks) -> None:
+    trial = Trial(Training(ranks))
+    trial.train(60)
+    trial.train(1, spend("checkpoint", 20.0, ranks - 1), spend("evaluation", 400.0))
+    trial.train(500)
+    assert not trial.kinds()
+    pauses = trial.judge.history.past(trial.training.now).longest_planned_pauses
+    assert pauses["evaluation"] == pytest.approx(410.0, abs=15.0)
+
+
 def test_a_standstill_that_ends_with_a_restart_is_no_pause_of_the_new_processes() -> None:
     trial = Trial(Training(2))
     trial.train(120)
