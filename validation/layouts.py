@@ -3,7 +3,7 @@
     python -m validation.layouts --save
     python -m validation.layouts --device asynchronous --save
 
-A real job of each layout trains for half a minute with a fault from its start, or without one. The exporter is real and
+A real job of each layout trains for 25 seconds with a fault from its start, or without one. The exporter is real and
 as shipped; what it finds is asked for at `/api/v1/runs`. A case is right if exactly the expected finding comes, with
 its place. Simulated are the GPUs and the time of the device.
 """
@@ -30,7 +30,7 @@ from testing.job.device import ASYNCHRONOUS, GLOO
 from rankscope_exporter.simulation import simulated_uuid
 
 ROOT = Path(__file__).parents[1]
-WATCHED_FOR = 35.0  # seconds of training
+WATCHED_FOR = 25.0  # seconds of training
 STARTS_WITHIN = 120.0
 STEPS = 100_000
 WIDTH = 512
