@@ -2,8 +2,8 @@
 
 The kind of a group is what it was called when it was made: a dimension of a device mesh (`mesh_tp`), or Megatron's name
 (`TENSOR_MODEL_PARALLEL_GROUP`). A pipeline that was not called anything is a part of the run whose ranks send to each
-other. All ranks of a run send to each other in other runs, too: there it is a pipeline only if they do that more often
-than anything else.
+other. All ranks of a run send to each other in other runs, too, as to a parameter server: there it is a pipeline only if
+they do nothing else together in each step.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def coordinates(snapshot: RankSnapshot) -> Mapping[str, int]:
     info = snapshot.info
     groups = tuple(zip(snapshot.groups, chain(info.get("group_descriptions", ()), repeat("")), strict=False))
     pairwise = tuple(map(str, info.get("pairwise", ())))
-    return _coordinates(int(info["rank"]), str(info["group"]), groups, pairwise, sent > sum(calls) - sent)
+    only_sends = sent > snapshot["steps"] > 2.0 * (sum(calls) - sent)
+    return _coordinates(int(info["rank"]), str(info["group"]), groups, pairwise, only_sends)
 
 
 def stage(snapshot: RankSnapshot) -> int | None:
@@ -50,13 +51,13 @@ def stage(snapshot: RankSnapshot) -> int | None:
 
 @lru_cache(maxsize=1024)
 def _coordinates(
-    rank: int, world: str, groups: Groups, pairwise: tuple[str, ...], is_mostly_sending: bool
+    rank: int, world: str, groups: Groups, pairwise: tuple[str, ...], only_sends: bool
 ) -> Mapping[str, int]:
     named = {kind: [name for name, text in groups if form.fullmatch(text)] for kind, form in _KINDS.items()}
     if not named[PIPELINE]:
         sending = [name for index, (name, _) in enumerate(groups) if str(index) in pairwise]
         parts = [name for name in sending if name != world]
-        named[PIPELINE] = parts or (sending if is_mostly_sending else [])
+        named[PIPELINE] = parts or (sending if only_sends else [])
     places = {kind: _place(rank, names) for kind, names in named.items()}
     return {kind: place for kind, place in places.items() if place is not None}
 

@@ -17,6 +17,7 @@ GROUPS = ["0-7", "0-6:2", "2-3", "2,6"]
 def rank(number: int = 2, calls: dict[str, float] | None = None, **info: Any) -> RankSnapshot:
     snapshot = rank_snapshot({}, rank=str(number), group="0-7", **{"groups": GROUPS, **info})
     slots = list(snapshot.slots)
+    slots[layout.INDEX["steps"]] = 100.0
     for op, count in (calls or {}).items():
         slots[layout.INDEX["collectives"] + layout.OPS.index(op)] = count
     object.__setattr__(snapshot, "slots", tuple(slots))
@@ -43,9 +44,18 @@ def test_a_part_of_the_run_whose_ranks_send_to_each_other_is_a_pipeline() -> Non
     assert stage(rank(pairwise=["3"])) == 0
 
 
-def test_a_run_whose_ranks_send_to_each_other_now_and_then_is_no_pipeline() -> None:
-    assert stage(rank(calls={"send": 10.0, "ddp_all_reduce": 100.0}, pairwise=["0"])) is None
-    assert stage(rank(calls={"send": 400.0, "recv": 400.0, "all_reduce": 100.0}, pairwise=["0"])) == 2
+@pytest.mark.parametrize(
+    ("calls", "number"),
+    [
+        ({"send": 400.0, "recv": 400.0, "broadcast": 10.0}, 2),
+        ({"send": 400.0, "recv": 400.0, "ddp_all_reduce": 100.0}, None),  # a parameter server beside DDP
+        ({"send": 100.0, "recv": 100.0, "all_reduce": 100.0}, None),
+        ({"send": 10.0}, None),
+        ({}, None),
+    ],
+)
+def test_ranks_of_a_whole_run_that_send_to_each_other_are_stages_only_if_they_do_nothing_else(calls, number) -> None:
+    assert stage(rank(calls=calls, pairwise=["0"])) == number
 
 
 def test_where_the_ranks_of_the_group_are_not_known_nor_is_the_stage() -> None:
