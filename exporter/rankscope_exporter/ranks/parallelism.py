@@ -2,8 +2,8 @@
 
 The kind of a group is what it was called when it was made: a dimension of a device mesh (`mesh_tp`), or Megatron's name
 (`TENSOR_MODEL_PARALLEL_GROUP`). A pipeline that was not called anything is a part of the run whose ranks send to each
-other. All ranks of a run send to each other in other runs, too, as to a parameter server: there it is a pipeline only if
-they do nothing else together in each step.
+other. All ranks of a run do so elsewhere, too, as with a parameter server: there it is a pipeline only if they do nothing
+else together in each step.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def _coordinates(
 ) -> Mapping[str, int]:
     named = {kind: [name for name, text in groups if form.fullmatch(text)] for kind, form in _KINDS.items()}
     if not named[PIPELINE]:
-        sending = [name for index, (name, _) in enumerate(groups) if str(index) in pairwise]
+        known = {name for names in named.values() for name in names}  # ranks of a ring of contexts send, too
+        sending = [name for index, (name, _) in enumerate(groups) if str(index) in pairwise and name not in known]
         parts = [name for name in sending if name != world]
         named[PIPELINE] = parts or (sending if only_sends else [])
     places = {kind: _place(rank, names) for kind, names in named.items()}

@@ -58,6 +58,11 @@ def test_ranks_of_a_whole_run_that_send_to_each_other_are_stages_only_if_they_do
     assert stage(rank(calls=calls, pairwise=["0"])) == number
 
 
+def test_ranks_that_send_to_each_other_in_a_group_of_another_kind_are_no_stages() -> None:
+    assert stage(rank(group_descriptions=["", "mesh_cp"], pairwise=["1"])) is None
+    assert stage(rank(group_descriptions=["", "mesh_cp"], pairwise=["1", "3"])) == 0
+
+
 def test_where_the_ranks_of_the_group_are_not_known_nor_is_the_stage() -> None:
     cut = ["0-7", "0,1,2,3…ab12"]
     assert stage(rank(groups=cut, group_descriptions=["", "mesh_pp"])) is None
