@@ -2,8 +2,8 @@
 
 The kind of a group is what it was called when it was made: a dimension of a device mesh (`mesh_tp`), or Megatron's name
 (`TENSOR_MODEL_PARALLEL_GROUP`). A pipeline that was not called anything is a part of the run whose ranks send to each
-other. All ranks of a run do so elsewhere, too, as with a parameter server: there it is a pipeline only if they do nothing
-else together in each step.
+other. Where all ranks of a run do so, as with a parameter server, it is a pipeline only if they do nothing else
+together in each step.
 """
 
 from __future__ import annotations
