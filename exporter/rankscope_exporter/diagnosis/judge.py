@@ -18,7 +18,8 @@ from rankscope_exporter.diagnosis.history import History
 from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, restored
 from rankscope_exporter.diagnosis.priority import explanation
-from rankscope_exporter.diagnosis.readings import RankReading, Run
+from rankscope_exporter.diagnosis.readings import RankReading, Run, saved
+from rankscope_exporter.diagnosis.readings import restored as restored_reading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 Readings = Mapping[int, RankReading]
@@ -207,15 +208,23 @@ class RunJudge:
                 lacks = "time" if self._losses.shortest else "steps"
                 yield Pending(lagging, "explained" if explanation(lagging, found) else lacks)
 
-    def state(self, at: float) -> dict[str, Any]:
-        """Return what has to be saved so that a restart forgets nothing."""
-        return {**self.history.state(at), "findings": self._losses.state(at)}
+    def state(self, at: float, *, is_last: bool = False) -> dict[str, Any]:
+        """Return what has to be saved so that a restart forgets nothing; at the end also what is not counted yet."""
+        settled = []
+        if is_last and self._settled:
+            settled = [at - self._settled[0], [*map(saved, self._settled[1].values())]]
+        return {**self.history.state(at), "findings": self._losses.state(at), "settled": settled}
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
         """Take it back. Raises an error of history.UNREADABLE for anything else."""
-        findings = restored(state["findings"], at)
+        findings, settled = restored(state["findings"], at), None
+        if state.get("settled"):
+            age, readings = state["settled"]
+            begin = at - float(age)
+            settled = begin, {one.rank: one for one in (restored_reading(saved, begin) for saved in readings)}
         self.history.restore(state, at)
         self._losses.restore(findings, at)
+        self._settled = settled
 
 
 def _has_just_begun(reading: RankReading) -> bool:

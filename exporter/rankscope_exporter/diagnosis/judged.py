@@ -38,9 +38,9 @@ class Judges:
         self._saved: dict[Run, Mapping[str, Any]] = {}
         self._downtime = 0.0
 
-    def state(self, at: float) -> list[Any]:
+    def state(self, at: float, *, is_last: bool = False) -> list[Any]:
         """Return what a restart of the exporter must not forget, as JSON can hold it."""
-        return [[*run, judge.state(at)] for run, judge in self.judges.items()]
+        return [[*run, judge.state(at, is_last=is_last)] for run, judge in self.judges.items()]
 
     def restore(self, state: Iterable[Any], downtime: float) -> None:
         """Take it back, so many seconds later: each run's when it is seen again.

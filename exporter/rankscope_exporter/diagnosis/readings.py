@@ -6,9 +6,11 @@ What is not known is absent (None, or no key): it is never 0.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from itertools import repeat
+from math import isfinite
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,3 +224,39 @@ def _known_less(now: float | None, then: float | None) -> float | None:
 
 def _less_by_name(now: Mapping[str, float], then: Mapping[str, float]) -> Mapping[str, float]:
     return {name: _less(value, then.get(name, 0.0)) for name, value in now.items()}
+
+
+NESTED = {
+    "aligned": AlignedCounters,
+    "collectives": CollectiveCounters,
+    "process": ProcessCounters,
+    "gpu": GpuCounters,
+}
+
+
+def saved(one: RankReading) -> list[Any]:
+    """Return what a window that begins with this reading needs, as JSON can hold it."""
+    return [one.rank, one.began, asdict(one.counters)]
+
+
+def restored(state: Sequence[Any], at: float) -> RankReading:
+    """Return a reading of that time from what `saved` returned. Raises TypeError, ValueError or KeyError."""
+    rank, began, counters = state
+    known = dict(counters)
+    nested = {name: kind(**_numbers(known.pop(name))) for name, kind in NESTED.items()}
+    buckets = tuple(map(float, known.pop("step_buckets")))
+    return RankReading(
+        int(rank), at, float(began), counters=Counters(**_numbers(known), **nested, step_buckets=buckets)
+    )
+
+
+def _numbers(values: Any) -> dict[str, Any]:
+    """Return the values, each of which is a number, not known, or numbers by name."""
+    return {name: _numbers(one) if isinstance(one, dict) else _number(one) for name, one in dict(values).items()}
+
+
+def _number(value: Any) -> float | None:
+    number = None if value is None else float(value)
+    if number is not None and not isfinite(number):
+        raise ValueError(f"{value!r} is no number that a counter has")
+    return number

@@ -294,6 +294,41 @@ def restarted(trial: Trial) -> RunJudge:
     return judge
 
 
+@pytest.mark.parametrize("clock", ["host", "device"])
+@pytest.mark.parametrize("away", [0.0, 3.0, 200.0])
+def test_what_is_lost_while_the_exporter_restarts_is_counted(clock, away) -> None:
+    trial = Trial(Training(4, clock=clock))
+    trial.train(63, SLOW)
+    saved = json.loads(json.dumps(trial.judge.state(63.0, is_last=True)))
+    for _ in trial.training.train(away, SLOW):
+        pass
+    trial.judge = RunJudge(trial.judge.run)
+    trial.judge.restore(saved, 63.0)
+    trial.train(60, SLOW)
+    lost = sum(verdict.newly_lost.get("straggler", 0.0) for verdict in trial.verdicts)
+    assert lost == pytest.approx(0.27 * 4 * (120.0 + away), rel=0.06)
+
+
+def test_what_is_lost_after_a_kill_is_not_counted_twice() -> None:
+    trial = Trial()
+    trial.train(60, SLOW)
+    trial.judge = restarted(trial)
+    assert not trial.train(1, SLOW).newly_lost
+
+
+@pytest.mark.parametrize(
+    "value", [None, "much", [], {}, [1], [0.0, [[0, 0.0, {}]]], [0.0, [[0, 0.0, {"steps": None}]]]]
+)
+def test_a_damaged_account_of_what_is_not_counted_yet_is_refused_or_counts_nothing(value) -> None:
+    trial = Trial()
+    trial.train(60, SLOW)
+    state, judge = trial.judge.state(60.0, is_last=True), RunJudge(trial.judge.run)
+    with suppress(*UNREADABLE):
+        judge.restore({**state, "settled": value}, 60.0)
+    trial.judge = judge
+    assert not trial.train(1, SLOW).newly_lost
+
+
 def test_a_restart_of_the_exporter_goes_on_with_an_open_finding() -> None:
     trial = Trial()
     (before,) = trial.train(60, spend("backward", 0.5, 1)).findings

@@ -210,7 +210,7 @@ class Findings:
         """The counters are only right if nothing is counted afterwards: else Prometheus has seen larger ones."""
         self._saved_at = at
         lost = [[*run, seconds] for run, seconds in self._lost.items()] if is_last else []
-        self._state_file.save({"at": time.time(), "runs": self._judges.state(at), "lost": lost})
+        self._state_file.save({"at": time.time(), "runs": self._judges.state(at, is_last=is_last), "lost": lost})
 
     def _restore(self) -> None:
         state = self._state_file.load()
