@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import logging
+import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -158,6 +159,8 @@ def _serve(configuration: uvicorn.Config, listeners: list[socket.socket], scheme
     host, port = listeners[0].getsockname()[:2]
     address = f"[{host}]" if ":" in host else host
     logger.info("rankscope-exporter %s listens on %s://%s:%s", __version__, scheme, address, port)
+    # Once it has ended uvicorn raises the signal again, which would end the process before anything is saved.
+    signal.signal(signal.SIGTERM, lambda *_: None)
     uvicorn.Server(configuration).run(sockets=listeners)
 
 

@@ -287,3 +287,15 @@ def test_of_many_runs_it_names_some() -> None:
 def test_it_serves_ipv4_without_a_host_in_its_address(run_dir: Path, free_port: int) -> None:
     with exporter(free_port, f"--web.listen-address=:{free_port}", f"--run-dir={run_dir}"):
         pass
+
+
+def test_what_the_findings_need_is_saved_when_the_exporter_ends_in_order(
+    run_dir: Path, free_port: int, tmp_path: Path
+) -> None:
+    saved = tmp_path / "findings.json"
+    flags = (f"--run-dir={run_dir}", "--simulate=1", f"--state-dir={tmp_path}")
+    with exporter_process(free_port, *flags) as process:
+        eventually(saved.exists)
+        saved.unlink()
+    assert process.returncode == 0
+    assert saved.exists()

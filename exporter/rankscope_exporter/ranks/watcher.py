@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from queue import SimpleQueue
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from prometheus_client.core import Metric
 
@@ -37,6 +37,14 @@ class RankCollector(Protocol):
 
     def poll(self, scan: Scan) -> Sequence[Metric]:
         """Its metrics of the ranks that were found now."""
+
+
+@runtime_checkable
+class Closing(Protocol):
+    """A collector that has something to do when the exporter ends in order."""
+
+    def close(self) -> None:
+        """Save what it has."""
 
 
 class PolledCollector:
@@ -91,6 +99,8 @@ class PolledCollector:
             read_at, scan = work
             self._latest = read_at, _polled(self.collector, scan)
             self._is_idle.set()
+        if isinstance(self.collector, Closing):
+            self.collector.close()
 
 
 class RankWatcher(Worker):
