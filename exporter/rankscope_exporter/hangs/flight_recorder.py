@@ -52,12 +52,14 @@ class Group:
 def read_directory(directory: Path) -> list[Dump]:
     """Return the dumps of a directory in the order of their ranks. Raises DumpError if there is none, or two of a rank.
 
-    Files whose names do not end in a number are no dumps.
+    What is no file, or has a name that does not end in a number, is no dump.
     """
     try:
-        named = [(path, match) for path in directory.iterdir() if (match := re.search(r"(\d+)(\.json)?$", path.name))]
+        # A pipe would hold up the reader for good.
+        files = [path for path in directory.iterdir() if path.is_file()]
     except OSError as error:
         raise DumpError(f"{directory}: {error.strerror}") from error
+    named = [(path, match) for path in files if (match := re.search(r"(\d+)(\.json)?$", path.name))]
     by_rank: dict[int, Path] = {}
     for path, match in sorted(named):
         rank = int(match[1])

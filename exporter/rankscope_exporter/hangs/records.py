@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -44,6 +45,10 @@ def _living(run: str | None, run_dirs: Sequence[Path]) -> list[LivingRank]:
         raise NoRanksError(
             f"no living rank{'' if run is None else f' of run {run}'} in {', '.join(map(str, run_dirs))}"
         )
+    if len({one.owner for one in found}) > 1:  # whoever names a run alike must not be compared with it
+        found = [one for one in found if one.owner == os.geteuid()]
+    if not found:
+        raise NoRanksError(f"several users have a run {run}: run this as the job's user")
     return sorted(found, key=lambda one: int(one.rank))
 
 

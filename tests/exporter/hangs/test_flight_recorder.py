@@ -204,6 +204,13 @@ def test_a_directory_without_dumps_or_with_two_of_one_rank_is_refused(tmp_path) 
         flight_recorder.read_directory(tmp_path)
 
 
+def test_a_pipe_or_a_directory_among_the_dumps_holds_nobody_up(tmp_path) -> None:
+    write(tmp_path, trained())
+    os.mkfifo(tmp_path / "pipe_2")
+    (tmp_path / "job_1").mkdir()
+    assert first_line(tmp_path) == "None of 4 ranks waits in an operation."
+
+
 HANGING = """
 import os, sys, threading, time
 import torch, torch.distributed as dist

@@ -56,7 +56,7 @@ def measure_bubble(window: Window) -> Mapping[int | None, float]:
 
 
 def explain_bubble(window: Window, _rank: int | None) -> Candidate | None:
-    """Return the loss beside what the schedule makes of it. None where the number of micro-batches is not known."""
+    """Return the loss with what the schedule depends on. None where the number of micro-batches is not known."""
     batches = lost.micro_batches(window.run)
     if batches is None:
         return None
