@@ -12,6 +12,7 @@ from rankscope_exporter.gpu.collector import GPU_LABELS, Gpu, Tick
 from rankscope_exporter.gpu.collectors.xid import WELL_KNOWN
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.ranks.collectors.findings import RUN_LABELS, Findings
+from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.metric import RANK_LABELS
 from rankscope_exporter.registry import EXPORTER_METRICS, GPU_COLLECTORS, GPU_METRICS, RANK_METRICS
 from rankscope_exporter.simulation.driver import SimulatedDriver
@@ -117,6 +118,12 @@ A run has these while the exporter judges it: see `rankscope_run_judged_info`.
 
 {findings}
 
+## Network ports (label `port`)
+
+Read from the node's sysfs. A port is named by its adapter (`mlx5_3`; `mlx5_0/2` where it has several) or interface.
+
+{network}
+
 ## The exporter itself
 
 {exporter}
@@ -144,9 +151,11 @@ def main() -> None:
 
 def reference() -> str:
     """The whole page."""
+    elsewhere = {*Findings.metrics, *Network.metrics}
     return TEXT.format(
         gpus=_table(GPU_METRICS, GPU_LABELS, {"source call": lambda m: _code(m.source), "since": lambda m: m.since}),
-        ranks=_table([metric for metric in RANK_METRICS if metric not in Findings.metrics], RANK_LABELS),
+        ranks=_table([metric for metric in RANK_METRICS if metric not in elsewhere], RANK_LABELS),
+        network=_table(Network.metrics, ("port",)),
         findings=_table(Findings.metrics, RUN_LABELS),
         exporter=_table(EXPORTER_METRICS, ()),
         budget=_budget({name: series_of(model) for name, model in MODELS.items()}),

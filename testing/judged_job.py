@@ -10,6 +10,7 @@ from typing import Any
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.findings import Findings
+from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.rank import Rank, Scan
@@ -32,7 +33,7 @@ class JudgedJob:
         self.job = Job(directory, ranks, **labels)
         self._directory = RunDirectory([directory])
         self._alignment, self._processes = AlignedSteps(30.0), RankProcesses()
-        self.findings = Findings(self._alignment, self._processes, gpus)
+        self.findings = Findings(self._alignment, self._processes, Network(Path("/nonexistent")), gpus)
 
     @property
     def now(self) -> float:

@@ -20,6 +20,7 @@ from rankscope_exporter.flags import add_flags, flag
 from rankscope_exporter.gpu.collectors.allocation import AllocationFlags
 from rankscope_exporter.ranks.collectors.alignment import AlignmentFlags
 from rankscope_exporter.ranks.collectors.findings import FindingFlags
+from rankscope_exporter.ranks.collectors.network import NetworkFlags
 from rankscope_exporter.ranks.collectors.ranks import RankFlags
 
 DEFAULT_PORT = 10417
@@ -94,11 +95,11 @@ class GeneralFlags:
 
 
 # In the order of --help.
-COLLECTOR_FLAGS = (AllocationFlags, AlignmentFlags, RankFlags, FindingFlags)
+COLLECTOR_FLAGS = (AllocationFlags, AlignmentFlags, RankFlags, NetworkFlags, FindingFlags)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Config(GeneralFlags, AllocationFlags, AlignmentFlags, RankFlags, FindingFlags):
+class Config(GeneralFlags, AllocationFlags, AlignmentFlags, RankFlags, NetworkFlags, FindingFlags):
     """Everything that can be set, validated."""
 
     collectors: tuple[str, ...]

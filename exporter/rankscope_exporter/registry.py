@@ -39,6 +39,7 @@ from rankscope_exporter.gpu.sampler import Sampler
 from rankscope_exporter.ranks.collectors import ranks
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.findings import Findings
+from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.watcher import RankCollector
@@ -64,7 +65,7 @@ GPU_COLLECTORS: tuple[GpuCollector[Any], ...] = (
 )
 
 # Polled by the thread that reads the ranks, in this order.
-RANK_COLLECTORS: tuple[Described, ...] = (Ranks, AlignedSteps, RankProcesses, Findings)
+RANK_COLLECTORS: tuple[Described, ...] = (Ranks, AlignedSteps, RankProcesses, Network, Findings)
 
 # In the order of the page, and of --help.
 COLLECTORS: tuple[Described, ...] = (*GPU_COLLECTORS, XidCollector, *RANK_COLLECTORS, ExporterCollector)
@@ -88,7 +89,9 @@ def gpu_collectors(settings: Config) -> list[GpuCollector[Any]]:
 def rank_collectors(settings: Config, gpus: Callable[[float], Mapping[str, RankGpu]]) -> list[RankCollector]:
     """Those that are on, newly built."""
     aligned, processes = AlignedSteps(settings.reference_interval), RankProcesses(settings.procfs)
-    every: tuple[RankCollector, ...] = (Ranks(), aligned, processes, Findings(aligned, processes, gpus, settings))
+    network = Network(settings.sysfs)
+    findings = Findings(aligned, processes, network, gpus, settings)
+    every: tuple[RankCollector, ...] = (Ranks(), aligned, processes, network, findings)
     return [collector for collector in every if collector.name in settings.collectors]
 
 

@@ -1,4 +1,4 @@
-"""The rows of the dashboard *Node* about the hardware: power, heat and clocks; throttling and errors."""
+"""The rows of the dashboard *Node* about the hardware: power, heat and clocks; throttling and errors; the network."""
 
 from __future__ import annotations
 
@@ -82,6 +82,42 @@ TROUBLE = Row(
             [Column("gpu", "GPU"), Column("xid", "XID"), Column("A", "Errors", steps=((None, CAUTION),))],
             width=6,
             none="none",
+        ),
+    ),
+)
+
+NETWORK = Row(
+    "Network",
+    (
+        lines(
+            "Traffic",
+            "What InfiniBand and RoCE ports receive and transmit, and the rate of the fastest one.",
+            "Bps",
+            Query(
+                f"rate(rankscope_network_port_received_bytes_total{{{HERE}}}[$__rate_interval])"
+                f" + rate(rankscope_network_port_transmitted_bytes_total{{{HERE}}}[$__rate_interval])",
+                "{{port}}",
+                needs_fault=True,
+            ),
+            Query(f"max(rankscope_network_port_rate_bytes_per_second{{{HERE}}})", "rate", needs_fault=True),
+            dashed="rate",
+            none="no InfiniBand or RoCE port",
+        ),
+        lines(
+            "Errors",
+            "Errors and retransmissions of InfiniBand and RoCE ports per second, and packets that interfaces drop.",
+            "none",
+            Query(
+                f"rate(rankscope_network_port_errors_total{{{HERE}}}[$__rate_interval]) > 0",
+                "{{port}} {{error}}",
+                needs_fault=True,
+            ),
+            Query(
+                f"rate(rankscope_network_interface_dropped_packets_total{{{HERE}}}[$__rate_interval]) > 0",
+                "{{port}} dropped ({{direction}})",
+                needs_fault=True,
+            ),
+            none="no errors",
         ),
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from grafana_foundation_sdk.models.common import BigValueTextMode
 
 from rankscope_dashboards.dashboard import Dashboard, Row, label_values
-from rankscope_dashboards.hardware import POWER, TROUBLE
+from rankscope_dashboards.hardware import NETWORK, POWER, TROUBLE
 from rankscope_dashboards.holders import HOLDERS, RANKS
 from rankscope_dashboards.panels import BAD, CAUTION, WELL, Query, lines, value
 from rankscope_dashboards.selectors import GPU, HERE, or_nothing_fires
@@ -225,6 +225,6 @@ NODE = Dashboard(
     title="Node",
     description="One node's GPUs: whose, busy or idle, memory, power, throttling and errors; and the exporter itself.",
     variables=VARIABLES,
-    rows=(AT_A_GLANCE, HOLDERS, GPUS, POWER, TROUBLE, RANKS, EXPORTER),
+    rows=(AT_A_GLANCE, HOLDERS, GPUS, POWER, TROUBLE, NETWORK, RANKS, EXPORTER),
     alerts=FIRING,
 )

@@ -19,6 +19,7 @@ import pytest
 from prometheus_client.core import Metric
 from testing.clock import Clock
 from testing.simulated_job import Job, SimulatedRank, lagging
+from testing.sysfs import interface, port
 from tests.exporter.conftest import START
 
 import rankscope_exporter.exposition.exporter as exporter_collector
@@ -80,8 +81,11 @@ class Node:
         self._samplers = [DeviceSampler(n, machine.driver.device, self.gpus.of, timing) for n in range(count)]
         self._uuids = UUIDS[:count]
         self._run_directory = RunDirectory([run_dir], clock=self.clock)
+        sysfs = procfs.parent / "sys"
+        port(sysfs, "mlx5_0", data=1_000, errors={"symbol_error": 2})
+        interface(sysfs, "eth0", rx_dropped=3, tx_dropped=1)
         settings: Any = SimpleNamespace(
-            collectors=registry.HELP, reference_interval=30.0, procfs=procfs, **vars(FindingFlags())
+            collectors=registry.HELP, reference_interval=30.0, procfs=procfs, sysfs=sysfs, **vars(FindingFlags())
         )
         self._ranks = registry.rank_collectors(settings, lambda _at: {})
         self._users = users

@@ -19,6 +19,8 @@ class Place(NamedTuple):
     node: str = ""
     gpu: str = ""
     uuid: str = ""
+    port: str = ""
+    """The node's network port."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from itertools import repeat
 from math import isfinite
 from typing import Any
 
+from rankscope_exporter.diagnosis.ports import PortFault
+
 
 @dataclass(frozen=True, slots=True)
 class AlignedCounters:
@@ -146,6 +148,8 @@ class RankReading:
     """Child processes: loader workers, mostly."""
     stage: int | None = None
     """Of the pipeline. None without one."""
+    port_fault: PortFault | None = None
+    """What is wrong with a network port of its node."""
     settings: Mapping[str, str] = field(default_factory=dict)
     gpu: GpuReading | None = None
     counters: Counters = field(default_factory=Counters)

@@ -121,9 +121,10 @@ WORDS: Mapping[str, Words] = {
     ),
     "network": Words(
         lambda run, one: f"Run {run} spends {percent(one.ratio)} of the time in transfer",
-        {"network": "every rank waits", "link": "the link of {where} is reduced", "unknown": "the reason is not known"},
+        {"network": "every rank waits", "link": "{link}", "unknown": "the reason is not known"},
         {
-            "link": "Its GPU has fewer PCIe lanes or NVLinks than it can have: check its slot and cables.",
+            "link": "Check cable, transceiver and slot. A GPU's link is reduced if it has fewer PCIe lanes or NVLinks "
+            "than it can have.",
             "": "Check the network's errors and load. Larger batches, gradient accumulation, compression and more "
             "overlap lower the share.",
         },
@@ -247,14 +248,27 @@ SAY_IT_ALL = ("hang", "crash", "checkpoint_overdue")
 def sentence(run: Run, candidate: Candidate) -> str:
     """Return what is wrong, where and how much, in one sentence without a full stop."""
     words = WORDS[candidate.kind]
-    known = words.causes.get(candidate.cause, "").replace("{where}", _lower(where(candidate)))
+    known = words.causes.get(candidate.cause, "").replace("{link}", _link(candidate))
     because = known or ("" if candidate.kind in SAY_IT_ALL else candidate.cause)
     said = words.say(run[0], candidate)
     return f"{said}: {because}" if because else said
 
 
-def _lower(text: str) -> str:
-    return text[0].lower() + text[1:]
+PORT_FAULTS: Mapping[str, Callable[[float], str]] = {
+    "port_down": lambda _count: "is or was down",
+    "port_rate": lambda ratio: f"runs at {percent(ratio)} of its peers' rate",
+    "port_errors": lambda rate: f"has {float(f'{rate:.2g}'):g} errors per second",
+    "port_drops": lambda ratio: f"drops {percent(ratio)} of its packets",
+}
+"""By the name of the evidence."""
+
+
+def _link(candidate: Candidate) -> str:
+    place = candidate.place
+    if not place.port:
+        return f"the link of r{where(candidate)[1:]} is reduced"
+    known = (say(candidate.evidence[name]) for name, say in PORT_FAULTS.items() if name in candidate.evidence)
+    return f"port {place.port} of {place.node} {next(known, 'is at fault')}"
 
 
 def advice(candidate: Candidate) -> str:

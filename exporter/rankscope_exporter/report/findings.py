@@ -33,6 +33,7 @@ class FindingReport:
     node: str
     gpu: str
     uuid: str
+    port: str
     since: float
     """Unix time."""
     age_seconds: float
@@ -73,6 +74,7 @@ def report_finding(run: Run, finding: Finding, at: float, unix: float) -> Findin
         node=place.node,
         gpu=place.gpu,
         uuid=place.uuid,
+        port=place.port,
         since=unix - age,
         age_seconds=age,
         evidence=dict(candidate.evidence),

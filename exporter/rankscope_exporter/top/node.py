@@ -29,6 +29,7 @@ from rankscope_exporter.gpu.rank_gpus import RankGpus
 from rankscope_exporter.gpu.sampler import Sampler
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.findings import Findings
+from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.run_directory import Beliefs, RunDirectory
 from rankscope_exporter.ranks.watcher import RankWatcher
@@ -75,9 +76,9 @@ def watched(run_dirs: Sequence[Path]) -> Iterator[Node]:
     """Read the ranks in these directories and the GPUs, once a second, while it lasts."""
     users, occupants = UserNames(name_of_user), Occupants(ProcessTable())
     gpus = RankGpus([collector.name for collector in COLLECTORS])
-    aligned, usage = AlignedSteps(REFERENCE_INTERVAL), RankProcesses()
+    aligned, usage, network = AlignedSteps(REFERENCE_INTERVAL), RankProcesses(), Network()
     directory = RunDirectory(run_dirs, beliefs=Beliefs(users.name, occupants.is_elsewhere))
-    ranks = RankWatcher(directory, (aligned, usage, Findings(aligned, usage, gpus)))
+    ranks = RankWatcher(directory, (aligned, usage, network, Findings(aligned, usage, network, gpus)))
     claims = ClaimsWatcher((), ranks.scan, users)
     holders = allocation.watching(claims.claims, ProcessTable(), users, occupants)
     sampler = Sampler(Driver(), (*COLLECTORS, holders), watches_xids=False)

@@ -158,6 +158,20 @@ def test_nothing_explains_itself_and_no_two_explain_each_other() -> None:
         assert all(kind not in EXPLAINED_BY.get(other, ()) for other in others)
 
 
+@pytest.mark.parametrize(
+    ("evidence", "said"),
+    [
+        ({"port_rate": 0.5}, "port mlx5_3 of node-a runs at 50% of its peers' rate"),
+        ({"port_down": 2.0}, "port mlx5_3 of node-a is or was down"),
+        ({"port_errors": 1234.0}, "port mlx5_3 of node-a has 1200 errors per second"),
+        ({"port_drops": 0.013}, "port mlx5_3 of node-a drops 1.3% of its packets"),
+    ],
+)
+def test_a_port_at_fault_is_named_with_what_is_wrong(evidence, said) -> None:
+    candidate = Candidate("network", 0.3, "link", Place(node="node-a", port="mlx5_3"), {"straggler": 0.1, **evidence})
+    assert sentence(RUN, candidate).endswith(said)
+
+
 def test_late_data_of_one_rank_is_explained_where_every_ranks_data_is_late() -> None:
     late, slow = (Candidate("straggler", 0.3, cause, PLACE) for cause in ("data_wait", "forward"))
     every = Candidate("data", 0.3, "cpu")

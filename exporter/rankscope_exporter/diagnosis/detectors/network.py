@@ -3,8 +3,9 @@
     transfer = what the rank waits in each step that waits least
 
 Well-tuned jobs have up to `network_allowance` of it; where the run has had less, that is what it is compared with. The
-cause is `link` if a GPU has fewer PCIe lanes or NVLinks than it can have, and then its rank is named; `network` where
-steps were compared, so that late ranks are excluded; else `unknown`.
+cause is `link` if a GPU has fewer PCIe lanes or NVLinks than it can have, and then its rank is named, or if a network
+port of a node is at fault (`diagnosis/ports.py`), and then that is named; `network` where steps were compared, so that
+late ranks are excluded; else `unknown`.
 """
 
 from __future__ import annotations
@@ -28,13 +29,19 @@ def measure(window: Window) -> Mapping[int | None, float]:
 
 
 def explain(window: Window, _rank: int | None) -> Candidate | None:
-    """Return the loss with the rank whose link is reduced, if there is one."""
+    """Return the loss with the rank whose link is reduced, or the port that is at fault, if there is one."""
     ratio = measure(window).get(None, 0.0)
-    reduced = next((one for one in window.run.ranks if one.now.gpu and one.now.gpu.is_link_reduced), None)
-    is_aligned = all(one.spent.aligned.steps > 0 for one in window.run.ranks)
-    cause = "link" if reduced else "network" if is_aligned else "unknown"
+    ranks = window.run.ranks
     evidence = {"straggler": window.lost.get("straggler", 0.0)}
-    return Candidate(KIND, ratio, cause, place(reduced) if reduced else Place(), evidence)
+    for one in ranks:
+        if one.now.gpu and one.now.gpu.is_link_reduced:
+            return Candidate(KIND, ratio, "link", place(one), evidence)
+    for one in ranks:
+        if fault := one.now.port_fault:
+            evidence[f"port_{fault.reason}"] = fault.value
+            return Candidate(KIND, ratio, "link", Place(node=one.now.node, port=fault.port), evidence)
+    is_aligned = all(one.spent.aligned.steps > 0 for one in ranks)
+    return Candidate(KIND, ratio, "network" if is_aligned else "unknown", evidence=evidence)
 
 
 def allowance(thresholds: Thresholds) -> float:

@@ -10,7 +10,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from prometheus_client.core import Metric
@@ -25,6 +25,7 @@ from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.flags import flag
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
+from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.look import Look, Looks
 from rankscope_exporter.ranks.rank import Scan
@@ -38,7 +39,7 @@ CAUSES_LIMIT = 64
 logger = logging.getLogger(__name__)
 
 RUN_LABELS = ("run", "owner")
-FINDING_LABELS = ("run", "owner", "kind", "cause", "severity", "rank", "group", "node", "gpu", "uuid")
+FINDING_LABELS = ("run", "owner", "kind", "cause", "severity", "rank", "group", "node", "gpu", "uuid", "port")
 
 JUDGED = Declaration(
     "gauge",
@@ -156,6 +157,7 @@ class Findings:
         self,
         alignment: AlignedSteps,
         processes: RankProcesses,
+        network: Network,
         gpus: Callable[[float], Mapping[str, RankGpu]],
         settings: FindingFlags | None = None,
     ) -> None:
@@ -163,6 +165,7 @@ class Findings:
         settings = settings or FindingFlags()
         self._alignment = alignment
         self._processes = processes
+        self._network = network
         self._gpus = gpus
         self._judges = Judges(settings.thresholds)
         self._lost: dict[Run, dict[str, float]] = {}
@@ -227,8 +230,8 @@ class Findings:
         aligned, processes = self._alignment.alignments(), self._processes.processes()
         found: dict[Run, list[RankReading]] = defaultdict(list)
         for rank in scan.ranks:
-            run = rank.key[0], rank.key[2]
-            found[run].append(reading(rank, aligned.get(rank.key), processes.get(rank.key), gpus.get(rank.uuid)))
+            one = reading(rank, aligned.get(rank.key), processes.get(rank.key), gpus.get(rank.uuid))
+            found[rank.key[0], rank.key[2]].append(replace(one, port_fault=self._network.fault))
         return found
 
     def _values(self, unix: float) -> Mapping[Declaration, dict[tuple[str, ...], float]]:
@@ -272,4 +275,4 @@ def _labels(run: Run, finding: Finding) -> tuple[str, ...]:
     candidate, place = finding.candidate, finding.candidate.place
     rank = "" if place.rank is None else str(place.rank)
     what = candidate.kind, candidate.cause, finding.severity
-    return (*run, *what, rank, place.group, place.node, place.gpu, place.uuid)
+    return (*run, *what, rank, *place[1:])

@@ -11,7 +11,8 @@ from testing.readings import Training, Work, counting, spend, window
 
 from rankscope_exporter.diagnosis.detectors import data, gpu_time, network, rotating, small_collectives, straggler
 from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window
-from rankscope_exporter.diagnosis.findings import Candidate
+from rankscope_exporter.diagnosis.findings import Candidate, Place
+from rankscope_exporter.diagnosis.ports import PortFault
 from rankscope_exporter.diagnosis.readings import (
     CollectiveCounters,
     Counters,
@@ -144,6 +145,16 @@ def test_a_reduced_link_is_the_cause_with_its_rank() -> None:
 
     candidate = found(window(adjusted(4, reduced, transfer=0.2)))["network"]
     assert (candidate.cause, candidate.place.rank, candidate.place.gpu) == ("link", 2, "2")
+
+
+def test_a_port_at_fault_is_the_cause_with_its_node() -> None:
+    def faulty(one: RankReading) -> RankReading:
+        return replace(one, node="node-a", port_fault=PortFault("mlx5_3", "rate", 0.5))
+
+    candidate = found(window(adjusted(4, faulty, transfer=0.2)))["network"]
+    assert candidate.cause == "link"
+    assert candidate.place == Place(node="node-a", port="mlx5_3")
+    assert candidate.evidence["port_rate"] == 0.5
 
 
 def test_transfer_of_ranks_whose_steps_are_not_compared_has_an_unknown_cause() -> None:

@@ -1,0 +1,110 @@
+"""Read the node's network ports from sysfs.
+
+`/sys/class/infiniband/DEVICE/ports/PORT` is described in the kernel's Documentation/ABI/stable/sysfs-class-infiniband,
+`/sys/class/net/INTERFACE/statistics` in Documentation/ABI/testing/sysfs-class-net-statistics. An adapter has the files
+that its driver knows: AWS' EFA has no `counters`, and its bytes in `hw_counters`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from rankscope_exporter.diagnosis.ports import PortReading, Ports
+
+SYSFS = Path("/sys")
+PORTS_LIMIT = 256
+"""Ports that are read: with many virtual functions a node has more, which take milliseconds a piece."""
+RATE = re.compile(r"([\d.]+) Gb/sec")
+GIGABIT = 1e9 / 8.0
+ACTIVE = ("4:", "5:")
+"""How `state` begins while packets can be sent: `4: ACTIVE`, `5: ACTIVE_DEFER`."""
+WORD = 4.0
+"""Bytes of which `port_rcv_data` and `port_xmit_data` count one: octets divided by four."""
+ERRORS = (
+    "symbol_error",
+    "port_rcv_errors",
+    "port_xmit_discards",
+    "local_link_integrity_errors",
+    "link_error_recovery",
+)
+RETRANSMISSIONS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err", "rnr_nak_retry_err", "retrans_pkts")
+
+
+def read_adapters(sysfs: Path = SYSFS) -> Ports:
+    """Return the InfiniBand and RoCE ports. Empty without any."""
+    found = {}
+    for device in _entries(sysfs / "class/infiniband"):
+        ports = _entries(device / "ports")
+        kind = _text(device / "board_id") or _text(device / "hca_type") or ""
+        for port in ports:
+            name = device.name if len(ports) == 1 else f"{device.name}/{port.name}"
+            found[name] = _adapter(port, kind)
+            if len(found) >= PORTS_LIMIT:
+                return found
+    return found
+
+
+def read_interfaces(sysfs: Path = SYSFS) -> Ports:
+    """Return the Ethernet interfaces that are hardware and up. Their traffic is in packets."""
+    hardware = [one for one in _entries(sysfs / "class/net") if (one / "device").exists()]
+    return {
+        one.name: _interface(one / "statistics")
+        for one in hardware[:PORTS_LIMIT]
+        if _text(one / "operstate") in ("up", "unknown")
+    }
+
+
+def _adapter(port: Path, kind: str) -> PortReading:
+    counters, hardware = port / "counters", port / "hw_counters"
+    received, transmitted = _number(counters / "port_rcv_data"), _number(counters / "port_xmit_data")
+    rate, state = RATE.match(_text(port / "rate") or ""), _text(port / "state")
+    return PortReading(
+        kind=f"{kind} {_text(port / 'link_layer') or ''}",
+        is_up=None if state is None else state.startswith(ACTIVE),
+        rate=float(rate[1]) * GIGABIT if rate else None,
+        received=_number(hardware / "rx_bytes") if received is None else WORD * received,
+        transmitted=_number(hardware / "tx_bytes") if transmitted is None else WORD * transmitted,
+        link_downs=_number(counters / "link_downed"),
+        errors=dict(_known(counters, ERRORS)) | dict(_known(hardware, RETRANSMISSIONS)),
+    )
+
+
+def _interface(statistics: Path) -> PortReading:
+    dropped = dict(_known(statistics, ("rx_dropped", "rx_missed_errors", "tx_dropped")))
+    received = [dropped[name] for name in ("rx_dropped", "rx_missed_errors") if name in dropped]
+    transmitted = dropped.get("tx_dropped")
+    drops = {"receive": sum(received)} if received else {}
+    return PortReading(
+        received=_number(statistics / "rx_packets"),
+        transmitted=_number(statistics / "tx_packets"),
+        drops=drops if transmitted is None else {**drops, "transmit": transmitted},
+    )
+
+
+def _entries(directory: Path) -> list[Path]:
+    try:
+        return sorted(directory.iterdir())
+    except OSError:  # no adapter, or it has just been removed
+        return []
+
+
+def _known(directory: Path, names: tuple[str, ...]) -> Iterator[tuple[str, float]]:
+    for name in names:
+        value = _number(directory / name)
+        if value is not None:
+            yield name, value
+
+
+def _number(path: Path) -> float | None:
+    """Return None where the driver has no such counter, or cannot read it now."""
+    text = _text(path)
+    return float(text) if text is not None and text.isdecimal() else None
+
+
+def _text(path: Path) -> str | None:
+    try:
+        return path.read_text(errors="replace").strip()
+    except OSError:
+        return None
