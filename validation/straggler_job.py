@@ -29,7 +29,13 @@ from testing.leaving import leave
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -136,6 +142,16 @@ def few_micro_batches(model: nn.Sequential) -> tuple[nn.Module, Step]:
     return pipeline(model, 2)
 
 
+def interleaved(model: nn.Sequential) -> tuple[nn.Module, Step]:
+    """Train two stages on each rank, with one forward, one backward in turn."""
+    return staged(model, mesh("pp"), 2 * MICRO_BATCHES, schedule=ScheduleInterleaved1F1B, chunks=2)
+
+
+def zero_bubble(model: nn.Sequential) -> tuple[nn.Module, Step]:
+    """Do the same with the gradients of the weights computed where the pipeline would be empty."""
+    return staged(model, mesh("pp"), 2 * MICRO_BATCHES, schedule=ScheduleInterleavedZeroBubble, chunks=2)
+
+
 def three_dimensions(model: nn.Sequential) -> tuple[nn.Module, Step]:
     """Train two stages, with two replicas of that, of which two ranks each compute a layer together."""
     whole = init_device_mesh("cpu", (dist.get_world_size() // 4, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
@@ -162,41 +178,60 @@ class Together(nn.Module):
         return inputs
 
 
-def staged(model: nn.Sequential, stages: DeviceMesh, micro_batches: int, *more: nn.Module) -> tuple[nn.Module, Step]:
-    """Return this rank's stage, with `more` modules at its end, and the steps of the pipeline."""
-    number, last = stages.get_local_rank(), stages.size() - 1
-    middle = nn.Sequential(model[1], nn.Linear(WIDTH, WIDTH))
-    part = nn.Sequential(*(model[:2] if number == 0 else model[1:] if number == last else middle), *more)
-    work = model[1]
-    work.behavior = replace(work.behavior, micro_steps=micro_batches)
-    # The shapes are given, as the stages would else send them to each other, in values that must be right.
-    size = BATCH // micro_batches
-    inputs = torch.zeros(size, WIDTH, requires_grad=number > 0)
-    outputs = torch.zeros(size, CLASSES if number == last else WIDTH, requires_grad=True)
-    cpu = torch.device("cpu")
-    stage = PipelineStage(part, number, last + 1, cpu, input_args=inputs, output_args=outputs, group=stages.get_group())
+def staged(
+    model: nn.Sequential,
+    stages: DeviceMesh,
+    micro_batches: int,
+    *more: nn.Module,
+    schedule: Callable[..., Any] | None = None,
+    chunks: int = 1,
+) -> tuple[nn.Module, Step]:
+    """Return this rank's stages, with `more` modules at the end of each, and the steps of the pipeline.
+
+    Of several chunks a rank has as many stages, one in each pass through all ranks.
+    """
+    ranks, work = stages.size(), model[1]
+    last = ranks * chunks - 1
+    numbers = range(stages.get_local_rank(), last + 1, ranks)
+    work.behavior = replace(work.behavior, micro_steps=micro_batches * chunks)
+    parts = {number: nn.Sequential(*_modules(model, number, last), *more) for number in numbers}
+    built = [_stage(part, number, last, BATCH // micro_batches, stages) for number, part in parts.items()]
     # With fewer micro-batches than stages there is no steady state, in which one forward follows one backward.
-    kind = Schedule1F1B if micro_batches > last else ScheduleGPipe
-    schedule = kind(stage, micro_batches, loss_fn=lambda found, _target: loss_of(found))
+    kind = schedule or (Schedule1F1B if micro_batches > last else ScheduleGPipe)
+    steps = kind(built if chunks > 1 else built[0], micro_batches, loss_fn=lambda found, _target: loss_of(found))
 
     def step(inputs: torch.Tensor) -> torch.Tensor:
         losses: list[torch.Tensor] = [torch.zeros(())]
-        if number == 0:
-            schedule.step(inputs)
-        elif number == last:
-            schedule.step(target=inputs, losses=losses)
+        if 0 in numbers:
+            steps.step(inputs)
+        elif last in numbers:
+            steps.step(target=inputs, losses=losses)
         else:
-            schedule.step()
+            steps.step()
         return losses[-1]
 
-    return part, step
+    return nn.ModuleList(parts.values()) if chunks > 1 else parts[numbers[0]], step
+
+
+def _modules(model: nn.Sequential, number: int, last: int) -> list[nn.Module]:
+    if number == 0:
+        return [*model[:2]]
+    return [*model[1:]] if number == last else [model[1], nn.Linear(WIDTH, WIDTH)]
+
+
+def _stage(part: nn.Module, number: int, last: int, size: int, stages: DeviceMesh) -> PipelineStage:
+    """Return the stage with its shapes, as stages would else send them to each other, in values that must be right."""
+    inputs = torch.zeros(size, WIDTH, requires_grad=number > 0)
+    outputs = torch.zeros(size, CLASSES if number == last else WIDTH, requires_grad=True)
+    cpu = torch.device("cpu")
+    return PipelineStage(part, number, last + 1, cpu, input_args=inputs, output_args=outputs, group=stages.get_group())
 
 
 TRAININGS = {
     build.__name__: build
     for build in (
         *(ddp, fsdp2, hsdp, by_hand, by_hand_in_a_stream, tensor_and_data),
-        *(pipeline_and_data, pipeline, few_micro_batches, three_dimensions),
+        *(pipeline_and_data, pipeline, few_micro_batches, interleaved, zero_bubble, three_dimensions),
     )
 }
 
