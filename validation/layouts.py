@@ -49,6 +49,7 @@ class Case(NamedTuple):
     place: int | None = None
     """The rank of a straggler, the stage of an imbalance."""
     ranks: int = 4
+    cause: str = ""
 
     @property
     def name(self) -> str:
@@ -78,6 +79,9 @@ CASES = (
     Case("pipeline_and_data", ranks=8),
     Case("pipeline_and_data", (5,), "straggler", 5, ranks=8),
     Case("pipeline_and_data", (0, 2, 4, 6), "stage_imbalance", 0, ranks=8),
+    Case("experts"),
+    Case("experts", (1,), "straggler", 1, cause="backward"),
+    Case("hot_expert", (), "straggler", 2, cause="expert_imbalance"),
     Case("three_dimensions", ranks=8),
     Case("three_dimensions", (5,), "straggler", 5, ranks=8),
     Case("three_dimensions", (4, 5, 6, 7), "stage_imbalance", 1, ranks=8),
@@ -161,8 +165,10 @@ def is_right(case: Case, findings: Sequence[Sequence[Any]]) -> bool:
         return not findings
     if len(findings) != 1:
         return False
-    kind, rank, _, stage, _ = findings[0]
+    kind, rank, cause, stage, _ = findings[0]
     place = rank if case.kind == "straggler" else stage
+    if case.cause not in ("", cause):
+        return False
     return kind == case.kind and (case.place is None or (place is not None and int(place) == case.place))
 
 

@@ -27,6 +27,7 @@ from testing.job.device import Device, installed, sleep
 from testing.job.model import BATCH, CLASSES, WIDTH, Samples, Work, layers, loss_of, save
 from testing.leaving import leave
 from torch import nn
+from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import (
@@ -152,6 +153,46 @@ def zero_bubble(model: nn.Sequential) -> tuple[nn.Module, Step]:
     return staged(model, mesh("pp"), 2 * MICRO_BATCHES, schedule=ScheduleInterleavedZeroBubble, chunks=2)
 
 
+def experts(model: nn.Sequential, hot: int | None = None) -> tuple[nn.Module, Step]:
+    """Send each token to the rank with its expert and back: half of them to the hot one, if there is one."""
+    mixture = Experts(model, hot)
+
+    def average() -> None:
+        for layer in (model[0], model[2]):
+            average_gradients(layer)
+
+    return mixture, step_of(mixture, average)
+
+
+def hot_expert(model: nn.Sequential) -> tuple[nn.Module, Step]:
+    """Do the same with most tokens for rank 2."""
+    return experts(model, 2)
+
+
+class Experts(nn.Module):
+    """An expert on each rank, whose work takes as long as the tokens are many that it is sent."""
+
+    def __init__(self, model: nn.Sequential, hot: int | None) -> None:
+        super().__init__()
+        ranks, own = dist.get_world_size(), dist.get_rank()
+        counts = [BATCH // ranks] * ranks
+        if hot is not None:
+            counts = [BATCH // 2 if rank == hot else BATCH // 2 // (ranks - 1) for rank in range(ranks)]
+        self.model = model
+        self._counts, self._received = counts, [counts[own]] * ranks
+        behavior, share = model[1].behavior, sum(self._received) / BATCH
+        model[1].behavior = replace(behavior, forward=share * behavior.forward, backward=share * behavior.backward)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        """Return the result of each token."""
+        first, work, last = self.model
+        tokens = first(inputs)[: sum(self._counts)]
+        routed = all_to_all_single_autograd(tokens, self._received, self._counts, dist.group.WORLD)
+        done = all_to_all_single_autograd(work(routed), self._counts, self._received, dist.group.WORLD)
+        result: torch.Tensor = last(done)
+        return result
+
+
 def three_dimensions(model: nn.Sequential) -> tuple[nn.Module, Step]:
     """Train two stages, with two replicas of that, of which two ranks each compute a layer together."""
     whole = init_device_mesh("cpu", (dist.get_world_size() // 4, 2, 2), mesh_dim_names=("pp", "dp", "tp"))
@@ -232,6 +273,7 @@ TRAININGS = {
     for build in (
         *(ddp, fsdp2, hsdp, by_hand, by_hand_in_a_stream, tensor_and_data),
         *(pipeline_and_data, pipeline, few_micro_batches, interleaved, zero_bubble, three_dimensions),
+        *(experts, hot_expert),
     )
 }
 
