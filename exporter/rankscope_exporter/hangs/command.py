@@ -12,10 +12,10 @@ from rankscope_exporter.hangs.flight_recorder import DumpError
 from rankscope_exporter.hangs.words import in_ranks, in_words, lines
 
 
-def show(directory: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
+def show(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
     """Print who holds up the run. Returns the exit status: 2 if there is nothing to read."""
     try:
-        found = [*(of_dumps(directory) if directory else records.lines_of(run, run_dirs))]
+        found = [*(of_dumps(dumps) if dumps else records.lines_of(run, run_dirs))]
     except (DumpError, records.NoRanksError) as error:
         print(f"rankscope hang: {printable(str(error))}", file=sys.stderr)  # noqa: T201 - a command
         return 2
@@ -23,9 +23,9 @@ def show(directory: Path | None, run: str | None, run_dirs: Sequence[Path]) -> i
     return 0
 
 
-def of_dumps(directory: Path) -> Iterator[str]:
-    """Yield what the dumps of a directory say. Raises DumpError."""
-    dumps = flight_recorder.read_directory(directory)
+def of_dumps(path: Path) -> Iterator[str]:
+    """Yield what the dumps in a directory, or with a prefix, say. Raises DumpError."""
+    dumps = flight_recorder.read_dumps(path)
     yield from lines(flight_recorder.positions(dumps), flight_recorder.groups_of(dumps))
     for group, number, called in flight_recorder.disagreements(dumps):
         each = ", ".join(f"{in_ranks(ranks)}: {name}" for name, ranks in called.items())

@@ -49,26 +49,29 @@ class Group:
     ranks: tuple[int, ...]
 
 
-def read_directory(directory: Path) -> list[Dump]:
-    """Return the dumps of a directory in the order of their ranks. Raises DumpError if there is none, or two of a rank.
+def read_dumps(path: Path) -> list[Dump]:
+    """Return the dumps in the order of their ranks. Raises DumpError if there is none, or two of a rank.
 
-    What is no file, or has a name that does not end in a number, is no dump.
+    `path` is their directory, or the prefix that torch was given: `/tmp/nccl_trace_rank_`. What is no file, or has a
+    name that does not end in a number, is no dump.
     """
+    directory, prefix = (path, "") if path.is_dir() else (path.parent, path.name)
+    form = re.compile(rf"{re.escape(prefix)}{'' if prefix else '.*?'}(\d+)(?:\.json)?")
     try:
         # A pipe would hold up the reader for good.
         files = [path for path in directory.iterdir() if path.is_file()]
     except OSError as error:
         raise DumpError(f"{directory}: {error.strerror}") from error
-    named = [(path, match) for path in files if (match := re.search(r"(\d+)(\.json)?$", path.name))]
+    named = [(file, match) for file in files if (match := form.fullmatch(file.name))]
     by_rank: dict[int, Path] = {}
-    for path, match in sorted(named):
+    for file, match in sorted(named):
         rank = int(match[1])
         if rank in by_rank:
-            raise DumpError(f"{directory}: both {by_rank[rank].name} and {path.name} are of rank {rank}")
-        by_rank[rank] = path
+            raise DumpError(f"{path}: both {by_rank[rank].name} and {file.name} are of rank {rank}")
+        by_rank[rank] = file
     if not by_rank:
-        raise DumpError(f"{directory}: no dump of a rank, such as nccl_trace_rank_0")
-    return [read(path, rank) for rank, path in sorted(by_rank.items())]
+        raise DumpError(f"{path}: no dump of a rank, such as nccl_trace_rank_0")
+    return [read(file, rank) for rank, file in sorted(by_rank.items())]
 
 
 def read(path: Path, rank: int) -> Dump:

@@ -72,7 +72,7 @@ def in_words(environment: Mapping[str, str]) -> Iterator[str]:
     prefix = next((environment[name] for name in PREFIXES if environment.get(name)), "")
     if prefix:
         when = "when NCCL's watchdog ends it" if environment.get(ON_TIMEOUT, "1") != "0" else "when asked"
-        yield f"torch writes a dump of each rank to {prefix}RANK {when}; then: rankscope hang {Path(prefix).parent}"
+        yield f"torch writes a dump of each rank to {prefix}RANK {when}; then: rankscope hang {prefix}"
     if pipe := environment.get(PIPE):
         yield f"Ask for the dump of a rank now: echo 1 > {pipe}RANK.pipe"
     if not prefix and not pipe:

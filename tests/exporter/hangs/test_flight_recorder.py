@@ -197,11 +197,20 @@ def test_what_is_no_dump_is_named_and_never_run(content, tmp_path, monkeypatch, 
 def test_a_directory_without_dumps_or_with_two_of_one_rank_is_refused(tmp_path) -> None:
     for directory in (tmp_path, tmp_path / "none"):
         with pytest.raises(DumpError, match=str(directory)):
-            flight_recorder.read_directory(directory)
+            flight_recorder.read_dumps(directory)
     write(tmp_path, trained())
     (tmp_path / "other_2.json").write_text("{}")
     with pytest.raises(DumpError, match=r"both nccl_trace_rank_2 and other_2\.json are of rank 2"):
-        flight_recorder.read_directory(tmp_path)
+        flight_recorder.read_dumps(tmp_path)
+
+
+def test_a_prefix_chooses_among_other_files_of_the_directory(tmp_path) -> None:
+    write(tmp_path, trained())
+    for name in ("other_2.json", "nccl_trace_rank_of_yesterday_2", "case17"):
+        (tmp_path / name).write_text("no dump")
+    assert [dump.rank for dump in flight_recorder.read_dumps(tmp_path / "nccl_trace_rank_")] == [0, 1, 2, 3]
+    with pytest.raises(DumpError, match="nccl_trace_: no dump of a rank"):
+        flight_recorder.read_dumps(tmp_path / "nccl_trace_")
 
 
 def test_a_pipe_or_a_directory_among_the_dumps_holds_nobody_up(tmp_path) -> None:

@@ -58,7 +58,7 @@ def test_the_run_has_to_be_named_where_there_are_several(tmp_path, capsys) -> No
     [
         (
             {"TORCH_FR_DUMP_TEMP_FILE": "/fr/rank_"},
-            "/fr/rank_RANK when NCCL's watchdog ends it; then: rankscope hang /fr",
+            "/fr/rank_RANK when NCCL's watchdog ends it; then: rankscope hang /fr/rank_",
         ),
         ({"TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/fr/x", "TORCH_NCCL_DUMP_ON_TIMEOUT": "0"}, "/fr/xRANK when asked"),
         ({"TORCH_NCCL_DEBUG_INFO_PIPE_FILE": "/p/"}, "echo 1 > /p/RANK.pipe"),

@@ -131,7 +131,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_explain(commands.add_parser("explain", help="what holds a run back", description=EXPLAIN_DESCRIPTION))
     _add_top(commands.add_parser("top", help="what is wrong on this machine", description=TOP_DESCRIPTION))
     hang = commands.add_parser("hang", help="who holds up a run that stands still", description=HANG_DESCRIPTION)
-    hang.add_argument("dumps", type=Path, nargs="?", metavar="DIR", help="a file for each rank, as torch writes them")
+    hang.add_argument(
+        "dumps",
+        type=Path,
+        nargs="?",
+        metavar="DIR",
+        help="directory of torch's dumps, or their prefix (/tmp/nccl_trace_rank_)",
+    )
     hang.add_argument("--run", metavar="NAME", help="which run of this machine, without DIR (default: the only one)")
     _add_run_dirs(hang)
     return parser
