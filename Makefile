@@ -106,8 +106,9 @@ gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .
 gpu-check: ## compare each GPU metric with nvidia-smi and a known load, and check the hook, on a real GPU (at most 10 minutes)
 	@$(PYTHON) -m validation.gpu_check --json $(REPORT)
 
-lock: $(RELEASE)/.installed ## pin by hash what the exporter's image installs and is built with (UPGRADE=1: the newest versions)
+lock: $(RELEASE)/.installed ## pin by hash what the exporter's image and the packages install and are built with (UPGRADE=1: the newest versions)
 	@$(COMPILE) pyproject.toml --extra exporter --output-file exporter/requirements.txt
+	@$(COMPILE) pyproject.toml --extra exporter --extra top --constraint exporter/requirements.txt --output-file deploy/packages/requirements.txt
 	@$(RELEASE)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' | $(COMPILE) - --output-file exporter/requirements-build.txt
 
 sbom: $(RELEASE)/.installed ## the Python packages of the exporter's image as CycloneDX, to dist/
