@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import gzip
+import json
 import os
 import re
 import shutil
@@ -17,8 +18,9 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from email.message import Message
 from email.parser import HeaderParser
-from email.utils import formatdate
 from pathlib import Path
 
 import shtab
@@ -47,8 +49,16 @@ PARSERS = {
     ),
 }
 """The commands: what they parse their arguments with, and what they are, in a line."""
-DROPPED = re.compile(r"(bin|example\.py|[^/]+\.dist-info/(RECORD|WHEEL|INSTALLER|REQUESTED|direct_url\.json|sboms))(/|$)")
-"""Files of wheels that nothing reads here, and that differ between the wheels for two Pythons."""
+DROPPED = re.compile(
+    r"(bin|example\.py|[^/]+/\.agents|[^/]+\.dist-info/(RECORD|WHEEL|INSTALLER|REQUESTED|direct_url\.json|sboms))(/|$)"
+    r"|.*\.(pyi|pyx|pxd)$"
+)
+"""Files of wheels that nothing reads here. Some of them differ between the wheels for two Pythons."""
+
+
+def source_time() -> datetime:
+    """Return SOURCE_DATE_EPOCH, the only time that is in a package."""
+    return datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), timezone.utc)
 
 
 def install(requirement: list[str], directory: Path, python: str, machine: str) -> None:
@@ -85,12 +95,6 @@ def make_library(wheel: Path, library: Path, machine: str) -> None:
     shutil.copy(HERE / "command", library)
 
 
-def compress(path: Path, text: str) -> None:
-    """Write a gzip file without a time in it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(gzip.compress(text.encode(), mtime=0))
-
-
 def manual(command: str, version: str) -> str:
     """Return a command's manual page."""
     parser, description = PARSERS[command]
@@ -99,33 +103,40 @@ def manual(command: str, version: str) -> str:
     return str(page)
 
 
+def license_of(header: Message) -> str:
+    """Return a distribution's license: an expression, or what its classifiers say."""
+    classifiers = [one.rpartition(" :: ")[2] for one in header.get_all("Classifier", []) if one.startswith("License")]
+    return header["License-Expression"] or header["License"] or ", ".join(classifiers)
+
+
 def copyright_of(library: Path) -> Iterator[str]:
     """Yield the lines of the copyright file."""
-    yield "Rankscope: Apache-2.0. On Debian the text is in /usr/share/common-licenses/Apache-2.0."
+    yield f"Copyright (C) {source_time().year} the authors of Rankscope"
+    yield "License: Apache-2.0; on Debian its text is in /usr/share/common-licenses/Apache-2.0"
     yield ""
     yield "Each Python package in /usr/lib/rankscope has the text of its license in NAME.dist-info, or in its source:"
     for metadata in sorted(library.glob("*.dist-info/METADATA")):
         header = HeaderParser().parsestr(metadata.read_text())
-        yield f"  {header['Name']} {header['Version']}: {header['License-Expression'] or header['License']}"
+        yield f"  {header['Name']} {header['Version']}: {license_of(header)}"
 
 
 def make_root(root: Path, wheel: Path, machine: str, version: str) -> None:
-    """Fill the directory with what a package installs, configuration files and Debian's own ones excepted."""
+    """Fill the directory with what every package installs as it is."""
     library = root / "usr/lib/rankscope"
     make_library(wheel, library, machine)
-    (root / "usr/bin").mkdir()
-    for name, directory in (("*.service", "systemd/system"), ("*.mount", "systemd/system"), ("*.conf", "tmpfiles.d")):
-        (root / "usr/lib" / directory).mkdir(parents=True, exist_ok=True)
-        for path in NODE.glob(name):
-            shutil.copy(path, root / "usr/lib" / directory)
-    completions = root / "usr/share/bash-completion/completions"
-    completions.mkdir(parents=True)
+    for pattern, name in (("*.service", "systemd/system"), ("*.mount", "systemd/system"), ("*.conf", "tmpfiles.d")):
+        (root / "usr/lib" / name).mkdir(parents=True, exist_ok=True)
+        for path in NODE.glob(pattern):
+            shutil.copy(path, root / "usr/lib" / name)
+    completions, manuals = root / "usr/share/bash-completion/completions", root / "usr/share/man/man1"
+    documentation = root / "usr/share/doc/rankscope"
+    for directory in (completions, manuals, documentation, root / "usr/bin"):
+        directory.mkdir(parents=True)
+    (documentation / "copyright").write_text("\n".join(copyright_of(library)) + "\n")
     for command, (parser, _) in PARSERS.items():
         (root / "usr/bin" / command).symlink_to("../lib/rankscope/command")
-        compress(root / f"usr/share/man/man1/{command}.1.gz", manual(command, version))
         (completions / command).write_text(shtab.complete(parser, "bash"))
-    (root / "usr/share/doc/rankscope").mkdir(parents=True)
-    (root / "usr/share/doc/rankscope/copyright").write_text("\n".join(copyright_of(library)) + "\n")
+        (manuals / f"{command}.1.gz").write_bytes(gzip.compress(manual(command, version).encode(), mtime=0))
 
 
 def make_stage(stage: Path, wheel: Path, machine: str, version: str) -> None:
@@ -138,12 +149,24 @@ def make_stage(stage: Path, wheel: Path, machine: str, version: str) -> None:
     shutil.copy(NODE / "rankscope-exporter.default", stage)
     for command, (parser, _) in PARSERS.items():
         (stage / f"_{command}").write_text(shtab.complete(parser, "zsh"))
-    date = formatdate(int(os.environ["SOURCE_DATE_EPOCH"]))
-    changes = f"rankscope ({version}-1) stable; urgency=medium\n\n  * https://github.com/rankscope/rankscope/blob/main/"
-    compress(stage / "changelog.Debian.gz", f"{changes}CHANGELOG.md\n\n -- {MAINTAINER}  {date}\n")
+    time = source_time()
+    release = {
+        "semver": version,
+        "date": time.isoformat(),
+        "packager": MAINTAINER,
+        "deb": {"urgency": "medium", "distributions": ["stable"]},
+        "changes": [{"note": "https://github.com/rankscope/rankscope/blob/main/CHANGELOG.md"}],
+    }
+    (stage / "changelog.json").write_text(json.dumps([release]))
     for path in stage.rglob("*"):
         if not path.is_symlink():
             path.chmod(0o755 if path.is_dir() or path.name == "command" else 0o644)
+        os.utime(path, (time.timestamp(),) * 2, follow_symlinks=False)
+
+
+def package_version(version: str) -> str:
+    """Return a Python version as packages order it: a pre-release before its release."""
+    return re.sub(r"\.?(a|b|rc|dev)(\d+)", r"~\1\2", version)
 
 
 def build(output: Path, version: str, architectures: Sequence[str]) -> list[Path]:
@@ -160,7 +183,7 @@ def build(output: Path, version: str, architectures: Sequence[str]) -> list[Path
             environment = {**os.environ, "ARCH": architecture, "VERSION": version, "MAINTAINER": MAINTAINER}
             for packager, file_name in FILE_NAMES.items():
                 package = output / file_name.format(version=version, arch=architecture, machine=MACHINES[architecture])
-                nfpm = [NFPM, "package", f"--packager={packager}", f"--target={package}"]
+                nfpm = [str(NFPM), "package", f"--packager={packager}", f"--target={package}"]
                 subprocess.run(nfpm, cwd=stage, env=environment, check=True, stdout=subprocess.DEVNULL)
                 built.append(package)
     return built
@@ -177,7 +200,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "SOURCE_DATE_EPOCH" not in os.environ:
         os.environ["SOURCE_DATE_EPOCH"] = subprocess.check_output(commit_time, cwd=ROOT, text=True).strip()
     architectures = [options.architecture] if options.architecture else list(MACHINES)
-    print(*build(options.output.resolve(), options.version, architectures), sep="\n")
+    print(*build(options.output.resolve(), package_version(options.version), architectures), sep="\n")
 
 
 if __name__ == "__main__":
