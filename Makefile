@@ -18,7 +18,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege measurements-archive lock sbom audit clean
+.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege packages measurements-archive lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -94,6 +94,11 @@ siege: venv servers ## make every attack of tests/attacks at once on a real job,
 
 real-life: venv servers ## run the tests of what bug reports, real training programs and second users of a node have shown (10 minutes)
 	@$(BIN)/python -m validation.real_life --save
+
+packages: venv ## build the deb and rpm packages into dist/, and try them in booted Debian and other systems, as root (20 minutes)
+	@deploy/setup.sh packages
+	@$(BIN)/python -m deploy.packages.build
+	@$(BIN)/python -m validation.packages --save
 
 measurements-archive: ## pack the pages of docs/measurements and the raw figures into dist/, for a release
 	@mkdir -p build/measurements dist

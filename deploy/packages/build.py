@@ -64,7 +64,7 @@ def source_time() -> datetime:
 def install(requirement: list[str], directory: Path, python: str, machine: str) -> None:
     """Install what is required into the directory, from wheels for this Python and machine."""
     platforms = [f"--platform={one}_{machine}" for one in PLATFORMS]
-    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-compile"]
+    pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-compile"]
     where = [f"--target={directory}", "--only-binary=:all:", f"--python-version={python}", *platforms]
     subprocess.run([*pip, "--root-user-action=ignore", *where, *requirement], check=True)
 
@@ -169,23 +169,41 @@ def package_version(version: str) -> str:
     return re.sub(r"\.?(a|b|rc|dev)(\d+)", r"~\1\2", version)
 
 
+def kinds() -> list[tuple[str, str]]:
+    """Return each package that can be built: its format and architecture."""
+    return [(packager, architecture) for architecture in MACHINES for packager in FILE_NAMES]
+
+
+def package_path(directory: Path, version: str, packager: str, architecture: str) -> Path:
+    """Return the path of a package."""
+    name = FILE_NAMES[packager].format(version=version, arch=architecture, machine=MACHINES[architecture])
+    return directory / name
+
+
+def set_source_time() -> None:
+    """Set SOURCE_DATE_EPOCH to the time of the commit, unless it is set."""
+    if "SOURCE_DATE_EPOCH" not in os.environ:
+        commit_time = ["git", "log", "-1", "--format=%ct"]
+        time = subprocess.check_output(commit_time, cwd=ROOT, text=True)
+        os.environ["SOURCE_DATE_EPOCH"] = time.strip()
+
+
 def build(output: Path, version: str, architectures: Sequence[str]) -> list[Path]:
-    """Write the packages to the directory, and return them."""
+    """Write the packages of these architectures to the directory, and return them."""
     output.mkdir(parents=True, exist_ok=True)
-    built = []
+    built = [package_path(output, version, *kind) for kind in kinds() if kind[1] in architectures]
     with tempfile.TemporaryDirectory(prefix="rankscope-packages-") as name:
         make_wheel = [sys.executable, "-m", "build", "--wheel", "--no-isolation", f"--outdir={name}", str(ROOT)]
-        subprocess.run(make_wheel, check=True, stdout=subprocess.DEVNULL)
+        subprocess.run(make_wheel, check=True, capture_output=True)
         (wheel,) = Path(name).glob("*.whl")
         for architecture in architectures:
             stage = Path(name) / architecture
             make_stage(stage, wheel, MACHINES[architecture], version)
             environment = {**os.environ, "ARCH": architecture, "VERSION": version, "MAINTAINER": MAINTAINER}
-            for packager, file_name in FILE_NAMES.items():
-                package = output / file_name.format(version=version, arch=architecture, machine=MACHINES[architecture])
+            for packager in FILE_NAMES:
+                package = package_path(output, version, packager, architecture)
                 nfpm = [str(NFPM), "package", f"--packager={packager}", f"--target={package}"]
                 subprocess.run(nfpm, cwd=stage, env=environment, check=True, stdout=subprocess.DEVNULL)
-                built.append(package)
     return built
 
 
@@ -193,14 +211,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Build the packages and print their paths."""
     parser = argparse.ArgumentParser("python -m deploy.packages.build", description="Build the deb and rpm packages.")
     parser.add_argument("--output", type=Path, default=ROOT / "dist", metavar="DIR", help="(default: dist)")
-    parser.add_argument("--version", default=__version__, help="another version than that of the source")
     parser.add_argument("--architecture", choices=MACHINES, help="only this one (default: all)")
     options = parser.parse_args(arguments)
-    commit_time = ["git", "log", "-1", "--format=%ct"]
-    if "SOURCE_DATE_EPOCH" not in os.environ:
-        os.environ["SOURCE_DATE_EPOCH"] = subprocess.check_output(commit_time, cwd=ROOT, text=True).strip()
+    set_source_time()
     architectures = [options.architecture] if options.architecture else list(MACHINES)
-    print(*build(options.output.resolve(), package_version(options.version), architectures), sep="\n")
+    print(*build(options.output.resolve(), package_version(__version__), architectures), sep="\n")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testing.report import ROOT
+from testing.report import ROOT, Check
 from testing.waiting import eventually
 
 BASES = ROOT / "build/systems"
 UBUNTU = "http://archive.ubuntu.com/ubuntu"
 HOSTS = "127.0.0.1 localhost\n::1 localhost\n127.0.1.1 node\n"
 """As Debian's installer writes it, for a host of the name `node`."""
-ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "LANG": "C.UTF-8", "HOME": "/root"}
+ENVIRONMENT = {
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+    "LANG": "C.UTF-8",
+    "HOME": "/root",
+}
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,14 @@ DEBIAN_12 = System(
 DEBIAN_13 = System("Debian 13", "trixie", "3.13", "python3 ubuntu-archive-keyring")
 OTHERS = (
     DEBIAN_13,
-    System("Debian sid", "sid", "3.14", "python3.14"),
     System("Ubuntu 22.04", "jammy", "3.11", "python3 python3.11", ubuntu=True),
     System("Ubuntu 24.04", "noble", "3.12", "python3", ubuntu=True),
+    System("Ubuntu 26.04", "resolute", "3.14", "python3", ubuntu=True),
 )
 
 
 def bootstrap(system: System) -> None:
-    """Install the system's base, unless it is there. Ubuntu's key is a package of Debian 13, whose key Debian 12 has."""
+    """Install the system's base, unless it is there. Debian 13, whose key Debian 12 has, has Ubuntu's key."""
     if system.base.exists():
         return
     unfinished = system.base.with_suffix(".unfinished")
@@ -161,3 +165,32 @@ class BootedSystem:
         return subprocess.Popen(self.command(script, user), stdin=subprocess.DEVNULL)
 
 
+SERVE = """
+apt-get install --quiet --yes --no-install-recommends {deb} > /tmp/output 2>&1
+rankscope-exporter --simulate=2 --web.listen-address=127.0.0.1:10417 2>> /tmp/output & exporter=$!
+python3 - >> /tmp/output <<END
+import time, urllib.request
+for _ in range(100):
+    try:
+        print(urllib.request.urlopen("http://127.0.0.1:10417/metrics").read().decode())
+        break
+    except OSError:
+        time.sleep(0.2)
+END
+grep --quiet '^rankscope_gpu_up.gpu="1".* 1.0$' /tmp/output
+rankscope top --once >> /tmp/output
+kill $exporter
+rankscope-exporter --version
+"""
+
+
+def check(deb: Path) -> list[Check]:
+    """Install the package in each of the other systems, without a network, and scrape the exporter."""
+    checks = []
+    for system in OTHERS:
+        bootstrap(system)
+        done = run_in(system, f"trap 'cat /tmp/output >&2' EXIT; {SERVE.format(deb=deb)}", [deb.parent])
+        holds = done.returncode == 0 and f"(Python {system.python}." in done.stdout
+        found = done.stdout.strip() if holds else done.stderr.strip()[-300:]
+        checks.append(Check(f"{system.name} installs it, serves and runs rankscope top", holds, found))
+    return checks
