@@ -12,6 +12,7 @@ from testing.report import ROOT, Check
 from validation.packages.systems import DEBIAN_12, BootedSystem, bootstrap
 
 PAGE = ROOT / "docs/install/node.md"
+LOCK_OF_THE_BUILD = "exporter/requirements-build.txt"
 SECTIONS = (
     "Install the package",
     "TLS and a password",
@@ -21,6 +22,7 @@ SECTIONS = (
 )
 """In this order: each begins with what the one before has left."""
 OFFLINE = 'sudo() {{ "$@"; }}; export PIP_NO_INDEX=1 PIP_FIND_LINKS={wheels} PIP_QUIET=1; cd {root}; '
+ANSWER = 'APT::Get::Assume-Yes "true";'
 IN_THE_BACKGROUND = re.compile(r" &$", re.M)
 
 
@@ -33,9 +35,9 @@ def commands(section: str) -> str:
 
 def download_wheels(directory: Path) -> None:
     """Fetch what a virtual environment on a node installs, for a machine without a network."""
-    pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", f"--dest={directory}"]
-    what = ["--only-binary=:all:", "--python-version=3.11", "hatchling", "--requirement"]
-    subprocess.run([*pip, *what, str(ROOT / "deploy/packages/requirements.txt")], check=True, stderr=subprocess.DEVNULL)
+    pip = [sys.executable, "-m", "pip", "download", "-qq", "--disable-pip-version-check", f"--dest={directory}"]
+    locks = [f"--requirement={ROOT / name}" for name in ("deploy/packages/requirements.txt", LOCK_OF_THE_BUILD)]
+    subprocess.run([*pip, "--only-binary=:all:", "--python-version=3.11", *locks], check=True)
 
 
 def check(scratch: Path) -> list[Check]:
@@ -44,6 +46,7 @@ def check(scratch: Path) -> list[Check]:
     wheels = scratch / "wheels"
     download_wheels(wheels)
     with BootedSystem(DEBIAN_12, [ROOT, wheels], scratch / "page.log") as node:
+        node.do(f"echo '{ANSWER}' > /etc/apt/apt.conf.d/answer")
         return list(_check(node, OFFLINE.format(wheels=wheels, root=ROOT)))
 
 
