@@ -13,7 +13,7 @@ from testing.report import ROOT, Check
 from testing.waiting import eventually
 from validation.packages.systems import DEBIAN_12, BootedSystem, bootstrap
 
-OPTIONS = "OPTIONS=--simulate=2 # kept"
+OPTIONS = "OPTIONS=--simulate=2"
 TRAIN = f"""
 cd; export PATH={sys.prefix}/bin:$PATH
 exec rankscope run --run mine -- torchrun --standalone --nproc-per-node 2 {ROOT}/examples/digits_ddp.py --epochs 10000
