@@ -34,7 +34,8 @@ def check(old: Path, new: Path, scratch: Path) -> list[Check]:
     interpreter = [] if sys.base_prefix == "/usr" else [Path(sys.base_prefix)]
     with BootedSystem(DEBIAN_12, [ROOT, old.parent, new.parent, *interpreter], scratch / "boot.log") as node:
         # The job's environment may be below /root, which others cannot enter.
-        node.do(f"useradd --create-home alice; chmod a+x {' '.join(map(str, ROOT.parents))} {sys.base_prefix}/../..")
+        entered = {str(directory) for path in (ROOT, *interpreter) for directory in path.parents}
+        node.do(f"useradd --create-home alice; chmod a+x {' '.join(entered)}")
         before = set(node.do(LIST).splitlines())
         return [*_install(node, old), *_train(node, new), *_purge(node, before)]
 
@@ -107,10 +108,10 @@ def _train(node: BootedSystem, new: Path) -> Iterator[Check]:
         len(memory) == 2,
         f"steps {seen}, with memory and CPU time",
     )
-    for command in ("top --once", "hang --run mine", "explain"):
+    for command, text in (("top --once", "mine of"), ("hang --run mine", "of 2 ranks"), ("explain", "mine of")):
         done = node.run(f"rankscope {command}")
         said = (done.stdout + done.stderr).strip().splitlines()
-        yield Check(f"rankscope {command} speaks of the run", "mine" in done.stdout, " / ".join(said[:3]))
+        yield Check(f"rankscope {command} speaks of the run", text in done.stdout, " / ".join(said[:3]))
     before = words(node, IDENTITY)
     install(node, new)
     eventually(lambda: serves(node) and len(steps(node)) == 2, pause=0.5)
