@@ -43,7 +43,7 @@ DEBIAN_12 = System(
     "Debian 12",
     "bookworm",
     "3.11",
-    "systemd-sysv dbus iproute2 procps curl openssl openssh-server python3 python3-apt python3-venv man-db bash-completion",
+    "systemd-sysv dbus iproute2 procps curl openssl openssh-server python3 python3-apt python3-venv man-db",
 )
 DEBIAN_13 = System("Debian 13", "trixie", "3.13", "python3 ubuntu-archive-keyring")
 OTHERS = (
