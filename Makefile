@@ -97,6 +97,7 @@ real-life: venv servers ## run the tests of what bug reports, real training prog
 
 packages: venv ## build the deb and rpm packages into dist/, and try them in booted Debian and other systems, as root (20 minutes)
 	@deploy/setup.sh packages
+	@$(BIN)/pip install -qq --disable-pip-version-check --group ansible
 	@$(BIN)/python -m deploy.packages.build
 	@$(BIN)/python -m validation.packages --save
 

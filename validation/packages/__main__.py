@@ -17,7 +17,7 @@ from pathlib import Path
 from deploy.packages import build
 from testing import report
 from testing.report import Check, verdict
-from validation.packages import artifacts, lifecycle, page, systems
+from validation.packages import ansible, artifacts, lifecycle, page, systems
 
 from rankscope import __version__
 
@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "The packages": artifacts.check(built, Path(name)),
             "The page's commands, in Debian 12": page.check(Path(name)),
             "From an older version to nothing, in Debian 12": lifecycle.check(old, built[0], Path(name)),
+            "The Ansible role, in Debian 12": ansible.check(built[0], Path(name)),
             "Other systems, not booted": systems.check(built[0]),
         }
     body = [part for title, checks in parts.items() for part in (f"## {title}", verdict(checks))]
