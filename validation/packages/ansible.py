@@ -27,7 +27,7 @@ def check(package: Path, scratch: Path) -> list[Check]:
         directory = PLAYBOOK.parent
         return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, check=False)
 
-    lint = run(programs / "ansible-lint", "--offline", "--quiet", ".")
+    lint = run(programs / "ansible-lint", "--offline", "-q", ".")
     bootstrap(DEBIAN_12)
     with BootedSystem(DEBIAN_12, [], scratch / "ansible.log") as node:
         command = [programs / "ansible-playbook", *_arguments(node, package, scratch)]
@@ -39,7 +39,11 @@ def check(package: Path, scratch: Path) -> list[Check]:
     changed = [int(found[1]) if (found := RECAP.search(one.stdout)) else -1 for one in runs]
     failed = "".join(one.stdout + one.stderr for one in runs)[-300:] if -1 in changed else ""
     return [
-        Check("ansible-lint has nothing to say", lint.returncode == 0, lint.stdout.strip()[-300:] or "nothing"),
+        Check(
+            "ansible-lint has nothing to say",
+            lint.returncode == 0,
+            (lint.stdout + lint.stderr).strip()[-300:] if lint.returncode else "nothing",
+        ),
         Check("the role starts the service, with a password", answers == ["401", "200"], failed or " ".join(answers)),
         Check("a second run changes nothing", changed[1] == 0, f"{changed[0]} changes, then {changed[1]}"),
     ]

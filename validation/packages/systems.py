@@ -162,7 +162,7 @@ class BootedSystem:
 
     def start(self, script: str, user: str) -> subprocess.Popen[bytes]:
         """Start a script in it."""
-        return subprocess.Popen(self.command(script, user), stdin=subprocess.DEVNULL)
+        return subprocess.Popen(self.command(f"exec &> /dev/null; {script}", user), stdin=subprocess.DEVNULL)
 
 
 SERVE = """
