@@ -18,7 +18,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege measurements-archive lock sbom audit clean
+.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege packages measurements-archive lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -95,6 +95,12 @@ siege: venv servers ## make every attack of tests/attacks at once on a real job,
 real-life: venv servers ## run the tests of what bug reports, real training programs and second users of a node have shown (10 minutes)
 	@$(BIN)/python -m validation.real_life --save
 
+packages: venv ## build the deb and rpm packages into dist/, and try them in booted Debian and other systems, as root (20 minutes)
+	@deploy/setup.sh packages
+	@$(BIN)/pip install -qq --disable-pip-version-check --group ansible
+	@$(BIN)/python -m deploy.packages.build
+	@$(BIN)/python -m validation.packages --save
+
 measurements-archive: ## pack the pages of docs/measurements and the raw figures into dist/, for a release
 	@mkdir -p build/measurements dist
 	@tar --create --gzip --file dist/rankscope-measurements-$(VERSION).tar.gz docs/measurements build/measurements
@@ -106,8 +112,9 @@ gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .
 gpu-check: ## compare each GPU metric with nvidia-smi and a known load, and check the hook, on a real GPU (at most 10 minutes)
 	@$(PYTHON) -m validation.gpu_check --json $(REPORT)
 
-lock: $(RELEASE)/.installed ## pin by hash what the exporter's image installs and is built with (UPGRADE=1: the newest versions)
+lock: $(RELEASE)/.installed ## pin by hash what the exporter's image and the packages install and are built with (UPGRADE=1: the newest versions)
 	@$(COMPILE) pyproject.toml --extra exporter --output-file exporter/requirements.txt
+	@$(COMPILE) pyproject.toml --extra exporter --extra top --constraint exporter/requirements.txt --output-file deploy/packages/requirements.txt
 	@$(RELEASE)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' | $(COMPILE) - --output-file exporter/requirements-build.txt
 
 sbom: $(RELEASE)/.installed ## the Python packages of the exporter's image as CycloneDX, to dist/

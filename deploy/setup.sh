@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
-# Install what a `make` target needs: `setup.sh venv PYTHON GROUP...` or `setup.sh servers`.
+# Install what a `make` target needs: `setup.sh venv PYTHON GROUP...`, `setup.sh servers` or `setup.sh packages`.
 # A GROUP is a dependency group of pyproject.toml. If an installation fails, print in one line what to install.
 set -euo pipefail
 
 say() { printf 'rankscope: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }
+
+PACKAGE_TOOLS="binutils-x86-64-linux-gnu binutils-aarch64-linux-gnu debootstrap systemd-container lintian rpm rpmlint"
 
 may_install() { command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; }
 
@@ -66,5 +68,6 @@ install_servers() {
 case "${1:-}" in
     venv) shift && make_venv "$@" ;;
     servers) install_servers ;;
-    *) fail "usage: setup.sh venv PYTHON GROUP... | servers" ;;
+    packages) apt_install $PACKAGE_TOOLS ;;
+    *) fail "usage: setup.sh venv PYTHON GROUP... | servers | packages" ;;
 esac

@@ -118,7 +118,7 @@ def parse(
 
     Exits with status 2 and one line on standard error that names the flag that is wrong.
     """
-    parser = _parser(collectors, off)
+    parser = make_parser(collectors, off)
     options = vars(parser.parse_args(arguments))
     names = tuple(name for name in collectors if options.pop(f"collector.{name}"))
     options["run_dirs"] = _run_dirs(options["run_dirs"], environment)
@@ -159,7 +159,8 @@ class _Parser(argparse.ArgumentParser):
         return ELSEWHERE.get(flag) or next(iter(difflib.get_close_matches(flag, known, 1)), None)
 
 
-def _parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.ArgumentParser:
+def make_parser(collectors: Mapping[str, str], off: Container[str]) -> argparse.ArgumentParser:
+    """Return the parser of the command line; the arguments are those of `parse`."""
     parser = _Parser(
         prog="rankscope-exporter",
         usage="%(prog)s [FLAG …]",  # argparse's own would list each collector twice

@@ -242,4 +242,4 @@ def test_a_time_has_as_many_digits_as_a_person_wants(seconds: float, text: str) 
 def test_the_command_that_is_printed_is_one_that_the_parser_takes(tmp_path: Path, run: str) -> None:
     program, *command = shlex.split(beginning(run, tmp_path / "r.0.1.rank").partition("With Prometheus: ")[2])
     assert program == "rankscope"
-    assert launch._parser().parse_args(command).run == run
+    assert launch.make_parser().parse_args(command).run == run

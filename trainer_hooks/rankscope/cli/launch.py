@@ -46,7 +46,7 @@ torch's flight recorder in DIR, or from the records of the ranks on this machine
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Parse the command line and do what it says. Exits with 2 if it is wrong."""
-    parser = _parser()
+    parser = make_parser()
     options = parser.parse_args(arguments)
     if options.action != "run" and isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal's encoding does not have
@@ -110,7 +110,8 @@ def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         parser.error(f"run: {printable(command[0])}: {error.strerror}")
 
 
-def _parser() -> argparse.ArgumentParser:
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
     commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top|hang")
