@@ -71,6 +71,13 @@ def describe(run: str = "") -> dict[str, Any]:
     return {label: replace_unprintable(text, LABEL_LIMIT) for label, text in labels.items()}
 
 
+def slurm_job() -> dict[str, str]:
+    """Return what is known of the Slurm job of this process; empty without one."""
+    job = {name: os.environ.get(f"SLURM_{name.upper()}", "") for name in ("job_id", "job_name")}
+    job["sluid"] = os.environ.get("SLURM_JOB_SLUID", "")
+    return {name: replace_unprintable(text, LABEL_LIMIT) for name, text in job.items() if text} if job["job_id"] else {}
+
+
 def backend() -> str:
     """Return the process group's backend for the type of device that the process uses; empty without a group.
 
