@@ -14,6 +14,7 @@ from typing import Any
 
 from rankscope._version import __version__
 from rankscope.process import environment
+from rankscope.record import layout
 from rankscope.record.group_name import compact
 from rankscope.record.text import LABEL_LIMIT, replace_unprintable
 
@@ -73,9 +74,10 @@ def describe(run: str = "") -> dict[str, Any]:
 
 def slurm_job() -> dict[str, str]:
     """Return what is known of the Slurm job of this process; empty without one."""
-    job = {name: os.environ.get(f"SLURM_{name.upper()}", "") for name in ("job_id", "job_name")}
-    job["sluid"] = os.environ.get("SLURM_JOB_SLUID", "")
-    return {name: replace_unprintable(text, LABEL_LIMIT) for name, text in job.items() if text} if job["job_id"] else {}
+    if not os.environ.get("SLURM_JOB_ID"):
+        return {}
+    job = {name: os.environ.get(f"SLURM_JOB_{name.removeprefix('job_').upper()}", "") for name in layout.SLURM}
+    return {name: replace_unprintable(text, LABEL_LIMIT) for name, text in job.items() if text}
 
 
 def backend() -> str:
