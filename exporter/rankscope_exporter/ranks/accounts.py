@@ -14,24 +14,19 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from rankscope.record import phases
 from rankscope_exporter.diagnosis import words
 from rankscope_exporter.diagnosis.findings import Finding
 from rankscope_exporter.diagnosis.judge import Verdict
+from rankscope_exporter.diagnosis.lost import by_cause
 from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.gpu.rank_gpus import RankGpu
-from rankscope_exporter.ranks.journal import Journal
+from rankscope_exporter.ranks import journal
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.process_usage import PROCFS, allowed_cpus
 from rankscope_exporter.ranks.rank import Rank
 
 CAUSES_LIMIT = 64
 """Causes of one run that are counted by name; the rest is `other`, as a script can rename its phases often."""
-CAUSES = {**dict.fromkeys(phases.COMPUTING, "none"), "data_wait": "data", "h2d_copy": "copies"}
-"""Of phases that are not causes themselves."""
-FINISHED = "run"
-FOUND = "finding"
-"""What an entry of the journal is about."""
 
 
 def add_seconds(seconds: dict[str, float], spent: Mapping[str, float]) -> None:
@@ -93,6 +88,7 @@ class Account:
     nodes: list[str] = field(default_factory=list)
     world_size: int = 0
     began: float = 0.0
+    """Never changes: with run and owner, it names the account."""
     at: float = 0.0
     read_at: float = 0.0
     """By the monotonic clock."""
@@ -136,8 +132,8 @@ class Account:
         self.world_size = max(one.world_size for one in readings)
         self.steps = max(self.steps, *(one.counters.steps for one in readings))
         offset = look.unix - look.at
-        began, ends = offset + min(one.began for one in readings), [one.ended.at for one in readings if one.ended]
-        self.began = min(began, self.began or began)
+        self.began = self.began or offset + min(one.began for one in readings)
+        ends = [one.ended.at for one in readings if one.ended]
         self.ended = offset + max(ends) if len(ends) == len(readings) else None
 
     def _divide(self, readings: Sequence[RankReading], verdict: Verdict | None, *, is_over: bool) -> None:
@@ -159,14 +155,9 @@ class Account:
             if total and not is_new:
                 judged += sum(spent.values())
             else:
-                self._divide_by_phase(spent)
+                add_seconds(self.causes, by_cause(spent))
         if judged:
             add_seconds(self.causes, {cause: judged * part / total for cause, part in parts.items()})
-
-    def _divide_by_phase(self, spent: Mapping[str, float]) -> None:
-        for phase, seconds in spent.items():
-            if seconds:
-                add_seconds(self.causes, {CAUSES.get(phase, phase): seconds})
 
     def _use(self, gpus: Mapping[str, RankGpu], living: Iterable[RankReading], elapsed: float) -> None:
         for uuid, node in {one.uuid: one.node for one in living}.items():
@@ -211,7 +202,7 @@ class Accounts:
     """The accounts of the runs that are here, kept with the exporter's state; those that have ended, in the journal."""
 
     def __init__(self, directory: Path, procfs: Path = PROCFS) -> None:
-        self._journal = Journal(directory)
+        self._journal = journal.Journal(directory)
         self._procfs = procfs
         self._accounts: dict[Run, Account] = {}
         self._saved: dict[Run, Account] = {}
@@ -239,12 +230,12 @@ class Accounts:
     ) -> None:
         was_over = account.ended is not None
         for entry in account.update(look, ranks, verdict):
-            self._journal.append(account.owner, {"entry": FOUND, **entry})
+            self._journal.append(account.owner, {"entry": journal.FOUND, **entry})
         pids = {rank.snapshot.lock_pid for rank in ranks if rank.snapshot.lock_pid}
         account.memory = max(account.memory, sum(resident.get(pid, 0.0) for pid in pids))
         account.cpus = max(account.cpus, len(frozenset().union(*(self._allowed[pid] for pid in pids))))
         if account.ended is not None and not was_over:
-            self._journal.append(account.owner, {"entry": FINISHED, **asdict(account)})
+            self._journal.append(account.owner, {"entry": journal.FINISHED, **asdict(account)})
 
     def state(self) -> list[Any]:
         """Return what has to be saved, as JSON can hold it."""

@@ -19,6 +19,9 @@ PREFIX, SUFFIX, BEFORE = "journal-", ".jsonl", ".old"
 NOBODY = "none"
 """Where runs have no owners (`--collector.ranks.owner=none`)."""
 
+FINISHED, FOUND = "run", "finding"
+"""What an entry is about: a run that has ended, with its account, or a finding that has."""
+
 logger = logging.getLogger(__name__)
 
 
