@@ -1,8 +1,8 @@
 """The zero-code start: torch calls `autoload` inside `import torch` (entry point group `torch.backends`).
 
 It runs in every process that imports torch, launchers and loader workers among them, and an exception here would
-make `import torch` raise. So it does nothing unless RANKSCOPE says so, and swallows everything. A directory on PYTHONPATH
-may bring the package to a Python that pip would not install it for: what is imported here has to work with Python 3.8.
+make `import torch` raise. So it does nothing unless RANKSCOPE says so, and swallows everything. PYTHONPATH may bring
+the package to a Python that pip would not install it for: what is imported here has to work with Python 3.8.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -51,7 +52,7 @@ def show(question: Question, connect: Callable[[str, float | None], Prometheus] 
 def _page(question: Question, connect: Callable[[str, float | None], Prometheus]) -> Iterable[str]:
     job = _job(question, connect)
     if (job_id := job.slurm.get("job_id")) and job_id.isdecimal() and (allocation := slurm.ask(job_id)):
-        job = job.allocated(allocation)
+        job = job.allocated(allocation, time.time())
     return [as_json(job, question.prices)] if question.is_json else lines(job, question.prices)
 
 

@@ -99,8 +99,13 @@ class Job:
         joules = [gpu.joules for gpu in self.gpus if gpu.joules is not None]
         return sum(joules) / 3.6e6 if joules else None
 
-    def allocated(self, allocation: Allocation) -> Job:
-        """Return it with the GPU time that Slurm has given it: what no rank trained in is NO_RANK."""
+    def allocated(self, allocation: Allocation, now: float) -> Job:
+        """Return it with the GPU time that Slurm has given it: what no rank trained in is NO_RANK.
+
+        Of a job that runs, nothing is known yet of the time since it was saved.
+        """
+        unknown = max(now - self.at, 0.0) if self.ended is None else 0.0
+        allocation = replace(allocation, seconds=max(allocation.seconds - unknown, 0.0))
         rest = allocation.seconds * allocation.gpus - self.gpu_seconds
         causes = {**self.causes, NO_RANK: rest} if rest > 0.0 else self.causes
         return replace(self, allocation=allocation, causes=causes, cpus=allocation.cpus or self.cpus)

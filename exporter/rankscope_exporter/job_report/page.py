@@ -157,12 +157,12 @@ def _findings(job: Job) -> Iterator[str]:
 
 def _notes(job: Job) -> Iterator[str]:
     """Yield advice on what costs most and has no finding, and on what was asked for and not used."""
-    advised = {one.advice for one in job.findings}
+    found = {one.kind for one in job.findings}
     for cause, ratio in job.ratios.items():
         kind, why = ADVICE.get(cause, ("", ""))
         texts = WORDS[kind].advice if kind else {}
         advice = texts.get(why, texts.get("", "")).replace("--rank RANK", "--rank N")
-        if ratio >= NOTED_FROM and advice and advice not in advised:
+        if ratio >= NOTED_FROM and advice and kind not in found:
             yield f"{percent(ratio)} of the GPU time is lost to {cause}. {advice}"
     if job.ratios.get(NO_RANK, 0.0) >= NOTED_FROM:
         yield (
@@ -178,9 +178,7 @@ def _notes(job: Job) -> Iterator[str]:
     if job.cpus and job.cpu_seconds is not None and job.seconds and job.cpus > CPUS_FROM:
         cores = job.cpu_seconds / job.seconds
         if cores < CPUS_USED * job.cpus:
-            yield (
-                f"It used {cores:.1f} of {job.cpus} CPU cores: ask for fewer (--cpus-per-task), or use more loader workers."
-            )
+            yield f"It used {cores:.1f} of {job.cpus} CPU cores: ask for fewer, or use more loader workers."
 
 
 def group_lines(groups: Mapping[str, Mapping[str, float]], by: str, days: float, prices: Prices) -> Iterator[str]:
@@ -194,7 +192,7 @@ def group_lines(groups: Mapping[str, Mapping[str, float]], by: str, days: float,
         lost = (whole - useful) / 3600
         cost = "" if prices.gpu_hour is None else f"{lost * prices.gpu_hour:>12.2f}"
         to = ", ".join(f"{cause} {percent(seconds / whole)}" for cause, seconds in worst)
-        row = f"{whole / 3600:>12.1f}{percent(useful / whole) if whole else '':>8}{lost:>12.1f}{cost}"
+        row = f"{whole / 3600:>12.3g}{percent(useful / whole) if whole else '':>8}{lost:>12.3g}{cost}"
         yield f"  {name or 'not known':24}{row}  {to}"
 
 
@@ -204,7 +202,9 @@ def _bar(ratio: float) -> str:
 
 
 def _hours(seconds: float) -> str:
-    return f"{seconds / 3600:.3g} GPU-hours" if seconds >= 360 else f"{seconds:.0f} GPU-seconds"
+    if seconds >= 360.0:
+        return f"{seconds / 3600:.3g} GPU-hours"
+    return f"{seconds:.0f} GPU-seconds" if seconds >= 9.5 else f"{seconds:.1f} GPU-seconds"
 
 
 def _count(number: int, what: str) -> str:

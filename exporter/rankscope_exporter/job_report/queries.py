@@ -17,11 +17,13 @@ from rankscope_exporter.job_report.job import Found, Gpu, Job, NoJobError, chose
 LOOK_BACK = "30d"
 RESOLUTION = 60.0
 """Seconds to which the times of findings are known."""
-GROUP_STEP = 300
-"""Seconds between the samples that a sum over all runs is made of."""
+SAMPLES = 2000
+"""Of a series, that a sum over time is made of."""
+SHORTEST_STEP = 15
+"""Seconds between two samples of a sum over all runs, at least."""
 GROUPS = {"user": "user", "account": "slurm_account", "partition": "slurm_partition"}
 """What GPU time is summed by, and the label of rankscope_gpu_allocation_info that names it."""
-RATIOS = "run:rankscope_lost:ratio{{{0}}} or rankscope_run_lost_ratio{{{0}}}"
+RATIOS = "run:rankscope_lost:ratio{{{0}}} or on (run, owner, cause) rankscope_run_lost_ratio{{{0}}}"
 
 Connect = Callable[[float | None], Prometheus]
 """A Prometheus to be asked about that moment."""
@@ -68,7 +70,8 @@ def _summary(now: Prometheus, run: str, owner: str, slurm: Mapping[str, str]) ->
     ranks = now.query(f"last_over_time(rankscope_rank_info{{{where}}}[{LOOK_BACK}])")
     began = _value(now.query(f"min(min_over_time(rankscope_rank_start_timestamp_seconds{{{where}}}[{LOOK_BACK}]))"))
     ended = _value(now.query(f"max(max_over_time(rankscope_rank_exit_timestamp_seconds{{{where}}}[{LOOK_BACK}]))"))
-    seen = _value(now.query(f"max(max_over_time(timestamp(rankscope_rank_up{{{where}}})[{LOOK_BACK}:1m]))"))
+    progress = f"rankscope_rank_last_progress_timestamp_seconds{{{where}}}"
+    seen = _value(now.query(f"max(max_over_time({progress}[{LOOK_BACK}]))"))
     alive = now.query(f"rankscope_rank_up{{{where}}} == 1")
     at = max(value for value in (began, ended, seen) if value is not None) if began else 0.0
     return Job(
@@ -96,7 +99,7 @@ def _detailed(connect: Connect, one: Job) -> Job:
     return Job(
         **{
             **vars(one),
-            "causes": _causes(then, where, life, one.ranks * (end - one.began)),
+            "causes": _causes(then, where, end - one.began, one.ranks),
             "gpus": _gpus(then, where, life),
             "findings": _findings(then, where, life, one.ended),
             "cpu_seconds": _value(then.query(cpu)),
@@ -106,9 +109,10 @@ def _detailed(connect: Connect, one: Job) -> Job:
     )
 
 
-def _causes(then: Prometheus, where: str, life: str, whole: float) -> Mapping[str, float]:
+def _causes(then: Prometheus, where: str, seconds: float, ranks: int) -> Mapping[str, float]:
     """Divide the time of the run's ranks. The parts sum to 1 at each moment, so their sums are in proportion."""
-    sampled = then.query(f"sum by (cause) (sum_over_time(({RATIOS.format(where)})[{life}:15s]))", "cause")
+    life, step, whole = f"{round(seconds) + 1}s", max(round(seconds / SAMPLES), 1), ranks * seconds
+    sampled = then.query(f"sum by (cause) (sum_over_time(({RATIOS.format(where)})[{life}:{step}s]))", "cause")
     sums = {sample.labels["cause"]: max(sample.value, 0.0) for sample in sampled}
     counted = f'rankscope_rank_phase_seconds_total{{{where},phase="startup"}}'
     startup = min(_value(then.query(f"sum(max_over_time({counted}[{life}]))")) or 0.0, whole)
@@ -168,10 +172,10 @@ def _findings(then: Prometheus, where: str, life: str, ended: float | None) -> S
 
 def groups(prometheus: Prometheus, by: str, days: float) -> Mapping[str, Mapping[str, float]]:
     """Return the GPU seconds of some days by cause, for each user, account or partition; empty names the unknown."""
-    span, label = f"{round(days * 86400)}s", GROUPS[by]
+    span, label, step = f"{round(days * 86400)}s", GROUPS[by], max(round(days * 86400 / SAMPLES), SHORTEST_STEP)
     spent = prometheus.query(
         "sum by (run, owner, cause) (sum_over_time((run:rankscope_lost:ratio * on (run, owner, cluster) group_left () "
-        f"run:rankscope_allocated:ratio)[{span}:{GROUP_STEP}s])) * {GROUP_STEP}",
+        f"run:rankscope_allocated:ratio)[{span}:{step}s])) * {step}",
         "cause",
     )
     held = f'last_over_time(rankscope_gpu_allocation_info{{run!="",{label}!=""}}[{span}])'

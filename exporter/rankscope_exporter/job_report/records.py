@@ -25,13 +25,16 @@ def jobs(directory: Path) -> list[Job]:
 
 def _job(run: str, owner: str, ranks: list[RecordedRank]) -> Job:
     causes: dict[str, float] = defaultdict(float)
-    for rank in ranks:
-        for cause, seconds in by_cause(rank.snapshot.phase_seconds).items():
-            causes[cause] += seconds
     snapshots = [rank.snapshot for rank in ranks]
     began = min(one.unix_field("started_unix") for one in snapshots)
     offset = began - min(one["started_monotonic"] for one in snapshots)
     ends = [one.exit_unix or one.last_progress + offset for one in snapshots]
+    for one, end in zip(snapshots, ends, strict=True):
+        phases = dict(one.phase_seconds)
+        if not one.alive:  # the phase that was open lasted until the end
+            phases[one.phase] += max(end - offset - one["started_monotonic"] - sum(phases.values()), 0.0)
+        for cause, seconds in by_cause(phases).items():
+            causes[cause] += seconds
     return Job(
         runs=[run],
         owner=owner,

@@ -59,7 +59,7 @@ def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
         ended=ended,
         at=at,
         causes={str(cause): float(seconds) for cause, seconds in account["causes"].items()},
-        gpus=[_gpu(use) for use in account["gpus"].values()],
+        gpus=sorted(map(_gpu, account["gpus"].values()), key=lambda gpu: (gpu.node, gpu.index.zfill(4))),
         cpu_seconds=sum(float(use["cpu"]) + float(use["cpu_before"]) for use in ranks) or None,
         cpus=int(account["cpus"]) or None,
         memory=float(account["memory"]) or None,

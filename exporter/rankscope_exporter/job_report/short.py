@@ -11,7 +11,7 @@ from rankscope_exporter.job_report.page import Prices
 
 LIMIT = 1000
 """Bytes."""
-REST = "rest"
+REST, ROUNDING = "rest", 0.002
 NAME_LIMIT = 60
 
 
@@ -34,8 +34,10 @@ def _line(job: Job, prices: Prices, findings: int, causes: int) -> dict[str, Any
     ratios = dict(job.ratios)
     useful = ratios.pop("none", 0.0)
     lost = {cause[:NAME_LIMIT]: round(ratio, 4) for cause, ratio in [*ratios.items()][:causes] if round(ratio, 4)}
-    if rest := round((1.0 if job.ratios else 0.0) - round(useful, 4) - sum(lost.values()), 4):
-        lost[REST] = round(lost.get(REST, 0.0) + rest, 4)
+    rest = round((1.0 if job.ratios else 0.0) - round(useful, 4) - sum(lost.values()), 4)
+    if rest:  # what is left out, or a rounding that the largest takes
+        name = REST if rest >= ROUNDING or not lost else next(iter(lost))
+        lost[name] = round(lost.get(name, 0.0) + rest, 4)
     hours = job.gpu_seconds / 3600
     busy = [gpu.busy_ratio for gpu in job.gpus if gpu.busy_ratio is not None]
     memory = [gpu.memory / gpu.memory_total for gpu in job.gpus if gpu.memory is not None and gpu.memory_total]

@@ -150,8 +150,9 @@ class Account:
                 use = self.ranks[str(one.rank)] = RankUse(one.began, cpu_before=before)
             if not (total or is_new or is_over or verdict is None):
                 continue  # the judge will do so
-            spent = {name: max(now - use.divided.get(name, 0.0), 0.0) for name, now in one.counters.phases.items()}
-            use.divided = dict(one.counters.phases)
+            lived = _lived(one)
+            spent = {name: max(now - use.divided.get(name, 0.0), 0.0) for name, now in lived.items()}
+            use.divided = lived
             if total and not is_new:
                 judged += sum(spent.values())
             else:
@@ -280,6 +281,14 @@ def _number(value: Any) -> float | None:
     if number is not None and not isfinite(number):
         raise ValueError(f"{value!r} is no number of an account")
     return number
+
+
+def _lived(one: RankReading) -> dict[str, float]:
+    """Return its seconds by phase; of a rank that has ended, the phase that was open lasted until then."""
+    phases = dict(one.counters.phases)
+    if one.ended:
+        phases[one.phase] = phases.get(one.phase, 0.0) + max(one.ended.at - one.began - sum(phases.values()), 0.0)
+    return phases
 
 
 def _increased(total: float | None, before: float | None, now: float | None) -> float | None:
