@@ -5,8 +5,9 @@
 A real slurmctld and slurmd run the shipped prolog, task prolog and mail program, and two users' jobs beside each other:
 two ranks each, of which one is slow for some of the time. A real exporter and a real Prometheus watch them. While they
 run, each GPU has to name its job by number, name, user, account and partition. Afterwards the report has to sum to what
-Slurm says of run time and GPUs, and its part with ranks to what the ranks themselves have measured, by the exporter's
-state and by Prometheus; the hook begins while torch is imported. A third job opts out.
+Slurm says of run time and GPUs, by the exporter's state and by Prometheus. As the report takes the time that no rank
+trained in from Slurm, the part with ranks has to be what the ranks have measured themselves, too: between the times
+with and without the import of torch, in which the hook begins. A third job opts out.
 
 `--root DIR` does the same with the Slurm that testing/unpack_slurm.sh has put there. Simulated are the GPUs; the jobs
 name them by UUID, as CUDA would. This machine has no pure cgroup v2, so processes are in cgroups of version 1.
@@ -66,15 +67,16 @@ BOB = Submitted("train", 1, "daemon", "biology")
 CAROL = Submitted("alone", 65534, "nobody", "physics", ranks=1, opts_out=True)
 
 
-def python_for_all() -> tuple[str, str]:
-    """Return an interpreter of this version that every user can run, and where its packages are."""
-    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    python = shutil.which(version, path="/usr/local/bin:/usr/bin")
-    if python is None:
-        raise SystemExit(
-            f"needs a {version} that every user can run: the jobs are of users who may not enter {sys.prefix}"
-        )
-    return python, sysconfig.get_path("purelib")
+def python_for_all() -> str | None:
+    """Return an interpreter of this version that every user can run: the jobs' users may not enter this one's."""
+    return shutil.which(f"python{sys.version_info.major}.{sys.version_info.minor}", path="/usr/local/bin:/usr/bin")
+
+
+def why_not() -> str:
+    """Return why it cannot be measured here; empty if it can."""
+    if not is_installed():
+        return "needs root, slurmctld, slurmd and munge: make slurm installs them"
+    return "" if python_for_all() else f"needs a Python of version {sys.version_info.minor} in /usr/bin, for all users"
 
 
 class Node:
@@ -127,11 +129,10 @@ class Node:
         uuids = " ".join(simulated_uuid(gpu) for gpu in range(GPUS))
         yield f"set -- {uuids}; visible="
         yield 'for gpu in $(echo "$SLURM_JOB_GPUS" | tr , " "); do eval "visible=\\$visible,\\${$((gpu + 1))}"; done'
-        python, packages = python_for_all()
-        paths = f'PYTHONPATH="{ROOT}:{packages}:$PYTHONPATH"'
+        paths = f'PYTHONPATH="{ROOT}:{sysconfig.get_path("purelib")}:$PYTHONPATH"'
         run = f"HOME=/tmp OMP_NUM_THREADS=1 RANKSCOPE_RUN_DIR={self.directory / 'run'} {paths}"
         torchrun = f"-m torch.distributed.run --standalone --nproc-per-node={job.ranks} -m testing.slurm_job"
-        started = f"{python} -W ignore {torchrun} {self.directory / 'output'} {self.seconds}"
+        started = f"{python_for_all()} -W ignore {torchrun} {self.directory / 'output'} {self.seconds}"
         yield f'exec env CUDA_VISIBLE_DEVICES="${{visible#,}}" {run} {started}'
 
     def _script(self, name: str, shipped: str, **variables: str) -> Path:
@@ -202,9 +203,12 @@ def attribution(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
             "run": f"{job.name}-{number}",
             "owner": str(job.uid),
         }
-        said = [{name: labels[name] for name in expected} for labels in own]
-        holds = len(own) == job.ranks and all(one == expected for one in said)
-        yield Check(f"{job.ranks} GPUs name job {job.name!r} of {job.user}", holds, f"{len(own)}: {said[:1]}")
+        said = {tuple(labels[name] for name in expected) for labels in own}
+        holds = len(own) == job.ranks and said == {tuple(expected.values())}
+        found = "; ".join(", ".join(one) for one in said)
+        yield Check(
+            f"{job.ranks} GPUs name job {job.name!r} of {job.user}", holds, f"{len(own)} GPUs: {number}, {found}"
+        )
 
 
 def _named(labels: Mapping[str, str]) -> tuple[str, str]:
@@ -286,8 +290,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, action="append", default=[], help="another Slurm, unpacked there")
     parser.add_argument("--seconds", type=float, default=120.0, help="that a job trains (default: %(default)s)")
     options = parser.parse_args(arguments)
-    if not is_installed():
-        parser.exit(2, "needs slurmctld, slurmd and munge (Debian: apt-get install slurmctld slurmd munge), and root\n")
+    if why := why_not():
+        parser.exit(2, f"{why}\n")
     body, figures, holds = [], [], True
     for root in (None, *options.root):
         with tempfile.TemporaryDirectory(prefix="rankscope-slurm-", dir="/dev/shm") as name:
