@@ -1,5 +1,5 @@
 #!/bin/sh
-# Slurm's EpilogSlurmctld: keeps a job's report as its AdminComment, for `sacct -j 4711 -P -o AdminComment`. In slurm.conf:
+# Slurm's EpilogSlurmctld: keeps a job's report as its AdminComment, for `sacct -j 4711 -o AdminComment%1000`. In slurm.conf:
 #
 #     EpilogSlurmctld=/etc/slurm/rankscope_job_report.sh
 #
@@ -8,9 +8,15 @@
 #
 #     REPORT="/opt/rankscope/bin/rankscope report --url http://prometheus:9090 --price 2.50"
 #
-# The job waits for its epilog, so the report is made in the background, after the last scrape.
+# The job waits for its epilog, so the report is made in the background, after the last scrape. Slurm kills what an epilog
+# leaves in its process group: it ends once the background has a session of its own, and has closed its output.
 
-[ "$RANKSCOPE_REPORT_NOW" = yes ] || { RANKSCOPE_REPORT_NOW=yes setsid "$0" </dev/null >/dev/null 2>&1 & exit 0; }
+if [ "$RANKSCOPE_REPORT_NOW" != yes ]; then
+    export RANKSCOPE_REPORT_NOW=yes
+    : "$(setsid --fork "$0" </dev/null 2>/dev/null)"
+    exit 0
+fi
+exec >/dev/null
 
 REPORT="/opt/rankscope/bin/rankscope report"
 WAIT=20 # seconds: a scrape interval and a few

@@ -1,4 +1,7 @@
-"""A job's report as one short line of JSON: for Slurm's AdminComment, which takes 1,024 bytes."""
+"""A job's report as one short line of JSON: for Slurm's AdminComment, which takes 1,024 bytes.
+
+sacctmgr writes a quotation mark as a backtick, so that there is no other backtick in it: `tr` makes it JSON again.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ def as_json(job: Job, prices: Prices) -> str:
     """Return the line. What there is no room for is left out: findings first, then the smallest causes."""
     text = ""
     for line in _shorter(job, prices):
-        text = json.dumps(line, separators=(",", ":"))
+        text = json.dumps(line, separators=(",", ":")).replace("`", "'")
         if len(text) <= LIMIT:
             break
     return text

@@ -199,6 +199,13 @@ def test_a_long_report_is_cut_to_what_a_comment_takes() -> None:
     assert found["lost"]["rest"] > 0.1
 
 
+def test_the_json_survives_sacctmgr_which_writes_backticks_for_quotation_marks() -> None:
+    found = [Found(1e9, None, "data", "warning", 0.1, 'a `b` "c"')]
+    text = as_json(a_job(runs=["`r`"], findings=found), Prices())
+    assert json.loads(text.replace('"', "`").replace("`", '"')) == json.loads(text)
+    assert json.loads(text)["findings"][0][2] == "a 'b' \"c\""
+
+
 def test_names_that_others_wrote_reach_the_terminal_harmless(
     state_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
