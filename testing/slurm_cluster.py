@@ -66,7 +66,7 @@ class SlurmCluster:
 
     def __init__(self, directory: Path, root: Path | None = None, **settings: object) -> None:
         """`settings` are further lines of slurm.conf."""
-        self.directory, self._root = directory, root
+        self.directory, self._root = directory, root.resolve() if root else None
         self._daemons: list[subprocess.Popen[bytes]] = []
         self._programs = {name: self._program(name) for name in PROGRAMS}
         self._configure(settings)

@@ -22,6 +22,7 @@ import sys
 import sysconfig
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -190,8 +191,8 @@ class Node:
 
 def attribution(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
     """Yield whether each GPU names its job, while all of them train."""
-    trained = {(job.name, number) for number, job in jobs.items()}
-    eventually(lambda: {_named(labels) for labels in node.allocations().values()} >= trained, 120.0)
+    trained = Counter({(job.name, number): job.ranks for number, job in jobs.items()})
+    eventually(lambda: Counter(map(_named, node.allocations().values())) >= trained, 120.0)
     held = node.allocations()
     for number, job in jobs.items():
         own = [labels for labels in held.values() if labels["slurm_job_id"] == number]
