@@ -51,7 +51,8 @@ def show(question: Question, connect: Callable[[str, float | None], Prometheus] 
 
 def _page(question: Question, connect: Callable[[str, float | None], Prometheus]) -> Iterable[str]:
     job = _job(question, connect)
-    if (job_id := job.slurm.get("job_id")) and job_id.isdecimal() and (allocation := slurm.ask(job_id)):
+    job_id = job.slurm.get("job_id", "")
+    if job_id.isdecimal() and not job.is_partial and (allocation := slurm.ask(job_id)):
         job = job.allocated(allocation, time.time())
     return [as_json(job, question.prices)] if question.is_json else lines(job, question.prices)
 

@@ -61,6 +61,8 @@ class Job:
     """`job_id`, `job_name`, `account`, `partition`."""
     nodes: Sequence[str] = ()
     ranks: int = 0
+    """That are known of."""
+    world_size: int = 0
     steps: float = 0.0
     began: float = 0.0
     ended: float | None = None
@@ -99,6 +101,11 @@ class Job:
         joules = [gpu.joules for gpu in self.gpus if gpu.joules is not None]
         return sum(joules) / 3.6e6 if joules else None
 
+    @property
+    def is_partial(self) -> bool:
+        """Return whether it has ranks that are not known here: those of other nodes."""
+        return self.ranks < self.world_size
+
     def allocated(self, allocation: Allocation, now: float) -> Job:
         """Return it with the GPU time that Slurm has given it: what no rank trained in is NO_RANK.
 
@@ -126,6 +133,7 @@ def together(jobs: Sequence[Job]) -> Job:
         runs=list(dict.fromkeys(run for job in (first, *others) for run in job.runs)),
         nodes=sorted({node for job in jobs for node in job.nodes}),
         ranks=max(job.ranks for job in jobs),
+        world_size=max(job.world_size for job in jobs),
         steps=sum(job.steps for job in jobs),
         ended=None if None in ends else max(end for end in ends if end is not None),
         at=max(job.at for job in jobs),
@@ -153,7 +161,7 @@ def _same_gpus(gpus: Sequence[Gpu]) -> Sequence[Gpu]:
 def chosen(jobs: Sequence[Job], run: str | None, job_id: str | None, owner: str | None) -> Job:
     """Return the job that is meant. Raises NoJobError if there is none, or one of several owners."""
     meant = [job for job in jobs if run in (None, *job.runs) and job_id in (None, job.slurm.get("job_id"))]
-    meant = [job for job in meant if owner in (None, job.owner)]
+    meant = [job for job in meant if owner in (None, job.owner) or not job.owner]
     asked = "".join(
         f"{word}{value}"
         for word, value in ((" of run ", run), (" of Slurm job ", job_id), (" of owner ", owner))

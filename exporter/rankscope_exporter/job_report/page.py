@@ -157,6 +157,8 @@ def _findings(job: Job) -> Iterator[str]:
 
 def _notes(job: Job) -> Iterator[str]:
     """Yield advice on what costs most and has no finding, and on what was asked for and not used."""
+    if job.is_partial:
+        yield f"This is of {job.ranks} of its {job.world_size} ranks; the others are on other nodes: --url has all."
     found = {one.kind for one in job.findings}
     for cause, ratio in job.ratios.items():
         kind, why = ADVICE.get(cause, ("", ""))

@@ -32,7 +32,8 @@ Connect = Callable[[float | None], Prometheus]
 def job(connect: Connect, run: str | None, job_id: str | None, owner: str | None) -> Job:
     """Return the job that is meant. Raises NoJobError or PrometheusError."""
     now = connect(None)
-    wanted = [f"{name}={quoted(value)}" for name, value in (("run", run), ("owner", owner)) if value is not None]
+    wanted = [] if run is None else [f"run={quoted(run)}"]
+    wanted += [] if owner is None else [f"owner=~{quoted(re.escape(owner) + '|')}"]  # or none: --collector.ranks.owner
     if job_id is None:
         known = now.query(
             f"group by (run, owner) (last_over_time(rankscope_rank_info{{{','.join(wanted)}}}[{LOOK_BACK}]))"

@@ -54,6 +54,7 @@ def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
         slurm={str(name): str(text) for name, text in account["slurm"].items()},
         nodes=[*map(str, account["nodes"])],
         ranks=len(account["ranks"]),
+        world_size=int(account["world_size"]),
         steps=float(account["steps"]),
         began=began,
         ended=ended,

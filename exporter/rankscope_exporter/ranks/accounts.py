@@ -94,7 +94,6 @@ class Account:
     """By the monotonic clock."""
     ended: float | None = None
     steps: float = 0.0
-    is_judged: bool = False
     cpus: int = 0
     """That its ranks may use."""
     memory: float = 0.0
@@ -116,7 +115,6 @@ class Account:
         living = [one for one in readings if one.ended is None]
         elapsed = max(look.at - self.read_at, 0.0) if self.at else 0.0
         self.at, self.read_at = look.unix, look.at
-        self.is_judged |= verdict is not None
         self._divide(readings, verdict, is_over=not living)
         idle = {one.rank for one in readings} - {one.rank for one in living}
         if living and idle:
@@ -258,7 +256,7 @@ def restored(state: Mapping[str, Any]) -> Account:
     account.began, account.at, account.read_at, account.steps, account.memory = (
         _number(state[name]) or 0.0 for name in ("began", "at", "read_at", "steps", "memory")
     )
-    account.ended, account.is_judged = _number(state["ended"]), bool(state["is_judged"])
+    account.ended = _number(state["ended"])
     account.causes, account.judged = _numbers(state["causes"]), _numbers(state["judged"])
     for uuid, use in state["gpus"].items():
         numbers = {name: _number(value) for name, value in use.items() if name not in ("node", "index")}

@@ -102,6 +102,18 @@ def test_what_slurm_gave_and_no_rank_trained_in_is_a_part(
     assert found["lost"]["no_rank"] == pytest.approx((500 - 320) / 500, rel=0.02)
 
 
+def test_a_job_on_several_nodes_is_not_compared_with_what_slurm_gave_it_on_all(
+    run_dir: Path, state_dir: Path, controller: dict[str, Allocation], capsys: pytest.CaptureFixture[str]
+) -> None:
+    controller["4711"] = Allocation("COMPLETED", 100.0, 8, 16)
+    job = JudgedJob(run_dir, state_dir=state_dir, slurm=SLURM, world_size="8")
+    job.train(30)
+    job.poll(job.now, ended=range(4))
+    text = printed(capsys, state_dir=state_dir)
+    assert "4 of its 8 ranks" in text
+    assert "no_rank" not in text
+
+
 def test_of_a_job_that_runs_the_time_since_it_was_saved_is_no_loss() -> None:
     job = a_job(ended=None, causes={"none": 7200.0}).allocated(Allocation("RUNNING", 3660.0, 2, 0), now=1e9 + 3660)
     assert job.causes == {"none": 7200.0}
@@ -211,7 +223,7 @@ def test_names_that_others_wrote_reach_the_terminal_harmless(
 ) -> None:
     entry: dict[str, Any] = {"user": "", "slurm": {"job_id": "7", "job_name": "\x1b[2J"}, "nodes": ["a\nb"], "gpus": {}}
     entry |= {"run": "r\x1b]0;x", "owner": "1", "began": 1.0, "at": 2.0, "ended": 2.0, "steps": 1.0, "ranks": {}}
-    entry |= {"causes": {"\x9b1m": 1.0}, "cpus": 0, "memory": 0.0, "findings": {}}
+    entry |= {"world_size": 1, "causes": {"\x9b1m": 1.0}, "cpus": 0, "memory": 0.0, "findings": {}}
     journal.Journal(state_dir).append("1", {"entry": "run", **entry})
     text = printed(capsys, state_dir=state_dir)
     assert "\\x1b[2J" in text
