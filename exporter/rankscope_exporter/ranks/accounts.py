@@ -223,6 +223,14 @@ class Accounts:
                 self._accounts[run] = saved or Account(*run)
             self._update(self._accounts[run], look, members, verdicts.get(run), resident)
         self._accounts = {run: self._accounts[run] for run in ranks}
+        self._finish_lost()
+
+    def _finish_lost(self) -> None:
+        """Note runs whose records are gone, as after a reboot: they ended when they were last seen."""
+        for account in self._saved.values():
+            if account.ended is None:
+                self._journal.append(account.owner, {"entry": journal.FINISHED, **asdict(account), "ended": account.at})
+        self._saved = {}
 
     def _update(
         self, account: Account, look: Look, ranks: list[Rank], verdict: Verdict | None, resident: Mapping[int, float]

@@ -109,6 +109,23 @@ def test_a_restart_of_the_exporter_loses_nothing(job: JudgedJob, state_dir: Path
     assert causes["collective_wait"] == pytest.approx(unseen), "one exporter or the other saw the rest"
 
 
+def test_a_run_whose_records_are_gone_after_a_reboot_is_noted_as_it_was(
+    job: JudgedJob, state_dir: Path, run_dir: Path
+) -> None:
+    job.train(30)
+    job.findings.close()
+    (before,) = json.loads((state_dir / "findings.json").read_text())["accounts"]
+    for record in run_dir.iterdir():
+        record.unlink()
+    job.start_exporter()
+    job.poll(job.now + 600)
+    found = account(state_dir)
+    assert found["causes"] == before["causes"]
+    assert found["ended"] == before["at"]
+    job.findings.close()
+    assert json.loads((state_dir / "findings.json").read_text())["accounts"] == []
+
+
 def test_a_finding_is_noted_with_its_begin_and_end(job: JudgedJob, state_dir: Path) -> None:
     job.train(60)
     begin = job.now
