@@ -9,6 +9,7 @@ import pytest
 from validation import slurm
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.skipif(bool(slurm.why_not()), reason=slurm.why_not())
 def test_jobs_of_a_real_slurm_are_attributed_and_their_reports_add_up() -> None:
     with tempfile.TemporaryDirectory(prefix="rankscope-slurm-", dir="/dev/shm") as name:
