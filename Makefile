@@ -18,7 +18,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege packages measurements-archive lock sbom audit clean
+.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege packages slurm measurements-archive lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -91,6 +91,10 @@ soak: venv servers ## inject faults at production speed while the servers that w
 
 siege: venv servers ## make every attack of tests/attacks at once on a real job, exporter and Prometheus, as root (20 minutes; SIEGE=--tls: over HTTPS)
 	@$(BIN)/python -m validation.siege --save $(SIEGE)
+
+slurm: venv servers ## check the attribution and the reports of jobs of a real Slurm, as root (5 minutes)
+	@deploy/setup.sh slurm
+	@$(BIN)/python -m validation.slurm --seconds 60 --save
 
 real-life: venv servers ## run the tests of what bug reports, real training programs and second users of a node have shown (10 minutes)
 	@$(BIN)/python -m validation.real_life --save

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Install what a `make` target needs: `setup.sh venv PYTHON GROUP...`, `setup.sh servers` or `setup.sh packages`.
+# Install what a `make` target needs: `setup.sh venv PYTHON GROUP...`, `setup.sh servers`, `setup.sh packages` or
+# `setup.sh slurm`.
 # A GROUP is a dependency group of pyproject.toml. If an installation fails, print in one line what to install.
 set -euo pipefail
 
@@ -65,9 +66,21 @@ install_servers() {
     have_servers || fail "installed prometheus and prometheus-alertmanager, yet they are not on the PATH"
 }
 
+# Debian starts no service of it where policy-rc.d says so, and none without a configuration elsewhere.
+install_slurm() {
+    command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null && return
+    may_install || fail "Slurm is not installed; as root: apt-get install slurmctld slurmd slurm-client munge"
+    say "installing Debian's Slurm (once)"
+    apt_install slurmctld slurmd slurm-client munge
+    if [ -d /run/systemd/system ]; then
+        systemctl disable --quiet --now slurmctld slurmd munge || true
+    fi
+}
+
 case "${1:-}" in
     venv) shift && make_venv "$@" ;;
     servers) install_servers ;;
     packages) apt_install $PACKAGE_TOOLS ;;
-    *) fail "usage: setup.sh venv PYTHON GROUP... | servers | packages" ;;
+    slurm) install_slurm ;;
+    *) fail "usage: setup.sh venv PYTHON GROUP... | servers | packages | slurm" ;;
 esac

@@ -9,7 +9,7 @@ from typing import Any
 
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
-from rankscope_exporter.ranks.collectors.findings import Findings
+from rankscope_exporter.ranks.collectors.findings import FindingFlags, Findings
 from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.look import Look
@@ -27,13 +27,20 @@ class JudgedJob:
         directory: Path,
         ranks: int = 4,
         gpus: Callable[[float], Mapping[str, RankGpu]] = lambda _at: {},
+        state_dir: Path | None = None,
         **labels: Any,
     ) -> None:
         labels = {"world_size": str(ranks), "group": f"0-{ranks - 1}", "node": "node-a", **labels}
         self.job = Job(directory, ranks, **labels)
         self._directory = RunDirectory([directory])
+        self._gpus, self._settings = gpus, FindingFlags(state_dir=state_dir)
+        self.start_exporter()
+
+    def start_exporter(self) -> None:
+        """Begin with new collectors, as an exporter that is started."""
         self._alignment, self._processes = AlignedSteps(30.0), RankProcesses()
-        self.findings = Findings(self._alignment, self._processes, Network(Path("/nonexistent")), gpus)
+        network = Network(Path("/nonexistent"))
+        self.findings = Findings(self._alignment, self._processes, network, self._gpus, self._settings)
 
     @property
     def now(self) -> float:

@@ -9,24 +9,31 @@
 # and this file in both directories. Then: rankscope-exporter --collector.allocation.slurm-dir=/run/rankscope-slurm
 # (or dcgm-exporter --hpc-job-mapping-dir=…, which shows the whole line as the job).
 #
-# slurmd gives SLURM_JOB_GPUS (numbers of the GPUs), SLURM_JOB_ID and SLURM_JOB_USER; the job's name not in every
-# version. A failing prolog drains the node, so this one never fails: who has a GPU is not worth that.
+# A line is the job's number and what slurmd knows of it: `4711 uid=1001 user=alice account=physics partition=gpu
+# sluid=s9G5M8BD1KND00` (the last from Slurm 26.05 on, which names cgroups by it). slurmd does not give the job's name to
+# a prolog. A failing prolog drains the node, so this one never fails: who has a GPU is not worth that.
 #
-# A job's name is its user's, who may put anything in it: what is not printable ASCII becomes a `?`, as a line break
-# would be a job of its own, which no epilog removes; and 200 bytes are enough, as the exporter reads 4096 of a file.
+# Without accounting an account is any text that the user likes: what is blank or not printable ASCII becomes a `?`, as
+# a line break would be a job of its own, which no epilog removes; and 64 bytes are enough, as the exporter reads 4096
+# of a file.
 
 PATH=/usr/bin:/bin
 DIR=${RANKSCOPE_SLURM_DIR:-/run/rankscope-slurm}
 umask 022 # the exporter is another user
 set -f    # nothing here is a pattern
 
-# Not echo: that of dash makes a line break of a backslash and an n.
-printable() {
-    printf '%.200s' "$(printf '%s' "$1" | LC_ALL=C tr -c '\040-\176' '?')"
+field() {
+    [ -z "$2" ] || printf ' %s=%.64s' "$1" "$(printf '%s' "$2" | LC_ALL=C tr -c '\041-\176' '?')"
 }
 
 with_this_job() {
-    printf '%s %s %s\n' "$SLURM_JOB_ID" "$(printable "$SLURM_JOB_USER")" "$(printable "$SLURM_JOB_NAME")"
+    printf '%s' "$SLURM_JOB_ID"
+    field uid "$SLURM_JOB_UID"
+    field user "$SLURM_JOB_USER"
+    field account "$SLURM_JOB_ACCOUNT"
+    field partition "$SLURM_JOB_PARTITION"
+    field sluid "$SLURM_JOB_SLUID"
+    echo
     other_jobs "$1"
 }
 
@@ -34,7 +41,7 @@ other_jobs() {
     [ ! -f "$DIR/$1" ] || grep -a -v -x -e "$SLURM_JOB_ID" -e "$SLURM_JOB_ID .*" -- "$DIR/$1"
 }
 
-# The new content under another name first, so that nobody reads half of it.
+# The new content under another name first, so that no reader sees half of it.
 keep() {
     "$1" "$2" >"$DIR/.$2.new"
     if [ -s "$DIR/.$2.new" ]; then mv -f "$DIR/.$2.new" "$DIR/$2"; else rm -f "$DIR/.$2.new" "$DIR/$2"; fi

@@ -25,6 +25,6 @@ class Slurmd:
 
     @property
     def jobs(self) -> dict[str, list[tuple[str, str, str]]]:
-        """Number, user and name of the jobs by GPU."""
+        """Number, user and account of the jobs by GPU."""
         found = SlurmJobs(self.directory).holders()
-        return {gpu: [(job.slurm_job_id, job.user, job.slurm_job_name) for job in jobs] for gpu, jobs in found.items()}
+        return {gpu: [(job.slurm_job_id, job.user, job.slurm_account) for job in jobs] for gpu, jobs in found.items()}

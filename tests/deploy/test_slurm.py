@@ -8,6 +8,11 @@ from pathlib import Path
 import pytest
 from tests.deploy.slurmd import Slurmd
 
+from rankscope_exporter.gpu.allocation.holder import Holder
+from rankscope_exporter.gpu.allocation.slurm import SlurmJobs
+
+SLUID = "s9G5M8BD1KND00"
+
 
 @pytest.fixture
 def slurmd(tmp_path: Path) -> Slurmd:
@@ -15,10 +20,36 @@ def slurmd(tmp_path: Path) -> Slurmd:
 
 
 def test_a_job_has_its_gpus_from_its_prolog_to_its_epilog(slurmd: Slurmd) -> None:
-    slurmd.runs("prolog", ID="7", USER="alice", NAME="train large", GPUS="0,3")
-    assert slurmd.jobs == {gpu: [("7", "alice", "train large")] for gpu in "03"}
+    slurmd.runs("prolog", ID="7", USER="alice", ACCOUNT="physics", GPUS="0,3")
+    assert slurmd.jobs == {gpu: [("7", "alice", "physics")] for gpu in "03"}
     slurmd.runs("epilog", ID="7", USER="alice", GPUS="0,3")
     assert slurmd.jobs == {}
+
+
+def test_a_line_has_the_number_first_and_then_what_slurmd_knows(slurmd: Slurmd) -> None:
+    slurmd.runs("prolog", ID="7", UID="1001", USER="alice", ACCOUNT="physics", PARTITION="gpu", SLUID=SLUID, GPUS="0")
+    line = f"7 uid=1001 user=alice account=physics partition=gpu sluid={SLUID}\n"
+    assert (slurmd.directory / "0").read_text() == line
+    assert SlurmJobs(slurmd.directory).holders() == {
+        "0": [
+            Holder(
+                "slurm",
+                slurm_job_id="7",
+                uid="1001",
+                user="alice",
+                slurm_account="physics",
+                slurm_partition="gpu",
+                sluid=SLUID,
+            )
+        ]
+    }
+
+
+def test_a_job_of_an_older_prolog_goes_with_its_epilog_too(slurmd: Slurmd) -> None:
+    slurmd.directory.mkdir()
+    (slurmd.directory / "0").write_text("7 alice train large\n77\n")
+    slurmd.runs("epilog", ID="7", GPUS="0")
+    assert slurmd.jobs == {"0": [("77", "", "")]}
 
 
 def test_jobs_that_share_a_gpu_come_and_go_each_by_itself(slurmd: Slurmd) -> None:

@@ -123,12 +123,12 @@ class Publication:
             self._writer.write_info(self.info())
 
     def info(self) -> dict[str, Any]:
-        """Return the record's info as of now, without settings and descriptions of groups where they do not fit."""
+        """Return the record's info as of now, without what is optional where that does not fit."""
         parent = {"parent": self._parent["pid"]} if self._parent else {}
         process = {"process_start": own_start(), "boot_id": boot_id()}
-        info = {**self._identity, **parent, **process, **self._details()}
+        info = {**self._identity, "slurm": identity.slurm_job(), **parent, **process, **self._details()}
         fits = len(encode_info(info)) <= layout.INFO_CAPACITY
-        return info if fits else {**info, "settings": {}, "group_descriptions": []}
+        return info if fits else {**info, "settings": {}, "slurm": {}, "group_descriptions": []}
 
 
 def trains_alone(timeline: Timeline, event: int) -> bool:

@@ -27,7 +27,7 @@ Readings = Mapping[int, RankReading]
 SHORTEST_PART = 0.9
 """Seconds of a part: a little less than between two polls."""
 SETTLE_EVERY = 5.0
-"""Seconds between two accounts of what was lost."""
+"""Seconds between two accounts of what the time was spent on."""
 LONGEST_WITHOUT_ALIGNED = 15.0
 """Seconds after which a part ends though no step of it could be compared."""
 RECENT_READINGS = 24
@@ -51,8 +51,8 @@ class Verdict:
     """Over the shortest span, or what there is of it. None before the second reading."""
     lost: Mapping[str, float] = field(default_factory=dict)
     """The run's GPU time by cause over that window."""
-    newly_lost: Mapping[str, float] = field(default_factory=dict)
-    """GPU seconds by cause since the last verdict."""
+    newly_spent: Mapping[str, float] = field(default_factory=dict)
+    """GPU seconds by cause since the last verdict; `none` is useful work."""
 
 
 class RunJudge:
@@ -82,7 +82,7 @@ class RunJudge:
         verdict = Verdict(self.run, at)
         if not self._readings:
             self._readings.append((at, readings))
-        verdict.newly_lost = self._settle(at, readings)
+        verdict.newly_spent = self._settle(at, readings)
         if living and self._is_part_complete(at, readings):
             self._end_part(at, readings)
         window = self._recent(readings)
@@ -105,7 +105,7 @@ class RunJudge:
             self._losses.forget()
 
     def _settle(self, at: float, readings: Readings) -> Mapping[str, float]:
-        """Return the GPU seconds that were lost since this was done last, by cause; nothing before SETTLE_EVERY."""
+        """Return the GPU seconds since this was done last, by cause; nothing before SETTLE_EVERY."""
         if self._settled is None:
             self._settled = at, readings
         if at - self._settled[0] < SETTLE_EVERY:
@@ -115,7 +115,7 @@ class RunJudge:
         gpus = len(window.run.ranks) / (1.0 - idle) if idle < 1.0 else 0.0
         seconds = gpus * (at - self._settled[0])
         self._settled = at, readings
-        return {cause: ratio * seconds for cause, ratio in window.lost.items() if cause != "none"}
+        return {cause: ratio * seconds for cause, ratio in window.lost.items()}
 
     def _is_part_complete(self, at: float, readings: Readings) -> bool:
         begin, before = self._readings[-1]

@@ -17,6 +17,16 @@ _NAMES = {"h2d_copy": "copies"}
 """Causes of phases that are not named as the phase is."""
 
 
+def by_cause(seconds: Mapping[str, float]) -> Mapping[str, float]:
+    """Return seconds by phase as seconds by cause, where no more is known: for whom a rank waits is then undecided."""
+    causes: Parts = defaultdict(float)
+    names = {**dict.fromkeys(phases.COMPUTING, "none"), "data_wait": "data", **_NAMES}
+    for phase, spent in seconds.items():
+        if spent > 0.0:
+            causes[names.get(phase, phase)] += spent
+    return causes
+
+
 def lost(run: RunFacts, thresholds: Thresholds, *, is_stuck: bool = False) -> Mapping[str, float]:
     """Return the ratio of the run's GPU time by cause. Empty if nothing is known of any rank.
 

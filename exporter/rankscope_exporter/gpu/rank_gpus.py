@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
 from rankscope_exporter.gpu.collector import Gpu, GpuCollector
-from rankscope_exporter.gpu.collectors import clocks, load, memory, nvlink, pcie, processes
+from rankscope_exporter.gpu.collectors import clocks, load, memory, nvlink, pcie, power, processes
+from rankscope_exporter.gpu.nvml.device import Memory
 from rankscope_exporter.gpu.sampler import Sampler
 
 NOT_THROTTLED = "sync_boost"
@@ -19,6 +20,9 @@ class RankGpu(NamedTuple):
 
     reading: GpuReading
     counters: GpuCounters
+    joules: float | None = None
+    """That it has used since its driver was loaded."""
+    memory: Memory | None = None
 
 
 class RankGpus:
@@ -35,7 +39,7 @@ class RankGpus:
     def __call__(self, at: float) -> Mapping[str, RankGpu]:
         """Return what is known at that time, in seconds of a monotonic clock. A GPU that does not answer is absent."""
         found: dict[Gpu, dict[str, Any]] = {}
-        for one in (load, clocks, memory, processes, pcie, nvlink):
+        for one in (load, clocks, memory, power, processes, pcie, nvlink):
             for gpu, value in self._read(one.COLLECTOR).items():
                 if value is not None:
                     found.setdefault(gpu, {})[one.COLLECTOR.name] = value
@@ -60,7 +64,7 @@ class RankGpus:
             None if reasons is None else {name: spent for name, spent in reasons.items() if name != NOT_THROTTLED}
         )
         counters = GpuCounters(busy.busy_seconds if busy else None, throttled, self._clock(gpu.uuid, held, at))
-        return RankGpu(reading, counters)
+        return RankGpu(reading, counters, values["power"].joules if "power" in values else None, device)
 
     def _idle(self, uuid: str, idle_for: float, at: float) -> float:
         """Return the seconds since a kernel last ran; of a GPU that was never seen busy since it was first seen."""

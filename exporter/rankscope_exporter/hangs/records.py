@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from rankscope.cli.living_ranks import LivingRank, RunDirectoryError, living_ranks
+from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, living_ranks
 from rankscope.record.group_name import members
 from rankscope_exporter.diagnosis.waits import Operation, Position
 from rankscope_exporter.hangs.flight_recorder import Group
@@ -32,7 +32,7 @@ def lines_of(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
     yield from _dumps(living[0])
 
 
-def _living(run: str | None, run_dirs: Sequence[Path]) -> list[LivingRank]:
+def _living(run: str | None, run_dirs: Sequence[Path]) -> list[RecordedRank]:
     try:
         every = [one for directory in run_dirs for one in living_ranks(directory)]
     except RunDirectoryError as error:
@@ -52,14 +52,14 @@ def _living(run: str | None, run_dirs: Sequence[Path]) -> list[LivingRank]:
     return sorted(found, key=lambda one: int(one.rank))
 
 
-def _position(one: LivingRank) -> Position:
+def _position(one: RecordedRank) -> Position:
     counts, group = one.snapshot.issued, one.snapshot.open_group
     if group not in counts:
         return Position(int(one.rank), counts)
     return Position(int(one.rank), counts, waits_in=Operation(one.snapshot.open_operation, group, counts[group]))
 
 
-def _dumps(one: LivingRank) -> Iterator[str]:
+def _dumps(one: RecordedRank) -> Iterator[str]:
     """Yield where torch writes what its flight recorder has, as far as the job's environment can be read."""
     with suppress(OSError):
         pairs = Path(f"/proc/{one.snapshot.lock_pid}/environ").read_bytes().decode(errors="replace").split("\0")

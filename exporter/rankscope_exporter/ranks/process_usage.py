@@ -14,6 +14,7 @@ from pathlib import Path
 PROCFS = Path("/proc")
 TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
+ALLOWED_CPUS = re.compile(rb"^Cpus_allowed_list:\s+([\d,-]+)$", re.MULTILINE)
 READ_BYTES = re.compile(rb"^read_bytes: (\d+)$", re.MULTILINE)
 
 
@@ -61,6 +62,16 @@ def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("i
         resident=resident,
         unread_children=unread,
     )
+
+
+def allowed_cpus(pid: int, procfs: Path = PROCFS) -> frozenset[int]:
+    """Return the CPUs that a process may use; none if it is gone or hidden."""
+    try:
+        found = ALLOWED_CPUS.search(_read(f"{procfs}/{pid}/status"))
+    except OSError:
+        return frozenset()
+    spans = (part.partition("-") for part in found[1].decode().split(",")) if found else ()
+    return frozenset(cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1))
 
 
 def _read(path: str) -> bytes:

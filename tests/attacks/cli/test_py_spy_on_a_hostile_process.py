@@ -59,7 +59,9 @@ def test_ranks_of_a_user_that_take_too_long_hold_up_no_other_users(
 ) -> None:
     monkeypatch.setattr(stacks, "stacks", lambda rank: f"asked of {rank.owner}")
     with process('w = [publish(f"e.{n}", rank=str(n)) for n in range(2)]; live()', run_dir, user=0):
-        found = [living_ranks.LivingRank(one.snapshot, owner) for owner in (1, 2) for one in stacks._living([run_dir])]
+        found = [
+            living_ranks.RecordedRank(one.snapshot, owner) for owner in (1, 2) for one in stacks._living([run_dir])
+        ]
     monkeypatch.setattr(stacks, "OWNER_WITHIN", 0.0)
     spent = iter(range(100))
     monkeypatch.setattr(stacks.time, "monotonic", lambda: float(next(spent)))

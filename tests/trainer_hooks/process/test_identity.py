@@ -8,7 +8,8 @@ from testing.leaving import leave
 
 from rankscope.process import identity
 
-SOURCES = ("RANKSCOPE_RUN", "SLURM_JOB_ID", "SLURM_JOB_NAME", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "RANK")
+SLURM = ("SLURM_JOB_ID", "SLURM_JOB_NAME", "SLURM_JOB_SLUID", "SLURM_JOB_ACCOUNT", "SLURM_JOB_PARTITION")
+SOURCES = (*SLURM, "RANKSCOPE_RUN", "TORCHELASTIC_RUN_ID", "LOCAL_RANK", "RANK")
 
 
 @pytest.fixture(autouse=True)
@@ -37,6 +38,19 @@ def test_torchruns_id_names_the_run_unless_it_is_none(monkeypatch: pytest.Monkey
     assert identity.run_name() == "abc"
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert identity.run_name() not in ("none", "")
+
+
+def test_the_slurm_job_is_its_number_and_what_slurm_calls_it_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert identity.slurm_job() == {}
+    monkeypatch.setenv("SLURM_JOB_NAME", "left over")
+    assert identity.slurm_job() == {}
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_NAME", "train\n" + "x" * 300)
+    assert identity.slurm_job() == {"job_id": "77", "job_name": "train?" + "x" * 194}
+    more = {"sluid": "s9G5M8BD1KND00", "account": "physics", "partition": "gpu"}
+    for name, value in more.items():
+        monkeypatch.setenv(f"SLURM_JOB_{name.upper()}", value)
+    assert identity.slurm_job().items() >= more.items()
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\t\n", "\xa0"])

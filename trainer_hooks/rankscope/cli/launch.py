@@ -1,6 +1,7 @@
 """The command `rankscope`: `rankscope run -- torchrun … train.py` starts a job watched, without a change to it;
 `rankscope stacks` says where the threads of the ranks on this machine are; `rankscope explain` what holds a run back;
-`rankscope top` what is wrong on this machine; `rankscope hang` who holds up a run that stands still.
+`rankscope top` what is wrong on this machine; `rankscope hang` who holds up a run that stands still; `rankscope report`
+what a job's GPU time went to.
 """
 
 from __future__ import annotations
@@ -42,6 +43,11 @@ HANG_DESCRIPTION = """\
 Say in a few lines who holds up a run that stands still, in which operation, and who waits for it: from the dumps of
 torch's flight recorder in DIR, or from the records of the ranks on this machine. Changes nothing in the job. Exits with
 2 if there is nothing to read."""
+REPORT_DESCRIPTION = """\
+Print what a job's GPU time went to over its whole life, in parts that sum to one, with its GPUs, CPUs, energy,
+findings and advice: on one page for a mail, or as one short line of JSON for Slurm's AdminComment. From what the
+exporter of this node has saved, from a Prometheus (--url), or from the ranks' records in DIR alone. With --by, the
+GPU-hours of a week of each user, account or partition. Exits with 2 if there is nothing to report."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -66,6 +72,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         from rankscope.cli.top import hang
 
         sys.exit(_told(lambda: hang(options.dumps, options.run, options.run_dir)))
+    if options.action == "report":
+        from rankscope.cli.top import report
+
+        sys.exit(_told(lambda: report(options)))
     _run(parser, options)
 
 
@@ -114,7 +124,7 @@ def make_parser() -> argparse.ArgumentParser:
     """Return the parser of the command line."""
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
-    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top|hang")
+    commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top|hang|report")
     run = commands.add_parser(
         "run", help="start a training command with every rank watched", description=RUN_DESCRIPTION
     )
@@ -141,7 +151,29 @@ def make_parser() -> argparse.ArgumentParser:
     )
     hang.add_argument("--run", metavar="NAME", help="which run of this machine, without DIR (default: the only one)")
     _add_run_dirs(hang)
+    _add_report(commands.add_parser("report", help="what a job's GPU time went to", description=REPORT_DESCRIPTION))
     return parser
+
+
+def _add_report(report: argparse.ArgumentParser) -> None:
+    report.add_argument("run_dir", type=Path, nargs="?", metavar="DIR", help="a run directory: what its records say")
+    report.add_argument("--run", metavar="NAME", help="which run (default: the only one)")
+    report.add_argument("--slurm-job", metavar="ID", help="all runs of this Slurm job")
+    report.add_argument("--owner", metavar="UID", help="whose, where several users have runs of that name or job")
+    report.add_argument(
+        "--state-dir",
+        type=Path,
+        metavar="DIR",
+        help="what the exporter was given as such (default: /var/lib/rankscope)",
+    )
+    report.add_argument("--url", help="of a Prometheus, with USER:PASSWORD@ if it asks (default: PROMETHEUS_URL)")
+    report.add_argument(
+        "--by", choices=("user", "account", "partition"), help="GPU-hours of each, and what they were lost to"
+    )
+    report.add_argument("--days", type=float, default=7.0, metavar="N", help="with --by: how many (default: 7)")
+    report.add_argument("--price", type=float, metavar="MONEY", help="of a GPU-hour, in any currency")
+    report.add_argument("--kwh-price", type=float, metavar="MONEY", help="of a kilowatt-hour")
+    report.add_argument("--json", action="store_true", help="one line of JSON, shorter than 1,024 bytes")
 
 
 def _add_top(top: argparse.ArgumentParser) -> None:

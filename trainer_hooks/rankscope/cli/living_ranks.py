@@ -1,4 +1,4 @@
-"""The living ranks in a run directory, for `rankscope stacks`."""
+"""The ranks in a run directory, for `rankscope stacks`, `rankscope hang` and `rankscope report`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class RunDirectoryError(Exception):
 
 
 @dataclass(frozen=True)
-class LivingRank:
-    """A rank whose record somebody has locked. `owner` is the user id of the record's file."""
+class RecordedRank:
+    """A rank by its record; it lives if a process has that locked. `owner` is the user id of the record's file."""
 
     snapshot: RankSnapshot
     owner: int
@@ -39,8 +39,13 @@ class LivingRank:
         return str(self.snapshot.info["rank"])
 
 
-def living_ranks(directory: Path) -> list[LivingRank]:
+def living_ranks(directory: Path) -> list[RecordedRank]:
     """Return the living ranks of one directory; none if it does not exist. Raises RunDirectoryError."""
+    return [rank for rank in all_ranks(directory) if rank.snapshot.alive]
+
+
+def all_ranks(directory: Path) -> list[RecordedRank]:
+    """Return the ranks of one directory, those that have ended too. Raises RunDirectoryError."""
     try:
         descriptor = open_directory(directory)
     except FileNotFoundError:
@@ -68,12 +73,12 @@ def _newest_first(directory: Path, descriptor: int) -> list[RankFile]:
     return sorted((file for file in files if file.size >= SIZE), key=lambda file: (-file.modified, file.name))
 
 
-def _read(file: RankFile) -> LivingRank | None:
-    """Return the rank, or None if it does not live or its record does not name a run and rank as the hook does."""
+def _read(file: RankFile) -> RecordedRank | None:
+    """Return the rank, or None if its record does not name a run and rank as the hook does."""
     try:
         snapshot = read_rank(file.path, file.descriptor)
     except (FileNotFoundError, UnreadableRecordError):
         return None
     run, rank = snapshot.info.get("run"), snapshot.info.get("rank")
     is_one = isinstance(run, str) and isinstance(rank, str) and NUMBER.fullmatch(rank)
-    return LivingRank(snapshot, file.owner) if snapshot.alive and is_one else None
+    return RecordedRank(snapshot, file.owner) if is_one else None

@@ -20,7 +20,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, TextIO, TypeGuard
 
-from rankscope.cli.living_ranks import LivingRank, RunDirectoryError, living_ranks
+from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, living_ranks
 from rankscope.cli.lock_holder import NotTheRankError, Process, process_of
 from rankscope.cli.printable import printable
 from rankscope.cli.py_spy import stacks_by_py_spy
@@ -64,7 +64,7 @@ def show(run: str | None, rank: str | None, directory: Path | None, out: TextIO 
     return _show(sorted(take_turns(mine)[:RANKS_LIMIT], key=_order), out)
 
 
-def _show(ranks: Iterable[LivingRank], out: TextIO) -> int:
+def _show(ranks: Iterable[RecordedRank], out: TextIO) -> int:
     spent: Counter[int] = Counter()  # milliseconds by owner
     status = 0
     for one in ranks:
@@ -82,7 +82,7 @@ def _show(ranks: Iterable[LivingRank], out: TextIO) -> int:
     return status
 
 
-def _may_ask(one: LivingRank) -> bool:
+def _may_ask(one: RecordedRank) -> bool:
     return os.geteuid() in (0, one.owner)
 
 
@@ -90,7 +90,7 @@ def _complain(what: str) -> None:
     print(f"rankscope stacks: {printable(what)}", file=sys.stderr)  # noqa: T201 - a command
 
 
-def _there(living: Iterable[LivingRank]) -> str:
+def _there(living: Iterable[RecordedRank]) -> str:
     """Which ranks there are that may be asked."""
     infos = [one.snapshot.info for one in living if _may_ask(one)]
     names = [f"{info.get('run')} rank {info.get('rank')}" for info in infos]
@@ -129,7 +129,7 @@ def _collective(snapshot: RankSnapshot) -> str:
     return f", in {snapshot.open_operation}{where}"
 
 
-def stacks(rank: LivingRank) -> str:
+def stacks(rank: RecordedRank) -> str:
     """The stacks of all threads. Raises NoStacksError."""
     pid = rank.snapshot.lock_pid
     if not pid:
@@ -149,11 +149,11 @@ def _directories(directory: Path | None) -> Sequence[Path]:
     return [SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR]
 
 
-def _living(directories: Iterable[Path]) -> list[LivingRank]:
+def _living(directories: Iterable[Path]) -> list[RecordedRank]:
     return sorted((one for directory in directories for one in _living_in(directory)), key=_order)
 
 
-def _living_in(directory: Path) -> list[LivingRank]:
+def _living_in(directory: Path) -> list[RecordedRank]:
     try:
         return living_ranks(directory)
     except RunDirectoryError as error:
@@ -161,15 +161,15 @@ def _living_in(directory: Path) -> list[LivingRank]:
         return []
 
 
-def _order(one: LivingRank) -> tuple[str, int, int]:
+def _order(one: RecordedRank) -> tuple[str, int, int]:
     return one.run, int(one.rank), one.owner
 
 
-def _is_wanted(one: LivingRank, run: str | None, rank: str | None) -> bool:
+def _is_wanted(one: RecordedRank, run: str | None, rank: str | None) -> bool:
     return run in (None, one.run) and rank in (None, one.rank)
 
 
-def _by_signal(rank: LivingRank, process: Process) -> str:
+def _by_signal(rank: RecordedRank, process: Process) -> str:
     number, answer_path = _asked_by(rank.snapshot)
     try:
         descriptor = _opened(answer_path, rank.owner)

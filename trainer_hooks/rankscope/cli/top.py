@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import os
 import sys
@@ -12,6 +13,8 @@ from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 
 REQUIRED = ("pynvml", "prometheus_client", "rich")
 """The import names of what `rankscope[top]` brings."""
+STATE_DIR = Path("/var/lib/rankscope")
+"""Of the exporter as deploy/node/rankscope-exporter.service starts it."""
 
 
 def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
@@ -39,6 +42,29 @@ def hang(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
     from rankscope_exporter.hangs.command import show as show_hang
 
     return show_hang(dumps, run, run_dirs or default_run_dirs())
+
+
+def report(options: argparse.Namespace) -> int:
+    """Print what a job's GPU time went to. Returns the exit status; it needs no other package."""
+    from rankscope_exporter.job_report.command import Question
+    from rankscope_exporter.job_report.command import show as show_report
+    from rankscope_exporter.job_report.page import Prices
+
+    url = options.url or (None if options.run_dir or options.state_dir else os.environ.get("PROMETHEUS_URL"))
+    return show_report(
+        Question(
+            run=options.run,
+            job_id=options.slurm_job,
+            owner=options.owner,
+            run_dir=options.run_dir,
+            state_dir=options.state_dir or (None if url else STATE_DIR),
+            url=url,
+            by=options.by,
+            days=options.days,
+            prices=Prices(options.price, options.kwh_price),
+            is_json=options.json,
+        )
+    )
 
 
 def missing(names: Sequence[str], find: Callable[[str], object] = importlib.util.find_spec) -> Sequence[str]:

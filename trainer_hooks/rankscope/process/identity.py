@@ -14,6 +14,7 @@ from typing import Any
 
 from rankscope._version import __version__
 from rankscope.process import environment
+from rankscope.record import layout
 from rankscope.record.group_name import compact
 from rankscope.record.text import LABEL_LIMIT, replace_unprintable
 
@@ -69,6 +70,14 @@ def describe(run: str = "") -> dict[str, Any]:
         "rankscope_version": __version__,
     }
     return {label: replace_unprintable(text, LABEL_LIMIT) for label, text in labels.items()}
+
+
+def slurm_job() -> dict[str, str]:
+    """Return what is known of the Slurm job of this process; empty without one."""
+    if not os.environ.get("SLURM_JOB_ID"):
+        return {}
+    job = {name: os.environ.get(f"SLURM_JOB_{name.removeprefix('job_').upper()}", "") for name in layout.SLURM}
+    return {name: replace_unprintable(text, LABEL_LIMIT) for name, text in job.items() if text}
 
 
 def backend() -> str:

@@ -107,6 +107,9 @@ SETTINGS = (
     "compiled",
 )
 
+# What the info may say of the rank's Slurm job.
+SLURM = ("job_id", "sluid", "job_name", "account", "partition")
+
 # What marks the steps. Each takes over for good from those before it, and no step is counted twice.
 STEP_MARKERS = ("", "backward_pass", "optimizer", "script")
 # After so many backward passes without a step each of them is one: in a loop that updates its parameters by hand, or

@@ -13,7 +13,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -167,7 +167,8 @@ def _parsed(text: bytes) -> dict[str, Any]:
         or not _are_names(info.get("phases", []))
         or not _are_texts(info.get("probes_disabled", []))
         or not all(_are_texts(info.get(name, [])) for name in ("groups", "group_descriptions", "pairwise"))
-        or not _are_settings(info.get("settings", {}))
+        or not _are_settings(info.get("settings", {}), layout.SETTINGS)
+        or not _are_settings(info.get("slurm", {}), layout.SLURM)
     ):
         raise ValueError("not of the form we know")
     # Of what is remembered, nothing that takes many times as much memory as its text.
@@ -183,8 +184,8 @@ def _are_texts(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
-def _are_settings(value: object) -> bool:
-    return isinstance(value, dict) and value.keys() <= set(layout.SETTINGS) and _are_texts(list(value.values()))
+def _are_settings(value: object, names: Collection[str]) -> bool:
+    return isinstance(value, dict) and value.keys() <= set(names) and _are_texts(list(value.values()))
 
 
 def _are_names(value: object) -> bool:

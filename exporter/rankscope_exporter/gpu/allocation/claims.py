@@ -125,7 +125,17 @@ def _by_gpu(answers: Sequence[Answer | None]) -> Answer:
 
 def _holder(rank: Rank) -> Holder:
     run, number, owner = rank.key
-    return Holder("rank", run=run, rank=number, owner=owner)
+    job = rank.snapshot.info.get("slurm", {})
+    return Holder(
+        "rank",
+        slurm_job_id=job.get("job_id", ""),
+        slurm_job_name=job.get("job_name", ""),
+        run=run,
+        rank=number,
+        owner=owner,
+        uid=str(rank.owner),
+        sluid=job.get("sluid", ""),
+    )
 
 
 def _living(scan: Scan) -> Mapping[str, Sequence[Rank]]:

@@ -21,6 +21,9 @@ class Holder:
     slurm_job_id: str = ""
     """Its number; the SLUID where only that is known."""
     slurm_job_name: str = ""
+    """What a rank says of its own job; the prolog does not get it."""
+    slurm_account: str = ""
+    slurm_partition: str = ""
     k8s_namespace: str = ""
     k8s_pod: str = ""
     k8s_container: str = ""
@@ -30,9 +33,15 @@ class Holder:
     rank: str = ""
     owner: str = ""
     """Of the run: the label of the rank's series."""
+    uid: str = ""
+    """Of the job, the process or the rank's record."""
+    sluid: str = ""
+    """Slurm's other name of the job."""
 
 
-LABELS = tuple(field.name for field in fields(Holder))
+NO_LABELS = ("uid", "sluid")
+"""What serves to find out which holders are one."""
+LABELS = tuple(field.name for field in fields(Holder) if field.name not in NO_LABELS)
 
 
 def labels(holders: Collection[Holder]) -> dict[str, str]:
@@ -44,15 +53,33 @@ def labels(holders: Collection[Holder]) -> dict[str, str]:
     """
     found = {name: _joined(getattr(holder, name) for holder in holders) for name in LABELS}
     found["slurm_job_id"] = _joined(_job_ids(holders))
+    found["slurm_job_name"] = _joined(_job_names(holders))
     found["source"] = min((holder.source for holder in holders), key=SOURCES.index)
     scheduled = _joined(holder.user for holder in holders if holder.source in ("slurm", "kubernetes"))
     return found | ({"user": scheduled} if scheduled else {})
 
 
 def _job_ids(holders: Collection[Holder]) -> Collection[str]:
-    """The jobs' numbers; SLUIDs only where no number is known: a job that a prolog names has both."""
-    every = {holder.slurm_job_id for holder in holders}
-    return {job for job in every if job[:1].isdecimal()} or every
+    """The jobs' numbers, and the SLUIDs of those whose number is not known.
+
+    A number whose SLUID no prolog names may be that of any SLUID here.
+    """
+    jobs = [holder for holder in holders if holder.source != "rank"]
+    numbers = {holder.sluid: holder.slurm_job_id for holder in jobs if holder.sluid}
+    found = {numbers.get(holder.slurm_job_id, holder.slurm_job_id) for holder in jobs}
+    lone = {job for job in found.difference(numbers.values()) if job[:1].isdecimal()}
+    return {job for job in found if job[:1].isdecimal()} if lone else found
+
+
+def _job_names(holders: Collection[Holder]) -> Iterable[str]:
+    """The jobs' names. A rank names a job only if that is its owner's: Slurm or the kernel says whose it is."""
+    jobs = {named for one in holders if one.source != "rank" for named in _named(one)}
+    return (one.slurm_job_name for one in holders if one.source != "rank" or not jobs.isdisjoint(_named(one)))
+
+
+def _named(holder: Holder) -> Collection[tuple[str, str]]:
+    """The job, by its number and its SLUID, with its user."""
+    return [(job, holder.uid) for job in (holder.slurm_job_id, holder.sluid) if job and holder.uid]
 
 
 def _joined(values: Iterable[str]) -> str:

@@ -133,7 +133,8 @@ def container_of_cgroup(cgroup: str) -> str:
 def _holder(process: Process, users: UserNames) -> Holder:
     job, container = job_of_cgroup(process.cgroup), container_of_cgroup(process.cgroup)
     source = "slurm" if job else "container" if container else "user"
-    return Holder(source, slurm_job_id=job, container_id=container, user=users.name(process.uid))
+    user = users.name(process.uid)
+    return Holder(source, slurm_job_id=job, container_id=container, user=user, uid=str(process.uid))
 
 
 def _if_living(table: ProcessTable, pid: int) -> list[Process | None]:

@@ -1,8 +1,10 @@
 """Slurm jobs: from the files that the prolog leaves, one a GPU, and from the cgroup of a process.
 
 The files are those of dcgm-exporter's HPC job mapping, so one prolog serves both: in a directory, named by the GPU's
-index, a job id a line. Here a line may go on with the job's user and name (`4711 alice train large`), and a file may be
-named by the UUID of the GPU or the MIG device, for machines on which Slurm counts the GPUs otherwise than NVML does.
+index, a job id a line. Here a line may go on with what slurmd knows of the job (`4711 uid=1001 user=alice
+account=physics partition=gpu sluid=s9G5M8BD1KND00`), or, as older prologs left it, with its user and name (`4711 alice
+train large`). A file may be named by the UUID of the GPU or the MIG device, for machines on which Slurm counts the GPUs
+otherwise than NVML does.
 """
 
 from __future__ import annotations
@@ -11,7 +13,6 @@ import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 
 from rankscope.record.directory import open_untrusted
@@ -21,6 +22,15 @@ from rankscope_exporter.gpu.allocation.holder import Holder
 FILE_LIMIT = 4096  # bytes: some dozens of jobs
 FILE_NAME = re.compile(r"\d+|(?:GPU|MIG)-[0-9a-f-]{36}")
 JOB_ID = re.compile(r"[0-9]+(_[0-9]+)?(\+[0-9]+)?")  # also of an array (7_3) and a heterogeneous job (7+1)
+FIELDS = {
+    "uid": "uid",
+    "user": "user",
+    "account": "slurm_account",
+    "partition": "slurm_partition",
+    "sluid": "sluid",
+}
+"""What a line says of its job, and what that is in a Holder."""
+FIELD = re.compile(rf"({'|'.join(FIELDS)})=(\S*)")
 
 # cgroup v1: /slurm/uid_1000/job_4711/step_0; v2: /system.slice/slurmstepd.scope/job_4711/step_0/user/task_0; with
 # several slurmd on a machine the first part has the node's name in it (slurm.schedmd.com/cgroup_v2.html). Slurm 26.05
@@ -57,14 +67,21 @@ class SlurmJobs:
 
 
 def parse_jobs(text: str) -> list[Holder]:
-    """A job a line: its id, and if there are more words, its user and its name. Other lines count as nothing.
+    """A job a line: its id, and what else is known of it. Other lines count as nothing.
 
     Lines end with a line feed and with nothing else: a job's name is its user's, and may have whatever else ends one.
     """
-    words = (line.split(maxsplit=2) for line in text.split("\n"))
-    jobs = ([*line, "", ""][:3] for line in words if line and JOB_ID.fullmatch(line[0]))
-    label = partial(replace_unprintable, limit=LABEL_LIMIT)
-    return [Holder("slurm", slurm_job_id=job, user=label(user), slurm_job_name=label(name)) for job, user, name in jobs]
+    words = (line.split(maxsplit=1) for line in text.split("\n"))
+    return [_job(*line) for line in words if line and JOB_ID.fullmatch(line[0])]
+
+
+def _job(job: str, rest: str = "") -> Holder:
+    user, name = [*rest.split(maxsplit=1), "", ""][:2]
+    said = {"user": user, "slurm_job_name": name}
+    if FIELD.fullmatch(user):
+        said = {FIELDS[field[1]]: field[2] for field in map(FIELD.fullmatch, rest.split()) if field}
+    labels = {field: replace_unprintable(value, LABEL_LIMIT) for field, value in said.items()}
+    return Holder("slurm", slurm_job_id=job, **labels)
 
 
 def job_of_cgroup(cgroup: str) -> str:

@@ -24,6 +24,7 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds, changed
 from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.flags import flag
 from rankscope_exporter.gpu.rank_gpus import RankGpu
+from rankscope_exporter.ranks.accounts import Accounts, add_seconds
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
@@ -34,8 +35,6 @@ from rankscope_exporter.ranks.state_file import StateFile
 
 SAVE_EVERY, SAVE_SOONEST = 60.0, 10.0
 """Seconds between two saved states, and after one whose findings differ."""
-CAUSES_LIMIT = 64
-"""Causes of one run that are counted by name; the rest is `other`, as a script can rename its phases often."""
 logger = logging.getLogger(__name__)
 
 RUN_LABELS = ("run", "owner")
@@ -142,7 +141,8 @@ class FindingFlags:
         "--state-dir",
         type=_directory,
         metavar="DIR",
-        help="where to save what the findings are based on, so that a restart forgets no baseline (default: nowhere)",
+        help="where to save what the findings are based on, so that a restart forgets no baseline, and what runs went "
+        "through, for `rankscope report` (default: nowhere)",
     )
 
 
@@ -170,6 +170,7 @@ class Findings:
         self._judges = Judges(settings.thresholds)
         self._lost: dict[Run, dict[str, float]] = {}
         self._state_file = StateFile(settings.state_dir)
+        self._accounts = Accounts(settings.state_dir) if settings.state_dir else None
         self._lost_before: dict[Run, dict[str, float]] = {}
         """Of runs that have not been seen since the start."""
         self._found: set[tuple[Run, Key]] = set()
@@ -189,6 +190,8 @@ class Findings:
         self.judged = self._judges.update(at, readings, gpus)
         self.look = self._looks.next(at, scan, readings, self.judged, gpus)
         self._count_lost()
+        if self._accounts:
+            self._accounts.update(self.look, self._processes.resident())
         found = {(verdict.run, one.candidate.key) for verdict in self.judged.verdicts for one in verdict.findings}
         if at - self._saved_at >= (SAVE_EVERY if found == self._found else SAVE_SOONEST):
             self._save(at, is_last=False)
@@ -202,7 +205,7 @@ class Findings:
             if seconds is None:
                 before = self._lost_before.pop(verdict.run, {})
                 seconds = self._lost[verdict.run] = {**dict.fromkeys(CAUSES, 0.0), **before}
-            add_lost(seconds, verdict.newly_lost)
+            add_seconds(seconds, {cause: lost for cause, lost in verdict.newly_spent.items() if cause != "none"})
 
     def close(self) -> None:
         """Save everything: the counters of lost time go on from here."""
@@ -213,7 +216,9 @@ class Findings:
         """The counters are only right if nothing is counted afterwards: else Prometheus has seen larger ones."""
         self._saved_at = at
         lost = [[*run, seconds] for run, seconds in self._lost.items()] if is_last else []
-        self._state_file.save({"at": time.time(), "runs": self._judges.state(at, is_last=is_last), "lost": lost})
+        accounts = self._accounts.state() if self._accounts else []
+        runs = self._judges.state(at, is_last=is_last)
+        self._state_file.save({"at": time.time(), "runs": runs, "lost": lost, "accounts": accounts})
 
     def _restore(self) -> None:
         state = self._state_file.load()
@@ -223,7 +228,9 @@ class Findings:
                 (str(name), str(owner)): {str(cause): float(seconds) for cause, seconds in lost.items()}
                 for name, owner, lost in state.get("lost", ())
             }
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if self._accounts:
+                self._accounts.restore(state.get("accounts", ()))
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             logger.warning("the saved state is not used error=%r", error)
 
     def _readings(self, scan: Scan, gpus: Mapping[str, RankGpu]) -> Mapping[Run, list[RankReading]]:
@@ -249,13 +256,6 @@ class Findings:
                 values[SINCE][labels] = unix - (verdict.at - finding.since)
                 values[EVIDENCE].update({(*labels, name): n for name, n in finding.candidate.evidence.items()})
         return values
-
-
-def add_lost(seconds: dict[str, float], lost: Mapping[str, float]) -> None:
-    """Add GPU seconds by cause, at most CAUSES_LIMIT of them by their names."""
-    for cause, more in lost.items():
-        counted = cause if cause in seconds or len(seconds) < CAUSES_LIMIT else "other"
-        seconds[counted] = seconds.get(counted, 0.0) + more
 
 
 def _node(verdict: Verdict) -> str:

@@ -132,14 +132,19 @@ class RankProcesses:
     def __init__(self, procfs: Path = PROCFS) -> None:
         self._procfs = procfs
         self._processes: dict[tuple[Path, float, Key], RankProcess] = {}
+        self._usage_by_pid: Mapping[int, Usage | None] = {}
 
     def processes(self) -> Mapping[Key, RankProcess]:
         """Return what the last poll has read, by rank."""
         return {key: process for (_, _, key), process in self._processes.items()}
 
+    def resident(self) -> Mapping[int, float]:
+        """Return the bytes that each process had resident at the last poll, by its pid."""
+        return {pid: usage.resident for pid, usage in self._usage_by_pid.items() if usage}
+
     def poll(self, scan: Scan) -> list[Metric]:
         """Of every living rank whose process can be seen."""
-        usages = self._usages([rank for rank in scan.ranks if rank.snapshot.lock_pid])
+        usages = self._usage_by_pid = self._usages([rank for rank in scan.ranks if rank.snapshot.lock_pid])
         known, self._processes = self._processes, {}
         for rank in scan.ranks:
             if rank.snapshot.lock_pid:

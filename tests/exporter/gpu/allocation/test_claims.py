@@ -51,7 +51,7 @@ def test_a_gpu_is_found_by_its_index_its_uuid_and_its_ranks() -> None:
     watching = watcher(Says("slurm", {"0": [JOB]}), Says("kubernetes", {UUID: [POD]}), ranks=lambda: scan(rank(2)))
     watching.poll()
     claims = watching.claims()
-    assert claims.on(0, UUID) == [JOB, POD, Holder("rank", run="train", rank="2", owner="0")]
+    assert claims.on(0, UUID) == [JOB, POD, Holder("rank", run="train", rank="2", owner="0", uid="0")]
     assert claims.on(1, "GPU-other") == []
     assert claims.is_complete
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rankscope_exporter.gpu.allocation.holder import LABELS, Holder, labels
 
 
@@ -39,6 +41,51 @@ def test_a_job_is_named_by_its_number_and_by_its_sluid_only_where_no_number_is_k
     by_prolog, by_cgroup = Holder("slurm", slurm_job_id="7"), Holder("slurm", slurm_job_id="sF9EPK6QCKG300")
     assert known(by_prolog, by_cgroup)["slurm_job_id"] == "7"
     assert known(by_cgroup)["slurm_job_id"] == "sF9EPK6QCKG300"
+
+
+def test_a_number_and_its_sluid_are_one_job_and_another_sluid_another() -> None:
+    by_prolog = Holder("slurm", slurm_job_id="7", sluid="sF9EPK6QCKG300")
+    by_cgroup, other = Holder("slurm", slurm_job_id="sF9EPK6QCKG300"), Holder("slurm", slurm_job_id="sF9EPK6QCKG400")
+    assert known(by_prolog, by_cgroup)["slurm_job_id"] == "7"
+    assert known(by_prolog, by_cgroup, other)["slurm_job_id"] == "sF9EPK6QCKG400,7"
+
+
+def says(job: str = "7", sluid: str = "", uid: str = "1000", name: str = "train") -> Holder:
+    """What a rank says of its job."""
+    return Holder("rank", slurm_job_id=job, sluid=sluid, slurm_job_name=name, uid=uid)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        Holder("slurm", slurm_job_id="7", uid="1000"),
+        Holder("slurm", slurm_job_id="7", sluid="sF9EPK6QCKG300", uid="1000"),
+    ],
+)
+def test_a_rank_names_the_job_that_its_owner_has_on_the_gpu(job: Holder) -> None:
+    assert known(job, says())["slurm_job_name"] == "train"
+
+
+def test_without_a_prolog_a_rank_names_the_job_in_whose_cgroup_its_owners_process_is() -> None:
+    process = Holder("slurm", slurm_job_id="sF9EPK6QCKG300", uid="1000")
+    labels = known(process, says(sluid="sF9EPK6QCKG300"))
+    assert (labels["slurm_job_id"], labels["slurm_job_name"]) == ("sF9EPK6QCKG300", "train"), "it claims no number"
+
+
+@pytest.mark.parametrize(
+    "holders",
+    [
+        [says()],
+        [Holder("slurm", slurm_job_id="7", uid="1001"), says()],
+        [Holder("slurm", slurm_job_id="8", uid="1000"), says()],
+        [Holder("slurm", slurm_job_id="7", user="alice"), says(uid="")],
+        [Holder("user", uid="1000"), says()],
+        [Holder("slurm", slurm_job_id="8", uid="1000"), Holder("slurm", slurm_job_id="7", uid="1001"), says()],
+    ],
+    ids=["no job", "another user's", "another job", "of no known user", "a process outside of jobs", "a shared GPU"],
+)
+def test_no_rank_names_another_users_job(holders: list[Holder]) -> None:
+    assert "slurm_job_name" not in known(*holders)
 
 
 def test_what_is_too_long_or_not_printable_is_left_out() -> None:

@@ -42,9 +42,9 @@ class Procfs:
 @pytest.mark.parametrize(
     ("cgroup", "holder"),
     [
-        ("0::/slurmstepd.scope/job_7/step_0\n", Holder("slurm", slurm_job_id="7", user="alice")),
-        (f"0::/docker-{ID}.scope\n", Holder("container", container_id=ID, user="alice")),
-        ("0::/user.slice\n", Holder("user", user="alice")),
+        ("0::/slurmstepd.scope/job_7/step_0\n", Holder("slurm", slurm_job_id="7", user="alice", uid="1000")),
+        (f"0::/docker-{ID}.scope\n", Holder("container", container_id=ID, user="alice", uid="1000")),
+        ("0::/user.slice\n", Holder("user", user="alice", uid="1000")),
     ],
 )
 def test_a_process_shows_its_job_or_container_and_its_user(cgroup: str, holder: Holder) -> None:

@@ -24,6 +24,27 @@ def test_a_file_a_gpu_named_by_index_or_uuid_names_its_jobs(tmp_path: Path) -> N
     }
 
 
+def test_what_slurmd_knows_of_a_job_is_read_and_what_is_unknown_left_alone() -> None:
+    text = "4711 uid=1001 user=alice account=physics=x partition=gpu qos=high sluid=s9G5M8BD1KND00\n4712 uid=7\n"
+    assert parse_jobs(text) == [
+        Holder(
+            "slurm",
+            slurm_job_id="4711",
+            uid="1001",
+            user="alice",
+            slurm_account="physics=x",
+            slurm_partition="gpu",
+            sluid="s9G5M8BD1KND00",
+        ),
+        Holder("slurm", slurm_job_id="4712", uid="7"),
+    ]
+
+
+def test_a_name_that_an_older_prolog_left_is_no_field() -> None:
+    (job,) = parse_jobs("4711 alice user=root uid=0\n")
+    assert job == Holder("slurm", slurm_job_id="4711", user="alice", slurm_job_name="user=root uid=0")
+
+
 def test_jobs_that_share_a_gpu_have_a_line_each() -> None:
     assert [holder.slurm_job_id for holder in parse_jobs("1\n\n2 bob\n7_3\n8+1\n")] == ["1", "2", "7_3", "8+1"]
 

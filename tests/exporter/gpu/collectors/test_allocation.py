@@ -130,7 +130,12 @@ def test_holders_are_those_who_claim_the_gpu_and_the_processes_on_it(machine):
     watched = Watched(machine, f"{{at: 0, processes: [{{pid: {ALIVE}}}, {{pid: {DEAD}}}]}}", sees_all=False)
     watched.claims = Claims({"0": [JOB]}, True, ranks(1).ranks)
     holders = watched.run(1).holders
-    assert holders == [JOB, Holder("rank", run="train", rank="3", owner="1000"), Holder("process"), Holder("process")]
+    assert holders == [
+        JOB,
+        Holder("rank", run="train", rank="3", owner="1000", uid="1000"),
+        Holder("process"),
+        Holder("process"),
+    ]
 
 
 def test_one_series_a_gpu_whoever_holds_it_and_none_for_a_free_one(machine):

@@ -1,4 +1,7 @@
-"""The attack: a Slurm job whose name makes lines, patterns, paths or commands in the prolog, in dash and bash."""
+"""The attack: a Slurm job whose account makes lines, fields, paths or commands in the prolog, in dash and bash.
+
+Without accounting Slurm takes any text as one.
+"""
 
 from __future__ import annotations
 
@@ -17,46 +20,48 @@ def slurmd(request: pytest.FixtureRequest, tmp_path: Path) -> Slurmd:
     return Slurmd(tmp_path / "rankscope-slurm", shell)
 
 
-NAMES = {
-    r"x\n666 root all": r"x\n666 root all",
-    "x\n666 root all": "x?666 root all",
-    "x\r666 root all": "x?666 root all",
-    "x\x0b666 root all\x0c667 root all\x1c668 root all": "x?666 root all?667 root all?668 root all",
-    "x\x85666 root all": "x??666 root all",
-    "x\u2028666 root all": "x???666 root all",
+ACCOUNTS = {
+    r"x\n666 root": r"x\n666?root",
+    "x\n666 root": "x?666?root",
+    "x\r666 root": "x?666?root",
+    "x\x0b666\x0c667\x1c668": "x?666?667?668",
+    "x\x85666 root": "x??666?root",
+    "x\u2028666 root": "x???666?root",
+    "x user=root uid=0 sluid=s9G5M8BD1KND00": "x?user=root?uid=0?sluid=s9G5M8BD1KND00",
+    "user=root": "user=root",
     r"x\0\c\e[2J\x1b[2J": r"x\0\c\e[2J\x1b[2J",
     "x\x1b]0;owned\x07": "x?]0;owned?",
-    "$(touch owned) `touch owned` ; touch owned & | > owned": "$(touch owned) `touch owned` ; touch owned & | > owned",
-    "* ? [a-z]* ~ {a,b}": "* ? [a-z]* ~ {a,b}",
-    "'\"'\"' %s %n %d": "'\"'\"' %s %n %d",
-    "-n -e --help": "-n -e --help",
-    "100 kB " + "x" * 100_000: "100 kB " + "x" * 193,
+    "$(touch owned) `touch owned` ; touch owned & | > owned": "$(touch?owned)?`touch?owned`?;?touch?owned?&?|?>?owned",
+    "* ? [a-z]* ~ {a,b}": "*???[a-z]*?~?{a,b}",
+    "'\"'\"' %s %n %d": "'\"'\"'?%s?%n?%d",
+    "-n -e --help": "-n?-e?--help",
+    "100 kB " + "x" * 100_000: "100?kB?" + "x" * 57,
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_name_is_one_line_and_goes_with_its_job(slurmd: Slurmd, name: str) -> None:
-    slurmd.runs("prolog", ID="7", USER="alice", NAME=name, GPUS="0")
-    assert slurmd.jobs == {"0": [("7", "alice", NAMES[name])]}
+@pytest.mark.parametrize("account", ACCOUNTS)
+def test_an_account_is_one_field_of_one_line_and_goes_with_its_job(slurmd: Slurmd, account: str) -> None:
+    slurmd.runs("prolog", ID="7", USER="alice", ACCOUNT=account, GPUS="0")
+    assert slurmd.jobs == {"0": [("7", "alice", ACCOUNTS[account])]}
     slurmd.runs("epilog", ID="7", USER="alice", GPUS="0")
     assert slurmd.jobs == {}
     assert not list(slurmd.directory.parent.rglob("owned"))
 
 
-def test_a_long_name_hides_no_other_job_of_a_shared_gpu(slurmd: Slurmd) -> None:
-    slurmd.runs("prolog", ID="7", USER="alice", NAME="train", GPUS="0")
-    slurmd.runs("prolog", ID="8", USER="bob", NAME="x" * 100_000, GPUS="0")
+def test_a_long_account_hides_no_other_job_of_a_shared_gpu(slurmd: Slurmd) -> None:
+    slurmd.runs("prolog", ID="7", USER="alice", ACCOUNT="train", GPUS="0")
+    slurmd.runs("prolog", ID="8", USER="bob", ACCOUNT="x" * 100_000, GPUS="0")
     assert [job[0] for job in slurmd.jobs["0"]] == ["8", "7"]
 
 
 def test_a_user_with_a_line_break_is_one_line(slurmd: Slurmd) -> None:
-    slurmd.runs("prolog", ID="7", USER="a\n666 root", NAME="train", GPUS="0")
+    slurmd.runs("prolog", ID="7", USER="a\n666 root", ACCOUNT="train", GPUS="0")
     assert [job[0] for job in slurmd.jobs["0"]] == ["7"]
 
 
 @pytest.mark.parametrize("number", [".*", "7\n666", "-e", "7 root x", "$(id)", "[0-9]*"])
 def test_what_is_no_jobs_number_leaves_and_removes_nothing(slurmd: Slurmd, number: str) -> None:
-    slurmd.runs("prolog", ID="8", USER="bob", NAME="train", GPUS="0")
+    slurmd.runs("prolog", ID="8", USER="bob", ACCOUNT="train", GPUS="0")
     for context in ("prolog", "epilog"):
         slurmd.runs(context, ID=number, USER="alice", GPUS="0")
     assert slurmd.jobs == {"0": [("8", "bob", "train")]}
@@ -64,7 +69,7 @@ def test_what_is_no_jobs_number_leaves_and_removes_nothing(slurmd: Slurmd, numbe
 
 @pytest.mark.parametrize("gpus", ["../owned", "/owned", "*", "-f", ".", "..", "0/../../owned", ".lock"])
 def test_what_is_no_gpu_makes_no_file(slurmd: Slurmd, gpus: str) -> None:
-    slurmd.runs("prolog", ID="8", USER="bob", NAME="train", GPUS="0")
+    slurmd.runs("prolog", ID="8", USER="bob", ACCOUNT="train", GPUS="0")
     slurmd.runs("prolog", ID="7", USER="alice", GPUS=f"{gpus},1")
     slurmd.runs("epilog", ID="7", USER="alice", GPUS=gpus)
     made = sorted(path.relative_to(slurmd.directory.parent).as_posix() for path in slurmd.directory.parent.rglob("*"))

@@ -1,0 +1,34 @@
+#!/bin/sh
+# Slurm's MailProg: adds the job's report to the mails that a user gets with `sbatch --mail-type=END`. In slurm.conf:
+#
+#     MailProg=/etc/slurm/rankscope_mail.sh
+#
+# What it runs and asks is in /etc/default/rankscope-report, as in
+#
+#     REPORT="/opt/rankscope/bin/rankscope report --url http://prometheus:9090 --price 2.50"
+#     MAIL=/usr/bin/mail
+#
+# Without a report the mail is what it was.
+
+REPORT="/opt/rankscope/bin/rankscope report"
+MAIL=/usr/bin/mail
+WAIT=20 # seconds: a scrape interval and a few
+. "${RANKSCOPE_REPORT_CONFIG:-/etc/default/rankscope-report}" 2>/dev/null
+
+text=
+case "$SLURM_JOB_ID$SLURM_JOB_UID" in
+    '' | *[!0-9]*) ;;
+    *)
+        case "$SLURM_JOB_MAIL_TYPE" in
+            Ended | Failed | 'Time limit reached')
+                sleep "$WAIT"
+                # The options are words.
+                # shellcheck disable=SC2086
+                text=$(timeout 120 $REPORT --slurm-job "$SLURM_JOB_ID" --owner "$SLURM_JOB_UID" 2>/dev/null)
+                ;;
+        esac
+        ;;
+esac
+[ -z "$text" ] || text="$text
+"
+printf '%s' "$text" | "$MAIL" "$@"

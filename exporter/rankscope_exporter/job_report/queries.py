@@ -1,0 +1,207 @@
+"""Jobs from a Prometheus that scrapes the exporters: of any node, for as long as it keeps its samples.
+
+The rules' recorded ratios divide the time of runs over several nodes; where there are none, those of the exporters that
+judge. What passed before the first scrape is start-up, by the ranks' own counters.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from rankscope.cli.explaining.answers import Sample
+from rankscope.cli.explaining.prometheus import Prometheus, quoted
+from rankscope_exporter.job_report.job import Found, Gpu, Job, NoJobError, chosen, together
+
+LOOK_BACK = "30d"
+RESOLUTION = 60.0
+"""Seconds to which the times of findings are known."""
+SAMPLES = 2000
+"""Of a series, that a sum over time is made of."""
+SHORTEST_STEP = 15
+"""Seconds between two samples of a sum over all runs, at least."""
+GROUPS = {"user": "user", "account": "slurm_account", "partition": "slurm_partition"}
+"""What GPU time is summed by, and the label of rankscope_gpu_allocation_info that names it."""
+RATIOS = "run:rankscope_lost:ratio{{{0}}} or on (run, owner, cause) rankscope_run_lost_ratio{{{0}}}"
+
+Connect = Callable[[float | None], Prometheus]
+"""A Prometheus to be asked about that moment."""
+
+
+def job(connect: Connect, run: str | None, job_id: str | None, owner: str | None) -> Job:
+    """Return the job that is meant. Raises NoJobError or PrometheusError."""
+    now = connect(None)
+    wanted = [] if run is None else [f"run={quoted(run)}"]
+    wanted += [] if owner is None else [f"owner=~{quoted(re.escape(owner) + '|')}"]  # or none: --collector.ranks.owner
+    if job_id is None:
+        known = now.query(
+            f"group by (run, owner) (last_over_time(rankscope_rank_info{{{','.join(wanted)}}}[{LOOK_BACK}]))"
+        )
+        held: Sequence[Sample] = ()
+    else:
+        wanted += [f"slurm_job_id=~{quoted(f'(.*,)?{re.escape(job_id)}(,.*)?')}", 'run!=""']
+        known = held = now.query(f"last_over_time(rankscope_gpu_allocation_info{{{','.join(wanted)}}}[{LOOK_BACK}])")
+    runs = sorted({(sample.labels.get("run", ""), sample.labels.get("owner", "")) for sample in known})
+    if not runs:
+        raise NoJobError(f"{now.url} knows no such job in the last {LOOK_BACK}")
+    slurm = _slurm(held, job_id)
+    summaries = [_summary(now, *one, slurm) for one in runs]
+    meant = chosen(summaries, run, job_id, owner)
+    return together([_detailed(connect, one) for one in summaries if set(one.runs) <= set(meant.runs)])
+
+
+def _slurm(held: Sequence[Sample], job_id: str | None) -> Mapping[str, str]:
+    if job_id is None or not held:
+        return {}
+    labels = {"job_name": "slurm_job_name", "account": "slurm_account", "partition": "slurm_partition"}
+    named = {
+        name: next((one.labels[label] for one in held if one.labels.get(label)), "") for name, label in labels.items()
+    }
+    return {"job_id": job_id, **named}
+
+
+def _where(run: str, owner: str) -> str:
+    return f"run={quoted(run)},owner={quoted(owner)}"
+
+
+def _summary(now: Prometheus, run: str, owner: str, slurm: Mapping[str, str]) -> Job:
+    """Return who and when."""
+    where = _where(run, owner)
+    ranks = now.query(f"last_over_time(rankscope_rank_info{{{where}}}[{LOOK_BACK}])")
+    began = _value(now.query(f"min(min_over_time(rankscope_rank_start_timestamp_seconds{{{where}}}[{LOOK_BACK}]))"))
+    ended = _value(now.query(f"max(max_over_time(rankscope_rank_exit_timestamp_seconds{{{where}}}[{LOOK_BACK}]))"))
+    progress = f"rankscope_rank_last_progress_timestamp_seconds{{{where}}}"
+    seen = _value(now.query(f"max(max_over_time({progress}[{LOOK_BACK}]))"))
+    alive = now.query(f"rankscope_rank_up{{{where}}} == 1")
+    at = max(value for value in (began, ended, seen) if value is not None) if began else 0.0
+    return Job(
+        runs=[run],
+        owner=owner,
+        user=next((one.labels["user"] for one in ranks if one.labels.get("user")), ""),
+        slurm=slurm,
+        nodes=sorted({one.labels.get("node", "") for one in ranks}),
+        ranks=len({one.labels.get("rank") for one in ranks}),
+        began=began or 0.0,
+        ended=None if alive else ended if ended is not None else at,
+        at=at,
+    )
+
+
+def _detailed(connect: Connect, one: Job) -> Job:
+    """Return what it used and what was found, over its life."""
+    end = one.at if one.ended is None else one.ended
+    if end <= one.began:
+        raise NoJobError(f"run {one.runs[0]} has only begun")
+    then, where, life = connect(end), _where(one.runs[0], one.owner), f"{max(round(end - one.began), 1) + 1}s"
+    cpu = f"sum(max_over_time(rankscope_rank_cpu_seconds_total{{{where}}}[{life}]))"
+    memory = f"max_over_time(sum(rankscope_rank_resident_memory_bytes{{{where}}})[{life}:1m])"
+    steps = f"max(max_over_time(rankscope_rank_steps_total{{{where}}}[{life}]))"
+    return Job(
+        **{
+            **vars(one),
+            "causes": _causes(then, where, end - one.began, one.ranks),
+            "gpus": _gpus(then, where, life),
+            "findings": _findings(then, where, life, one.ended),
+            "cpu_seconds": _value(then.query(cpu)),
+            "memory": _value(then.query(memory)),
+            "steps": _value(then.query(steps)) or 0.0,
+        }
+    )
+
+
+def _causes(then: Prometheus, where: str, seconds: float, ranks: int) -> Mapping[str, float]:
+    """Divide the time of the run's ranks. The parts sum to 1 at each moment, so their sums are in proportion."""
+    life, step, whole = f"{round(seconds) + 1}s", max(round(seconds / SAMPLES), 1), ranks * seconds
+    sampled = then.query(f"sum by (cause) (sum_over_time(({RATIOS.format(where)})[{life}:{step}s]))", "cause")
+    sums = {sample.labels["cause"]: max(sample.value, 0.0) for sample in sampled}
+    counted = f'rankscope_rank_phase_seconds_total{{{where},phase="startup"}}'
+    startup = min(_value(then.query(f"sum(max_over_time({counted}[{life}]))")) or 0.0, whole)
+    sums.pop("startup", None)
+    total = sum(sums.values())
+    if not total:
+        return {"startup": startup, "other": whole - startup}
+    return {"startup": startup} | {cause: part / total * (whole - startup) for cause, part in sums.items()}
+
+
+def _gpus(then: Prometheus, where: str, life: str) -> Sequence[Gpu]:
+    ranks = then.query(f'last_over_time(rankscope_rank_info{{{where},uuid!=""}}[{life}])', "uuid")
+    nodes = {sample.labels["uuid"]: sample.labels.get("node", "") for sample in ranks}
+    if not nodes:
+        return ()
+    here = f"uuid=~{quoted('|'.join(map(re.escape, sorted(nodes))))}"
+    busy = _by_uuid(then, f"rate(rankscope_gpu_busy_seconds_total{{{here}}}[{life}])")
+    joules = _by_uuid(then, f"increase(rankscope_gpu_energy_joules_total{{{here}}}[{life}])")
+    memory = _by_uuid(then, f"max_over_time(rankscope_gpu_memory_used_bytes{{{here}}}[{life}])")
+    total = _by_uuid(then, f"max_over_time(rankscope_gpu_memory_total_bytes{{{here}}}[{life}])")
+    index = {
+        sample.labels["uuid"]: sample.labels.get("gpu", "")
+        for sample in then.query(f"last_over_time(rankscope_gpu_up{{{here}}}[{life}])", "uuid")
+    }
+    return [
+        Gpu(node, index.get(uuid, ""), busy.get(uuid), memory.get(uuid), total.get(uuid), joules.get(uuid))
+        for uuid, node in sorted(nodes.items(), key=lambda item: (item[1], index.get(item[0], "").zfill(4)))
+    ]
+
+
+def _findings(then: Prometheus, where: str, life: str, ended: float | None) -> Sequence[Found]:
+    """Return the run's alerts: of the rules, and those that they make of the exporters' findings."""
+    firing = f'ALERTS{{{where},alertstate="firing"}}'
+    ends = {_key(one): one.value for one in then.query(f"max_over_time(timestamp({firing})[{life}:1m])")}
+    begins = {_key(one): one for one in then.query(f"min_over_time(timestamp({firing})[{life}:1m])")}
+    found = []
+    for key, one in begins.items():
+        end = ends.get(key, one.value)
+        is_open = ended is None and end > one.value + float(life[:-1]) - 2 * RESOLUTION
+        labels = {
+            name: value for name, value in one.labels.items() if name in ("rank", "node", "gpu", "cause") and value
+        }
+        place = ", ".join(f"{name} {value}" for name, value in labels.items())
+        name = one.labels.get("alertname", "")
+        found.append(
+            Found(
+                begin=one.value,
+                end=None if is_open else end,
+                kind=name,
+                severity=one.labels.get("severity", ""),
+                ratio=0.0,
+                sentence=f"{name}: {place}" if place else name,
+            )
+        )
+    return sorted(found, key=lambda one: one.begin)
+
+
+def groups(prometheus: Prometheus, by: str, days: float) -> Mapping[str, Mapping[str, float]]:
+    """Return the GPU seconds of some days by cause, for each user, account or partition; empty names the unknown."""
+    span, label, step = f"{round(days * 86400)}s", GROUPS[by], max(round(days * 86400 / SAMPLES), SHORTEST_STEP)
+    spent = prometheus.query(
+        "sum by (run, owner, cause) (sum_over_time((run:rankscope_lost:ratio * on (run, owner, cluster) group_left () "
+        f"run:rankscope_allocated:ratio)[{span}:{step}s])) * {step}",
+        "cause",
+    )
+    held = f'last_over_time(rankscope_gpu_allocation_info{{run!="",{label}!=""}}[{span}])'
+    names = {
+        (one.labels.get("run", ""), one.labels.get("owner", "")): one.labels.get(label, "")
+        for one in prometheus.query(f"group by (run, owner, {label}) ({held})")
+    }
+    found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    for one in spent:
+        name = names.get((one.labels.get("run", ""), one.labels.get("owner", "")), "")
+        found[name][one.labels["cause"]] += one.value
+    if not found:
+        raise NoJobError(
+            f"{prometheus.url} has no run:rankscope_lost:ratio of the last {days:g} days: are the rules loaded?"
+        )
+    return found
+
+
+def _by_uuid(then: Prometheus, expression: str) -> Mapping[str, float]:
+    return {sample.labels["uuid"]: sample.value for sample in then.query(expression, "uuid")}
+
+
+def _value(samples: Sequence[Sample]) -> float | None:
+    return samples[0].value if samples else None
+
+
+def _key(sample: Sample) -> tuple[tuple[str, str], ...]:
+    return tuple(sorted(sample.labels.items()))

@@ -1,0 +1,49 @@
+"""A job from the records of its ranks in a run directory alone: their own clocks, without GPUs or findings."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+
+from rankscope.cli.living_ranks import RecordedRank, RunDirectoryError, all_ranks
+from rankscope_exporter.diagnosis.lost import by_cause
+from rankscope_exporter.job_report.job import Job, NoJobError
+
+
+def jobs(directory: Path) -> list[Job]:
+    """Return every job that has a record there. Raises NoJobError."""
+    if not directory.is_dir():
+        raise NoJobError(f"{directory} is no directory")
+    ranks: dict[tuple[str, str], list[RecordedRank]] = defaultdict(list)
+    try:
+        for rank in all_ranks(directory):
+            ranks[rank.run, str(rank.owner)].append(rank)
+    except RunDirectoryError as error:
+        raise NoJobError(str(error)) from error
+    return [_job(run, owner, members) for (run, owner), members in ranks.items()]
+
+
+def _job(run: str, owner: str, ranks: list[RecordedRank]) -> Job:
+    causes: dict[str, float] = defaultdict(float)
+    snapshots = [rank.snapshot for rank in ranks]
+    began = min(one.unix_field("started_unix") for one in snapshots)
+    offset = began - min(one["started_monotonic"] for one in snapshots)
+    ends = [one.exit_unix or one.last_progress + offset for one in snapshots]
+    for one, end in zip(snapshots, ends, strict=True):
+        phases = dict(one.phase_seconds)
+        if not one.alive:  # the phase that was open lasted until the end
+            phases[one.phase] += max(end - offset - one["started_monotonic"] - sum(phases.values()), 0.0)
+        for cause, seconds in by_cause(phases).items():
+            causes[cause] += seconds
+    return Job(
+        runs=[run],
+        owner=owner,
+        slurm=snapshots[0].info.get("slurm", {}),
+        nodes=sorted({str(one.info.get("node", "")) for one in snapshots}),
+        ranks=len({rank.rank for rank in ranks}),
+        steps=max(one["steps"] for one in snapshots),
+        began=began,
+        ended=None if any(one.alive for one in snapshots) else max(ends),
+        at=max(one.read_monotonic for one in snapshots) + offset,
+        causes=causes,
+    )

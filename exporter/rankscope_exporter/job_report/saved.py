@@ -1,0 +1,97 @@
+"""Jobs from what the exporter of this node has saved: its state and its journal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rankscope_exporter.job_report.job import Found, Gpu, Job, NoJobError
+from rankscope_exporter.ranks import journal
+from rankscope_exporter.ranks.state_file import StateFile
+
+UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+
+
+def jobs(directory: Path) -> list[Job]:
+    """Return every job that is known, each once. Raises NoJobError."""
+    if not directory.is_dir():
+        raise NoJobError(f"{directory} is no directory: --state-dir is what the exporter has, --url names a Prometheus")
+    try:
+        entries = [*journal.read(directory)]
+    except OSError as error:
+        raise NoJobError(f"{error.filename}: {error.strerror}") from error
+    saved = StateFile(directory).load().get("accounts", ())
+    accounts = [*_of_kind(entries, journal.FINISHED), *(saved if isinstance(saved, list) else ())]
+    found = [*_of_kind(entries, journal.FOUND)]
+    known: dict[tuple[str, str, float], Job] = {}
+    for account in accounts:
+        with suppress(*UNREADABLE):
+            job = _job(account, found)
+            key = job.runs[0], job.owner, job.began
+            known[key] = max(known.get(key, job), job, key=lambda one: one.at)
+    return [*known.values()]
+
+
+def _of_kind(entries: Iterable[Mapping[str, Any]], kind: str) -> Iterator[Mapping[str, Any]]:
+    return (entry for entry in entries if entry.get("entry") == kind)
+
+
+def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
+    run, owner, began = str(account["run"]), str(account["owner"]), float(account["began"])
+    at, ended = float(account["at"]), account["ended"] and float(account["ended"])
+    own = [
+        one
+        for one in found
+        if (one["run"], one["owner"]) == (run, owner) and began - 1.0 <= one["end"] and one["begin"] <= at
+    ]
+    ranks = account["ranks"].values()
+    return Job(
+        runs=[run],
+        owner=owner,
+        user=str(account["user"]),
+        slurm={str(name): str(text) for name, text in account["slurm"].items()},
+        nodes=[*map(str, account["nodes"])],
+        ranks=len(account["ranks"]),
+        world_size=int(account["world_size"]),
+        steps=float(account["steps"]),
+        began=began,
+        ended=ended,
+        at=at,
+        causes={str(cause): float(seconds) for cause, seconds in account["causes"].items()},
+        gpus=sorted(map(_gpu, account["gpus"].values()), key=lambda gpu: (gpu.node, gpu.index.zfill(4))),
+        cpu_seconds=sum(float(use["cpu"]) + float(use["cpu_before"]) for use in ranks) or None,
+        cpus=int(account["cpus"]) or None,
+        memory=float(account["memory"]) or None,
+        findings=[*_findings([*own, *account["findings"].values()])],
+    )
+
+
+def _gpu(use: Mapping[str, Any]) -> Gpu:
+    seconds, busy = float(use["seconds"]), use["busy"]
+    return Gpu(
+        node=str(use["node"]),
+        index=str(use["index"]),
+        busy_ratio=min(busy / seconds, 1.0) if busy is not None and seconds else None,
+        memory=use["memory"],
+        memory_total=use["memory_total"],
+        joules=use["joules"],
+    )
+
+
+def _findings(entries: list[Mapping[str, Any]]) -> Iterator[Found]:
+    """Yield each finding once: one that another explained for a while has been noted several times."""
+    latest: dict[tuple[Any, ...], Mapping[str, Any]] = {}
+    for entry in entries:
+        latest[entry["kind"], entry["rank"], round(entry["begin"], -1)] = entry
+    for entry in sorted(latest.values(), key=lambda one: float(one["begin"])):
+        yield Found(
+            begin=float(entry["begin"]),
+            end=float(entry["end"]) if "end" in entry else None,
+            kind=str(entry["kind"]),
+            severity=str(entry["severity"]),
+            ratio=float(entry["ratio"]),
+            sentence=str(entry["sentence"]),
+            advice=str(entry["advice"]),
+        )

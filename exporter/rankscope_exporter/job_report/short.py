@@ -1,0 +1,73 @@
+"""A job's report as one short line of JSON: for Slurm's AdminComment, which takes 1,024 bytes.
+
+sacctmgr writes a quotation mark as a backtick, so that there is no other backtick in it: `tr` makes it JSON again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from rankscope_exporter.job_report.job import Job
+from rankscope_exporter.job_report.page import Prices
+
+LIMIT = 1000
+"""Bytes."""
+REST, ROUNDING = "rest", 0.002
+NAME_LIMIT = 60
+
+
+def as_json(job: Job, prices: Prices) -> str:
+    """Return the line. What there is no room for is left out: findings first, then the smallest causes."""
+    text = ""
+    for line in _shorter(job, prices):
+        text = json.dumps(line, separators=(",", ":")).replace("`", "'")
+        if len(text) <= LIMIT:
+            break
+    return text
+
+
+def _shorter(job: Job, prices: Prices) -> Iterator[dict[str, Any]]:
+    for findings, causes in ((8, 24), (4, 16), (2, 8), (0, 8), (0, 4)):
+        yield _line(job, prices, findings, causes)
+
+
+def _line(job: Job, prices: Prices, findings: int, causes: int) -> dict[str, Any]:
+    ratios = dict(job.ratios)
+    useful = ratios.pop("none", 0.0)
+    lost = {cause[:NAME_LIMIT]: round(ratio, 4) for cause, ratio in [*ratios.items()][:causes] if round(ratio, 4)}
+    rest = round((1.0 if job.ratios else 0.0) - round(useful, 4) - sum(lost.values()), 4)
+    if rest:  # what is left out, or a rounding that the largest takes
+        name = REST if rest >= ROUNDING or not lost else next(iter(lost))
+        lost[name] = round(lost.get(name, 0.0) + rest, 4)
+    hours = job.gpu_seconds / 3600
+    busy = [gpu.busy_ratio for gpu in job.gpus if gpu.busy_ratio is not None]
+    memory = [gpu.memory / gpu.memory_total for gpu in job.gpus if gpu.memory is not None and gpu.memory_total]
+    line: dict[str, Any] = {
+        "rankscope": 1,
+        "job": job.slurm.get("job_id"),
+        "run": job.runs[0][:NAME_LIMIT],
+        "ranks": job.ranks,
+        "nodes": len(job.nodes),
+        "seconds": round(job.seconds),
+        "gpu_hours": _rounded(hours),
+        "useful": round(useful, 4),
+        "lost": lost,
+        "gpu_busy": [round(value, 3) for value in (min(busy), sum(busy) / len(busy), max(busy))] if busy else None,
+        "gpu_memory": round(max(memory), 3) if memory else None,
+        "cpus": None if job.cpu_seconds is None or not job.seconds else round(job.cpu_seconds / job.seconds, 1),
+        "cpus_allocated": job.cpus,
+        "kwh": None if job.kwh is None else _rounded(job.kwh),
+        "cost": None if prices.gpu_hour is None else round(hours * prices.gpu_hour, 2),
+        "energy_cost": None if prices.kwh is None or job.kwh is None else round(job.kwh * prices.kwh, 2),
+        "findings": [
+            [round(one.begin), one.end and round(one.end), one.sentence[:120]]
+            for one in sorted(job.findings, key=lambda one: -one.ratio)[:findings]
+        ],
+    }
+    return {name: value for name, value in line.items() if value not in (None, [])}
+
+
+def _rounded(value: float) -> float:
+    return float(f"{value:.4g}")

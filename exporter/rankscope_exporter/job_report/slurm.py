@@ -1,0 +1,43 @@
+"""What Slurm says of a job, by `scontrol`: how long it has run, on how many GPUs and CPUs."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+
+from rankscope_exporter.job_report.job import Allocation
+
+ANSWERS_WITHIN = 20.0  # seconds
+RUN_TIME = re.compile(r"\bRunTime=(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
+GRES = re.compile(r"\bgpu(?::[^:,\s]+)?:(\d+)")
+TRES = re.compile(r"\bgres/gpu=(\d+)")
+
+
+def ask(job_id: str) -> Allocation | None:
+    """Return what the controller knows; None without one, or once it has forgotten the job."""
+    command = ["scontrol", "--oneliner", "--details", "show", "job", job_id]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWERS_WITHIN, check=False)  # noqa: S603
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return parse(done.stdout) if done.returncode == 0 else None
+
+
+def parse(text: str) -> Allocation | None:
+    """Return what one line of `scontrol --details show job` says; None if it says no run time or no GPUs.
+
+    A job's own words come after the fields that are read here, but for its name.
+    """
+    fields = text.split("\n", 1)[0].partition(" UserId=")[2]
+    ran = RUN_TIME.search(fields)
+    gpus = GRES.findall(_field(fields, "JOB_GRES")) or TRES.findall(_field(fields, "AllocTRES"))
+    if not (ran and gpus):
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in ran.groups())
+    total = float(((24 * days + hours) * 60 + minutes) * 60 + seconds)
+    return Allocation(_field(fields, "JobState"), total, sum(map(int, gpus)), int(_field(fields, "NumCPUs") or 0))
+
+
+def _field(fields: str, name: str) -> str:
+    found = re.search(rf"(?:^| ){name}=(\S*)", fields)
+    return found[1] if found else ""

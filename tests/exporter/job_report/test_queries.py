@@ -1,0 +1,144 @@
+"""`rankscope report --url`: what is asked of a Prometheus, and what its answers add up to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import cast
+
+import pytest
+
+from rankscope.cli.explaining.answers import Sample
+from rankscope.cli.explaining.prometheus import Prometheus
+from rankscope_exporter.job_report import queries
+from rankscope_exporter.job_report.job import NoJobError
+
+BEGAN, ENDED = 1_000_000.0, 1_003_600.0
+ALERT = {"alertname": "RankscopeDataBound", "severity": "warning", "cause": "cpu"}
+GPU = {"uuid": "GPU-a", "gpu": "0"}
+
+
+def one(value: float, **labels: str) -> list[Sample]:
+    return [Sample("", labels, value)]
+
+
+def ranks(**labels: str) -> list[Sample]:
+    return [
+        Sample("", {"rank": rank, "node": "node-a", "uuid": "GPU-a", "user": "alice", **labels}, 1.0) for rank in "01"
+    ]
+
+
+ANSWERS: dict[str, Sequence[Sample]] = {
+    r"last_over_time\(rankscope_gpu_allocation_info": one(
+        1.0, run="train", owner="1000", slurm_job_name="large", slurm_account="physics", slurm_partition="gpu"
+    ),
+    r"group by \(run, owner\)": one(1.0, run="train", owner="1000"),
+    r"last_over_time\(rankscope_rank_info": ranks(),
+    r"min_over_time\(rankscope_rank_start": one(BEGAN),
+    r"max_over_time\(rankscope_rank_exit": one(ENDED),
+    r"last_progress": one(ENDED - 1.0),
+    r"rankscope_rank_up": [],
+    r"sum by \(cause\)": [*one(60.0, cause="none"), *one(40.0, cause="data"), *one(7.0, cause="startup")],
+    r'phase="startup"': one(200.0),
+    r"rate\(rankscope_gpu_busy": one(0.5, **GPU),
+    r"increase\(rankscope_gpu_energy": one(3.6e6, **GPU),
+    r"max_over_time\(timestamp\(ALERTS": one(
+        BEGAN + 600, alertname="RankscopeDataBound", severity="warning", cause="cpu"
+    ),
+    r"min_over_time\(timestamp\(ALERTS": one(
+        BEGAN + 60, alertname="RankscopeDataBound", severity="warning", cause="cpu"
+    ),
+}
+
+
+class Server:
+    """Answers each question by the first of the expressions that is in it; all others with nothing."""
+
+    url = "http://prometheus"
+
+    def __init__(self, answers: Mapping[str, Sequence[Sample]]) -> None:
+        self._answers = answers
+        self.asked: list[tuple[float | None, str]] = []
+
+    def at(self, moment: float | None) -> Prometheus:
+        asked = self.asked
+
+        class Moment:
+            url = self.url
+
+            @staticmethod
+            def query(expression: str, *_needed: str) -> list[Sample]:
+                asked.append((moment, expression))
+                return next((list(found) for part, found in self._answers.items() if re.search(part, expression)), [])
+
+        return cast(Prometheus, Moment())
+
+
+@pytest.fixture
+def server() -> Callable[..., Server]:
+    return lambda **changes: Server({**changes, **ANSWERS})
+
+
+def test_the_parts_are_of_the_time_of_the_ranks_and_startup_is_counted(server) -> None:
+    job = queries.job(server().at, "train", None, None)
+    whole = 2 * (ENDED - BEGAN)
+    assert job.gpu_seconds == pytest.approx(whole)
+    assert job.causes["startup"] == 200.0
+    assert job.causes["none"] == pytest.approx(0.6 * (whole - 200.0))
+    assert job.causes["data"] == pytest.approx(0.4 * (whole - 200.0))
+    assert (job.user, job.ranks, job.nodes) == ("alice", 2, ["node-a"])
+    assert [(gpu.busy_ratio, gpu.joules) for gpu in job.gpus] == [(0.5, 3.6e6)]
+
+
+def test_a_slurm_job_is_found_by_the_gpus_that_it_held(server) -> None:
+    asked = server()
+    job = queries.job(asked.at, None, "4711", "1000")
+    assert job.slurm == {"job_id": "4711", "job_name": "large", "account": "physics", "partition": "gpu"}
+    assert 'slurm_job_id=~"(.*,)?4711(,.*)?"' in asked.asked[0][1]
+    assert 'owner=~"1000|"' in asked.asked[0][1]
+
+
+def test_what_was_used_is_asked_of_the_moment_of_its_end(server) -> None:
+    asked = server()
+    queries.job(asked.at, "train", None, None)
+    assert {moment for moment, expression in asked.asked if "busy" in expression} == {ENDED}
+
+
+def test_alerts_are_its_findings_with_their_times(server) -> None:
+    (found,) = queries.job(server().at, "train", None, None).findings
+    assert (found.begin, found.end, found.severity) == (BEGAN + 60, BEGAN + 600, "warning")
+    assert found.sentence == "RankscopeDataBound: cause cpu"
+
+
+def test_an_unknown_job_is_said() -> None:
+    with pytest.raises(NoJobError, match="knows no such job"):
+        queries.job(Server({}).at, "train", None, None)
+
+
+@pytest.mark.parametrize("number", ['1"} or up{x="', ".*", "1|2"])
+def test_a_number_is_no_pattern_and_no_query(number: str) -> None:
+    asked = Server({})
+    with pytest.raises(NoJobError):
+        queries.job(asked.at, None, number, None)
+    ((_, expression),) = asked.asked
+    literal = re.search(r'slurm_job_id=~"((?:[^"\\]|\\.)*)"', expression)
+    assert literal
+    pattern = literal[1].replace("\\\\", "\\").replace('\\"', '"')
+    assert re.fullmatch(pattern, number)
+    assert not re.fullmatch(pattern, "4711")
+
+
+def test_groups_are_summed_by_the_jobs_labels() -> None:
+    spent = [
+        Sample("", {"run": "a", "owner": "1", "cause": "none"}, 100.0),
+        Sample("", {"run": "b", "owner": "1", "cause": "none"}, 10.0),
+        Sample("", {"run": "b", "owner": "2", "cause": "data"}, 5.0),
+    ]
+    held = [Sample("", {"run": run, "owner": "1", "slurm_account": "physics"}, 1.0) for run in "ab"]
+    found = queries.groups(Server({"sum by": spent, "group by": held}).at(None), "account", 7.0)
+    assert found == {"physics": {"none": 110.0}, "": {"data": 5.0}}
+
+
+def test_without_rules_there_are_no_groups() -> None:
+    with pytest.raises(NoJobError, match="are the rules loaded"):
+        queries.groups(Server({}).at(None), "user", 7.0)

@@ -1,0 +1,272 @@
+"""`rankscope report`: a job's GPU time in parts that sum to one, from the exporter's state or the ranks' records."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from testing.judged_job import JudgedJob
+from testing.records import publish
+from testing.simulated_job import lagging
+
+from rankscope.record import layout
+from rankscope_exporter.job_report import saved, slurm
+from rankscope_exporter.job_report.command import Question, show
+from rankscope_exporter.job_report.job import Allocation, Found, Gpu, Job, NoJobError, chosen, together
+from rankscope_exporter.job_report.page import Prices, group_lines, lines
+from rankscope_exporter.job_report.short import LIMIT, as_json
+from rankscope_exporter.ranks import journal
+
+SLURM = {"job_id": "4711", "job_name": "train large", "account": "physics", "partition": "gpu"}
+
+
+@pytest.fixture(autouse=True)
+def controller(monkeypatch: pytest.MonkeyPatch) -> dict[str, Allocation]:
+    """What the controller knows, by job."""
+    known: dict[str, Allocation] = {}
+    monkeypatch.setattr(slurm, "ask", known.get)
+    return known
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def ended(run_dir: Path, state_dir: Path) -> JudgedJob:
+    """A job of Slurm with a slow rank, which has ended."""
+    job = JudgedJob(run_dir, state_dir=state_dir, slurm=SLURM)
+    job.train(40)
+    job.train(40, lagging("optimizer"))
+    job.poll(job.now, ended=range(4))
+    return job
+
+
+def a_job(**changes: Any) -> Job:
+    known: dict[str, Any] = {
+        "runs": ["train"],
+        "owner": "1000",
+        "slurm": SLURM,
+        "nodes": ["node-a"],
+        "ranks": 2,
+        "began": 1e9,
+        "ended": 1e9 + 3600,
+        "at": 1e9 + 3600,
+        "causes": {"none": 5400.0, "data": 1440.0, "straggler": 360.0},
+    }
+    return Job(**{**known, **changes})
+
+
+def page(job: Job, **prices: float) -> str:
+    return "\n".join(lines(job, Prices(**prices)))
+
+
+def printed(capsys: pytest.CaptureFixture[str], **question: Any) -> str:
+    assert show(Question(**question)) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.usefixtures("ended")
+def test_a_job_is_found_by_slurms_number_and_its_page_names_the_slow_rank(
+    state_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = printed(capsys, state_dir=state_dir, job_id="4711")
+    assert "Slurm job 4711 (train large) of " in text
+    assert "account physics, partition gpu" in text
+    assert "4 ranks on 1 node (node-a)" in text
+    assert "Rank 2 (node-a) slows down run r by" in text
+    assert re.search(r"lost: straggler +\[\|+ +\]", text)
+
+
+@pytest.mark.usefixtures("ended")
+def test_the_json_sums_to_one_and_fits_an_admin_comment(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = printed(capsys, state_dir=state_dir, job_id="4711", is_json=True)
+    found = json.loads(text)
+    assert found["useful"] + sum(found["lost"].values()) == pytest.approx(1.0, abs=1e-9)
+    assert found["gpu_hours"] == pytest.approx(4 * 80 / 3600, rel=0.02)
+    assert len(text) < LIMIT
+
+
+@pytest.mark.usefixtures("ended")
+def test_what_slurm_gave_and_no_rank_trained_in_is_a_part(
+    state_dir: Path, controller: dict[str, Allocation], capsys: pytest.CaptureFixture[str]
+) -> None:
+    controller["4711"] = Allocation("COMPLETED", 100.0, 5, 16)
+    found = json.loads(printed(capsys, state_dir=state_dir, job_id="4711", is_json=True))
+    assert found["gpu_hours"] == pytest.approx(500 / 3600, rel=0.001)
+    assert found["lost"]["no_rank"] == pytest.approx((500 - 320) / 500, rel=0.02)
+
+
+def test_a_job_on_several_nodes_is_not_compared_with_what_slurm_gave_it_on_all(
+    run_dir: Path, state_dir: Path, controller: dict[str, Allocation], capsys: pytest.CaptureFixture[str]
+) -> None:
+    controller["4711"] = Allocation("COMPLETED", 100.0, 8, 16)
+    job = JudgedJob(run_dir, state_dir=state_dir, slurm=SLURM, world_size="8")
+    job.train(30)
+    job.poll(job.now, ended=range(4))
+    text = printed(capsys, state_dir=state_dir)
+    assert "4 of its 8 ranks" in text
+    assert "no_rank" not in text
+
+
+def test_of_a_job_that_runs_the_time_since_it_was_saved_is_no_loss() -> None:
+    job = a_job(ended=None, causes={"none": 7200.0}).allocated(Allocation("RUNNING", 3660.0, 2, 0), now=1e9 + 3660)
+    assert job.causes == {"none": 7200.0}
+
+
+def test_a_live_run_is_reported_with_what_holds_now(
+    run_dir: Path, state_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = JudgedJob(run_dir, state_dir=state_dir)
+    job.train(40)
+    job.train(40, lagging("optimizer"))
+    job.findings.close()
+    text = printed(capsys, state_dir=state_dir)
+    assert re.search(r"to now: .*\n", text)
+    assert re.search(r"to now \(.*\), .*: Rank 2", text)
+
+
+def test_the_records_alone_are_divided_by_phase(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    startup = float(layout.PHASES.index("startup"))
+    slots = {"phase": startup, "started_unix": 1e9, "started_monotonic": 100.0, "ended": 1.0, "ended_unix": 1e9 + 100}
+    for rank in range(2):
+        publish(run_dir, f"r.{rank}", slots, rank=str(rank), world_size="2", node="node-a")
+    found = json.loads(printed(capsys, run_dir=run_dir, is_json=True))
+    assert found["gpu_hours"] == pytest.approx(200 / 3600, rel=0.001)
+    assert found["lost"] == {"startup": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("question", "why"),
+    [
+        ({"state_dir": Path("absent")}, "absent is no directory"),
+        ({"run_dir": Path("absent")}, "absent is no directory"),
+        ({}, "--state-dir, --url or a run directory"),
+        ({"by": "user"}, "--url names it"),
+        ({"url": "nonsense"}, "nonsense is no URL"),
+    ],
+)
+def test_where_there_is_nothing_it_says_why(
+    question: dict[str, Any], why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show(Question(**question)) == 2
+    assert why in capsys.readouterr().err
+
+
+def test_no_user_takes_the_place_of_another_in_a_report() -> None:
+    mine, forged = a_job(), a_job(owner="1001", user="eve", causes={"none": 1.0})
+    with pytest.raises(NoJobError, match="several users"):
+        chosen([mine, forged], None, "4711", None)
+    assert chosen([mine, forged], None, "4711", "1000") == mine
+    with pytest.raises(NoJobError, match="nothing is known of Slurm job 4711 of owner 1002"):
+        chosen([mine, forged], None, "4711", "1002")
+
+
+def test_several_runs_have_to_be_named_and_of_one_name_the_last_is_meant() -> None:
+    first, again, other = a_job(), a_job(began=2e9), a_job(runs=["other"])
+    with pytest.raises(NoJobError, match="several runs"):
+        chosen([first, again, other], None, None, None)
+    assert chosen([first, again, other], "train", None, None) == again
+
+
+def test_all_runs_of_a_slurm_job_are_one_report() -> None:
+    gpu = Gpu("node-a", "0", joules=5.0, memory=1.0, memory_total=4.0)
+    first = a_job(gpus=[gpu], findings=[Found(1e9, 1e9 + 1, "data", "warning", 0.1, "x")])
+    second = a_job(runs=["eval"], began=2e9, ended=2e9 + 60, at=2e9 + 60, gpus=[gpu], causes={"none": 120.0})
+    both = together([second, first])
+    assert both.runs == ["train", "eval"]
+    assert (both.began, both.ended) == (1e9, 2e9 + 60)
+    assert both.gpu_seconds == 7320.0
+    assert [(one.index, one.joules) for one in both.gpus] == [("0", 10.0)]
+    assert together([first, a_job(ended=None)]).ended is None
+
+
+def test_money_is_for_gpu_hours_and_energy() -> None:
+    gpus = [Gpu("node-a", str(n), joules=1.8e6) for n in range(2)]
+    text = page(a_job(gpus=gpus), gpu_hour=2.0, kwh=0.3)
+    assert "1 kWh, 0.30 at 0.3 a kWh" in text
+    assert "4.00 at 2 a GPU-hour, of which 1.00 was lost" in text
+
+
+def test_what_was_asked_for_and_not_used_is_noted() -> None:
+    gpus = [Gpu("node-a", "0", 0.9), Gpu("node-a", "1", 0.0)]
+    text = page(a_job(gpus=gpus, cpus=64, cpu_seconds=7200.0))
+    assert "No kernel ran on node-a GPU 1" in text
+    assert "2.0 of 64 CPU cores" in text
+    assert "20% of the GPU time is lost to data." in text
+
+
+def test_a_long_report_is_cut_to_what_a_comment_takes() -> None:
+    causes = {f"{'x' * 150}-{n}": 1.0 for n in range(64)} | {"none": 100.0}
+    findings = [Found(1e9, None, "data", "warning", 0.1, "y" * 500) for _ in range(50)]
+    text = as_json(a_job(causes=causes, findings=findings, runs=["r" * 128]), Prices(2.5, 0.3))
+    assert len(text.encode()) <= LIMIT
+    found = json.loads(text)
+    assert found["useful"] + sum(found["lost"].values()) == pytest.approx(1.0, abs=1e-9)
+    assert found["lost"]["rest"] > 0.1
+
+
+def test_the_json_survives_sacctmgr_which_writes_backticks_for_quotation_marks() -> None:
+    found = [Found(1e9, None, "data", "warning", 0.1, 'a `b` "c"')]
+    text = as_json(a_job(runs=["`r`"], findings=found), Prices())
+    assert json.loads(text.replace('"', "`").replace("`", '"')) == json.loads(text)
+    assert json.loads(text)["findings"][0][2] == "a 'b' \"c\""
+
+
+def test_names_that_others_wrote_reach_the_terminal_harmless(
+    state_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry: dict[str, Any] = {"user": "", "slurm": {"job_id": "7", "job_name": "\x1b[2J"}, "nodes": ["a\nb"], "gpus": {}}
+    entry |= {"run": "r\x1b]0;x", "owner": "1", "began": 1.0, "at": 2.0, "ended": 2.0, "steps": 1.0, "ranks": {}}
+    entry |= {"world_size": 1, "causes": {"\x9b1m": 1.0}, "cpus": 0, "memory": 0.0, "findings": {}}
+    journal.Journal(state_dir).append("1", {"entry": "run", **entry})
+    text = printed(capsys, state_dir=state_dir)
+    assert "\\x1b[2J" in text
+    assert not set(text) & {"\x1b", "\x9b"}
+
+
+@pytest.mark.parametrize("damage", [{"causes": [1]}, {"began": None}, {"gpus": {"0": {}}}, {"ranks": 3}])
+@pytest.mark.usefixtures("ended")
+def test_a_damaged_entry_costs_no_other_job(state_dir: Path, damage: dict[str, Any]) -> None:
+    (entry,) = [one for one in journal.read(state_dir) if one["entry"] == "run"]
+    journal.Journal(state_dir).append(entry["owner"], {**entry, "run": "damaged", **damage})
+    assert [job.runs for job in saved.jobs(state_dir)] == [["r"]]
+
+
+def test_gpu_hours_of_groups_name_who_lost_most_first() -> None:
+    groups = {"alice": {"none": 3600.0, "data": 360.0}, "bob": {"none": 0.0, "idle": 7200.0}, "": {"none": 36.0}}
+    _, _, first, second, third = group_lines(groups, "user", 7.0, Prices(gpu_hour=3.0))
+    assert first.split() == ["bob", "2", "0%", "2", "6.00", "idle", "100%"]
+    assert second.split()[0] == "alice"
+    assert "data 9.1%" in second
+    assert third.startswith("  not known")
+
+
+SHOWN = (
+    "JobId=6 JobName=train large UserId=alice(1001) GroupId=alice(1001) JobState=COMPLETING Reason=None "
+    "RunTime=1-02:03:04 TimeLimit=UNLIMITED NodeList=vm NumNodes=2 NumCPUs=64 {gpus} Comment=RunTime=9-00:00:00 \n"
+)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "count"),
+    [
+        ("TRES=cpu=64,node=2,billing=64 JOB_GRES=gpu:8   Nodes=vm GRES= TresPerNode=gres:gpu:4", 8),
+        ("JOB_GRES=gpu:a100:4,gpu:h100:2   Nodes=vm GRES=gpu:2(IDX:0-1)", 6),
+        ("AllocTRES=cpu=64,mem=1M,node=2,billing=64,gres/gpu=8,gres/gpu:a100=8 TresPerNode=gres/gpu:4", 8),
+    ],
+    ids=["22.05", "types", "accounting"],
+)
+def test_slurm_says_run_time_gpus_and_cpus(gpus: str, count: int) -> None:
+    seconds = ((26 * 60) + 3) * 60 + 4.0
+    assert slurm.parse(SHOWN.format(gpus=gpus)) == Allocation("COMPLETING", seconds, count, 64)
+
+
+@pytest.mark.parametrize("text", ["", "JobId=6", SHOWN.format(gpus="TRES=cpu=1"), SHOWN.replace("RunTime", "Run")])
+def test_what_says_no_gpus_or_no_run_time_is_no_allocation(text: str) -> None:
+    assert slurm.parse(text.format(gpus="") if "{" in text else text) is None

@@ -1,0 +1,227 @@
+"""What a run's GPU time went to over its whole life: parts that sum to the time of its ranks, whoever has seen it."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from testing.judged_job import JudgedJob
+from testing.simulated_job import even, lagging
+
+from rankscope_exporter.diagnosis.history import UNREADABLE
+from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
+from rankscope_exporter.gpu.nvml.device import Memory
+from rankscope_exporter.gpu.rank_gpus import RankGpu
+from rankscope_exporter.ranks import journal, look
+from rankscope_exporter.ranks.accounts import restored
+
+BOOTED = 1e9
+"""Unix time at which the job's clock was 0."""
+
+
+@pytest.fixture
+def state_dir(tmp_path: Path) -> Path:
+    (tmp_path / "state").mkdir()
+    return tmp_path / "state"
+
+
+@pytest.fixture
+def job(run_dir: Path, state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> JudgedJob:
+    job = JudgedJob(run_dir, state_dir=state_dir)
+    monkeypatch.setattr(look, "time", SimpleNamespace(time=lambda: job.now + BOOTED))
+    return job
+
+
+def finish(job: JudgedJob) -> None:
+    job.poll(job.now, ended=range(4))
+
+
+def entries(directory: Path, kind: str) -> list[dict[str, Any]]:
+    return [entry for entry in journal.read(directory) if entry["entry"] == kind]
+
+
+def account(directory: Path) -> dict[str, Any]:
+    (found,) = entries(directory, "run")
+    return found
+
+
+def lived(job: JudgedJob) -> float:
+    return sum(rank.now - 1000.0 for rank in job.job.ranks)
+
+
+def test_the_parts_sum_to_the_time_of_the_ranks_and_are_as_the_judge_says(job: JudgedJob, state_dir: Path) -> None:
+    job.train(60)
+    finish(job)
+    causes = account(state_dir)["causes"]
+    assert sum(causes.values()) == pytest.approx(lived(job), rel=0.001)
+    assert causes["none"] / sum(causes.values()) == pytest.approx(8 / 9, rel=0.02)
+    assert causes["transfer"] / sum(causes.values()) == pytest.approx(1 / 9, rel=0.1)
+
+
+def test_what_passed_before_the_exporter_saw_the_run_is_in_it(run_dir: Path, state_dir: Path) -> None:
+    job = JudgedJob(run_dir, state_dir=state_dir)
+    for rank in job.job.ranks:
+        rank.spend("startup", 30.0)
+    job.job.run(1000, even)
+    job.train(20)
+    finish(job)
+    causes = account(state_dir)["causes"]
+    assert sum(causes.values()) == pytest.approx(lived(job), rel=0.001)
+    assert causes["startup"] == pytest.approx(4 * 30.0, rel=0.01)
+    assert causes["collective_wait"] == pytest.approx(4 * 5.0, rel=0.05), "for whom they waited nobody has seen"
+
+
+def test_a_run_with_ranks_on_other_nodes_is_divided_by_phase(run_dir: Path, state_dir: Path) -> None:
+    job = JudgedJob(run_dir, state_dir=state_dir, world_size="8")
+    job.train(30)
+    finish(job)
+    found = account(state_dir)
+    assert (len(found["ranks"]), found["world_size"]) == (4, 8)
+    assert sum(found["causes"].values()) == pytest.approx(lived(job), rel=0.001)
+    assert found["causes"].keys() == {"startup", "none", "collective_wait"}
+
+
+def test_a_gpu_whose_rank_has_ended_is_idle_while_others_live(job: JudgedJob, state_dir: Path) -> None:
+    job.train(30)
+    for second in range(1, 21):
+        job.poll(job.now + second, ended=[0])
+    finish(job)
+    causes = account(state_dir)["causes"]
+    assert causes["idle"] == pytest.approx(20.0, abs=1.5)
+
+
+def test_a_restart_of_the_exporter_loses_nothing(job: JudgedJob, state_dir: Path) -> None:
+    job.train(60, lagging("optimizer"))
+    job.findings.close()
+    (before,) = json.loads((state_dir / "findings.json").read_text())["accounts"]
+    job.job.run(100, lagging("optimizer"))
+    job.start_exporter()
+    job.train(60, lagging("optimizer"))
+    finish(job)
+    causes = account(state_dir)["causes"]
+    assert sum(causes.values()) == pytest.approx(lived(job), rel=0.001)
+    unseen = before["causes"]["collective_wait"]
+    assert causes["collective_wait"] == pytest.approx(unseen), "one exporter or the other saw the rest"
+
+
+def test_a_run_whose_records_are_gone_after_a_reboot_is_noted_as_it_was(
+    job: JudgedJob, state_dir: Path, run_dir: Path
+) -> None:
+    job.train(30)
+    job.findings.close()
+    (before,) = json.loads((state_dir / "findings.json").read_text())["accounts"]
+    for record in run_dir.iterdir():
+        record.unlink()
+    job.start_exporter()
+    job.poll(job.now + 600)
+    found = account(state_dir)
+    assert found["causes"] == before["causes"]
+    assert found["ended"] == before["at"]
+    job.findings.close()
+    assert json.loads((state_dir / "findings.json").read_text())["accounts"] == []
+
+
+def test_a_finding_is_noted_with_its_begin_and_end(job: JudgedJob, state_dir: Path) -> None:
+    job.train(60)
+    begin = job.now
+    job.train(60, lagging("optimizer"))
+    end = job.now
+    job.train(120)
+    (found,) = entries(state_dir, "finding")
+    assert (found["kind"], found["rank"], found["cause"], found["run"]) == ("straggler", 2, "optimizer", "r")
+    assert found["begin"] - BOOTED == pytest.approx(begin, abs=15)
+    assert end - 1 <= found["end"] - BOOTED < job.now
+    assert 0.2 < found["ratio"] < 0.5
+    assert found["sentence"]
+    assert found["advice"]
+
+
+def test_what_holds_now_is_in_the_state(job: JudgedJob, state_dir: Path) -> None:
+    job.train(60)
+    job.train(60, lagging("optimizer"))
+    job.findings.close()
+    (found,) = json.loads((state_dir / "findings.json").read_text())["accounts"]
+    assert [finding["kind"] for finding in found["findings"].values()] == ["straggler"]
+    assert found["ended"] is None
+
+
+def gpus(at: float) -> Mapping[str, RankGpu]:
+    """Four GPUs that are busy for half of the time, at 400 W, with 40 of 80 GB."""
+    counters, memory = GpuCounters(busy=at / 2), Memory(total=80, used=40, free=40)
+    return {f"GPU-{n}": RankGpu(GpuReading(str(n)), counters, joules=400.0 * at, memory=memory) for n in range(4)}
+
+
+def test_a_gpus_use_is_that_of_the_time_in_which_ranks_lived_on_it(run_dir: Path, state_dir: Path) -> None:
+    job = JudgedJob(run_dir, ranks=1, gpus=gpus, state_dir=state_dir, uuid="GPU-2")
+    job.train(40)
+    job.poll(job.now, ended=[0])
+    job.poll(job.now + 100, ended=[0])
+    (use,) = account(state_dir)["gpus"].values()
+    assert (use["index"], use["node"]) == ("2", "node-a")
+    assert use["seconds"] == pytest.approx(39, abs=1.5)
+    assert use["busy"] / use["seconds"] == pytest.approx(0.5)
+    assert use["joules"] / use["seconds"] == pytest.approx(400.0)
+    assert (use["memory"], use["memory_total"]) == (40, 80)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {},
+        {"causes": [1]},
+        {"causes": {"none": "much"}},
+        {"began": float("nan")},
+        {"gpus": {"GPU-0": {}}},
+        {"ranks": None},
+    ],
+)
+def test_a_damaged_account_is_refused(job: JudgedJob, state_dir: Path, damage: dict[str, Any]) -> None:
+    job.train(10)
+    job.findings.close()
+    (state,) = json.loads((state_dir / "findings.json").read_text())["accounts"]
+    assert restored(state).run == "r"
+    with pytest.raises((*UNREADABLE, AttributeError)):
+        restored({**state, **damage} if damage else {})
+
+
+def test_the_journal_is_bounded_for_each_owner_and_keeps_the_newest(state_dir: Path) -> None:
+    written = journal.Journal(state_dir)
+    written.append("1000", {"run": "kept"})
+    for number in range(3000):
+        written.append("1001", {"run": f"{number}", "text": "x" * 200})
+    runs = [entry["run"] for entry in journal.read(state_dir)]
+    assert runs.count("kept") == 1
+    assert runs[-1] == "2999"
+    assert sum(path.stat().st_size for path in state_dir.glob("journal-1001*")) <= 2 * journal.FILE_LIMIT
+    assert len(runs) > 1000
+
+
+def test_the_owners_of_a_journal_are_bounded(state_dir: Path) -> None:
+    written = journal.Journal(state_dir)
+    for owner in range(journal.OWNERS_LIMIT + 10):
+        written.append(str(owner), {"run": str(owner)})
+        time.sleep(0.001)
+    runs = {entry["run"] for entry in journal.read(state_dir)}
+    assert len(runs) == journal.OWNERS_LIMIT
+    assert "0" not in runs
+
+
+def test_a_journal_that_cannot_be_written_costs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    written = journal.Journal(tmp_path / "absent")
+    for _ in range(3):
+        written.append("1000", {})
+    assert len(caplog.records) == 1
+
+
+def test_half_a_line_costs_no_other_entry(state_dir: Path) -> None:
+    written = journal.Journal(state_dir)
+    written.append("1000", {"run": "a"})
+    with (state_dir / "journal-1000.jsonl").open("a") as file:
+        file.write('{"run": "b", \n[1]\n')
+    written.append("1000", {"run": "c"})
+    assert [entry["run"] for entry in journal.read(state_dir)] == ["a", "c"]
