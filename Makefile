@@ -100,14 +100,14 @@ measurements-archive: ## pack the pages of docs/measurements and the raw figures
 	@tar --create --gzip --file dist/rankscope-measurements-$(VERSION).tar.gz docs/measurements build/measurements
 	@echo dist/rankscope-measurements-$(VERSION).tar.gz
 
-gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (28 MiB)
+gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (49 MiB)
 	@for version in 3.11 3.12 3.13; do $(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --platform=manylinux2014_x86_64 --python-version=$$version --requirement exporter/requirements.txt --dest .gpu-wheels/$$version || exit; done
 
 gpu-check: ## compare each GPU metric with nvidia-smi and a known load, and check the hook, on a real GPU (at most 10 minutes)
 	@$(PYTHON) -m validation.gpu_check --json $(REPORT)
 
 lock: $(RELEASE)/.installed ## pin by hash what the exporter's image installs and is built with (UPGRADE=1: the newest versions)
-	@$(COMPILE) pyproject.toml --extra exporter --output-file exporter/requirements.txt
+	@$(COMPILE) pyproject.toml --extra kubernetes --output-file exporter/requirements.txt
 	@$(RELEASE)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' | $(COMPILE) - --output-file exporter/requirements-build.txt
 
 sbom: $(RELEASE)/.installed ## the Python packages of the exporter's image as CycloneDX, to dist/
