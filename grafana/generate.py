@@ -1,4 +1,4 @@
-"""Writes the dashboards to grafana/dashboards/: what `make generate` calls."""
+"""Writes the dashboards to grafana/dashboards/ and into the Helm chart: what `make generate` calls."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 from rankscope_dashboards.queries import DASHBOARDS
 
 OUTPUT = Path(__file__).parent / "dashboards"
+CHART = Path(__file__).parents[1] / "deploy/helm/rankscope/files/dashboards"
 
 
 def generated() -> dict[Path, str]:
     """What each dashboard's file has to contain."""
-    return {OUTPUT / f"{name}.json": dashboard.to_json() for name, dashboard in DASHBOARDS.items()}
+    texts = {f"{name}.json": dashboard.to_json() for name, dashboard in DASHBOARDS.items()}
+    return {folder / name: text for folder in (OUTPUT, CHART) for name, text in texts.items()}
 
 
 def main() -> None:
