@@ -6,6 +6,7 @@ import json
 import os
 import re
 import subprocess
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -196,10 +197,26 @@ def test_a_dashboard_fits_into_an_annotation_and_is_ours(name: str) -> None:
     assert len(json.dumps(found)) < 256 * 1024
 
 
-def test_targets_have_the_job_and_a_name_that_lasts_and_no_label_of_a_pod(tmp_path: Path, free_port: int) -> None:
-    """As Prometheus relabels pods, though the pods are made up."""
+def of_the_chart(targets: list[Manifest]) -> list[Manifest]:
     values = (*VALUES["monitoring"], "--set=scrapeInterval=5s")
     monitors = [one for one in objects(*values) if one["kind"] == "PodMonitor"]
+    return [scrape_config(monitor, {"static_configs": targets}) for monitor in monitors]
+
+
+def of_the_page(targets: list[Manifest]) -> list[Manifest]:
+    """For Prometheus without the operator."""
+    page = (ROOT / "docs/install/kubernetes.md").read_text()
+    (block,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (config,) = yaml.safe_load(block)["scrape_configs"]
+    assert config.pop("kubernetes_sd_configs") == [{"role": "pod"}]
+    return [config | {"static_configs": targets, "scrape_interval": "5s"}]
+
+
+@pytest.mark.parametrize("configs", [of_the_chart, of_the_page])
+def test_targets_have_the_job_and_a_name_that_lasts_and_no_label_of_a_pod(
+    tmp_path: Path, free_port: int, configs: Callable[[list[Manifest]], list[Manifest]]
+) -> None:
+    """As Prometheus relabels pods, though the pods are made up."""
     pods = [
         {"label_app_kubernetes_io_name": "rankscope", "label_app_kubernetes_io_instance": "rankscope"},
         {"label_rankscope": "sidecar"},
@@ -210,12 +227,11 @@ def test_targets_have_the_job_and_a_name_that_lasts_and_no_label_of_a_pod(tmp_pa
         {"targets": [f"127.0.0.1:{free_port}"], "labels": {**of_pod(f"pod-{number}"), **of_pod_with(labels)}}
         for number, labels in enumerate(pods)
     ]
-    configs = [scrape_config(monitor, {"static_configs": targets}) for monitor in monitors]
     with running_exporter(free_port):
-        prometheus = servers.prometheus(tmp_path, yaml.safe_dump({"scrape_configs": configs}))
+        prometheus = servers.prometheus(tmp_path, yaml.safe_dump({"scrape_configs": configs(targets)}))
         prometheus.start()
         try:
-            assert wait_for(lambda: len(prometheus.query("up == 1")) == len(monitors), 60)
+            assert wait_for(lambda: len(prometheus.query("up == 1")) == 2, 60)
             found = [one["metric"] for one in prometheus.query("up")]
         finally:
             prometheus.stop()
