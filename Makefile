@@ -18,7 +18,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege measurements-archive lock sbom audit clean
+.PHONY: help venv servers helm demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege kubernetes measurements-archive lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -131,6 +131,9 @@ $(BIN)/.installed-%: pyproject.toml
 
 servers: ## Prometheus and Alertmanager, installed by apt unless they are on the PATH
 	@deploy/setup.sh servers
+
+kubernetes: venv servers helm ## install the chart on a real Kubernetes of one node and train in pods, as root (15 minutes; the first time 25)
+	@$(BIN)/python -m validation.kubernetes --save
 
 helm: venv ## helm and kubectl, installed into .venv unless they are on the PATH
 	@deploy/setup.sh helm

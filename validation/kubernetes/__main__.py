@@ -1,0 +1,281 @@
+"""Install the chart on a real Kubernetes, train in pods and check what is notified of a slow rank. `make kubernetes`
+
+    python -m validation.kubernetes --save
+
+The cluster has one node without GPUs: API server, controller manager, scheduler, kubelet and containerd, compiled from
+Debian's source of Kubernetes 1.20.2 on the first run. The image is the checkout's, built from its Dockerfile on
+Debian's Python. On the host run Prometheus, which finds the pods by the API server and relabels them as the chart's
+PodMonitors say, Alertmanager, and a webhook. Each Job is the one of `examples/kubernetes`, with the test job of two
+ranks in it; torch comes from the host's virtual environment.
+
+What this cluster lacks: Kubernetes 1.20 has no native sidecars, so the exporter in the pod is an ordinary container and
+its Job does not complete by itself. There are no DNS, no Services, no enforced network policies and no Pod Security
+admission. The kinds of the Prometheus operator are stored without an operator, and the scrape configuration is made of
+the PodMonitors as the operator makes it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from deploy.helm.generate import CHART
+from deploy.prometheus.shipped import alertmanager_config
+from testing import report, servers
+from testing.pod_monitor import scrape_config
+from testing.report import Check
+from testing.stack import wait_for
+from testing.webhook import WebhookReceiver
+from validation.kubernetes.cluster import IMAGE_NAME, NODE, Cluster, Manifest, running
+from validation.kubernetes.training import NAMESPACE, PodsJob
+
+DIRECTORY = report.ROOT / ".kubernetes"
+RELEASE, ITS_NAMESPACE = "rankscope", "rankscope"
+OPERATOR = ("podmonitors PodMonitor", "prometheusrules PrometheusRule")
+INSTALL = (
+    "--set=podMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true,scrapeInterval=5s",
+    f"--set=image.repository={IMAGE_NAME.partition(':')[0]},image.tag={IMAGE_NAME.partition(':')[2]}",
+)
+KINDS = "daemonset,pod,configmap,secret,serviceaccount,networkpolicy,podmonitor,prometheusrule"
+PATTERNS = {"node": "on-the-node", "sidecar": "in-the-pods"}
+ALERT = "RankscopeRankZeroLagging"
+EXTRA = {"post": 80.0}  # milliseconds after each step
+READY_WITHIN, SEEN_WITHIN, NOTIFIED_WITHIN, QUIET_FOR = "180s", 120.0, 240.0, 45.0
+
+
+class Told(NamedTuple):
+    """What became of one job's fault."""
+
+    run: str
+    labels: dict[str, str]
+    """Of the first alert; empty without one."""
+    summary: str
+    seconds: float | None
+    """From the fault to the notification."""
+    false: list[str]
+    """Alerts before the fault."""
+
+
+def main() -> int:
+    """Run everything and publish; return 1 if a check fails."""
+    parser = report.parser(__doc__, prog="make kubernetes")
+    parser.add_argument("--directory", type=Path, default=DIRECTORY, help="of the cluster (%(default)s)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rankscope-kubernetes-") as name, running(options.directory) as cluster:
+        checks, told = observe(cluster, Path(name))
+    body = [report.verdict(checks), _table(told)]
+    figures = {"checks": [one.__dict__ for one in checks], "told": [one._asdict() for one in told]}
+    report.Report("kubernetes", "The chart on Kubernetes", __doc__, "every check holds", body, figures).publish(
+        options.save
+    )
+    return 0 if all(check.holds for check in checks) else 1
+
+
+def observe(cluster: Cluster, directory: Path) -> tuple[list[Check], list[Told]]:
+    """Install, train, change and uninstall."""
+    install(cluster)
+    checks = [
+        unprivileged(cluster, "the exporter runs as nobody, without a capability, behind a seccomp filter", 65534)
+    ]
+    told = []
+    with ExitStack() as started:
+        prometheus, webhook = watch(cluster, directory, started)
+        for pattern, run in PATTERNS.items():
+            job = PodsJob(cluster, directory / run, pattern, run)
+            job.start()
+            try:
+                checks += seen(prometheus, pattern, job)
+                told.append(fault(prometheus, webhook, job))
+            finally:
+                job.terminate()
+            checks.append(notified(told[-1]))
+    checks += [*changed(cluster), *uninstalled(cluster)]
+    return checks, told
+
+
+def install(cluster: Cluster) -> None:
+    """Make the kinds of the operator known, and install the chart until it is ready."""
+    cluster.apply(*(definition(*names.split()) for names in OPERATOR))
+    cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    cluster.kubectl("create", "namespace", ITS_NAMESPACE)
+    cluster.kubectl("create", "namespace", NAMESPACE)
+    release("install", cluster)
+
+
+def release(command: str, cluster: Cluster, *values: str) -> None:
+    """Install or upgrade it, and wait until all of it is ready. Raises RuntimeError."""
+    chart = [RELEASE, str(CHART), f"--namespace={ITS_NAMESPACE}", *INSTALL, *values]
+    cluster.helm(command, *chart, "--wait", f"--timeout={READY_WITHIN}")
+
+
+def definition(plural: str, kind: str) -> Manifest:
+    """Return a kind of the Prometheus operator's, with any fields."""
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "scope": "Namespaced",
+            "names": {"plural": plural, "singular": kind.lower(), "kind": kind},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+        },
+    }
+
+
+def unprivileged(cluster: Cluster, check: str, uid: int) -> Check:
+    """Return whether the kernel says so of the DaemonSet's process."""
+    (pod,) = _ready(cluster)
+    process = cluster.process(pod, "exporter")
+    found = f"uid {process.uid}, capabilities {process.capabilities:#x}, seccomp mode {process.seccomp}"
+    return Check(check, process == (uid, 0, 2), found)
+
+
+def _ready(cluster: Cluster) -> list[Manifest]:
+    pods = cluster.items("pod", "-n", ITS_NAMESPACE)
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+
+def watch(cluster: Cluster, directory: Path, started: ExitStack) -> tuple[servers.Prometheus, WebhookReceiver]:
+    """Start what scrapes, judges and notifies, on the host, by what the API server has of the chart."""
+    webhook = WebhookReceiver()
+    webhook.start()
+    started.callback(webhook.stop)
+    alertmanager = servers.alertmanager(directory, alertmanager_config(webhook.url))
+    (rule,) = cluster.items("prometheusrule", "-n", ITS_NAMESPACE)
+    (directory / "rules.yml").write_text(yaml.safe_dump(rule["spec"], sort_keys=False))
+    discovery = {"kubernetes_sd_configs": [{"role": "pod", "kubeconfig_file": str(cluster.kubeconfig)}]}
+    monitors = cluster.items("podmonitor", "-n", ITS_NAMESPACE)
+    configuration = {
+        "rule_files": [str(directory / "rules.yml")],
+        "scrape_configs": [scrape_config(monitor, discovery) for monitor in monitors],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager.address]}]}]},
+    }
+    prometheus = servers.prometheus(directory, yaml.safe_dump(configuration))
+    for server in (alertmanager, prometheus):
+        server.start()
+        started.callback(server.stop)
+    return prometheus, webhook
+
+
+def seen(prometheus: servers.Prometheus, pattern: str, job: PodsJob) -> list[Check]:
+    """Return whether Prometheus has both ranks, by whom, and with which labels."""
+    job.wait_until_training()
+    own = f'{{run="{job.run}"}}'
+    wait_for(lambda: len(prometheus.query(f"rankscope_rank_up{own} == 1")) == job.ranks, SEEN_WITHIN)
+    ranks = [one["metric"] for one in prometheus.query(f"rankscope_rank_info{own}")]
+    labels = [one["metric"] for one in prometheus.query(f"rankscope_rank_labels_info{own}")]
+    pods = {one.get("k8s_pod") for one in labels}
+    targets = [one["metric"] for one in prometheus.query("up == 1")]
+    instances = {NODE} if pattern == "node" else {f"{NAMESPACE}/{pod}" for pod in pods}
+    known = sorted(f"{one.get('k8s_namespace')}/{one.get('k8s_pod')}" for one in labels)
+    return [
+        Check(
+            f"{job.run}: both ranks are seen, on the node's name",
+            {(one["rank"], one["node"]) for one in ranks} == {("0", NODE), ("1", NODE)},
+            ", ".join(sorted(f"rank {one['rank']} on {one['node']}" for one in ranks)),
+        ),
+        Check(
+            f"{job.run}: each rank is known with its own pod and namespace",
+            len(pods) == job.ranks and {one.get("k8s_namespace") for one in labels} == {NAMESPACE},
+            ", ".join(known),
+        ),
+        Check(
+            f"{job.run}: its series come from the {pattern}",
+            {one["instance"] for one in ranks} == instances and all(set(one) <= LABELS_OF_UP for one in targets),
+            ", ".join(sorted({one["instance"] for one in ranks})),
+        ),
+    ]
+
+
+LABELS_OF_UP = {"__name__", "job", "instance"}
+
+
+def fault(prometheus: servers.Prometheus, webhook: WebhookReceiver, job: PodsJob) -> Told:
+    """Let it train in peace, slow rank 0 down, and wait for the notification."""
+    time.sleep(QUIET_FOR)
+    false = [one.name for one in webhook.firing() if one.labels.get("run") == job.run]
+    onset = job.change(ranks={0: EXTRA})
+
+    def firing() -> list[Any]:
+        return [one for one in webhook.firing() if one.labels.get("run") == job.run and one.received >= onset]
+
+    wait_for(firing, NOTIFIED_WITHIN)
+    for one in firing()[:1]:
+        seconds = round(one.received - onset, 1)
+        return Told(job.run, one.labels, one.annotations["summary"], seconds, false)
+    return Told(job.run, {}, json.dumps(prometheus.query("ALERTS"))[:200], None, false)
+
+
+def notified(told: Told) -> Check:
+    """Return whether it is the right alert and the only one."""
+    labels = told.labels
+    is_right = (
+        labels.get("alertname") == ALERT and labels.get("node") == NODE and labels.get("job") in (None, "rankscope")
+    )
+    found = f"{labels.get('alertname', 'nothing')} on {labels.get('node')}; before the fault: {told.false or 'none'}"
+    return Check(f"{told.run}: rank 0 is notified, and nothing before", is_right and not told.false, found)
+
+
+def changed(cluster: Cluster) -> list[Check]:
+    """Switch on what needs more privilege, and return what of it is there."""
+    release("upgrade", cluster, "--set=podAttribution.enabled=true,runDirectory.tmpfs.enabled=true")
+    (pod,) = _ready(cluster)
+    name = pod["metadata"]["name"]
+
+    def inside(*command: str) -> str:
+        return cluster.kubectl("-n", ITS_NAMESPACE, "exec", name, "-c", "exporter", "--", *command).strip()
+
+    time.sleep(15)  # the kubelet is asked each 5 s
+    mount = inside(
+        "sh", "-c", "stat -f -c %T /run/rankscope; stat -c %a /run/rankscope; df -k -i --output=itotal /run/rankscope"
+    )
+    log = cluster.kubectl("-n", ITS_NAMESPACE, "logs", name, "-c", "exporter")
+    complaints = [line for line in log.splitlines() if "does not say who holds" in line]
+    return [
+        unprivileged(cluster, "with pod attribution it is uid 0, and has no capability", 0),
+        Check("it asks the kubelet", not complaints, complaints[0] if complaints else "no complaint in its log"),
+        Check(
+            "the run directory is a tmpfs with limits, for all to write",
+            mount.split() == ["tmpfs", "1777", "Inodes", "4096"],
+            mount.replace("\n", " "),
+        ),
+    ]
+
+
+def uninstalled(cluster: Cluster) -> list[Check]:
+    """Uninstall it, and return whether the cluster has anything left of it."""
+    cluster.helm("uninstall", RELEASE, f"--namespace={ITS_NAMESPACE}", "--wait")
+    wait_for(lambda: not _left(cluster), 60)
+    left = _left(cluster)
+    return [
+        Check(
+            "helm uninstall leaves no object", not left, ", ".join(left) or "nothing; the node keeps its run directory"
+        )
+    ]
+
+
+def _left(cluster: Cluster) -> list[str]:
+    selectors = ("app.kubernetes.io/name=rankscope", "owner=helm")
+    return [
+        name
+        for selector in selectors
+        for name in cluster.kubectl("get", KINDS, "-A", "-o", "name", "-l", selector).split()
+    ]
+
+
+def _table(told: Sequence[Told]) -> str:
+    rows = [(one.run, one.summary, one.labels.get("cause", ""), one.seconds) for one in told]
+    return report.table(("run", "notification", "cause", "seconds after the fault"), rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
