@@ -4,14 +4,15 @@
 
 The cluster has one node without GPUs: API server, controller manager, scheduler, kubelet and containerd, compiled from
 Debian's source of Kubernetes 1.20.2 on the first run. The image is the checkout's, built from its Dockerfile on
-Debian's Python. On the host run Prometheus, which finds the pods by the API server and relabels them as the chart's
-PodMonitors say, Alertmanager, and a webhook. Each Job is the one of `examples/kubernetes`, with the test job of two
+Debian's Python. On the host run Prometheus, which relabels the pods as the chart's PodMonitors say, Alertmanager, and a
+webhook. Each Job is the one of `examples/kubernetes`, with the test job of two
 ranks in it; torch comes from the host's virtual environment.
 
 What this cluster lacks: Kubernetes 1.20 has no native sidecars, so the exporter in the pod is an ordinary container and
 its Job does not complete by itself. There are no DNS, no Services, no enforced network policies and no Pod Security
-admission. The kinds of the Prometheus operator are stored without an operator, and the scrape configuration is made of
-the PodMonitors as the operator makes it.
+admission. Debian's Prometheus has no Kubernetes discovery: a file has the targets, with the labels that it would give
+the API server's pods. The kinds of the Prometheus operator are stored without an operator, and the scrape configuration
+is made of the PodMonitors as the operator makes it.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from testing.report import Check
 from testing.stack import wait_for
 from testing.webhook import WebhookReceiver
 from validation.kubernetes.cluster import IMAGE_NAME, NODE, Cluster, Manifest, running
+from validation.kubernetes.discovery import Discovery
 from validation.kubernetes.training import NAMESPACE, PodsJob
 
 DIRECTORY = report.ROOT / ".kubernetes"
@@ -152,11 +154,11 @@ def watch(cluster: Cluster, directory: Path, started: ExitStack) -> tuple[server
     alertmanager = servers.alertmanager(directory, alertmanager_config(webhook.url))
     (rule,) = cluster.items("prometheusrule", "-n", ITS_NAMESPACE)
     (directory / "rules.yml").write_text(yaml.safe_dump(rule["spec"], sort_keys=False))
-    discovery = {"kubernetes_sd_configs": [{"role": "pod", "kubeconfig_file": str(cluster.kubeconfig)}]}
+    discovery = started.enter_context(Discovery(cluster, directory / "targets.json"))
     monitors = cluster.items("podmonitor", "-n", ITS_NAMESPACE)
     configuration = {
         "rule_files": [str(directory / "rules.yml")],
-        "scrape_configs": [scrape_config(monitor, discovery) for monitor in monitors],
+        "scrape_configs": [scrape_config(monitor, discovery.configuration) for monitor in monitors],
         "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager.address]}]}]},
     }
     prometheus = servers.prometheus(directory, yaml.safe_dump(configuration))
@@ -235,9 +237,8 @@ def changed(cluster: Cluster) -> list[Check]:
         return cluster.kubectl("-n", ITS_NAMESPACE, "exec", name, "-c", "exporter", "--", *command).strip()
 
     time.sleep(15)  # the kubelet is asked each 5 s
-    mount = inside(
-        "sh", "-c", "stat -f -c %T /run/rankscope; stat -c %a /run/rankscope; df -k -i --output=itotal /run/rankscope"
-    )
+    mount = inside("stat", "-f", "-c", "%T, %c inodes", "/run/rankscope")
+    mode = inside("stat", "-c", "%a", "/run/rankscope")
     log = cluster.kubectl("-n", ITS_NAMESPACE, "logs", name, "-c", "exporter")
     complaints = [line for line in log.splitlines() if "does not say who holds" in line]
     return [
@@ -245,8 +246,8 @@ def changed(cluster: Cluster) -> list[Check]:
         Check("it asks the kubelet", not complaints, complaints[0] if complaints else "no complaint in its log"),
         Check(
             "the run directory is a tmpfs with limits, for all to write",
-            mount.split() == ["tmpfs", "1777", "Inodes", "4096"],
-            mount.replace("\n", " "),
+            (mount, mode) == ("tmpfs, 4096 inodes", "1777"),
+            f"{mount}, mode {mode}",
         ),
     ]
 

@@ -65,6 +65,9 @@ def manifest(pattern: str, name: str, shared: Path) -> Manifest:
         sidecar["image"] = IMAGE_NAME
         pod["containers"].append(sidecar)
     pod["terminationGracePeriodSeconds"] = 1
+    # An interpreter below /root: the image's is closed to other users.
+    pod["volumes"].append({"name": "root", "emptyDir": {}})
+    trainer["volumeMounts"].append({"name": "root", "mountPath": "/root"})
     for number, path in enumerate(_folders(shared)):
         pod["volumes"].append({"name": f"folder-{number}", "hostPath": {"path": str(path)}})
         mount = {"name": f"folder-{number}", "mountPath": str(path), "readOnly": path != shared}
@@ -73,7 +76,7 @@ def manifest(pattern: str, name: str, shared: Path) -> Manifest:
 
 
 def _folders(shared: Path) -> list[Path]:
-    """Return the folders of this machine that the job needs: interpreter, torch, checkout, and the one that is shared."""
+    """Return this machine's folders that the job needs: interpreter, torch, checkout, and the one that is shared."""
     wanted = {ROOT, Path(sys.prefix), Path(sys.base_prefix), shared}
     return sorted(path for path in wanted if not any(path.is_relative_to(other) for other in wanted - {path}))
 
