@@ -34,7 +34,7 @@ prepare_apt() {
     "${APT[@]}" update
 }
 
-# With the libraries that this machine lacks.
+# Packages, with the libraries that this machine lacks.
 unpack() {
     local package
     (cd "$DIR/apt/cache/archives" && "${APT[@]}" download "$@")
@@ -55,6 +55,7 @@ build() {
     done
     mkdir -p "$DIR/bin" "$DIR/root"
     prepare_apt
+    rm -rf --one-file-system "$DIR/src"
     say "building Kubernetes in $DIR (once: 5 minutes, 0.6 GB)"
     unpack golang-1.19-go golang-1.19-src golang-github-modern-go-reflect2-dev containerd runc \
         containernetworking-plugins busybox-static
@@ -137,12 +138,15 @@ END
 image() { # NAME
     local store=$DIR/src/store libraries from
     prepare_apt
-    [ -x "$DIR/root/usr/bin/buildah" ] || unpack debootstrap buildah
+    rm -rf --one-file-system "$DIR/src" # of a build that was interrupted
+    [ -e "$DIR/root/etc/containers/registries.conf" ] ||
+        unpack debootstrap buildah golang-github-containers-common golang-github-containers-image
     [ -e "$DIR/base.tar" ] || bootstrap
     libraries=/usr/lib/$(uname -m)-linux-gnu
     # buildah starts itself again and again: its libraries have to be where the linker looks.
     mount -t overlay overlay -o "lowerdir=$libraries:$DIR/root$libraries" "$libraries"
     mount -t tmpfs tmpfs /var/lib
+    [ ! -d /etc/containers ] || mount -t tmpfs tmpfs /etc/containers # the machine's own settings
     buildah() {
         "$DIR/root/usr/bin/buildah" --root "$store/root" --runroot "$store/run" --storage-driver overlay \
             --registries-conf "$DIR/root/etc/containers/registries.conf" "$@"
