@@ -35,6 +35,7 @@ class Cluster:
     """A running cluster of one node."""
 
     def __init__(self, directory: Path) -> None:
+        self.programs = directory / "root/usr/bin"
         self.kubeconfig = directory / "kubeconfig"
         self._environment = {**os.environ, "KUBECONFIG": str(self.kubeconfig), "KUBECACHEDIR": str(directory / "cache")}
 
@@ -54,6 +55,15 @@ class Cluster:
         """Return the objects of a kind."""
         found: list[Manifest] = json.loads(self.kubectl("get", kind, "-o", "json", *arguments))["items"]
         return found
+
+    def discovery(self) -> Manifest:
+        """Return the `kubernetes_sd_configs` of whoever may read everything."""
+        configuration = yaml.safe_load(self.kubeconfig.read_text())
+        (cluster,), (user,) = configuration["clusters"], configuration["users"]
+        files = {"ca_file": cluster["cluster"]["certificate-authority"]}
+        files |= {"cert_file": user["user"]["client-certificate"], "key_file": user["user"]["client-key"]}
+        found = {"role": "pod", "api_server": cluster["cluster"]["server"], "tls_config": files}
+        return {"kubernetes_sd_configs": [found]}
 
     def process(self, pod: Manifest, container: str) -> Process:
         """Return the first process of a pod's container."""

