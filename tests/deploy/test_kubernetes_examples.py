@@ -26,6 +26,7 @@ RUN_LABELS = {
     "pytorchjob": "training.kubeflow.org/job-name",
 }
 KUBERNETES = "1.37"
+SCRAPE_INTERVAL = 15  # seconds, of the chart by default
 
 Manifest = dict[str, Any]
 
@@ -108,6 +109,8 @@ def test_a_sidecar_reads_what_the_trainer_writes_and_may_nothing_else(path: Path
             # A directory below the mount is the trainer's own; the mount itself all may write into.
             assert mounts[str(run_dir.parent)]["name"] == "rankscope"
         assert sidecar["restartPolicy"] == "Always"
+        (_, seconds) = sidecar["lifecycle"]["preStop"]["exec"]["command"]
+        assert 2 * SCRAPE_INTERVAL < int(seconds) < pod["spec"]["terminationGracePeriodSeconds"] - 10
         assert sidecar["ports"] == [{"name": "rankscope", "containerPort": DEFAULT_PORT}]
         assert sidecar["securityContext"]["capabilities"] == {"drop": ["ALL"]}
         assert not any("hostPath" in volume for volume in pod["spec"]["volumes"])

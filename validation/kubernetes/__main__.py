@@ -57,6 +57,7 @@ print(*(p._text(pod, 1) for pod in p._all(answer, 1)))
 ALERT = "RankscopeRankZeroLagging"
 EXTRA = {"post": 80.0}  # milliseconds after each step
 READY_WITHIN, SEEN_WITHIN, NOTIFIED_WITHIN, QUIET_FOR = "180s", 120.0, 240.0, 45.0
+QUIET_AFTER = 90.0  # seconds: an exporter is down after eight scrapes
 
 
 class Told(NamedTuple):
@@ -104,7 +105,7 @@ def observe(cluster: Cluster, directory: Path) -> tuple[list[Check], list[Told]]
                 told.append(fault(prometheus, webhook, job))
             finally:
                 job.terminate()
-            checks.append(notified(told[-1]))
+            checks += [notified(told[-1]), unalarmed(webhook, job)]
     checks += [*changed(cluster), *uninstalled(cluster)]
     return checks, told
 
@@ -264,6 +265,16 @@ def notified(told: Told) -> Check:
     )
     found = f"{labels.get('alertname', 'nothing')} on {labels.get('node')}; before the fault: {told.false or 'none'}"
     return Check(f"{told.run}: rank 0 is notified, and nothing before", is_right and not told.false, found)
+
+
+def unalarmed(webhook: WebhookReceiver, job: PodsJob) -> Check:
+    """Return whether nobody is notified of the end of the job, whose pods are deleted."""
+    before = len(webhook.notifications)
+    time.sleep(QUIET_AFTER)
+    found = sorted(
+        {f"{one.name} {one.labels.get('instance', '')}" for one in webhook.notifications[before:] if one.is_firing}
+    )
+    return Check(f"{job.run}: its end is not notified", not found, ", ".join(found) or "nothing")
 
 
 def changed(cluster: Cluster) -> list[Check]:

@@ -64,7 +64,6 @@ def manifest(pattern: str, name: str, shared: Path) -> Manifest:
         del sidecar["restartPolicy"]
         sidecar["image"] = IMAGE_NAME
         pod["containers"].append(sidecar)
-    pod["terminationGracePeriodSeconds"] = 1
     # An interpreter below /root: the image's is closed to other users.
     pod["volumes"].append({"name": "root", "emptyDir": {}})
     trainer["volumeMounts"].append({"name": "root", "mountPath": "/root"})
