@@ -60,7 +60,7 @@ READY_WITHIN, SEEN_WITHIN, NOTIFIED_WITHIN, QUIET_FOR = "180s", 120.0, 240.0, 45
 QUIET_AFTER = 90.0  # seconds: an exporter is down after eight scrapes
 
 
-class Told(NamedTuple):
+class Outcome(NamedTuple):
     """What became of one job's fault."""
 
     run: str
@@ -79,22 +79,22 @@ def main() -> int:
     parser.add_argument("--directory", type=Path, default=DIRECTORY, help="of the cluster (%(default)s)")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rankscope-kubernetes-") as name, running(options.directory) as cluster:
-        checks, told = observe(cluster, Path(name))
-    body = [report.verdict(checks), _table(told)]
-    figures = {"checks": [one.__dict__ for one in checks], "told": [one._asdict() for one in told]}
+        checks, outcomes = observe(cluster, Path(name))
+    body = [report.verdict(checks), _table(outcomes)]
+    figures = {"checks": [one.__dict__ for one in checks], "outcomes": [one._asdict() for one in outcomes]}
     report.Report("kubernetes", "The chart on Kubernetes", __doc__, "every check holds", body, figures).publish(
         options.save
     )
     return 0 if all(check.holds for check in checks) else 1
 
 
-def observe(cluster: Cluster, directory: Path) -> tuple[list[Check], list[Told]]:
+def observe(cluster: Cluster, directory: Path) -> tuple[list[Check], list[Outcome]]:
     """Install, train, change and uninstall."""
     install(cluster)
     checks = [
         unprivileged(cluster, "the exporter runs as nobody, without a capability, behind a seccomp filter", 65534)
     ]
-    told = []
+    outcomes = []
     with ExitStack() as started:
         prometheus, victoria, webhook = watch(cluster, directory, started)
         for pattern, run in PATTERNS.items():
@@ -102,12 +102,12 @@ def observe(cluster: Cluster, directory: Path) -> tuple[list[Check], list[Told]]
             job.start()
             try:
                 checks += [*seen(prometheus, pattern, job), discovered(prometheus, victoria, job)]
-                told.append(fault(prometheus, webhook, job))
+                outcomes.append(fault(prometheus, webhook, job))
             finally:
                 job.terminate()
-            checks += [notified(told[-1]), unalarmed(webhook, job)]
+            checks += [notified(outcomes[-1]), unalarmed(webhook, job)]
     checks += [*changed(cluster), *uninstalled(cluster)]
-    return checks, told
+    return checks, outcomes
 
 
 def install(cluster: Cluster) -> None:
@@ -241,8 +241,8 @@ def discovered(prometheus: servers.Prometheus, victoria: servers.Prometheus, job
     )
 
 
-def fault(prometheus: servers.Prometheus, webhook: WebhookReceiver, job: PodsJob) -> Told:
-    """Let it train in peace, slow rank 0 down, and wait for the notification."""
+def fault(prometheus: servers.Prometheus, webhook: WebhookReceiver, job: PodsJob) -> Outcome:
+    """Let it train for a while, slow rank 0 down, and wait for the notification."""
     time.sleep(QUIET_FOR)
     false = [one.name for one in webhook.firing() if one.labels.get("run") == job.run]
     onset = job.change(ranks={0: EXTRA})
@@ -253,18 +253,18 @@ def fault(prometheus: servers.Prometheus, webhook: WebhookReceiver, job: PodsJob
     wait_for(firing, NOTIFIED_WITHIN)
     for one in firing()[:1]:
         seconds = round(one.received - onset, 1)
-        return Told(job.run, one.labels, one.annotations["summary"], seconds, false)
-    return Told(job.run, {}, json.dumps(prometheus.query("ALERTS"))[:200], None, false)
+        return Outcome(job.run, one.labels, one.annotations["summary"], seconds, false)
+    return Outcome(job.run, {}, json.dumps(prometheus.query("ALERTS"))[:200], None, false)
 
 
-def notified(told: Told) -> Check:
+def notified(outcome: Outcome) -> Check:
     """Return whether it is the right alert and the only one."""
-    labels = told.labels
+    labels = outcome.labels
     is_right = (
         labels.get("alertname") == ALERT and labels.get("node") == NODE and labels.get("job") in (None, "rankscope")
     )
-    found = f"{labels.get('alertname', 'nothing')} on {labels.get('node')}; before the fault: {told.false or 'none'}"
-    return Check(f"{told.run}: rank 0 is notified, and nothing before", is_right and not told.false, found)
+    found = f"{labels.get('alertname', 'nothing')} on {labels.get('node')}; before the fault: {outcome.false or 'none'}"
+    return Check(f"{outcome.run}: rank 0 is notified, and nothing before", is_right and not outcome.false, found)
 
 
 def unalarmed(webhook: WebhookReceiver, job: PodsJob) -> Check:
@@ -321,8 +321,8 @@ def _left(cluster: Cluster) -> list[str]:
     ]
 
 
-def _table(told: Sequence[Told]) -> str:
-    rows = [(one.run, one.summary, one.labels.get("cause", ""), one.seconds) for one in told]
+def _table(outcomes: Sequence[Outcome]) -> str:
+    rows = [(one.run, one.summary, one.labels.get("cause", ""), one.seconds) for one in outcomes]
     return report.table(("run", "notification", "cause", "seconds after the fault"), rows)
 
 
