@@ -251,6 +251,18 @@ def of_pod_with(labels: dict[str, str]) -> dict[str, str]:
     return {f"__meta_kubernetes_pod_{key}": value for key, value in labels.items()}
 
 
+def test_the_values_of_the_page_for_the_operators_chart_are_our_alertmanagers(tmp_path: Path) -> None:
+    page = (ROOT / "docs/install/kubernetes.md").read_text()
+    (command,) = re.findall(r"^\{ printf .*? > monitoring\.yml$", page, re.MULTILINE | re.DOTALL)
+    script = command.replace("deploy/", f"{ROOT}/deploy/")
+    subprocess.run(["bash", "-euc", script], cwd=tmp_path, check=True)
+    values = yaml.safe_load((tmp_path / "monitoring.yml").read_text())
+    assert values["alertmanager"]["config"] == yaml.safe_load(
+        (ROOT / "deploy/alertmanager/alertmanager.yml").read_text()
+    )
+    assert values["grafana"]["sidecar"]["datasources"] == {"defaultDatasourceScrapeInterval": "15s"}
+
+
 # What is refused.
 
 REFUSED = {

@@ -153,12 +153,13 @@ image() { # NAME
     }
     local policy=--signature-policy=$DIR/root/etc/containers/policy.json volumes=(-v /etc/ssl/certs:/etc/ssl/certs:ro)
     [ ! -e /etc/pip.conf ] || volumes+=(-v /etc/pip.conf:/etc/pip.conf:ro)
+    say "building the exporter's image"
     buildah pull -q $policy "docker-archive:$DIR/base.tar" >/dev/null
     for from in $(sed -n 's/^FROM \([^ ]*\).*/\1/p' "$ROOT/exporter/Dockerfile" | sort -u); do
         buildah tag $BASE "$from"
     done
     buildah build $policy --pull-never --isolation chroot --network host --format docker "${volumes[@]}" \
-        -t "$1" -f "$ROOT/exporter/Dockerfile" "$ROOT"
+        -t "$1" -f "$ROOT/exporter/Dockerfile" "$ROOT" >"$DIR/image.log" 2>&1 || fail "no image: see $DIR/image.log"
     rm -f "$DIR/images/exporter.tar"
     buildah push -q $policy "$1" "docker-archive:$DIR/images/exporter.tar:$1"
     rm -rf --one-file-system "$DIR/src"
