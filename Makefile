@@ -132,7 +132,7 @@ $(BIN)/.installed-%: pyproject.toml
 servers: ## Prometheus and Alertmanager, installed by apt unless they are on the PATH
 	@deploy/setup.sh servers
 
-kubernetes: venv servers helm ## install the chart on a real Kubernetes of one node and train in pods, as root (15 minutes; the first time 25)
+kubernetes: venv servers helm ## install the chart on a real Kubernetes of one node and train in pods, as root (12 minutes; the first time 20)
 	@$(BIN)/python -m validation.kubernetes --save
 
 helm: venv ## helm and kubectl, installed into .venv unless they are on the PATH

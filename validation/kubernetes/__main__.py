@@ -47,6 +47,7 @@ INSTALL = (
     f"--set=image.repository={IMAGE_NAME.partition(':')[0]},image.tag={IMAGE_NAME.partition(':')[2]}",
 )
 KINDS = "daemonset,pod,configmap,secret,serviceaccount,networkpolicy,podmonitor,prometheusrule"
+STATE = "/run/rankscope-state"
 PATTERNS = {"node": "on-the-node", "sidecar": "in-the-pods"}
 ASK_THE_KUBELET = """
 from pathlib import Path
@@ -278,26 +279,42 @@ def unalarmed(webhook: WebhookReceiver, job: PodsJob) -> Check:
 
 
 def changed(cluster: Cluster) -> list[Check]:
-    """Switch on what needs more privilege, and return what of it is there."""
-    release("upgrade", cluster, "--set=podAttribution.enabled=true,runDirectory.tmpfs.enabled=true")
+    """Switch on what is off by default, and return what of it is there."""
+    values = f"--set=runDirectory.tmpfs.enabled=true,state.hostPath={STATE}"
+    release("upgrade", cluster, values)
+    checks = [limited(cluster), stateful(cluster, "nobody", 65534)]
+    release("upgrade", cluster, values, "--set=podAttribution.enabled=true")
+    pods = inside(cluster, "python", "-c", ASK_THE_KUBELET)
+    return [
+        *checks,
+        stateful(cluster, "root", 0),
+        unprivileged(cluster, "with pod attribution it is uid 0, and has no capability", 0),
+        Check("the kubelet lists its pods to it", _ready(cluster)[0]["metadata"]["name"] in pods, pods[:200]),
+    ]
+
+
+def inside(cluster: Cluster, *command: str) -> str:
+    """Return what a command in the exporter's container prints."""
     (pod,) = _ready(cluster)
     name = pod["metadata"]["name"]
+    return cluster.kubectl("-n", ITS_NAMESPACE, "exec", name, "-c", "exporter", "--", *command).strip()
 
-    def inside(*command: str) -> str:
-        return cluster.kubectl("-n", ITS_NAMESPACE, "exec", name, "-c", "exporter", "--", *command).strip()
 
-    mount = inside("stat", "-f", "-c", "%T, %c inodes", "/run/rankscope")
-    mode = inside("stat", "-c", "%a", "/run/rankscope")
-    pods = inside("python", "-c", ASK_THE_KUBELET)
-    return [
-        unprivileged(cluster, "with pod attribution it is uid 0, and has no capability", 0),
-        Check("the kubelet lists its pods to it", name in pods, pods[:200]),
-        Check(
-            "the run directory is a tmpfs with limits, for all to write",
-            (mount, mode) == ("tmpfs, 4096 inodes", "1777"),
-            f"{mount}, mode {mode}",
-        ),
-    ]
+def limited(cluster: Cluster) -> Check:
+    """Return whether the run directory is a tmpfs of its own."""
+    mount = inside(cluster, "stat", "-f", "-c", "%T, %c inodes", "/run/rankscope")
+    mode = inside(cluster, "stat", "-c", "%a", "/run/rankscope")
+    is_right = (mount, mode) == ("tmpfs, 4096 inodes", "1777")
+    return Check("the run directory is a tmpfs with limits, for all to write", is_right, f"{mount}, mode {mode}")
+
+
+def stateful(cluster: Cluster, user: str, uid: int) -> Check:
+    """Return whether the exporter's state is in a directory on the node that is its own."""
+    stated = ("stat", "-c", "%u %a %n", "/var/lib/rankscope", "/var/lib/rankscope/findings.json")
+    wait_for(lambda: "findings.json" in inside(cluster, "ls", "/var/lib/rankscope"), 60)
+    found = inside(cluster, *stated).replace("\n", ", ")
+    is_right = found.startswith(f"{uid} 700 /var/lib/rankscope, {uid} ")
+    return Check(f"its state is on the node and {user}'s", is_right, found)
 
 
 def uninstalled(cluster: Cluster) -> list[Check]:
