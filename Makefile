@@ -18,7 +18,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege packages slurm measurements-archive lock sbom audit clean
+.PHONY: help venv servers helm demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege packages slurm kubernetes measurements-archive lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -34,7 +34,7 @@ ifdef PYTEST
 test: venv
 	@$(PYTESTS) $(PYTEST)
 else
-test: venv servers ## lint, types, and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
+test: venv servers helm ## lint, types, and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
 	@$(LINT)
 	@$(PYTESTS) --durations=25 $(AT_ONCE) -m 'not alone' && $(PYTESTS) --durations=10 $(ALONE) -m alone
 endif
@@ -45,8 +45,8 @@ lint: $(call installed,check) ## ruff and mypy --strict; mypy checks what change
 format: venv ## let ruff format the code
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
 
-generate: venv ## everything that is committed and made from something else: rules of each speed, dashboards, the metrics' reference
-	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py
+generate: venv helm ## everything that is committed and made from something else: rules of each speed, dashboards, the metrics' reference
+	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python deploy/helm/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py
 
 benchmark: venv ## measure what the hook costs a step, next to traceml-ai and prometheus_client (85 minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
@@ -110,14 +110,14 @@ measurements-archive: ## pack the pages of docs/measurements and the raw figures
 	@tar --create --gzip --file dist/rankscope-measurements-$(VERSION).tar.gz docs/measurements build/measurements
 	@echo dist/rankscope-measurements-$(VERSION).tar.gz
 
-gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (28 MiB)
+gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (49 MiB)
 	@for version in 3.11 3.12 3.13; do $(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --platform=manylinux2014_x86_64 --python-version=$$version --requirement exporter/requirements.txt --dest .gpu-wheels/$$version || exit; done
 
 gpu-check: ## compare each GPU metric with nvidia-smi and a known load, and check the hook, on a real GPU (at most 10 minutes)
 	@$(PYTHON) -m validation.gpu_check --json $(REPORT)
 
 lock: $(RELEASE)/.installed ## pin by hash what the exporter's image and the packages install and are built with (UPGRADE=1: the newest versions)
-	@$(COMPILE) pyproject.toml --extra exporter --output-file exporter/requirements.txt
+	@$(COMPILE) pyproject.toml --extra kubernetes --output-file exporter/requirements.txt
 	@$(COMPILE) pyproject.toml --extra exporter --extra top --constraint exporter/requirements.txt --output-file deploy/packages/requirements.txt
 	@$(RELEASE)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' | $(COMPILE) - --output-file exporter/requirements-build.txt
 
@@ -142,6 +142,12 @@ $(BIN)/.installed-%: pyproject.toml
 
 servers: ## Prometheus and Alertmanager, installed by apt unless they are on the PATH
 	@deploy/setup.sh servers
+
+kubernetes: venv servers helm ## install the chart on a real Kubernetes of one node and train in pods, as root (12 minutes; the first time 20)
+	@$(BIN)/python -m validation.kubernetes --save
+
+helm: venv ## helm and kubectl, installed into .venv unless they are on the PATH
+	@deploy/setup.sh helm
 
 clean: ## remove the virtual environment and caches
 	rm -rf .venv .release .mypy_cache .ruff_cache .pytest_cache dist

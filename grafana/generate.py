@@ -1,17 +1,26 @@
-"""Writes the dashboards to grafana/dashboards/: what `make generate` calls."""
+"""Writes the dashboards to grafana/dashboards/ and into the Helm chart: what `make generate` calls."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from rankscope_dashboards.queries import DASHBOARDS
 
 OUTPUT = Path(__file__).parent / "dashboards"
+CHART = Path(__file__).parents[1] / "deploy/helm/rankscope/files/dashboards"
 
 
 def generated() -> dict[Path, str]:
     """What each dashboard's file has to contain."""
-    return {OUTPUT / f"{name}.json": dashboard.to_json() for name, dashboard in DASHBOARDS.items()}
+    texts = {f"{name}.json": dashboard.to_json() for name, dashboard in DASHBOARDS.items()}
+    written = {OUTPUT / name: text for name, text in texts.items()}
+    return written | {CHART / name: _compact(text) for name, text in texts.items()}
+
+
+def _compact(text: str) -> str:
+    """Return the same JSON in one line: kubectl keeps a copy of a ConfigMap in an annotation, of at most 256 KiB."""
+    return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def main() -> None:

@@ -10,11 +10,13 @@ import difflib
 import os
 import platform
 import re
+import socket
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rankscope import __version__
+from rankscope.record.text import LABEL_LIMIT, is_name
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 from rankscope_exporter.flags import add_flags, flag
 from rankscope_exporter.gpu.collectors.allocation import AllocationFlags
@@ -70,6 +72,11 @@ class GeneralFlags:
         help="where ranks leave their records; may be given more than once "
         f"(default: $RANKSCOPE_RUN_DIR, else {SYSTEM_RUN_DIR} and {SHARED_MEMORY_RUN_DIR})",
     )
+    node: str = flag(
+        "--node",
+        metavar="NAME",
+        help="the label `node` of this node's GPUs (default: $RANKSCOPE_NODE, else the host name)",
+    )
     dcgm: bool = flag(
         "--metrics.dcgm",
         action="store_true",
@@ -122,6 +129,9 @@ def parse(
     options = vars(parser.parse_args(arguments))
     names = tuple(name for name in collectors if options.pop(f"collector.{name}"))
     options["run_dirs"] = _run_dirs(options["run_dirs"], environment)
+    options["node"] = options["node"] or environment.get("RANKSCOPE_NODE", "").strip() or socket.gethostname()
+    if not is_name(options["node"]):
+        parser.exit(2, f"rankscope-exporter: --node: is not printable text of at most {LABEL_LIMIT} characters\n")
     try:
         parse_address(options["listen_address"])
     except ValueError as error:

@@ -83,7 +83,8 @@ EXPORTER_METRICS: tuple[Declaration, ...] = (*ExporterCollector.metrics, *scrape
 
 def gpu_collectors(settings: Config) -> list[GpuCollector[Any]]:
     """Those that are on; the sampler reads them."""
-    return [collector for collector in GPU_COLLECTORS if collector.name in settings.collectors]
+    enabled = [collector for collector in GPU_COLLECTORS if collector.name in settings.collectors]
+    return [gpu.on_node(settings.node) if collector is gpu.COLLECTOR else collector for collector in enabled]
 
 
 def rank_collectors(settings: Config, gpus: Callable[[float], Mapping[str, RankGpu]]) -> list[RankCollector]:

@@ -21,6 +21,7 @@ GENERATORS = {
 }
 GENERATED = {path: (name, text) for name, made in GENERATORS.items() for path, text in made.generated().items()}
 
+RENDERED = {ROOT / "deploy/kustomize/rankscope.yaml"}  # by helm: tests/deploy/test_helm.py
 LOCKED = {ROOT / "exporter/requirements.txt", ROOT / "exporter/requirements-build.txt"}
 RECORDED = (ROOT / "docs/measurements", ROOT / "tests/rules/recorded")
 
@@ -44,7 +45,8 @@ def test_a_generated_file_is_what_its_sources_say(path: Path) -> None:
 
 def head_of(path: Path, text: str) -> str:
     """Where it says so: JSON has no comments, and a dashboard a description."""
-    return str(json.loads(text)["description"]) if path.parent == dashboards.OUTPUT else " ".join(text.splitlines()[:3])
+    is_dashboard = path.parent in (dashboards.OUTPUT, dashboards.CHART)
+    return str(json.loads(text)["description"]) if is_dashboard else " ".join(text.splitlines()[:3])
 
 
 @pytest.mark.parametrize("path", GENERATED, ids=named)
@@ -63,11 +65,14 @@ def test_make_generate_calls_every_generator(name: str) -> None:
 
 def test_a_generator_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboards, "OUTPUT", tmp_path)
+    monkeypatch.setattr(dashboards, "CHART", tmp_path / "chart")
+    (tmp_path / "chart").mkdir()
     dashboards.main()
-    assert {path.name for path in tmp_path.iterdir()} == {"run.json", "node.json"}
+    for folder in (tmp_path, tmp_path / "chart"):
+        assert {path.name for path in folder.glob("*.json")} == {"run.json", "node.json"}
     assert json.loads((tmp_path / "run.json").read_text())["uid"]
 
 
 def test_git_is_told_of_all_that_is_generated_and_of_nothing_else() -> None:
     recorded = {path for path in called_generated() if path.parent in RECORDED}
-    assert called_generated() - recorded == {*GENERATED, *LOCKED}
+    assert called_generated() - recorded == {*GENERATED, *LOCKED, *RENDERED}

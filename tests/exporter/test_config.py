@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,15 @@ def test_dcgms_names_are_served_if_asked_for_and_need_what_their_labels_come_fro
     with pytest.raises(SystemExit, match="2"):
         parse(known, ["--metrics.dcgm", "--no-collector.gpu"], {})
     assert "--metrics.dcgm: needs --collector.gpu" in capsys.readouterr().err
+
+
+def test_the_node_is_named_by_the_flag_then_the_environment_then_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parsed("--node=a", RANKSCOPE_NODE="b").node == "a"
+    assert parsed(RANKSCOPE_NODE=" b ").node == "b"
+    assert parsed(RANKSCOPE_NODE=" ").node == parsed().node == socket.gethostname()
+    with pytest.raises(SystemExit, match="2"):
+        parsed("--node=a\nb")
+    assert capsys.readouterr().err == "rankscope-exporter: --node: is not printable text of at most 200 characters\n"
 
 
 def test_run_directories_come_from_flags_then_the_environment_then_the_defaults() -> None:

@@ -70,6 +70,13 @@ def test_only_simulate_imports_the_simulation(run_dir: Path, free_port: int, mon
         assert ("rankscope_exporter.simulation" in lines) == imports
 
 
+def test_gpus_are_on_the_node_that_is_named(run_dir: Path, free_port: int) -> None:
+    with exporter(free_port, "--simulate=1", f"--run-dir={run_dir}", "--node=gpu-node-7") as url:
+        eventually(lambda: status(f"{url}/-/ready") == 200)
+        (info,) = (line for line in metrics(url) if line.startswith("rankscope_gpu_info{"))
+        assert 'node="gpu-node-7"' in info
+
+
 def test_a_collector_that_is_off_publishes_nothing(run_dir: Path, free_port: int) -> None:
     flags = ("--simulate=1", f"--run-dir={run_dir}", "--no-collector.memory", "--no-collector.xid")
     with exporter(free_port, *flags) as url:

@@ -42,6 +42,7 @@ ONLY_IN_PYTHON = frozenset(
         "nvmlDeviceGetMaxPcieLinkWidth",
         "nvmlDeviceGetMemoryErrorCounter",
         "nvmlDeviceGetMigDeviceHandleByIndex",
+        "nvmlDeviceGetMinorNumber",
         "nvmlDeviceGetNvLinkState",
         "nvmlDeviceGetPcieReplayCounter",
         "nvmlDeviceGetPersistenceMode",

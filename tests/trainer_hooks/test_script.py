@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 import rankscope
 from rankscope.attach import Attachment
 from rankscope.record import layout
+from rankscope.record.labels import MOST_LABELS, VALUE_LIMIT
 from rankscope.record.text import LABEL_LIMIT
 from rankscope_exporter.ranks.checks import check_info
 
@@ -157,6 +158,7 @@ def test_names_of_the_longest_kind_leave_room_for_all_groups(attached: Attachmen
         pass
     attached.timeline.groups.names += ["9" * 137] * layout.MAX_GROUPS
     attached._settings.known = dict.fromkeys(layout.SETTINGS, "文" * 80)
+    attached.publication._labels = {f"name_{number}": "🚂" * VALUE_LIMIT for number in range(MOST_LABELS)}
     attached.publication.refresh()
     assert len(snapshot().groups) == layout.MAX_GROUPS
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from rankscope.guard import logger
 from rankscope.process import identity
-from rankscope.process.environment import number
+from rankscope.process.environment import labels, number
 from rankscope.record import layout
 from rankscope.record.clock import boot_id
 from rankscope.record.directory import opened, weakness
@@ -31,6 +31,7 @@ TRAINING_EVENTS = frozenset({layout.FORWARD, layout.BACKWARD, layout.OPTIMIZER})
 UPDATE_EVENTS = TRAINING_EVENTS - {layout.FORWARD}
 
 STEPS_WITHOUT_GROUP = 20  # a warm-up before init_process_group is shorter
+LEFT_OUT: dict[str, Any] = {"settings": {}, "group_descriptions": [], "labels": {}, "slurm": {}}  # of an info that is too large
 WHO = ("rank", "world_size", "group")  # a process of which one of these changes is another rank
 
 
@@ -45,6 +46,7 @@ class Publication:
     def restart(self) -> None:
         """Begin again as a forked child, which is no rank before it trains itself."""
         self._identity: dict[str, Any] = {}
+        self._labels: dict[str, str] = {}  # the user's own
         self._run = ""  # the name of the run that this process was a rank of before
         self._parent: dict[str, Any] | None = None  # the info of the rank that has started this process, once read
 
@@ -89,6 +91,7 @@ class Publication:
     def publish(self) -> bool:
         """Publish the record. If that fails, log why and return False: training goes on without it."""
         self._identity = identity.describe(self._run or self._read_parent().get("run", ""))
+        self._labels = labels("RANKSCOPE_LABELS")
         try:
             self._publish()
         except OSError as error:
@@ -123,12 +126,16 @@ class Publication:
             self._writer.write_info(self.info())
 
     def info(self) -> dict[str, Any]:
-        """Return the record's info as of now, without what is optional where that does not fit."""
+        """Return the record's info as of now, without what is left out where it does not fit."""
         parent = {"parent": self._parent["pid"]} if self._parent else {}
         process = {"process_start": own_start(), "boot_id": boot_id()}
-        info = {**self._identity, "slurm": identity.slurm_job(), **parent, **process, **self._details()}
-        fits = len(encode_info(info)) <= layout.INFO_CAPACITY
-        return info if fits else {**info, "settings": {}, "slurm": {}, "group_descriptions": []}
+        own = {"labels": self._labels} if self._labels else {}
+        info = {**self._identity, **own, "slurm": identity.slurm_job(), **parent, **process, **self._details()}
+        for name, empty in LEFT_OUT.items():
+            if len(encode_info(info)) <= layout.INFO_CAPACITY:
+                break
+            info[name] = empty
+        return info
 
 
 def trains_alone(timeline: Timeline, event: int) -> bool:

@@ -110,6 +110,16 @@ class HistogramMetric(ReadMetric[R]):
         return line_prefix(self.name + suffix, (*zip(self.labels, common, strict=True), *bounds))
 
 
+@dataclass(frozen=True)
+class NamingMetric(ReadMetric[R]):
+    """Its values are by pairs of a label's name and value: each reading has labels of its own, after the metric's."""
+
+    def prefix(self, labels: Sequence[Any]) -> str:
+        """The names of the metric's own labels are known."""
+        count = len(self.labels)
+        return line_prefix(self.name, (*zip(self.labels, labels[:count], strict=True), *labels[count:]))
+
+
 def whole(reading: R) -> R:
     """The part that is all of a reading."""
     return reading
@@ -163,6 +173,10 @@ class MetricTable(Generic[R, Part]):
     ) -> HistogramMetric[R]:
         """Of the buckets that `value` gives."""
         return HistogramMetric("histogram", *self._described(name, text, (), source, since), values=self._values(value))
+
+    def naming(self, name: str, text: str, value: Callable[[Part], Values]) -> NamingMetric[R]:
+        """A gauge with labels that `value` names."""
+        return NamingMetric("gauge", *self._described(name, text, (), "", ""), values=self._values(value))
 
     def _described(
         self, name: str, text: str, labels: tuple[str, ...], source: str, since: str

@@ -72,6 +72,7 @@ def _names(rank: Rank) -> Iterator[tuple[int, int]]:
     yield hash((key, "info", *(info[label] for label in LABELS))), 1
     yield hash((key, "settings", *sorted(info.get("settings", {}).items()))), 1
     yield hash((key, "slurm", *sorted(info.get("slurm", {}).items()))), 1
+    yield hash((key, "labels", *sorted(info.get("labels", {}).items()))), 1
     yield hash((key, "layout", *info.get("group_descriptions", ()), *info.get("pairwise", ()))), 1
     for phase in info.get("phases", ()):
         yield hash((key, "phase", phase)), SERIES_OF_PHASE

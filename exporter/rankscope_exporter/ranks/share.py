@@ -39,6 +39,7 @@ class TextLimit:
             + sum(SERIES_OF_PHASE * (line + _length(phase)) for phase in info.get("phases", ()))
             + sum(SERIES_OF_GROUP * (line + _length(group)) for group in snapshot.groups)
             + sum(40 + _length(label) for label in labels)
+            + sum(45 + _length(value) for value in info.get("labels", {}).values())
         )
 
     def of(self, snapshot: RankSnapshot) -> int:

@@ -32,6 +32,7 @@ def _clock_event_reasons(gpu: SimulatedGpu, t: float) -> int:
 numbers(
     {
         "nvmlDeviceGetIndex": lambda gpu, _: gpu.index,
+        "nvmlDeviceGetMinorNumber": lambda gpu, _: gpu.index,
         "nvmlDeviceGetPerformanceState": lambda gpu, t: 8 if gpu.is_idle(t) else 0,
         "nvmlDeviceGetPowerUsage": lambda gpu, t: round(gpu.power(t) * 1000),  # milliwatts
         "nvmlDeviceGetEnforcedPowerLimit": lambda gpu, _: round(gpu.model.power_max * 1000),

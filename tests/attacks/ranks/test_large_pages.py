@@ -10,6 +10,7 @@ from tests.attacks.ranks.ranks_support import clock, ended, owned
 from tests.attacks.users import MALLORY, VICTIM, needs_root
 
 from rankscope.record import layout, reader
+from rankscope.record.labels import MOST_LABELS, VALUE_LIMIT
 from rankscope.record.layout import INDEX
 from rankscope.record.reader import read_rank
 from rankscope_exporter.ranks.collectors.ranks import Ranks
@@ -19,6 +20,7 @@ pytestmark = needs_root
 PAGE = 256 * 32_768  # bytes
 LARGE: dict[str, Any] = {
     "phases": [f"{number:0>198}" for number in range(layout.MAX_PHASES - len(layout.PHASES))],
+    "labels": {f"name_{number}{'x' * 33}": '"' * VALUE_LIMIT for number in range(MOST_LABELS // 2)},
     "groups": [f"{number:0>100}" for number in range(layout.MAX_GROUPS)],
 }
 

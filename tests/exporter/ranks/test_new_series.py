@@ -65,7 +65,7 @@ def test_names_that_are_new_each_moment_are_admitted_up_to_a_bound(node: Node, k
 
 
 @pytest.mark.parametrize(
-    "label", ["node", "pid", "uuid", "world_size", "group", "settings", "slurm", "group_descriptions"]
+    "label", ["node", "pid", "uuid", "world_size", "group", "settings", "slurm", "group_descriptions", "labels"]
 )
 def test_a_label_that_changes_is_a_new_name(node: Node, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_series, "BURST", SERIES_OF_RANK + 12)
@@ -74,6 +74,7 @@ def test_a_label_that_changes_is_a_new_name(node: Node, label: str, monkeypatch:
         "settings": lambda n: {"batch_size": n},
         "slurm": lambda n: {"job_name": n},
         "group_descriptions": lambda n: [n],
+        "labels": lambda n: {"team": n},
     }
     values = (forms.get(label, str)(str(n)) for n in range(100))
     assert sum(node.show(rank(**{label: value})) for value in values) < 13

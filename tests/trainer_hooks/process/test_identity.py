@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import socket
+
 import pytest
 import torch.distributed as dist
 from testing.leaving import leave
@@ -66,6 +68,14 @@ def test_a_blank_name_is_no_name_wherever_it_comes_from(monkeypatch: pytest.Monk
     assert identity.run_name() == "slurm-77"
     monkeypatch.setenv("RANKSCOPE_RUN", " my run ")
     assert identity.run_name() == "my run"
+
+
+@pytest.mark.parametrize(("named", "node"), [("gpu-node-7", "gpu-node-7"), (" \t", None), ("a\nb", "a?b")])
+def test_the_node_is_the_host_unless_the_environment_names_it(
+    monkeypatch: pytest.MonkeyPatch, named: str, node: str | None
+) -> None:
+    monkeypatch.setenv("RANKSCOPE_NODE", named)
+    assert identity.describe("mine")["node"] == (node or socket.gethostname())
 
 
 @pytest.mark.parametrize(("visible", "uuid"), [("GPU-aa, GPU-bb", "GPU-bb"), ("0,1", "")])

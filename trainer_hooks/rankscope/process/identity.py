@@ -62,7 +62,7 @@ def describe(run: str = "") -> dict[str, Any]:
         "local_rank": environment.number("LOCAL_RANK", "SLURM_LOCALID", default="0"),
         "world_size": str(_from_group("get_world_size", "WORLD_SIZE", "SLURM_NTASKS", default="1")),
         "group": group_name(),
-        "node": socket.gethostname(),
+        "node": environment.text("RANKSCOPE_NODE", LABEL_LIMIT) or socket.gethostname(),
         "pid": str(os.getpid()),
         "uuid": gpu_uuid(),
         "backend": backend(),

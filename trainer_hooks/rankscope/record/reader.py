@@ -21,6 +21,7 @@ from typing import Any, TypeGuard
 from rankscope.record import layout
 from rankscope.record.clock import boot_id
 from rankscope.record.directory import open_untrusted
+from rankscope.record.labels import are_labels
 from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.numbers import LARGEST
 from rankscope.record.process_stat import is_running
@@ -169,6 +170,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
         or not all(_are_texts(info.get(name, [])) for name in ("groups", "group_descriptions", "pairwise"))
         or not _are_settings(info.get("settings", {}), layout.SETTINGS)
         or not _are_settings(info.get("slurm", {}), layout.SLURM)
+        or not are_labels(info.get("labels", {}))
     ):
         raise ValueError("not of the form we know")
     # Of what is remembered, nothing that takes many times as much memory as its text.

@@ -35,7 +35,7 @@ class Scheduler(Protocol):
     name: str
 
     def holders(self) -> Answer:
-        """Who has each GPU now, by index or UUID. May raise: then it is not known."""
+        """Who has each GPU now, by index, UUID or device file. May raise: then it is not known."""
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,19 @@ class Claims:
     """Who lays claim to which GPU."""
 
     holders: Answer = field(default_factory=dict)
-    """What the schedulers say, by index or UUID."""
+    """What the schedulers say, by index, UUID or device file."""
     is_complete: bool = False
     """Whether every scheduler has answered and the ranks are known; if not, a GPU that is not named may be somebody's
     all the same."""
     ranks: Mapping[str, Sequence[Rank]] = field(default_factory=dict)
     """Living ranks by the UUID of their GPU."""
 
-    def on(self, index: int, *uuids: str) -> list[Holder]:
-        """Return the schedulers' holders and the ranks of one GPU, by its UUID and those of its MIG instances."""
-        names = (str(index), *uuids)
+    def on(self, index: int, file: str, *uuids: str) -> list[Holder]:
+        """Return the schedulers' holders and the ranks of one GPU.
+
+        It is known by its index, its device file (`nvidia0`), its UUID and those of its MIG instances.
+        """
+        names = (str(index), file, *uuids)
         return [
             *(holder for name in names for holder in self.holders.get(name, ())),
             *(_holder(rank) for rank in self.ranks_on(*uuids)),

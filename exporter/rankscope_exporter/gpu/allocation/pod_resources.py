@@ -1,7 +1,7 @@
 """Kubernetes pods: which of them holds which GPU, asked of the kubelet's pod resources API (v1) at its Unix socket.
 
 Only gRPC's transport is used (`pip install 'rankscope[kubernetes]'`), and imported only when a socket is configured.
-The answer needs five fields of four nested messages, which the few lines below read; generated code would tie the
+The answer needs ten fields of seven nested messages, which the few lines below read; generated code would tie the
 exporter to a version of the protobuf runtime (docs/decisions).
 """
 
@@ -21,15 +21,24 @@ ANSWER_WITHIN = 5.0  # seconds
 ANSWER_LIMIT = 16 * 2**20  # bytes; gRPC's own is 4 MiB, which a node with hundreds of pods and many CPUs may exceed
 
 # Device ids of NVIDIA's device plugin (NVIDIA/k8s-device-plugin, internal/rm): GPU-<uuid>; of a MIG device MIG-<uuid>,
-# and under drivers before 470 MIG-GPU-<uuid of the GPU>/<gi>/<ci>; each replica of a shared one ends in ::<n>. GKE's
-# plugin: nvidia<index>, with parts /gi<n> or /vgpu<n> (GoogleCloudPlatform/container-engine-accelerators).
+# and under drivers before 470 MIG-GPU-<uuid of the GPU>/<gi>/<ci>; each replica of a shared one (time slicing, MPS)
+# ends in ::<n>. HAMi and Volcano: GPU-<uuid>-<n>. GKE's plugin: nvidia<minor number>, as the device file, with parts
+# /gi<n> or /vgpu<n> (GoogleCloudPlatform/container-engine-accelerators).
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 DEVICE_ID = re.compile(
-    rf"(?:(?:MIG-)?(?P<gpu>GPU-{_UUID})(?:/\d+/\d+)?|(?P<instance>MIG-{_UUID})|nvidia(?P<index>\d+)(?:/[^:]+)?)(?:::\d+)?"
+    rf"(?:(?:MIG-)?(?P<gpu>GPU-{_UUID})(?:/\d+/\d+|-\d+)?|(?P<instance>MIG-{_UUID})|(?P<file>nvidia\d+)(?:/[^:]+)?)"
+    r"(?:::\d+)?"
 )
 # Plugins that number devices: <index> or <index>:<mig index>. Of other resources a number says nothing about GPUs.
 NUMBER_ID = re.compile(r"(\d+)(?::\d+)?(?:::\d+)?")
 GPU_RESOURCE = re.compile(r"nvidia\.com/(?:gpu|mig-).*")
+# Dynamic resource allocation, by NVIDIA's driver (NVIDIA/k8s-dra-driver-gpu, cmd/gpu-kubelet-plugin): gpu-<minor
+# number>, of a MIG device with -mig-<profile and placement>. Kubelets before 1.31 report only the names of CDI devices,
+# which are these after the kind, and after the claim's UID if the claim configures the device.
+DRA_DRIVER = "gpu.nvidia.com"
+DRA_DEVICE = re.compile(
+    rf"(?:k8s\.gpu\.nvidia\.com/(?:device|claim)=(?:{_UUID}-)?)?gpu-(?P<minor>\d+)(?:-mig-[0-9a-z][0-9a-z-]*)?"
+)
 
 VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5  # protobuf.dev/programming-guides/encoding
 
@@ -50,7 +59,7 @@ class PodResources:
         self._socket = socket
 
     def holders(self) -> Mapping[str, Sequence[Holder]]:
-        """By index or UUID. Raises KubeletError."""
+        """By index, UUID or device file. Raises KubeletError."""
         found: dict[str, list[Holder]] = {}
         try:
             for gpu, holder in parse_pods(self._list()):
@@ -79,7 +88,7 @@ class PodResources:
 
 
 def parse_pods(answer: bytes) -> Iterator[tuple[str, Holder]]:
-    """Every GPU of a ListPodResourcesResponse, by index or UUID, with its pod and container.
+    """Every GPU of a ListPodResourcesResponse, by index, UUID or device file, with its pod and container.
 
     Raises ValueError or IndexError if it is none.
     """
@@ -90,13 +99,27 @@ def parse_pods(answer: bytes) -> Iterator[tuple[str, Holder]]:
             for devices in _all(container, 2):
                 gpus = {gpu_of_device(device, _text(devices, 1)) for device in _all(devices, 2)}
                 yield from ((gpu, holder) for gpu in sorted(filter(None, gpus)))
+            claimed = {
+                gpu for claim in _all(container, 5) for device in _all(claim, 4) for gpu in _gpus_of_claim(device)
+            }
+            yield from ((gpu, holder) for gpu in sorted(claimed))
+
+
+def _gpus_of_claim(device: bytes) -> Iterator[str]:
+    """Return the device files of the GPUs that a ClaimResource names."""
+    driver, name = _text(device, 2), _text(device, 4)
+    names = [name] if driver == DRA_DRIVER else [] if driver else [_text(cdi, 1) for cdi in _all(device, 1)]
+    yield from (f"nvidia{found['minor']}" for found in map(DRA_DEVICE.fullmatch, names) if found)
 
 
 def gpu_of_device(device: bytes, resource: str = "") -> str | None:
-    """Return the index or UUID of the GPU, or the UUID of the MIG device, that a device id names; None for others."""
+    """Return the index, UUID or device file of the GPU, or the UUID of the MIG device, that a device id names.
+
+    None for other devices.
+    """
     text = device.decode(errors="replace")
     if found := DEVICE_ID.fullmatch(text):
-        return found["gpu"] or found["instance"] or found["index"]
+        return found["gpu"] or found["instance"] or found["file"]
     numbered = NUMBER_ID.fullmatch(text) if GPU_RESOURCE.fullmatch(resource) else None
     return numbered[1] if numbered else None
 

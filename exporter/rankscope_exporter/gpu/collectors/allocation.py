@@ -77,6 +77,7 @@ class AllocationMeter:
         self._users = users
         self._busy = BusyMeter()
         self._instances = Cached(lambda device, _: _instance_uuids(device), INSTANCES_EVERY)
+        self._file = Cached(lambda device, _: _device_file(device))
         # Each from 0 on, because a counter that is born with its first second never increases by that second.
         self._seconds = dict.fromkeys(STATES, 0.0)
 
@@ -86,7 +87,7 @@ class AllocationMeter:
         if pids is None and load is None:
             return None
         claims, instances = self._claims(), self._instances(device, tick)
-        claimed = claims.on(device.index, device.uuid, *instances)
+        claimed = claims.on(device.index, self._file(device, tick), device.uuid, *instances)
         ranks = claims.ranks_on(device.uuid, *instances)
         seen = look_up(pids, self._processes)
         if self._occupants:
@@ -145,6 +146,12 @@ def _instance_uuids(device: Device) -> Collection[str]:
     """Return the UUIDs of the MIG instances: the driver's (`MIG-…`), and as ranks name theirs (`GPU-…`)."""
     uuids = [instance.uuid for instance in mig_instances(device) or () if instance.uuid]
     return [*uuids, *(f"GPU-{uuid.removeprefix('MIG-')}" for uuid in uuids)]
+
+
+def _device_file(device: Device) -> str:
+    """Return the name of its device file; where the driver does not say, the index stands for the minor number."""
+    number = device.minor_number()
+    return f"nvidia{device.index if number is None else number}"
 
 
 def _share_in_use(device: Device) -> float | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 
 from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
@@ -18,7 +18,7 @@ class Identity:
     name: str
     pci_bus_id: str
     node: str
-    """The host's name, by which ranks name it too."""
+    """The name of the node, by which ranks name it too."""
     driver_version: str
     cuda_version: str
     busy_source: str
@@ -27,24 +27,25 @@ class Identity:
 class IdentityReader:
     """Asks once for each time that the device is opened, but for the ring, which may fill later."""
 
-    def __init__(self) -> None:
+    def __init__(self, node: str) -> None:
+        self._node = node
         self._device: Device | None = None
         self._identity: Identity | None = None
 
     def __call__(self, device: Device, _tick: Tick) -> Identity:
         """What the device is."""
         if device is not self._device or self._identity is None or self._identity.busy_source != "samples":
-            self._identity = identify(device)
+            self._identity = identify(device, self._node)
             self._device = device
         return self._identity
 
 
-def identify(device: Device) -> Identity:
+def identify(device: Device, node: str) -> Identity:
     """Ask for everything. A GPU that answers at all is up: what it fails to say is empty."""
     return Identity(
         name=_said(device.name),
         pci_bus_id=_said(device.pci_bus_id),
-        node=socket.gethostname(),
+        node=node,
         driver_version=_said(device.driver_version),
         cuda_version=_said(device.cuda_version),
         busy_source=_said(lambda: _busy_source(device)),
@@ -86,4 +87,11 @@ METRICS = (
     ),
 )
 
-COLLECTOR = GpuCollector("gpu", "what each GPU is, and whether it answers", IdentityReader, METRICS)
+COLLECTOR = GpuCollector(
+    "gpu", "what each GPU is, and whether it answers", lambda: IdentityReader(socket.gethostname()), METRICS
+)
+
+
+def on_node(node: str) -> GpuCollector[Identity]:
+    """Return the collector for the GPUs of the node with this name."""
+    return replace(COLLECTOR, reader=lambda: IdentityReader(node))

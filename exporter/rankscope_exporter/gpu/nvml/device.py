@@ -121,6 +121,11 @@ class Device:
         info = ask(pynvml.nvmlDeviceGetPciInfo, self._handle)
         return None if info is None else _text(info.busId)
 
+    def minor_number(self) -> int | None:
+        """Return the N of its device file /dev/nvidiaN, which need not be its index."""
+        number = ask(pynvml.nvmlDeviceGetMinorNumber, self._handle)
+        return None if number is None else int(number)
+
     def utilization(self, engine: Engine = "gpu") -> float | None:
         """The share (0 to 1) of the last sample period, 1/6 s to 1 s by product, in which the engine ran.
 

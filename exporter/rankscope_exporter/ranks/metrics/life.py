@@ -22,6 +22,11 @@ def _settings(rank: Rank) -> Values:
     return {tuple(settings.get(name, "") for name in layout.SETTINGS): 1} if settings else None
 
 
+def _labels(rank: Rank) -> Values:
+    labels = rank.snapshot.info.get("labels")
+    return {tuple(sorted(labels.items())): 1} if labels else None
+
+
 def _has_ended(rank: Rank) -> bool:
     return bool(rank.snapshot.exit_reason and rank.exit_unix)
 
@@ -39,6 +44,13 @@ METRICS = (
         _info,
         *LABELS[2:],
         "user",
+    ),
+    RANK.naming(
+        "labels_info",
+        "The labels that the user has given the rank (`RANKSCOPE_LABELS=team=nlp,project=llama`), at most 10; absent "
+        "without one. Other series get them by a join: `* on (run, rank, owner) group_left (team) "
+        "rankscope_rank_labels_info`.",
+        _labels,
     ),
     RANK.gauge("up", "1 while the rank's process lives.", lambda rank: float(rank.snapshot.alive)),
     RANK.gauge(

@@ -7,6 +7,7 @@ import sys
 from concurrent import futures
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import grpc
 from grpc_tools import protoc
@@ -45,6 +46,15 @@ class Kubelet:
             resources.memory.add(memory_type="memory", size=2**40)
             devices = resources.devices.add(resource_name="nvidia.com/gpu", device_ids=ids)
             devices.topology.nodes.add(ID=1)
+
+    def claim(self, namespace: str, name: str, container: str, **resource: Any) -> None:
+        """A pod with one container that has one device of a claim (dynamic resource allocation)."""
+        pod = self.answer.pod_resources.add(name=name, namespace=namespace)
+        claim = pod.containers.add(name=container).dynamic_resources.add(claim_name="gpu", claim_namespace=namespace)
+        names = resource.pop("cdi", [])
+        device = claim.claim_resources.add(**resource)
+        for name in names:
+            device.cdi_devices.add(name=name)
 
     def start(self) -> None:
         answer = grpc.unary_unary_rpc_method_handler(

@@ -51,8 +51,8 @@ def test_a_gpu_is_found_by_its_index_its_uuid_and_its_ranks() -> None:
     watching = watcher(Says("slurm", {"0": [JOB]}), Says("kubernetes", {UUID: [POD]}), ranks=lambda: scan(rank(2)))
     watching.poll()
     claims = watching.claims()
-    assert claims.on(0, UUID) == [JOB, POD, Holder("rank", run="train", rank="2", owner="0", uid="0")]
-    assert claims.on(1, "GPU-other") == []
+    assert claims.on(0, "nvidia0", UUID) == [JOB, POD, Holder("rank", run="train", rank="2", owner="0", uid="0")]
+    assert claims.on(1, "nvidia1", "GPU-other") == []
     assert claims.is_complete
 
 
@@ -100,7 +100,7 @@ def test_claims_that_are_too_old_are_none() -> None:
     assert watching.claims() == Claims(), "nobody was asked yet"
     watching.poll()
     now[0] += 15
-    assert watching.claims().on(0, UUID) == [JOB]
+    assert watching.claims().on(0, "nvidia0", UUID) == [JOB]
     now[0] += 1
     assert watching.claims() == Claims()
 
@@ -110,7 +110,7 @@ def test_the_thread_asks_again_and_ends_when_told() -> None:
     slurm = Says("slurm", {"0": [JOB]})
     watching = watcher(slurm, interval=0.01)
     watching.start()
-    eventually(lambda: watching.claims().on(0, UUID) == [JOB])
+    eventually(lambda: watching.claims().on(0, "nvidia0", UUID) == [JOB])
     slurm.answer = {}
     eventually(lambda: watching.claims() == Claims(is_complete=True))
     watching.stop()

@@ -5,14 +5,19 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.exporter.gpu.allocation.kubelet import Kubelet
 
+from rankscope_exporter.gpu.allocation.claims import ClaimsWatcher
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.pod_resources import KubeletError, PodResources, gpu_of_device, parse_pods
+from rankscope_exporter.gpu.allocation.processes import UserNames
+from rankscope_exporter.ranks.rank import Scan
 
 UUID = "GPU-51300000-0000-4000-8000-00000000000"
 INSTANCE = "MIG-51300000-0000-4000-8000-000000000000"
@@ -37,7 +42,7 @@ def test_each_gpu_is_held_by_its_pod_and_container(kubelet: Kubelet) -> None:
     assert PodResources(kubelet.socket).holders() == {
         f"{UUID}0": [pod("ml", "train-0", "worker")],
         f"{UUID}1": [pod("ml", "train-0", "worker")],
-        "3": [pod("ml", "notebook", "jupyter")],
+        "nvidia3": [pod("ml", "notebook", "jupyter")],
     }
 
 
@@ -77,11 +82,12 @@ def test_a_kubelet_that_is_restarted_is_asked_again(kubelet: Kubelet) -> None:
         (f"MIG-{UUID}0/7/0::3", f"{UUID}0"),
         (INSTANCE, INSTANCE),
         (f"{INSTANCE}::3", INSTANCE),
-        ("nvidia2", "2"),
-        ("nvidia2/gi1", "2"),
-        ("nvidia2/vgpu3", "2"),
-        ("nvidia12/gi1/vgpu0", "12"),
-        ("nvidia2::1", "2"),
+        (f"{UUID}0-7", f"{UUID}0"),  # HAMi, Volcano
+        ("nvidia2", "nvidia2"),
+        ("nvidia2/gi1", "nvidia2"),
+        ("nvidia2/vgpu3", "nvidia2"),
+        ("nvidia12/gi1/vgpu0", "nvidia12"),
+        ("nvidia2::1", "nvidia2"),
         (f"{UUID}0::", None),
         (f"{UUID}0:1", None),
         (f"{UUID}", None),
@@ -111,6 +117,54 @@ def test_a_device_id_names_its_gpu(device: str, gpu: str | None) -> None:
 )
 def test_a_number_names_a_gpu_where_the_resource_is_one(device: str, resource: str, gpu: str | None) -> None:
     assert gpu_of_device(device.encode(), resource) == gpu
+
+
+CLAIM = "5c9f3b1a-0d2e-4f6a-8b7c-112233445566"
+BY_NVIDIA = {"driver_name": "gpu.nvidia.com", "pool_name": "gpu-node-1"}
+CDI = "k8s.gpu.nvidia.com"
+
+
+@pytest.mark.parametrize(
+    ("resource", "gpus"),
+    [
+        ({**BY_NVIDIA, "device_name": "gpu-3"}, ["nvidia3"]),
+        (
+            {**BY_NVIDIA, "device_name": "gpu-3", "cdi": [f"{CDI}/device=gpu-3", f"{CDI}/claim={CLAIM}-gpu-3"]},
+            ["nvidia3"],
+        ),
+        ({**BY_NVIDIA, "device_name": "gpu-3", "share_id": CLAIM}, ["nvidia3"]),
+        ({**BY_NVIDIA, "device_name": "gpu-12-mig-19-0-1"}, ["nvidia12"]),
+        ({**BY_NVIDIA, "device_name": "gpu-0-mig-1g10gb-19-4"}, ["nvidia0"]),
+        ({**BY_NVIDIA, "device_name": "gpu-0-mig-1g10gb-me-20-4"}, ["nvidia0"]),
+        ({"cdi": [f"{CDI}/device=gpu-3"]}, ["nvidia3"]),
+        ({"cdi": [f"{CDI}/device=gpu-3", f"{CDI}/claim={CLAIM}-gpu-3"]}, ["nvidia3"]),
+        ({"cdi": [f"{CDI}/device=gpu-3-mig-19-0-1"]}, ["nvidia3"]),
+        ({**BY_NVIDIA, "device_name": "gpu-vfio-0"}, []),
+        ({**BY_NVIDIA, "device_name": "gpu-"}, []),
+        ({**BY_NVIDIA, "device_name": "gpu-3-mig-"}, []),
+        ({"driver_name": "compute-domain.nvidia.com", "device_name": "channel-0"}, []),
+        ({"driver_name": "gpu.example.com", "device_name": "gpu-0"}, []),
+        ({"cdi": ["k8s.gpu.example.com/device=gpu-0"]}, []),
+        ({}, []),
+    ],
+)
+def test_a_claim_names_its_gpu(kubelet: Kubelet, resource: dict[str, Any], gpus: list[str]) -> None:
+    kubelet.add("web", "page", server=[])
+    kubelet.claim("ml", "train-0", "worker", **resource)
+    assert PodResources(kubelet.socket).holders() == {gpu: [pod("ml", "train-0", "worker")] for gpu in gpus}
+
+
+def test_a_pod_that_is_gone_holds_nothing_the_next_time_that_the_kubelet_is_asked(kubelet: Kubelet) -> None:
+    kubelet.add("ml", "a", main=[f"{UUID}0"])
+    kubelet.claim("ml", "b", "main", **BY_NVIDIA, device_name="gpu-1")
+    watcher = ClaimsWatcher([PodResources(kubelet.socket)], lambda: Scan([], Counter()), UserNames())
+    watcher.poll()
+    assert watcher.claims().on(0, "nvidia0", f"{UUID}0") == [pod("ml", "a", "main")]
+    assert watcher.claims().on(1, "nvidia1", f"{UUID}1") == [pod("ml", "b", "main")]
+    del kubelet.answer.pod_resources[:]
+    watcher.poll()
+    assert watcher.claims().on(0, "nvidia0", f"{UUID}0") == watcher.claims().on(1, "nvidia1", f"{UUID}1") == []
+    assert watcher.claims().is_complete
 
 
 def test_a_container_with_several_parts_of_a_gpu_holds_it_once(kubelet: Kubelet) -> None:

@@ -191,6 +191,21 @@ def test_who_holds_a_mig_instance_holds_its_gpu(machine, number, prefix):
         assert len(allocation.holders) == 1
 
 
+@pytest.mark.parametrize(
+    ("fault", "holder"), [("", "nvidia1"), ("fails: {nvmlDeviceGetMinorNumber: NOT_SUPPORTED}", "nvidia0")]
+)
+def test_a_device_file_is_of_the_gpu_with_its_minor_number(machine, monkeypatch, fault, holder):
+    device = machine(f"{{gpus: 1, timeline: {{0: [{{at: 0, {fault}}}]}}}}").device()
+    if not fault:
+        monkeypatch.setattr(device, "minor_number", lambda: 1)
+    states = {}
+    for name in ("nvidia0", "nvidia1"):
+        claims = Claims({name: [JOB]}, True)
+        meter = AllocationMeter(lambda claims=claims: claims, ProcessTable(sees_all=True), UserNames())
+        states[name] = meter(device, Tick(0.0, 0.0)).state
+    assert [name for name, state in states.items() if state == "allocated_no_process"] == [holder]
+
+
 def test_an_instance_of_another_gpu_is_no_claim(machine):
     device = machine(SPLIT).device()
     claims = Claims({"MIG-00000009-0000-4000-8000-000000000000": [JOB]}, True)

@@ -13,6 +13,7 @@ GIB = 2**30
 QUANTITIES = {
     "name": "nvmlDeviceGetName",
     "pci_bus_id": "nvmlDeviceGetPciInfo_v3",
+    "minor_number": "nvmlDeviceGetMinorNumber",
     "utilization": "nvmlDeviceGetUtilizationRates",
     "power": "nvmlDeviceGetPowerUsage",
     "power_limit": "nvmlDeviceGetEnforcedPowerLimit",
@@ -32,6 +33,7 @@ def test_every_quantity_is_in_base_units(machine):
     assert device.index == 1
     assert device.name() == "Simulated NVIDIA H100 80GB HBM3"
     assert device.pci_bus_id() == "00000000:11:00.0"
+    assert device.minor_number() == 1
     assert device.utilization() == 0.5
     assert device.memory() == Memory(80 * GIB, used=20 * GIB, free=60 * GIB - 640 * 2**20, reserved=640 * 2**20)
     assert device.power() == pytest.approx(70 + 630 * 0.9 * 0.5)

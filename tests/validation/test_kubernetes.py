@@ -1,0 +1,77 @@
+"""What `make kubernetes` gives to the cluster and to Prometheus. The cluster itself takes root and minutes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+from testing.pod_monitor import scrape_config
+from validation.kubernetes.discovery import targets
+from validation.kubernetes.training import manifest
+
+PATTERNS = ("node", "sidecar")
+SHARED = Path("/shared/job")
+
+
+def pod(pattern: str, **status: Any) -> dict[str, Any]:
+    template = manifest(pattern, "train", SHARED)["spec"]["template"]
+    metadata = {**template["metadata"], "name": "train-x7k2p", "namespace": "training"}
+    spec = {**template["spec"], "nodeName": "gpu-node-1"}
+    return {"metadata": metadata, "spec": spec, "status": {"phase": "Running", "podIP": "10.0.0.7", **status}}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_the_job_of_the_example_is_one_that_kubernetes_takes(pattern: str) -> None:
+    job = manifest(pattern, "train", SHARED)
+    kubernetes_validate.validate(job, "1.25", strict=True)
+    (trainer, *others) = job["spec"]["template"]["spec"]["containers"]
+    assert len(others) == (pattern == "sidecar")
+    writable = {mount["mountPath"] for mount in trainer["volumeMounts"] if not mount.get("readOnly")}
+    assert writable == {"/run/rankscope", "/root", str(SHARED)}
+    paths = [mount["mountPath"] for mount in trainer["volumeMounts"]]
+    assert len(paths) == len(set(paths))
+
+
+def test_a_port_is_a_target_with_the_labels_of_its_pod() -> None:
+    (group,) = targets(pod("sidecar"))
+    assert group["targets"] == ["10.0.0.7:10417"]
+    found = {name.removeprefix("__meta_kubernetes_"): value for name, value in group["labels"].items()}
+    assert found == {
+        "namespace": "training",
+        "pod_name": "train-x7k2p",
+        "pod_node_name": "gpu-node-1",
+        "pod_phase": "Running",
+        "pod_label_rankscope": "sidecar",
+        "pod_container_name": "rankscope",
+        "pod_container_port_name": "rankscope",
+    }
+
+
+def test_a_pod_without_a_port_or_an_address_is_no_target() -> None:
+    assert list(targets(pod("node"))) == []
+    assert list(targets(pod("sidecar", podIP=""))) == []
+
+
+def test_what_selects_targets_is_escaped_and_named_as_prometheus_names_it() -> None:
+    monitor = {
+        "metadata": {"name": "rankscope", "namespace": "rankscope"},
+        "spec": {
+            "selector": {"matchLabels": {"app.kubernetes.io/name": "a.b"}},
+            "podMetricsEndpoints": [
+                {
+                    "port": "rankscope",
+                    "interval": "5s",
+                    "scrapeTimeout": "4s",
+                    "relabelings": [{"sourceLabels": ["a"], "targetLabel": "b"}],
+                }
+            ],
+        },
+    }
+    relabel = scrape_config(monitor, {})["relabel_configs"]
+    assert relabel[0]["source_labels"] == ["__meta_kubernetes_pod_label_app_kubernetes_io_name"]
+    assert re.fullmatch(relabel[0]["regex"], "a.b")
+    assert not re.fullmatch(relabel[0]["regex"], "axb")
+    assert relabel[-1] == {"source_labels": ["a"], "target_label": "b"}

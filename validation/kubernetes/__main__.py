@@ -1,0 +1,347 @@
+"""Install the chart on a real Kubernetes, train in pods and check what is notified of a slow rank. `make kubernetes`
+
+    python -m validation.kubernetes --save
+
+The cluster has one node without GPUs: API server, controller manager, scheduler, kubelet and containerd, compiled from
+Debian's source of Kubernetes 1.20.2 on the first run. The image is the checkout's, built from its Dockerfile on
+Debian's Python. On the host run Prometheus, which relabels the pods as the chart's PodMonitors say, Alertmanager, and a
+webhook. Each Job is the one of `examples/kubernetes`, with the test job of two ranks in it, which run as uid 1000;
+torch comes from the host's virtual environment.
+
+What this cluster lacks: Kubernetes 1.20 has no native sidecars, so the exporter in the pod is an ordinary container and
+its Job does not complete by itself. There are no DNS, no Services, no enforced network policies and no Pod Security
+admission. Debian's Prometheus has no Kubernetes discovery: a file has the targets, with the labels that it would give
+the API server's pods. VictoriaMetrics has it, and is asked whether it finds the same ones. The kinds of the Prometheus
+operator are stored without an operator, and the scrape configuration is made of the PodMonitors as the operator makes
+it.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+from deploy.helm.generate import CHART
+from deploy.prometheus.shipped import alertmanager_config
+from testing import report, servers
+from testing.pod_monitor import scrape_config
+from testing.report import Check
+from testing.stack import wait_for
+from testing.webhook import WebhookReceiver
+from validation.kubernetes.cluster import IMAGE_NAME, NODE, Cluster, Manifest, running
+from validation.kubernetes.discovery import Discovery
+from validation.kubernetes.training import NAMESPACE, PodsJob
+
+DIRECTORY = report.ROOT / ".kubernetes"
+RELEASE, ITS_NAMESPACE = "rankscope", "rankscope"
+OPERATOR = ("podmonitors PodMonitor", "prometheusrules PrometheusRule")
+INSTALL = (
+    "--set=podMonitor.enabled=true,prometheusRule.enabled=true,dashboards.enabled=true,scrapeInterval=5s",
+    f"--set=image.repository={IMAGE_NAME.partition(':')[0]},image.tag={IMAGE_NAME.partition(':')[2]}",
+)
+KINDS = "daemonset,pod,configmap,secret,serviceaccount,networkpolicy,podmonitor,prometheusrule"
+STATE = "/run/rankscope-state"
+PATTERNS = {"node": "on-the-node", "sidecar": "in-the-pods"}
+ASK_THE_KUBELET = """
+from pathlib import Path
+from rankscope_exporter.gpu.allocation import pod_resources as p
+answer = p.PodResources(Path("/var/lib/kubelet/pod-resources/kubelet.sock"))._list()
+print(*(p._text(pod, 1) for pod in p._all(answer, 1)))
+"""
+ALERT = "RankscopeRankZeroLagging"
+EXTRA = {"post": 80.0}  # milliseconds after each step
+READY_WITHIN, SEEN_WITHIN, NOTIFIED_WITHIN, QUIET_FOR = "180s", 120.0, 240.0, 45.0
+QUIET_AFTER = 90.0  # seconds: an exporter is down after eight scrapes
+
+
+class Outcome(NamedTuple):
+    """What became of one job's fault."""
+
+    run: str
+    labels: dict[str, str]
+    """Of the first alert; empty without one."""
+    summary: str
+    seconds: float | None
+    """From the fault to the notification."""
+    false: list[str]
+    """Alerts before the fault."""
+
+
+def main() -> int:
+    """Run everything and publish; return 1 if a check fails."""
+    parser = report.parser(__doc__, prog="make kubernetes")
+    parser.add_argument("--directory", type=Path, default=DIRECTORY, help="of the cluster (%(default)s)")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="rankscope-kubernetes-") as name, running(options.directory) as cluster:
+        checks, outcomes = observe(cluster, Path(name))
+    body = [report.verdict(checks), _table(outcomes)]
+    figures = {"checks": [one.__dict__ for one in checks], "outcomes": [one._asdict() for one in outcomes]}
+    report.Report("kubernetes", "The chart on Kubernetes", __doc__, "every check holds", body, figures).publish(
+        options.save
+    )
+    return 0 if all(check.holds for check in checks) else 1
+
+
+def observe(cluster: Cluster, directory: Path) -> tuple[list[Check], list[Outcome]]:
+    """Install, train, change and uninstall."""
+    install(cluster)
+    checks = [
+        unprivileged(cluster, "the exporter runs as nobody, without a capability, behind a seccomp filter", 65534)
+    ]
+    outcomes = []
+    with ExitStack() as started:
+        prometheus, victoria, webhook = watch(cluster, directory, started)
+        for pattern, run in PATTERNS.items():
+            job = PodsJob(cluster, directory / run, pattern, run)
+            job.start()
+            try:
+                checks += [*seen(prometheus, pattern, job), discovered(prometheus, victoria, job)]
+                outcomes.append(fault(prometheus, webhook, job))
+            finally:
+                job.terminate()
+            checks += [notified(outcomes[-1]), unalarmed(webhook, job)]
+    checks += [*changed(cluster), *uninstalled(cluster)]
+    return checks, outcomes
+
+
+def install(cluster: Cluster) -> None:
+    """Make the kinds of the operator known, and install the chart until it is ready."""
+    cluster.apply(*(definition(*names.split()) for names in OPERATOR))
+    cluster.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+    cluster.kubectl("create", "namespace", ITS_NAMESPACE)
+    cluster.kubectl("create", "namespace", NAMESPACE)
+    release("install", cluster)
+
+
+def release(command: str, cluster: Cluster, *values: str) -> None:
+    """Install or upgrade it, and wait until all of it is ready. Raises RuntimeError."""
+    chart = [RELEASE, str(CHART), f"--namespace={ITS_NAMESPACE}", *INSTALL, *values]
+    cluster.helm(command, *chart, "--wait", f"--timeout={READY_WITHIN}")
+
+
+def definition(plural: str, kind: str) -> Manifest:
+    """Return a kind of the Prometheus operator's, with any fields."""
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.monitoring.coreos.com"},
+        "spec": {
+            "group": "monitoring.coreos.com",
+            "scope": "Namespaced",
+            "names": {"plural": plural, "singular": kind.lower(), "kind": kind},
+            "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+        },
+    }
+
+
+def unprivileged(cluster: Cluster, check: str, uid: int) -> Check:
+    """Return whether the kernel says so of the DaemonSet's process."""
+    (pod,) = _ready(cluster)
+    process = cluster.process(pod, "exporter")
+    found = f"uid {process.uid}, capabilities {process.capabilities:#x}, seccomp mode {process.seccomp}"
+    return Check(check, process == (uid, 0, 2), found)
+
+
+def _ready(cluster: Cluster) -> list[Manifest]:
+    pods = cluster.items("pod", "-n", ITS_NAMESPACE)
+    return [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+
+
+def watch(
+    cluster: Cluster, directory: Path, started: ExitStack
+) -> tuple[servers.Prometheus, servers.Prometheus, WebhookReceiver]:
+    """Start what scrapes, judges and notifies, on the host, by what the API server has of the chart."""
+    webhook = WebhookReceiver()
+    webhook.start()
+    started.callback(webhook.stop)
+    alertmanager = servers.alertmanager(directory, alertmanager_config(webhook.url))
+    (rule,) = cluster.items("prometheusrule", "-n", ITS_NAMESPACE)
+    (directory / "rules.yml").write_text(yaml.safe_dump(rule["spec"], sort_keys=False))
+    discovery = started.enter_context(Discovery(cluster, directory / "targets.json"))
+    monitors = cluster.items("podmonitor", "-n", ITS_NAMESPACE)
+    configuration = {
+        "rule_files": [str(directory / "rules.yml")],
+        "scrape_configs": [scrape_config(monitor, discovery.configuration) for monitor in monitors],
+        "alerting": {"alertmanagers": [{"static_configs": [{"targets": [alertmanager.address]}]}]},
+    }
+    prometheus = servers.prometheus(directory, yaml.safe_dump(configuration))
+    discovering = [scrape_config(monitor, cluster.discovery()) for monitor in monitors]
+    victoria = victoria_metrics(cluster, directory, {"scrape_configs": discovering})
+    for server in (alertmanager, prometheus, victoria):
+        server.start()
+        started.callback(server.stop)
+    return prometheus, victoria, webhook
+
+
+def victoria_metrics(cluster: Cluster, directory: Path, configuration: Manifest) -> servers.Prometheus:
+    """Return a server that answers as Prometheus does, and has Kubernetes discovery."""
+    (directory / "victoria.yml").write_text(yaml.safe_dump(configuration))
+    url = f"http://127.0.0.1:{servers.free_port()}"
+    arguments = [
+        str(cluster.programs / "victoria-metrics"),
+        f"-promscrape.config={directory / 'victoria.yml'}",
+        f"-storageDataPath={directory / 'victoria'}",
+        f"-httpListenAddr={url.removeprefix('http://')}",
+        "-search.latencyOffset=1s",
+    ]
+    return servers.Prometheus("victoria-metrics", arguments, url, directory / "victoria.log", ready="/health")
+
+
+def seen(prometheus: servers.Prometheus, pattern: str, job: PodsJob) -> list[Check]:
+    """Return whether Prometheus has both ranks, by whom, and with which labels."""
+    job.wait_until_training()
+    own = f'{{run="{job.run}"}}'
+    wait_for(lambda: len(prometheus.query(f"rankscope_rank_up{own} == 1")) == job.ranks, SEEN_WITHIN)
+    ranks = [one["metric"] for one in prometheus.query(f"rankscope_rank_info{own}")]
+    labels = [one["metric"] for one in prometheus.query(f"rankscope_rank_labels_info{own}")]
+    pods = {one.get("k8s_pod") for one in labels}
+    targets = [one["metric"] for one in prometheus.query("up == 1")]
+    instances = {NODE} if pattern == "node" else {f"{NAMESPACE}/{pod}" for pod in pods}
+    known = sorted(f"{one.get('k8s_namespace')}/{one.get('k8s_pod')}" for one in labels)
+    return [
+        Check(
+            f"{job.run}: both ranks are seen, on the node's name",
+            {(one["rank"], one["node"]) for one in ranks} == {("0", NODE), ("1", NODE)},
+            ", ".join(sorted(f"rank {one['rank']} on {one['node']}" for one in ranks)),
+        ),
+        Check(
+            f"{job.run}: each rank is known with its own pod and namespace",
+            len(pods) == job.ranks and {one.get("k8s_namespace") for one in labels} == {NAMESPACE},
+            ", ".join(known),
+        ),
+        Check(
+            f"{job.run}: its series come from the {pattern}",
+            {one["instance"] for one in ranks} == instances and all(set(one) <= LABELS_OF_UP for one in targets),
+            ", ".join(sorted({one["instance"] for one in ranks})),
+        ),
+    ]
+
+
+LABELS_OF_UP = {"__name__", "job", "instance"}
+
+
+def discovered(prometheus: servers.Prometheus, victoria: servers.Prometheus, job: PodsJob) -> Check:
+    """Return whether Kubernetes discovery finds the targets that Prometheus has from the file, by the same labels."""
+
+    def targets(server: servers.Prometheus) -> set[tuple[str, str]]:
+        return {(one["metric"]["job"], one["metric"]["instance"]) for one in server.query("up == 1")}
+
+    wait_for(lambda: targets(victoria) == targets(prometheus), SEEN_WITHIN)
+    found = targets(victoria)
+    instances = ", ".join(sorted(instance for _, instance in found))
+    return Check(
+        f"{job.run}: Kubernetes discovery finds the same targets", found == targets(prometheus) != set(), instances
+    )
+
+
+def fault(prometheus: servers.Prometheus, webhook: WebhookReceiver, job: PodsJob) -> Outcome:
+    """Let it train for a while, slow rank 0 down, and wait for the notification."""
+    time.sleep(QUIET_FOR)
+    false = [one.name for one in webhook.firing() if one.labels.get("run") == job.run]
+    onset = job.change(ranks={0: EXTRA})
+
+    def firing() -> list[Any]:
+        return [one for one in webhook.firing() if one.labels.get("run") == job.run and one.received >= onset]
+
+    wait_for(firing, NOTIFIED_WITHIN)
+    for one in firing()[:1]:
+        seconds = round(one.received - onset, 1)
+        return Outcome(job.run, one.labels, one.annotations["summary"], seconds, false)
+    return Outcome(job.run, {}, json.dumps(prometheus.query("ALERTS"))[:200], None, false)
+
+
+def notified(outcome: Outcome) -> Check:
+    """Return whether it is the right alert and the only one."""
+    labels = outcome.labels
+    is_right = (
+        labels.get("alertname") == ALERT and labels.get("node") == NODE and labels.get("job") in (None, "rankscope")
+    )
+    found = f"{labels.get('alertname', 'nothing')} on {labels.get('node')}; before the fault: {outcome.false or 'none'}"
+    return Check(f"{outcome.run}: rank 0 is notified, and nothing before", is_right and not outcome.false, found)
+
+
+def unalarmed(webhook: WebhookReceiver, job: PodsJob) -> Check:
+    """Return whether nobody is notified of the end of the job, whose pods are deleted."""
+    before = len(webhook.notifications)
+    time.sleep(QUIET_AFTER)
+    found = sorted(
+        {f"{one.name} {one.labels.get('instance', '')}" for one in webhook.notifications[before:] if one.is_firing}
+    )
+    return Check(f"{job.run}: its end is not notified", not found, ", ".join(found) or "nothing")
+
+
+def changed(cluster: Cluster) -> list[Check]:
+    """Switch on what is off by default, and return what of it is there."""
+    values = f"--set=runDirectory.tmpfs.enabled=true,state.hostPath={STATE}"
+    release("upgrade", cluster, values)
+    checks = [limited(cluster), stateful(cluster, "nobody", 65534)]
+    release("upgrade", cluster, values, "--set=podAttribution.enabled=true")
+    pods = inside(cluster, "python", "-c", ASK_THE_KUBELET)
+    return [
+        *checks,
+        stateful(cluster, "root", 0),
+        unprivileged(cluster, "with pod attribution it is uid 0, and has no capability", 0),
+        Check("the kubelet lists its pods to it", _ready(cluster)[0]["metadata"]["name"] in pods, pods[:200]),
+    ]
+
+
+def inside(cluster: Cluster, *command: str) -> str:
+    """Return what a command in the exporter's container prints."""
+    (pod,) = _ready(cluster)
+    name = pod["metadata"]["name"]
+    return cluster.kubectl("-n", ITS_NAMESPACE, "exec", name, "-c", "exporter", "--", *command).strip()
+
+
+def limited(cluster: Cluster) -> Check:
+    """Return whether the run directory is a tmpfs of its own."""
+    mount = inside(cluster, "stat", "-f", "-c", "%T, %c inodes", "/run/rankscope")
+    mode = inside(cluster, "stat", "-c", "%a", "/run/rankscope")
+    is_right = (mount, mode) == ("tmpfs, 4096 inodes", "1777")
+    return Check("the run directory is a tmpfs with limits, for all to write", is_right, f"{mount}, mode {mode}")
+
+
+def stateful(cluster: Cluster, user: str, uid: int) -> Check:
+    """Return whether the exporter's state is in a directory on the node that is its own."""
+    stated = ("stat", "-c", "%u %a %n", "/var/lib/rankscope", "/var/lib/rankscope/findings.json")
+    wait_for(lambda: "findings.json" in inside(cluster, "ls", "/var/lib/rankscope"), 60)
+    found = inside(cluster, *stated).replace("\n", ", ")
+    is_right = found.startswith(f"{uid} 700 /var/lib/rankscope, {uid} ")
+    return Check(f"its state is on the node and {user}'s", is_right, found)
+
+
+def uninstalled(cluster: Cluster) -> list[Check]:
+    """Uninstall it, and return whether the cluster has anything left of it."""
+    cluster.helm("uninstall", RELEASE, f"--namespace={ITS_NAMESPACE}", "--wait")
+    wait_for(lambda: not _left(cluster), 60)
+    left = _left(cluster)
+    return [
+        Check(
+            "helm uninstall leaves no object", not left, ", ".join(left) or "nothing; the node keeps its run directory"
+        )
+    ]
+
+
+def _left(cluster: Cluster) -> list[str]:
+    selectors = ("app.kubernetes.io/name=rankscope", "owner=helm")
+    return [
+        name
+        for selector in selectors
+        for name in cluster.kubectl("get", KINDS, "-A", "-o", "name", "-l", selector).split()
+    ]
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    rows = [(one.run, one.summary, one.labels.get("cause", ""), one.seconds) for one in outcomes]
+    return report.table(("run", "notification", "cause", "seconds after the fault"), rows)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
