@@ -30,6 +30,9 @@ TRAINING_EVENTS = frozenset({layout.FORWARD, layout.BACKWARD, layout.OPTIMIZER})
 # After these a process that a rank has started trains, too: it may evaluate the model for that rank.
 UPDATE_EVENTS = TRAINING_EVENTS - {layout.FORWARD}
 
+# The parts of the info that are left out where it is too long.
+NOTHING_OPTIONAL: dict[str, Any] = {"settings": {}, "group_descriptions": [], "tracker_ids": {}, "tracker_urls": {}}
+
 STEPS_WITHOUT_GROUP = 20  # a warm-up before init_process_group is shorter
 WHO = ("rank", "world_size", "group")  # a process of which one of these changes is another rank
 
@@ -123,12 +126,12 @@ class Publication:
             self._writer.write_info(self.info())
 
     def info(self) -> dict[str, Any]:
-        """Return the record's info as of now, without settings and descriptions of groups where they do not fit."""
+        """Return the record's info as of now, without what may be missing where it does not fit."""
         parent = {"parent": self._parent["pid"]} if self._parent else {}
         process = {"process_start": own_start(), "boot_id": boot_id()}
         info = {**self._identity, **parent, **process, **self._details()}
         fits = len(encode_info(info)) <= layout.INFO_CAPACITY
-        return info if fits else {**info, "settings": {}, "group_descriptions": []}
+        return info if fits else {**info, **NOTHING_OPTIONAL}
 
 
 def trains_alone(timeline: Timeline, event: int) -> bool:

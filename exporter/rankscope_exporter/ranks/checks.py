@@ -38,7 +38,8 @@ def check_info(snapshot: RankSnapshot) -> None:
     if not (NUMBER.fullmatch(info["rank"]) and NUMBER.fullmatch(info["pid"])):
         raise UnreadableRecordError("foreign", snapshot.path, "its rank or pid is no number")
     described = info.get("group_descriptions", ()), info.get("pairwise", ())
-    for text in chain(snapshot.groups, *described, info.get("settings", {}).values()):
+    chosen = info.get("settings", {}).values(), info.get("tracker_ids", {}).values()
+    for text in chain(snapshot.groups, *described, *chosen):
         if not is_label(text):
             raise UnreadableRecordError("foreign", snapshot.path, f"a name in it is no printable text: {text[:20]!r}")
     if NUMBER.fullmatch(info["world_size"]) and int(info["rank"]) >= int(info["world_size"]):

@@ -107,6 +107,8 @@ SETTINGS = (
     "compiled",
 )
 
+TRACKERS = ("wandb", "mlflow", "tensorboard")  # whose run's id and URL the info may have
+
 # What marks the steps. Each takes over for good from those before it, and no step is counted twice.
 STEP_MARKERS = ("", "backward_pass", "optimizer", "script")
 # After so many backward passes without a step each of them is one: in a loop that updates its parameters by hand, or
