@@ -18,7 +18,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege measurements-archive lock sbom audit clean
+.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month serving-pods soak siege measurements-archive lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -56,6 +56,10 @@ benchmark: venv ## measure what the hook costs a step, next to traceml-ai and pr
 
 test-versions: ## the hook's tests with the oldest and the newest torch, each in an environment below .versions
 	@deploy/test_versions.sh $(PYTHON)
+
+trackers: venv ## check what the hook finds of the real W&B, MLflow and TensorBoard, offline (3 minutes)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target .trackers --group trackers
+	@PYTHONPATH=$(CURDIR)/.trackers $(BIN)/python -m validation.trackers
 
 ways: venv ## check how accurate the record is in every way to train, over 1,000 steps (15 minutes)
 	@$(BIN)/python -m validation.ways --save
@@ -133,4 +137,4 @@ servers: ## Prometheus and Alertmanager, installed by apt unless they are on the
 	@deploy/setup.sh servers
 
 clean: ## remove the virtual environment and caches
-	rm -rf .venv .release .mypy_cache .ruff_cache .pytest_cache dist
+	rm -rf .venv .release .trackers .mypy_cache .ruff_cache .pytest_cache dist

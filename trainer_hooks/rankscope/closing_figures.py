@@ -30,7 +30,7 @@ class ClosingFigures:
         self._figures = figures
         self._watch, self._write_run = guard(self._watch_run), guard(self._write_one)
         self.write = guard(self._write_all)
-        self._undo: dict[type, list[Undo]] = {}
+        self._undo: dict[type, Undo] = {}
         self._runs: dict[str, TrackerRun] = {}
         self._queue: queue.SimpleQueue[Task | None] | None = None
 
@@ -42,8 +42,7 @@ class ClosingFigures:
             self._queue = None
         atexit.unregister(self.write)
         while self._undo:
-            for undo in self._undo.popitem()[1]:
-                undo()
+            self._undo.popitem()[1]()
 
     def watch(self, tracker: str, run: TrackerRun) -> None:
         """Write into this run at its end, if the environment asks for it and the tracker has a summary."""
@@ -59,9 +58,9 @@ class ClosingFigures:
         atexit.unregister(self.write)
         atexit.register(self.write)
         owner = type(run.source)
-        if run.source is not None and owner not in self._undo:
-            methods = [method for method in ("finish", "__exit__") if hasattr(owner, method)]
-            self._undo[owner] = [replace(owner, method, self._writing_before) for method in methods]
+        if hasattr(owner, "_finish") and owner not in self._undo:
+            # What `finish()` and the end of a `with` block call. The block has its `__exit__` since it began.
+            self._undo[owner] = replace(owner, "_finish", self._writing_before)
 
     def _writing_before(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(source: Any, *args: Any, **kwargs: Any) -> Any:

@@ -20,6 +20,8 @@ PAGE = 256 * 32_768  # bytes
 LARGE: dict[str, Any] = {
     "phases": [f"{number:0>198}" for number in range(layout.MAX_PHASES - len(layout.PHASES))],
     "groups": [f"{number:0>100}" for number in range(layout.MAX_GROUPS)],
+    "tracker_ids": dict.fromkeys(layout.TRACKERS, '"' * 200),
+    "tracker_urls": dict.fromkeys(layout.TRACKERS, "https://" + "u" * 192),
 }
 
 
