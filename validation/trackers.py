@@ -1,4 +1,4 @@
-"""Check what the hook finds of the real W&B, MLflow and TensorBoard, and what they get at the job's end. `make trackers`
+"""Check what the hook finds of the real W&B, MLflow and TensorBoard, and what they get at the end. `make trackers`
 
     python -m validation.trackers
 
@@ -44,7 +44,7 @@ SUMMARY = re.compile(r"30 steps in [\d.]+ s after [\d.]+ s of start-up")
 
 
 class Case(NamedTuple):
-    """A script: what it does before, in and after its steps, and what is to be found. `{server}` is the server's URL."""
+    """A script: what it does before, in and after its steps, and what is found. `{server}` is a server's address."""
 
     name: str
     tracker: str
@@ -145,7 +145,7 @@ def mlflow_server(directory: Path, hangs: bool) -> Iterator[str]:
                 ended.wait()
             tags.setdefault(body["run_id"], {})[body["key"]] = body["value"]
             (directory / "tags.json").write_text(json.dumps(tags))
-        info = {"run_id": "7f", "run_uuid": "7f", "experiment_id": "0", "status": "RUNNING", "lifecycle_stage": "active"}
+        info = {"run_id": "7f", "run_uuid": "7f", "experiment_id": "0", "status": "RUNNING"}
         return {"run": {"info": info, "data": {}}, "run_info": info}
 
     class Handler(BaseHTTPRequestHandler):
