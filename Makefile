@@ -18,7 +18,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month serving-pods soak siege measurements-archive lock sbom audit clean
+.PHONY: help venv servers demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month serving-pods soak siege measurements-archive release lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -109,6 +109,9 @@ gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .
 
 gpu-check: ## compare each GPU metric with nvidia-smi and a known load, and check the hook, on a real GPU (at most 10 minutes)
 	@$(PYTHON) -m validation.gpu_check --json $(REPORT)
+
+release: $(RELEASE)/.installed ## build, compare and check every file of a release, to dist/ (BASE=debian: on a substituted base image; 15 minutes)
+	@PATH="$(CURDIR)/$(RELEASE):$$PATH" deploy/release.sh $(BASE)
 
 lock: $(RELEASE)/.installed ## pin by hash what the exporter's image installs and is built with (UPGRADE=1: the newest versions)
 	@$(COMPILE) pyproject.toml --extra exporter --output-file exporter/requirements.txt
