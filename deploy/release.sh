@@ -16,8 +16,8 @@ fail() { say "$*"; exit 1; }
 # ---- build: each function is called in the commit's own tree, with the folder for its files --------------------------
 python_packages() {
     # The wheel from the tree, and not from the archive of sources: `check_sdist` compares the two.
-    python3 -m build --no-isolation --outdir "$1" --sdist . >/dev/null
-    python3 -m build --no-isolation --outdir "$1" --wheel . >/dev/null
+    python3 -m build --no-isolation --outdir "$1" --sdist . >"$log" 2>&1
+    python3 -m build --no-isolation --outdir "$1" --wheel . >"$log" 2>&1
 }
 
 monitoring() { # what a Prometheus, an Alertmanager and a Grafana take
@@ -43,8 +43,30 @@ image() {
     images build "${from[@]}" "${mirrors[@]}" --isolation chroot --network host --no-cache --format docker \
         --timestamp "$SOURCE_DATE_EPOCH" --build-arg "SOURCE_DATE_EPOCH=$SOURCE_DATE_EPOCH" \
         --tag "rankscope-exporter:$version" --file exporter/Dockerfile . >"$log" 2>&1 || { tail "$log" >&2; fail "no image"; }
-    images push --quiet "rankscope-exporter:$version" "docker-archive:$file:rankscope-exporter:$version"
-    gzip --no-name "$file"
+    images push --quiet "rankscope-exporter:$version" "docker-archive:$file"
+    rewrite "$file" && gzip --no-name "$file"
+}
+
+# Docker's format names the container that an image was built in, and the image after a digest of that. OCI's does not,
+# and has no health check either.
+rewrite() { # an archive of an image
+    local parts=$1.parts
+    mkdir "$parts" && tar --extract --directory "$parts" --file "$1" && rm "$1"
+    python3 - "$parts" "rankscope-exporter:$version" <<'END'
+import json, pathlib, sys
+folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+(image,) = json.loads((folder / "manifest.json").read_text())
+config = json.loads((folder / image["Config"]).read_text())
+config.pop("container", None)
+for part in ("config", "container_config"):
+    config.get(part, {}).pop("Hostname", None)
+(folder / "config.json").write_text(json.dumps(config))
+manifest = {"Config": "config.json", "RepoTags": [name], "Layers": image["Layers"]}
+(folder / "manifest.json").write_text(json.dumps([manifest]))
+END
+    (cd "$parts" && tar --mtime="@$SOURCE_DATE_EPOCH" --owner=0 --group=0 --numeric-owner --mode=0644 --create \
+        --file "$1" manifest.json config.json $(python3 -c 'import json; print(*json.load(open("manifest.json"))[0]["Layers"])'))
+    rm -rf "$parts"
 }
 
 # A store of its own: a substituted base has the names of the real ones there.
@@ -53,7 +75,7 @@ images() { buildah --root "$store/root" --runroot "$store/run" --registries-conf
 open_store() {
     command -v buildah >/dev/null || fail "buildah is missing; as root: apt-get install buildah"
     mkdir -p "$store" && echo 'unqualified-search-registries = ["docker.io"]' >"$store/registries.conf"
-    # Where pip has a mirror, the image is built from that.
+    # Where pip has a mirror, the image is built from that. It then has an empty /etc/pip.conf.
     mirrors=() && [ ! -e /etc/pip.conf ] || mirrors=(-v /etc/pip.conf:/etc/pip.conf:ro -v /etc/ssl/certs:/etc/ssl/certs:ro)
     [ "$base" ] || return 0
     say "the image's base is a Debian that is bootstrapped here, and not what the Dockerfile names: only to try"
@@ -78,7 +100,7 @@ build() { # a folder for the files
 # ---- check -----------------------------------------------------------------------------------------------------------
 check_sdist() {
     tar --extract --gzip --directory "$work" --file "$out/rankscope-$version.tar.gz"
-    python3 -m build --no-isolation --wheel --outdir "$work/from-sdist" "$work/rankscope-$version" >/dev/null
+    python3 -m build --no-isolation --wheel --outdir "$work/from-sdist" "$work/rankscope-$version" >"$log" 2>&1
     cmp "$out"/rankscope-*.whl "$work"/from-sdist/*.whl
 }
 
