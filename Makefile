@@ -54,8 +54,8 @@ benchmark: venv ## measure what the hook costs a step, next to traceml-ai and pr
 	@$(BIN)/python -m benchmarks.hook_overhead --save
 	@$(BIN)/python -m benchmarks.hook_overhead.device_clock --save
 
-test-versions: ## the hook's tests with the oldest and the newest torch, each in an environment below .versions
-	@deploy/test_versions.sh $(PYTHON)
+test-versions: venv ## run the hook's tests under each Python and torch that can be had (an hour; VERSIONS="--pairs 3.13/2.14": these)
+	@$(BIN)/python -m validation.versions --save $(VERSIONS)
 
 trackers: venv ## check what the hook finds of the real W&B, MLflow and TensorBoard, offline (3 minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target .trackers --group trackers

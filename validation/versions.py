@@ -11,12 +11,11 @@ done, unless `--again` is given. `no wheel`: no torch of that version can be ins
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -90,12 +89,11 @@ def test(python: str, torch: str) -> dict[str, Any]:
     tests = [str(path) for name in HOOK_TESTS for path in (ROOT / "tests/trainer_hooks").glob(f"{name}*")]
     with tempfile.TemporaryDirectory() as directory:
         results = Path(directory, "results.xml")
-        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors", "-m", "unit or torch", f"--junitxml={results}"]
+        command = [python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--continue-on-collection-errors"]
+        command += ["-m", "unit or torch", f"--junitxml={results}"]
         environment = {**os.environ, "PYTHONPATH": "trainer_hooks:exporter:.:grafana"}
-        process = subprocess.run(
-            [*command, *left_out, *tests], cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
-            timeout=TEST_TIMEOUT,
-        )  # fmt: skip
+        how: dict[str, Any] = {"cwd": ROOT, "env": environment, "capture_output": True, "text": True}
+        process = subprocess.run([*command, *left_out, *tests], **how, check=False, timeout=TEST_TIMEOUT)
         counts = read_results(results) if results.exists() else {"errors": [process.stdout[-500:]]}
     return {"outcome": "tested", "python": full_python, "torch": full_torch, "status": process.returncode, **counts}
 
@@ -117,7 +115,7 @@ def default_pairs() -> list[str]:
 def cell(line: dict[str, Any] | None) -> str:
     """Return what the table says of a pair."""
     if line is None:
-        return "–"
+        return "not run"
     if line["outcome"] != "tested":
         return str(line["outcome"]).splitlines()[-1][:60]
     if line["status"] not in (0, 1) or "passed" not in line:
@@ -126,26 +124,29 @@ def cell(line: dict[str, Any] | None) -> str:
     return f"{line['passed']} passed{failed}"
 
 
-def page(lines: Iterable[dict[str, Any]]) -> report.Report:
-    """Return the page of these pairs."""
+def details(lines: Iterable[dict[str, Any]]) -> tuple[str, str]:
+    """Return a table with a row for each pair that was tested, and the names of the tests that failed."""
+    rows = [
+        (line["python"], line["torch"], *(line.get(count, 0) for count in ("passed", "skipped")), line["date"])
+        for line in lines
+    ]
+    failed = [f"- {line['id']}: `{name}`" for line in lines for name in line.get("failed", ())]
+    table = report.table(["Python", "torch", "passed", "skipped", "date"], rows)
+    return table, "\n".join(["Failed:", "", *failed]) if failed else "No test failed."
+
+
+def page(lines: Sequence[dict[str, Any]]) -> report.Report:
+    """Return the page of these pairs; of a pair that was tested again, the last time."""
     by_pair = {line["id"]: line for line in lines}
-    rows = [[f"torch {torch}", *(cell(by_pair.get(f"{python}/{torch}")) for python in PYTHONS)] for torch in TORCHES]
-    tested = [line for line in by_pair.values() if line["outcome"] == "tested"]
-    exact = sorted(
-        ((line["python"], line["torch"], line.get("passed", 0), len(line.get("failed", ())), line.get("skipped", 0), line["date"])
-         for line in tested), key=lambda row: [part for part in row[0].split(".")] + [row[1]]
-    )  # fmt: skip
-    failures = [f"- Python {line['id'].replace('/', ', torch ')}: `{name}`" for line in tested for name in line["failed"]]
+    pairs = [[by_pair.get(f"{python}/{torch}") for python in PYTHONS] for torch in TORCHES]
+    rows = [[f"torch {torch}", *map(cell, row)] for torch, row in zip(TORCHES, pairs, strict=True)]
+    tested = [line for row in pairs for line in row if line and line["outcome"] == "tested"]
     return report.Report(
         "versions",
         "The hook with each Python and torch",
         __doc__,
         "no test fails",
-        [
-            report.table(["", *(f"Python {python}" for python in PYTHONS)], rows),
-            report.table(["Python", "torch", "passed", "failed", "skipped", "date"], exact),
-            "\n".join(["Failed:", "", *failures]) if failures else "No test failed.",
-        ],
+        [report.table(["", *(f"Python {python}" for python in PYTHONS)], rows), *details(tested)],
         list(by_pair.values()),
     )
 
@@ -161,10 +162,10 @@ def main() -> int:
         if options.again or not ledger.has(pair):
             line = run_pair(*pair.split("/"))
             ledger.add(line)
-            print(f"{platform.node()} {pair}: {cell(line)}", file=sys.stderr)
+            print(f"{pair}: {cell(line)}", file=sys.stderr)
     published = page(ledger.lines)
     published.publish(options.save)
-    return int(any(line.get("failed") or line.get("status") for line in ledger.lines))
+    return int(any(line.get("status") for line in published.figures))
 
 
 if __name__ == "__main__":
