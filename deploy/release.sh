@@ -7,7 +7,7 @@ set -euo pipefail
 shopt -s inherit_errexit
 
 base=${1:-}
-work=.release/build out=dist
+out=dist
 STEPS=(python_packages monitoring sbom image) # each is a function; deb, rpm and the Helm chart join here
 
 say() { printf 'rankscope: %s\n' "$*" >&2; }
@@ -89,10 +89,10 @@ open_store() {
 
 build() { # a folder for the files
     local tree=$work/tree step
-    rm -rf "$tree" "$1" && mkdir -p "$tree" "$1" && git archive HEAD | tar --extract --directory "$tree"
+    rm -rf "$tree" "$1" && mkdir -p "$tree" "$1" && git archive "$commit" | tar --extract --directory "$tree"
     for step in "${STEPS[@]}"; do
         say "building: $step"
-        (cd "$tree" && "$step" "$root/$1")
+        (cd "$tree" && "$step" "$1")
     done
     rm -r "$tree"
 }
@@ -147,11 +147,13 @@ check_image() {
 }
 
 root=$PWD version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer_hooks/rankscope/_version.py)
+work=$(mktemp -d -t rankscope-release.XXXX) && trap 'rm -rf "$work"' EXIT
 store=$root/.release/store log=$root/.release/log
-SOURCE_DATE_EPOCH=$(git log -1 --format=%ct) && export SOURCE_DATE_EPOCH
+commit=$(git rev-parse HEAD)
+SOURCE_DATE_EPOCH=$(git log -1 --format=%ct "$commit") && export SOURCE_DATE_EPOCH
 git diff --quiet HEAD || fail "there are changes that are not committed: a release is built from the last commit"
 [ "$base" = '' ] || [ "$base" = debian ] || fail "BASE is '$base': debian, or nothing for the real images"
-mkdir -p "$work" && open_store
+open_store
 build "$work/first"
 build "$work/second"
 diff --recursive "$work/first" "$work/second" || fail "two builds of one commit differ"
@@ -163,5 +165,4 @@ check_sdist
 check_extras
 say "checking: the image" && check_image
 (cd "$out" && sha256sum -- * >SHA256SUMS && cat SHA256SUMS)
-rm -rf "$work"
 [ "$base" = '' ] || say "tried with a substituted base: do not publish $(basename "$out"/*trial-image.tar.gz)"
