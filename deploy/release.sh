@@ -101,7 +101,7 @@ build() { # a folder for the files
 check_sdist() {
     tar --extract --gzip --directory "$work" --file "$out/rankscope-$version.tar.gz"
     python3 -m build --no-isolation --wheel --outdir "$work/from-sdist" "$work/rankscope-$version" >"$log" 2>&1
-    cmp "$out"/rankscope-*.whl "$work"/from-sdist/*.whl
+    cmp "$wheel" "$work"/from-sdist/*.whl
 }
 
 # `serves COMMAND…`: whether a simulated exporter, started by the command and these arguments, serves its metrics.
@@ -120,8 +120,7 @@ serves() {
 }
 
 check_extras() {
-    local extra venv wheel
-    wheel=$(echo "$PWD/$out"/rankscope-*.whl)
+    local extra venv
     for extra in '' $(unzip -p "$wheel" '*/METADATA' | sed -n 's/^Provides-Extra: //p'); do
         say "checking: pip install 'rankscope${extra:+[$extra]}'"
         venv=$work/venv-${extra:-none}
@@ -136,7 +135,7 @@ check_extras() {
 
 check_image() {
     local archive=$work/image.tar container user
-    gunzip --stdout "$out"/*image.tar.gz >"$archive"
+    gunzip --stdout "$work"/first/*image.tar.gz >"$archive"
     container=$(images from --quiet "docker-archive:$archive")
     # Its entry point, by its own user, in its own file system.
     serves images run --isolation chroot "$container" -- rankscope-exporter --state-dir=/var/lib/rankscope ||
@@ -157,12 +156,13 @@ open_store
 build "$work/first"
 build "$work/second"
 diff --recursive "$work/first" "$work/second" || fail "two builds of one commit differ"
-mkdir -p "$out" && rm -f "$out"/rankscope* "$out/SHA256SUMS" && cp "$work"/first/* "$out"
+mkdir -p "$out" && cp "$work"/first/* "$out"
+wheel=$PWD/$out/rankscope-$version-py3-none-any.whl
 say "checking: twine, hadolint, the archive of sources"
-twine check --strict "$out"/*.whl "$out/rankscope-$version.tar.gz" >"$log" || { cat "$log" >&2; fail "twine"; }
+twine check --strict "$wheel" "$out/rankscope-$version.tar.gz" >"$log" || { cat "$log" >&2; fail "twine"; }
 hadolint exporter/Dockerfile
 check_sdist
 check_extras
 say "checking: the image" && check_image
-(cd "$out" && sha256sum -- * >SHA256SUMS && cat SHA256SUMS)
-[ "$base" = '' ] || say "tried with a substituted base: do not publish $(basename "$out"/*trial-image.tar.gz)"
+(cd "$work/first" && sha256sum -- *) | tee "$out/SHA256SUMS"
+[ "$base" = '' ] || say "tried with a substituted base: do not publish the image"

@@ -38,8 +38,8 @@ HOOK_TESTS = (
 )
 # They need frameworks, or packages that another torch has no wheel of.
 LEFT_OUT = ("probes/test_frameworks.py", "probes/test_loader_workers.py")
-# torch 2.4 has no FSDP2 that trains on a CPU and no DTensor where it is now. It may hang as it destroys a gloo group: the
-# destructor holds the GIL and joins a thread that waits for it.
+# torch 2.4 has no FSDP2 that trains on a CPU and no DTensor where it is now. It may hang as it destroys a gloo group:
+# the destructor holds the GIL and joins a thread that waits for it.
 NOT_IN_OLDEST = (
     "probes/test_forward.py::test_the_forward_of_an_fsdp2_model_is_forward",
     "probes/test_collectives.py::test_fsdp2_and_its_clipping_are_seen",
