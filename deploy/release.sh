@@ -108,14 +108,15 @@ check_sdist() {
 serves() {
     local port pid page
     port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-    "$@" --simulate --web.listen-address "127.0.0.1:$port" >"$log" 2>&1 &
+    "$@" --simulate 2 --web.listen-address "127.0.0.1:$port" >"$log" 2>&1 &
     pid=$!
     for _ in {1..120}; do
         page=$(python3 -c 'import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())' \
             "http://127.0.0.1:$port/metrics" 2>/dev/null) && break
+        kill -0 "$pid" 2>/dev/null || break
         sleep 0.5
     done
-    kill "$pid" && wait "$pid" || true
+    { kill "$pid" && wait "$pid"; } 2>/dev/null || true
     grep -q '^rankscope_gpu_info' <<<"$page" || { tail "$log" >&2; return 1; }
 }
 
@@ -124,7 +125,7 @@ check_extras() {
     for extra in '' $(unzip -p "$wheel" '*/METADATA' | sed -n 's/^Provides-Extra: //p'); do
         say "checking: pip install 'rankscope${extra:+[$extra]}'"
         venv=$work/venv-${extra:-none}
-        python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check "$wheel${extra:+[$extra]}"
+        python3 -m venv "$venv" && "$venv/bin/pip" install --quiet --disable-pip-version-check "$wheel${extra:+[$extra]}" 2>"$log"
         case $extra in
             '') "$venv/bin/python" -c 'import rankscope; rankscope.step()' && "$venv/bin/rankscope" --version >/dev/null ;;
             top) "$venv/bin/rankscope" top --once --run-dir "$venv" >/dev/null ;;
