@@ -108,15 +108,17 @@ check_sdist() {
 serves() {
     local port pid page
     port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+    set -m # a process group of its own: what buildah starts ends with it
     "$@" --simulate 2 --web.listen-address "127.0.0.1:$port" >"$log" 2>&1 &
     pid=$!
+    set +m
     for _ in {1..120}; do
         page=$(python3 -c 'import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())' \
             "http://127.0.0.1:$port/metrics" 2>/dev/null) && break
         kill -0 "$pid" 2>/dev/null || break
         sleep 0.5
     done
-    { kill "$pid" && wait "$pid"; } 2>/dev/null || true
+    { kill -- "-$pid" && wait "$pid"; } 2>/dev/null || true
     grep -q '^rankscope_gpu_info' <<<"$page" || { tail "$log" >&2; return 1; }
 }
 
