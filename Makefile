@@ -18,7 +18,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check ways stragglers endings gauntlet nodes month serving-pods soak siege packages slurm kubernetes measurements-archive lock sbom audit clean
+.PHONY: help venv servers helm demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month serving-pods soak siege packages slurm kubernetes measurements-archive release lock sbom audit clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -54,8 +54,12 @@ benchmark: venv ## measure what the hook costs a step, next to traceml-ai and pr
 	@$(BIN)/python -m benchmarks.hook_overhead --save
 	@$(BIN)/python -m benchmarks.hook_overhead.device_clock --save
 
-test-versions: ## the hook's tests with the oldest and the newest torch, each in an environment below .versions
-	@deploy/test_versions.sh $(PYTHON)
+test-versions: venv ## run the hook's tests under each Python and torch that can be had (an hour; VERSIONS="--pairs 3.13/2.14": these)
+	@$(BIN)/python -m validation.versions --save $(VERSIONS)
+
+trackers: venv ## check what the hook finds of the real W&B, MLflow and TensorBoard, offline (3 minutes)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target .trackers --group trackers
+	@PYTHONPATH=$(CURDIR)/.trackers $(BIN)/python -m validation.trackers
 
 ways: venv ## check how accurate the record is in every way to train, over 1,000 steps (15 minutes)
 	@$(BIN)/python -m validation.ways --save
@@ -116,6 +120,9 @@ gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .
 gpu-check: ## compare each GPU metric with nvidia-smi and a known load, and check the hook, on a real GPU (at most 10 minutes)
 	@$(PYTHON) -m validation.gpu_check --json $(REPORT)
 
+release: $(RELEASE)/.installed ## build, compare and check every file of a release, to dist/ (BASE=debian: on a substituted base image; 15 minutes)
+	@PATH="$(CURDIR)/$(RELEASE):$$PATH" deploy/release.sh $(BASE)
+
 lock: $(RELEASE)/.installed ## pin by hash what the exporter's image and the packages install and are built with (UPGRADE=1: the newest versions)
 	@$(COMPILE) pyproject.toml --extra kubernetes --output-file exporter/requirements.txt
 	@$(COMPILE) pyproject.toml --extra exporter --extra top --constraint exporter/requirements.txt --output-file deploy/packages/requirements.txt
@@ -150,4 +157,4 @@ helm: venv ## helm and kubectl, installed into .venv unless they are on the PATH
 	@deploy/setup.sh helm
 
 clean: ## remove the virtual environment and caches
-	rm -rf .venv .release .mypy_cache .ruff_cache .pytest_cache dist
+	rm -rf .venv .release .trackers .mypy_cache .ruff_cache .pytest_cache dist

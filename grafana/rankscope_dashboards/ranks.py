@@ -11,6 +11,9 @@ ENDINGS = {"finished": ("finished", GOOD), "sigterm": ("SIGTERM", NEUTRAL), "int
     reason: (reason, BAD) for reason in ("exception", "killed")
 }
 
+TRACKERS = f"group by (rank, tracker, id, url) (last_over_time(rankscope_rank_tracker_info{{{RANKS}}}[$__range]))"
+RANKS_SEEN = f"group(last_over_time(rankscope_rank_info{{{RANKS}}}[$__range]))"
+
 WHO_IT_IS = "rank, node, local_rank, world_size, group, pid, uuid, backend, torch_version, rankscope_version"
 
 PHASE_FOR = age(f"rankscope_rank_phase_since_timestamp_seconds{{{RANKS}}}")
@@ -81,6 +84,20 @@ NOW = Row(
                 Column("rankscope_version", "rankscope"),
             ],
             width=16,
+        ),
+        table_of(
+            "Experiment trackers",
+            "The runs of W&B, MLflow and TensorBoard that the ranks log to. An offline run, a directory and a database "
+            "have no page.",
+            [Query(f'{TRACKERS} or on () label_replace({RANKS_SEEN}, "tracker", "none in use", "", "")')],
+            [
+                Column("rank", "Rank"),
+                Column("tracker", "Tracker"),
+                Column("id", "Run or directory"),
+                Column("url", "Page", is_link=True),
+            ],
+            height=5,
+            none="no rank of this run is seen",
         ),
     ),
 )

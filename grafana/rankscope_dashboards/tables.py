@@ -25,6 +25,8 @@ class Column:
     names: Names | None = None
     bar: bool = False
     """Whether the value, a ratio, is drawn as a bar."""
+    is_link: bool = False
+    """Whether the value is a URL that can be opened; the exporter shows none with a password or a query."""
 
     def field(self, queries: int) -> str:
         """What Grafana calls the column before we rename it."""
@@ -46,6 +48,9 @@ class Column:
         if self.bar:
             gauge = common.TableBarGaugeCellOptions(mode=common.BarGaugeDisplayMode.BASIC)
             properties |= {"min": 0, "max": 1, "custom_cellOptions": gauge}
+        if self.is_link:
+            # As it is: Grafana would encode a %20 again. It refuses schemes that run code.
+            properties["links"] = [{"title": "Open the page", "url": "${__value.raw:raw}", "targetBlank": True}]
         return override(self.title, **properties)
 
 

@@ -275,6 +275,12 @@ def test_every_column_of_a_table_is_in_an_answer(panel: dict[str, Any]) -> None:
         assert column in values or column in labels or expressions.startswith("ALERTS{"), column
 
 
+def test_a_tracker_s_page_can_be_opened_and_its_url_is_not_encoded_again() -> None:
+    (panel,) = (panel for _, panel in PANELS if panel["title"] == "Experiment trackers")
+    (links,) = (one["value"] for one in properties(panel, "Page") if one["id"] == "links")
+    assert [link["url"] for link in links] == ["${__value.raw:raw}"]
+
+
 @each_dashboard
 def test_ids_are_unique(model: dict[str, Any]) -> None:
     ids = [panel["id"] for panel in all_panels(model)]

@@ -31,6 +31,7 @@ LONGEST = select.PIPE_BUF  # bytes: so much is written at once, without a wait a
 NAMED = 3  # phases
 WORTH_NAMING = 0.01  # of the time
 HOLDS_UP = 0.1  # as much of the time in one phase that is no computing
+RATIO_DIGITS = 4
 MEANINGS = {phase.name: phase.meaning for phase in PHASES}
 
 
@@ -62,12 +63,8 @@ class Announcer:
 
     def end(self) -> None:
         """The record has ended: say where its time went, unless standard error is another file by now."""
-        path = self._record()
-        if path and self._stderr in (None, standard_error()):
-            slots, now = tuple(self._timeline.writer.slots), time.monotonic()
-            # As what has ended: the time since the last event belongs to no phase, as in the record.
-            snapshot = RankSnapshot(path, False, slots, self._info(), last_words_at=None, read_monotonic=now)
-            say(summary(snapshot, self._timeline.steps.marker))
+        if self._record() and self._stderr in (None, standard_error()):
+            say(summary(own_snapshot(self._timeline, self._info()), self._timeline.steps.marker))
 
     def _record(self) -> Path | None:
         """The record's path, if anything is said about it."""
@@ -117,6 +114,27 @@ def beginning(run: str, path: Path) -> str:
 def run_option(run: str) -> list[str]:
     """Return the arguments that choose a run. A name with a dash first, as of `python -c`, would be an option alone."""
     return [f"--run={run}"] if run.startswith("-") else ["--run", run]
+
+
+def own_snapshot(timeline: Timeline, info: dict[str, Any]) -> RankSnapshot:
+    """Return the snapshot of this process's record, as of now."""
+    slots, now, path = tuple(timeline.writer.slots), time.monotonic(), timeline.writer.path or Path()
+    # As what has ended: the time since the last event belongs to no phase, as in the record.
+    return RankSnapshot(path, False, slots, info, last_words_at=None, read_monotonic=now)
+
+
+def figures(snapshot: RankSnapshot, step_marker: int) -> dict[str, str | float]:
+    """Return the closing line and what it is made of, for the run of an experiment tracker; nothing without a step."""
+    if not snapshot["steps"]:
+        return {}
+    by_phase, clock = shares(snapshot)
+    ratios = {
+        "computing_ratio": sum(share for phase, share in by_phase.items() if phase in COMPUTING),
+        "data_wait_ratio": by_phase.get("data_wait", 0.0),
+        "collective_wait_ratio": by_phase.get("collective_wait", 0.0),
+    }
+    rounded = {name: round(ratio, RATIO_DIGITS) for name, ratio in ratios.items()}
+    return {"summary": summary(snapshot, step_marker), "rank": snapshot.info["rank"], "clock": clock, **rounded}
 
 
 def summary(snapshot: RankSnapshot, step_marker: int) -> str:

@@ -7,7 +7,8 @@ from types import ModuleType
 from typing import Any
 
 from rankscope import guard, probes
-from rankscope.announcements import Announcer
+from rankscope.announcements import Announcer, figures, own_snapshot
+from rankscope.closing_figures import ClosingFigures
 from rankscope.guard import Guard, logger
 from rankscope.patch import Undo
 from rankscope.process import descriptors, forks, identity
@@ -19,6 +20,7 @@ from rankscope.record.writer import RankWriter
 from rankscope.script import Script
 from rankscope.settings import Settings
 from rankscope.timeline.timeline import Timeline
+from rankscope.trackers import Trackers
 
 
 class Attachment:
@@ -35,7 +37,11 @@ class Attachment:
         self._announcer = Announcer(self.timeline, self.publication.info)
         announcements = self._guard("announcements")
         self._poll_announcer = announcements(self._announcer.poll)
-        self._ending = Ending(self.writer, announcements(self._announcer.end))
+        trackers = self._guard("trackers")
+        self._closing = ClosingFigures(trackers, self._figures)
+        self._trackers = Trackers(trackers, self.publication.refresh, self._closing.watch)
+        self._poll_trackers, self._end_announcer = trackers(self._trackers.poll), announcements(self._announcer.end)
+        self._ending = Ending(self.writer, self._on_end)
         self._settings = Settings(self.timeline, self.publication.refresh)
         self.script = script = Script(self.timeline, self._guard, self.publication.refresh)
         # What api.py calls, without a lookup more.
@@ -57,6 +63,7 @@ class Attachment:
         skip_package()
         self.timeline.steps.polls.append(self._guard("settings")(self._settings.poll))
         self.timeline.steps.polls.append(self._poll_announcer)
+        self.timeline.steps.polls.append(self._poll_trackers)
         self.timeline.steps.polls.append(self._ending.forget_failure)
         keep_descriptors = self._guard("descriptors")(self._keep_descriptors)
         self.timeline.steps.polls.append(keep_descriptors)
@@ -80,11 +87,13 @@ class Attachment:
     def remove(self) -> None:
         """Restore every patched object, end the record as finished and stop counting."""
         self.timeline.stop()
+        self._trackers.remove()
         for undo in reversed(self._undo):
             _take_back(undo)
         self._undo.clear()
         self._ending.write(layout.FINISHED)
         self._ending.forget()
+        self._closing.forget()
         self._stack_dump.forget()
         self.writer.detach()
 
@@ -104,6 +113,8 @@ class Attachment:
         self.writer.detach()
         self.timeline.restart()
         self._settings.restart()
+        self._trackers.restart()
+        self._closing.forget()
         self.timeline.on_event = self._find_training
         self._ending.watch()
 
@@ -157,7 +168,16 @@ class Attachment:
             "probes_disabled": self._disabled,
             "stacks": self._stack_dump.info,
             "settings": self._settings.known,
+            "tracker_ids": self._trackers.ids,
+            "tracker_urls": self._trackers.urls,
         }
+
+    def _figures(self) -> dict[str, str | float]:
+        return figures(own_snapshot(self.timeline, self.publication.info()), self.timeline.steps.marker)
+
+    def _on_end(self) -> None:
+        self._end_announcer()
+        self._closing.write()
 
     def _on_probe_failure(self, probe: str) -> None:
         self._disabled.append(probe)

@@ -31,7 +31,15 @@ TRAINING_EVENTS = frozenset({layout.FORWARD, layout.BACKWARD, layout.OPTIMIZER})
 UPDATE_EVENTS = TRAINING_EVENTS - {layout.FORWARD}
 
 STEPS_WITHOUT_GROUP = 20  # a warm-up before init_process_group is shorter
-LEFT_OUT: dict[str, Any] = {"settings": {}, "group_descriptions": [], "labels": {}, "slurm": {}}  # of an info that is too large
+LEFT_OUT: dict[str, Any] = {
+    "settings": {},
+    "group_descriptions": [],
+    "tracker_urls": {},
+    "tracker_ids": {},
+    "labels": {},
+    "slurm": {},
+}
+"""What is left out of an info that is too large, in this order, until it fits."""
 WHO = ("rank", "world_size", "group")  # a process of which one of these changes is another rank
 
 

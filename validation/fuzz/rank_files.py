@@ -147,7 +147,9 @@ def _last_words(choose: random.Random, data: bytearray) -> None:
 
 def _info(choose: random.Random, info: dict[str, Any]) -> None:
     """Values of the JSON, which the parser takes and the checks have to judge."""
-    info[choose.choice((*LABELS, "phases", "probes_disabled", "more"))] = choose.choice(ODD_TEXTS)
+    odd = choose.choice(ODD_TEXTS)
+    name = choose.choice((*LABELS, "phases", "probes_disabled", "more", "tracker_ids", "tracker_urls"))
+    info[name] = {choose.choice(layout.TRACKERS): odd} if name.startswith("tracker") and choose.random() < 0.9 else odd
 
 
 OPENMETRICS = Encoder(openmetrics=True)

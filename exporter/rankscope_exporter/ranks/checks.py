@@ -38,7 +38,7 @@ def check_info(snapshot: RankSnapshot) -> None:
     if not (NUMBER.fullmatch(info["rank"]) and NUMBER.fullmatch(info["pid"])):
         raise UnreadableRecordError("foreign", snapshot.path, "its rank or pid is no number")
     described = info.get("group_descriptions", ()), info.get("pairwise", ())
-    chosen = (info.get(name, {}).values() for name in ("settings", "slurm"))
+    chosen = (info.get(name, {}).values() for name in ("settings", "slurm", "tracker_ids"))
     for text in chain(snapshot.groups, *described, *chosen):
         if not is_label(text):
             raise UnreadableRecordError("foreign", snapshot.path, f"a name in it is no printable text: {text[:20]!r}")

@@ -74,6 +74,8 @@ def _names(rank: Rank) -> Iterator[tuple[int, int]]:
     yield hash((key, "slurm", *sorted(info.get("slurm", {}).items()))), 1
     yield hash((key, "labels", *sorted(info.get("labels", {}).items()))), 1
     yield hash((key, "layout", *info.get("group_descriptions", ()), *info.get("pairwise", ()))), 1
+    for tracker, identifier in info.get("tracker_ids", {}).items():
+        yield hash((key, "tracker", tracker, identifier, info.get("tracker_urls", {}).get(tracker))), 1
     for phase in info.get("phases", ()):
         yield hash((key, "phase", phase)), SERIES_OF_PHASE
     for group in rank.snapshot.groups:

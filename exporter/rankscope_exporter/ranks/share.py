@@ -6,6 +6,7 @@ A page is counted in ordinary ranks. One whose names are long, or that names man
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from itertools import chain
 
 from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.listing import take_turns
@@ -16,8 +17,8 @@ from rankscope_exporter.ranks.rank import Key, Rank
 RANKS_LIMIT = 256  # ordinary ones on a page
 OWNER_RANKS_LIMIT = 128  # of one owner
 ORDINARY = 32_768  # bytes: with 100 series of its own it has 13,000, with each series that there can be 21,000
-# By the tests: no more than so many series of a rank with neither operations nor phases or groups of its own, and no
-# more bytes of one, but for the names that are in it.
+# By the tests: no more than so many series of a rank with neither operations nor phases, groups or trackers of its own,
+# and no more bytes of one, but for the names that are in it.
 BARE_SERIES = 155
 LINE = 140
 # Of each that a record names, or counts.
@@ -33,9 +34,10 @@ class TextLimit:
     def __init__(self, snapshot: RankSnapshot) -> None:
         info = snapshot.info
         self._line = line = LINE + _length(info["run"])
-        labels = (*(info[label] for label in LABELS), *info.get("settings", {}).values())
+        optional = [info.get(name, {}).values() for name in ("settings", "tracker_ids", "tracker_urls")]
+        labels = (*(info[label] for label in LABELS), *chain.from_iterable(optional))
         self._named = (
-            BARE_SERIES * line
+            (BARE_SERIES + len(info.get("tracker_ids", ()))) * line
             + sum(SERIES_OF_PHASE * (line + _length(phase)) for phase in info.get("phases", ()))
             + sum(SERIES_OF_GROUP * (line + _length(group)) for group in snapshot.groups)
             + sum(40 + _length(label) for label in labels)

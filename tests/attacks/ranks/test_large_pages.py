@@ -22,6 +22,8 @@ LARGE: dict[str, Any] = {
     "phases": [f"{number:0>198}" for number in range(layout.MAX_PHASES - len(layout.PHASES))],
     "labels": {f"name_{number}{'x' * 33}": '"' * VALUE_LIMIT for number in range(MOST_LABELS // 2)},
     "groups": [f"{number:0>100}" for number in range(layout.MAX_GROUPS)],
+    "tracker_ids": dict.fromkeys(layout.TRACKERS, '"' * 200),
+    "tracker_urls": dict.fromkeys(layout.TRACKERS, "https://" + "u" * 192),
 }
 
 

@@ -28,7 +28,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=5) | st.dictionaries(TEXTS, inner, max_size=5),
     max_leaves=10,
 )
-INFOS = st.fixed_dictionaries({}, optional=dict.fromkeys((*LABELS, "phases", "probes_disabled"), TEXTS | JSON))
+BY_TRACKER = st.dictionaries(st.sampled_from(layout.TRACKERS), TEXTS | JSON)
+INFOS = st.fixed_dictionaries(
+    {},
+    optional=dict.fromkeys((*LABELS, "phases", "probes_disabled"), TEXTS | JSON)
+    | dict.fromkeys(("tracker_ids", "tracker_urls"), BY_TRACKER | JSON),
+)
 SLOTS = st.dictionaries(st.integers(0, layout.SLOTS - 1), st.floats() | st.integers(0, 2**53).map(float), max_size=8)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from rankscope_exporter.ranks.metrics import process
+from rankscope_exporter.ranks.metrics import life, process
 
 
 def shown(name: str, **fields: float) -> Any:
@@ -15,6 +15,14 @@ def shown(name: str, **fields: float) -> Any:
     (metric,) = (one for one in process.METRICS if one.name == name)
     rank: Any = SimpleNamespace(snapshot=fields)
     return metric.values(rank)
+
+
+def test_the_runs_of_trackers_are_shown_with_their_pages_where_they_have_one() -> None:
+    (metric,) = (one for one in life.METRICS if one.name == "rankscope_rank_tracker_info")
+    info = {"tracker_ids": {"wandb": "x1", "tensorboard": "runs/a"}, "tracker_urls": {"wandb": "https://w/x1"}}
+    of: Any = [SimpleNamespace(snapshot=SimpleNamespace(info=info)) for info in (info, {}, {"tracker_ids": {}})]
+    expected = {("wandb", "x1", "https://w/x1"): 1, ("tensorboard", "runs/a", ""): 1}
+    assert [metric.values(rank) for rank in of] == [expected, None, None]
 
 
 @pytest.mark.parametrize(

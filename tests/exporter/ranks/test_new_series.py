@@ -64,19 +64,20 @@ def test_names_that_are_new_each_moment_are_admitted_up_to_a_bound(node: Node, k
     assert 100 < admitted <= (BURST + SERIES_AN_HOUR) / LEAST.get(kind, SERIES_OF_RANK)
 
 
-@pytest.mark.parametrize(
-    "label", ["node", "pid", "uuid", "world_size", "group", "settings", "slurm", "group_descriptions", "labels"]
-)
+OF_INFO = {
+    "settings": lambda n: {"batch_size": n},
+    "slurm": lambda n: {"job_name": n},
+    "group_descriptions": lambda n: [n],
+    "labels": lambda n: {"team": n},
+    "tracker_ids": lambda n: {"wandb": n},
+}
+
+
+@pytest.mark.parametrize("label", ["node", "pid", "uuid", "world_size", "group", *OF_INFO])
 def test_a_label_that_changes_is_a_new_name(node: Node, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_series, "BURST", SERIES_OF_RANK + 12)
     monkeypatch.setattr(new_series, "SERIES_AN_HOUR", 0)
-    forms = {
-        "settings": lambda n: {"batch_size": n},
-        "slurm": lambda n: {"job_name": n},
-        "group_descriptions": lambda n: [n],
-        "labels": lambda n: {"team": n},
-    }
-    values = (forms.get(label, str)(str(n)) for n in range(100))
+    values = (OF_INFO.get(label, str)(str(n)) for n in range(100))
     assert sum(node.show(rank(**{label: value})) for value in values) < 13
 
 

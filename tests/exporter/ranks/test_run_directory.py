@@ -233,7 +233,8 @@ def test_a_run_directory_that_is_none_is_counted_and_logged(run_dir: Path, caplo
 def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path) -> None:
     phases = [f"phase-{number}" for number in range(layout.MAX_PHASES - len(layout.PHASES))]
     groups = [f"{number}-{number + 1}" for number in range(layout.MAX_GROUPS)]
-    leave_record(run_dir, "r", ended_unix=NOW, phases=phases, groups=groups, settings={"precision": "bf16"})
+    more = {"settings": {"precision": "bf16"}, "tracker_ids": dict.fromkeys(layout.TRACKERS, "1")}
+    leave_record(run_dir, "r", ended_unix=NOW, phases=phases, groups=groups, **more)
     path = run_dir / "r.rank"
     path.chmod(0o644)
     with path.open("r+b") as file:

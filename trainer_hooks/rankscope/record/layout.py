@@ -109,6 +109,7 @@ SETTINGS = (
 
 # What the info may say of the rank's Slurm job.
 SLURM = ("job_id", "sluid", "job_name", "account", "partition")
+TRACKERS = ("wandb", "mlflow", "tensorboard")  # whose run's id and URL the info may have
 
 # What marks the steps. Each takes over for good from those before it, and no step is counted twice.
 STEP_MARKERS = ("", "backward_pass", "optimizer", "script")

@@ -13,7 +13,7 @@ import os
 import stat
 import struct
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -26,7 +26,7 @@ from rankscope.record.layout import FIELDS, INDEX
 from rankscope.record.numbers import LARGEST
 from rankscope.record.process_stat import is_running
 from rankscope.record.snapshot import RankSnapshot, Rings
-from rankscope.record.text import is_name
+from rankscope.record.text import is_link, is_name
 
 _FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: Linux's struct flock on 64 bits
 _READ_ATTEMPTS = 50
@@ -168,9 +168,11 @@ def _parsed(text: bytes) -> dict[str, Any]:
         or not _are_names(info.get("phases", []))
         or not _are_texts(info.get("probes_disabled", []))
         or not all(_are_texts(info.get(name, [])) for name in ("groups", "group_descriptions", "pairwise"))
-        or not _are_settings(info.get("settings", {}), layout.SETTINGS)
-        or not _are_settings(info.get("slurm", {}), layout.SLURM)
+        or not _are_texts_by(layout.SETTINGS, info.get("settings", {}))
+        or not _are_texts_by(layout.SLURM, info.get("slurm", {}))
         or not are_labels(info.get("labels", {}))
+        or not all(_are_texts_by(layout.TRACKERS, info.get(name, {})) for name in ("tracker_ids", "tracker_urls"))
+        or not all(url == "" or is_link(url) for url in info.get("tracker_urls", {}).values())
     ):
         raise ValueError("not of the form we know")
     # Of what is remembered, nothing that takes many times as much memory as its text.
@@ -186,7 +188,7 @@ def _are_texts(value: object) -> TypeGuard[list[str]]:
     return isinstance(value, list) and all(isinstance(text, str) for text in value)
 
 
-def _are_settings(value: object, names: Collection[str]) -> bool:
+def _are_texts_by(names: Sequence[str], value: object) -> bool:
     return isinstance(value, dict) and value.keys() <= set(names) and _are_texts(list(value.values()))
 
 

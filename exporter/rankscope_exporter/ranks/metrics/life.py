@@ -27,6 +27,12 @@ def _labels(rank: Rank) -> Values:
     return {tuple(sorted(labels.items())): 1} if labels else None
 
 
+def _trackers(rank: Rank) -> Values:
+    ids = rank.snapshot.info.get("tracker_ids", {})
+    urls = rank.snapshot.info.get("tracker_urls", {})
+    return {(tracker, ids[tracker], urls.get(tracker, "")): 1 for tracker in ids} or None
+
+
 def _has_ended(rank: Rank) -> bool:
     return bool(rank.snapshot.exit_reason and rank.exit_unix)
 
@@ -76,6 +82,16 @@ METRICS = (
         f"marks the steps: {MARKERS} (`rankscope.step()`).",
         _settings,
         *layout.SETTINGS,
+    ),
+    RANK.gauge(
+        "tracker_info",
+        "The run of an experiment tracker that the rank's process logs to: `tracker` is `wandb`, `mlflow` or "
+        "`tensorboard` (whose `id` is the log directory). `url` is empty where there is no page; it has no user, "
+        "password or query.",
+        _trackers,
+        "tracker",
+        "id",
+        "url",
     ),
     RANK.gauge(
         "layout_info",

@@ -1,0 +1,101 @@
+"""What a rank knows of its own time, written into the tracker's run at its end: RANKSCOPE_TRACKER_SUMMARY=1.
+
+A tracker may wait for its server for minutes. So a thread writes, and the job goes on after two seconds at the latest.
+The thread starts when the run is found, because none can start while the interpreter shuts down (Python 3.12).
+"""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from rankscope.guard import Guard, logger
+from rankscope.patch import Undo, replace
+from rankscope.process.switches import is_on
+from rankscope.trackers import Figures, TrackerRun
+
+LONGEST_WAIT = 2.0  # seconds: of the job, at its end, for all trackers
+
+Write = Callable[[Figures], object]
+Task = tuple[list[Write], Figures, threading.Event]
+
+
+class ClosingFigures:
+    """Writes `figures()` into each run that it watches, once: before a run of W&B finishes, else at the job's end."""
+
+    def __init__(self, guard: Guard, figures: Callable[[], Figures]) -> None:
+        self._figures = figures
+        self._watch, self._write_run = guard(self._watch_run), guard(self._write_one)
+        self.write = guard(self._write_all)
+        self._undo: dict[type, Undo] = {}
+        self._runs: dict[str, TrackerRun] = {}
+        self._queue: queue.SimpleQueue[Task | None] | None = None
+
+    def forget(self) -> None:
+        """Watch nothing any more, and restore what was patched. The thread ends when it has written."""
+        self._runs.clear()
+        if self._queue is not None:
+            self._queue.put(None)
+            self._queue = None
+        atexit.unregister(self.write)
+        while self._undo:
+            self._undo.popitem()[1]()
+
+    def watch(self, tracker: str, run: TrackerRun) -> None:
+        """Write into this run at its end, if the environment asks for it and the tracker has a summary."""
+        if run.write is not None and is_on("RANKSCOPE_TRACKER_SUMMARY"):
+            self._watch(tracker, run)
+
+    def _watch_run(self, tracker: str, run: TrackerRun) -> None:
+        self._runs[tracker] = run
+        if self._queue is None:
+            self._queue = queue.SimpleQueue()
+            threading.Thread(target=_work, args=(self._queue,), name="rankscope-trackers", daemon=True).start()
+        # Exit functions run last in, first out: this one before the tracker's own, which end the run.
+        atexit.unregister(self.write)
+        atexit.register(self.write)
+        owner = type(run.source)
+        if hasattr(owner, "_finish") and owner not in self._undo:
+            # What `finish()` and the end of a `with` block call. The block has its `__exit__` since it began.
+            self._undo[owner] = replace(owner, "_finish", self._writing_before)
+
+    def _writing_before(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def watched(source: Any, *args: Any, **kwargs: Any) -> Any:
+            self._write_run(source)
+            return original(source, *args, **kwargs)
+
+        return watched
+
+    def _write_one(self, source: Any) -> None:
+        self._write({tracker: run for tracker, run in self._runs.items() if run.source is source})
+
+    def _write_all(self) -> None:
+        self._write(dict(self._runs))
+
+    def _write(self, runs: dict[str, TrackerRun]) -> None:
+        figures = self._figures() if runs else {}
+        for tracker in runs:
+            del self._runs[tracker]
+        if figures and self._queue is not None:
+            is_done = threading.Event()
+            self._queue.put(([run.write for run in runs.values() if run.write], figures, is_done))
+            if not is_done.wait(LONGEST_WAIT):
+                logger.warning("rankscope: trackers took more than %g s; their summary may be missing", LONGEST_WAIT)
+
+
+def _work(tasks: queue.SimpleQueue[Task | None]) -> None:
+    while task := tasks.get():
+        writes, figures, is_done = task
+        for write in writes:
+            _try(write, figures)
+        is_done.set()
+
+
+def _try(write: Write, figures: Figures) -> None:
+    try:
+        write(figures)
+    except Exception:  # the tracker's own, which may raise anything
+        logger.debug("rankscope: a tracker did not take the summary", exc_info=True)
