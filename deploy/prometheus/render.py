@@ -44,7 +44,6 @@ sys.path.insert(0, str(HERE.parents[1] / "trainer_hooks"))  # for those who have
 from rankscope.record.phases import COMPUTING, PLANNED  # noqa: E402
 
 KNOWN = HERE.parents[1] / "trainer_hooks/rankscope/cli/explaining/known.json"
-CHART = HERE.parent / "helm/rankscope/files/rules"
 ALERTMANAGER = HERE.parent / "alertmanager/alertmanager.yml"
 RUNBOOKS = "https://github.com/rankscope/rankscope/blob/main/docs/runbooks"
 PLACEHOLDER = re.compile(r"<<\s*(?P<name>\w+)\s*(?:\|\s*(?P<form>\w+)\s*)?>>")
@@ -87,7 +86,6 @@ class Speed:
 
 
 SPEEDS = (Speed("15s", 15), Speed("5s", 5), Speed("fast", 1, is_fast=True))
-IN_CHART = ("15s.yml", "5s.yml")
 
 Threshold = Mapping[str, Any]
 Causes = Mapping[str, Mapping[str, Any]]
@@ -418,9 +416,7 @@ def _write_own(options: argparse.Namespace) -> None:
 
 def generated() -> dict[Path, str]:
     """What each committed file has to contain that is made here. Raises RenderError."""
-    rendered = render_all()
-    in_chart = {CHART / path.name: text for path, text in rendered.items() if path.name in IN_CHART}
-    return {**rendered, **in_chart, KNOWN: known()}
+    return {**render_all(), KNOWN: known()}
 
 
 def main() -> int:

@@ -67,11 +67,15 @@ def settings(*arguments: str) -> Config:
     return parse(registry.HELP, exporter(*arguments)["args"], {})
 
 
+LINK = "found symbolic link in path"  # what helm says of the rules, which are those of deploy/prometheus
+
+
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_helm_has_nothing_to_say_of_the_chart(values: tuple[str, ...]) -> None:
     command = [program("helm"), "lint", "--strict", "--quiet", str(CHART), IMAGE, *values]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    lines = (done.stdout + done.stderr).splitlines()
+    assert (done.returncode, [line for line in lines if LINK not in line]) == (0, [])
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
