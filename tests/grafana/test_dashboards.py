@@ -66,8 +66,11 @@ def documented_labels() -> dict[str, set[str]]:
     labels: dict[str, set[str]] = {}
     of_run = {"run", "owner"}
     common = {"gpu": {"gpu", "uuid"}, "rank": {*of_run, "rank"}, "run": of_run, "finding": of_run, "exporter": set()}
+    common["network"] = {"port"}
     for line in (ROOT / "docs/metrics.md").read_text(encoding="utf-8").splitlines():
-        if match := re.match(r"\| `(rankscope_(gpu|rank|run|finding|exporter)_\w+)` \| (\w+) \|[^|]*\|([^|]*)\|", line):
+        if match := re.match(
+            r"\| `(rankscope_(gpu|rank|run|finding|network|exporter)_\w+)` \| (\w+) \|[^|]*\|([^|]*)\|", line
+        ):
             name, level, kind, more = match.groups()
             suffixes = ("_bucket", "_sum", "_count") if kind == "histogram" else ("",)
             labels |= {name + suffix: common[level] | set(re.findall(r"`(\w+)`", more)) for suffix in suffixes}

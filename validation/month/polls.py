@@ -14,6 +14,7 @@ from validation.month.steps import BLOCK, PHASES, WAIT, Array, Block, P, Start, 
 
 from rankscope.record.phases import PLANNED
 from rankscope.record.sampling import is_sampled
+from rankscope_exporter.diagnosis.detectors import rotating
 from rankscope_exporter.diagnosis.readings import (
     AlignedCounters,
     Counters,
@@ -80,7 +81,8 @@ class _Busy:
     def _look(self, block: Block) -> None:
         losses, begins = self._losses(block)
         limits = self._limits
-        most = [0.0, limits.network_allowance, limits.straggler_allowance, *[limits.allowance] * 3]
+        in_turn = rotating.allowance(limits, self._plan.ranks)
+        most = [0.0, limits.network_allowance, in_turn, *[limits.allowance] * 3]
         usual = np.min(self._usual, axis=0) * 0.9 if self._usual else np.zeros(len(losses))
         reached = (losses - np.minimum(most, usual)[:, None] > MARGIN * limits.loss).any(axis=0)
         longest = block.durations.max(axis=(1, 2))

@@ -36,6 +36,8 @@ class LossFindings:
         self._history = history
         self._parts = Parts()
         self._open: dict[Key, Finding] = {}
+        self._ranks = 0
+        """The most that are compared with each other."""
         self._above: dict[Key, float] = {}
         """Of each open finding when its loss was last above the limit for its release."""
 
@@ -57,6 +59,7 @@ class LossFindings:
 
     def add(self, at: float, seconds: float, part: Window) -> None:
         """Measure the losses of the newest part."""
+        self._ranks = max(map(len, part.run.peers.values()), default=0)
         losses: dict[Key, float] = {}
         for detector in LOSSES:
             losses.update({(detector.kind, rank): loss for rank, loss in detector.measure(part).items()})
@@ -100,7 +103,7 @@ class LossFindings:
         detector = _DETECTORS[key[0]]
         if detector.allowance is None:
             return 0.0
-        usual = detector.allowance(self._thresholds)
+        usual = detector.allowance(self._thresholds, self._ranks)
         before = min(shortest.begins, self._open[key].since) if key in self._open else shortest.begins
         had = self._history.baseline(key[0], before, shortest.median(USEFUL), shortest.median(STEPS_RATE))
         return usual if had is None else min(usual, had)

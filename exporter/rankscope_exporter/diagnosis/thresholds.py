@@ -61,9 +61,9 @@ class Thresholds:
     """Exposed transfer that is no loss: well-tuned large jobs lose up to a quarter."""
     bubble_allowance: float = 0.4
     """The bubble of a pipeline that is no loss: four stages with four micro-batches have 43 %, which is common."""
-    straggler_allowance: float = 0.1
-    """Waiting for ranks in turn that is no loss: where steps differ by 3 % by chance, 1,024 ranks wait 0.1 for the last
-    (the expected maximum of as many is 3.2 standard deviations)."""
+    step_deviation: float = 0.03
+    """Standard deviation of the ranks' steps, as a ratio, that is chance. What ranks wait for the last of them by that
+    is no loss: 0.02 of two ranks, 0.1 of 1,024."""
     allowance: float = 0.03
     """The same of every other cause of a run. Where the run's baseline is less, that is the allowance."""
     baseline_seconds: float = 3600.0

@@ -29,8 +29,8 @@ class LossDetector(NamedTuple):
     """The loss by rank, or of the whole run (None). What is not known is absent."""
     explain: Callable[[Window, int | None], Candidate | None]
     """The cause, once the loss has lasted for the window. None if it is another detector's."""
-    allowance: Callable[[Thresholds], float] | None = None
-    """How much of it is no loss, where every healthy run has some."""
+    allowance: Callable[[Thresholds, int], float] | None = None
+    """How much of it is no loss with so many ranks that are compared, where every healthy run has some."""
 
 
 def place(one: RankFacts) -> Place:
@@ -44,6 +44,6 @@ def whole_run(value: float | None) -> Mapping[int | None, float]:
     return {} if value is None else {None: value}
 
 
-def usual(thresholds: Thresholds) -> float:
+def usual(thresholds: Thresholds, _ranks: int) -> float:
     """Return the allowance of most causes."""
     return thresholds.allowance

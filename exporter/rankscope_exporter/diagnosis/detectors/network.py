@@ -44,7 +44,7 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
     return Candidate(KIND, ratio, "network" if is_aligned else "unknown", evidence=evidence)
 
 
-def allowance(thresholds: Thresholds) -> float:
+def allowance(thresholds: Thresholds, _ranks: int) -> float:
     """Return how much of the time well-tuned jobs spend in transfer."""
     return thresholds.network_allowance
 

@@ -64,7 +64,7 @@ def explain_bubble(window: Window, _rank: int | None) -> Candidate | None:
     return Candidate(BUBBLE, window.lost.get(BUBBLE, 0.0), evidence=evidence)
 
 
-def allowance(thresholds: Thresholds) -> float:
+def allowance(thresholds: Thresholds, _ranks: int) -> float:
     """Return how much bubble is usual."""
     return thresholds.bubble_allowance
 

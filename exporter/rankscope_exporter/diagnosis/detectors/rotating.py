@@ -9,6 +9,7 @@ than the rest (`spikes`); uneven work, if the ranks are late in computing; else 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import NormalDist
 
 from rankscope.record import phases
 from rankscope_exporter.diagnosis.detectors import data, straggler
@@ -48,9 +49,12 @@ def _cause(window: Window, late: str, collecting: float, ratio: float) -> str:
     return "uneven_work" if late in phases.COMPUTING else late or straggler.UNKNOWN
 
 
-def allowance(thresholds: Thresholds) -> float:
-    """Return what a healthy run of many ranks waits for the last by chance."""
-    return thresholds.straggler_allowance
+def allowance(thresholds: Thresholds, ranks: int) -> float:
+    """Return what a healthy run waits for the last of so many ranks by chance.
+
+    That is the expected maximum of as many normal values (Blom, Statistical Estimates and Transformed Beta-Variables).
+    """
+    return thresholds.step_deviation * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 
 
 DETECTOR = LossDetector(KIND, measure, explain, allowance)

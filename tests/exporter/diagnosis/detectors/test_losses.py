@@ -29,7 +29,7 @@ LOADER = Callable[[RankReading], RankReading]
 
 def loss(detector: LossDetector, one: Window) -> float:
     """Return the run's loss beyond what every healthy run may have."""
-    allowance = detector.allowance(one.thresholds) if detector.allowance else 0.0
+    allowance = detector.allowance(one.thresholds, len(one.run.ranks)) if detector.allowance else 0.0
     return detector.measure(one).get(None, 0.0) - allowance
 
 
