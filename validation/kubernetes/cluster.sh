@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A Kubernetes of one node, for `make kubernetes`: API server, controller manager, scheduler, and a kubelet with containerd.
+# A Kubernetes of one node, for `make kubernetes`: API server, controller manager, scheduler, kubelet and containerd.
 # Needs root on Debian 12 with Debian's mirror and PyPI; installs nothing, all of it is below DIR.
 #
 #     cluster.sh build DIR          compile Debian's Kubernetes and unpack what it needs, once
@@ -193,7 +193,8 @@ up() {
         --secure-port=$API --endpoint-reconciler-type=none --service-cluster-ip-range=$SERVICES --allow-privileged=true \
         --authorization-mode=RBAC --tls-cert-file="$RUN/pki/server.crt" --tls-private-key-file="$RUN/pki/server.key" \
         --client-ca-file="$RUN/pki/ca.crt" --service-account-issuer=https://kubernetes.default.svc \
-        --service-account-key-file="$RUN/pki/accounts.key" --service-account-signing-key-file="$RUN/pki/accounts.key" \
+        --service-account-key-file="$RUN/pki/accounts.key" \
+        --service-account-signing-key-file="$RUN/pki/accounts.key" \
         --kubelet-preferred-address-types=InternalIP --kubelet-client-certificate="$RUN/pki/admin.crt" \
         --kubelet-client-key="$RUN/pki/admin.key"
     wait_for 90 kube-apiserver ask /readyz
@@ -201,7 +202,8 @@ up() {
     start kube-controller-manager "$DIR/bin/kube-controller-manager" "${common[@]}" --secure-port=$MANAGER \
         --cert-dir="$RUN/pki/manager" --root-ca-file="$RUN/pki/ca.crt" --flex-volume-plugin-dir="$RUN/plugins" \
         --service-account-private-key-file="$RUN/pki/accounts.key"
-    start kube-scheduler "$DIR/bin/kube-scheduler" "${common[@]}" --secure-port=$SCHEDULER --cert-dir="$RUN/pki/scheduler"
+    start kube-scheduler "$DIR/bin/kube-scheduler" "${common[@]}" --secure-port=$SCHEDULER \
+        --cert-dir="$RUN/pki/scheduler"
     # A kubelet takes no loopback address for its own, but keeps the one that a cloud provider has given its node.
     ask /api/v1/nodes -o /dev/null -H 'Content-Type: application/json' -d '{"metadata": {"name": "'$NODE'", "labels":
         {"kubernetes.io/hostname": "'$NODE'", "nvidia.com/gpu.present": "true"}}, "status": {"addresses":
