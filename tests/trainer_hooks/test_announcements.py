@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from testing.clock import Clock
 
-from rankscope.announcements import Announcer, beginning, duration, percent, say, summary
+from rankscope.announcements import Announcer, beginning, duration, figures, percent, say, summary
 from rankscope.cli import launch
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
@@ -220,7 +220,21 @@ def test_the_time_after_the_last_event_is_in_no_phase_of_the_closing_line(
 
 
 def test_without_a_step_there_is_nothing_to_share() -> None:
-    assert summary(snapshot({"startup": 34.2}, steps=0), OPTIMIZER_STEP) == "no step in 34 s"
+    found = snapshot({"startup": 34.2}, steps=0)
+    assert summary(found, OPTIMIZER_STEP) == "no step in 34 s"
+    assert figures(found, OPTIMIZER_STEP) == {}
+
+
+def test_a_tracker_gets_the_line_and_the_ratios_that_it_is_made_of() -> None:
+    found = snapshot(HELD_UP, world_size=4)
+    assert figures(found, OPTIMIZER_STEP) == {
+        "summary": summary(found, OPTIMIZER_STEP),
+        "rank": "",  # of a process that is not known to be one
+        "clock": "host",
+        "computing_ratio": 0.51,
+        "data_wait_ratio": 0.42,
+        "collective_wait_ratio": 0.05,
+    }
 
 
 @pytest.mark.parametrize(

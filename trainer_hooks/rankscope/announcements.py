@@ -134,7 +134,7 @@ def figures(snapshot: RankSnapshot, step_marker: int) -> dict[str, str | float]:
         "collective_wait_ratio": by_phase.get("collective_wait", 0.0),
     }
     rounded = {name: round(ratio, RATIO_DIGITS) for name, ratio in ratios.items()}
-    return {"summary": summary(snapshot, step_marker), "rank": snapshot.info["rank"], "clock": clock, **rounded}
+    return {"summary": summary(snapshot, step_marker), "rank": snapshot.info.get("rank", ""), "clock": clock, **rounded}
 
 
 def summary(snapshot: RankSnapshot, step_marker: int) -> str:
