@@ -229,7 +229,7 @@ class Accounts:
         """Note runs whose records are gone, as after a reboot: they ended when they were last seen."""
         for account in self._saved.values():
             if account.ended is None:
-                self._journal.append(account.owner, {"entry": journal.FINISHED, **asdict(account), "ended": account.at})
+                self._journal.append(account.owner, {**_finished(account), "ended": account.at})
         self._saved = {}
 
     def _update(
@@ -242,7 +242,7 @@ class Accounts:
         account.memory = max(account.memory, sum(resident.get(pid, 0.0) for pid in pids))
         account.cpus = max(account.cpus, len(frozenset().union(*(self._allowed[pid] for pid in pids))))
         if account.ended is not None and not was_over:
-            self._journal.append(account.owner, {"entry": journal.FINISHED, **asdict(account)})
+            self._journal.append(account.owner, _finished(account))
 
     def state(self) -> list[Any]:
         """Return what has to be saved, as JSON can hold it."""
@@ -251,6 +251,14 @@ class Accounts:
     def restore(self, state: Iterable[Any]) -> None:
         """Take it back. Raises an error of history.UNREADABLE for anything else."""
         self._saved = {(account.run, account.owner): account for account in map(restored, state)}
+
+
+def _finished(account: Account) -> dict[str, Any]:
+    """Return the journal's entry: without what only a run that goes on needs, of which a script makes much."""
+    entry = {"entry": journal.FINISHED, **asdict(account), "judged": {}}
+    for use in entry["ranks"].values():
+        use["divided"] = {}
+    return entry
 
 
 def restored(state: Mapping[str, Any]) -> Account:

@@ -126,6 +126,19 @@ def test_a_run_whose_records_are_gone_after_a_reboot_is_noted_as_it_was(
     assert json.loads((state_dir / "findings.json").read_text())["accounts"] == []
 
 
+def test_the_entry_of_a_run_with_the_longest_names_is_far_below_the_limit(run_dir: Path, state_dir: Path) -> None:
+    names = [f"{number}-{'x' * 190}" for number in range(21)]
+    job = JudgedJob(run_dir, ranks=32, state_dir=state_dir, phases=names)
+    job.job.run(10, even)
+    for rank in job.job.ranks:
+        for name in names:
+            rank.spend(name, 1.0)
+    job.poll(job.now)
+    job.poll(job.now, ended=range(32))
+    assert len(account(state_dir)["causes"]) > len(names)
+    assert len(json.dumps(account(state_dir))) < journal.FILE_LIMIT / 16
+
+
 def test_a_finding_is_noted_with_its_begin_and_end(job: JudgedJob, state_dir: Path) -> None:
     job.train(60)
     begin = job.now
