@@ -34,7 +34,8 @@ def files_of_deb(path: Path) -> set[str]:
 
 def files_of_rpm(path: Path) -> set[str]:
     """Return the files and links that it installs."""
-    return set(output("rpm", "-qlp", path).splitlines())
+    lines = output("rpm", "-qp", "--queryformat", r"[%{FILEMODES:perms} %{FILENAMES}\n]", path).splitlines()
+    return {line.split()[1] for line in lines if not line.startswith("d")}
 
 
 def check(built: Sequence[Path], scratch: Path) -> list[Check]:
@@ -68,7 +69,7 @@ def check(built: Sequence[Path], scratch: Path) -> list[Check]:
 def check_rpm(package: Path, root: Path) -> list[Check]:
     """Install the rpm into an empty directory, without its dependencies and scriptlets; read these by a shell."""
     root.mkdir()
-    installed = output("rpm", f"--root={root}", "--nodeps", "--noscripts", "--install", package)
+    installed = output("rpm", "--force-debian", f"--root={root}", "--nodeps", "--noscripts", "--install", package)
     missing = [
         name for name in files_of_rpm(package) if not (root / name[1:]).is_symlink() and not (root / name[1:]).exists()
     ]

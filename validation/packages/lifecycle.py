@@ -134,7 +134,7 @@ def _purge(node: BootedSystem, before: set[str]) -> Iterator[Check]:
     left = {path for path in set(node.do(LIST).splitlines()) - before if not OF_THE_SYSTEM.match(path)}
     named = node.do("find / -xdev -path /home -prune -o -name '*rankscope*' -print").splitlines()
     units = node.do(
-        "systemctl list-units --all --no-legend '*rankscope*'; getent passwd rankscope || true"
+        "systemctl list-units --all --no-legend 'rankscope*' 'run-rankscope*'; getent passwd rankscope || true"
     ).splitlines()
     everything = sorted({*left, *units, *(name for name in named if name not in before)})
     yield Check("purged, nothing is left", not everything, ", ".join(everything) or "no file, unit or user")
