@@ -120,7 +120,7 @@ gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .
 gpu-check: ## compare each GPU metric with nvidia-smi and a known load, and check the hook, on a real GPU (at most 10 minutes)
 	@$(PYTHON) -m validation.gpu_check --json $(REPORT)
 
-release: $(RELEASE)/.installed ## build, compare and check every file of a release, to dist/ (BASE=debian: on a substituted base image; 15 minutes)
+release: $(RELEASE)/.installed venv helm ## build, compare and check every file of a release, to dist/ (BASE=debian: on a substituted base image; 15 minutes)
 	@PATH="$(CURDIR)/$(RELEASE):$$PATH" deploy/release.sh $(BASE)
 
 lock: $(RELEASE)/.installed ## pin by hash what the exporter's image and the packages install and are built with (UPGRADE=1: the newest versions)

@@ -8,7 +8,7 @@ shopt -s inherit_errexit
 
 base=${1:-}
 out=dist
-STEPS=(python_packages monitoring sbom image) # each is a function; deb, rpm and the Helm chart join here
+STEPS=(python_packages node_packages chart monitoring sbom image) # each is a function
 
 say() { printf 'rankscope: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }
@@ -18,6 +18,14 @@ python_packages() {
     # The wheel from the tree, and not from the archive of sources: `check_sdist` compares the two.
     python3 -m build --no-isolation --outdir "$1" --sdist . >"$log" 2>&1
     python3 -m build --no-isolation --outdir "$1" --wheel . >"$log" 2>&1
+}
+
+node_packages() { # deb and rpm
+    "$root/.venv/bin/python" -m deploy.packages.build --output "$1" >"$log" 2>&1 || { tail "$log" >&2; fail "no packages"; }
+}
+
+chart() {
+    PATH=$root/.venv/bin:$PATH helm package deploy/helm/rankscope --destination "$1" >"$log" 2>&1
 }
 
 monitoring() { # what a Prometheus, an Alertmanager and a Grafana take
