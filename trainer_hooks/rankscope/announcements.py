@@ -42,12 +42,11 @@ class Announcer:
         self._timeline = timeline
         self._info = info
         self._has_warned = False
-        self._stderr: File | None = None  # where the first line went; None if that is not known
+        self._stderr: File | None = standard_error()  # a job may put a file of its own there later
 
     def begin(self) -> None:
         """The record has been made: say where, and how to look at it."""
         if path := self._record():
-            self._stderr = standard_error()
             say(beginning(self._info()["run"], path))
 
     def poll(self) -> None:
@@ -62,14 +61,15 @@ class Announcer:
                 )
 
     def end(self) -> None:
-        """The record has ended: say where its time went, unless standard error is another file by now."""
-        if self._record() and self._stderr in (None, standard_error()):
+        """The record has ended: say where its time went."""
+        if self._record():
             say(summary(own_snapshot(self._timeline, self._info()), self._timeline.steps.marker))
 
     def _record(self) -> Path | None:
-        """The record's path, if anything is said about it."""
+        """Return the record's path if anything is said about it: not where standard error is another file by now."""
         path = self._timeline.writer.path
-        return path if path and self._info()["rank"] == "0" and not is_quiet() else None
+        is_ours = self._stderr is not None and self._stderr == standard_error()
+        return path if path and is_ours and self._info()["rank"] == "0" and not is_quiet() else None
 
 
 def is_quiet() -> bool:

@@ -59,8 +59,11 @@ def test_a_job_that_closes_descriptors_stays_alive_and_keeps_its_files(run_dir: 
 
 DAEMON = """
 import time
+parent = os.getpid()
 if os.fork():
     os._exit(0)
+while os.getppid() == parent:
+    time.sleep(0.01)  # then it is rank 0, which says so on standard error
 os.setsid()
 os.closerange(0, 20_000)
 held.clear()
