@@ -99,7 +99,8 @@ def test_a_killed_rank_stands_first_though_its_end_is_noticed_after_the_others(t
 def test_a_query_that_not_every_run_has_may_return_nothing(answers: tuple[str, list[object]]) -> None:
     alert = "RankscopeTransferBound"
     lines = ask(answers[0], "train", [(alert, {})])
-    assert [line["right"] for line in lines] == [query.may_be_empty for query in queries(alert)] == [False, True, True, True]
+    may_be_empty = [query.may_be_empty for query in queries(alert)]
+    assert [line["right"] for line in lines] == may_be_empty == [False, True, True, True]
 
 
 def test_a_prometheus_that_does_not_answer_is_no_right_answer() -> None:
