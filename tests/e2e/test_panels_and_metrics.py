@@ -18,6 +18,7 @@ from examples.demo.job import Job
 from testing import servers
 from testing.job.launch import TrainingJob
 from testing.stack import Stack, wait_for
+from testing.sysfs import interface, port
 
 from rankscope_dashboards.queries import PanelQuery, panel_queries
 from rankscope_exporter.registry import GPU_COLLECTORS
@@ -49,12 +50,20 @@ def get(url: str) -> str:
         return str(answer.read().decode())
 
 
+def carry(sysfs: Path, count: int) -> None:
+    """Set the counters of a network port and of an interface: words, errors, dropped packets."""
+    port(sysfs, "mlx5_0", data=count, errors={"symbol_error": count})
+    interface(sysfs, "eth0", rx_dropped=count)
+
+
 @pytest.fixture(scope="module")
 def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
     """A run whose rank 0 lags, on a GPU that throttles and reports an XID, until rank 2 is killed; and another run."""
     directory = tmp_path_factory.mktemp("stack")
     (directory / "scenario.yml").write_text(SCENARIO)
-    exporter = servers.exporter(directory, str(directory / "scenario.yml"), directory)
+    flags = [f"--path.sysfs={directory / 'sys'}"]
+    exporter = servers.exporter(directory, str(directory / "scenario.yml"), directory, flags=flags)
+    carry(directory / "sys", 0)
     job = TrainingJob(directory / "job", RUN, directory)
     other = Job(directory, OTHER_RUN, directory, ranks=1, first_rank=4)
     with Stack(directory, [exporter]) as stack:
@@ -66,6 +75,7 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
         try:
             assert wait_for(lambda: len(stack.prometheus.query("rankscope_rank_steps_total > 1")) == 5, 90), job.output
             job.change(ranks={0: {"post": 60}})
+            carry(directory / "sys", 1_000)
             assert stack.notified("RankscopeRankZeroLagging", within=30)
             settings = f'rankscope_rank_settings_info{{run="{OTHER_RUN}"}}'
             assert wait_for(lambda: stack.prometheus.query(settings), 30)

@@ -6,6 +6,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import pytest
 from tests.attacks.ranks.ranks_support import clock, ended, owned
 from tests.attacks.users import MALLORY, VICTIM, needs_root
 
@@ -20,11 +21,16 @@ pytestmark = needs_root
 PAGE = 256 * 32_768  # bytes
 LARGE: dict[str, Any] = {
     "phases": [f"{number:0>198}" for number in range(layout.MAX_PHASES - len(layout.PHASES))],
-    "labels": {f"name_{number}{'x' * 33}": '"' * VALUE_LIMIT for number in range(MOST_LABELS // 2)},
     "groups": [f"{number:0>100}" for number in range(layout.MAX_GROUPS)],
-    "tracker_ids": dict.fromkeys(layout.TRACKERS, '"' * 200),
-    "tracker_urls": dict.fromkeys(layout.TRACKERS, "https://" + "u" * 192),
 }
+MORE: dict[str, dict[str, Any]] = {
+    "labels": {"labels": {f"name_{number}{'x' * 33}": '"' * VALUE_LIMIT for number in range(MOST_LABELS // 2)}},
+    "trackers": {
+        "tracker_ids": dict.fromkeys(layout.TRACKERS, '"' * 200),
+        "tracker_urls": dict.fromkeys(layout.TRACKERS, "https://" + "u" * 192),
+    },
+}
+"""An info has no room for both."""
 
 
 def forge(run_dir: Path, uid: int, count: int, **labels: Any) -> None:
@@ -46,9 +52,10 @@ def page(directory: RunDirectory) -> tuple[int, Counter[int]]:
     return written, Counter(rank.owner for rank in scan.ranks)
 
 
-def test_a_page_of_the_largest_records_has_a_bound_and_one_owner_half_of_it(run_dir: Path) -> None:
+@pytest.mark.parametrize("more", MORE)
+def test_a_page_of_the_largest_records_has_a_bound_and_one_owner_half_of_it(run_dir: Path, more: str) -> None:
     directory = RunDirectory([run_dir], clock)
-    forge(run_dir, MALLORY, 256, run="r" * 200, **LARGE)
+    forge(run_dir, MALLORY, 256, run="r" * 200, **LARGE, **MORE[more])
     alone, shown = page(directory)
     assert alone <= PAGE / 2
     assert shown[MALLORY] > 0
