@@ -2,7 +2,7 @@
 
     python -m validation.slurm --save
 
-A real slurmctld and slurmd run the shipped prolog, task prolog and mail program, and two users' jobs beside each other:
+A real slurmctld and slurmd run the shipped prolog, task prolog and mail program, and two users' jobs at once:
 two ranks each, of which one is slow for some of the time. A real exporter and a real Prometheus watch them. While they
 run, each GPU has to name its job by number, name, user, account and partition. Afterwards the report has to sum to what
 Slurm says of run time and GPUs, by the exporter's state and by Prometheus. As the report takes the time that no rank

@@ -53,7 +53,7 @@ def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
         user=str(account["user"]),
         slurm={str(name): str(text) for name, text in account["slurm"].items()},
         nodes=[*map(str, account["nodes"])],
-        ranks=len(account["ranks"]),
+        ranks=int(account["rank_count"]),
         world_size=int(account["world_size"]),
         steps=float(account["steps"]),
         began=began,
@@ -61,7 +61,8 @@ def _job(account: Mapping[str, Any], found: list[Mapping[str, Any]]) -> Job:
         at=at,
         causes={str(cause): float(seconds) for cause, seconds in account["causes"].items()},
         gpus=sorted(map(_gpu, account["gpus"].values()), key=lambda gpu: (gpu.node, gpu.index.zfill(4))),
-        cpu_seconds=sum(float(use["cpu"]) + float(use["cpu_before"]) for use in ranks) or None,
+        cpu_seconds=sum((float(use["cpu"]) + float(use["cpu_before"]) for use in ranks), float(account["cpu_gone"]))
+        or None,
         cpus=int(account["cpus"]) or None,
         memory=float(account["memory"]) or None,
         findings=[*_findings([*own, *account["findings"].values()])],

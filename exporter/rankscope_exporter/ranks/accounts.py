@@ -25,6 +25,10 @@ from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.ranks.process_usage import PROCFS, allowed_cpus
 from rankscope_exporter.ranks.rank import Rank
 
+GONE_LIMIT = 16
+"""Ranks of a run that are kept though their records are gone: one that comes back would be counted twice. A run may
+have new numbers for as long as it lives."""
+NODES_LIMIT = 64
 CAUSES_LIMIT = 64
 """Causes of one run that are counted by name; the rest is `other`, as a script can rename its phases often."""
 
@@ -105,7 +109,11 @@ class Account:
     gpus: dict[str, GpuUse] = field(default_factory=dict)
     """By UUID."""
     ranks: dict[str, RankUse] = field(default_factory=dict)
-    """By number."""
+    """By number: those that are here, and the last ones that were."""
+    rank_count: int = 0
+    """The most that were kept at once."""
+    cpu_gone: float = 0.0
+    """CPU seconds of ranks that are not kept any more."""
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Those that hold now."""
 
@@ -126,7 +134,7 @@ class Account:
     def _describe(self, look: Look, ranks: Sequence[Rank], readings: Sequence[RankReading]) -> None:
         first = ranks[0]
         self.user, self.slurm = first.user, dict(first.snapshot.info.get("slurm", {}))
-        self.nodes = sorted({*self.nodes, *(one.node for one in readings)})
+        self.nodes = sorted({*self.nodes, *(one.node for one in readings)})[:NODES_LIMIT]
         self.world_size = max(one.world_size for one in readings)
         self.steps = max(self.steps, *(one.counters.steps for one in readings))
         offset = look.unix - look.at
@@ -157,6 +165,14 @@ class Account:
                 add_seconds(self.causes, by_cause(spent))
         if judged:
             add_seconds(self.causes, {cause: judged * part / total for cause, part in parts.items()})
+        self._forget_ranks({str(one.rank) for one in readings})
+
+    def _forget_ranks(self, here: set[str]) -> None:
+        gone = [number for number in self.ranks if number not in here]
+        for number in gone[: max(len(gone) - GONE_LIMIT, 0)]:
+            use = self.ranks.pop(number)
+            self.cpu_gone += use.cpu + use.cpu_before
+        self.rank_count = max(self.rank_count, len(self.ranks))
 
     def _use(self, gpus: Mapping[str, RankGpu], living: Iterable[RankReading], elapsed: float) -> None:
         for uuid, node in {one.uuid: one.node for one in living}.items():
@@ -272,7 +288,8 @@ def restored(state: Mapping[str, Any]) -> Account:
     account.began, account.at, account.read_at, account.steps, account.memory = (
         _number(state[name]) or 0.0 for name in ("began", "at", "read_at", "steps", "memory")
     )
-    account.ended = _number(state["ended"])
+    account.ended, account.cpu_gone = _number(state["ended"]), _number(state["cpu_gone"]) or 0.0
+    account.rank_count = int(state["rank_count"])
     account.causes, account.judged = _numbers(state["causes"]), _numbers(state["judged"])
     for uuid, use in state["gpus"].items():
         numbers = {name: _number(value) for name, value in use.items() if name not in ("node", "index")}

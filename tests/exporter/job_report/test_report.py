@@ -223,7 +223,15 @@ def test_names_that_others_wrote_reach_the_terminal_harmless(
 ) -> None:
     entry: dict[str, Any] = {"user": "", "slurm": {"job_id": "7", "job_name": "\x1b[2J"}, "nodes": ["a\nb"], "gpus": {}}
     entry |= {"run": "r\x1b]0;x", "owner": "1", "began": 1.0, "at": 2.0, "ended": 2.0, "steps": 1.0, "ranks": {}}
-    entry |= {"world_size": 1, "causes": {"\x9b1m": 1.0}, "cpus": 0, "memory": 0.0, "findings": {}}
+    entry |= {
+        "world_size": 1,
+        "causes": {"\x9b1m": 1.0},
+        "cpus": 0,
+        "memory": 0.0,
+        "findings": {},
+        "rank_count": 1,
+        "cpu_gone": 0.0,
+    }
     journal.Journal(state_dir).append("1", {"entry": "run", **entry})
     text = printed(capsys, state_dir=state_dir)
     assert "\\x1b[2J" in text

@@ -18,7 +18,7 @@ from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
 from rankscope_exporter.gpu.nvml.device import Memory
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks import journal, look
-from rankscope_exporter.ranks.accounts import restored
+from rankscope_exporter.ranks.accounts import GONE_LIMIT, Account, RankUse, restored
 
 BOOTED = 1e9
 """Unix time at which the job's clock was 0."""
@@ -200,6 +200,16 @@ def test_a_damaged_account_is_refused(job: JudgedJob, state_dir: Path, damage: d
     assert restored(state).run == "r"
     with pytest.raises((*UNREADABLE, AttributeError)):
         restored({**state, **damage} if damage else {})
+
+
+def test_a_run_that_takes_new_rank_numbers_for_ever_keeps_few_and_loses_none_of_their_cpu_time() -> None:
+    account = Account("llm", "1000")
+    for number in range(1_000):
+        account.ranks[str(number)] = RankUse(0.0, cpu=2.0, cpu_before=1.0)
+        account._forget_ranks({"0", str(number)})
+    assert len(account.ranks) == GONE_LIMIT + 2
+    assert {"0", "999"} <= account.ranks.keys()
+    assert account.cpu_gone + 3.0 * len(account.ranks) == 3_000.0
 
 
 def test_the_journal_is_bounded_for_each_owner_and_keeps_the_newest(state_dir: Path) -> None:
