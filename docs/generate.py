@@ -41,7 +41,7 @@ A label means one thing everywhere: `gpu` (NVML index on this machine), `uuid` (
 index where the driver reports zeros, nothing, or the same for several GPUs), `gpu_instance` (of MIG; empty
 for a whole GPU, which to Prometheus is absent), `run`, `rank` (global), `owner` (whose run it is: the uid of its
 records' files, so that two users' runs of one name are two runs; empty with `--collector.ranks.owner=none`), `group`
-(the ranks that synchronise with each other, e.g. `0-3`), `node` (the host's name,
+(the ranks that synchronize with each other, e.g. `0-3`), `node` (the host's name,
 or `RANKSCOPE_NODE`), `direction` (as the GPU sees it), `phase`, `op`, `cause`.
 
 ## GPUs (labels `gpu`, `uuid`)

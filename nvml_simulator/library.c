@@ -1,4 +1,4 @@
-/* The connection: initialisation, handles, and the event set for XIDs. */
+/* The connection: initialization, handles, and the event set for XIDs. */
 #include "library.h"
 
 #include <pthread.h>

@@ -21,7 +21,7 @@ from testing.recording import Recording, Values, is_counter, is_timestamp
 
 REPEATED = 12  # scrapes: the last of a recording, when the fault shows in every window
 QUIET = 40  # scrapes before the onset: twice the window
-FAULTY = 92  # scrapes from then on: a low utilisation has to last for 15 minutes, in each of which the window shows it
+FAULTY = 92  # scrapes from then on: a low utilization has to last for 15 minutes, in each of which the window shows it
 FAILED = 3  # scrapes in a row: as long as an exporter may take to be restarted (known_for)
 AFTERWARDS = 3  # scrapes after those of the end
 SELDOM_READ = ("rankscope_gpu_nvlink_links_active", "rankscope_gpu_pcie_link_width")

@@ -26,7 +26,7 @@ SPEEDS = {speed.name: speed for speed in (promtool.PRODUCTION, promtool.BRISK)}
 NOT_COUNTED = {
     "RankscopeCheckpointOverdue": "its limit is hours: 4 h",
     "RankscopeCheckpointSlow": "its limit is a part of an hour",
-    "RankscopeLowUtilisation": "a property of the job: 15 min",
+    "RankscopeLowUtilization": "a property of the job: 15 min",
     "RankscopeStartupSlow": "a property of the job: 10 min",
     "RankscopeGpuUnused": "a property of the allocation: 10 min",
 }

@@ -28,7 +28,7 @@ from testing import report
 from testing.statistics import Interval, bootstrap
 
 MICROSECONDS = 1e6
-WARM_UP = 300  # steps: start-up is over, the search for root modules rare, and the interpreter has specialised
+WARM_UP = 300  # steps: start-up is over, the search for root modules rare, and the interpreter has specialized
 COMPARED = [("ddp", name) for name in CONTENDERS] + [
     (training, name) for training in TRAININGS if training != "ddp" for name in ("nobody", "rankscope")
 ]

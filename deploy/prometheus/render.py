@@ -359,7 +359,7 @@ def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
             }
             for tier in thresholds["tiers"]["rows"]
         ],
-        "told_steps": thresholds["told_steps"]["value"],
+        "min_steps_to_alert": thresholds["min_steps_to_alert"]["value"],
         "inhibit_rules": [
             {
                 "source": [_matcher(text) for text in rule["source_matchers"]],

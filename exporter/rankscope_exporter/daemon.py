@@ -33,7 +33,7 @@ from rankscope_exporter.gpu.rank_gpus import RankGpus
 from rankscope_exporter.gpu.sampler import Sampler
 from rankscope_exporter.ranks.collectors.findings import Findings
 from rankscope_exporter.ranks.rank import Rank
-from rankscope_exporter.ranks.run_directory import Beliefs, RunDirectory
+from rankscope_exporter.ranks.run_directory import RankPolicy, RunDirectory
 from rankscope_exporter.ranks.watcher import RankWatcher
 from rankscope_exporter.report.runs import reporter
 from rankscope_exporter.web import limits
@@ -52,13 +52,13 @@ if TYPE_CHECKING:
 
 RUNS_NAMED = 10  # in a line of the log
 USERS_NAMED_EVERY = 1.0  # seconds: as often as the ranks are read
-TURN = 0.00005
+SWITCH_INTERVAL = 0.00005
 """Seconds after which a thread gives the interpreter's lock to one that waits for it. The event loop asks for it at
 each step of each connection; with Python's 5 ms each may take as long while ranks are read or a status page is made.
 Half of the scrapes under siege took more than 24 ms with 0.5 ms, and more than 16 with this."""
 M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 128 * 1024
 """glibc's mallopt, and its own threshold in bytes at the start of a process."""
-GOODBYE = 2  # seconds for requests in flight when the daemon is told to stop
+SHUTDOWN_GRACE = 2  # seconds for requests in flight when the daemon is told to stop
 
 logger = logging.getLogger("rankscope_exporter")
 
@@ -71,7 +71,7 @@ def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     web_config = _web_config(settings)
     users, occupants = UserNames(name_of_user), Occupants(ProcessTable(settings.procfs))
-    beliefs = Beliefs(users.name, occupants.is_elsewhere, settings.has_owner, settings.users)
+    beliefs = RankPolicy(users.name, occupants.is_elsewhere, settings.has_owner, settings.users)
     rank_gpus = RankGpus(settings.collectors)
     run_directory = RunDirectory(settings.run_dirs, beliefs=beliefs)  # its end is that of the process
     with (
@@ -90,7 +90,7 @@ def run(settings: Config) -> None:
         scrape = Scrape([*collectors, DcgmCollector(averages, sampler)] if averages else collectors)
         app = create_app(scrape, sampler, reporter(ranks), has_lifecycle=settings.enable_lifecycle)
         sampler.start()
-        sys.setswitchinterval(TURN)
+        sys.setswitchinterval(SWITCH_INTERVAL)
         _give_back_large_blocks()
         gc.freeze()  # what was imported stays: a full collection takes 0.1 ms instead of 38
         try:
@@ -125,7 +125,7 @@ def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvic
         ws="none",
         proxy_headers=False,  # it would believe a local client whatever address that says it has
         timeout_keep_alive=limits.KEEP_ALIVE_SECONDS,
-        timeout_graceful_shutdown=GOODBYE,
+        timeout_graceful_shutdown=SHUTDOWN_GRACE,
         backlog=limits.WAITING,
     )
     configuration.load()

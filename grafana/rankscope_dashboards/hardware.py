@@ -77,7 +77,7 @@ TROUBLE = Row(
         ),
         table_of(
             "XID errors by code",
-            "Errors since the exporter started. NVIDIA's XID catalogue says what each code means.",
+            "Errors since the exporter started. NVIDIA's XID catalog says what each code means.",
             [Query(f"sum by (gpu, xid) (rankscope_gpu_xid_errors_total{{{HERE}}}) > 0", needs_fault=True)],
             [Column("gpu", "GPU"), Column("xid", "XID"), Column("A", "Errors", steps=((None, CAUTION),))],
             width=6,

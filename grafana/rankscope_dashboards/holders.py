@@ -7,7 +7,7 @@ from rankscope_dashboards.panels import NEUTRAL, WELL, Panel, Query, bars, lines
 from rankscope_dashboards.selectors import HERE
 from rankscope_dashboards.tables import Column, table_of
 
-# Working is green; held and not used in the warm colours; free is nobody's loss.
+# Working is green; held and not used in the warm colors; free is nobody's loss.
 STATES = {
     "working": "semi-dark-green",
     "free": "semi-dark-blue",

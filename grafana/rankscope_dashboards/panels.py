@@ -22,11 +22,11 @@ BY_DIGIT = (
     *("#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac"),
 )
 Steps = Sequence[tuple[float | None, str]]
-"""Colours from a value upwards; the first value is None, for everything below the second."""
+"""Colors from a value upwards; the first value is None, for everything below the second."""
 NOT_SEEN = "not seen in this time range"
 LONGEST_LABEL = 24  # characters; all of them for a rank or GPU, of a run as many as tell it from another mostly
 Names = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
-"""Texts and colours in the place of values."""
+"""Texts and colors in the place of values."""
 
 
 @dataclass(frozen=True)
@@ -188,10 +188,10 @@ def value(
     none: str = "-",
     width: int = 4,
 ) -> Panel:
-    """The value at the end of the time range, large. `steps` colours it, from 0 upwards; `names` puts a text and a
-    colour in a number's place, `colors` a colour in that of a series.
+    """The value at the end of the time range, large. `steps` colors it, from 0 upwards; `names` puts a text and a
+    color in a number's place, `colors` a color in that of a series.
 
-    `none` is what it says when the query finds nothing, in grey: nobody knows whether that is well. No graph behind it,
+    `none` is what it says when the query finds nothing, in gray: nobody knows whether that is well. No graph behind it,
     which has its newest value also of what has ended.
     """
     colored = bool(steps or names or colors)
@@ -216,12 +216,12 @@ def value(
 
 
 def thresholds(steps: Steps) -> sdk.ThresholdsConfig:
-    """Colours from a value upwards, as Grafana wants them."""
+    """Colors from a value upwards, as Grafana wants them."""
     return sdk.ThresholdsConfig(steps=[sdk.Threshold(value=start, color=color) for start, color in steps])
 
 
 def named(names: Names) -> list[sdk.ValueMapping]:
-    """Texts and colours in the place of values, as Grafana wants them."""
+    """Texts and colors in the place of values, as Grafana wants them."""
     results = {
         str(shown): sdk.ValueMappingResult(text=text, color=color, index=index)
         for index, (shown, (text, color)) in enumerate(names.items())
@@ -237,13 +237,13 @@ def override(name: str, **properties: object) -> sdk.DashboardFieldConfigSourceO
 
 
 def fixed_colors(colors: Mapping[str, str]) -> list[sdk.DashboardFieldConfigSourceOverrides]:
-    """The same colour for the same thing on every panel."""
+    """The same color for the same thing on every panel."""
     mode = sdk.FieldColorModeId.FIXED
     return [override(name, color=sdk.FieldColor(mode=mode, fixed_color=color)) for name, color in colors.items()]
 
 
 def numbered_colors() -> list[sdk.DashboardFieldConfigSourceOverrides]:
-    """A rank's and a GPU's colour by its number."""
+    """A rank's and a GPU's color by its number."""
     digits = {rf"/^(rank|GPU) \d*{digit}$/": color for digit, color in enumerate(BY_DIGIT)}
     overrides = fixed_colors(digits)
     for one in overrides:

@@ -1,4 +1,4 @@
-"""The colours of phases and causes, the same on every panel: those of deploy/prometheus/causes.yml."""
+"""The colors of phases and causes, the same on every panel: those of deploy/prometheus/causes.yml."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from rankscope.record import phases
 CAUSES_FILE = Path(__file__).parents[2] / "deploy/prometheus/causes.yml"
 
 _file = yaml.safe_load(CAUSES_FILE.read_text(encoding="utf-8"))
-PHASES = {name: _file["phase_colours"][name] for name in phases.NAMES}
-CAUSES = PHASES | {cause: fields["colour"] for cause, fields in _file["lost"].items() if "colour" in fields}
+PHASES = {name: _file["phase_colors"][name] for name in phases.NAMES}
+CAUSES = PHASES | {cause: fields["color"] for cause, fields in _file["lost"].items() if "color" in fields}

@@ -23,7 +23,7 @@ CRASHED = (
 ENDED_FOR = age(f"last_over_time(rankscope_rank_exit_timestamp_seconds{{{RUN_ONLY}}}[$__range])")
 HANG = age(f'rankscope_finding_since_timestamp_seconds{{{RUN_ONLY},kind="hang"}}')
 
-# The first that is true, with its colour: the next ones may be true as well.
+# The first that is true, with its color: the next ones may be true as well.
 STATES = {
     "crashed": (BAD, f"max({ENDED_FOR} and on (run, owner, rank) {CRASHED})"),
     "stands still": (BAD, f"max({decided(HANG, f'run:rankscope_stuck:seconds{{{RUN_ONLY}}}')})"),

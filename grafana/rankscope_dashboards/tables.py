@@ -35,7 +35,7 @@ class Column:
         return f"Value #{self.source}" if queries > 1 else "Value"
 
     def override(self) -> sdk.DashboardFieldConfigSourceOverrides:
-        """Its unit, bounds and colours, as Grafana wants them."""
+        """Its unit, bounds and colors, as Grafana wants them."""
         properties: dict[str, object] = {}
         if self.unit:
             properties["unit"] = self.unit

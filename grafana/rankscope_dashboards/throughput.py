@@ -32,7 +32,7 @@ HOW_FAST = Row(
     (
         value(
             "Steps a second",
-            "Optimizer steps of the run: ranks that synchronise have the same, so this is the fastest rank's.",
+            "Optimizer steps of the run: ranks that synchronize have the same, so this is the fastest rank's.",
             "suffix: /s",
             Query(f"max({rate('rankscope_rank_steps_total')})"),
         ),
@@ -88,7 +88,7 @@ STEPS = Row(
         ),
         lines(
             "Steps a second by rank",
-            "Steps that each rank finishes. Ranks that synchronise have the same rate.",
+            "Steps that each rank finishes. Ranks that synchronize have the same rate.",
             "suffix: /s",
             Query(by_rank(rate("rankscope_rank_steps_total")), RANK),
             width=8,
@@ -142,7 +142,7 @@ GPUS = Row(
         ),
         lines(
             "Host waits for the GPU",
-            "How often each rank's host waits for its GPU: synchronisations, and values that are read (`.item()`). As "
+            "How often each rank's host waits for its GPU: synchronizations, and values that are read (`.item()`). As "
             "often as there are steps, or more, keeps the host from running ahead.",
             "suffix: /s",
             Query(by_rank(rate("rankscope_rank_device_waits_total")), RANK),

@@ -12,7 +12,7 @@ from examples.demo.job import Job
 from testing import servers
 from testing.stack import Stack, wait_for
 
-RUN = "labelled"
+RUN = "labeled"
 FOREIGN = {"namespace": "monitoring", "container": "exporter", "service": "gpus", "endpoint": "metrics"}
 LIVING = f'rank:rankscope_rank_info:live{{run="{RUN}"}}'
 LAG = f'rank:rankscope_lag:ratio{{run="{RUN}"}}'

@@ -237,7 +237,7 @@ def test_a_wrong_web_configuration_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [("gpus: none", "gpus"), ("gpus: 2\ncolour: red", "colour"), ("[", "not YAML")]
+    ("text", "named"), [("gpus: none", "gpus"), ("gpus: 2\ncolor: red", "color"), ("[", "not YAML")]
 )
 def test_a_wrong_scenario_is_named_with_its_key(text: str, named: str, tmp_path: Path) -> None:
     (tmp_path / "wrong.yml").write_text(text)
@@ -253,7 +253,7 @@ def test_a_procfs_that_is_no_directory_is_named() -> None:
 
 
 def test_a_wrong_flag_is_named() -> None:
-    assert "--colour" in refused("--colour=red")
+    assert "--color" in refused("--color=red")
 
 
 @pytest.mark.parametrize(

@@ -97,9 +97,9 @@ class Node:
                 sampler.round()
             if second == 0:
                 for uuid in self._uuids:
-                    self.gpus.hear(uuid, None, self.clock())
+                    self.gpus.record_xid(uuid, None, self.clock())
             self._users.resolve()
-        self.gpus.hear(self._uuids[-1], 79, self.clock())
+        self.gpus.record_xid(self._uuids[-1], 79, self.clock())
 
     def scan(self) -> Scan:
         """As the ranks' own node sees them alive: this process is all of them, and sees none of its own locks."""

@@ -142,7 +142,7 @@ def test_what_needs_cuda_is_asked_for_by_a_panel() -> None:
     assert asked == set(NEEDS_CUDA)
 
 
-def test_every_phase_and_every_cause_has_a_colour() -> None:
+def test_every_phase_and_every_cause_has_a_color() -> None:
     causes = {
         rule["labels"]["cause"]
         for group in production_groups()
@@ -169,7 +169,7 @@ def test_every_panel_says_why_it_is_empty(panel: dict[str, Any]) -> None:
 
 
 @each_tile
-def test_a_tile_without_a_value_has_no_colour_but_grey(panel: dict[str, Any]) -> None:
+def test_a_tile_without_a_value_has_no_color_but_grey(panel: dict[str, Any]) -> None:
     base = panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]
     assert base.get("value") is None
     assert base["color"] in {NEUTRAL, "text"}
@@ -209,7 +209,7 @@ def test_every_bar_has_its_name_below(panel: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(("title", "kind"), [("Lag by rank", "rank"), ("Temperature", "GPU")])
-def test_any_ten_ranks_in_a_row_have_colours_that_can_be_told_apart(title: str, kind: str) -> None:
+def test_any_ten_ranks_in_a_row_have_colors_that_can_be_told_apart(title: str, kind: str) -> None:
     (panel,) = (panel for _, panel in PANELS if panel["title"] == title)
     colors = [color_of(panel, f"{kind} {number}") for number in range(1030)]
     for first in range(1020):
@@ -220,7 +220,7 @@ def test_any_ten_ranks_in_a_row_have_colours_that_can_be_told_apart(title: str, 
 @pytest.mark.parametrize(
     "panel", [panel for _, panel in PANELS if panel["type"] == "timeseries"], ids=lambda p: p["title"]
 )
-def test_no_colour_is_by_a_name(panel: dict[str, Any]) -> None:
+def test_no_color_is_by_a_name(panel: dict[str, Any]) -> None:
     """Names may be alike in Grafana's palette."""
     assert panel["fieldConfig"]["defaults"]["color"]["mode"] == "palette-classic"
 
@@ -247,7 +247,7 @@ def color_of(panel: dict[str, Any], name: str) -> str:
 
 
 def distance(one: str, other: str) -> float:
-    """Of two colours, such as #ff0000, in RGB's cube."""
+    """Of two colors, such as #ff0000, in RGB's cube."""
     return math.dist(bytes.fromhex(one[1:]), bytes.fromhex(other[1:]))
 
 

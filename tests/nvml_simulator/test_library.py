@@ -98,7 +98,7 @@ class Machine:
         return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=60)
 
     def answers(self, program: str) -> str:
-        """What a program prints that has initialised `pynvml` as n, and has GPU 0's handle in h."""
+        """What a program prints that has initialized `pynvml` as n, and has GPU 0's handle in h."""
         begin = "import pynvml as n; n.nvmlInit(); h = n.nvmlDeviceGetHandleByIndex(0)\n"
         done = self.python("-c", begin + program)
         assert done.returncode == 0, done.stderr
@@ -186,7 +186,7 @@ while 1 not in codes:
     time.sleep(0.05)
 n.nvmlInit()
 print(sorted(set(codes)), n.nvmlDeviceGetCount())""")
-    assert said == f"{[0, 1, 9]} 1"  # success, uninitialised, driver not loaded
+    assert said == f"{[0, 1, 9]} 1"  # success, uninitialized, driver not loaded
 
 
 def test_an_xid_is_reported_once_and_only_if_it_happens_after_the_registration(machine):

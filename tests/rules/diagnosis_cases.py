@@ -143,17 +143,17 @@ FAULTS = (
         Fault(
             gpus=everywhere({"rankscope_gpu_busy_seconds_total": 0.35, "rankscope_gpu_memory_used_bytes": 24 * GIB}),
         ),
-        (alert("LowUtilisation", cause="batch_too_small"),),
+        (alert("LowUtilization", cause="batch_too_small"),),
     ),
     Case(
         "memory is full and the GPU half idle",
         Fault(gpus=everywhere({"rankscope_gpu_busy_seconds_total": 0.4, "rankscope_gpu_memory_used_bytes": 74 * GIB})),
-        (alert("LowUtilisation", cause="memory_bound"),),
+        (alert("LowUtilization", cause="memory_bound"),),
     ),
     Case(
         "a GPU that is half idle for no visible reason",
         Fault(gpus=everywhere({"rankscope_gpu_busy_seconds_total": 0.4})),
-        (alert("LowUtilisation", cause="unknown"),),
+        (alert("LowUtilization", cause="unknown"),),
     ),
     Case(
         "synchronous checkpoints",
@@ -302,7 +302,7 @@ FAULTS = (
                 }
             )
         ),
-        (alert("SmallCollectives", cause="synchronisation"),),
+        (alert("SmallCollectives", cause="synchronization"),),
     ),
     Case(
         "every step is skipped while ranks wait for each other",

@@ -63,18 +63,18 @@ def test_a_run_that_stands_still_is_not_told_of_as_idle_or_lagging_too(alertmana
 def test_gpus_that_wait_for_something_are_told_of_by_what_they_wait_for(alertmanager: Alertmanager) -> None:
     alertmanager.fire(
         alert("DataBound", run="llm", cause="io"),
-        alert("LowUtilisation", run="llm", cause="unknown"),
-        alert("SmallCollectives", run="vision", cause="synchronisation"),
+        alert("LowUtilization", run="llm", cause="unknown"),
+        alert("SmallCollectives", run="vision", cause="synchronization"),
         alert("TransferBound", run="vision", cause="network"),
         alert("LaunchBound", run="speech", cause="launch"),
-        alert("LowUtilisation", run="speech", cause="unknown"),
-        alert("LowUtilisation", run="another", cause="batch_too_small"),
+        alert("LowUtilization", run="speech", cause="unknown"),
+        alert("LowUtilization", run="another", cause="batch_too_small"),
         alert("StartupSlow", run="third", cause="startup"),
         alert("GpuAllocatedIdle", run="third", rank="1", gpu="1"),
     )
-    heard = ("DataBound", "SmallCollectives", "LaunchBound", "LowUtilisation", "StartupSlow")
+    heard = ("DataBound", "SmallCollectives", "LaunchBound", "LowUtilization", "StartupSlow")
     assert alertmanager.heard() == {f"Rankscope{name}" for name in heard}
-    assert [alert["run"] for alert in alertmanager.told() if "LowUtilisation" in alert["alertname"]] == ["another"]
+    assert [alert["run"] for alert in alertmanager.told() if "LowUtilization" in alert["alertname"]] == ["another"]
 
 
 def test_a_lost_gpu_has_nothing_more_to_tell_and_others_do(alertmanager: Alertmanager) -> None:

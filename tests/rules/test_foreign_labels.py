@@ -89,7 +89,7 @@ def with_labels(series: str, labels: str) -> str:
     return series[:-1] + f",{labels}}}"
 
 
-class Relabelled(Stretch):
+class Relabeled(Stretch):
     """The same, as somebody else's Prometheus has it."""
 
     relabel: Relabel
@@ -101,7 +101,7 @@ class Relabelled(Stretch):
 
 
 def stretches(relabel: Relabel, plans: Sequence[Plan]) -> list[Stretch]:
-    kind = type("Relabelled", (Relabelled,), {"relabel": staticmethod(relabel)})
+    kind = type("Relabeled", (Relabeled,), {"relabel": staticmethod(relabel)})
     return [kind(plan, simulate(plan), 0, SCRAPES) for plan in plans]
 
 
@@ -143,7 +143,7 @@ def test_a_rank_is_recorded_once_with_all_of_its_time_and_without_foreign_labels
 def test_runs_of_one_name_in_two_clusters_or_of_two_owners_are_two_runs(label: str, tmp_path: Path) -> None:
     healthy, slow = EXPECTED["healthy"][0], EXPECTED["a slow rank"][0]
 
-    def labelled(series: str, values: Words) -> Iterator[tuple[str, Words]]:
+    def labeled(series: str, values: Words) -> Iterator[tuple[str, Words]]:
         value = "b" if "slow" in series else "a"
         instance = re.sub('(instance="|GPU-)(healthy|slow)', r"\1" + value, series)
         named = re.sub("healthy|slow", "llama", instance)
@@ -164,13 +164,13 @@ def test_runs_of_one_name_in_two_clusters_or_of_two_owners_are_two_runs(label: s
             "exp_samples": [{"labels": f'{{{label}="{one}"}}', "value": 8} for one in "ab"],
         },
     ]
-    assert judged(stretches(labelled, [healthy, slow]), asked, tmp_path) == ""
+    assert judged(stretches(labeled, [healthy, slow]), asked, tmp_path) == ""
 
 
 def test_a_strangers_dead_record_is_told_as_the_strangers(tmp_path: Path) -> None:
     """And so by no inhibition silences what is told of the run: Alertmanager compares the owners."""
 
-    class WithAStranger(Relabelled):
+    class WithAStranger(Relabeled):
         def lines(self) -> Iterator[Line]:
             yield from super().lines()
             common = f'job="rankscope",instance="elsewhere",run="{self.name}",rank="999",owner="1001"'

@@ -102,7 +102,7 @@ KINDS = {
     "slow_startup": "StartupSlow",
     "slow_checkpoint": "CheckpointSlow",
     "checkpoint_overdue": "CheckpointOverdue",
-    "low_utilization": "LowUtilisation",
+    "low_utilization": "LowUtilization",
     "cpu_fallback": "CpuFallback",
     "loss_scale_collapse": "LossScaleCollapse",
 }

@@ -121,11 +121,11 @@ def test_what_explain_knows_is_taken_from_the_causes_the_thresholds_and_from_ale
     of_returns = {**rule, "source_matchers": ['alertname="RankscopeFlapping"', 'alert="A"']}
     alertmanager.write_text(yaml.safe_dump({"inhibit_rules": [rule, of_returns]}))
     tier = {"limit": {"value": 0.1, "fast": 0.2}, "span": {"evaluations": 8, "at_least": "9s"}}
-    thresholds = {"tiers": {"rows": [tier]}, "told_steps": {"value": 12}}
+    thresholds = {"tiers": {"rows": [tier]}, "min_steps_to_alert": {"value": 12}}
     facts = json.loads(render.known(tree(tmp_path, "", thresholds), alertmanager))
     assert facts["meanings"] == {"copies": "to the GPU"}
     assert facts["shares"] == {"RankscopeSome": "value"}
-    assert (facts["tiers"], facts["told_steps"]) == ([{"limit": 0.1, "evaluations": 8, "at_least": 9}], 12)
+    assert (facts["tiers"], facts["min_steps_to_alert"]) == ([{"limit": 0.1, "evaluations": 8, "at_least": 9}], 12)
     assert facts["inhibit_rules"] == [
         {"source": [["alertname", "=", "A"]], "target": [["alertname", "=~", "B|C"]], "equal": ["run"]}
     ]

@@ -19,7 +19,7 @@ PAIRS = (
     ("f03_slow_loader", "f07_memory_held"),
     ("f09_rank_zero_works", "f14_congested_network"),
     ("f08_synchronous_checkpoints", "f10_throttling"),
-    ("f23_checkpoint_overdue", "f22_synchronised_metrics"),
+    ("f23_checkpoint_overdue", "f22_synchronized_metrics"),
     ("f02_slow_reads", "f24_scale_collapse"),
 )
 LONGEST_WAIT = 4.0  # seconds before the onset

@@ -26,14 +26,14 @@ ALERTS = {
     "slow_startup": "RankscopeStartupSlow",
     "slow_checkpoint": "RankscopeCheckpointSlow",
     "checkpoint_overdue": "RankscopeCheckpointOverdue",
-    "low_utilization": "RankscopeLowUtilisation",
+    "low_utilization": "RankscopeLowUtilization",
     "cpu_fallback": "RankscopeCpuFallback",
     "loss_scale_collapse": "RankscopeLossScaleCollapse",
 }
 """By kind the alert that is about the same; a straggler has two."""
 ONE_CAUSE = {
     "copies": "h2d_copy",
-    "small_collectives": "synchronisation",
+    "small_collectives": "synchronization",
     "launch": "launch",
     "device_reads": "device_read",
     "throttling": "throttled",

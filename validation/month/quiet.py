@@ -31,7 +31,7 @@ FAILED = 30.0  # seconds of failed scrapes
 
 _LIMITS = yaml.safe_load((HERE / "thresholds.yml").read_text())
 TIERS = [(row["limit"]["value"], row["span"]["evaluations"], row["dips"]["value"]) for row in _LIMITS["tiers"]["rows"]]
-STEPS = _LIMITS["told_steps"]["value"]
+STEPS = _LIMITS["min_steps_to_alert"]["value"]
 CHECKPOINTS = _LIMITS["checkpoint_limit"]["value"]
 ALLOWED = {name: _LIMITS[f"{name}_allowance"]["value"] for name in ("network", "straggler", "loss")}
 

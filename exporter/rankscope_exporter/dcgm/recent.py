@@ -1,4 +1,4 @@
-"""Averages over the last seconds of what a collector counts: dcgm-exporter's gauges of utilisation and of rates."""
+"""Averages over the last seconds of what a collector counts: dcgm-exporter's gauges of utilization and of rates."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from rankscope_exporter.dcgm.labels import dcgm_metrics
 from rankscope_exporter.exposition.metric import MetricTable, Values, whole
 from rankscope_exporter.gpu.xid_watcher import Xids
 
-# The names in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) of those that `gpu/collectors/xid.py` counts
+# The names in NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors) of those that `gpu/collectors/xid.py` counts
 # from the start. Others are "Unknown Error", as in dcgm-exporter those that it does not know: `err_code` tells them.
 MESSAGES = {
     0: "No Error",

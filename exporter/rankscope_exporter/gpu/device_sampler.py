@@ -26,7 +26,7 @@ class Timing:
     deadline: float = 5.0
     """A reading older than this, and than three intervals, is none."""
     reopen_after: float = 5.0
-    """Until a device that could not be opened is tried again: each try makes the kernel initialise it, and log."""
+    """Until a device that could not be opened is tried again: each try makes the kernel initialize it, and log."""
     reconnect_after: float = 60.0
     """Until the driver is connected anew because GPUs are missing: NVML finds a GPU that was reset only then."""
     answer_within: float = 5.0

@@ -143,7 +143,7 @@ class Sampler:
             if self._connection.has_answered:
                 logger.warning("the driver does not answer any more: %s", error)
             self.disconnect()
-            self._lose_sight()
+            self._forget_readings()
             return
         if not self._connection.has_answered or count > self.gpus_expected:
             logger.info("the driver answers and has %d GPUs", count)
@@ -176,10 +176,10 @@ class Sampler:
             raise ReleaseError(reason)
         now = self._timing.monotonic()
         self._entered = Entered(Phase.RELEASED, now, until=now + seconds)
-        self._lose_sight()
+        self._forget_readings()
         logger.warning("the GPUs are released for up to %g s: no handle is open", seconds)
 
-    def _lose_sight(self) -> None:
+    def _forget_readings(self) -> None:
         self._connection = self._connection.silenced()
         self._gpus.forget()
 
@@ -230,7 +230,7 @@ class Sampler:
         return [sampler.device for sampler in [*self._devices.values()] if sampler.device]
 
     def _hear_xid(self, uuid: str, code: int | None) -> None:
-        self._gpus.hear(uuid, code, self._timing.unix())
+        self._gpus.record_xid(uuid, code, self._timing.unix())
 
     def _oldest(self) -> float:
         return self._timing.monotonic() - self._timing.stale_after

@@ -118,7 +118,7 @@ class GpuStates:
         """XID events of every GPU, lost ones included."""
         return {state.gpu: state.xids for state in self._by_index}
 
-    def hear(self, uuid: str, code: int | None, unix: float) -> None:
+    def record_xid(self, uuid: str, code: int | None, unix: float) -> None:
         """An XID event; None: from now on the driver reports them."""
         state = self._states[uuid]
         state.xids = state.xids.listening() if code is None else state.xids.with_event(code, unix)

@@ -44,7 +44,7 @@ class End(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Beliefs:
+class RankPolicy:
     """What else this machine knows of ranks. Both are asked with each scan and must not block."""
 
     user_name: Callable[[int], str] = lambda _uid: ""
@@ -72,14 +72,14 @@ class RunDirectory:
         clock: Callable[[], float] = time.time,
         files_limit: int = FILES_LIMIT,
         ranks_limit: int = RANKS_LIMIT,
-        beliefs: Beliefs | None = None,
+        beliefs: RankPolicy | None = None,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
         self._listings = {path: Listing(path) for path in paths}
         self._clock = clock
         self._files_limit = files_limit
         self._ranks_limit = ranks_limit
-        self._beliefs = beliefs or Beliefs()
+        self._beliefs = beliefs or RankPolicy()
         self._monotonic = monotonic
         self._node_clock = NodeClock(clock, monotonic)
         self._living: dict[Path, float] = {}  # when each record was last seen with its process, monotonic

@@ -1,7 +1,7 @@
 """One simulated GPU: every quantity as a function of time, from how long it has computed and waited until then.
 
 Times are seconds since the scenario began. All quantities come from the same two cumulative curves, so that the
-sample ring, the utilisation, the power and the energy counter agree with each other, as those of a real GPU do.
+sample ring, the utilization, the power and the energy counter agree with each other, as those of a real GPU do.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from rankscope_exporter.simulation.models import GpuModel
 from rankscope_exporter.simulation.ranks import RankHistory
 from rankscope_exporter.simulation.timeline import Seconds, SimulatedProcess, State, Timeline
 
-SAMPLE_PERIOD = 1 / 6  # seconds, the shortest that NVML documents for utilisation
+SAMPLE_PERIOD = 1 / 6  # seconds, the shortest that NVML documents for utilization
 RING_DEPTH = 120
 POWER_WINDOW = 1.0  # seconds: nvmlDeviceGetPowerUsage is a mean of the last second on most products since Ampere
 HEAT_WINDOW = 20.0  # seconds
 RESERVED_SHARE = 1 / 128  # of the memory; 640 MiB of 80 GiB
 
-# Shares of the range between idle and maximum power. Their ratio matters: 100 % utilisation is also what a deadlocked
+# Shares of the range between idle and maximum power. Their ratio matters: 100 % utilization is also what a deadlocked
 # collective shows, and power is what tells it from work.
 COMPUTING_POWER = 0.9
 WAITING_POWER = 0.2
@@ -59,12 +59,12 @@ class SimulatedGpu:
         return self.timeline.state(t)
 
     def seconds(self, t: float) -> Seconds:
-        """How long it was utilised until `t`."""
+        """How long it was utilized until `t`."""
         followed = self._ranks.seconds(t) if self._ranks else Seconds()
         return self.timeline.seconds(t) + followed
 
     def samples(self, t: float, since: float) -> list[tuple[float, int]]:
-        """What the ring holds from `since` on: when each period ended and the percent of it that was utilised."""
+        """What the ring holds from `since` on: when each period ended and the percent of it that was utilized."""
         known = min(t, self._ranks.known_until) if self._ranks else t
         last = int(known / SAMPLE_PERIOD + 1e-6)
         first = max(1, last - RING_DEPTH + 1, int(since / SAMPLE_PERIOD))

@@ -51,7 +51,7 @@ class RankHistory:
         self.pids = pids
 
     def seconds(self, t: float) -> Seconds:
-        """Utilised time until `t`, as a straight line between two polls and constant outside of them."""
+        """Utilized time until `t`, as a straight line between two polls and constant outside of them."""
         points = self._points
         index = bisect_right(points, t, key=lambda point: point[0])
         if index in (0, len(points)):

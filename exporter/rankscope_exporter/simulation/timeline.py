@@ -21,9 +21,9 @@ class State:
     """What holds from one moment of the timeline to the next."""
 
     busy: float = 0.0
-    """Share of the time spent computing: the GPU is utilised and draws power."""
+    """Share of the time spent computing: the GPU is utilized and draws power."""
     waiting: float = 0.0
-    """Share of the time spent in a collective's kernel: the GPU is utilised all the same, but draws little."""
+    """Share of the time spent in a collective's kernel: the GPU is utilized all the same, but draws little."""
     memory_used: int | None = None
     """Bytes; None is what the processes hold."""
     ranks_busy: float = 1.0
@@ -48,7 +48,7 @@ class State:
 
 @dataclass(frozen=True)
 class Seconds:
-    """Time since the scenario's beginning in which a GPU was utilised, by what for."""
+    """Time since the scenario's beginning in which a GPU was utilized, by what for."""
 
     computing: float = 0.0
     waiting: float = 0.0
@@ -94,7 +94,7 @@ class Timeline:
         return self._points[self._index(t)][1]
 
     def seconds(self, t: float) -> Seconds:
-        """Utilised time from 0 to `t`."""
+        """Utilized time from 0 to `t`."""
         at, state, until = self._points[self._index(t)]
         return until + _spent(state, max(0.0, t - at))
 

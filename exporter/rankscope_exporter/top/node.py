@@ -31,7 +31,7 @@ from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.findings import Findings
 from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
-from rankscope_exporter.ranks.run_directory import Beliefs, RunDirectory
+from rankscope_exporter.ranks.run_directory import RankPolicy, RunDirectory
 from rankscope_exporter.ranks.watcher import RankWatcher
 from rankscope_exporter.report.gpus import GpuReport, report_gpus
 from rankscope_exporter.report.runs import NodeReport, Reporter, reporter
@@ -77,7 +77,7 @@ def watched(run_dirs: Sequence[Path]) -> Iterator[Node]:
     users, occupants = UserNames(name_of_user), Occupants(ProcessTable())
     gpus = RankGpus([collector.name for collector in COLLECTORS])
     aligned, usage, network = AlignedSteps(REFERENCE_INTERVAL), RankProcesses(), Network()
-    directory = RunDirectory(run_dirs, beliefs=Beliefs(users.name, occupants.is_elsewhere))
+    directory = RunDirectory(run_dirs, beliefs=RankPolicy(users.name, occupants.is_elsewhere))
     ranks = RankWatcher(directory, (aligned, usage, network, Findings(aligned, usage, network, gpus)))
     claims = ClaimsWatcher((), ranks.scan, users)
     holders = allocation.watching(claims.claims, ProcessTable(), users, occupants)

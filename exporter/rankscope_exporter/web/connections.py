@@ -60,8 +60,8 @@ class Connections:
     def __init__(self, limit: int | None = None, page_bytes: int = limits.PAGE_BYTES) -> None:
         self._limit = limit or limits.connections()
         self._page_bytes = page_bytes
-        self._open = _Crowds()
-        self._sending = _Crowds()
+        self._open = _ConnectionsByAddress()
+        self._sending = _ConnectionsByAddress()
         self._pages: dict[Connection, Page] = {}  # that these are sending
 
     def __len__(self) -> int:
@@ -160,7 +160,7 @@ def _run_first(queue: dict[Connection, deque[Action]]) -> None:
     action()
 
 
-class _Crowds:
+class _ConnectionsByAddress:
     """Connections by their address. To find who gives way costs little: it is done for each that an attacker opens."""
 
     def __init__(self) -> None:
@@ -209,7 +209,7 @@ def whose(host: str) -> str:
     return "127.0.0.0/8" if address.is_loopback else str(address)
 
 
-class Told:
+class RateLimitedLog:
     """A line in the log about what was done to clients, at the most once a minute however many they are."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from rankscope_exporter.web import limits
-from rankscope_exporter.web.connections import Connections, Page, Told, Turns, whose
+from rankscope_exporter.web.connections import Connections, Page, RateLimitedLog, Turns, whose
 
 REQUESTING, ANSWERING, IDLE = "no complete request in time", "an answer not read in time", "idle"
 SECONDS = {REQUESTING: limits.REQUEST_SECONDS, ANSWERING: limits.ANSWER_SECONDS, IDLE: limits.KEEP_ALIVE_SECONDS}
@@ -83,7 +83,7 @@ class BoundedProtocol(HttpToolsProtocol):
         *,
         connections: Connections,
         turns: Turns,
-        told: Told,
+        told: RateLimitedLog,
         tls: Callable[[], ssl.SSLContext] | None,
         **uvicorns: Any,
     ) -> None:
@@ -330,7 +330,7 @@ class BoundedProtocol(HttpToolsProtocol):
 
 def protocol(connections: Connections, tls: Callable[[], ssl.SSLContext] | None) -> type[asyncio.Protocol]:
     """What uvicorn makes a connection's protocol with."""
-    turns, told = Turns(), Told()
+    turns, told = Turns(), RateLimitedLog()
 
     def make(**uvicorns: Any) -> BoundedProtocol:
         return BoundedProtocol(connections=connections, turns=turns, told=told, tls=tls, **uvicorns)

@@ -14,7 +14,7 @@ from tests.attacks.users import MALLORY, VICTIM, needs_root
 
 from rankscope_exporter.config import parse
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
-from rankscope_exporter.ranks.run_directory import Beliefs, RunDirectory
+from rankscope_exporter.ranks.run_directory import RankPolicy, RunDirectory
 from rankscope_exporter.registry import HELP, rank_collectors
 
 pytestmark = needs_root
@@ -46,7 +46,7 @@ def test_every_series_of_a_rank_says_whose_record_it_is_from(run_dir: Path, dire
 def test_of_whom_the_administrator_has_not_listed_nothing_is_shown(run_dir: Path) -> None:
     ended(run_dir, MALLORY, "forged", run="victim", rank="999")
     with living(run_dir, VICTIM, "mine", run="victim", rank="0"):
-        ranks = RunDirectory([run_dir], clock, beliefs=Beliefs(users=frozenset({VICTIM}))).scan().ranks
+        ranks = RunDirectory([run_dir], clock, beliefs=RankPolicy(users=frozenset({VICTIM}))).scan().ranks
     assert [rank.owner for rank in ranks] == [VICTIM]
 
 

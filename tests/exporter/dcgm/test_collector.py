@@ -68,7 +68,7 @@ def test_every_value_is_in_dcgms_unit(sampled: Make) -> None:
     assert {name: only(published, name) for name in expected} == pytest.approx(expected, rel=1e-3)
 
 
-def test_a_burst_of_a_second_is_in_the_utilisation_of_the_next_fifteen(sampled: Make) -> None:
+def test_a_burst_of_a_second_is_in_the_utilization_of_the_next_fifteen(sampled: Make) -> None:
     watched = sampled("{gpus: 1, timeline: {0: [{at: 0}, {at: 8, busy: 1}, {at: 9, busy: 0}]}}")
     watched.after(18)
     for name, whole in (("DEV_GPU_UTIL", 100), ("PROF_GR_ENGINE_ACTIVE", 1)):
@@ -121,7 +121,7 @@ def test_memory_and_profiling_are_told_by_mig_instance_and_the_rest_once(sampled
     free = {labels["GPU_I_ID"]: value for labels, value in published["DCGM_FI_DEV_FB_FREE"]}
     assert free == {"1": 40 * 1024, "2": 10 * 1024}
     assert [labels["GPU_I_ID"] for labels, _ in published["DCGM_FI_DEV_POWER_USAGE"]] == [""]
-    assert "DCGM_FI_DEV_GPU_UTIL" not in published, "a GPU that is split tells no utilisation"
+    assert "DCGM_FI_DEV_GPU_UTIL" not in published, "a GPU that is split tells no utilization"
 
 
 def held_by(*holders: Holder) -> list[Any]:

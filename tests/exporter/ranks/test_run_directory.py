@@ -19,7 +19,7 @@ from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.record.listing import Listed, Listing
 from rankscope_exporter.ranks.collectors.ranks import Ranks
-from rankscope_exporter.ranks.run_directory import SERIES_LIMIT, Beliefs, RunDirectory
+from rankscope_exporter.ranks.run_directory import SERIES_LIMIT, RankPolicy, RunDirectory
 
 NOW = 1_700_000_000.0
 LABELS_OF_NO_HOOK: list[dict[str, Any]] = [
@@ -264,7 +264,7 @@ def test_nobody_pushes_out_another_users_living_rank(
     run_dir: Path, living: Callable[..., None], has_owner: bool
 ) -> None:
     living("1.rank", node="mine")
-    directory = RunDirectory([run_dir], Clock(NOW), beliefs=Beliefs(has_owner=has_owner))
+    directory = RunDirectory([run_dir], Clock(NOW), beliefs=RankPolicy(has_owner=has_owner))
     directory.scan()
     living("2.rank", node="theirs")  # begun later
     scan = directory.scan()
@@ -277,7 +277,7 @@ def test_without_owners_a_name_whose_rank_has_ended_is_free_for_another_user(
     run_dir: Path, living: Callable[..., None]
 ) -> None:
     leave_record(run_dir, "1.rank", ended_unix=NOW, node="mine")
-    directory = RunDirectory([run_dir], Clock(NOW), beliefs=Beliefs(has_owner=False))
+    directory = RunDirectory([run_dir], Clock(NOW), beliefs=RankPolicy(has_owner=False))
     directory.scan()
     living("2.rank", node="theirs")
     assert [rank.snapshot.info["node"] for rank in directory.scan().ranks] == ["theirs"]
@@ -288,7 +288,7 @@ def test_ranks_of_a_run_whose_pods_have_uids_of_their_own_are_one_run_if_that_is
     for number in (1, 2):
         leave_record(run_dir, f"{number}.rank", ended_unix=NOW, rank=str(number))
     apart = RunDirectory([run_dir], Clock(NOW)).scan().ranks
-    together = RunDirectory([run_dir], Clock(NOW), beliefs=Beliefs(has_owner=False)).scan().ranks
+    together = RunDirectory([run_dir], Clock(NOW), beliefs=RankPolicy(has_owner=False)).scan().ranks
     assert sorted(rank.key[2] for rank in apart) == ["1", "2"]
     assert [rank.key[2] for rank in together] == ["", ""]
 
@@ -296,7 +296,7 @@ def test_ranks_of_a_run_whose_pods_have_uids_of_their_own_are_one_run_if_that_is
 def test_an_owner_has_a_name_where_the_machine_knows_one(run_dir: Path) -> None:
     names = {os.getuid(): "alice"}
     leave_record(run_dir, "r", ended_unix=NOW)
-    (rank,) = RunDirectory([run_dir], Clock(NOW), beliefs=Beliefs(lambda uid: names.get(uid, ""))).scan().ranks
+    (rank,) = RunDirectory([run_dir], Clock(NOW), beliefs=RankPolicy(lambda uid: names.get(uid, ""))).scan().ranks
     assert rank.user == "alice"
     info = next(family for family in Ranks().poll(RunDirectory([run_dir], Clock(NOW)).scan()) if "info" in family.name)
     assert [sample.labels["user"] for sample in info.samples] == [""]

@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from rankscope_exporter.web import limits
-from rankscope_exporter.web.connections import Connections, Page, Told, Turns, whose
+from rankscope_exporter.web.connections import Connections, Page, RateLimitedLog, Turns, whose
 
 
 class Client:
@@ -219,7 +219,7 @@ def test_a_mistake_in_one_turn_keeps_nobody_else_waiting() -> None:
 
 def test_clients_that_are_cut_off_cost_a_line_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now = [0.0]
-    told = Told(lambda: now[0])
+    told = RateLimitedLog(lambda: now[0])
     for now[0] in (0.0, 1.0, 59.0, 60.0, 61.0):
         told.note("idle")
     assert [record.getMessage() for record in caplog.records] == [

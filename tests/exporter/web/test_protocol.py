@@ -16,7 +16,7 @@ from rankscope_exporter.daemon import server_configuration
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.web import protocol
 from rankscope_exporter.web.app import create_app
-from rankscope_exporter.web.connections import Connections, Told, Turns
+from rankscope_exporter.web.connections import Connections, RateLimitedLog, Turns
 from rankscope_exporter.web.protocol import IDLE, REQUESTING, BoundedProtocol
 
 HEALTHY = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
@@ -63,7 +63,7 @@ class Server:
         made = BoundedProtocol(
             connections=self.connections,
             turns=self.turns,
-            told=Told(),
+            told=RateLimitedLog(),
             tls=None,
             config=self._configuration,
             server_state=ServerState(),

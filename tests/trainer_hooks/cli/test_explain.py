@@ -236,7 +236,7 @@ def test_what_is_no_alert_yet_is_said_with_how_long_it_has_to_last(
 
 def test_a_program_is_told_what_is_no_alert_yet(explain_now: Explain) -> None:
     answer = json.loads(explain_now("loaders are slow", "--json")[1])["not_yet"]
-    assert answer == {"cause": "data", "rank": None, "share": 0.12, "lasts": 0.0, "told_after": 120.0}
+    assert answer == {"cause": "data", "rank": None, "share": 0.12, "lasts": 0.0, "alerts_after_seconds": 120.0}
     assert json.loads(explain_now("healthy", "--json")[1])["not_yet"] is None
     assert json.loads(explain_now("lagging", "--json")[1])["not_yet"] is None
 

@@ -85,7 +85,7 @@ def test_the_value_of_an_alert_is_a_share_where_its_summary_calls_it_a_part_of_t
     parts = {name for name, rule in RULES.items() if percentage in rule["annotations"]["summary"]}
     # The part of the time that the GPUs are busy, and not one that is lost.
     shares = {name for name, share_of in KNOWN["shares"].items() if share_of == "value"}
-    assert shares == parts - {"RankscopeLowUtilisation"}
+    assert shares == parts - {"RankscopeLowUtilization"}
 
 
 def test_the_alerts_with_a_cause_of_lost_time_are_those_of_the_rules() -> None:

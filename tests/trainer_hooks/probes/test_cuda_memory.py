@@ -1,4 +1,4 @@
-"""The allocator's counters reach the record, and CUDA is never initialised for their sake."""
+"""The allocator's counters reach the record, and CUDA is never initialized for their sake."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_the_peak_survives_a_reset_of_torchs_own() -> None:
     assert slots(timeline)["cuda_peak_allocated_bytes"] == 300
 
 
-def test_without_cuda_nothing_is_known_and_nothing_is_initialised() -> None:
+def test_without_cuda_nothing_is_known_and_nothing_is_initialized() -> None:
     timeline = Timeline(RankWriter())
     with installed(timeline, cuda_memory):
         timeline.step()

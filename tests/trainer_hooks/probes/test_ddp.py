@@ -38,7 +38,7 @@ def test_each_optimizer_step_is_one_step(ranks: list[dict[str, Any]]) -> None:
         assert steps == {variant: STEPS / 2 if variant == "no_sync" else STEPS for variant in VARIANTS}
 
 
-def test_each_synchronising_backward_is_one_all_reduce(ranks: list[dict[str, Any]]) -> None:
+def test_each_synchronizing_backward_is_one_all_reduce(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         for variant in VARIANTS:
             expected = STEPS / 2 if variant == "no_sync" else STEPS

@@ -104,7 +104,7 @@ def test_the_calls_errors_are_the_scripts_and_unbalance_nothing(timeline: Timeli
     assert timeline.writer.slots[INDEX["phase"]] == layout.OTHER
 
 
-class Labelled(torch.Tensor):
+class Labeled(torch.Tensor):
     """A subclass that compares what it is asked for by identity, with a table older than the patch."""
 
     KNOWN = (torch.Tensor.to, torch.Tensor.copy_)
@@ -118,9 +118,9 @@ class Labelled(torch.Tensor):
 
 
 def test_a_subclass_sees_the_functions_that_it_knows(timeline: Timeline) -> None:
-    batch = BATCH.as_subclass(Labelled)
-    assert type(batch.to(torch.float64)) is Labelled
-    assert type(batch.to("meta")) is Labelled
+    batch = BATCH.as_subclass(Labeled)
+    assert type(batch.to(torch.float64)) is Labeled
+    assert type(batch.to("meta")) is Labeled
     assert counted(timeline) == (0, 0)
 
 

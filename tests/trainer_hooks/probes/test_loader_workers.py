@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, _utils, dataloader
 
 import rankscope
-from rankscope.probes.loader_workers import BOARD_ENTRIES, Accounts, Board
+from rankscope.probes.loader_workers import CLOCK_ENTRIES, WorkerClock, WorkerTimeRecorder
 from rankscope.record import layout
 from rankscope.record.layout import INDEX, LOADER_WORKER_STATES
 from rankscope.timeline.timeline import Timeline
@@ -118,14 +118,14 @@ def test_working_and_idle_are_all_of_the_workers_time(timeline: Timeline) -> Non
 
 
 def test_idle_time_never_goes_back(timeline: Timeline) -> None:
-    board = Board()
-    accounts, seen = Accounts(timeline, board), []
+    clock = WorkerClock()
+    recorder, seen = WorkerTimeRecorder(timeline, clock), []
     loader = fork(Samples(), persistent_workers=True)
     train(loader)
-    board.reserve(1)
+    clock.reserve(1)
     for worked in (0.0, 50.0, 0.0):  # one batch took longer than all that has passed since the last poll
-        board._seconds[0] += worked
-        accounts.poll()
+        clock._seconds[0] += worked
+        recorder.poll()
         seen.append(published(timeline, "idle"))
     assert seen == sorted(seen)
     assert published(timeline) == 50
@@ -162,10 +162,10 @@ def test_the_rank_itself_keeps_torchs_own_fetchers(timeline: Timeline) -> None:
 
 
 def test_places_are_used_again_after_many_epochs(timeline: Timeline) -> None:
-    board = Board()
-    board.reserve(BOARD_ENTRIES - 1)
-    board.reserve(2)
-    assert board.total() == 0
+    clock = WorkerClock()
+    clock.reserve(CLOCK_ENTRIES - 1)
+    clock.reserve(2)
+    assert clock.total() == 0
     train(fork(Samples(), workers=1))
     assert published(timeline) >= 10 * PER_SAMPLE
 

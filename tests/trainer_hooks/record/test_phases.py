@@ -30,8 +30,8 @@ def causes() -> Any:
 
 
 @pytest.mark.parametrize("phase", NAMES)
-def test_causes_yml_gives_each_phase_a_colour(phase: str) -> None:
-    assert phase in causes()["phase_colours"]
+def test_causes_yml_gives_each_phase_a_color(phase: str) -> None:
+    assert phase in causes()["phase_colors"]
 
 
 @pytest.mark.parametrize("phase", BLAMED)

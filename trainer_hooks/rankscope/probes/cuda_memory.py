@@ -2,7 +2,7 @@
 
 Asked at a step's end, at most once a second, and only once CUDA is in use. The answer is a copy of the allocator's own
 counters, taken under its lock (`DeviceCachingAllocator::getStats` in torch's c10/cuda/CUDACachingAllocator.cpp): no
-call of the driver's, nothing is synchronised.
+call of the driver's, nothing is synchronized.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class AllocatorReader:
 
 
 def read_current_device() -> Mapping[str, Any]:
-    """The counters of the device that the training thread uses; empty, and nothing is initialised, without one."""
+    """The counters of the device that the training thread uses; empty, and nothing is initialized, without one."""
     return torch.cuda.memory_stats_as_nested_dict()
 
 

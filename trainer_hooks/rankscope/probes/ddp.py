@@ -1,7 +1,7 @@
 """DistributedDataParallel: its forward, its buffer broadcast, and the exposed wait of its gradient all-reduce.
 
-The exposed wait is measured by the sandwich: an early gradient of the backward pass queues a callback in the autograd
-engine. It runs when the backward computation is done and before the reducer's own callback, which waits for the
+A timer around the reducer measures the exposed wait: an early gradient of the backward pass queues a callback in the
+autograd engine. It runs when the backward computation is done, before the reducer's own callback waits for the
 all-reduce. What lies between it and the end of the backward pass is the wait that the overlap with the backward
 computation did not hide; where that end is not seen, a second callback after the reducer's ends it. No communication
 hook is used: a user may have one, and results stay bit-identical.
@@ -47,7 +47,7 @@ MAX_OUTPUTS = 16  # outputs whose nodes get a hook; one would do, but any of the
 
 
 class WatchedModule:
-    """One DDP module: whether its next backward will synchronise, and the hook that notices its first gradient."""
+    """One DDP module: whether its next backward will synchronize, and the hook that notices its first gradient."""
 
     def __init__(self, module: DistributedDataParallel, on_gradient: Callable[[WatchedModule, object], None]) -> None:
         self.module = weakref.ref(module)
@@ -59,7 +59,7 @@ class WatchedModule:
         self._sampled_at = logged(module)[1]
         self.hooks_outputs = may_lack_gradients(module)
         if not self.hooks_outputs:
-            self.handle = gradient_node(synchronised_parameters(module)[0]).register_prehook(partial(on_gradient, self))
+            self.handle = gradient_node(synchronized_parameters(module)[0]).register_prehook(partial(on_gradient, self))
 
     def new_sample(self) -> float:
         """Seconds of an all-reduce that DDP has measured since we last asked; 0 if there was none."""
@@ -71,15 +71,15 @@ class WatchedModule:
         return seconds if is_new else 0.0
 
 
-class Sandwich:
-    """Times the exposed all-reduce wait of each backward pass that DDP synchronises."""
+class ExposedWaitTimer:
+    """Times the exposed all-reduce wait of each backward pass that DDP synchronizes."""
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
         self._backward = timeline.backward
         self._guard = guard
         self._collectives = Collectives(timeline)
-        self._in_flight: list[WatchedModule] = []  # those that the backward which is running will synchronise
+        self._in_flight: list[WatchedModule] = []  # those that the backward which is running will synchronize
         self._call: Issue | None = None  # the wait, while it lasts
         self.modules: dict[int, WatchedModule] = {}  # by the id of the reducer: a weak dictionary is slow
         self._unprepared: weakref.WeakValueDictionary[int, DistributedDataParallel] = weakref.WeakValueDictionary()
@@ -152,7 +152,7 @@ class Sandwich:
         self.modules.clear()
 
     def queue(self, watched: WatchedModule, _gradients: object) -> None:
-        """A gradient arrived. The first of a backward pass that will synchronise counts."""
+        """A gradient arrived. The first of a backward pass that will synchronize counts."""
         try:
             if not watched.armed or self._guard.blown:
                 return
@@ -232,11 +232,11 @@ def logged(module: DistributedDataParallel) -> tuple[float, int]:
 
 
 def gradient_bytes(module: DistributedDataParallel) -> float:
-    """Bytes of all gradients that the module's backward synchronises."""
-    return float(sum(parameter.nbytes for parameter in synchronised_parameters(module)))
+    """Bytes of all gradients that the module's backward synchronizes."""
+    return float(sum(parameter.nbytes for parameter in synchronized_parameters(module)))
 
 
-def synchronised_parameters(module: DistributedDataParallel) -> list[torch.nn.Parameter]:
+def synchronized_parameters(module: DistributedDataParallel) -> list[torch.nn.Parameter]:
     """The parameters that DDP averages the gradients of."""
     ignored = module.parameters_to_ignore
     named = module.module.named_parameters()
@@ -279,38 +279,38 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch the reducer of DDP, the module's forward and its buffer broadcast."""
     if not dist.is_available():
         return []
-    sandwich = Sandwich(timeline, guard)
-    for called_by_the_engine in (sandwich.queue, sandwich.before_reducer, sandwich.after_reducer):
+    exposed_wait = ExposedWaitTimer(timeline, guard)
+    for called_by_the_engine in (exposed_wait.queue, exposed_wait.before_reducer, exposed_wait.after_reducer):
         skip_call(called_by_the_engine)
     return [
-        sandwich.remove,
-        replace(DistributedDataParallel, "__init__", _initialize(sandwich, guard)),
+        exposed_wait.remove,
+        replace(DistributedDataParallel, "__init__", _initialize(exposed_wait, guard)),
         replace(DistributedDataParallel, "forward", in_phase(timeline, guard, layout.FORWARD)),
-        replace(DistributedDataParallel, "_sync_buffers", _broadcast(sandwich, Collectives(timeline), guard)),
-        replace(dist.Reducer, "prepare_for_backward", _prepare(sandwich, guard)),  # type: ignore[attr-defined]
+        replace(DistributedDataParallel, "_sync_buffers", _broadcast(exposed_wait, Collectives(timeline), guard)),
+        replace(dist.Reducer, "prepare_for_backward", _prepare(exposed_wait, guard)),  # type: ignore[attr-defined]
     ]
 
 
-def _initialize(sandwich: Sandwich, guard: Guard) -> Callable[[Function], Function]:
+def _initialize(exposed_wait: ExposedWaitTimer, guard: Guard) -> Callable[[Function], Function]:
     """A module may prepare its reducer without DDP's own forward, as pipeline stages and older frameworks do."""
 
     def end(_call: bool, args: Arguments, _result: None, returned: bool) -> None:
         if returned:
-            sandwich.add(args[0])
+            exposed_wait.add(args[0])
 
     return around(guard, lambda _args, _kwargs: True, end)
 
 
-def _prepare(sandwich: Sandwich, guard: Guard) -> Callable[[Function], Function]:
+def _prepare(exposed_wait: ExposedWaitTimer, guard: Guard) -> Callable[[Function], Function]:
     """Not in `around`: this is called at each step, and needs nothing before the call."""
-    skip_call(sandwich.arm)
+    skip_call(exposed_wait.arm)
 
     def wrap(original: Function) -> Function:
         def watched(*args: Any) -> Any:
             result = original(*args)
             if not (guard.blown or is_dynamo_compiling()):
                 try:
-                    sandwich.arm(*args)
+                    exposed_wait.arm(*args)
                 except BaseException as error:
                     guard.blow(error)
             return result
@@ -320,18 +320,20 @@ def _prepare(sandwich: Sandwich, guard: Guard) -> Callable[[Function], Function]
     return wrap
 
 
-def _post_forward(sandwich: Sandwich, guard: Guard) -> Callable[[Function], Function]:
+def _post_forward(exposed_wait: ExposedWaitTimer, guard: Guard) -> Callable[[Function], Function]:
     def begin(args: Arguments, _kwargs: dict[str, Any]) -> WatchedModule:
-        return sandwich.modules.get(id(args[0].reducer)) or sandwich.watch(args[0])
+        return exposed_wait.modules.get(id(args[0].reducer)) or exposed_wait.watch(args[0])
 
     def end(watched: WatchedModule, _args: Arguments, outputs: Any, _returned: bool) -> None:
         if watched.hooks_outputs and watched.armed:
-            sandwich.hook(watched, outputs)
+            exposed_wait.hook(watched, outputs)
 
     return around(guard, begin, end)
 
 
-def _broadcast(sandwich: Sandwich, collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
+def _broadcast(
+    exposed_wait: ExposedWaitTimer, collectives: Collectives, guard: Guard
+) -> Callable[[Function], Function]:
     """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it."""
     issuing = collectives.groups.issuing
 
@@ -339,7 +341,7 @@ def _broadcast(sandwich: Sandwich, collectives: Collectives, guard: Guard) -> Ca
         return collectives.begin(args[0].process_group, DDP_BROADCAST, issuing)
 
     def end(call: Issue, args: Arguments, _result: None, _returned: bool) -> None:
-        watched = sandwich.modules.get(id(args[0].reducer)) or sandwich.watch(args[0])
+        watched = exposed_wait.modules.get(id(args[0].reducer)) or exposed_wait.watch(args[0])
         collectives.issued(call, DDP_BROADCAST, watched.buffers, None)
 
     return around(guard, begin, end)

@@ -1,6 +1,6 @@
 """The GPU's time by phase, where torch was built for CUDA or ROCm: what the device clock asks of torch.cuda.
 
-Nothing is asked before the job has initialised CUDA itself: to ask a driver is to initialise it, and a process that has
+Nothing is asked before the job has initialized CUDA itself: to ask a driver is to initialize it, and a process that has
 done so cannot fork ranks or loader workers that use it.
 """
 

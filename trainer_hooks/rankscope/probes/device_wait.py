@@ -1,4 +1,4 @@
-"""The host's waiting for the device: what synchronises with it, and values that are read from it.
+"""The host's waiting for the device: what synchronizes with it, and values that are read from it.
 
 `torch.cuda.synchronize`, a stream's and an event's `synchronize`, and `item`, `tolist` and `cpu` of a device's tensor.
 What waits without calling one of these (`if loss > 1`, a caching allocator that has run out of memory, a launch queue

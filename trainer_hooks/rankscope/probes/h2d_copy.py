@@ -100,7 +100,7 @@ def methods(timeline: Timeline, devices: frozenset[str]) -> dict[str, tuple[Begi
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Wait for CUDA to be in use. Asking whether there is a GPU would initialise the driver before the job does."""
+    """Wait for CUDA to be in use. Asking whether there is a GPU would initialize the driver before the job does."""
     watch = TensorMethods(methods(timeline, frozenset({"cuda"})), guard, torch.cuda.is_initialized)
     poll: Any = guard(watch.poll)
     timeline.steps.polls.append(poll)

@@ -30,13 +30,13 @@ from rankscope.timeline.timeline import Timeline
 WORKING = INDEX["loader_worker_seconds"]
 IDLE = WORKING + layout.LOADER_WORKER_STATES.index("idle")
 
-BOARD_ENTRIES = 512  # an entry is used again when so many workers have been started since
+CLOCK_ENTRIES = 512  # an entry is used again when so many workers have been started since
 
 TORCHDATA = "torchdata.stateful_dataloader"
 DATA_WAIT = frozenset({layout.DATA_WAIT})
 
 
-class Board:
+class WorkerClock:
     """What the workers write: seconds, an entry each. A process has its own, as ranks may be forked from it."""
 
     def __init__(self) -> None:
@@ -48,12 +48,12 @@ class Board:
     def reserve(self, workers: int) -> None:
         """Entries for the workers of a loader that this process is about to start."""
         if self._owner != os.getpid():
-            memory = mmap.mmap(-1, 8 * BOARD_ENTRIES)
+            memory = mmap.mmap(-1, 8 * CLOCK_ENTRIES)
             self._owner, self._next, self._seconds = os.getpid(), 0, memoryview(memory).cast("d")
-        self._first, self._next = self._next, (self._next + workers) % BOARD_ENTRIES
+        self._first, self._next = self._next, (self._next + workers) % CLOCK_ENTRIES
 
     def time_this_worker(self) -> None:
-        """In a worker: have it write down what each batch takes. Not if it was not forked from the board's owner."""
+        """In a worker: have it write down what each batch takes. Not if it was not forked from the clock's owner."""
         if self._owner == os.getppid():
             stopwatch = Stopwatch(self._add)
             for fetcher in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):  # noqa: SLF001
@@ -72,7 +72,7 @@ class Board:
         """In a worker, whose number is known only by the time of its first batch."""
         worker = _utils.worker.get_worker_info()
         if worker is not None:
-            self._seconds[(self._first + worker.id) % BOARD_ENTRIES] += seconds
+            self._seconds[(self._first + worker.id) % CLOCK_ENTRIES] += seconds
 
 
 class Stopwatch:
@@ -98,26 +98,26 @@ class Stopwatch:
         return timed
 
 
-class Accounts:
+class WorkerTimeRecorder:
     """The workers' time in the record, divided into working and idle. Both are of the same moment: so their ratio is
     exact, however seldom that is.
     """
 
-    def __init__(self, timeline: Timeline, board: Board) -> None:
+    def __init__(self, timeline: Timeline, clock: WorkerClock) -> None:
         self._timeline = timeline
-        self._board = board
+        self._clock = clock
         self._until = timeline.last_event  # monotonic: what is in the record
 
     def poll(self) -> None:
         """Take what has passed since the last poll, by the workers of the loader that the last batch came from."""
         timeline = self._timeline
         seconds, self._until = timeline.last_event - self._until, timeline.last_event
-        if not self._board.is_mine:
+        if not self._clock.is_mine:
             return
         iterator = timeline.job.objects[LOADER]() if LOADER in timeline.job.objects else None
         workers = getattr(iterator, "_num_workers", 0)
         slots = timeline.writer.slots
-        added = self._board.total() - slots[WORKING]
+        added = self._clock.total() - slots[WORKING]
         slots[WORKING] += added
         slots[IDLE] += max(0.0, workers * seconds - added)
 
@@ -125,9 +125,9 @@ class Accounts:
 class Workers:
     """Watches where workers are made, where they begin and where they end, in torch and in torchdata."""
 
-    def __init__(self, timeline: Timeline, guard: Guard, board: Board) -> None:
+    def __init__(self, timeline: Timeline, guard: Guard, clock: WorkerClock) -> None:
         self._in_data_wait = in_phase(timeline, guard, layout.DATA_WAIT, unless_within=DATA_WAIT)
-        self._reserve, self._time_this_worker = guard(board.reserve), guard(board.time_this_worker)
+        self._reserve, self._time_this_worker = guard(clock.reserve), guard(clock.time_this_worker)
         self._poll = guard(self._watch_torchdata)
         self._undo: list[Undo] = []
         self._watches_torchdata = False
@@ -179,9 +179,9 @@ class Workers:
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch the workers of every loader; take their sum at each poll."""
-    board = Board()
-    workers = Workers(timeline, guard, board)
+    clock = WorkerClock()
+    workers = Workers(timeline, guard, clock)
     workers.watch()
-    poll = guard(Accounts(timeline, board).poll)
+    poll = guard(WorkerTimeRecorder(timeline, clock).poll)
     timeline.steps.polls.append(poll)
     return [lambda: timeline.steps.polls.remove(poll), workers.remove]

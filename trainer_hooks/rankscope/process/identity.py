@@ -130,7 +130,7 @@ def _agreed_name(before: str) -> str:
 
 
 def group_name(process_group: Any = None) -> str:
-    """The ranks that synchronise with each other, compactly: `0-3`, `0-6:2`, `1,4,5`. None is the default group."""
+    """The ranks that synchronize with each other, compactly: `0-3`, `0-6:2`, `1,4,5`. None is the default group."""
     if not is_distributed():
         return environment.number("RANK", default="0")
     import torch.distributed as dist
@@ -142,7 +142,7 @@ def group_name(process_group: Any = None) -> str:
 def gpu_uuid() -> str:
     """The UUID of this rank's GPU: the CUDA device in use, else that at its index in a CUDA_VISIBLE_DEVICES of UUIDs.
 
-    CUDA is asked only where the job has already initialised it: doing so ourselves would cost hundreds of MB.
+    CUDA is asked only where the job has already initialized it: doing so ourselves would cost hundreds of MB.
     """
     import torch
 

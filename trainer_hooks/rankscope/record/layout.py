@@ -88,7 +88,7 @@ RUNNING, FINISHED, EXCEPTION, INTERRUPTED, LEFT_GROUP = 0.0, 1.0, 2.0, 3.0, 4.0
 NOT_ENDED = (RUNNING, LEFT_GROUP)
 ENDINGS = {FINISHED: "finished", EXCEPTION: "exception", INTERRUPTED: "interrupted", LEFT_GROUP: "finished"}
 
-MAX_GROUPS = 16  # groups of ranks that this rank synchronises with, named in the info
+MAX_GROUPS = 16  # groups of ranks that this rank synchronizes with, named in the info
 GC_GENERATIONS = 3
 
 LOADER_WORKER_STATES = ("working", "idle")  # making a batch, waiting for storage included; having none to make

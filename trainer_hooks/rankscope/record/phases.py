@@ -35,7 +35,7 @@ PHASES = (
     Phase("collective_wait", "other ranks or the network are waited for", waiting=True),
     Phase(
         "device_wait",
-        "the host waits for the device: a synchronisation, a value that is read",
+        "the host waits for the device: a synchronization, a value that is read",
         waiting=True,
         issues_nothing=True,
     ),

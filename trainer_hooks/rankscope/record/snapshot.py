@@ -150,7 +150,7 @@ class RankSnapshot:
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """The groups of ranks that it synchronises with, in the order of the fields that have one slot a group."""
+        """The groups of ranks that it synchronizes with, in the order of the fields that have one slot a group."""
         return tuple(self.info.get("groups", ()))[: layout.MAX_GROUPS]
 
     @property

@@ -70,7 +70,7 @@ class Device(Protocol):
     """What the clock asks of a kind of device. Streams are hashable, equal if they are the same, and know `device`."""
 
     def is_in_use(self) -> bool:
-        """Whether the job has initialised it in this very process, not in the one that it was forked from."""
+        """Whether the job has initialized it in this very process, not in the one that it was forked from."""
 
     def is_capturing(self) -> bool:
         """Whether the current stream is being captured into a graph: then an event belongs to the graph."""

@@ -1,4 +1,4 @@
-"""The groups of ranks that this rank synchronises with: their names, indices in the record and sequence numbers.
+"""The groups of ranks that this rank synchronizes with: their names, indices in the record and sequence numbers.
 
 A group is its ranks. Two process groups of the same ranks (a second one for gloo beside NCCL's) share an index, and
 their sequence numbers are summed: on every rank of the group alike.

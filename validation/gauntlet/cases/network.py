@@ -41,8 +41,8 @@ FAULTS = {
         simulated="its GPU's load and memory",
     ),
     # After every batch the ranks agree on many single numbers. Each takes a millisecond, or two on a busy machine.
-    "f22_synchronised_metrics": Case(
-        "metrics synchronised on every batch",
+    "f22_synchronized_metrics": Case(
+        "metrics synchronized on every batch",
         all_ranks(lambda target: {"small_collectives": round(target.extra_ms)}),
         alert("RankscopeSmallCollectives"),
     ),

@@ -41,15 +41,15 @@ FAULTS = {
     "f05_batch_too_small": NodeCase(
         "batch too small",
         half_idle(memory=0.3),
-        alert("RankscopeLowUtilisation", "batch_too_small"),
-        simulated="utilisation and memory",
+        alert("RankscopeLowUtilization", "batch_too_small"),
+        simulated="utilization and memory",
     ),
     # GPUs are half idle and full; steps advance.
     "f06_memory_bound": NodeCase(
         "memory-bound",
         half_idle(memory=0.9),
-        alert("RankscopeLowUtilisation", "memory_bound"),
-        simulated="utilisation and memory",
+        alert("RankscopeLowUtilization", "memory_bound"),
+        simulated="utilization and memory",
     ),
     # A process that is no rank holds memory of a GPU on which nothing runs.
     "f07_memory_held": NodeCase(

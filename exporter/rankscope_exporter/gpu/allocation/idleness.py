@@ -28,7 +28,7 @@ PAUSE = 60.0  # seconds
 # is up to 1 s, the sampler's another, and one may be late.
 RUNNING_WITHIN = 3.0  # seconds
 
-# Of the memory, in use while no process is listed. A bare context has about half a GB, below 1 % of a data-centre GPU.
+# Of the memory, in use while no process is listed. A bare context has about half a GB, below 1 % of a data-center GPU.
 MEMORY_SHARE = 0.05  # the threshold gpu_memory_held
 
 # Seconds without progress of a rank, for the reasons that the thresholds give.

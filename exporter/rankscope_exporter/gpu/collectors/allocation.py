@@ -82,7 +82,7 @@ class AllocationMeter:
         self._seconds = dict.fromkeys(STATES, 0.0)
 
     def __call__(self, device: Device, tick: Tick) -> Allocation | None:
-        """Who holds it and what it does. None if the device tells neither its processes nor its utilisation."""
+        """Who holds it and what it does. None if the device tells neither its processes nor its utilization."""
         pids, load = device.pids(), self._busy(device, tick)
         if pids is None and load is None:
             return None

@@ -72,7 +72,7 @@ METRICS = (
     GPU.gauge(
         "info",
         "What the GPU is and where it is; `busy_source` says whether busy time is integrated from the driver's ring "
-        "(`samples`) or from its utilisation now (`instantaneous`), empty where it tells neither (MIG).",
+        "(`samples`) or from its utilization now (`instantaneous`), empty where it tells neither (MIG).",
         lambda identity: {astuple(identity): 1},
         *(field.name for field in fields(Identity)),
         source="nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlSystemGetDriverVersion, nvmlSystemGetCudaDriverVersion",

@@ -29,7 +29,7 @@ GPU = GpuMetrics[Setup]()
 METRICS = (
     GPU.gauge(
         "modes_info",
-        "Persistence, compute mode, virtualisation (vGPU), MIG and ECC as they are set; empty where there is no such.",
+        "Persistence, compute mode, virtualization (vGPU), MIG and ECC as they are set; empty where there is no such.",
         lambda setup: {astuple(setup.modes): 1} if any(astuple(setup.modes)) else None,
         *(field.name for field in fields(Modes)),
         source="nvmlDeviceGetPersistenceMode, …ComputeMode, …VirtualizationMode, …MigMode, …EccMode",

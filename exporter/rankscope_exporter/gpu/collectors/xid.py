@@ -12,7 +12,7 @@ from rankscope_exporter.exposition.sample_cache import SampleCache, Texts, famil
 from rankscope_exporter.gpu.collector import Gpu, GpuMetrics
 from rankscope_exporter.gpu.xid_watcher import Xids
 
-# Codes with an entry of their own in NVIDIA's XID catalogue (docs.nvidia.com/deploy/xid-errors) that training jobs
+# Codes with an entry of their own in NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors) that training jobs
 # meet. They exist from the start at 0, because a counter that is born at 1 never increases; any other code appears
 # with its first event.
 WELL_KNOWN = (

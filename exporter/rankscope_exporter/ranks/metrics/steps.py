@@ -97,7 +97,7 @@ METRICS = (
     ),
     RANK.counter(
         "device_waits_total",
-        "How often the host waited for the GPU: a synchronisation, a value that was read (`.item()`). Absent while it "
+        "How often the host waited for the GPU: a synchronization, a value that was read (`.item()`). Absent while it "
         "never has.",
         nonzero("device_waits"),
     ),

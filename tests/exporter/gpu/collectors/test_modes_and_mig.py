@@ -54,5 +54,5 @@ def test_a_gpu_that_is_not_split_has_no_instances(watch, model):
     assert watch(f"{{gpus: 1, model: {model}}}", mig.COLLECTOR).after(1) == {}
 
 
-def test_a_split_gpu_tells_nothing_of_its_utilisation(watch):
+def test_a_split_gpu_tells_nothing_of_its_utilization(watch):
     assert watch(SPLIT, load.COLLECTOR).after(1) == {}

@@ -46,7 +46,7 @@ class Event:
         return (end.at - self.at) * 1000
 
     def synchronize(self) -> None:
-        self.gpu.synchronisations += 1
+        self.gpu.synchronizations += 1
 
 
 @dataclass
@@ -54,21 +54,21 @@ class Gpu:
     """A device that computes what the host issues, as much later as it takes."""
 
     host: Clock = field(default_factory=lambda: Clock(100.0))
-    initialised: bool = True
+    initialized: bool = True
     capturing: bool = False
-    synchronisations: int = 0
+    synchronizations: int = 0
     events: list[Event] = field(default_factory=list)
     stream: Stream = field(default_factory=lambda: Stream("cuda:0"))
 
     def is_in_use(self) -> bool:
-        return self.initialised
+        return self.initialized
 
     def is_capturing(self) -> bool:
-        assert self.initialised, "CUDA was asked before the job initialised it"
+        assert self.initialized, "CUDA was asked before the job initialized it"
         return self.capturing
 
     def current_stream(self) -> Stream:
-        assert self.initialised, "CUDA was asked before the job initialised it"
+        assert self.initialized, "CUDA was asked before the job initialized it"
         return self.stream
 
     def new_event(self) -> Event:

@@ -22,11 +22,11 @@ from rankscope.timeline.timeline import Timeline
 
 
 def test_the_device_is_not_asked_before_the_job_uses_it(timeline: Timeline, gpu: Gpu) -> None:
-    gpu.initialised = False
+    gpu.initialized = False
     started(timeline, gpu)
     train(timeline, gpu, 3)
     assert gpu.events == []
-    gpu.initialised = True
+    gpu.initialized = True
     train(timeline, gpu, device_clock.UNUSED_STEPS)
     assert gpu.events
 

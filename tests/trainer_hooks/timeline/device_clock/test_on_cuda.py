@@ -47,7 +47,7 @@ def test_on_cuda_the_events_are_torchs_and_nothing_of_torchs_that_waits_is_calle
     assert timeline.writer.slots[INDEX["device_waits"]] == 0
     finish(timeline, gpu)
     assert seconds(timeline) == pytest.approx(steps_of(2))
-    assert gpu.synchronisations == 0
+    assert gpu.synchronizations == 0
 
 
 @pytest.mark.parametrize(

@@ -66,7 +66,7 @@ def test_nothing_ever_waits_for_the_device(timeline: Timeline, gpu: Gpu) -> None
     assert gpu.host.now == pytest.approx(100 + 20 * 0.003)
     finish(timeline, gpu)
     assert seconds(timeline) == pytest.approx(steps_of(20))
-    assert gpu.synchronisations == 0
+    assert gpu.synchronizations == 0
 
 
 @pytest.mark.usefixtures("clock")
@@ -171,7 +171,7 @@ def test_stopping_reads_what_is_done_and_leaves_nothing_behind(
 def test_a_forked_child_does_not_touch_the_device(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
     events = len(gpu.events)
-    gpu.initialised = False
+    gpu.initialized = False
     timeline.restart()
     train(timeline, gpu, 3)
     assert len(gpu.events) == events

@@ -152,7 +152,7 @@ def _before(ended: float) -> str:
 
 
 def _not_yet(what: NotYet) -> str:
-    when = "" if what.told_after is None else f"; that is told after {_duration(what.told_after)}"
+    when = "" if what.alerts_after_seconds is None else f"; that is told after {_duration(what.alerts_after_seconds)}"
     if what.cause == STALL:
         return f"no rank has made progress for {_duration(what.lasts)}{when}."
     if what.rank is None:

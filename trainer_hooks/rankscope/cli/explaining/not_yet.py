@@ -26,7 +26,7 @@ class NotYet:
     """The part of each step by which the rank does, or of the GPU time that is lost beyond what the run is used to."""
     lasts: float
     """Seconds, so far."""
-    told_after: float | None
+    alerts_after_seconds: float | None
     """Seconds; None if its steps are too long to say so, or this server does not know the rules."""
 
     def as_object(self) -> dict[str, object]:
@@ -66,7 +66,7 @@ def _loss(prometheus: Prometheus, where: str) -> NotYet | None:
         rank=rank,
         share=largest.value,
         lasts=began,
-        told_after=_told_after(prometheus, where, largest.value),
+        alerts_after_seconds=_alerts_after_seconds(prometheus, where, largest.value),
     )
 
 
@@ -84,11 +84,11 @@ def _phase(prometheus: Prometheus, where: str, rank: str) -> str:
     return blamed[0].labels.get("phase", "unknown") if blamed else "unknown"
 
 
-def _told_after(prometheus: Prometheus, where: str, share: float) -> float | None:
+def _alerts_after_seconds(prometheus: Prometheus, where: str, share: float) -> float | None:
     """The span of the first tier that is for so much, and has enough steps in it."""
     interval = prometheus.evaluation_interval()
     rates: Sequence[Sample] = prometheus.query(f"run:rankscope_steps:rate{{{where}}}")
     if interval is None or not rates:
         return None
     spans = [max(tier["evaluations"] * interval, tier["at_least"]) for tier in KNOWN["tiers"] if share > tier["limit"]]
-    return next((span for span in spans if span * rates[0].value >= KNOWN["told_steps"]), None)
+    return next((span for span in spans if span * rates[0].value >= KNOWN["min_steps_to_alert"]), None)
