@@ -46,14 +46,17 @@ class Case(NamedTuple):
     training: str
     slow: tuple[int, ...] = ()
     kind: str = ""
-    place: int | None = None
-    """The rank of a straggler, the stage of an imbalance."""
+    place: int | str | None = None
+    """The rank of a straggler, the stage of an imbalance, the group with a slow link."""
     ranks: int = 4
     cause: str = ""
+    fault: str = "backward"
+    """The phase in which the ranks are slow, or `link`."""
 
     @property
     def name(self) -> str:
-        slow = f" with slow {','.join(map(str, self.slow))}" if self.slow else ""
+        what = "slow link of " if self.fault == "link" else "slow "
+        slow = f" with {what}{','.join(map(str, self.slow))}" if self.slow else ""
         return f"{self.training} of {self.ranks}{slow}"
 
 
@@ -66,6 +69,7 @@ CASES = (
     Case("hsdp", (5,), "straggler", 5, ranks=8),
     Case("tensor_and_data", ranks=8),
     Case("tensor_and_data", (3,), "straggler", 3, ranks=8),
+    Case("tensor_and_data", (2, 3), "network", "2-3", 8, "link", "link"),
     Case("pipeline"),
     Case("pipeline", (2,), "stage_imbalance", 2),
     Case("few_micro_batches", (), "bubble"),
@@ -106,7 +110,7 @@ def exporter(directory: Path, ranks: int) -> Iterator[servers.Server]:
 def job(directory: Path, case: Case, device: str) -> Iterator[subprocess.Popen[bytes]]:
     """Start the job."""
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.ranks}", "-m"]
-    fault = f"{case.training}:{'backward' if case.slow else 'nothing'}:{'+'.join(map(str, case.slow)) or '0'}"
+    fault = f"{case.training}:{case.fault if case.slow else 'nothing'}:{'+'.join(map(str, case.slow)) or '0'}"
     command = [*launch, "validation.straggler_job", device, str(STEPS), fault]
     environment = {
         "OMP_NUM_THREADS": "1",
@@ -152,11 +156,22 @@ def observe(case: Case, device: str) -> dict[str, Any]:
                         until = began + WATCHED_FOR
                     lost = run.get("lost", {})
                     for one in run["findings"]:
-                        key = one["kind"], one["rank"], one["cause"], one["evidence"].get("stage")
+                        key = one["kind"], place_of(one), one["cause"]
                         found.setdefault(key, time.monotonic() - (began or time.monotonic()))
             output = (directory / "job.log").read_text(errors="replace")[-2000:] if began is None else ""
     findings = [[*key, round(seconds, 1)] for key, seconds in found.items()]
     return {"case": case.name, "found": findings, "lost": lost, "output": output, "is_right": is_right(case, findings)}
+
+
+PLACES = {"straggler": "rank", "network": "group"}
+"""By kind what its place is; of others a stage."""
+
+
+def place_of(finding: Mapping[str, Any]) -> int | str | None:
+    """Return the rank, the group or the stage that a finding is about. None if it is about the whole run."""
+    stage = finding["evidence"].get("stage")
+    place = finding.get(PLACES.get(finding["kind"], ""), stage if stage is None else int(stage))
+    return None if place == "" else place
 
 
 def is_right(case: Case, findings: Sequence[Sequence[Any]]) -> bool:
@@ -165,11 +180,10 @@ def is_right(case: Case, findings: Sequence[Sequence[Any]]) -> bool:
         return not findings
     if len(findings) != 1:
         return False
-    kind, rank, cause, stage, _ = findings[0]
-    place = rank if case.kind == "straggler" else stage
+    kind, place, cause, _ = findings[0]
     if case.cause not in ("", cause):
         return False
-    return kind == case.kind and (case.place is None or (place is not None and int(place) == case.place))
+    return kind == case.kind and (case.place is None or place == case.place)
 
 
 def body(lines: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -181,9 +195,9 @@ def body(lines: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _in_words(found: Sequence[Sequence[Any]]) -> str:
     texts = []
-    for kind, rank, cause, stage, seconds in found:
-        place = f" of rank {rank}" if rank not in (None, "") else f" of stage {stage:.0f}" if stage is not None else ""
-        texts.append(f"{kind}{place} ({cause or '-'}): {seconds}")
+    for kind, place, cause, seconds in found:
+        where = "" if place is None else f" of {PLACES.get(kind, 'stage')} {place}"
+        texts.append(f"{kind}{where} ({cause or '-'}): {seconds}")
     return ", ".join(texts) or "-"
 
 

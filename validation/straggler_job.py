@@ -13,12 +13,14 @@ import os
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -27,6 +29,7 @@ from testing.job.device import Device, installed, sleep
 from testing.job.model import BATCH, CLASSES, WIDTH, Samples, Work, layers, loss_of, save
 from testing.leaving import leave
 from torch import nn
+from torch.distributed import _functional_collectives as functional
 from torch.distributed._functional_collectives import all_to_all_single_autograd
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -52,6 +55,7 @@ WORK_MS = float(os.environ.get("WORK_MS", "5"))
 WORK = Behavior(forward=WORK_MS, backward=WORK_MS, checkpoint=0)  # of every rank
 FAULT_MS = float(os.environ.get("FAULT_MS", "30"))  # of one rank, in one phase, on top
 MICRO_BATCHES = 4
+LINK = "link"  # instead of a phase: the ranks' link is slow
 FIELDS = {"data_wait": "fetch", "other": "post"}  # of a behavior, where the phase has another name
 
 Step = Callable[[torch.Tensor], torch.Tensor]  # forward, backward and averaging; returns the loss
@@ -305,24 +309,39 @@ def train(training: str, steps: int, behavior: Behavior, device: Device, directo
 
 def behavior_of(phase: str, is_slow: bool) -> Behavior:
     """Return how a rank behaves that is slow in this phase, or is not."""
+    is_slow = is_slow and phase != LINK
     field = FIELDS.get(phase, phase)
     return replace(WORK, **{field: getattr(WORK, field) + FAULT_MS}) if is_slow else WORK
+
+
+@contextmanager
+def slow_link(device: Device) -> Iterator[None]:
+    """Let each wait for a functional collective, such as tensor parallelism's, take longer on this rank."""
+
+    def wait(tensor: torch.Tensor) -> torch.Tensor:
+        device.take(FAULT_MS)
+        return original(tensor)
+
+    original = functional.wait_tensor
+    with patch.object(functional, "wait_tensor", wait):
+        yield
 
 
 def observe(case: str, steps: int, device: Device) -> dict[str, Any]:
     """Return what the records of all ranks say of one case, by rank."""
     training, phase, slow_ranks = case.split(":")
     is_slow = phase != "nothing" and str(dist.get_rank()) in slow_ranks.split("+")
-    rankscope.instrument()
-    with tempfile.TemporaryDirectory() as directory:
-        train(training, steps, behavior_of(phase, is_slow), device, Path(directory))
-    dist.barrier()
-    with rankscope.phase("other"):
-        pass  # charges the phase that is open
-    dist.barrier()
-    records = [read_rank(path) for path in Path(os.environ["RANKSCOPE_RUN_DIR"]).glob(f"*{SUFFIX}")]
-    dist.barrier()
-    rankscope.uninstrument()
+    with slow_link(device) if is_slow and phase == LINK else nullcontext():
+        rankscope.instrument()
+        with tempfile.TemporaryDirectory() as directory:
+            train(training, steps, behavior_of(phase, is_slow), device, Path(directory))
+        dist.barrier()
+        with rankscope.phase("other"):
+            pass  # charges the phase that is open
+        dist.barrier()
+        records = [read_rank(path) for path in Path(os.environ["RANKSCOPE_RUN_DIR"]).glob(f"*{SUFFIX}")]
+        dist.barrier()
+        rankscope.uninstrument()
     return {
         "case": case,
         "phases": {record.info["rank"]: judged_seconds(record) for record in records},

@@ -42,6 +42,10 @@ class CollectiveCounters:
     """Payload."""
     seconds: Mapping[str, float] = field(default_factory=dict)
     """What the training thread waited in them."""
+    group_waits: Mapping[str, float] = field(default_factory=dict)
+    """The training thread's seconds in collectives by group."""
+    device_group_waits: Mapping[str, float] = field(default_factory=dict)
+    """The device's seconds in collectives by group, in the steps that were measured on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,6 +182,8 @@ def spent(now: Counters, then: Counters) -> Counters:
             _less_by_name(now.collectives.calls, then.collectives.calls),
             _less_by_name(now.collectives.bytes, then.collectives.bytes),
             _less_by_name(now.collectives.seconds, then.collectives.seconds),
+            _less_by_name(now.collectives.group_waits, then.collectives.group_waits),
+            _less_by_name(now.collectives.device_group_waits, then.collectives.device_group_waits),
         ),
         _less(now.gc_seconds, then.gc_seconds),
         _less(now.amp_skipped_steps, then.amp_skipped_steps),

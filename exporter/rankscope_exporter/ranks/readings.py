@@ -90,7 +90,9 @@ def _counters(
         micro_steps=snapshot["micro_steps"],
         step_buckets=snapshot.many("step_buckets"),
         aligned=_aligned(aligned),
-        collectives=CollectiveCounters(*(_by_op(snapshot, name) for name in COLLECTIVES)),
+        collectives=CollectiveCounters(
+            *(_by_op(snapshot, name) for name in COLLECTIVES), snapshot.group_waits, snapshot.device_group_waits
+        ),
         gc_seconds=sum(snapshot.many("gc_seconds")),
         amp_skipped_steps=snapshot["amp_skipped_steps"],
         loader_working=working if has_workers else None,

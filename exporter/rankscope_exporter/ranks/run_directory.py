@@ -26,7 +26,7 @@ from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
 
 ENDED_RANKS_SHOWN_FOR = 600.0  # seconds: long enough for a scrape, an alert and a look at it
 FILES_LIMIT = 1024  # read in a scan; a full one of bad files costs a tenth of a second
-SERIES_LIMIT = 249  # of one rank: every phase, operation, group and tracker that a record has room for
+SERIES_LIMIT = 265  # of one rank: every phase, operation, group and tracker that a record has room for
 
 
 class End(NamedTuple):

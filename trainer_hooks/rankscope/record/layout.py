@@ -35,7 +35,7 @@ from itertools import accumulate
 from rankscope.record import phases
 
 MAGIC = b"RANKSCOP"
-VERSION = 3
+VERSION = 4
 HEADER = struct.Struct("<8sII8s")
 SLOTS_OFFSET = 64
 PAGE = 4096  # bytes: each part begins on one
@@ -149,6 +149,7 @@ FIELDS = {
     "collective_group": 1,  # and with whom: the group's index
     "group_collectives": MAX_GROUPS,  # sequence number of the last collective that was issued
     "group_wait_seconds": MAX_GROUPS,  # exposed
+    "device_group_wait_seconds": MAX_GROUPS,  # the same in the device's time, of the steps measured on it
     "checkpoints": 1,
     "checkpoint_bytes": 1,
     "checkpoint_last_seconds": 1,

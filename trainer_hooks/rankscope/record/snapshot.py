@@ -181,6 +181,17 @@ class RankSnapshot:
         return self._by_phase("device_dry_seconds") if self["device_steps"] else {}
 
     @property
+    def device_group_waits(self) -> dict[str, float]:
+        """Return the device's seconds in collectives by group; empty without a device."""
+        seconds = self.many("device_group_wait_seconds") if self["device_steps"] else ()
+        return dict(zip(self.groups, seconds, strict=False))
+
+    @property
+    def group_waits(self) -> dict[str, float]:
+        """Return the training thread's seconds in collectives by group."""
+        return dict(zip(self.groups, self.many("group_wait_seconds"), strict=False))
+
+    @property
     def exit_reason(self) -> str | None:
         """`finished`, `exception`, `interrupted`, `sigterm` or `killed`, whichever came first; None while it lives."""
         if self.alive:

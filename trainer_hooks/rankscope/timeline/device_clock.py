@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 from rankscope.guard import Guard
 from rankscope.record import phases
-from rankscope.record.layout import DEVICE_RING_STEPS, INDEX, MAX_PHASES, OTHER, PHASES
+from rankscope.record.layout import COLLECTIVE_WAIT, DEVICE_RING_STEPS, INDEX, MAX_GROUPS, MAX_PHASES, OTHER, PHASES
 from rankscope.record.sampling import MAX_LEVEL, next_sampled
 from rankscope.timeline.groups import GROUP_COLLECTIVES
 from rankscope.timeline.steps import STEPS
@@ -31,6 +31,8 @@ DEVICE_STEPS = INDEX["device_steps"]
 SKIPPED = INDEX["amp_skipped_steps"]
 DEVICE_SECONDS = INDEX["device_seconds"]
 DRY_SECONDS = INDEX["device_dry_seconds"]
+GROUP_WAIT = INDEX["device_group_wait_seconds"]
+OPEN_OP, OPEN_GROUP = INDEX["collective_op"], INDEX["collective_group"]
 
 # A mark costs up to ten microseconds in all (a stream's look-up, a record, a query and a reading), and a step has a
 # dozen. At one mark each 0.1 s that is 0.01 % of the time: steps of a second and more are all measured, of shorter ones
@@ -92,6 +94,7 @@ class MeasuredStep:
     end: float = 0.0
     sequence: float = 0.0
     seconds: list[float] = field(default_factory=lambda: [0.0] * MAX_PHASES)
+    group_waits: list[tuple[int, float]] = field(default_factory=list)  # a group's index and the seconds of one wait
     behind: list[tuple[int, float, float]] = field(default_factory=list)
     """Intervals in which the device may have been dry: the phase, its seconds, by how many it was behind the host."""
 
@@ -106,6 +109,7 @@ class Mark:
     step: MeasuredStep | None
     issued: float  # by the host's clock
     found_dry: bool = False  # the device had passed everything that was issued before
+    group: int = MAX_GROUPS  # index of the collective's group if the mark ends a wait; MAX_GROUPS: not known
 
 
 class DeviceClock:
@@ -217,7 +221,9 @@ class DeviceClock:
         free = self._free.setdefault(stream.device, [])
         event = free.pop() if free else self._device.new_event()
         event.record(stream)
-        self._marks.append(Mark(event, stream, phase, step, now, found_dry))
+        slots = self._timeline.writer.slots
+        group = int(slots[OPEN_GROUP]) if slots[OPEN_OP] else MAX_GROUPS  # of the wait that ends here, still open
+        self._marks.append(Mark(event, stream, phase, step, now, found_dry, group))
 
     def _has_room(self) -> bool:
         if len(self._marks) >= CAPACITY:
@@ -241,6 +247,8 @@ class DeviceClock:
             return
         seconds = first.event.elapsed_time(second.event) / 1000
         step.seconds[first.phase] += seconds
+        if first.phase == COLLECTIVE_WAIT and second.group < MAX_GROUPS:
+            step.group_waits.append((second.group, seconds))
         if second.found_dry:
             self._behind = 0.0
         elif before is not None:
@@ -256,6 +264,8 @@ class DeviceClock:
         for phase, seconds in enumerate(step.seconds):
             if seconds:
                 slots[DEVICE_SECONDS + phase] += seconds
+        for group, seconds in step.group_waits:
+            slots[GROUP_WAIT + group] += seconds
         for phase, seconds, behind in step.behind:
             if behind <= KEEPS_UP * length:
                 slots[DRY_SECONDS + phase] += seconds

@@ -82,7 +82,14 @@ METRICS = (
     RANK.counter(
         "group_wait_seconds_total",
         "Time that the training thread waited for the ranks of the group, exposed.",
-        _by_group("group_wait_seconds"),
+        lambda rank: rank.snapshot.group_waits,
+        "group",
+    ),
+    RANK.counter(
+        "device_group_wait_seconds_total",
+        "GPU time that the rank waited for the ranks of the group: the part of `collective_wait` in "
+        "`rankscope_rank_device_seconds_total` whose group is known. Absent without a GPU.",
+        lambda rank: rank.snapshot.device_group_waits,
         "group",
     ),
 )

@@ -157,6 +157,20 @@ def test_a_port_at_fault_is_the_cause_with_its_node() -> None:
     assert candidate.evidence["port_rate"] == 0.5
 
 
+@pytest.mark.parametrize(("extra", "is_found"), [(0.2, True), (0.02, False)])
+def test_a_group_that_waits_longer_than_its_peers_is_the_cause_below_what_well_tuned_runs_have(extra, is_found) -> None:
+    def paired(one: RankReading) -> RankReading:
+        pair = "0-1" if one.rank < 2 else "2-3"
+        waits = {pair: sum(one.counters.phases.values()) * (0.02 + extra * (pair == "2-3"))}
+        return counting(one, collectives=replace(one.counters.collectives, group_waits=waits))
+
+    candidates = found(window(adjusted(4, paired)))
+    assert candidates.keys() == ({"network"} if is_found else set())
+    if is_found:
+        assert (candidates["network"].cause, candidates["network"].place) == ("link", Place(group="2-3"))
+        assert candidates["network"].evidence["group_wait"] == pytest.approx(0.22, abs=0.01)
+
+
 def test_transfer_of_ranks_whose_steps_are_not_compared_has_an_unknown_cause() -> None:
     training = adjusted(4, lambda one: counting(one, aligned=Counters().aligned), transfer=0.2)
     assert found(window(training))["network"].cause == "unknown"

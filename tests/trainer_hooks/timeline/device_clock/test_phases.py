@@ -61,6 +61,26 @@ def test_the_phases_partition_the_devices_time_whether_it_works_or_idles(timelin
 
 
 @pytest.mark.usefixtures("clock")
+def test_a_wait_belongs_to_the_group_of_the_collective_that_is_open_and_to_none_where_that_is_unknown(
+    timeline: Timeline, gpu: Gpu
+) -> None:
+    slots, first = timeline.writer.slots, INDEX["device_group_wait_seconds"]
+    for group, waited in ((3, 1), (0, 2), (3, 4), (None, 8)):
+        opened = timeline.enter(layout.COLLECTIVE_WAIT)
+        slots[INDEX["collective_group"]] = 5 if group is None else group
+        slots[INDEX["collective_op"]] = group is not None
+        gpu.issue(waited)
+        timeline.leave(opened)
+        slots[INDEX["collective_op"]] = 0
+        phase(timeline, gpu, layout.FORWARD, 1)
+    timeline.step()
+    finish(timeline, gpu)
+    found = slots[first : first + layout.MAX_GROUPS].tolist()
+    assert {group: waited for group, waited in enumerate(found) if waited} == pytest.approx({0: 2, 3: 5})
+    assert seconds(timeline)["collective_wait"] == pytest.approx(15)
+
+
+@pytest.mark.usefixtures("clock")
 def test_nothing_ever_waits_for_the_device(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu, 20)
     assert gpu.host.now == pytest.approx(100 + 20 * 0.003)

@@ -1,0 +1,63 @@
+"""Groups of ranks that do the same work, such as the tensor-parallel groups of a mesh: which one has a slow link.
+
+In a group with a slow rank that rank waits least. Where even the rank that waits least waits longer than in the other
+groups of the same shape, no rank of the group is late: the transfer between them is slow.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from statistics import median
+from typing import NamedTuple
+
+from rankscope.record.group_name import members
+from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
+
+Shape = tuple[int, ...]
+"""The distances of a group's ranks from its first: (0, 1) for each of 0-1, 2-3; (0, 2) for each of 0,2 and 1,3."""
+
+
+class SlowGroup(NamedTuple):
+    """A group and what its ranks wait for each other, as a ratio of the time."""
+
+    name: str
+    wait: float
+    peers_wait: float
+    """The same in the middle of the other groups of its shape."""
+
+    @property
+    def excess(self) -> float:
+        """Return what the run would save if the group were like the others."""
+        return self.wait - self.peers_wait
+
+
+def slowest(run: RunFacts) -> SlowGroup | None:
+    """Return the group whose ranks wait for each other longest beyond others of its shape. None without such others."""
+    found = []
+    for waits in _by_shape(run).values():
+        name = max(waits, key=waits.__getitem__)
+        others = [wait for other, wait in waits.items() if other != name]
+        if others:
+            found.append(SlowGroup(name, waits[name], median(others)))
+    return max(found, key=lambda group: group.excess, default=None)
+
+
+def _by_shape(run: RunFacts) -> Mapping[Shape, Mapping[str, float]]:
+    """Return what even the rank waits in each group that waits least. Without groups of which a rank is not here."""
+    here = {one.rank: one for one in run.ranks}
+    shapes: dict[Shape, dict[str, float]] = defaultdict(dict)
+    for name in {name for one in run.ranks for name in one.spent.collectives.group_waits}:
+        ranks = members(name)
+        if len(ranks) > 1 and all(rank in here for rank in ranks):
+            shape = tuple(rank - ranks[0] for rank in ranks)
+            shapes[shape][name] = min(_wait(here[rank], name) for rank in ranks)
+    return shapes
+
+
+def _wait(one: RankFacts, group: str) -> float:
+    """Return what a rank waits in a group, as a ratio of the time, on the clock that judges."""
+    collectives = one.spent.collectives
+    if one.device_scale:
+        return collectives.device_group_waits.get(group, 0.0) * one.device_scale
+    return collectives.group_waits.get(group, 0.0) / one.seconds
