@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from deploy.prometheus import fast
-from testing.promtool import HEALTHY_GPU, HEALTHY_RANK, HOST_WAITS
+from testing.promtool import ENVIRONMENT, HEALTHY_GPU, HEALTHY_RANK, HOST_WAITS
 from testing.simulated_ranks import gpu_series, rank_series
 from tests.rules.diagnosis_cases import CASES, DEVICE_FAULTS, FAULTS, ONLY_BY_THE_DEVICE
 from validation.gauntlet.runbooks import queries
@@ -25,7 +25,8 @@ SPEEDS = ("15s", "5s", "fast")
 
 
 def succeeds(*command: object) -> str:
-    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
+    words = [str(part) for part in command]
+    done = subprocess.run(words, capture_output=True, text=True, check=False, env=ENVIRONMENT)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
