@@ -25,7 +25,7 @@ PORTS = ("10417", "10418", "9090", "9093")
 WITHIN = 200  # seconds; two cores that tests share install the package and start three servers and a job
 
 PRINTED = {
-    "one-box.md": ["mine: 2 ranks on 1 node", "RankscopeRankZeroLagging", "Rank 0 of mine on"],
+    "one-box.md": ["mine: 2 ranks on 1 node", "RankscopeRankZeroLagging", "Rank 0"],
     "node.md": ["SUCCESS: prometheus.yml is valid", 'up{instance="localhost:'],
     "existing-prometheus.md": ["rules found", "SUCCESS: prometheus.yml is valid", 'up{instance="localhost:', "\n1\n"],
     "existing-alertmanager.md": ["SUCCESS", "gpu-team", "slow storage, known"],
