@@ -83,10 +83,10 @@ images() { buildah --root "$store/root" --runroot "$store/run" --registries-conf
 open_store() {
     command -v buildah >/dev/null || fail "buildah is missing; as root: apt-get install buildah"
     mkdir -p "$store" && echo 'unqualified-search-registries = ["docker.io"]' >"$store/registries.conf"
-    # Where pip has a mirror, the image is built from that. It then has an empty /etc/pip.conf.
+    # If pip has a mirror, build the image from it. The image then has an empty /etc/pip.conf.
     mirrors=() && [ ! -e /etc/pip.conf ] || mirrors=(-v /etc/pip.conf:/etc/pip.conf:ro -v /etc/ssl/certs:/etc/ssl/certs:ro)
     [ "$base" ] || return 0
-    say "the image's base is a Debian that is bootstrapped here, and not what the Dockerfile names: only to try"
+    say "using a bootstrapped Debian instead of the Dockerfile's base image: only for a trial"
     [ -e "$store/debian.tar" ] || { debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv,python-is-python3 \
         bookworm "$store/debian" >"$log" && tar --directory "$store/debian" --create --file "$store/debian.tar" .; }
     local container && container=$(images from scratch)
@@ -95,7 +95,7 @@ open_store() {
     images commit --quiet --rm "$container" trial-base >/dev/null
 }
 
-build() { # a folder for the files
+build() { # FOLDER
     local tree=$work/tree step
     rm -rf "$tree" "$1" && mkdir -p "$tree" "$1" && git archive "$commit" | tar --extract --directory "$tree"
     for step in "${STEPS[@]}"; do
