@@ -29,11 +29,12 @@ from validation.gauntlet.cases import all_cases
 
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.simulation.machine import simulated
+from rankscope_exporter.top import node as top_node
 from rankscope_exporter.top.node import watched
 from rankscope_exporter.top.view import Screen, view
 
 PICTURES = Path(__file__).parent / "pictures"
-NODE, RUN, SLOW_RANK = "node3", "mine", 2
+NODE, USER, RUN, SLOW_RANK = "node3", "alice", "mine", 2
 WIDTH = 110
 HEALTHY_FOR, SLOW_FOR = 60.0, 30.0
 NOTIFIED_WITHIN = 60.0
@@ -57,7 +58,7 @@ class Node(arena.Arena):
 def save(name: str, title: str, content: RenderableType) -> None:
     """Write a picture of a terminal with this content."""
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    console.print(content)
+    console.print(content, Text())  # the last line would be cut off
     svg = console.export_svg(title=title, code_format=SVG, unique_id=name)
     text = "\n".join(line.strip() for line in svg.splitlines() if line.strip())
     (PICTURES / f"{name}.svg").write_text(text + "\n", encoding="utf-8")
@@ -86,7 +87,9 @@ def main() -> None:
     """Record all."""
     arena.GPUS = arena.RANKS
     os.environ["RANKSCOPE_NODE"] = NODE
-    socket.gethostname = lambda: NODE  # the head of `rankscope top`
+    # `rankscope top` shows these names instead of this machine's.
+    socket.gethostname = lambda: NODE
+    top_node.name_of_user = lambda _: USER  # type: ignore[assignment]
     PICTURES.mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-pictures-") as directory,
