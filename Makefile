@@ -48,7 +48,7 @@ format: venv ## format the code with ruff
 generate: venv helm ## write the generated files: rules of each speed, dashboards, the Kustomize base, metrics.md and diagnosis.md
 	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python deploy/helm/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py
 
-benchmark: venv ## measure the cost of the hook per step, next to traceml-ai and prometheus_client (85 minutes)
+benchmark: venv ## measure what the hook costs a step, next to traceml-ai and prometheus_client (85 minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
 	@$(BIN)/python -m benchmarks.hook_overhead.in_process --pairs 250 --save
 	@$(BIN)/python -m benchmarks.hook_overhead --save
