@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import io
 import os
+import pwd
 import re
 import socket
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, redirect_stdout, suppress
 from pathlib import Path
 
 from rich._export_format import CONSOLE_SVG_FORMAT
@@ -27,16 +28,14 @@ from validation.gauntlet import arena
 from validation.gauntlet.case import Target
 from validation.gauntlet.cases import all_cases
 
+from rankscope.cli import launch
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.simulation.machine import simulated
-from rankscope_exporter.top import node as top_node
-from rankscope_exporter.top.node import watched
-from rankscope_exporter.top.view import Screen, view
 
 PICTURES = Path(__file__).parent / "pictures"
 NODE, USER, RUN, SLOW_RANK = "node3", "alice", "mine", 2
 WIDTH = 110
-HEALTHY_FOR, SLOW_FOR = 60.0, 30.0
+HEALTHY_FOR, SLOW_FOR = 60.0, 20.0
 NOTIFIED_WITHIN = 60.0
 # The picture must not load a font from the network.
 SVG = re.sub(r"@font-face \{\{.*?\n    \}\}", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
@@ -65,15 +64,16 @@ def save(name: str, title: str, content: RenderableType) -> None:
 
 
 def save_top(node: Node) -> None:
-    """Save what `rankscope top` shows after some seconds."""
+    """Save the output of `rankscope top`."""
+    output = io.StringIO()
     with (
         closing(RunDirectory([node.run_dir])) as ranks,
         simulated(str(node.scenario), ranks),
-        watched([node.run_dir]) as seen,
+        redirect_stdout(output),
+        suppress(SystemExit),
     ):
-        time.sleep(SLOW_FOR)
-        content = view(seen.runs(), seen.gpus(), Screen(WIDTH, has_color=True))
-    save("top", "rankscope top", content)
+        launch.main(["top", "--once", "--run-dir", str(node.run_dir)])
+    save("top", "rankscope top", Text.from_ansi(output.getvalue()))
 
 
 def save_notification(notification: Notification) -> None:
@@ -89,7 +89,8 @@ def main() -> None:
     os.environ["RANKSCOPE_NODE"] = NODE
     # `rankscope top` shows these names instead of this machine's.
     socket.gethostname = lambda: NODE
-    top_node.name_of_user = lambda _: USER  # type: ignore[assignment]
+    pwd.getpwuid = lambda uid: pwd.struct_passwd((USER, "x", uid, uid, "", "/", "/bin/sh"))
+    os.environ |= {"FORCE_COLOR": "1", "COLORTERM": "truecolor", "TERM": "xterm-256color", "COLUMNS": str(WIDTH)}
     PICTURES.mkdir(exist_ok=True)
     with (
         tempfile.TemporaryDirectory(prefix="rankscope-pictures-") as directory,
@@ -102,6 +103,7 @@ def main() -> None:
         if notification is None:
             sys.exit("no notification arrived")
         save_notification(notification)
+        time.sleep(SLOW_FOR)
         save_top(node)
         explain = ["-m", "rankscope.cli.launch", "explain", f"--url={node.stack.prometheus.url}", f"--run={RUN}"]
         subprocess.run([sys.executable, *explain], check=True)  # noqa: S603 - our own command
