@@ -22,6 +22,7 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console, RenderableType
 from rich.padding import Padding
 from rich.text import Text
+from testing.job.launch import RANKS
 from testing.stack import Stack
 from testing.webhook import Notification
 from validation.gauntlet import arena
@@ -85,7 +86,7 @@ def save_notification(notification: Notification) -> None:
 
 def main() -> None:
     """Record all."""
-    arena.GPUS = arena.RANKS
+    arena.GPUS = RANKS
     os.environ["RANKSCOPE_NODE"] = NODE
     # `rankscope top` shows these names instead of this machine's.
     socket.gethostname = lambda: NODE
