@@ -1,32 +1,32 @@
-# Everything that people and CI run. Each target does its own set-up; `make help` lists them.
+# The targets for developers and CI. Each target installs what it needs; `make help` lists them.
 
 PYTHON ?= python3
-# Of gpu-check, where the working tree cannot be written or is not kept.
+# The report of gpu-check; change it if the working tree is read-only or temporary.
 REPORT ?= docs/measurements/gpu_check.json
 BIN := .venv/bin
 PYTESTS = $(BIN)/python -m pytest
-# A worker takes a whole file, whose tests share fixtures, in the order of tests/conftest.py: slow ones first.
+# A worker takes a whole file, because its tests share fixtures. tests/conftest.py sorts the files: slow ones first.
 AT_ONCE = -n 3 --dist loadfile --no-loadscope-reorder
 ALONE = -n 2 --dist loadgroup
 LINT = $(BIN)/ruff check --quiet . && $(BIN)/ruff format --check --quiet . && $(BIN)/mypy
 RELEASE := .release/bin
 VERSION = $(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' trainer_hooks/rankscope/_version.py)
-# Wheels for every platform that the image is built for, and no index in it: pip's own settings say where packages are.
+# Wheels for every platform of the image, without an index URL in the file: pip's own settings name the index.
 COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-annotate --no-build --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade)
 
-# The stamp file of a dependency group; group dev includes every other one that .venv may have.
+# The stamp file of a dependency group; the group dev includes every other one that .venv may have.
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
 .PHONY: help venv servers helm demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month serving-pods soak siege packages slurm kubernetes measurements-archive release lock sbom audit clean
 
-help: ## what can be made
+help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
 
-demo: $(call installed,train) servers ## a real training job, two faults, two notifications (ONCE=1: exit by itself)
+demo: $(call installed,train) servers ## show two faults and their notifications, with a real training job (ONCE=1: exit by itself)
 	@$(BIN)/python -m examples.demo $(if $(ONCE),--once)
 
-check: $(call installed,check) ## ruff, mypy, and the tests that need no torch, process, server or sleep (under a minute)
+check: $(call installed,check) ## run ruff, mypy, and the tests that need no torch, process, server or sleep (under a minute)
 	@$(LINT)
 	@$(PYTESTS) -n 2 --dist loadfile --quiet -m unit
 
@@ -34,18 +34,18 @@ ifdef PYTEST
 test: venv
 	@$(PYTESTS) $(PYTEST)
 else
-test: venv servers helm ## lint, types, and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
+test: venv servers helm ## run linters, the type checker and every test, with real end-to-end runs (PYTEST="…": only pytest, with these arguments)
 	@$(LINT)
 	@$(PYTESTS) --durations=25 $(AT_ONCE) -m 'not alone' && $(PYTESTS) --durations=10 $(ALONE) -m alone
 endif
 
-lint: $(call installed,check) ## ruff and mypy --strict; mypy checks what changed since its last run
+lint: $(call installed,check) ## run ruff and mypy --strict; mypy checks only changes since its last run
 	@$(LINT)
 
-format: venv ## let ruff format the code
+format: venv ## format the code with ruff
 	@$(BIN)/ruff check --quiet --fix . ; $(BIN)/ruff format .
 
-generate: venv helm ## everything that is committed and made from something else: rules of each speed, dashboards, the metrics' reference
+generate: venv helm ## write the generated files: rules of each speed, dashboards, the Kustomize base, metrics.md and diagnosis.md
 	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python deploy/helm/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py
 
 benchmark: venv ## measure what the hook costs a step, next to traceml-ai and prometheus_client (85 minutes)
@@ -54,24 +54,24 @@ benchmark: venv ## measure what the hook costs a step, next to traceml-ai and pr
 	@$(BIN)/python -m benchmarks.hook_overhead --save
 	@$(BIN)/python -m benchmarks.hook_overhead.device_clock --save
 
-test-versions: venv ## run the hook's tests under each Python and torch that can be had (an hour; VERSIONS="--pairs 3.13/2.14": these)
+test-versions: venv ## run the hook's tests with each available Python and torch (an hour; VERSIONS="--pairs 3.13/2.14": only these)
 	@$(BIN)/python -m validation.versions --save $(VERSIONS)
 
-trackers: venv ## check what the hook finds of the real W&B, MLflow and TensorBoard, offline (3 minutes)
+trackers: venv ## check that the hook finds runs of the real W&B, MLflow and TensorBoard, offline (3 minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --upgrade --target .trackers --group trackers
 	@PYTHONPATH=$(CURDIR)/.trackers $(BIN)/python -m validation.trackers
 
 ways: venv ## check how accurate the record is in every way to train, over 1,000 steps (15 minutes)
 	@$(BIN)/python -m validation.ways --save
 
-stragglers: venv ## check whether the slow rank of four and its phase are named, on the host and on the device (25 minutes)
+stragglers: venv ## check that the slow rank of four and its phase are named, by the host clock and the device clock (25 minutes)
 	@$(BIN)/python -m validation.stragglers --save
 	@$(BIN)/python -m validation.stragglers --device asynchronous --save
 
 endings: venv ## check whether jobs hang at their end more often with the hook (1 hour)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m validation.job_endings --jobs gather hugging_face --pairs 200 150 --save
 
-benchmark-exporter: venv ## measure how accurate and how costly the exporter is, next to nvitop-exporter (18 minutes)
+benchmark-exporter: venv ## measure the accuracy and the cost of the exporter, next to nvitop-exporter (18 minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark
 	@$(BIN)/python -m validation.blocking_device --save
 	@$(BIN)/python -m validation.gpu_truth --save
@@ -81,79 +81,79 @@ gauntlet: venv servers ## inject every fault and decoy five times on both kinds 
 	@$(BIN)/python -m validation.gauntlet $(GAUNTLET)
 	@$(BIN)/python -m validation.gauntlet --device asynchronous $(GAUNTLET)
 
-nodes: venv servers ## tell a slow rank, a rotating straggler and a slow network apart on eight nodes of one rank each
+nodes: venv servers ## distinguish a slow rank, a rotating straggler and a slow network on eight nodes of one rank each
 	@$(BIN)/python -m validation.gauntlet.nodes --save
 
-month: venv servers ## judge a thousand simulated days of healthy runs, and faulty ones, by the rules (4 hours)
+month: venv servers ## evaluate the rules on a thousand simulated days of healthy runs, and on faulty runs (4 hours)
 	@$(BIN)/python -m validation.month $(MONTH)
 
-serving-pods: venv servers ## count the alerts that inference pods raise (TRACE=DIR with their samples; 5 minutes)
+serving-pods: venv servers ## count the alerts for inference pods (TRACE=DIR with their samples; 5 minutes)
 	@$(BIN)/python -m validation.serving_pods --trace "$(or $(TRACE),$(error TRACE=DIR names no trace))" --save
 
-soak: venv servers ## inject faults at production speed while the servers that watch are disturbed (2 hours)
+soak: venv servers ## inject faults at production speed while exporter, Prometheus and Alertmanager are disturbed (2 hours)
 	@$(BIN)/python -m validation.soak $(SOAK)
 
-siege: venv servers ## make every attack of tests/attacks at once on a real job, exporter and Prometheus, as root (20 minutes; SIEGE=--tls: over HTTPS)
+siege: venv servers ## run every attack of tests/attacks at once on a real job, exporter and Prometheus, as root (20 minutes; SIEGE=--tls: over HTTPS)
 	@$(BIN)/python -m validation.siege --save $(SIEGE)
 
-slurm: venv servers ## check the attribution and the reports of jobs of a real Slurm, as root (5 minutes)
+slurm: venv servers ## check job attribution and reports with a real Slurm, as root (5 minutes)
 	@deploy/setup.sh slurm
 	@$(BIN)/python -m validation.slurm --seconds 60 --save
 
-real-life: venv servers ## run the tests of what bug reports, real training programs and second users of a node have shown (10 minutes)
+real-life: venv servers ## run the tests from bug reports, real training programs and nodes with several users (10 minutes)
 	@$(BIN)/python -m validation.real_life --save
 
-packages: venv ## build the deb and rpm packages into dist/, and try them in booted Debian and other systems, as root (20 minutes)
+packages: venv ## build the deb and rpm packages into dist/, and test them in a booted Debian and other systems, as root (20 minutes)
 	@deploy/setup.sh packages
 	@$(BIN)/pip install -qq --disable-pip-version-check --group ansible
 	@$(BIN)/python -m deploy.packages.build
 	@$(BIN)/python -m validation.packages --save
 
-measurements-archive: ## pack the pages of docs/measurements and the raw figures into dist/, for a release
+measurements-archive: ## pack docs/measurements and the raw figures into dist/, for a release
 	@mkdir -p build/measurements dist
 	@tar --create --gzip --file dist/rankscope-measurements-$(VERSION).tar.gz docs/measurements build/measurements
 	@echo dist/rankscope-measurements-$(VERSION).tar.gz
 
-gpu-wheels: ## fetch what gpu-check needs on a machine without a network, into .gpu-wheels (49 MiB)
+gpu-wheels: ## download the packages for gpu-check on a machine without a network, into .gpu-wheels (49 MiB)
 	@for version in 3.11 3.12 3.13; do $(PYTHON) -m pip download --quiet --disable-pip-version-check --only-binary=:all: --platform=manylinux2014_x86_64 --python-version=$$version --requirement exporter/requirements.txt --dest .gpu-wheels/$$version || exit; done
 
 gpu-check: ## compare each GPU metric with nvidia-smi and a known load, and check the hook, on a real GPU (at most 10 minutes)
 	@$(PYTHON) -m validation.gpu_check --json $(REPORT)
 
-release: $(RELEASE)/.installed venv helm ## build, compare and check every file of a release, to dist/ (BASE=debian: on a substituted base image; 15 minutes)
+release: $(RELEASE)/.installed venv helm ## build, compare and check every file of a release, into dist/ (BASE=debian: with a substitute base image; 15 minutes)
 	@PATH="$(CURDIR)/$(RELEASE):$$PATH" deploy/release.sh $(BASE)
 
-lock: $(RELEASE)/.installed ## pin by hash what the exporter's image and the packages install and are built with (UPGRADE=1: the newest versions)
+lock: $(RELEASE)/.installed ## pin by hash the Python packages of the exporter's image and of the deb and rpm packages (UPGRADE=1: the newest versions)
 	@$(COMPILE) pyproject.toml --extra kubernetes --output-file exporter/requirements.txt
 	@$(COMPILE) pyproject.toml --extra exporter --extra top --constraint exporter/requirements.txt --output-file deploy/packages/requirements.txt
 	@$(RELEASE)/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")' | $(COMPILE) - --output-file exporter/requirements-build.txt
 
-sbom: $(RELEASE)/.installed ## the Python packages of the exporter's image as CycloneDX, to dist/
+sbom: $(RELEASE)/.installed ## list the Python packages of the exporter's image as CycloneDX, in dist/
 	@mkdir -p dist && $(RELEASE)/python -W ignore -m cyclonedx_py requirements exporter/requirements.txt --pyproject pyproject.toml --output-reproducible --of JSON --output-file dist/rankscope-exporter.cdx.json
 
-audit: $(RELEASE)/.installed ## whether an advisory is known for one of them; fails where the advisory service cannot say
+audit: $(RELEASE)/.installed ## check these packages for known advisories; fails if the advisory service gives no answer
 	@$(RELEASE)/pip-audit --strict --require-hashes --disable-pip --progress-spinner off --requirement exporter/requirements.txt || \
-		{ echo 'rankscope: not audited, or not clean: the line above says which; nothing is known of the packages after it' >&2; exit 1; }
+		{ echo 'rankscope: audit failed, or found an advisory: see the line above; the packages after it were not checked' >&2; exit 1; }
 
 $(RELEASE)/.installed: pyproject.toml
 	@$(PYTHON) -m venv .release && $(RELEASE)/pip install --quiet --disable-pip-version-check --upgrade 'pip>=25.1'
 	@$(RELEASE)/pip install --quiet --disable-pip-version-check --group release
 	@touch $@
 
-venv: $(BIN)/.installed-dev ## the virtual environment .venv with everything for development
+venv: $(BIN)/.installed-dev ## create the virtual environment .venv with everything for development
 
-# One stamp file for each dependency group of pyproject.toml that .venv has.
+# One stamp file for each dependency group of pyproject.toml in .venv.
 $(BIN)/.installed-%: pyproject.toml
 	@deploy/setup.sh venv $(PYTHON) $*
 	@touch $@
 
-servers: ## Prometheus and Alertmanager, installed by apt unless they are on the PATH
+servers: ## install Prometheus and Alertmanager with apt, unless they are on the PATH
 	@deploy/setup.sh servers
 
-kubernetes: venv servers helm ## install the chart on a real Kubernetes of one node and train in pods, as root (12 minutes; the first time 20)
+kubernetes: venv servers helm ## install the chart on a real one-node Kubernetes and train in pods, as root (12 minutes; the first time 20)
 	@$(BIN)/python -m validation.kubernetes --save
 
-helm: venv ## helm and kubectl, installed into .venv unless they are on the PATH
+helm: venv ## install helm and kubectl into .venv, unless they are on the PATH
 	@deploy/setup.sh helm
 
 clean: ## remove the virtual environment and caches

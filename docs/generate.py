@@ -1,4 +1,4 @@
-"""Writes docs/metrics.md from what the collectors declare: what `make generate` calls."""
+"""Write docs/metrics.md from the declarations of the collectors; `make generate` runs this."""
 
 from __future__ import annotations
 
@@ -31,23 +31,29 @@ Cell = Callable[[Declaration], str]
 
 TEXT = """# Metrics
 
-<!-- Made by docs/generate.py from what the collectors declare; `make generate` writes it anew. -->
+<!-- Made by docs/generate.py from the declarations of the collectors; `make generate` writes it. -->
 
-Everything that `/metrics` serves, but for [dcgm-exporter's names](dcgm.md) (`--metrics.dcgm`). Base units, ratios
-instead of percents, timestamps instead of ages. What a device or a rank does not have is **absent**: never 0, never
-NaN, never a stale value.
+Everything that `/metrics` serves, except [dcgm-exporter's names](dcgm.md) (`--metrics.dcgm`). Base units, ratios
+instead of percents, timestamps instead of ages. A value that a device or a rank does not have is **absent**: never 0,
+never NaN, never a stale value.
 
-A label means one thing everywhere: `gpu` (NVML index on this machine), `uuid` (of a GPU; followed by `#` and the
-index where the driver reports zeros, nothing, or the same for several GPUs), `gpu_instance` (of MIG; empty
-for a whole GPU, which to Prometheus is absent), `run`, `rank` (global), `owner` (whose run it is: the uid of its
-records' files, so that two users' runs of one name are two runs; empty with `--collector.ranks.owner=none`), `group`
-(the ranks that synchronize with each other, e.g. `0-3`), `node` (the host's name,
-or `RANKSCOPE_NODE`), `direction` (as the GPU sees it), `phase`, `op`, `cause`.
+A label has the same meaning everywhere:
+
+- `gpu`: the NVML index on this machine
+- `uuid`: the GPU's; followed by `#` and the index if the driver reports zeros, nothing, or the same for several GPUs
+- `gpu_instance`: the MIG instance; empty for a whole GPU, which Prometheus treats as absent
+- `run`, `rank`: the name of the run, and the global number of the rank
+- `owner`: the uid of the files of the run's records. Two users' runs with one name are two runs. Empty with
+  `--collector.ranks.owner=none`
+- `group`: the ranks that synchronize with each other, e.g. `0-3`
+- `node`: the host's name, or `RANKSCOPE_NODE`
+- `direction`: as the GPU sees it
+- `phase`, `op`, `cause`
 
 ## GPUs (labels `gpu`, `uuid`)
 
-*Since* is the first architecture that has it, by NVIDIA's documentation of the call; a product may lack it all the
-same. Reading is spread: what changes seldom (errors, modes, links' states) is up to 15 s old.
+*Since* is the first architecture that has the value, by NVIDIA's documentation of the call; a product may still lack
+it. Values that rarely change (errors, modes, link states) are up to 15 s old.
 
 {gpus}
 
@@ -55,66 +61,66 @@ same. Reading is spread: what changes seldom (errors, modes, links' states) is u
 
 ### What a step is
 
-A step ends when the optimizer that marks the steps ends its own. One optimizer marks them at a time:
+A step ends when the optimizer that marks the steps has finished its `step()`. Only one at a time marks them:
 
-- The first optimizer that steps marks the steps, whatever wraps it. With accumulation a step has several backward
+- The first optimizer that steps marks the steps, whatever wraps it. With accumulation, a step has several backward
   passes.
 - Another optimizer that steps between two of its steps belongs to the same step: a second one for other parameters, or
   a GAN's critic.
-- Optimizers that step within the backward pass count as one optimizer. It steps once a backward pass.
-- When the optimizer has not stepped for more than twice its longest gap (in backward passes, at least 8; 256 until it
-  has stepped twice), the one that steps marks the steps. Its steps since then count at that moment, so staged training
-  and models that are trained in turn lose none. They have the same length in the histogram, and are not compared with
-  the steps of other ranks.
-- Where no optimizer steps in 100 backward passes, each pass is a step, the earlier ones too, until one does. So is each
-  of the first passes of a loop that accumulates more than 100.
-- After the first call of `rankscope.step()` only that ends a step.
+- Optimizers that step within the backward pass count as one optimizer, which steps once per backward pass.
+- If this optimizer has not stepped for more than twice its longest gap (in backward passes, at least 8; 256 until it
+  has stepped twice), another one that steps marks the steps. Its earlier steps in the gap count at that moment, so
+  that staged training and models that are trained in turn lose no step. They have the same length in the histogram, and
+  are not compared with the steps of other ranks.
+- If no optimizer steps in 100 backward passes, each pass is a step, including these, until an optimizer steps. This
+  also applies to the first passes of a loop that accumulates more than 100.
+- After the first call of `rankscope.step()`, only that ends a step.
 
 {ranks}
 
 ### Forward and evaluation
 
-Time in a module of the model is `forward`. Which classes are watched is found by what the training thread calls
-outermost in a few steps (2 and 3, 11 and 12, 101 and 102, …); the module within DDP is watched, too.
+Time in a module of the model is `forward`. The hook finds the model's classes in a few steps (2 and 3, 11 and 12, 101
+and 102, …), as the outermost modules that the training thread calls, and the module within DDP.
 
 A pass is `evaluation` if gradients are off, the module is in evaluation mode, and the same module trains in training
-mode. That holds for the validation of plain loops, of rank 0 alone, and with `ddp.module`. Generating samples from the
-model in this way (`model.eval()` and `no_grad`, as in RLHF) is `evaluation`, too. What happens between such passes has
-its own phase; `rankscope.phase("evaluation")` around the whole charges all of it to `evaluation`.
+mode. This covers the validation of plain loops, of rank 0 alone, and with `ddp.module`. Generating samples from the
+model in this way (`model.eval()` and `no_grad`, as in RLHF) is `evaluation`, too. Time between such passes has its own
+phase; `rankscope.phase("evaluation")` around all of it assigns it to `evaluation`.
 
 A pass of a module that never trains is `forward`: a teacher, a reference model, a frozen encoder, an average of the
-weights (EMA). So is a pass without gradients in training mode. A method that is called instead of the module counts as
-`forward` for the modules that it calls; what it computes itself is `other`.
+weights (EMA). So is a pass without gradients in training mode. If the script calls a method instead of the module, the
+modules that it calls are `forward`, and its own computation is `other`.
 
 ### Samples
 
-`rankscope_rank_samples_total` counts the samples that a step was trained on, when the step ends. A batch counts once,
-however many steps use it.
+`rankscope_rank_samples_total` counts the samples of a training step when the step ends. A batch counts once, even if
+several steps use it.
 
-- A DataLoader over a map-style dataset asks for each batch by a list of indices. Its length is the samples, whatever
-  `collate_fn` makes of them.
-- For other loaders, streams and `rankscope.timed()`, the batch itself has to tell: one leading dimension of all its
+- A DataLoader over a map-style dataset fetches each batch by a list of indices. Its length is the number of samples,
+  whatever `collate_fn` returns.
+- For other loaders, streams and `rankscope.timed()`, the number comes from the batch: one leading dimension of all its
   tensors (a nested tensor: its components; a packed sequence: its sequences), `batch_size` or `num_graphs` of an
   object. A stream that drops a last, shorter batch has its loader's batch size.
-- Elsewhere the samples are unknown: lists of tensors or of dicts, tensors of several leading dimensions (`cu_seqlens`),
-  texts. Once a step uses such a batch, the samples of the rank are absent. `rankscope.step(samples=…)` gives them.
-- A step uses as many batches of each iterator as backward passes ran in it, the newest ones. So batches that are
-  skipped do not count, nor does one that the script only looks at. A batch whose loss is discarded before `backward`
-  does not count. Of several batches from one iterator with one backward pass, only the newest counts.
+- Otherwise the number is unknown: lists of tensors or of dicts, tensors of several leading dimensions (`cu_seqlens`),
+  texts. When a step uses such a batch, the samples of the rank are absent. `rankscope.step(samples=…)` sets them.
+- A step uses as many batches of each iterator as backward passes ran in it, the newest ones. So skipped batches do not
+  count, nor does one that the script only inspects. A batch whose loss is discarded before `backward` does not count.
+  Of several batches from one iterator with one backward pass, only the newest counts.
 - Batches that are fetched without gradients or within the phase `evaluation` do not count. Nor do those that an
-  iterator gives while the model is in evaluation mode, if another one gave a batch for the step, nor those of an
-  iterator that is used up without a backward pass, such as `list(loader)`.
-- Batches that another thread fetches are not seen.
+  iterator yields while the model is in evaluation mode, if another one yielded a batch for the step, nor those of an
+  iterator that is exhausted without a backward pass, such as `list(loader)`.
+- Batches that another thread fetches do not count.
 
 Ranks that share their batches count them once: the first rank along each dimension of a device mesh whose name has the
 words tp, sp, cp, pp, tensor, sequence, context, pipeline or model. On a mesh of one dimension without a name,
-parameters that are not sharded in their first dimension mean tensor parallelism. Where a job divides its model without
-a device mesh (Megatron, DeepSpeed's Ulysses, process groups of its own), each rank counts, and the sum over the ranks
-is too large. With Accelerate's `dispatch_batches` each rank counts its own part.
+parameters that are not sharded in their first dimension mean tensor parallelism. If a job divides its model without a
+device mesh (Megatron, DeepSpeed's Ulysses, its own process groups), each rank counts, and the sum over the ranks is too
+large. With Accelerate's `dispatch_batches`, each rank counts its own part.
 
 ## Runs and findings (labels `run`, `owner`)
 
-A run has these while the exporter judges it: see `rankscope_run_judged_info`.
+A run has these while the exporter diagnoses it: see `rankscope_run_judged_info`.
 
 {findings}
 
@@ -128,29 +134,29 @@ Read from the node's sysfs. A port is named by its adapter (`mlx5_3`; `mlx5_0/2`
 
 {exporter}
 
-## How many series that is
+## Number of series
 
-For one GPU, by collector (`--no-collector.NAME` switches one off); what is off unless asked for is in brackets:
-`process` has a series for each process on the GPU, here one. Counted with simulated GPUs that lack what those models
-lack, busy and without an XID error:
+For one GPU, by collector (`--no-collector.NAME` disables one). Collectors that are off by default are in parentheses:
+`process` has a series for each process on the GPU, here one. Counted with simulated GPUs of these models, busy and
+without an XID error:
 
 {budget}
 """
 
 
 def generated() -> dict[Path, str]:
-    """What the page has to contain."""
+    """Return the expected content of the page, by path."""
     return {OUTPUT: reference()}
 
 
 def main() -> None:
-    """Write it."""
+    """Write the page."""
     for path, text in generated().items():
         path.write_text(text, encoding="utf-8")
 
 
 def reference() -> str:
-    """The whole page."""
+    """Return the whole page."""
     elsewhere = {*Findings.metrics, *Network.metrics}
     return TEXT.format(
         gpus=_table(GPU_METRICS, GPU_LABELS, {"source call": lambda m: _code(m.source), "since": lambda m: m.since}),
@@ -163,7 +169,7 @@ def reference() -> str:
 
 
 def series_of(model: object) -> dict[str, int]:
-    """How many series each collector makes of one busy GPU of this simulated model."""
+    """Return the number of series of each collector, for one busy GPU of this simulated model."""
     state = {"at": 0, "busy": 1, "processes": [{"pid": os.getpid()}]}
     simulated = SimulatedDriver(parse_scenario({"gpus": 1, "model": model, "timeline": {0: [state]}}), clock=Clock())
     driver = Driver()
@@ -179,13 +185,13 @@ def series_of(model: object) -> dict[str, int]:
 
 
 class Clock:
-    """Moves on by itself, a second each time that it is looked at: everything has happened before, and fast."""
+    """A clock that advances by a second each time that it is read, so that nothing waits."""
 
     def __init__(self) -> None:
         self._now = 0.0
 
     def __call__(self) -> float:
-        """Unix time in seconds."""
+        """Return the Unix time in seconds."""
         self._now += 1.0
         return self._now
 
@@ -223,7 +229,7 @@ def _rows(rows: Iterable[Sequence[str]]) -> str:
 
 
 def _code(calls: str) -> str:
-    """Calls as code, what is said of them not."""
+    """Return the text with the names of calls formatted as code."""
     return re.sub(r"(…?[A-Za-z]*[a-z][A-Z]\w*(\([^)]*\))?)", r"`\1`", calls)
 
 

@@ -1,4 +1,4 @@
-"""Writes docs/diagnosis.md from the detectors' docstrings and the thresholds: what `make generate` calls."""
+"""Write docs/diagnosis.md from the detectors' docstrings and the thresholds; `make generate` runs this."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
 OUTPUT = Path(__file__).parent / "diagnosis.md"
 NOT_A_DETECTOR = ("loss", "state")
 
-TEXT = """# The diagnosis
+TEXT = """# Diagnosis
 
 <!-- Made by docs/generate_diagnosis.py from the detectors and thresholds; `make generate` writes it. -->
 
-What the exporter finds out about the training runs of its node: which rank slows a run down, why, and what else the run
-loses its time to. Where to look:
+The exporter diagnoses the training runs of its node: which rank slows down a run, why, and what else the run loses its
+time to. The findings are shown by
 
-- `rankscope top` on the node: no exporter, no Prometheus
+- `rankscope top` on the node, without an exporter or Prometheus
 - the exporter's status page `/`, and [`/api/v1/runs`](api.md) as JSON
-- the metrics of [runs and findings](metrics.md), such as `rankscope_finding_ratio`, and the alerts made of them
+- the metrics of [runs and findings](metrics.md), such as `rankscope_finding_ratio`, and the alerts made from them
 
 ```
 records, NVML, /proc ─▶ readings ─▶ facts ─▶ detectors ─▶ persistence ─▶ priority ─▶ findings
@@ -34,39 +34,39 @@ records, NVML, /proc ─▶ readings ─▶ facts ─▶ detectors ─▶ persis
                                     window   causes                                    evidence
 ```
 
-An exporter judges a run only if all ranks below its world size are on its node and their GPUs are read
-(`rankscope_run_judged_info`). Prometheus' rules judge the others, and take over when the exporter does not answer.
+An exporter diagnoses a run only if all ranks below its world size are on its node and it reads their GPUs
+(`rankscope_run_judged_info`). Prometheus' rules diagnose the others, and take over when the exporter does not answer.
 
 ## Change a threshold
 
-Write the values that differ into a JSON file and start the exporter with `--collector.findings.thresholds FILE`:
+Write the values that differ to a JSON file and start the exporter with `--collector.findings.thresholds FILE`:
 
 ```json
 {{"loss": 0.1, "checkpoint_overdue": 3600}}
 ```
 
-Thresholds of the rules are those of `deploy/prometheus/thresholds.yml`; change both.
+The rules have their own thresholds in `deploy/prometheus/thresholds.yml`; change both.
 
-## Keep baselines over a restart
+## Keep baselines across a restart
 
-`--state-dir DIR` saves each run's baselines, pauses and open findings once a minute and when the findings change. After
-a restart without it, a run that has no baseline is compared with what every healthy run may lose.
+`--state-dir DIR` saves each run's baselines, pauses and open findings once a minute and when the findings change.
+Without it, a run has no baseline after a restart and is compared with the usual loss of healthy runs.
 
-## How long something has to last
+## Minimum duration of a loss
 
 A loss is measured in parts of at least a second and a step. It is a finding if its mean over the span of a tier is
-above the tier's limit, and few of the span's parts are below half of it:
+above the tier's limit, and few of the span's parts are below half of it (at most the ratio `dips`):
 
 {tiers}
 
-`steps` and `parts` are the fewest. Steps in a planned phase (start-up, checkpoint, evaluation) do not count. A finding
-ends when the loss has been below {release} of {loss} for {release_seconds} s. Cause and place are fixed when it begins;
-the severity rises to critical once, when the loss exceeds {severe}.
+`steps` and `parts` are minimums. Steps in a planned phase (start-up, checkpoint, evaluation) do not count. A finding
+ends when the loss has been below {release} of {loss} for {release_seconds} s. Cause and place are fixed when it starts;
+the severity becomes critical at most once, when the loss exceeds {severe}.
 
-A loss that every healthy run has to some degree counts only beyond an allowance: what the run itself has had in the
-last hour (its lower quartile), at the most the allowance below.
+A loss that every healthy run has counts only beyond an allowance: the run's own loss in the last hour (its lower
+quartile), at most the allowance below.
 
-## Which finding explains which
+## Findings that explain others
 
 An explained finding is not shown and does not alert:
 
@@ -85,12 +85,12 @@ Ratios and seconds, unless a reason says otherwise.
 
 
 def generated() -> dict[Path, str]:
-    """Return what the page has to contain."""
+    """Return the expected content of the page, by path."""
     return {OUTPUT: page()}
 
 
 def main() -> None:
-    """Write it."""
+    """Write the page."""
     for path, text in generated().items():
         path.write_text(text, encoding="utf-8")
 
@@ -144,7 +144,7 @@ def _thresholds(limits: Thresholds) -> list[tuple[str, str, str]]:
 
 
 def _reasons() -> dict[str, str]:
-    """Return the text below each field. One without a text is explained by the next that has one."""
+    """Return the text below each field. A field without a text has that of the next field with one."""
     classes = [node for node in ast.parse(inspect.getsource(thresholds)).body if isinstance(node, ast.ClassDef)]
     (made,) = (node for node in classes if node.name == "Thresholds")
     found: dict[str, str] = {}

@@ -187,7 +187,7 @@ CASES = {
         Case(
             "anybody may hold up a prolog",
             "deploy/test_slurm",
-            "test_no_other_user_can_open_the_lock_and_so_hold_up_a_prolog",
+            "test_no_other_user_can_open_the_lock_to_block_a_prolog",
         ),
         Case(
             "a record claims a GPU that the node lacks",

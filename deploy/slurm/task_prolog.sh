@@ -1,18 +1,18 @@
 #!/bin/sh
-# Slurm's TaskProlog: switches the hook on for every task that has a GPU. In slurm.conf:
+# Slurm TaskProlog: enable the hook for every task that has a GPU. In slurm.conf:
 #
 #     TaskProlog=/etc/slurm/rankscope_task_prolog.sh
 #
-# Slurm puts each line `export NAME=value` that this prints into the task's environment. Where the job's Python has the
-# hook (`pip install rankscope`), that is all. For jobs that do not, install it once for all nodes:
+# Slurm adds each printed line `export NAME=value` to the task's environment. If the job's Python has the hook
+# (`pip install rankscope`), nothing else is needed. For other jobs, install it once on all nodes:
 #
 #     pip install --no-deps --target /opt/rankscope/hook rankscope
 #
-# That directory comes last on PYTHONPATH, so whatever the user puts there comes first. A Python that is too old for the
-# hook prints a warning; one that never imports torch does nothing.
+# That directory is last on PYTHONPATH, after the user's own entries. A Python that is too old for the hook prints a
+# warning; one that never imports torch does nothing.
 #
-# A user opts out with RANKSCOPE=0, in the batch script or when submitting; whatever RANKSCOPE is set to is left alone.
-# A TaskProlog that fails ends the task, so this one never fails.
+# A user opts out with RANKSCOPE=0, in the batch script or when submitting; this script never changes a value that is set.
+# A failing TaskProlog ends the task, so this one never fails.
 
 HOOK=${RANKSCOPE_HOOK:-/opt/rankscope/hook}
 
@@ -22,7 +22,7 @@ printf 'export RANKSCOPE=1\n'
 [ -d "$HOOK/rankscope" ] || exit 0
 case "$PYTHONPATH" in
     *'
-'*) ;; # not one line
+'*) ;; # several lines
     *) printf 'export PYTHONPATH=%s\n' "${PYTHONPATH:+$PYTHONPATH:}$HOOK" ;;
 esac
 exit 0

@@ -20,7 +20,7 @@ have no meaning; only whole numbers that two ranks send each other do arrive, fo
 `.item()` and `.cpu()` of a tensor do not wait: a job reads by `read`. Streams do not share the device: two that work at
 once are both as fast as alone. There is no memory, no graph capture and no second device.
 
-docs/decisions/0017-the-asynchronous-device-of-the-tests.md says why it is made so.
+docs/decisions/0017-an-asynchronous-device-for-tests.md gives the reasons.
 """
 
 from testing.asynchronous_device.installation import asynchronous_device

@@ -1,4 +1,4 @@
-"""The prolog and epilog script as slurmd runs it, and what the exporter reads of its files."""
+"""Runs the prolog and epilog script like slurmd, and reads its files like the exporter."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SCRIPT = Path(__file__).parents[2] / "deploy/slurm/gpu_jobs.sh"
 
 
 class Slurmd:
-    """Runs the script, by a shell if one is given, with nothing in its environment but what slurmd sets."""
+    """Runs the script, with a shell if one is given, and only slurmd's variables in its environment."""
 
     def __init__(self, directory: Path, *shell: str) -> None:
         self.directory, self.shell = directory, shell
@@ -25,6 +25,6 @@ class Slurmd:
 
     @property
     def jobs(self) -> dict[str, list[tuple[str, str, str]]]:
-        """Number, user and account of the jobs by GPU."""
+        """The number, user and account of the jobs, by GPU."""
         found = SlurmJobs(self.directory).holders()
         return {gpu: [(job.slurm_job_id, job.user, job.slurm_account) for job in jobs] for gpu, jobs in found.items()}

@@ -1,4 +1,4 @@
-"""The compose file as Compose itself renders it, for each profile, and the image that it builds."""
+"""The compose file, rendered by Compose for each profile, and the Dockerfile of its image."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ STACK = {"prometheus", "alertmanager", "grafana"}
 
 
 def compose(*arguments: str, **environment: str) -> str:
-    """What Compose answers about our file, in an environment that sets nothing but what is given."""
+    """Return the output of Compose for our file, in an environment with only the given variables."""
     program = Path(sys.executable).with_name("docker-compose")
     command = [str(program), "--file", str(ROOT / "deploy/docker-compose.yml"), *arguments]
     given = {"PATH": os.environ["PATH"], **environment}
@@ -51,11 +51,11 @@ def services(profile: str) -> dict[str, Any]:
     return rendered(profile)
 
 
-def test_compose_accepts_the_file_without_a_word(profile: str) -> None:
+def test_compose_accepts_the_file_without_a_warning(profile: str) -> None:
     assert compose("--profile", profile, "config", "--quiet") == ""
 
 
-def test_a_profile_is_the_stack_and_one_exporter(services: dict[str, Any], profile: str) -> None:
+def test_a_profile_has_the_stack_and_one_exporter(services: dict[str, Any], profile: str) -> None:
     assert services.keys() == STACK | {EXPORTERS[profile]}
 
 
@@ -89,7 +89,7 @@ def test_only_the_exporter_is_reachable_from_elsewhere(services: dict[str, Any],
     ]
 
 
-def test_every_mounted_file_is_there_and_read_only(services: dict[str, Any]) -> None:
+def test_every_mounted_file_exists_and_is_read_only(services: dict[str, Any]) -> None:
     for name, service in services.items():
         for target, mount in mounts(service, "bind").items():
             assert mount["read_only"], f"{name}: {target}"
@@ -103,7 +103,7 @@ def test_every_configuration_file_is_below_a_mount(services: dict[str, Any]) -> 
         assert (Path(mount["source"]) / Path(inside).name).is_file()
 
 
-def test_what_is_written_has_a_volume(services: dict[str, Any]) -> None:
+def test_every_data_directory_has_a_volume(services: dict[str, Any]) -> None:
     for name, flag in (("prometheus", "--storage.tsdb.path="), ("alertmanager", "--storage.path=")):
         path = next(given.removeprefix(flag) for given in services[name]["command"] if given.startswith(flag))
         assert path in mounts(services[name], "volume")
@@ -114,7 +114,7 @@ def test_what_is_written_has_a_volume(services: dict[str, Any]) -> None:
     assert "/tmp" in services["grafana"]["tmpfs"]
 
 
-def test_prometheus_finds_either_exporter_under_one_name(services: dict[str, Any], profile: str) -> None:
+def test_prometheus_finds_the_exporter_of_each_profile_under_one_name(services: dict[str, Any], profile: str) -> None:
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
     jobs = {job["job_name"]: job for job in config["scrape_configs"]}
     targets = [target for group in jobs["rankscope"]["static_configs"] for target in group["targets"]]
@@ -134,7 +134,7 @@ def test_grafana_reaches_prometheus_and_loads_the_committed_dashboards(services:
     assert (Path(folder) / home.name).is_file()
 
 
-def test_grafanas_rate_interval_knows_the_scrape_interval() -> None:
+def test_grafanas_rate_interval_is_the_scrape_interval() -> None:
     config = yaml.safe_load((ROOT / "deploy/prometheus/prometheus.yml").read_text(encoding="utf-8"))
     sources = yaml.safe_load((ROOT / "grafana/provisioning/datasources/prometheus.yml").read_text(encoding="utf-8"))
     assert sources["datasources"][0]["jsonData"]["timeInterval"] == config["global"]["scrape_interval"]
@@ -148,7 +148,7 @@ def test_the_exporter_sees_the_hosts_processes_name_and_records(services: dict[s
     assert records["bind"]["create_host_path"] is False
 
 
-def test_the_run_directory_can_be_another_one() -> None:
+def test_the_run_directory_can_be_changed() -> None:
     exporter = rendered("demo", RANKSCOPE_RUN_DIR="/mnt/run")["exporter-demo"]
     assert mounts(exporter, "bind")[str(SYSTEM_RUN_DIR)]["source"] == "/mnt/run"
 
@@ -156,14 +156,14 @@ def test_the_run_directory_can_be_another_one() -> None:
 def test_the_gpu_profile_reserves_the_gpus_and_the_demo_simulates_them() -> None:
     gpu, demo = rendered("gpu")["exporter-gpu"], rendered("demo")["exporter-demo"]
     [device] = gpu["deploy"]["resources"]["reservations"]["devices"]
-    assert (device["driver"], device["count"]) == ("nvidia", -1)  # -1 is Compose's word for all
+    assert (device["driver"], device["count"]) == ("nvidia", -1)  # -1 means all
     assert set(device["capabilities"]) == {"gpu", "utility"}
     assert demo["command"] == ["--simulate=4"]
     assert "deploy" not in demo
 
 
 def instruction(name: str) -> str:
-    """The last instruction of this name, continuation lines included."""
+    """Return the last instruction with this name, including continuation lines."""
     joined = DOCKERFILE.replace("\\\n", " ")
     return [line.partition(" ")[2] for line in joined.splitlines() if line.startswith(f"{name} ")][-1]
 
@@ -175,15 +175,15 @@ def copied_into_the_build() -> list[str]:
     return [source.rstrip("/") for sources in lines for source in sources]
 
 
-def test_what_the_image_copies_exists_and_is_not_ignored() -> None:
+def test_the_files_that_the_image_copies_exist_and_are_not_ignored() -> None:
     ignore = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    let_in = {line.removeprefix("!") for line in ignore if line.startswith("!")}
+    allowed = {line.removeprefix("!") for line in ignore if line.startswith("!")}
     assert "*" in ignore
-    assert set(copied_into_the_build()) == let_in
-    assert all((ROOT / source).exists() for source in let_in)
+    assert set(copied_into_the_build()) == allowed
+    assert all((ROOT / source).exists() for source in allowed)
 
 
-def test_what_the_wheel_is_made_of_is_copied() -> None:
+def test_the_sources_of_the_wheel_are_copied() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     parts = [
         project["project"]["readme"],
@@ -194,7 +194,7 @@ def test_what_the_wheel_is_made_of_is_copied() -> None:
         assert Path(part).parts[0] in copied_into_the_build(), part
 
 
-def test_the_image_starts_a_command_that_the_project_has_on_its_port_as_nobody() -> None:
+def test_the_image_starts_a_command_of_the_project_on_its_port_as_an_unprivileged_user() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert json.loads(instruction("ENTRYPOINT"))[0] in project["scripts"]
     assert instruction("EXPOSE") == str(DEFAULT_PORT)

@@ -1,4 +1,4 @@
-"""The Helm chart as helm renders it: what Kubernetes accepts, what it may do, and what is made of our files."""
+"""The Helm chart, rendered by helm: validity, permissions, and the generated files in it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ VALUES = {
     "closed": ("--set=networkPolicy.enabled=false,nodeSelector=null,tolerations=null,resources=null",),
 }
 KUBERNETES = ("1.25", "1.30", "1.37")
-OF_THE_OPERATOR = "monitoring.coreos.com/v1"
+OPERATOR_API = "monitoring.coreos.com/v1"
 
 Manifest = dict[str, Any]
 
@@ -63,15 +63,15 @@ def exporter(*arguments: str) -> Manifest:
 
 
 def settings(*arguments: str) -> Config:
-    """What the exporter makes of its flags. It ends the test where it does not know one."""
+    """Return the exporter's configuration from its flags. An unknown flag ends the test."""
     return parse(registry.HELP, exporter(*arguments)["args"], {})
 
 
-LINK = "found symbolic link in path"  # what helm says of the rules, which are those of deploy/prometheus
+LINK = "found symbolic link in path"  # helm's message about the rules, which are links to deploy/prometheus
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
-def test_helm_has_nothing_to_say_of_the_chart(values: tuple[str, ...]) -> None:
+def test_helm_lint_reports_nothing(values: tuple[str, ...]) -> None:
     command = [program("helm"), "lint", "--strict", "--quiet", str(CHART), IMAGE, *values]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     lines = (done.stdout + done.stderr).splitlines()
@@ -81,19 +81,19 @@ def test_helm_has_nothing_to_say_of_the_chart(values: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
 def test_kubernetes_knows_every_field(values: tuple[str, ...]) -> None:
     for one in objects(*values):
-        if one["apiVersion"] != OF_THE_OPERATOR:
+        if one["apiVersion"] != OPERATOR_API:
             for version in KUBERNETES:
                 kubernetes_validate.validate(one, version, strict=True)
 
 
-def test_a_chart_with_all_other_values_is_rendered_as_before() -> None:
+def test_the_chart_with_all_values_changed_is_rendered_as_before() -> None:
     text = render(f"--values={HERE / 'everything.yaml'}")
     if os.environ.get("RANKSCOPE_GOLDEN"):
         GOLDEN.write_text(text)
-    assert text == GOLDEN.read_text(), "if it is meant: RANKSCOPE_GOLDEN=1 writes it again; look at the difference"
+    assert text == GOLDEN.read_text(), "if intended, write it with RANKSCOPE_GOLDEN=1; review the difference"
 
 
-def test_what_kustomize_builds_is_the_chart_by_default() -> None:
+def test_kustomize_builds_the_chart_with_default_values() -> None:
     for path, text in generate.generated().items():
         assert path.read_text() == text, "run `make generate`"
     built = subprocess.run(
@@ -111,10 +111,10 @@ def test_the_chart_has_the_packages_version_and_every_value_a_schema() -> None:
     assert values.keys() == schema["properties"].keys() - {"global"}
 
 
-# What it may do.
+# Permissions.
 
 
-def test_the_exporter_is_nobody_who_can_write_its_state_alone() -> None:
+def test_the_exporter_is_unprivileged_and_can_write_only_its_state() -> None:
     context = exporter()["securityContext"]
     assert (context["runAsUser"], context["runAsGroup"], context["runAsNonRoot"]) == (65534, 65534, True)
     assert_has_no_privilege(context)
@@ -131,7 +131,7 @@ def assert_has_no_privilege(context: Manifest) -> None:
     assert "privileged" not in context
 
 
-def test_it_is_uid_0_without_a_capability_only_where_the_kubelet_is_asked() -> None:
+def test_it_is_uid_0_without_a_capability_only_to_ask_the_kubelet() -> None:
     attribution = VALUES["attribution"]
     context = exporter(*attribution)["securityContext"]
     assert (context["runAsUser"], context["runAsNonRoot"]) == (0, False)
@@ -150,14 +150,14 @@ def test_only_the_mount_of_a_tmpfs_is_privileged() -> None:
     assert_has_no_privilege(exporter(*VALUES["tmpfs"])["securityContext"])
 
 
-def test_with_passwords_the_probes_need_none() -> None:
+def test_with_passwords_the_probes_need_no_password() -> None:
     container = exporter(*VALUES["passwords"])
     for probe in (container["livenessProbe"], container["readinessProbe"]):
         assert probe["tcpSocket"] == {"port": "rankscope"}
     assert settings(*VALUES["passwords"]).web_config_file == Path("/etc/rankscope/web.yml")
 
 
-def test_every_flag_and_port_is_the_exporters() -> None:
+def test_flags_and_port_are_those_of_the_exporter() -> None:
     assert settings("--set=scrapeInterval=5s").reference_interval == 10.0
     assert settings().reference_interval == 30.0
     (port,) = exporter()["ports"]
@@ -165,7 +165,7 @@ def test_every_flag_and_port_is_the_exporters() -> None:
     assert settings(*VALUES["everything"]).dcgm
 
 
-# The run directory, by the init container's own command.
+# The run directory, with the init container's own command.
 
 
 def init_command(directory: Path, *arguments: str) -> list[str]:
@@ -173,15 +173,15 @@ def init_command(directory: Path, *arguments: str) -> list[str]:
     return [part.replace("/run/rankscope", str(directory)) for part in command]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="a directory of root's, as the kubelet makes it")
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root: the kubelet creates the directory as root")
 @pytest.mark.parametrize(("before", "after"), [(0o755, 0o1777), (0o3770, 0o3770), (0o700, 0o700)])
-def test_a_directory_that_the_kubelet_made_is_opened_and_no_other(tmp_path: Path, before: int, after: int) -> None:
+def test_only_a_directory_that_the_kubelet_created_is_opened_for_all(tmp_path: Path, before: int, after: int) -> None:
     tmp_path.chmod(before)
     subprocess.run(init_command(tmp_path), check=True)
     assert tmp_path.stat().st_mode & 0o7777 == after
 
 
-# What is made of our files.
+# Generated files in the chart.
 
 
 @pytest.mark.parametrize("interval", ["15s", "5s"])
@@ -191,7 +191,7 @@ def test_the_rules_are_those_of_the_interval(interval: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["run", "node"])
-def test_a_dashboard_fits_into_an_annotation_and_is_ours(name: str) -> None:
+def test_a_dashboard_is_ours_and_fits_into_an_annotation(name: str) -> None:
     maps = [one for one in objects(*VALUES["monitoring"]) if one["kind"] == "ConfigMap"]
     (found,) = (one for one in maps if one["metadata"]["name"] == f"rankscope-dashboard-{name}")
     assert found["metadata"]["labels"]["grafana_dashboard"] == "1"
@@ -201,14 +201,14 @@ def test_a_dashboard_fits_into_an_annotation_and_is_ours(name: str) -> None:
     assert len(json.dumps(found)) < 256 * 1024
 
 
-def of_the_chart(targets: list[Manifest]) -> list[Manifest]:
+def configs_of_the_chart(targets: list[Manifest]) -> list[Manifest]:
     values = (*VALUES["monitoring"], "--set=scrapeInterval=5s")
     monitors = [one for one in objects(*values) if one["kind"] == "PodMonitor"]
     return [scrape_config(monitor, {"static_configs": targets}) for monitor in monitors]
 
 
-def of_the_page(targets: list[Manifest]) -> list[Manifest]:
-    """For Prometheus without the operator."""
+def configs_of_the_page(targets: list[Manifest]) -> list[Manifest]:
+    """Return the page's scrape configuration for Prometheus without the operator."""
     page = (ROOT / "docs/install/kubernetes.md").read_text()
     (block,) = re.findall(r"^```yaml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     (config,) = yaml.safe_load(block)["scrape_configs"]
@@ -216,11 +216,11 @@ def of_the_page(targets: list[Manifest]) -> list[Manifest]:
     return [config | {"static_configs": targets, "scrape_interval": "5s"}]
 
 
-@pytest.mark.parametrize("configs", [of_the_chart, of_the_page])
-def test_targets_have_the_job_and_a_name_that_lasts_and_no_label_of_a_pod(
+@pytest.mark.parametrize("configs", [configs_of_the_chart, configs_of_the_page])
+def test_targets_have_the_job_a_stable_name_and_no_pod_labels(
     tmp_path: Path, free_port: int, configs: Callable[[list[Manifest]], list[Manifest]]
 ) -> None:
-    """As Prometheus relabels pods, though the pods are made up."""
+    """Relabel simulated pods with a real Prometheus."""
     pods = [
         {"label_app_kubernetes_io_name": "rankscope", "label_app_kubernetes_io_instance": "rankscope"},
         {"label_rankscope": "sidecar"},
@@ -228,7 +228,7 @@ def test_targets_have_the_job_and_a_name_that_lasts_and_no_label_of_a_pod(
         {"label_rankscope": "node"},
     ]
     targets = [
-        {"targets": [f"127.0.0.1:{free_port}"], "labels": {**of_pod(f"pod-{number}"), **of_pod_with(labels)}}
+        {"targets": [f"127.0.0.1:{free_port}"], "labels": {**meta_labels(f"pod-{number}"), **pod_labels(labels)}}
         for number, labels in enumerate(pods)
     ]
     with running_exporter(free_port):
@@ -245,17 +245,17 @@ def test_targets_have_the_job_and_a_name_that_lasts_and_no_label_of_a_pod(
     ]
 
 
-def of_pod(name: str) -> dict[str, str]:
+def meta_labels(name: str) -> dict[str, str]:
     found = {"pod_name": name, "pod_node_name": "gpu-node-1", "pod_phase": "Running", "namespace": "ml"}
     port = {"pod_container_name": "exporter", "pod_container_port_name": "rankscope"}
     return {f"__meta_kubernetes_{key}": value for key, value in (found | port).items()}
 
 
-def of_pod_with(labels: dict[str, str]) -> dict[str, str]:
+def pod_labels(labels: dict[str, str]) -> dict[str, str]:
     return {f"__meta_kubernetes_pod_{key}": value for key, value in labels.items()}
 
 
-def test_the_values_of_the_page_for_the_operators_chart_are_our_alertmanagers(tmp_path: Path) -> None:
+def test_the_pages_values_for_the_operators_chart_contain_our_alertmanager_configuration(tmp_path: Path) -> None:
     page = (ROOT / "docs/install/kubernetes.md").read_text()
     (command,) = re.findall(r"^\{ printf .*? > monitoring\.yml$", page, re.MULTILINE | re.DOTALL)
     script = command.replace("deploy/", f"{ROOT}/deploy/")
@@ -267,7 +267,7 @@ def test_the_values_of_the_page_for_the_operators_chart_are_our_alertmanagers(tm
     assert values["grafana"]["sidecar"]["datasources"] == {"defaultDatasourceScrapeInterval": "15s"}
 
 
-# What is refused.
+# Refused values.
 
 REFUSED = {
     "image.repository=": "image.repository is required",
@@ -304,7 +304,7 @@ def test_objects_are_named_by_the_release(release: str, name: str) -> None:
     assert names == {name}
 
 
-def test_the_notes_name_the_selected_nodes_and_what_is_not_installed() -> None:
+def test_the_notes_name_the_selected_nodes_and_the_disabled_parts() -> None:
     command = [program("helm"), "install", "rankscope", str(CHART), IMAGE, "--dry-run=client"]
     notes = subprocess.run(command, capture_output=True, text=True, check=True).stdout.partition("NOTES:")[2]
     assert "nvidia.com/gpu.present=true" in notes

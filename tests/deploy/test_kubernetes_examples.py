@@ -1,4 +1,4 @@
-"""The training jobs in examples/kubernetes: their pods are ones that Kubernetes takes, and that the exporter sees."""
+"""The training jobs in examples/kubernetes: Kubernetes accepts their pods, and the exporter sees them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rankscope_exporter.config import DEFAULT_PORT, parse
 EXAMPLES = Path(__file__).parents[2] / "examples/kubernetes"
 JOBS = sorted(EXAMPLES.glob("*/*.yaml"))
 PAGE = (EXAMPLES.parents[1] / "docs/install/kubernetes.md").read_text()
-# The label by which a job's controller names the job.
+# The label with which a job's controller names the job.
 RUN_LABELS = {
     "job": "batch.kubernetes.io/job-name",
     "jobset": "jobset.sigs.k8s.io/jobset-name",
@@ -32,7 +32,7 @@ Manifest = dict[str, Any]
 
 
 def templates(value: Any) -> Iterator[Manifest]:
-    """The pod templates within a document."""
+    """Yield the pod templates in a document."""
     if isinstance(value, dict):
         if "containers" in value.get("spec", {}):
             yield value
@@ -82,7 +82,7 @@ def test_a_rank_is_named_by_its_job_and_knows_its_node_and_pod(path: Path) -> No
         assert variables["RANKSCOPE_RUN"]["fieldRef"] == {"fieldPath": f"metadata.labels['{RUN_LABELS[path.stem]}']"}
         assert variables["RANKSCOPE_NODE"]["fieldRef"] == {"fieldPath": "spec.nodeName"}
         names = list(variables)
-        # Kubernetes expands $(NAME) only of what stands before.
+        # Kubernetes expands $(NAME) only if the variable is defined before.
         for used in re.findall(r"\$\((\w+)\)", variables["RANKSCOPE_LABELS"]):
             assert names.index(used) < names.index("RANKSCOPE_LABELS")
 
@@ -98,7 +98,7 @@ def test_on_the_node_records_go_to_the_run_directory(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in JOBS if path.parent.name == "sidecar"], ids=lambda path: path.name)
-def test_a_sidecar_reads_what_the_trainer_writes_and_may_nothing_else(path: Path) -> None:
+def test_a_sidecar_reads_the_trainers_records_and_has_no_other_permission(path: Path) -> None:
     for pod in pods(path):
         assert pod["metadata"]["labels"] == {"rankscope": "sidecar"}  # as the chart's PodMonitor selects
         (sidecar,), (trainer,) = pod["spec"]["initContainers"], pod["spec"]["containers"]
@@ -106,7 +106,7 @@ def test_a_sidecar_reads_what_the_trainer_writes_and_may_nothing_else(path: Path
         assert parse(registry.HELP, sidecar["args"], {}).run_dirs == (run_dir,)
         for container in (sidecar, trainer):
             mounts = {mount["mountPath"]: mount for mount in container["volumeMounts"]}
-            # A directory below the mount is the trainer's own; the mount itself all may write into.
+            # The mount is writable for all; the directory below it belongs to the trainer.
             assert mounts[str(run_dir.parent)]["name"] == "rankscope"
         assert sidecar["restartPolicy"] == "Always"
         (_, seconds) = sidecar["lifecycle"]["preStop"]["exec"]["command"]

@@ -1,4 +1,4 @@
-"""What goes into the packages: the service's restrictions, manual pages, completion, versions, and merged wheels."""
+"""The content of the packages: the service's restrictions, manual pages, completion, versions, and merged wheels."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def service() -> configparser.SectionProxy:
 
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
-def test_the_service_is_exposed_little(tmp_path: Path) -> None:
+def test_the_service_has_a_low_exposure(tmp_path: Path) -> None:
     unit = shutil.copy(UNIT, tmp_path)
     command = ["systemd-analyze", "security", "--offline=true", "--no-pager", "--threshold=20", str(unit)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
 
 
-def test_the_service_keeps_what_the_exporter_needs() -> None:
+def test_the_service_sets_no_restriction_that_breaks_the_exporter() -> None:
     hides_devices = {"PrivateDevices", "DeviceAllow", "DevicePolicy", "ProtectClock"}
     hides_processes_and_users = {"ProtectProc", "ProcSubset", "PrivateUsers", "PrivateNetwork"}
     assert not (hides_devices | hides_processes_and_users) & set(service())

@@ -1,4 +1,4 @@
-"""The run directory that the mount unit makes: every user can write there, and no user can take more than it has."""
+"""The run directory of the mount unit: every user can write there, up to its limits."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def test_the_unit_is_named_after_the_directory_that_the_hook_and_the_exporter_us
     assert str(SYSTEM_RUN_DIR)[1:].replace("/", "-") == UNIT.stem
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root mounts")
-def test_the_directory_is_for_all_users_and_ends_at_its_limits(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount")
+def test_the_directory_is_writable_for_all_up_to_its_limits(tmp_path: Path) -> None:
     command = ["unshare", "--mount", "sh", "-c", WITHIN, "sh", mount_section()["Options"], str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     mode, sizes, *limits = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""The prolog and epilog script as slurmd runs it, and what the exporter reads of it."""
+"""The prolog and epilog script, run like slurmd does, and read by the exporter."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_job_has_its_gpus_from_its_prolog_to_its_epilog(slurmd: Slurmd) -> Non
     assert slurmd.jobs == {}
 
 
-def test_a_line_has_the_number_first_and_then_what_slurmd_knows(slurmd: Slurmd) -> None:
+def test_a_line_has_the_number_first_and_then_the_other_fields(slurmd: Slurmd) -> None:
     slurmd.runs("prolog", ID="7", UID="1001", USER="alice", ACCOUNT="physics", PARTITION="gpu", SLUID=SLUID, GPUS="0")
     line = f"7 uid=1001 user=alice account=physics partition=gpu sluid={SLUID}\n"
     assert (slurmd.directory / "0").read_text() == line
@@ -45,14 +45,14 @@ def test_a_line_has_the_number_first_and_then_what_slurmd_knows(slurmd: Slurmd) 
     }
 
 
-def test_a_job_of_an_older_prolog_goes_with_its_epilog_too(slurmd: Slurmd) -> None:
+def test_the_epilog_also_removes_a_job_of_an_older_prolog(slurmd: Slurmd) -> None:
     slurmd.directory.mkdir()
     (slurmd.directory / "0").write_text("7 alice train large\n77\n")
     slurmd.runs("epilog", ID="7", GPUS="0")
     assert slurmd.jobs == {"0": [("77", "", "")]}
 
 
-def test_jobs_that_share_a_gpu_come_and_go_each_by_itself(slurmd: Slurmd) -> None:
+def test_jobs_that_share_a_gpu_start_and_end_independently(slurmd: Slurmd) -> None:
     slurmd.runs("prolog", ID="7", USER="alice", GPUS="0")
     slurmd.runs("prolog", ID="77", USER="bob", GPUS="0")
     slurmd.runs("prolog", ID="7", USER="alice", GPUS="0")
@@ -61,19 +61,19 @@ def test_jobs_that_share_a_gpu_come_and_go_each_by_itself(slurmd: Slurmd) -> Non
     assert slurmd.jobs == {"0": [("77", "bob", "")]}
 
 
-def test_a_job_without_gpus_leaves_nothing(slurmd: Slurmd) -> None:
+def test_a_job_without_gpus_writes_nothing(slurmd: Slurmd) -> None:
     slurmd.runs("prolog", ID="7", USER="alice")
     assert not slurmd.directory.exists()
 
 
-def test_nothing_half_written_is_left_behind(slurmd: Slurmd) -> None:
+def test_no_temporary_file_remains(slurmd: Slurmd) -> None:
     slurmd.runs("prolog", ID="7", USER="alice", GPUS="0")
     assert sorted(path.name for path in slurmd.directory.iterdir()) == [".lock", "0"]
 
 
 @pytest.mark.parametrize("mode_before", [None, 0o644, 0o666])
-def test_no_other_user_can_open_the_lock_and_so_hold_up_a_prolog(slurmd: Slurmd, mode_before: int | None) -> None:
-    if mode_before is not None:  # as an earlier version or another program left it
+def test_no_other_user_can_open_the_lock_to_block_a_prolog(slurmd: Slurmd, mode_before: int | None) -> None:
+    if mode_before is not None:  # created by an earlier version or another program
         slurmd.directory.mkdir()
         (slurmd.directory / ".lock").touch()
         (slurmd.directory / ".lock").chmod(mode_before)

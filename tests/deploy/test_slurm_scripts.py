@@ -1,4 +1,4 @@
-"""The task prolog, the mail program and the epilog of the controller, as Slurm runs them, in dash and bash."""
+"""The task prolog, the mail program and the controller's epilog, run like Slurm does, in dash and bash."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def hook(tmp_path: Path) -> Path:
 
 
 def task_prolog(shell: str, hook: Path, **variables: str) -> dict[str, str]:
-    """What it adds to the task's environment."""
+    """Return the variables that it adds to the task's environment."""
     environment = {"PATH": os.environ["PATH"], "RANKSCOPE_HOOK": str(hook), **variables}
     done = subprocess.run(
         [shell, SCRIPTS / "task_prolog.sh"], env=environment, capture_output=True, text=True, check=False
@@ -50,19 +50,19 @@ def test_the_users_own_packages_come_first(shell: str, hook: Path) -> None:
 
 
 @pytest.mark.parametrize("value", ["0", "", "1", "no"])
-def test_a_user_who_has_decided_is_left_alone(shell: str, hook: Path, value: str) -> None:
+def test_a_value_that_the_user_has_set_is_not_changed(shell: str, hook: Path, value: str) -> None:
     assert task_prolog(shell, hook, SLURM_JOB_GPUS="0", RANKSCOPE=value) == {}
 
 
-def test_a_task_without_a_gpu_is_left_alone(shell: str, hook: Path) -> None:
+def test_a_task_without_a_gpu_is_not_changed(shell: str, hook: Path) -> None:
     assert task_prolog(shell, hook) == {}
 
 
-def test_without_an_installed_hook_only_the_jobs_own_is_switched_on(shell: str, tmp_path: Path) -> None:
+def test_without_an_installed_hook_only_the_jobs_own_is_enabled(shell: str, tmp_path: Path) -> None:
     assert task_prolog(shell, tmp_path / "absent", SLURM_JOB_GPUS="0") == {"RANKSCOPE": "1"}
 
 
-def test_a_line_break_in_a_path_makes_no_line(shell: str, hook: Path) -> None:
+def test_a_line_break_in_a_path_adds_no_line(shell: str, hook: Path) -> None:
     found = task_prolog(shell, hook, SLURM_JOB_GPUS="0", PYTHONPATH="/a\nexport LD_PRELOAD=/b")
     assert found == {"RANKSCOPE": "1"}
 
@@ -74,7 +74,7 @@ def program(path: Path, *lines: str) -> Path:
 
 
 def configuration(directory: Path, report: str) -> Path:
-    """What /etc/default/rankscope-report is on a cluster."""
+    """Write the content of /etc/default/rankscope-report on a cluster, and return its path."""
     mail = program(directory / "mail", f'printf "%s\\n" "$@" > {directory}/sent; cat >> {directory}/sent')
     command = program(directory / "report", f'echo "$@" > {directory}/asked', report)
     path = directory / "rankscope-report"
@@ -83,7 +83,7 @@ def configuration(directory: Path, report: str) -> Path:
 
 
 def mail(shell: str, directory: Path, report: str, **variables: str) -> str:
-    """What is mailed, its recipient's arguments first."""
+    """Return the arguments and the text that are mailed."""
     environment = {"PATH": os.environ["PATH"], "RANKSCOPE_REPORT_CONFIG": str(configuration(directory, report))}
     command = [shell, SCRIPTS / "mail.sh", "-s", "Slurm Job_id=7 Name=train Ended", "alice"]
     environment |= variables
@@ -95,19 +95,19 @@ def mail(shell: str, directory: Path, report: str, **variables: str) -> str:
 HEAD = "-s\nSlurm Job_id=7 Name=train Ended\nalice\n"
 
 
-def test_the_report_is_in_the_mail_and_is_the_users(shell: str, tmp_path: Path) -> None:
+def test_the_mail_has_the_users_report(shell: str, tmp_path: Path) -> None:
     sent = mail(shell, tmp_path, "printf 'a report\\n%%s \\\\n\\n'", SLURM_JOB_MAIL_TYPE="Ended", **JOB)
     assert sent == HEAD + "a report\n%s \\n\n"
     assert (tmp_path / "asked").read_text() == "--url http://prometheus:9090 --slurm-job 7 --owner 1001\n"
 
 
 @pytest.mark.parametrize("report", ["exit 2", "exit 1", "echo no such job >&2; exit 2"])
-def test_without_a_report_the_mail_is_what_it_was(shell: str, tmp_path: Path, report: str) -> None:
+def test_without_a_report_the_mail_is_unchanged(shell: str, tmp_path: Path, report: str) -> None:
     assert mail(shell, tmp_path, report, SLURM_JOB_MAIL_TYPE="Ended", **JOB) == HEAD
 
 
 @pytest.mark.parametrize("variables", [{}, {"SLURM_JOB_MAIL_TYPE": "Began", **JOB}, {"SLURM_JOB_MAIL_TYPE": "Ended"}])
-def test_of_a_job_that_has_not_ended_nothing_is_asked(shell: str, tmp_path: Path, variables: dict[str, str]) -> None:
+def test_no_report_is_requested_before_the_job_has_ended(shell: str, tmp_path: Path, variables: dict[str, str]) -> None:
     assert mail(shell, tmp_path, "echo a report", **variables) == HEAD
     assert not (tmp_path / "asked").exists()
 
@@ -124,7 +124,7 @@ def epilog(shell: str, directory: Path, report: str, **variables: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b""), "a job waits for its epilog"
 
 
-def test_the_epilog_keeps_the_report_with_the_job(shell: str, tmp_path: Path) -> None:
+def test_the_epilog_stores_the_report_with_the_job(shell: str, tmp_path: Path) -> None:
     epilog(shell, tmp_path, 'echo \'{"useful":0.5, "x":"$(id)"}\'', **JOB)
     eventually((tmp_path / "set").exists)
     *command, comment = (tmp_path / "set").read_text().splitlines()

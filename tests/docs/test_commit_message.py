@@ -1,4 +1,4 @@
-"""The hook that checks a commit's subject."""
+"""The git hook that checks a commit's subject."""
 
 from __future__ import annotations
 

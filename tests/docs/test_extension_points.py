@@ -1,4 +1,4 @@
-"""CONTRIBUTING.md's extension points: each path that it names exists, and each file of a folder is in its list."""
+"""CONTRIBUTING.md's extension points: each path in them exists, and each file of a folder is registered."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ HOOK = ROOT / "trainer_hooks/rankscope"
 PAGE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
 RECIPES = dict(re.findall(r"^### (.+)\n\n((?:.+\n)+)", PAGE, re.MULTILINE))
 PATHS = sorted(set(re.findall(r"`([\w./-]+(?:/|\.(?:py|yml|md|toml)))`", PAGE)))
-NOT_WAYS = {"job", "launch", "leftovers", "run"}  # what trains the ways, and checks what is left
+NOT_WAYS = {"job", "launch", "leftovers", "run"}  # these run the ways and check the result
 
 
 def files(folder: Path) -> set[str]:
-    """The modules in it, by name."""
+    """Return the names of the modules in the folder."""
     return {path.stem for path in folder.glob("*.py")} - {"__init__"}
 
 
 def resolve(path: str) -> list[Path]:
-    """Return where the path is: from the top, or below a package."""
+    """Return the existing files or folders for a path, from the top or below a package."""
     return [folder / path for folder in (ROOT, HOOK, EXPORTER) if (folder / path).exists()]
 
 
@@ -39,7 +39,7 @@ def test_every_path_that_the_page_names_exists_once(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", [path for path in PATHS if "NAME" in path])
-def test_every_alert_has_what_the_page_names_for_each(path: str) -> None:
+def test_every_alert_has_the_files_that_the_page_names(path: str) -> None:
     (folder,) = resolve(str(Path(path).parent))
     assert list(folder.glob(Path(path).name.replace("NAME", "Rankscope*")))
 
@@ -60,13 +60,13 @@ def test_every_collector_s_file_is_a_collector() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(files(EXPORTER / "ranks/metrics")))
-def test_every_metric_of_a_rank_is_listed(name: str) -> None:
+def test_every_rank_metric_is_registered(name: str) -> None:
     declared = importlib.import_module(f"rankscope_exporter.ranks.metrics.{name}").METRICS
     assert {metric.name for metric in declared} <= {metric.name for metric in RANK_METRICS}
 
 
-def test_every_scheduler_that_is_asked_for_holders_is_a_source_of_them() -> None:
-    """Else the first GPU that it names fails the collector `allocation`."""
+def test_every_allocation_source_is_registered() -> None:
+    """Otherwise the first GPU that it names would fail the collector `allocation`."""
     modules = [importlib.import_module(f"rankscope_exporter.gpu.allocation.{name}") for name in ALLOCATION]
     classes = [one for module in modules for one in vars(module).values() if hasattr(one, "holders")]
     names = {one.name for one in classes if isinstance(getattr(one, "name", None), str)}
@@ -79,11 +79,11 @@ def test_every_probe_is_installed() -> None:
     assert can_be == {*probes.all_probes(), *probes.late_probes()}
 
 
-def test_every_file_of_ways_to_train_is_in_their_table() -> None:
+def test_every_file_with_ways_to_train_is_in_the_table_of_ways() -> None:
     listed = {way.partition(".")[0] for way in chain.from_iterable(ways for _, ways in WAYS.values())}
     assert listed == files(ROOT / "testing/ways") - NOT_WAYS
 
 
-def test_every_page_of_a_decision_has_a_number_of_its_own() -> None:
+def test_decisions_are_numbered_without_gaps_or_duplicates() -> None:
     numbers = [int(path.name[:4]) for path in sorted((ROOT / "docs/decisions").glob("*.md"))]
     assert numbers == list(range(1, len(numbers) + 1))

@@ -1,4 +1,4 @@
-"""What is committed and made from something else: up to date, and called so where people and GitHub look."""
+"""Generated files are up to date, and marked as generated in their text and for GitHub."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ LOCKED = {ROOT / "exporter/requirements.txt", ROOT / "exporter/requirements-buil
 RECORDED = (ROOT / "docs/measurements", ROOT / "tests/rules/recorded")
 
 
-def called_generated() -> set[Path]:
+def marked_as_generated() -> set[Path]:
     lines = [line.split() for line in (ROOT / ".gitattributes").read_text().splitlines()]
     found = {line[0]: set(ROOT.glob(line[0])) for line in lines if "linguist-generated" in line}
-    assert all(found.values()), "a pattern that names nothing"
+    assert all(found.values()), "a pattern without a file"
     return set().union(*found.values())
 
 
@@ -38,19 +38,19 @@ def named(path: Path) -> str:
 
 
 @pytest.mark.parametrize("path", GENERATED, ids=named)
-def test_a_generated_file_is_what_its_sources_say(path: Path) -> None:
+def test_a_generated_file_is_up_to_date(path: Path) -> None:
     _, text = GENERATED[path]
     assert path.read_text(encoding="utf-8") == text, "run `make generate`"
 
 
 def head_of(path: Path, text: str) -> str:
-    """Where it says so: JSON has no comments, and a dashboard a description."""
+    """Return the part that names the generator: the first lines, or the description of a dashboard."""
     is_dashboard = path.parent in (dashboards.OUTPUT, dashboards.CHART)
     return str(json.loads(text)["description"]) if is_dashboard else " ".join(text.splitlines()[:3])
 
 
 @pytest.mark.parametrize("path", GENERATED, ids=named)
-def test_a_generated_file_says_by_what_and_how_it_is_made_anew(path: Path) -> None:
+def test_a_generated_file_names_its_generator_and_command(path: Path) -> None:
     name, text = GENERATED[path]
     head = head_of(path, text)
     assert name in head
@@ -63,7 +63,7 @@ def test_make_generate_calls_every_generator(name: str) -> None:
     assert f" {name}" in recipe.partition("\n\n")[0]
 
 
-def test_a_generator_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_dashboard_generator_writes_its_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dashboards, "OUTPUT", tmp_path)
     monkeypatch.setattr(dashboards, "CHART", tmp_path / "chart")
     (tmp_path / "chart").mkdir()
@@ -73,6 +73,6 @@ def test_a_generator_writes_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
     assert json.loads((tmp_path / "run.json").read_text())["uid"]
 
 
-def test_git_is_told_of_all_that_is_generated_and_of_nothing_else() -> None:
-    recorded = {path for path in called_generated() if path.parent in RECORDED}
-    assert called_generated() - recorded == {*GENERATED, *LOCKED, *RENDERED}
+def test_exactly_the_generated_files_are_marked_for_git() -> None:
+    recorded = {path for path in marked_as_generated() if path.parent in RECORDED}
+    assert marked_as_generated() - recorded == {*GENERATED, *LOCKED, *RENDERED}

@@ -1,4 +1,4 @@
-"""The install pages: their `sh` blocks as somebody types them, in a clean directory; and what they quote."""
+"""The install pages: run their `sh` blocks in a clean directory, and check the files that they quote."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from rankscope.record.writer import SYSTEM_RUN_DIR
 
 ROOT = Path(__file__).parents[2]
 PAGES = ROOT / "docs/install"
-USED = {"pyproject.toml", "README.md", "LICENSE", "trainer_hooks", "exporter", "deploy", "grafana", "examples"}
+CLONED = {"pyproject.toml", "README.md", "LICENSE", "trainer_hooks", "exporter", "deploy", "grafana", "examples"}
 PORTS = ("10417", "10418", "9090", "9093")
-WITHIN = 200  # seconds; two cores that tests share install the package and start three servers and a job
+TIMEOUT = 200  # seconds; two shared cores install the package and start three servers and a job
 
 PRINTED = {
-    "one-box.md": ["mine: 2 ranks on 1 node", "RankscopeRankZeroLagging", "Rank 0 of mine on"],
+    "one-box.md": ["mine: 2 ranks on 1 node", "RankscopeRankZeroLagging", "Rank 0"],
     "node.md": ["SUCCESS: prometheus.yml is valid", 'up{instance="localhost:'],
     "existing-prometheus.md": ["rules found", "SUCCESS: prometheus.yml is valid", 'up{instance="localhost:', "\n1\n"],
     "existing-alertmanager.md": ["SUCCESS", "gpu-team", "slow storage, known"],
     "upgrade.md": [],
 }
-"""By page, what its commands print, in this order; in addition, none may fail."""
+"""The expected output of each page's commands, in this order. No command may fail."""
 ALONE = {"one-box.md": pytest.mark.alone}
-"""The page whose job's alerts are judged."""
+"""The page whose job's alerts are checked."""
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -41,7 +41,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def script_of(page: str, directory: Path) -> str:
-    """Its commands on free ports, without sudo, and with what they have in /etc below the directory."""
+    """Return the page's commands with free ports, without sudo, and with /etc below the directory."""
     script = "".join(blocks(page, "sh")).replace("sudo ", "").replace("/etc/", f"{directory}/etc/")
     for port in PORTS:
         script = re.sub(rf"\b{port}\b", str(free_port()), script)
@@ -50,19 +50,19 @@ def script_of(page: str, directory: Path) -> str:
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """What a clone has."""
+    """Return a copy of the tree, like a clone."""
     checkout = tmp_path / "rankscope"
-    unused = {path.name for path in ROOT.iterdir()} - USED
+    unused = {path.name for path in ROOT.iterdir()} - CLONED
     shutil.copytree(ROOT, checkout, ignore=lambda _, names: unused.intersection(names) | {"__pycache__"})
     return checkout
 
 
 def make_environment(directory: Path) -> None:
-    """Make the virtual environment that one-box.md makes, in which the package finds this one's torch and packages."""
+    """Create the virtual environment of one-box.md, with access to torch and the packages of this one."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(directory)], check=True)
     (site_packages,) = (directory / "lib").glob("python*/site-packages")
     (site_packages / "torch.pth").write_text(sysconfig.get_path("purelib"))
-    # Its own pip, too: that of this environment would install there.
+    # It needs its own pip: the pip of this environment would install there.
     for name, module in (("torchrun", "torch.distributed.run"), ("pip", "pip._internal.cli.main")):
         script = directory / "bin" / name
         script.write_text(f"#!{directory}/bin/python\nfrom {module} import main\nmain()\n")
@@ -70,7 +70,7 @@ def make_environment(directory: Path) -> None:
 
 
 def output_of(script: str, checkout: Path) -> str:
-    """What it prints. It must not fail, and whatever it has left running is stopped."""
+    """Return the script's output, and stop its remaining processes. The script must not fail."""
     offline = {"PIP_NO_INDEX": "1", "PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
     environment = {**os.environ, **offline, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     log = checkout.parent / "output.log"
@@ -85,7 +85,7 @@ def output_of(script: str, checkout: Path) -> str:
             start_new_session=True,
         )
         try:
-            status = shell.wait(WITHIN)
+            status = shell.wait(TIMEOUT)
         except subprocess.TimeoutExpired:
             status = None
         finally:
@@ -97,7 +97,7 @@ def output_of(script: str, checkout: Path) -> str:
 
 @pytest.mark.usefixtures("run_dir")
 @pytest.mark.parametrize("page", [pytest.param(page, marks=ALONE.get(page, ())) for page in PRINTED])
-def test_a_pages_commands_do_what_it_says(page: str, checkout: Path) -> None:
+def test_a_pages_commands_work_as_described(page: str, checkout: Path) -> None:
     if "venv/bin/activate" in script_of(page, checkout):
         make_environment(checkout.parent / "one-box/venv")
     cloned = set(checkout.rglob("*"))
@@ -107,14 +107,14 @@ def test_a_pages_commands_do_what_it_says(page: str, checkout: Path) -> None:
     position = 0
     for text in PRINTED[page]:
         position = output.find(text, position)
-        assert position >= 0, f"{text!r} is not, or not here, in:\n{output}"
+        assert position >= 0, f"{text!r} is missing, or in another order, in:\n{output}"
 
 
-def test_every_page_with_commands_is_tried() -> None:
+def test_every_page_with_commands_is_run() -> None:
     assert {page.name for page in PAGES.glob("*.md") if blocks(page.name, "sh")} == PRINTED.keys()
 
 
-def test_the_route_below_another_is_the_shipped_one() -> None:
+def test_the_pages_route_is_the_shipped_one() -> None:
     shipped = yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["route"]
     (text,) = re.findall(r"^route:\n.*?(?=^receivers:)", blocks("existing-alertmanager.md", "sh")[0], re.M | re.S)
     (ours,) = yaml.safe_load(text)["route"]["routes"]
@@ -122,7 +122,7 @@ def test_the_route_below_another_is_the_shipped_one() -> None:
     assert {**ours, "receiver": shipped["receiver"]} == shipped
 
 
-def test_inhibit_rules_touch_no_alert_of_others() -> None:
+def test_inhibit_rules_match_only_our_alerts() -> None:
     for rule in yaml.safe_load((ROOT / "deploy/alertmanager/alertmanager.yml").read_text())["inhibit_rules"]:
         for matchers in (rule["source_matchers"], rule["target_matchers"]):
             assert re.match(r'alertname=~?"Rankscope', matchers[0]), matchers
@@ -143,7 +143,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(shutil.which("systemd-tmpfiles") is None, reason="no systemd here")
-def test_tmpfiles_makes_a_run_directory_for_all(tmp_path: Path) -> None:
+def test_tmpfiles_creates_a_run_directory_for_all_users(tmp_path: Path) -> None:
     configuration = ROOT / "deploy/node/rankscope.conf"
     command = ["systemd-tmpfiles", "--create", f"--root={tmp_path}", "-"]
     subprocess.run(command, input=configuration.read_text(), text=True, check=True)

@@ -1,4 +1,4 @@
-"""Links from one page to another, and to a heading in it, lead somewhere; source files that a page names are there."""
+"""Links between pages and to headings resolve; source files that a page names exist."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
 
 def anchors(page: Path) -> set[str]:
-    """As GitHub makes them of headings: small letters, hyphens for blanks, nothing but words."""
+    """Return the anchors that GitHub makes from headings: lower case, hyphens for blanks, only word characters."""
     return {
         re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
         for heading in HEADING.findall(re.sub(r"^```.*?^```$", "", page.read_text(), flags=re.MULTILINE | re.DOTALL))
@@ -53,12 +53,12 @@ def test_every_link_to_a_page_resolves(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", NOT_HISTORY, ids=lambda page: str(page.relative_to(ROOT)))
-def test_every_source_file_that_a_page_names_is_there(page: Path) -> None:
+def test_every_source_file_that_a_page_names_exists(page: Path) -> None:
     named = set(SOURCE.findall(page.read_text()))
     assert {name for name in named if not any(path.endswith(f"/{name}") for path in SOURCES)} == set()
 
 
-def test_a_link_to_nothing_is_found(tmp_path: Path) -> None:
+def test_a_broken_link_is_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A `title`, here\n[a](#a-title-here) [b](page.md) [c](none.md) [d](#none) `[e](code.md)`\n")
     assert broken(page) == ["none.md", "#none"]

@@ -1,4 +1,4 @@
-"""The pages of measurements: each is in the table of today's figures and states how it was measured."""
+"""The pages of measurements: each states its conditions and is in the table of the README."""
 
 from __future__ import annotations
 

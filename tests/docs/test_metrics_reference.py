@@ -1,11 +1,11 @@
-"""docs/metrics.md says how many series a GPU has."""
+"""The number of series per GPU in docs/metrics.md."""
 
 from __future__ import annotations
 
 from docs import generate
 
 
-def test_a_series_budget_counts_what_a_gpu_has_and_not_what_it_lacks() -> None:
+def test_only_the_metrics_that_a_gpu_has_are_counted() -> None:
     h100, a100, t4 = (generate.series_of(generate.MODELS[name]) for name in ("H100 with 18 NVLinks", A100, "T4"))
     assert h100["nvlink"] > 0
     assert h100["gpm"] > 0

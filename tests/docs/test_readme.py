@@ -1,4 +1,4 @@
-"""What the README tells a training script to write does what it says, and the faults that it counts are there."""
+"""The README's loops do what the README says, and its numbers of faults are those of the gauntlet."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ README = ROOT / "README.md"
 
 SLEPT = 0.05  # seconds
 
-# What the README's loops call.
+# The functions that the README's loops call.
 SCRIPT = f"""
 import time
 import torch
@@ -45,9 +45,8 @@ def update(x, y):
 
 def test_a_loop_without_a_data_loader_names_its_time(run_dir: Path) -> None:
     instrument, *loops = re.findall(r"^```python\n(.*?)^```$", README.read_text(), re.MULTILINE | re.DOTALL)
-    script = "".join(
-        [instrument, SCRIPT, *loops, *loops]
-    )  # what the first ones take is start-up, until their first step
+    # The time of the first loops is start-up, until their first step.
+    script = "".join([instrument, SCRIPT, *loops, *loops])
     subprocess.run([sys.executable, "-c", script], check=True)
     (path,) = run_dir.glob("*.rank")
     rank = read_rank(path)
@@ -59,17 +58,20 @@ def test_a_loop_without_a_data_loader_names_its_time(run_dir: Path) -> None:
 
 
 def faults_of(report: str) -> set[str]:
-    """Whose runs a report of the gauntlet has."""
+    """Return the faults that a report of the gauntlet has."""
     text = (ROOT / "docs/measurements" / report).read_text()
     return set(re.findall(r"^\| `([fg]\d+_\w+)` \|", text, re.MULTILINE))
 
 
-def test_the_faults_are_counted_as_they_are_and_as_they_were_run() -> None:
+def test_the_numbers_of_faults_are_those_of_the_cases_and_of_the_reports() -> None:
     devices = [case.devices for case in all_cases().values() if not case.is_decoy]
     alone, only_there = devices.count(GPUS_ALONE), devices.count(HOST_AND_DEVICE)
     gloo, asynchronous = faults_of("gauntlet.md"), faults_of("gauntlet_asynchronous.md")
     text = " ".join(README.read_text().split())
     assert only_there == 2
-    assert f"Of {len(devices)} faults {len(devices) - 2} run over gloo; on that device the" in text
-    assert f"the {len(devices) - 2 - alone} of them about ranks, and two that only it can have" in text
+    assert f"{len(gloo)} of {len(devices)} faults run over gloo" in text
+    assert len(gloo) == len(devices) - only_there
+    assert f"{len(asynchronous)} run on a simulated asynchronous device" in text
+    assert f"{len(asynchronous) - only_there} of those about ranks, and two that only such a device can have" in text
+    assert len(asynchronous) == len(gloo) - alone + only_there
     assert f"| | gloo: {len(gloo)} faults | asynchronous device: {len(asynchronous)} faults |" in text

@@ -16,10 +16,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 
 {{- define "rankscope.image" -}}
-{{ required "image.repository is required: the image that you have built and pushed" .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ required "image.repository is required: build and push the image first" .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
-{{/* 65534 as the image has it; 0 where the kubelet has to be asked. */}}
+{{/* 65534 as in the image; 0 to ask the kubelet. */}}
 {{- define "rankscope.uid" -}}
 {{ ternary 0 65534 .Values.podAttribution.enabled }}
 {{- end -}}
