@@ -125,13 +125,9 @@ def test_every_command_on_a_page_exists(page: str) -> None:
             assert program in {"cd", "curl", "git", "torchrun"}
 
 
-def test_the_figures_on_the_page_about_sizing_are_those_of_the_measurements() -> None:
-    rows = re.findall(r"^\|.*\]\((measurements/\w+\.md)\).*$", (DOCS / "sizing.md").read_text(), re.MULTILINE)
-    lines = [
-        line for line in (DOCS / "sizing.md").read_text().splitlines() if "](measurements/" in line and "|" in line
-    ]
-    assert len(rows) == len(lines) > 8
-    for page, line in zip(rows, lines, strict=True):
-        figures = set(re.findall(r"\d+(?:\.\d+)?", line.replace("P99", "")))
-        measured = set(re.findall(r"\d+(?:\.\d+)?", (DOCS / page).read_text()))
-        assert {one for one in figures if one not in measured} == set(), line
+def test_the_figures_on_the_page_about_sizing_are_those_of_the_pages_that_it_links_to() -> None:
+    rows = re.findall(r"^(\|.*\]\(([\w/]+\.md)\).*)$", (DOCS / "sizing.md").read_text(), re.MULTILINE)
+    assert len(rows) > 10
+    for row, page in rows:
+        known = set(re.findall(r"\d+(?:\.\d+)?", (DOCS / page).read_text()))
+        assert set(re.findall(r"\d+(?:\.\d+)?", row.replace("P99", ""))) <= known, row
