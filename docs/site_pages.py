@@ -43,13 +43,15 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 REPOSITORY = "https://github.com/rankscope/rankscope/blob/main/"
 FROM_ROOT = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+WIDE = ("index.md", "metrics.md", "comparison.md")
+"""Pages without the menu at the left."""
 INDEXES = {"decisions": "Decisions", "runbooks": "Runbooks"}
 DATA = yaml.safe_load((DOCS / "findings.yml").read_text(encoding="utf-8"))
 CAUSES = yaml.safe_load((ROOT / "deploy/prometheus/causes.yml").read_text(encoding="utf-8"))
 RULES = ROOT / "deploy/prometheus/rules/15s.yml"
 
 RUN = ("llm", "1000")
-PLACE = Place(3, "0-3", "node-a", "5", "GPU-5", "mlx5_3")
+PLACE = Place(2, "0-3", "node-a", "2", "GPU-2", "mlx5_2")
 EXAMPLE = {"age": 18_000.0, "scale": 0.5, "stage": 2.0, "port_rate": 0.5}
 
 CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
@@ -89,6 +91,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     """Let each link lead to a page of the site or to the repository."""
+    if page.file.src_uri in WIDE:
+        page.meta["hide"] = ["navigation"]
     return rewrite(markdown, page.file.src_uri)
 
 
