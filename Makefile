@@ -49,7 +49,7 @@ generate: venv helm ## everything that is committed and made from something else
 	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python deploy/helm/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py
 
 docs: $(call installed,docs) ## the documentation site, into build/site; a warning is an error
-	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 benchmark: venv ## measure what the hook costs a step, next to traceml-ai and prometheus_client (85 minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark

@@ -168,7 +168,7 @@ def _index(folder: str, title: str) -> str:
 @cache
 def modules() -> Mapping[str, ModuleType]:
     """Return the detector's module of each kind of finding."""
-    found = {}
+    found: dict[str, ModuleType] = {}
     for one in pkgutil.iter_modules(detectors.__path__):
         if one.name not in diagnosis.NOT_A_DETECTOR:
             module = importlib.import_module(f"{detectors.__name__}.{one.name}")
