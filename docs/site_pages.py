@@ -58,19 +58,6 @@ CODE = re.compile(r"(^```.*?^```$|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:|mailto:|#)([^)#\s]+)(#[^)\s]*)?\)")
 IMAGE = re.compile(r'<img alt="([^"]*)" src="([^"]+\.svg)" ?/?>')
 STYLE = re.compile(r"<style>.*?</style>", re.DOTALL)
-GRAFANA = {
-    "semi-dark-green": "#56a64b",
-    "dark-green": "#37872d",
-    "light-green": "#96d98d",
-    "semi-dark-red": "#e02f44",
-    "light-blue": "#8ab8ff",
-    "semi-dark-orange": "#ff780a",
-    "light-yellow": "#ffee52",
-    "semi-dark-yellow": "#f2cc0c",
-    "semi-dark-purple": "#a352cc",
-    "semi-dark-blue": "#3274d9",
-}
-"""Grafana's colors by name, as the dashboards show them."""
 LABELS, WIDTH, BAR = 90, 560, 22
 """Pixels of a picture: the column of labels, the longest bar, the height of a row."""
 
@@ -254,7 +241,11 @@ def _advice(kind: str, cause: str) -> str:
 
 def figure(bars: Mapping[str, str]) -> str:
     """Return an SVG of bars. Each is given as `phase length phase length …`; `idle` is an empty box."""
-    rows = {label: re.findall(r"(\w+) ([\d.]+)", bar) for label, bar in bars.items()}
+    rows = {}
+    for label, bar in bars.items():
+        name, *numbers = re.split(r",? (?=\d)", label)
+        rows |= {f"{name} {number}".strip(): re.findall(r"(\w+) ([\d.]+)", bar) for number in numbers or [""]}
+    rows = dict(sorted(rows.items())) if len(rows) > len(bars) else rows
     scale = WIDTH / max(sum(float(length) for _, length in row) for row in rows.values())
     parts = []
     for number, (label, row) in enumerate(rows.items()):
@@ -276,7 +267,11 @@ def figure(bars: Mapping[str, str]) -> str:
 
 def _box(phase: str, left: float, top: float, width: float, height: float = BAR) -> str:
     color = CAUSES["phase_colors"].get(phase)
-    paint = f'fill="{GRAFANA.get(color, color)}"' if color else 'fill="none" stroke="currentColor" stroke-dasharray="3"'
+    paint = (
+        f'fill="{DATA["colors"].get(color, color)}"'
+        if color
+        else 'fill="none" stroke="currentColor" stroke-dasharray="3"'
+    )
     return (
         f'<rect x="{left:.1f}" y="{top}" width="{width:.1f}" height="{height:g}" {paint}><title>{phase}</title></rect>'
     )
