@@ -241,7 +241,7 @@ def _advice(kind: str, cause: str) -> str:
 
 def figure(bars: Mapping[str, str]) -> str:
     """Return an SVG of bars. Each is given as `phase length phase length …`; `idle` is an empty box."""
-    rows = {}
+    rows: dict[str, list[tuple[str, str]]] = {}
     for label, bar in bars.items():
         name, *numbers = re.split(r",? (?=\d)", label)
         rows |= {f"{name} {number}".strip(): re.findall(r"(\w+) ([\d.]+)", bar) for number in numbers or [""]}
