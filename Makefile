@@ -18,7 +18,7 @@ COMPILE = $(RELEASE)/uv pip compile --quiet --universal --python-version 3.11 --
 installed = $(or $(wildcard $(BIN)/.installed-dev),$(BIN)/.installed-$1)
 
 .DEFAULT_GOAL := help
-.PHONY: help venv servers helm demo check test lint format generate benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month serving-pods soak siege packages slurm kubernetes measurements-archive release lock sbom audit clean
+.PHONY: help venv servers helm demo check test lint format generate docs benchmark test-versions benchmark-exporter gpu-wheels gpu-check trackers ways stragglers endings gauntlet nodes month serving-pods soak siege packages slurm kubernetes measurements-archive release lock sbom audit clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -47,6 +47,9 @@ format: venv ## format the code with ruff
 
 generate: venv helm ## write the generated files: rules of each speed, dashboards, the Kustomize base, metrics.md and diagnosis.md
 	@$(BIN)/python deploy/prometheus/render.py && $(BIN)/python grafana/generate.py && $(BIN)/python deploy/helm/generate.py && $(BIN)/python docs/generate.py && $(BIN)/python docs/generate_diagnosis.py
+
+docs: $(call installed,docs) ## the documentation site, into build/site; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 benchmark: venv ## measure what the hook costs a step, next to traceml-ai and prometheus_client (85 minutes)
 	@$(BIN)/pip install --quiet --disable-pip-version-check --group benchmark

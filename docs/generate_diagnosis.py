@@ -109,7 +109,7 @@ def page() -> str:
         severe=limits.severe,
         priority=table(("finding", "is explained by"), [(f"`{kind}`", by) for kind, by in explained]),
         detectors="\n\n".join(_detectors()),
-        thresholds=table(("threshold", "value", "reason"), _thresholds(limits)),
+        thresholds=table(("threshold", "value", "reason"), threshold_rows(limits)),
     )
 
 
@@ -134,7 +134,8 @@ def _title(name: str) -> str:
     return name.rpartition(".")[2].replace("_", " ").capitalize()
 
 
-def _thresholds(limits: Thresholds) -> list[tuple[str, str, str]]:
+def threshold_rows(limits: Thresholds) -> list[tuple[str, str, str]]:
+    """Return name, value and reason of each threshold."""
     reasons = _reasons()
     return [
         (f"`{one.name}`", f"{getattr(limits, one.name):g}", reasons.get(one.name, ""))
