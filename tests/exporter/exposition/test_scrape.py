@@ -50,7 +50,7 @@ def test_a_failure_is_logged_when_it_begins_and_when_it_ends(caplog: pytest.LogC
     scrape.collect()
     assert [entry.getMessage() for entry in caplog.records] == [
         "collector failing failed: the disk is gone",
-        "collector failing works again",
+        "collector failing recovered",
     ]
 
 
