@@ -35,11 +35,11 @@ class Averages:
     """Enabled collectors, wrapped to compute averages where dcgm-exporter has a gauge."""
 
     def __init__(self, collectors: Iterable[GpuCollector[Any]]) -> None:
-        enabled = list(collectors)
+        given = list(collectors)
         self._recent = {
-            collector.name: Recent(collector, COUNTS[collector.name]) for collector in enabled if collector.name in COUNTS
+            collector.name: Recent(collector, COUNTS[collector.name]) for collector in given if collector.name in COUNTS
         }
-        self.collectors = [self._recent[c.name].collector if c.name in self._recent else c for c in enabled]
+        self.collectors = [self._recent[c.name].collector if c.name in self._recent else c for c in given]
         """The collectors that the sampler reads, in the given order."""
 
     def averaged(self, collector: GpuCollector[Any], gpu: Gpu, reading: Any) -> Any:
