@@ -174,8 +174,8 @@ class Device:
         info = ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle, pynvml.nvmlMemory_v2)
         if info is not None:
             return Memory(info.total, info.used, info.free, info.reserved)
-        # Drivers before 510 support only version 1, whose `used` includes the driver's reserved memory (912 MB, not 7.8 MB,
-        # on an idle A100) without reporting its size.
+        # Drivers before 510 support only version 1, whose `used` includes the driver's reserved memory (912 instead of
+        # 7.8 MB on an idle A100) without reporting its size.
         info = ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle)
         return None if info is None else Memory(info.total, info.used, info.free)
 
