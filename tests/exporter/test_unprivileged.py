@@ -14,15 +14,15 @@ from testing.records import living_rank
 # Imports come first, because the interpreter may be in a home directory that other users cannot enter. A test run
 # without root is already unprivileged. A file size limit of 0 makes every write fail, as on a read-only root file
 # system.
-EXPORTER_AS_NOBODY = """
+UNPRIVILEGED_EXPORTER = """
 import os, resource, sys
 import anyio._backends._asyncio, encodings.idna, uvicorn.lifespan.on
 import uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl
 import rankscope_exporter.daemon, rankscope_exporter.logs
 from rankscope_exporter.__main__ import main
-from testing.users import NOBODY, become
+from testing.users import become
 if os.geteuid() == 0:
-    become(NOBODY)
+    become(65534)  # the overflow uid of Linux
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 os.chdir("/")
 main(sys.argv[1:])
@@ -32,7 +32,7 @@ main(sys.argv[1:])
 @contextmanager
 def unprivileged_exporter(run_dir: Path, port: int) -> Iterator[tuple[str, int]]:
     """Start an exporter. Yields its address and process id."""
-    program = (sys.executable, "-c", EXPORTER_AS_NOBODY)
+    program = (sys.executable, "-c", UNPRIVILEGED_EXPORTER)
     flags = (f"--run-dir={run_dir}", "--simulate=1")
     with exporter_process(port, *flags, program=program, ready="/-/ready") as process:
         yield f"http://127.0.0.1:{port}", process.pid
