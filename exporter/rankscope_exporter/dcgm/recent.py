@@ -21,7 +21,7 @@ Amounts = Mapping[tuple[str, str], float]
 
 
 class Recent(Generic[R]):
-    """Average a collector's counters in the thread that reads them, so scrapers do not affect each other."""
+    """A collector whose counters are averaged in the thread that reads them, so scrapers do not affect each other."""
 
     def __init__(self, collector: GpuCollector[R], counts: Callable[[R], Amounts]) -> None:
         """Wrap `collector`. `counts` extracts the counters from a reading."""

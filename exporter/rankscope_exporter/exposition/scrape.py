@@ -50,7 +50,7 @@ class Form(NamedTuple):
 
 
 class Scrape:
-    """Run every collector and render its metrics."""
+    """A scrape runs every collector and renders its metrics."""
 
     def __init__(self, collectors: Sequence[Collector], clock: Callable[[], float] = time.perf_counter) -> None:
         self._collectors = collectors

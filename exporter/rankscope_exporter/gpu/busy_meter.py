@@ -26,7 +26,7 @@ class Load:
 
 
 class BusyMeter:
-    """Integrate the utilization of one engine of a GPU.
+    """Integrator of the utilization of one GPU engine.
 
     The driver keeps some seconds of samples. All samples since the last reading are added up, so bursts between two
     readings count. A sample counts for its sampling period, and all samples together for at most the elapsed time: time

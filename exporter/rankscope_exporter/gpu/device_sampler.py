@@ -24,11 +24,11 @@ class Timing:
 
     interval: float = 1.0
     deadline: float = 5.0
-    """Age limit of a reading; at least three intervals apply."""
+    """Age limit of a reading, but at least three intervals."""
     reopen_after: float = 5.0
     """Delay before reopening a device: each attempt makes the kernel initialize it and write to its log."""
     reconnect_after: float = 60.0
-    """Delay before reconnecting the driver if GPUs are missing: NVML finds a reset GPU only after that."""
+    """Delay before reconnecting the driver if GPUs are missing: NVML finds a reset GPU only after a reconnect."""
     release_timeout: float = 5.0
     """Limit for releasing the handles: the threads take up to 2 s to end, and then the driver cleans up."""
     unix: Callable[[], float] = time.time
@@ -41,7 +41,7 @@ class Timing:
 
 
 class DeviceSampler:
-    """Read the device at one index. Only the driver is shared with other devices."""
+    """Reader of the device at one index. Only the driver is shared with other devices."""
 
     def __init__(
         self,

@@ -35,7 +35,7 @@ class Xids:
 
 
 class XidWatcher:
-    """Register every open device. Reports `(uuid, None)` when reporting starts and `(uuid, code)` for each event."""
+    """A thread that registers open devices. It reports `(uuid, None)` on registration, `(uuid, code)` per event."""
 
     def __init__(
         self, driver: Driver, devices: Callable[[], Iterable[Device]], report: Callable[[str, int | None], None]

@@ -62,7 +62,7 @@ class RankHistory:
 
 
 class RankFollower(Worker):
-    """Poll the ranks and add their activity since the last poll to their GPUs."""
+    """A thread that polls the ranks and adds their activity since the last poll to their GPUs."""
 
     def __init__(
         self,

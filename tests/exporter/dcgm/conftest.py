@@ -1,4 +1,4 @@
-"""A simulated machine whose collectors are read like by the sampler, exported under dcgm-exporter's names."""
+"""A simulated machine with collectors read as by the sampler, exported under dcgm-exporter's names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Labels = dict[str, str]
 
 
 class Sampled:
-    """Reads every collector of every GPU on request. The test sets XIDs."""
+    """A sampler that reads every collector of every GPU on request. The test sets XIDs."""
 
     def __init__(self, machine: Any, gpus: int, collectors: Iterable[GpuCollector[Any]]) -> None:
         averages = Averages(collectors)

@@ -67,7 +67,7 @@ class Claims:
 
 
 class ClaimsWatcher(Worker):
-    """Poll the schedulers every few seconds. Also resolve the names of `users`, which can block as long.
+    """A thread that polls the schedulers every few seconds. It also resolves the names of `users`, which can block.
 
     `ranks` returns the ranks of the last second, or None if they are unknown. They are not cached here: a rank's claim
     must end with its process, or each GPU of a job that ends would count as allocated for some seconds more.

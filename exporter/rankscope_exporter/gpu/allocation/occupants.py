@@ -1,6 +1,6 @@
 """Check of the GPU that a rank's record names against the GPUs of this node and the processes on them.
 
-Any user can write a record. It is accepted unless the node has no such GPU, or the GPU has only other users' processes.
+A record is its owner's claim. It is accepted unless the node has no such GPU, or only other users' processes are on it.
 """
 
 from __future__ import annotations

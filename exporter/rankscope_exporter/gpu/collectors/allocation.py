@@ -62,7 +62,7 @@ class Allocation:
 
 
 class AllocationMeter:
-    """Integrate the states of one GPU. The state at a reading counts for the time since the previous one."""
+    """Integrator of the states of one GPU. The state at a reading counts for the time since the previous one."""
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ Totals = Mapping[str, Mapping[str, float]]
 
 
 class GpmMeter:
-    """Integrate one GPU's activity in the GPU's thread.
+    """Integrator of one GPU's activity, in the GPU's thread.
 
     After a gap, or after the device is reopened, earlier samples are dropped: time without samples does not count.
     """
