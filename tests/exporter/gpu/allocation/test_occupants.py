@@ -65,7 +65,7 @@ def test_another_process_of_the_owner_confirms_the_claim(is_elsewhere: Scenario)
 
 
 def test_the_lock_holders_process_confirms_the_claim_for_any_file_owner(is_elsewhere: Scenario) -> None:
-    """In a pod with idmapped volumes, file and process have different uids."""
+    """Files and processes have different uids in a pod with idmapped volumes."""
     assert not is_elsewhere(Process(300_000, "", PID, "python"))
 
 
