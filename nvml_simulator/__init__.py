@@ -1,8 +1,8 @@
-"""The second simulator: a small `libnvidia-ml.so.1` in C that any program loads in the place of NVIDIA's.
+"""A second simulator: a small `libnvidia-ml.so.1` in C that any program loads instead of NVIDIA's.
 
-It follows the same scenario files as rankscope_exporter.simulation, which sits under pynvml in one process and is what
-users get. This one exists for tests and benchmarks: it exercises the ABI, struct versions and the release of the GIL,
-and lets other exporters run on the same simulated GPUs. table.py writes the scenario as a file that the library maps.
+It uses the same scenario files as rankscope_exporter.simulation, which works below pynvml in one process and is for
+users. This one is for tests and benchmarks: it covers the ABI, struct versions and the release of the GIL, and lets
+other exporters run on the same simulated GPUs. table.py writes the scenario to a file that the library maps.
 
     with tempfile.TemporaryDirectory() as directory:
         install(Path(directory), load_scenario("scenario.yml"))
@@ -26,9 +26,9 @@ COMPILER = ("cc", "-shared", "-fPIC", "-O2", "-std=gnu11", "-Wall", "-Wextra", "
 
 
 def install(directory: Path, scenario: Scenario, start_unix: float | None = None) -> None:
-    """Build the library there and write the scenario beside it; it begins at `start_unix`, now by default.
+    """Build the library in the directory and write the scenario next to it. It starts at `start_unix`, by default now.
 
-    Raises ScenarioError if the scenario needs what a table cannot hold, CalledProcessError if `cc` fails.
+    Raises ScenarioError if a table cannot represent the scenario, CalledProcessError if `cc` fails.
     """
     table = scenario_table(scenario, time.time() if start_unix is None else start_unix)
     (directory / TABLE).write_bytes(table)
@@ -37,6 +37,6 @@ def install(directory: Path, scenario: Scenario, start_unix: float | None = None
 
 
 def environment(directory: Path) -> dict[str, str]:
-    """The variables with which a program finds the library before NVIDIA's, and the library its scenario."""
+    """Return the variables with which a program loads this library instead of NVIDIA's, and the library the table."""
     path = os.pathsep.join(filter(None, [str(directory), os.environ.get("LD_LIBRARY_PATH")]))
     return {"LD_LIBRARY_PATH": path, "RANKSCOPE_NVML_TABLE": str(directory / TABLE)}

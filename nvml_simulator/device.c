@@ -1,4 +1,4 @@
-/* What NVML answers about one GPU: a function a symbol, as simulation/gpu_calls.py has them. */
+/* NVML calls for one GPU: one function per symbol, as in simulation/gpu_calls.py. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -140,18 +140,18 @@ EXPORT int nvmlDeviceGetSupportedEventTypes(Device device, unsigned long long *t
 
 static int fill_processes(const struct segment *segment, int graphics, unsigned *count, ProcessInfo *infos)
 {
-    unsigned room = infos ? *count : 0;
+    unsigned capacity = infos ? *count : 0;
     *count = 0;
     for (int64_t number = 0; number < segment->processes; number++) {
         const struct process *process = ENTRY(process, processes_at, segment->first_process + number);
         if (!(graphics ? process->is_graphics : process->is_compute))
             continue;
-        if (*count < room)
+        if (*count < capacity)
             infos[*count] = (ProcessInfo){(unsigned)process->pid, (unsigned long long)process->memory, NVML_NO_INSTANCE,
                                           NVML_NO_INSTANCE};
         ++*count;
     }
-    return *count > room ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
+    return *count > capacity ? NVML_ERROR_INSUFFICIENT_SIZE : NVML_SUCCESS;
 }
 
 EXPORT int nvmlDeviceGetComputeRunningProcesses_v3(Device device, unsigned *count, ProcessInfo *infos)
@@ -173,9 +173,9 @@ EXPORT int nvmlDeviceGetSamples(Device device, unsigned kind, unsigned long long
     if (kind != NVML_GPU_UTILIZATION_SAMPLES)
         return NVML_ERROR_NOT_SUPPORTED;
     int64_t last = (int64_t)(t / table->sample_period + 1e-6), first = last - table->ring_depth + 1;
-    unsigned room = samples ? *count : ~0u;
+    unsigned capacity = samples ? *count : ~0u;
     *count = 0;
-    for (int64_t period = first < 1 ? 1 : first; period <= last && *count < room; period++) {
+    for (int64_t period = first < 1 ? 1 : first; period <= last && *count < capacity; period++) {
         double end = table->start_unix + (double)period * table->sample_period;
         unsigned long long stamp = (unsigned long long)nearbyint(end * 1e6);
         if (stamp <= since_us)

@@ -1,4 +1,4 @@
-/* The connection: initialization, handles, and the event set for XIDs. */
+/* The connection: initialization, handles, and event sets for XIDs. */
 #include "library.h"
 
 #include <pthread.h>
@@ -7,10 +7,10 @@
 #include <string.h>
 
 #define EVENT_POLL 0.02 /* seconds */
-#define MOST_GPUS 64    /* as scenario.py */
+#define MAX_GPUS 64     /* as in scenario.py */
 
 struct event_set {
-    int64_t delivered[MOST_GPUS]; /* XIDs of each GPU; -1 is one that is not registered */
+    int64_t delivered[MAX_GPUS]; /* number of XIDs by GPU; -1 if the GPU is not registered */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -45,9 +45,9 @@ int check_connection(void)
 
 EXPORT int nvmlShutdown(void)
 {
-    int refused = check_connection();
-    if (refused)
-        return refused;
+    int error = check_connection();
+    if (error)
+        return error;
     pthread_mutex_lock(&lock);
     connections--;
     pthread_mutex_unlock(&lock);
@@ -61,7 +61,7 @@ EXPORT const char *nvmlErrorString(int code)
     return text;
 }
 
-static const struct fault *fault_of(Device device, const char *symbol)
+static const struct fault *find_fault(Device device, const char *symbol)
 {
     const struct segment *segment = state(device, now());
     for (int64_t number = 0; number < segment->faults; number++) {
@@ -74,34 +74,34 @@ static const struct fault *fault_of(Device device, const char *symbol)
 
 int check_device(Device device, const char *symbol, double *t)
 {
-    int refused = check_connection();
-    if (refused)
-        return refused;
+    int error = check_connection();
+    if (error)
+        return error;
     if (device < ENTRY(gpu, gpus_at, 0) || device >= ENTRY(gpu, gpus_at, table->gpu_count))
         return NVML_ERROR_INVALID_ARGUMENT;
-    const struct fault *fault = fault_of(device, symbol);
+    const struct fault *fault = find_fault(device, symbol);
     if (fault && fault->blocks > 0)
         sleep_for(fault->blocks);
     *t = now();
     if (state(device, *t)->lost)
         return NVML_ERROR_GPU_IS_LOST;
-    fault = fault_of(device, symbol);
+    fault = find_fault(device, symbol);
     return fault ? (int)fault->code : NVML_SUCCESS;
 }
 
 EXPORT int nvmlDeviceGetCount_v2(unsigned *count)
 {
-    int refused = check_connection();
-    if (!refused)
+    int error = check_connection();
+    if (!error)
         *count = (unsigned)table->gpu_count;
-    return refused;
+    return error;
 }
 
 EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device)
 {
-    int refused = check_connection();
-    if (refused)
-        return refused;
+    int error = check_connection();
+    if (error)
+        return error;
     if (index >= table->gpu_count)
         return NVML_ERROR_INVALID_ARGUMENT;
     double t;
@@ -111,29 +111,29 @@ EXPORT int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *device)
 
 EXPORT int nvmlDeviceGetHandleByUUID(const char *uuid, Device *device)
 {
-    int refused = check_connection();
-    for (int64_t index = 0; !refused && index < table->gpu_count; index++) {
+    int error = check_connection();
+    for (int64_t index = 0; !error && index < table->gpu_count; index++) {
         *device = ENTRY(gpu, gpus_at, index);
         if (strcmp((*device)->uuid, uuid) == 0)
             return NVML_SUCCESS;
     }
-    return refused ? refused : NVML_ERROR_NOT_FOUND;
+    return error ? error : NVML_ERROR_NOT_FOUND;
 }
 
 EXPORT int nvmlSystemGetDriverVersion(char *buffer, unsigned size)
 {
-    int refused = check_connection();
-    if (!refused)
+    int error = check_connection();
+    if (!error)
         snprintf(buffer, size, "%s", table->driver_version);
-    return refused;
+    return error;
 }
 
 EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
-    int refused = check_connection();
-    if (!refused)
+    int error = check_connection();
+    if (!error)
         *version = (int)table->cuda_version;
-    return refused;
+    return error;
 }
 
 EXPORT int nvmlSystemGetCudaDriverVersion(int *version)
@@ -143,11 +143,11 @@ EXPORT int nvmlSystemGetCudaDriverVersion(int *version)
 
 EXPORT int nvmlEventSetCreate(EventSet *set)
 {
-    int refused = check_connection();
-    if (refused)
-        return refused;
+    int error = check_connection();
+    if (error)
+        return error;
     *set = malloc(sizeof **set);
-    for (int index = 0; index < MOST_GPUS; index++)
+    for (int index = 0; index < MAX_GPUS; index++)
         (*set)->delivered[index] = -1;
     return NVML_SUCCESS;
 }
@@ -164,7 +164,7 @@ EXPORT int nvmlDeviceRegisterEvents(Device device, unsigned long long types, Eve
         return NVML_ERROR_NOT_SUPPORTED;
     BEGIN(device);
     int64_t *delivered = &set->delivered[device - ENTRY(gpu, gpus_at, 0)];
-    if (*delivered < 0) /* from now on; earlier XIDs are not reported */
+    if (*delivered < 0) /* a new registration skips earlier XIDs */
         for (*delivered = 0; *delivered < device->xids; ++*delivered)
             if (ENTRY(xid, xids_at, device->first_xid + *delivered)->at > t)
                 break;
@@ -191,9 +191,9 @@ static int take_event(EventSet set, EventData *data)
 EXPORT int nvmlEventSetWait_v2(EventSet set, EventData *data, unsigned timeout_ms)
 {
     for (double waited = 0;; waited += EVENT_POLL) {
-        int refused = check_connection();
-        if (refused)
-            return refused;
+        int error = check_connection();
+        if (error)
+            return error;
         if (take_event(set, data))
             return NVML_SUCCESS;
         if (waited >= timeout_ms / 1000.0)

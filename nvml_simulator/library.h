@@ -1,4 +1,4 @@
-/* How every call begins: refused without a connection, held up or failed if the scenario says so. */
+/* Prologue of every call: it fails without a connection, and blocks or fails if the scenario requires it. */
 #ifndef LIBRARY_H
 #define LIBRARY_H
 
@@ -6,13 +6,13 @@
 #include "table.h"
 
 int check_connection(void);
-int check_device(Device device, const char *symbol, double *t); /* also says what time it is for this call */
+int check_device(Device device, const char *symbol, double *t); /* also sets the time of this call */
 
-/* A device call's first lines; `t` is then its moment. */
+/* The first lines of a device call. `t` is the time of the call. */
 #define BEGIN(device) \
     double t; \
-    int refused = check_device(device, __func__, &t); \
-    if (refused) \
-        return refused
+    int error = check_device(device, __func__, &t); \
+    if (error) \
+        return error
 
 #endif

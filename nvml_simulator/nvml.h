@@ -1,5 +1,5 @@
-/* The part of NVML's interface that the simulated library answers: names, numbers and layouts as in NVIDIA's nvml.h,
- * written anew because that file may not be redistributed. `Device` and `EventSet` are the opaque handles. */
+/* The part of NVML's interface that the simulated library supports, with names, numbers and layouts of NVIDIA's nvml.h.
+ * It is a rewrite because that file may not be redistributed. `Device` and `EventSet` are the opaque handles. */
 #ifndef NVML_H
 #define NVML_H
 
@@ -22,7 +22,7 @@ enum { NVML_CLOCK_MEM = 2, NVML_CLOCK_VIDEO = 3 };
 enum { NVML_GPU_UTILIZATION_SAMPLES = 1 };
 enum { NVML_VALUE_TYPE_UNSIGNED_INT = 1 };
 #define NVML_EVENT_TYPE_XID 0x8ull
-#define NVML_NO_INSTANCE 0xFFFFFFFFu /* of a MIG device */
+#define NVML_NO_INSTANCE 0xFFFFFFFFu /* id for a GPU without MIG */
 
 typedef const struct gpu *Device;
 typedef struct event_set *EventSet;

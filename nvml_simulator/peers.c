@@ -1,6 +1,6 @@
-/* What only other exporters ask for; found by running nvitop-exporter. A simulated GPU has an idle media engine, no MIG
- * instances, no fan, no NVLink and no PCIe traffic; that it takes 20 ms to say the last is as the real call does, which
- * measures for so long. */
+/* Calls used only by other exporters, found by running nvitop-exporter. A simulated GPU has an idle media engine and no
+ * MIG instances, fan, NVLink or PCIe traffic. Reading PCIe throughput takes 20 ms, as in the real call, which measures
+ * for that time. */
 #include <math.h>
 
 #include "library.h"
@@ -51,7 +51,7 @@ EXPORT int nvmlDeviceGetFanSpeed(Device device, unsigned *percent_of_maximum)
 {
     BEGIN(device);
     (void)percent_of_maximum;
-    return NVML_ERROR_NOT_SUPPORTED; /* as on every server GPU */
+    return NVML_ERROR_NOT_SUPPORTED; /* as on all server GPUs */
 }
 
 EXPORT int nvmlDeviceGetFieldValues(Device device, int count, void *values)
@@ -65,5 +65,5 @@ EXPORT int nvmlDeviceGetProcessUtilization(Device device, void *samples, unsigne
 {
     BEGIN(device);
     (void)samples, (void)count, (void)since_us;
-    return NVML_ERROR_NOT_FOUND; /* which means that no process has worked since then */
+    return NVML_ERROR_NOT_FOUND; /* no process has been active since then */
 }

@@ -1,4 +1,4 @@
-/* Maps the table and answers from it: every quantity of a GPU as a function of time, as simulation/gpu.py has it. */
+/* Maps the table and computes a GPU's quantities as functions of time, as simulation/gpu.py does. */
 #include "table.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@
 const struct table *table;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
-static void complain(const char *path, const char *reason)
+static void log_error(const char *path, const char *reason)
 {
     fprintf(stderr, "simulated libnvidia-ml: %s=%s: %s\n", VARIABLE, path ? path : "", reason);
 }
@@ -32,13 +32,13 @@ static void map_once(void)
     int descriptor = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     struct stat status;
     if (descriptor < 0 || fstat(descriptor, &status) < 0) {
-        complain(path, path ? strerror(errno) : "not set");
+        log_error(path, path ? strerror(errno) : "not set");
         return;
     }
     void *mapped = mmap(NULL, (size_t)status.st_size, PROT_READ, MAP_PRIVATE, descriptor, 0);
     close(descriptor);
     if (mapped == MAP_FAILED || (size_t)status.st_size < sizeof(struct table) || memcmp(mapped, MAGIC, 8) != 0)
-        complain(path, "no table of a scenario");
+        log_error(path, "not a scenario table");
     else
         table = mapped;
 }
@@ -49,9 +49,9 @@ int map_table(void)
     return table ? NVML_SUCCESS : NVML_ERROR_DRIVER_NOT_LOADED;
 }
 
-const void *entry(int64_t place, int64_t number, int64_t size)
+const void *entry(int64_t offset, int64_t number, int64_t size)
 {
-    return (const char *)table + place + number * size;
+    return (const char *)table + offset + number * size;
 }
 
 double now(void)
@@ -70,16 +70,16 @@ void sleep_for(double seconds)
 
 int current_load(void)
 {
-    int64_t place = 0;
+    int64_t index = 0;
     double t = now();
-    while (place + 1 < table->load_count && ENTRY(load, loads_at, place + 1)->at <= t)
-        place++;
-    return ENTRY(load, loads_at, place)->is_loaded ? (int)place : -1;
+    while (index + 1 < table->load_count && ENTRY(load, loads_at, index + 1)->at <= t)
+        index++;
+    return ENTRY(load, loads_at, index)->is_loaded ? (int)index : -1;
 }
 
 const struct segment *state(const struct gpu *gpu, double t)
 {
-    int64_t low = 0, high = gpu->segments; /* the last that began by t, or the first */
+    int64_t low = 0, high = gpu->segments; /* binary search for the last segment that starts by t, or the first */
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
         if (ENTRY(segment, segments_at, gpu->first_segment + middle)->at <= t)
@@ -111,7 +111,7 @@ int percent(const struct gpu *gpu, int64_t period)
     double computed, waited, computed_before, waited_before;
     spent(gpu, end, &computed, &waited);
     spent(gpu, start, &computed_before, &waited_before);
-    /* In this order as Python has it: another one rounds 39.5 the other way. */
+    /* The same order as in Python: another order rounds 39.5 differently. */
     double busy = (computed - computed_before) + (waited - waited_before);
     return (int)fmin(100, nearbyint(100 * busy / (end - start)));
 }

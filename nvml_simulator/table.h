@@ -1,11 +1,11 @@
-/* The scenario as table.py wrote it: the layout of that file, and what it says of one GPU at one moment.
- * Times are seconds since the scenario began. Every field has eight bytes or a multiple, so there is no padding. */
+/* The scenario table written by table.py: its layout, and the quantities of one GPU at one time.
+ * Times are seconds since the scenario started. Every field is a multiple of eight bytes, so there is no padding. */
 #ifndef TABLE_H
 #define TABLE_H
 
 #include <stdint.h>
 
-struct table { /* the beginning of the file; `…_at` are places in it, in bytes */
+struct table { /* the header of the file; `…_at` are byte offsets in the file */
     char magic[8];
     double start_unix;
     int64_t gpu_count, gpus_at, segments_at, processes_at, faults_at, xids_at, load_count, loads_at;
@@ -20,7 +20,7 @@ struct gpu {
     int64_t first_segment, segments, first_xid, xids;
 };
 
-struct segment { /* what holds from one moment of a GPU's timeline to the next */
+struct segment { /* state from one time of a GPU's timeline to the next */
     double at, busy, waiting, computed_before, waited_before, temperature; /* temperature: NaN follows the load */
     int64_t memory_used, reasons, lost, first_process, processes, first_fault, faults;
 };
@@ -47,15 +47,15 @@ struct load {
 
 extern const struct table *table;
 
-int map_table(void); /* an NVML code; once it has succeeded, `table` is set for good */
-const void *entry(int64_t place, int64_t number, int64_t size);
+int map_table(void); /* returns an NVML code; after success `table` is set permanently */
+const void *entry(int64_t offset, int64_t number, int64_t size);
 double now(void);
-int current_load(void); /* which loading of the driver this is; -1 while none is loaded */
+int current_load(void); /* number of the current driver load; -1 if unloaded */
 void sleep_for(double seconds);
 
 const struct segment *state(const struct gpu *gpu, double t);
 double utilized(const struct gpu *gpu, double t);
-int percent(const struct gpu *gpu, int64_t period); /* of the sample period that ends at period × its length */
+int percent(const struct gpu *gpu, int64_t period); /* for the sample period that ends at period × its length */
 unsigned utilization(const struct gpu *gpu, double t);
 double energy(const struct gpu *gpu, double t);
 double power(const struct gpu *gpu, double t);

@@ -1,4 +1,4 @@
-"""A scenario as the flat file that the C library maps: the layout is that of the structs in table.h."""
+"""The flat file of a scenario that the C library maps, with the layout of the structs in table.h."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ LOAD = struct.Struct("dq")
 
 
 class Tables:
-    """The records of each kind, in the order in which others refer to them by number."""
+    """Records by kind. Other records refer to them by index."""
 
     def __init__(self, gpus: list[physics.SimulatedGpu]) -> None:
         self.gpus: list[bytes] = []
@@ -37,8 +37,8 @@ class Tables:
 
     def _add_gpu(self, gpu: physics.SimulatedGpu) -> None:
         timeline = gpu.timeline
-        places = len(self.segments), len(timeline.states), len(self.xids), len(timeline.xids)
-        self.gpus.append(GPU.pack(gpu.uuid.encode(), gpu.pci_bus_id.encode(), *places))
+        ranges = len(self.segments), len(timeline.states), len(self.xids), len(timeline.xids)
+        self.gpus.append(GPU.pack(gpu.uuid.encode(), gpu.pci_bus_id.encode(), *ranges))
         self.xids += [XID.pack(at, code) for at, code in timeline.xids]
         for at, state in timeline.states:
             self._add_segment(gpu, at, state)
@@ -66,13 +66,13 @@ class Tables:
 
 
 def scenario_table(scenario: Scenario, start_unix: float) -> bytes:
-    """The file's content, for a scenario that begins at that unix time.
+    """Return the file's content for a scenario that starts at this unix time.
 
-    Raises ScenarioError for a scenario that listens to the outside world, which a file cannot.
+    Raises ScenarioError for a scenario with external input, which a file cannot represent.
     """
     for key in ("follow_ranks", "processes_dir"):
         if getattr(scenario, key):
-            raise ScenarioError(f"{key}: the C library cannot do this; only rankscope_exporter.simulation can")
+            raise ScenarioError(f"{key}: not supported by the C library; use rankscope_exporter.simulation")
     gpus = [
         physics.SimulatedGpu(index, scenario.model, timeline, start_unix)
         for index, timeline in enumerate(scenario.timelines)
@@ -80,14 +80,14 @@ def scenario_table(scenario: Scenario, start_unix: float) -> bytes:
     tables = Tables(gpus)
     loads = [LOAD.pack(at, loaded) for at, loaded in scenario.driver]
     parts = [tables.gpus, tables.segments, tables.processes, tables.faults, tables.xids, loads]
-    places = list(_places(b"".join(part) for part in parts))
-    counted = (len(gpus), *places[:5], len(loads), places[5])
+    offsets = list(_offsets(b"".join(part) for part in parts))
+    counted = (len(gpus), *offsets[:5], len(loads), offsets[5])
     header = HEADER.pack(MAGIC, start_unix, *counted, *_constants(gpus[0]))
     return header + b"".join(record for part in parts for record in part)
 
 
 def _constants(gpu: physics.SimulatedGpu) -> tuple[bytes | int | float, ...]:
-    """Everything else in the header, so that the C library has no number of its own that could differ."""
+    """Return the rest of the header. It has all constants, so that the C library cannot use different ones."""
     model = gpu.model
     not_throttling = sum(BITS[reason] for reason in physics.NO_THROTTLING)
     return (
@@ -100,11 +100,11 @@ def _constants(gpu: physics.SimulatedGpu) -> tuple[bytes | int | float, ...]:
     )
 
 
-def _places(parts: Iterable[bytes]) -> Iterable[int]:
-    place = HEADER.size
+def _offsets(parts: Iterable[bytes]) -> Iterable[int]:
+    offset = HEADER.size
     for part in parts:
-        yield place
-        place += len(part)
+        yield offset
+        offset += len(part)
 
 
 def _before(timeline: Timeline, at: float) -> tuple[float, float]:

@@ -36,30 +36,30 @@ CASES = {
         Case(
             "sample stamps are by the boot clock, or one second apart",
             "exporter/gpu/test_busy_meter",
-            "test_a_busy_gpu_was_busy_now_whatever_the_clock_of_the_stamps",
+            "test_a_busy_gpu_is_busy_now_for_any_clock_of_the_stamps",
         ),
         Case(
             "the node's clock is set forward",
             "exporter/gpu/test_busy_meter",
-            "test_a_clock_that_is_set_costs_a_period_at_the_most",
+            "test_setting_the_clock_loses_at_most_one_period",
         ),
         Case(
             "the driver keeps no samples while the GPU is idle",
             "exporter/gpu/test_busy_meter",
-            "test_bursts_count_for_what_they_lasted_where_an_idle_gpu_has_no_samples",
+            "test_bursts_count_with_their_duration_if_idle_gpus_have_no_samples",
         ),
         Case(
             "rings run dry, are emptied, overflow, jump",
             "exporter/gpu/test_busy_meter",
-            "test_what_the_ring_shows_is_counted_once_and_nothing_else",
+            "test_each_sample_of_the_ring_is_counted_once",
         ),
         Case(
             "two GPUs have one UUID",
             "exporter/gpu/test_sampler",
-            "test_gpus_that_share_a_uuid_are_all_shown_and_none_with_anothers_numbers",
+            "test_gpus_with_the_same_uuid_are_exported_separately",
         ),
         Case(
-            "a GPU's name is not UTF-8", "exporter/gpu/test_sampler", "test_a_text_that_is_not_utf_8_costs_no_collector"
+            "a GPU's name is not UTF-8", "exporter/gpu/test_sampler", "test_text_that_is_not_utf_8_fails_no_collector"
         ),
     ),
     "training": (
@@ -192,7 +192,7 @@ CASES = {
         Case(
             "a record claims a GPU that the node lacks",
             "exporter/gpu/allocation/test_occupants",
-            "test_a_gpu_that_the_node_does_not_have_contradicts",
+            "test_a_gpu_that_the_node_lacks_contradicts_a_claim",
         ),
         Case(
             "a run has no name",

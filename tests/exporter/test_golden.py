@@ -1,7 +1,7 @@
-"""`/metrics` of a simulated node with every collector, and a rank's record, byte for byte as they are committed.
+"""Golden files: `/metrics` of a simulated node with every collector, and a rank's record, compared byte by byte.
 
-Both are interfaces that dashboards, rules and other people's jobs read. A change of either shows in the difference of
-the golden file, which is written anew with `RANKSCOPE_GOLDEN=1` and this test.
+Both are interfaces for dashboards, rules and other programs. Run this test with `RANKSCOPE_GOLDEN=1` to rewrite the
+golden files, and review the difference.
 """
 
 from __future__ import annotations
@@ -60,25 +60,26 @@ def compare(name: str, found: bytes) -> None:
     path = HERE / name
     if os.environ.get("RANKSCOPE_GOLDEN"):
         path.write_bytes(found)
-    # By lines, so that a difference is readable.
+    # Compared by line first, for a readable difference.
     assert found.splitlines() == path.read_bytes().splitlines()
     assert found == path.read_bytes()
 
 
 class Node:
-    """Its GPUs as the sampler has read them, and its ranks as the watcher has; no clock but the test's."""
+    """A node with GPUs read by samplers, and ranks. All clocks are the test's."""
 
     def __init__(self, machine: Any, run_dir: Path, procfs: Path) -> None:
         self.clock: Clock = machine.clock
         claims = Claims({UUIDS[1]: [JOB]}, True)
         users = UserNames(lambda _: "alice")
-        eyes = allocation.watching(lambda: claims, ProcessTable(procfs, sees_all=True), users)
-        self.averages = Averages([eyes if one is allocation.COLLECTOR else one for one in registry.GPU_COLLECTORS])
+        with_claims = allocation.watching(lambda: claims, ProcessTable(procfs, sees_all=True), users)
+        collectors = [with_claims if one is allocation.COLLECTOR else one for one in registry.GPU_COLLECTORS]
+        self.averages = Averages(collectors)
         self.gpus = GpuStates(self.averages.collectors, oldest=lambda: self.clock() - 5)
         timing = Timing(unix=self.clock, monotonic=self.clock)
         assert machine.driver.connect()
         count = machine.driver.device_count()
-        self._samplers = [DeviceSampler(n, machine.driver.device, self.gpus.of, timing) for n in range(count)]
+        self._samplers = [DeviceSampler(n, machine.driver.device, self.gpus.state_of, timing) for n in range(count)]
         self._uuids = UUIDS[:count]
         self._run_directory = RunDirectory([run_dir], clock=self.clock)
         sysfs = procfs.parent / "sys"
@@ -90,7 +91,7 @@ class Node:
         self._ranks = registry.rank_collectors(settings, lambda _at: {})
         self._users = users
 
-    def watch(self, seconds: int) -> None:
+    def sample(self, seconds: int) -> None:
         for second in range(seconds):
             self.clock.advance(1)
             for sampler in self._samplers:
@@ -102,7 +103,7 @@ class Node:
         self.gpus.record_xid(self._uuids[-1], 79, self.clock())
 
     def scan(self) -> Scan:
-        """As the ranks' own node sees them alive: this process is all of them, and sees none of its own locks."""
+        """Return the ranks as alive. This process has written all records, and its own locks do not count."""
         found = self._run_directory.scan(with_steps=True)
         ranks = [
             replace(
@@ -111,22 +112,22 @@ class Node:
                 user="alice",
                 snapshot=replace(rank.snapshot, alive=True, read_monotonic=1060.0, lock_pid=PID),
             )
-            for rank in sorted(found.ranks, key=lambda rank: rank.key)  # not as the file system lists them
+            for rank in sorted(found.ranks, key=lambda rank: rank.key)  # independent of the file system's order
         ]
         return replace(found, ranks=ranks)
 
     def collectors(self, metrics: Callable[[Any], Iterable[Metric]]) -> list[Any]:
-        """All that there are; `metrics` says what a collector of ranks makes of the scan."""
+        """Return all collectors. `metrics` returns the metrics of a rank collector."""
         state = {"nvml_up": True, "gpus_seen": 1, "gpus_expected": 2, "is_released": False}
         sampler: Any = SimpleNamespace(texts=self.gpus.texts, xids=self.gpus.xids, **state)
         ranks = [SimpleNamespace(name=one.name, collect=lambda one=one: metrics(one)) for one in self._ranks]
-        mine = registry.collectors(registry.HELP, self.averages.collectors, sampler, ranks)
-        assert [one.name for one in mine] == [*registry.HELP]
-        return [*mine, DcgmCollector(self.averages, self.gpus)]
+        own = registry.collectors(registry.HELP, self.averages.collectors, sampler, ranks)
+        assert [one.name for one in own] == [*registry.HELP]
+        return [*own, DcgmCollector(self.averages, self.gpus)]
 
 
-def written_processes(procfs: Path) -> None:
-    """Just what is read of a rank's process and its loader worker."""
+def write_processes(procfs: Path) -> None:
+    """Write the files that are read of a rank's process and its loader worker."""
     for pid, name in ((PID, "python"), (WORKER, "pt_data_worker")):
         process = procfs / str(pid)
         (process / f"task/{pid}").mkdir(parents=True)
@@ -142,8 +143,8 @@ def written_processes(procfs: Path) -> None:
         (process / "comm").write_text(f"{name}\n")
 
 
-def trained(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
-    """Two ranks after forty steps, of which one lags."""
+def train(directory: Path, monkeypatch: pytest.MonkeyPatch) -> Job:
+    """Return two ranks after forty steps, one of them a straggler."""
     monkeypatch.setattr("time.time", lambda: START - 60)
     labels: dict[str, object] = {"world_size": "2", "rankscope_version": "0.1.0", "torch_version": "2.4.1"}
     labels |= {"backend": "gloo", "phases": ["tokenize"], "group": "0-1", "pid": str(PID), "probes_disabled": []}
@@ -161,15 +162,15 @@ PAGES = {
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_what_a_node_says_of_itself(machine, run_dir, tmp_path, monkeypatch, name) -> None:
+def test_a_nodes_metrics_are_unchanged(machine, run_dir, tmp_path, monkeypatch, name) -> None:
     scenario, accept = PAGES[name]
-    written_processes(tmp_path)
-    trained(run_dir, monkeypatch)
+    write_processes(tmp_path)
+    train(run_dir, monkeypatch)
     monkeypatch.setattr("time.time", lambda: START)
     monkeypatch.setattr(platform, "python_version", lambda: "3.11.7")
     monkeypatch.setattr(exporter_collector, "__version__", "0.1.0")
     node = Node(machine(scenario), run_dir, tmp_path)
-    node.watch(SECONDS)
+    node.sample(SECONDS)
     scan = node.scan()
     scrape = Scrape(node.collectors(lambda collector: collector.poll(scan)), clock=lambda: 0.0)
     body, _ = scrape.render(accept, "")
@@ -179,10 +180,10 @@ def test_what_a_node_says_of_itself(machine, run_dir, tmp_path, monkeypatch, nam
     compare(name, body)
 
 
-@pytest.mark.skipif(sys.byteorder != "little", reason="a record is in the machine's own order of bytes")
-def test_what_a_rank_writes_down(run_dir, monkeypatch) -> None:
+@pytest.mark.skipif(sys.byteorder != "little", reason="records use the machine's byte order")
+def test_a_ranks_record_is_unchanged(run_dir, monkeypatch) -> None:
     monkeypatch.setattr("time.time", lambda: START - 60)
-    job = trained(run_dir, monkeypatch)
+    job = train(run_dir, monkeypatch)
     path = job.ranks[1].writer.path
     assert path is not None
     compare("rank.record", path.read_bytes())
@@ -190,7 +191,7 @@ def test_what_a_rank_writes_down(run_dir, monkeypatch) -> None:
     assert read_rank(path).info["phases"] == ["tokenize"]
 
 
-def test_every_slot_has_its_index() -> None:
+def test_slot_indices_are_unchanged() -> None:
     lines = [f"{index:4d} {field} {layout.FIELDS[field]}\n" for field, index in layout.INDEX.items()]
     offsets = {name: value for name, value in vars(layout).items() if name.endswith("_OFFSET")}
     lines += [f"{name} {value}\n" for name, value in sorted(offsets.items())]

@@ -1,4 +1,4 @@
-"""The exporter as a user who may only read: nothing of it needs a privilege, and it writes no file."""
+"""The exporter as a read-only user: it needs no privileges and writes no files."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from pathlib import Path
 from testing.exporter_process import exporter_process, metrics
 from testing.records import living_rank
 
-# Imports come first: the interpreter that runs the tests may lie in a home directory that nobody else may enter.
-# A test run that is not root's is unprivileged already. With a file size limit of 0 every write to a file fails, as
-# it does on a read-only root.
-EXPORTER_AS_NOBODY = """
+# Imports come first, because the interpreter may be in a home directory that other users cannot enter. A test run
+# without root is already unprivileged. A file size limit of 0 makes every write fail, as on a read-only root file
+# system.
+UNPRIVILEGED_EXPORTER = """
 import os, resource, sys
 import anyio._backends._asyncio, encodings.idna, uvicorn.lifespan.on
 import uvicorn.loops.uvloop, uvicorn.protocols.http.httptools_impl
 import rankscope_exporter.daemon, rankscope_exporter.logs
 from rankscope_exporter.__main__ import main
-from testing.users import NOBODY, become
+from testing.users import become
 if os.geteuid() == 0:
-    become(NOBODY)
+    become(65534)  # the overflow uid of Linux
 resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
 os.chdir("/")
 main(sys.argv[1:])
@@ -31,14 +31,14 @@ main(sys.argv[1:])
 
 @contextmanager
 def unprivileged_exporter(run_dir: Path, port: int) -> Iterator[tuple[str, int]]:
-    """Start it; the value is its address and process id."""
-    program = (sys.executable, "-c", EXPORTER_AS_NOBODY)
+    """Start an exporter. Yields its address and process id."""
+    program = (sys.executable, "-c", UNPRIVILEGED_EXPORTER)
     flags = (f"--run-dir={run_dir}", "--simulate=1")
     with exporter_process(port, *flags, program=program, ready="/-/ready") as process:
         yield f"http://127.0.0.1:{port}", process.pid
 
 
-def test_an_unprivileged_exporter_that_may_write_nothing_shows_gpus_and_ranks(run_dir: Path, free_port: int) -> None:
+def test_an_unprivileged_exporter_without_write_access_shows_gpus_and_ranks(run_dir: Path, free_port: int) -> None:
     with living_rank(run_dir):
         pass
     run_dir.chmod(0o555)
@@ -51,14 +51,14 @@ def test_an_unprivileged_exporter_that_may_write_nothing_shows_gpus_and_ranks(ru
     assert "CapEff:\t0000000000000000" in capabilities
 
 
-def test_a_record_that_another_user_keeps_to_himself_is_counted(run_dir: Path, free_port: int) -> None:
+def test_an_unreadable_record_of_another_user_is_counted(run_dir: Path, free_port: int) -> None:
     run_dir.chmod(0o755)
     (run_dir / "secret.rank").touch(0)
     with unprivileged_exporter(run_dir, free_port) as (url, _):
         assert 'rankscope_exporter_rank_files_skipped{reason="unreadable"} 1.0' in metrics(url)
 
 
-def test_a_run_directory_that_may_not_be_entered_is_counted(run_dir: Path, free_port: int) -> None:
+def test_an_inaccessible_run_directory_is_counted(run_dir: Path, free_port: int) -> None:
     run_dir.chmod(0)
     with unprivileged_exporter(run_dir, free_port) as (url, _):
         assert 'rankscope_exporter_rank_files_skipped{reason="unreadable"} 1.0' in metrics(url)

@@ -1,4 +1,4 @@
-"""Everything that each GPU answers, as JSON: on whatever library pynvml finds."""
+"""All values of each GPU as JSON, from the library that pynvml finds."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CLOCKS: tuple[ClockDomain, ...] = ("graphics", "sm", "memory")  # the C library 
 
 
 def describe(device: Device) -> dict[str, Any]:
-    """One GPU's values by their name; `samples` by time in microseconds."""
+    """Return one GPU's values by name; `samples` by time in microseconds."""
     memory, reasons, pids = device.memory(), device.clock_event_reasons(), device.pids()
     return {
         "uuid": device.uuid,
@@ -32,7 +32,7 @@ def describe(device: Device) -> dict[str, Any]:
 
 
 def describe_all() -> list[dict[str, Any]]:
-    """Every GPU."""
+    """Return the values of every GPU."""
     driver = Driver()
     assert driver.connect()
     described = [describe(driver.device(index)) for index in range(driver.device_count())]

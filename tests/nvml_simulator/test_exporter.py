@@ -1,4 +1,4 @@
-"""The exporter runs on the C library as it does on NVIDIA's: found by the loader, called from several threads."""
+"""The exporter runs on the C library as on NVIDIA's: the loader finds it, and several threads call it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ timeline:
 
 @pytest.fixture
 def exporter(request: pytest.FixtureRequest, tmp_path: Path, run_dir: Path, free_port: int) -> Iterator[str]:
-    """The address of an exporter on the scenario's GPUs."""
+    """Return the address of an exporter on the scenario's GPUs."""
     scenario = getattr(request, "param", SCENARIO)
     install(tmp_path, parse_scenario(yaml.safe_load(scenario)), time.time() - 60)
     variables = {**os.environ, **environment(tmp_path)}
@@ -46,14 +46,14 @@ def scrape(url: str) -> str:
 
 
 def values(body: str, metric: str) -> dict[str, float]:
-    """A metric's values by GPU."""
+    """Return a metric's values by GPU."""
     return {gpu: float(value) for gpu, value in re.findall(rf'^{metric}{{gpu="(\d+)",[^}}]*}} (\S+)$', body, re.M)}
 
 
-def test_gpus_that_work_are_measured_while_one_is_lost_and_one_blocks(exporter: str) -> None:
+def test_working_gpus_are_measured_while_one_is_lost_and_one_blocks(exporter: str) -> None:
     eventually(lambda: values(scrape(exporter), "rankscope_gpu_busy_seconds_total").get("0", 0) >= 1)
     body = scrape(exporter)
-    assert values(body, "rankscope_gpu_up") == {"0": 1, "2": 0, "3": 1}  # GPU 1 has never said its UUID
+    assert values(body, "rankscope_gpu_up") == {"0": 1, "2": 0, "3": 1}  # the UUID of GPU 1 is unknown
     assert values(body, "rankscope_gpu_temperature_celsius").keys() == {"0", "3"}
     assert values(body, "rankscope_gpu_busy_seconds_total")["3"] == 0
     assert "rankscope_exporter_gpus_expected 4.0" in body
@@ -62,7 +62,7 @@ def test_gpus_that_work_are_measured_while_one_is_lost_and_one_blocks(exporter: 
 
 
 @pytest.mark.parametrize("exporter", ["{gpus: 2, timeline: {0: [{at: 0, busy: 0.5}]}}"], indirect=True)
-def test_gpus_are_released_and_taken_again_over_http(exporter: str) -> None:
+def test_gpus_are_released_and_reacquired_over_http(exporter: str) -> None:
     await_values(exporter, "rankscope_gpu_busy_seconds_total", 2)
     await_values(exporter, "rankscope_gpu_xid_errors_total", 1)
     before = values(scrape(exporter), "rankscope_gpu_busy_seconds_total")
@@ -79,9 +79,9 @@ def test_gpus_are_released_and_taken_again_over_http(exporter: str) -> None:
     assert values(body, "rankscope_gpu_busy_seconds_total")["0"] >= before["0"]
 
 
-def test_gpus_of_which_one_is_stuck_are_not_released_and_the_answer_says_which(exporter: str) -> None:
+def test_a_stuck_gpu_prevents_a_release_and_is_named(exporter: str) -> None:
     await_values(exporter, "rankscope_gpu_busy_seconds_total", 2)
-    assert post(exporter, "release") == (503, "not released: gpu-2: a call to the driver does not return\n")
+    assert post(exporter, "release") == (503, "not released: gpu-2: a driver call does not return\n")
     await_values(exporter, "rankscope_gpu_temperature_celsius", 2)
     assert "rankscope_exporter_gpus_released 0.0" in scrape(exporter)
 
@@ -91,7 +91,7 @@ def await_values(url: str, metric: str, count: int) -> None:
 
 
 def post(url: str, page: str) -> tuple[int, str]:
-    """Status and text of the answer."""
+    """Return status and text of the response."""
     request = urllib.request.Request(url.replace("metrics", f"-/{page}"), method="POST")
     try:
         with urllib.request.urlopen(request, timeout=30) as answer:

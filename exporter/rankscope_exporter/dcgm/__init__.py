@@ -1,1 +1,1 @@
-"""dcgm-exporter's names beside ours, for dashboards, alerts and autoscalers that ask for them (`--metrics.dcgm`)."""
+"""dcgm-exporter's metric names in addition to ours, for dashboards, alerts and autoscalers (`--metrics.dcgm`)."""

@@ -1,4 +1,4 @@
-"""`--metrics.dcgm`: what the sampler has read, once more under dcgm-exporter's names. Asks no driver."""
+"""`--metrics.dcgm`: export the sampler's readings under dcgm-exporter's names. Makes no driver calls."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any, Protocol
 from prometheus_client.core import Metric
 
 from rankscope_exporter.dcgm import xid
-from rankscope_exporter.dcgm.labels import NO_INSTANCE, NOBODY, holder_values, identity_values, instance_values
-from rankscope_exporter.dcgm.metrics import COUNTS, METRICS, WHOLE_GPU, Framebuffers, Known
+from rankscope_exporter.dcgm.labels import NO_HOLDER, NO_INSTANCE, holder_values, identity_values, instance_values
+from rankscope_exporter.dcgm.metrics import COUNTS, METRICS, WHOLE_GPU, CollectorReadings, Framebuffers
 from rankscope_exporter.dcgm.recent import Recent
 from rankscope_exporter.exposition.metric import Declaration, Values
 from rankscope_exporter.gpu.collector import Gpu, GpuCollector
@@ -18,79 +18,79 @@ from rankscope_exporter.gpu.collectors.gpu import Identity
 from rankscope_exporter.gpu.collectors.xid import XidEvents
 from rankscope_exporter.gpu.nvml.mig import MigInstance
 
-NEEDED = {metric.source for metric in METRICS} | {gpu.COLLECTOR.name, mig.COLLECTOR.name, allocation.COLLECTOR.name}
+REQUIRED = {metric.source for metric in METRICS} | {gpu.COLLECTOR.name, mig.COLLECTOR.name, allocation.COLLECTOR.name}
 
-Found = dict[tuple[str, ...], float]
-"""Numbers by the values of LABELS, and of what labels there are beside them."""
+LabeledValues = dict[tuple[str, ...], float]
+"""Numbers by the values of LABELS and of the metric's own labels."""
 
 
 class SampledGpus(XidEvents, Protocol):
-    """The sampler, as far as this needs it."""
+    """The part of the sampler's interface that this collector uses."""
 
     def readings(self, collector: GpuCollector[Any]) -> Mapping[Gpu, Any]:
-        """The collector's last reading of every GPU ever seen; None where there is none."""
+        """Return the collector's last reading of every GPU ever seen; None if there is none."""
 
 
 class Averages:
-    """The collectors that are on, with those averaged on the side that dcgm-exporter has as gauges."""
+    """Enabled collectors, wrapped to compute averages where dcgm-exporter has a gauge."""
 
     def __init__(self, collectors: Iterable[GpuCollector[Any]]) -> None:
-        plain = list(collectors)
+        given = list(collectors)
         self._recent = {
-            collector.name: Recent(collector, COUNTS[collector.name]) for collector in plain if collector.name in COUNTS
+            collector.name: Recent(collector, COUNTS[collector.name]) for collector in given if collector.name in COUNTS
         }
-        self.collectors = [self._recent[s.name].collector if s.name in self._recent else s for s in plain]
-        """What the sampler is to read, in the order given."""
+        self.collectors = [self._recent[c.name].collector if c.name in self._recent else c for c in given]
+        """The collectors that the sampler reads, in the given order."""
 
-    def of(self, collector: GpuCollector[Any], gpu: Gpu, reading: Any) -> Any:
-        """The averages instead of the reading, where there are any."""
+    def averaged(self, collector: GpuCollector[Any], gpu: Gpu, reading: Any) -> Any:
+        """Return the collector's averages if it has any, the reading otherwise."""
         recent = self._recent.get(collector.name)
         return recent.rates(gpu) if recent else reading
 
 
 class DcgmCollector:
-    """A row for each GPU, or for each MIG instance where the quantity is told by instance."""
+    """One sample per GPU, or per MIG instance where the driver reports the quantity by instance."""
 
     name = "dcgm"
     help = "dcgm-exporter's default counters"
 
     def __init__(self, averages: Averages, sampled: SampledGpus) -> None:
         self._averages = averages
-        self._collectors = [collector for collector in averages.collectors if collector.name in NEEDED]
+        self._collectors = [collector for collector in averages.collectors if collector.name in REQUIRED]
         self._sampled = sampled
-        # What a GPU is stays true when it is lost, and XID 79 is the last that one hears of it.
+        # A lost GPU keeps its identity; XID 79 is its last event.
         self._identities: dict[str, Identity] = {}
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics that any of the GPUs has."""
-        known = self._known()
-        values: dict[Declaration, Found] = {metric: {} for metric in METRICS}
-        for device, of in known.items():
-            labels = _Labels(device, of)
+        """Return the metrics that at least one GPU has."""
+        readings_by_gpu = self._readings_by_gpu()
+        values: dict[Declaration, LabeledValues] = {metric: {} for metric in METRICS}
+        for device, readings in readings_by_gpu.items():
+            labels = _Labels(device, readings)
             for metric in METRICS:
-                values[metric] |= labels.of(metric.values(of))
-        values[xid.METRIC] = self._xids(known)
-        return [metric.family(found) for metric, found in values.items() if found]
+                values[metric] |= labels.label(metric.values(readings))
+        values[xid.METRIC] = self._xids(readings_by_gpu)
+        return [metric.family(labeled) for metric, labeled in values.items() if labeled]
 
-    def _known(self) -> Mapping[Gpu, Known]:
-        """What there is of each GPU that answers."""
-        known: dict[Gpu, dict[str, Any]] = {}
+    def _readings_by_gpu(self) -> Mapping[Gpu, CollectorReadings]:
+        """Return the readings of each GPU that answers."""
+        found: dict[Gpu, dict[str, Any]] = {}
         for collector in self._collectors:
             for device, reading in self._sampled.readings(collector).items():
                 if reading is not None:
-                    known.setdefault(device, {})[collector.name] = self._averages.of(collector, device, reading)
-        answering = {device: _with_framebuffers(of) for device, of in known.items() if gpu.COLLECTOR.name in of}
-        self._identities |= {device.uuid: of[gpu.COLLECTOR.name] for device, of in answering.items()}
+                    found.setdefault(device, {})[collector.name] = self._averages.averaged(collector, device, reading)
+        answering = {device: _with_framebuffers(r) for device, r in found.items() if gpu.COLLECTOR.name in r}
+        self._identities |= {device.uuid: readings[gpu.COLLECTOR.name] for device, readings in answering.items()}
         return answering
 
-    def _xids(self, known: Mapping[Gpu, Known]) -> Found:
-        """The last XID error of each GPU, lost ones included."""
-        found: Found = {}
+    def _xids(self, readings_by_gpu: Mapping[Gpu, CollectorReadings]) -> LabeledValues:
+        """Return the last XID error of each GPU, including lost GPUs."""
+        found: LabeledValues = {}
         for device, xids in self._sampled.xids().items():
             identity = self._identities.get(device.uuid)
             last = xid.METRIC.values(xids)
             if identity and isinstance(last, Mapping):
-                holders = holder_values(known.get(device, {}).get(allocation.COLLECTOR.name))
+                holders = holder_values(readings_by_gpu.get(device, {}).get(allocation.COLLECTOR.name))
                 labels = (*identity_values(device, identity), *NO_INSTANCE, *holders)
                 found |= {(*labels, *error): code for error, code in last.items() if code is not None}
         return found
@@ -99,33 +99,33 @@ class DcgmCollector:
 class _Labels:
     """The labels of one GPU's values."""
 
-    def __init__(self, device: Gpu, of: Known) -> None:
-        self._identity = identity_values(device, of[gpu.COLLECTOR.name])
-        self._instances = instance_values(_instances(of))
-        self._holders = holder_values(of.get(allocation.COLLECTOR.name))
+    def __init__(self, device: Gpu, readings: CollectorReadings) -> None:
+        self._identity = identity_values(device, readings[gpu.COLLECTOR.name])
+        self._instances = instance_values(_instances(readings))
+        self._holders = holder_values(readings.get(allocation.COLLECTOR.name))
 
-    def of(self, values: Values) -> Found:
-        """The values that are known, by their labels. Of an instance nobody says who holds it, only of the whole."""
-        found: Found = {}
+    def label(self, values: Values) -> LabeledValues:
+        """Return the known values by label values. Holders are known only for a whole GPU, not for an instance."""
+        found: LabeledValues = {}
         for instance, value in (values if isinstance(values, Mapping) else {WHOLE_GPU: values}).items():
             if value is None:
                 continue
             if instance == WHOLE_GPU:
                 found[(*self._identity, *NO_INSTANCE, *self._holders)] = value
             elif instance in self._instances:
-                found[(*self._identity, *self._instances[instance], *NOBODY)] = value
+                found[(*self._identity, *self._instances[instance], *NO_HOLDER)] = value
         return found
 
 
-def _instances(of: Known) -> list[MigInstance]:
-    return list(of.get(mig.COLLECTOR.name, ()))
+def _instances(readings: CollectorReadings) -> list[MigInstance]:
+    return list(readings.get(mig.COLLECTOR.name, ()))
 
 
-def _with_framebuffers(of: Known) -> Known:
-    """Memory by instance; that of a whole GPU which is split would count it twice."""
-    if memory.COLLECTOR.name not in of:
-        return of
-    split = {str(i.gpu_instance): i.memory for i in _instances(of) if i.memory}
-    whole = of[memory.COLLECTOR.name].device
+def _with_framebuffers(readings: CollectorReadings) -> CollectorReadings:
+    """Replace the memory reading by memory per instance; for a split GPU, the whole GPU would count twice."""
+    if memory.COLLECTOR.name not in readings:
+        return readings
+    split = {str(i.gpu_instance): i.memory for i in _instances(readings) if i.memory}
+    whole = readings[memory.COLLECTOR.name].device
     framebuffers: Framebuffers = split or ({WHOLE_GPU: whole} if whole else {})
-    return of | {memory.COLLECTOR.name: framebuffers}
+    return readings | {memory.COLLECTOR.name: framebuffers}

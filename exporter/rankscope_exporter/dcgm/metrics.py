@@ -1,7 +1,7 @@
-"""dcgm-exporter's default counters: name, type and unit as there, and the value from what our collectors have read.
+"""dcgm-exporter's default counters: same name, type and unit, computed from our collectors' readings.
 
-The list is etc/default-counters.csv of NVIDIA/dcgm-exporter, as its METRICS.md has it in 2026; docs/dcgm.md says what
-of it is missing, and what differs.
+The list is etc/default-counters.csv of NVIDIA/dcgm-exporter, as documented in its METRICS.md in 2026. docs/dcgm.md
+lists the missing metrics and the differences.
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ Number = float | None
 
 WHOLE_GPU = gpm.WHOLE_GPU
 MEGA, MIB = 1e6, 2**20
-# What DCGM calls a MB of NVLink traffic: it divides KiB by 1000 (NVIDIA/dcgm-exporter, pull request 658).
+# DCGM's MB of NVLink traffic: it divides KiB by 1000 (NVIDIA/dcgm-exporter, pull request 658).
 NVLINK_MB = 1024 * 1000
 
-Known = dict[str, Any]
-"""What there is of one GPU, by collector; what there is not has no entry."""
+CollectorReadings = dict[str, Any]
+"""The readings of one GPU by collector. A missing reading has no entry."""
 ByInstance = Mapping[str, Number]
-"""Values by the id of the GPU instance; WHOLE_GPU, or a number alone, where the value is that of all."""
+"""Values by the id of the GPU instance; WHOLE_GPU, or a single number, for the whole GPU."""
 Framebuffers = Mapping[str, Memory]
 """The memory of each GPU instance, or of the whole GPU if it is not split."""
 
 
-def _of(collector: GpuCollector[Any]) -> MetricTable[Known, Any]:
-    """Of what one of our collectors has of a GPU; without that collector, which `source` names, they are absent."""
-    return dcgm_metrics(lambda known: known.get(collector.name), source=collector.name)
+def _table(collector: GpuCollector[Any]) -> MetricTable[CollectorReadings, Any]:
+    """Return the table of metrics read from one of our collectors. They are absent without it (`source`)."""
+    return dcgm_metrics(lambda readings: readings.get(collector.name), source=collector.name)
 
 
 def _framebuffer(size: Callable[[Memory], int | None]) -> Callable[[Framebuffers], ByInstance]:
-    """In MiB, where a size is known."""
+    """Return a function that converts one size to MiB by instance; None if the size is unknown."""
 
     def values(framebuffers: Framebuffers) -> ByInstance:
         sizes = {instance: size(framebuffer) for instance, framebuffer in framebuffers.items()}
@@ -47,10 +47,10 @@ def _framebuffer(size: Callable[[Memory], int | None]) -> Callable[[Framebuffers
     return values
 
 
-def _rate(quantity: str, factor: float = 1.0, most: float = math.inf) -> Callable[[Amounts], ByInstance]:
-    """The increase a second, averaged. `most`, because the driver's samples end when they like."""
+def _rate(quantity: str, factor: float = 1.0, maximum: float = math.inf) -> Callable[[Amounts], ByInstance]:
+    """Return a function that selects the average increase per second. `maximum` caps overlapping driver samples."""
     return lambda rates: {
-        instance: min(most, factor * rate) for (instance, what), rate in rates.items() if what == quantity
+        instance: min(maximum, factor * rate) for (instance, name), rate in rates.items() if name == quantity
     }
 
 
@@ -59,17 +59,17 @@ def _averaged(text: str) -> str:
 
 
 def load_counts(loads: load.Loads) -> Amounts:
-    """Busy seconds by engine."""
+    """Return busy seconds by engine."""
     return {(WHOLE_GPU, engine): now.busy_seconds for engine, now in loads.items() if now}
 
 
 def gpm_counts(totals: gpm.Totals) -> Amounts:
-    """Seconds and bytes by instance."""
+    """Return seconds and bytes by instance."""
     return {(instance, name): count for instance, counts in totals.items() for name, count in counts.items()}
 
 
 def nvlink_counts(links: nvlink.NvLink) -> Amounts:
-    """Payload of both directions, if both are known: a sum that lost one for a moment would jump."""
+    """Return the payload of both directions if both are known: the sum would jump if one were missing for a moment."""
     sizes = [size for size in links.bytes.values() if size is not None]
     return {(WHOLE_GPU, "payload"): sum(sizes)} if len(sizes) == len(links.bytes) else {}
 
@@ -79,17 +79,17 @@ COUNTS: Mapping[str, Callable[[Any], Amounts]] = {
     gpm.COLLECTOR.name: gpm_counts,
     nvlink.COLLECTOR.name: nvlink_counts,
 }
-"""What is averaged, by collector."""
+"""Functions that extract the counters to average, by collector."""
 
-CLOCKS = _of(clocks.COLLECTOR)
-TEMPERATURE = _of(temperature.COLLECTOR)
-POWER = _of(power.COLLECTOR)
-PCIE = _of(pcie.COLLECTOR)
-LOAD = _of(load.COLLECTOR)
-MEMORY = _of(memory.COLLECTOR)
-NVLINK = _of(nvlink.COLLECTOR)
-ECC = _of(ecc.COLLECTOR)
-GPM = _of(gpm.COLLECTOR)
+CLOCKS = _table(clocks.COLLECTOR)
+TEMPERATURE = _table(temperature.COLLECTOR)
+POWER = _table(power.COLLECTOR)
+PCIE = _table(pcie.COLLECTOR)
+LOAD = _table(load.COLLECTOR)
+MEMORY = _table(memory.COLLECTOR)
+NVLINK = _table(nvlink.COLLECTOR)
+ECC = _table(ecc.COLLECTOR)
+GPM = _table(gpm.COLLECTOR)
 
 METRICS = (
     CLOCKS.gauge("DEV_SM_CLOCK", "SM clock, MHz.", lambda c: _mhz(c, "sm")),

@@ -1,4 +1,4 @@
-"""Averages over the last seconds of what a collector counts: dcgm-exporter's gauges of utilization and of rates."""
+"""Averages of a collector's counters over the last seconds, for dcgm-exporter's gauges of utilization and rates."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from rankscope_exporter.gpu.nvml.device import Device
 
 R = TypeVar("R")
 
-# Seconds: the scrape interval of deploy/prometheus. Scraped as often as that, the gauges together leave out nothing; a
-# longer window would make an autoscaler slow.
+# Seconds: the scrape interval of deploy/prometheus. Scrapes at that interval together cover all time; a longer window
+# would delay an autoscaler.
 WINDOW = 15.0
 
 Amounts = Mapping[tuple[str, str], float]
-"""Counts since some beginning, or their increase a second, by GPU instance and quantity."""
+"""Cumulative counts, or their increase per second, by GPU instance and quantity."""
 
 
 class Recent(Generic[R]):
-    """A collector whose counters are averaged beside, in the thread that reads them: no scraper disturbs another."""
+    """A collector whose counters are averaged in the thread that reads them, so scrapers do not affect each other."""
 
     def __init__(self, collector: GpuCollector[R], counts: Callable[[R], Amounts]) -> None:
-        """`counts` takes the counters out of a reading."""
+        """Wrap `collector`. `counts` extracts the counters from a reading."""
         self._counts = counts
         self._rates: dict[str, Amounts] = {}
         self.collector = replace(collector, reader=lambda: _Averaging(collector.reader(), self._counts, self._rates))
-        """What is to be read instead of the collector that was given."""
+        """The collector to read instead of the given one."""
 
     def rates(self, gpu: Gpu) -> Amounts:
-        """The increase a second, of every quantity for which two readings were seen."""
+        """Return the increase per second of every quantity that has two readings."""
         return self._rates.get(gpu.uuid, {})
 
 
 class _Averaging(Generic[R]):
-    """Reads one GPU. Nothing is averaged across a failure, a gap, or a counter that begins anew."""
+    """Reader of one GPU. Does not average across a failure, a gap or a counter reset."""
 
     def __init__(self, read: Reader[R], counts: Callable[[R], Amounts], rates: dict[str, Amounts]) -> None:
         self._read = read
@@ -45,20 +45,20 @@ class _Averaging(Generic[R]):
         self._seen = deque[tuple[float, Amounts]]()
 
     def __call__(self, device: Device, tick: Tick) -> R | None:
-        """Read, and keep the averages. Returns the reading as it is."""
+        """Read, update the averages, and return the unchanged reading."""
         seen, self._seen = self._seen, deque()
         rates: Amounts = {}
         try:
             reading = self._read(device, tick)
             if reading is not None:
-                self._seen = _with(seen, tick.elapsed, self._counts(reading))
+                self._seen = _append(seen, tick.elapsed, self._counts(reading))
                 rates = _averages(self._seen)
             return reading
         finally:
-            self._rates[device.uuid] = rates  # once, at the end: a scrape in the meantime has those of before
+            self._rates[device.uuid] = rates  # assigned once, at the end: a concurrent scrape gets the previous rates
 
 
-def _with(seen: deque[tuple[float, Amounts]], elapsed: float, counts: Amounts) -> deque[tuple[float, Amounts]]:
+def _append(seen: deque[tuple[float, Amounts]], elapsed: float, counts: Amounts) -> deque[tuple[float, Amounts]]:
     if not seen or not elapsed or any(counts.get(quantity, -1.0) < count for quantity, count in seen[-1][1].items()):
         return deque([(0.0, counts)])
     now = seen[-1][0] + elapsed
@@ -72,7 +72,7 @@ def _averages(seen: deque[tuple[float, Amounts]]) -> Amounts:
     now, counts = seen[-1]
     found = {}
     for quantity, count in counts.items():
-        # Not all begin with the first reading: GPM counts from the second on, a MIG instance when it is made.
+        # Counters may start after the first reading: GPM at the second, a MIG instance when it is created.
         since, before = next((moment, earlier[quantity]) for moment, earlier in seen if quantity in earlier)
         if now > since:
             found[quantity] = (count - before) / (now - since)

@@ -1,4 +1,4 @@
-"""DCGM_FI_DEV_XID_ERRORS: the code of the last XID error, with the text that dcgm-exporter puts beside it."""
+"""DCGM_FI_DEV_XID_ERRORS: the code of the last XID error, and dcgm-exporter's text for it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from rankscope_exporter.dcgm.labels import dcgm_metrics
 from rankscope_exporter.exposition.metric import MetricTable, Values, whole
 from rankscope_exporter.gpu.xid_watcher import Xids
 
-# The names in NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors) of those that `gpu/collectors/xid.py` counts
-# from the start. Others are "Unknown Error", as in dcgm-exporter those that it does not know: `err_code` tells them.
+# Names in NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors) of the codes that `gpu/collectors/xid.py` exports
+# from the start. dcgm-exporter also uses "Unknown Error" for codes that it does not know; `err_code` has the code.
 MESSAGES = {
     0: "No Error",
     13: "Graphics Engine Exception",
@@ -39,12 +39,12 @@ MESSAGES = {
 
 
 def last_code(times: Mapping[int, float]) -> int:
-    """The one that was reported last, of unix times by code; 0 if there was none."""
+    """Return the code with the latest unix time; 0 if there is none."""
     return max(times, key=times.__getitem__, default=0)
 
 
 def _last_error(xids: Xids) -> Values:
-    """Its code, by code and text; None where the driver reports none."""
+    """Return the last code by code and text; None if the driver does not report XID errors."""
     code = last_code(xids.last)
     return None if xids.counts is None else {(str(code), MESSAGES.get(code, "Unknown Error")): code}
 
@@ -52,7 +52,7 @@ def _last_error(xids: Xids) -> Values:
 XIDS: MetricTable[Xids, Xids] = dcgm_metrics(whole)
 METRIC = XIDS.gauge(
     "DEV_XID_ERRORS",
-    "Code of the last XID error since the exporter began, 0 if there was none.",
+    "Code of the last XID error since the exporter started, 0 if there was none.",
     _last_error,
     "err_code",
     "err_msg",

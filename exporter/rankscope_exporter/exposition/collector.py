@@ -1,4 +1,4 @@
-"""What a collector is to those who ask it: the list of all there are, and a scrape."""
+"""Interfaces of a collector: its description for the registry, and its metrics for a scrape."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from rankscope_exporter.exposition.metric import Declaration
 
 
 class Described(Protocol):
-    """What --help and docs/metrics.md say of a collector, whether it runs or not."""
+    """Description of a collector in --help and docs/metrics.md, whether it runs or not."""
 
     @property
     def name(self) -> str:
-        """Of the file, the flag and the label's value."""
+        """Name of the file, the flag and the value of the label `collector`."""
 
     @property
     def help(self) -> str:
-        """What it collects, in one line of `--help`."""
+        """One line of `--help`."""
 
     @property
     def metrics(self) -> Sequence[Declaration]:
-        """Those of what it reads."""
+        """Declarations of the collector's metrics."""
 
 
 class Collector(Protocol):
-    """What a scrape asks. `collect` may raise: that costs this collector's metrics and nobody else's."""
+    """Source of metrics for a scrape. If `collect` raises, only this collector's metrics are missing."""
 
     @property
     def name(self) -> str:
         """The value of the label `collector`."""
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics of this moment."""
+        """Return the current metrics."""

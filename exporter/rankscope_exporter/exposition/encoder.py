@@ -1,4 +1,4 @@
-"""Puts families together as text: Prometheus's format 0.0.4, or OpenMetrics 1.0.0."""
+"""Rendering of metric families as Prometheus text format 0.0.4 or OpenMetrics 1.0.0."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ TOTAL = "_total"
 
 
 class Encoder:
-    """One notation. May be used by several threads."""
+    """Encoder of one format. Safe for use by several threads."""
 
     def __init__(self, *, openmetrics: bool) -> None:
         self._openmetrics = openmetrics
-        self._heads: dict[str, bytes] = {}  # by name: there are as many as metrics are declared
+        self._heads: dict[str, bytes] = {}  # by metric name
 
     def render(self, families: Iterable[Metric]) -> bytes:
-        """The whole body. A family of prometheus_client's own is left to prometheus_client."""
+        """Return the whole body. prometheus_client renders families of its own type."""
         parts: list[bytes] = []
         for family in families:
             if isinstance(family, WrittenFamily):
@@ -38,7 +38,7 @@ class Encoder:
         name, kind = declared.name, str(declared.kind)
         if self._openmetrics:
             text = text.replace('"', r"\"")
-            if kind == "counter":  # it has none without `_total`: dcgm-exporter's are of no known type there
+            if kind == "counter":  # in OpenMetrics it ends in `_total`; dcgm-exporter's are of type unknown
                 name, kind = (name.removesuffix(TOTAL), kind) if name.endswith(TOTAL) else (name, "unknown")
         head = self._heads[declared.name] = f"# HELP {name} {text}\n# TYPE {name} {kind}\n".encode()
         return head
@@ -52,11 +52,11 @@ class Encoder:
 
 
 class Collected:
-    """What prometheus_client's encoders take for a registry."""
+    """Minimal registry for prometheus_client's encoders."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
 
     def collect(self) -> Iterable[Metric]:
-        """What prometheus_client asks a registry for."""
+        """Return the families."""
         return self._families

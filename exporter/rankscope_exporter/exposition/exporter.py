@@ -1,4 +1,4 @@
-"""The exporter itself: its version and clock, whether the driver answers, and how many GPUs it should see."""
+"""The exporter's own metrics: version, clock, driver state, and seen and expected GPUs."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from rankscope_exporter.exposition.sample_cache import SampleCache, families
 
 
 class DriverState(Protocol):
-    """What the sampler knows about the driver."""
+    """The sampler's view of the driver."""
 
     @property
     def nvml_up(self) -> bool:
-        """Whether the driver answers."""
+        """True while the driver answers."""
 
     @property
     def gpus_seen(self) -> int:
-        """GPUs that answer now."""
+        """Number of GPUs that answer now."""
 
     @property
     def gpus_expected(self) -> int:
-        """The most GPUs that the driver has reported since the start."""
+        """Highest number of GPUs that the driver has reported since the start."""
 
     @property
     def is_released(self) -> bool:
-        """Whether the handles are given back on request."""
+        """True while the GPU handles are released on request."""
 
 
 EXPORTER = MetricTable[DriverState, DriverState]("rankscope_exporter_", (), whole)
@@ -45,27 +45,27 @@ METRICS = (
     ),
     EXPORTER.gauge(
         "time_seconds",
-        "The exporter's clock when it answered: all times that it shows are by this one, which may not be Prometheus'.",
+        "The exporter's clock at the scrape. All its timestamps use this clock, which may differ from Prometheus'.",
         lambda _: time.time(),
     ),
     EXPORTER.gauge("nvml_up", "1 while the NVIDIA driver answers.", lambda driver: driver.nvml_up),
-    EXPORTER.gauge("gpus_seen", "GPUs that answer now.", lambda driver: driver.gpus_seen),
+    EXPORTER.gauge("gpus_seen", "Number of GPUs that answer now.", lambda driver: driver.gpus_seen),
     EXPORTER.gauge(
         "gpus_expected",
-        "The most GPUs that the driver has reported since the exporter started.",
+        "Highest number of GPUs that the driver has reported since the exporter started.",
         lambda driver: driver.gpus_expected,
     ),
     EXPORTER.gauge(
         "gpus_released",
-        "1 while the GPUs' handles are given back on request (`POST /-/release`), for a reset or another driver: then "
-        "all that `/metrics` says of GPUs is absent, but for their XID errors.",
+        "1 while the GPU handles are released on request (`POST /-/release`), for a reset or a driver change. All GPU "
+        "metrics except XID errors are then absent.",
         lambda driver: driver.is_released,
     ),
 )
 
 
 class ExporterCollector:
-    """Answers even when nothing else does."""
+    """The exporter's own metrics, available even if nothing else answers."""
 
     name = "exporter"
     help = "the exporter itself: version, clock, driver, GPUs seen and expected"
@@ -76,5 +76,5 @@ class ExporterCollector:
         self._cache = SampleCache(METRICS)
 
     def collect(self) -> Iterable[Metric]:
-        """Build info, the time, and the driver's state."""
+        """Return build info, the time and the driver's state."""
         return families(METRICS, [self._cache.write(self._driver)])

@@ -1,7 +1,7 @@
-"""A metric's lines on /metrics, written when its values change and kept until they do: what makes a scrape cheap.
+"""Cached /metrics lines, rewritten only when a value changes, so that a scrape is cheap.
 
-The lines of GPUs and ranks are written by the threads that read them, once a second, so that a scrape only puts texts
-together: filling and rendering families of 800 series took 3 ms, on a machine whose jobs keep the caches busy.
+The threads that read GPUs and ranks write the lines once a second, and a scrape only joins them. Filling and rendering
+families of 800 series took 3 ms on a machine whose jobs keep the CPU caches busy.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from rankscope_exporter.exposition.metric import Declaration, ReadMetric, Values
 R = TypeVar("R")
 
 Texts = Sequence[bytes]
-"""What there is to say of one GPU or rank, a text a metric, as it is sent: to encode it costs a scrape 0.3 ms."""
+"""Encoded lines of one GPU or rank, one item per metric. Encoding during a scrape would cost 0.3 ms."""
 
 
 class SampleCache(Generic[R]):
-    """The samples of one GPU, or of one rank, as lines. Used by one thread at a time."""
+    """The sample lines of one GPU or rank. Not thread-safe."""
 
     def __init__(self, metrics: Sequence[ReadMetric[R]], labels: Sequence[str] = ()) -> None:
         self._metrics = metrics
-        self._labels = tuple(labels)  # of all lines, the first in every metric's order
+        self._labels = tuple(labels)  # common to all lines, first in every metric's order
         self._values_of = [metric.values for metric in metrics]
         self._values: list[Values] = [None] * len(metrics)
         self._prefixes: list[dict[Any, str]] = [{} for _ in metrics]
         self._texts = [b""] * len(metrics)
 
     def write(self, reading: R) -> Texts:
-        """The texts of all metrics, in their order."""
+        """Return the updated lines of all metrics, in order."""
         for index, values_of in enumerate(self._values_of):
             values = values_of(reading)
             if values != self._values[index]:
@@ -40,9 +40,9 @@ class SampleCache(Generic[R]):
                     self._values[index] = values
                     self._texts[index] = self._text(index, {(): values})
                 else:
-                    # A copy, because a reader may go on counting in the same mapping.
-                    self._values[index] = several = dict(values)
-                    self._texts[index] = self._text(index, several)
+                    # A copy, because a reader may keep counting in the same mapping.
+                    self._values[index] = by_labels = dict(values)
+                    self._texts[index] = self._text(index, by_labels)
         return tuple(self._texts)
 
     def _text(self, index: int, values: Mapping[Any, float | None]) -> bytes:
@@ -51,7 +51,7 @@ class SampleCache(Generic[R]):
             if number is not None:
                 now[labels] = prefix = before.get(labels) or self._prefix(index, labels)
                 text.append(f"{prefix}{number_text(number)}\n")
-        self._prefixes[index] = now  # a series that is gone takes no memory
+        self._prefixes[index] = now  # forgets series that have ended
         return "".join(text).encode()
 
     def _prefix(self, index: int, labels: str | tuple[str, ...]) -> str:
@@ -60,7 +60,7 @@ class SampleCache(Generic[R]):
 
 
 def families(metrics: Sequence[Declaration], written: Iterable[Texts]) -> list[Metric]:
-    """The families of several GPUs' or ranks' lines."""
+    """Return the metric families of several GPUs or ranks."""
     columns = zip(*written, strict=True)
     return [WrittenFamily(metric, texts) for metric, texts in zip(metrics, columns, strict=False)] or [
         WrittenFamily(metric, ()) for metric in metrics

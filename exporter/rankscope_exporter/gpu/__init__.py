@@ -1,1 +1,1 @@
-"""GPUs: NVIDIA's driver, the threads that read it, who holds each GPU, and what is shown of them."""
+"""GPU monitoring: NVIDIA's driver, the threads that read it, GPU allocation, and the GPU metrics."""

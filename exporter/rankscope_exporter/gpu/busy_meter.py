@@ -1,4 +1,4 @@
-"""How long an engine of a GPU ran, and for how long it has been idle."""
+"""Busy time and idle time of a GPU engine."""
 
 from __future__ import annotations
 
@@ -8,45 +8,45 @@ from dataclasses import dataclass
 
 from rankscope_exporter.gpu.collector import Tick
 from rankscope_exporter.gpu.nvml.device import Device, Engine
-from rankscope_exporter.gpu.sample_ring import Covered, SampleRing
+from rankscope_exporter.gpu.sample_ring import CoveredSample, SampleRing
 
-LATEST = 5.0  # seconds after its end at which a driver may add a sample to its ring
-CLOCK_STEP = 1.0  # seconds by which the node's clock has to be set until a timestamp follows it
+MAX_DELAY = 5.0  # seconds between the end of a sample and its appearance in the driver's ring
+CLOCK_STEP = 1.0  # seconds; timestamps follow the node's clock if it is set by more than this
 
 
 @dataclass(frozen=True)
 class Load:
-    """Seconds of kernels since the exporter first saw the GPU, and when one was last seen."""
+    """Busy seconds since the exporter first saw the GPU, and the last busy time."""
 
     busy_seconds: float
     last_busy: float
-    """Unix time by the exporter's clock; of an engine never seen busy when the GPU was first seen."""
+    """Unix time by the exporter's clock. If the engine was never busy: when the GPU was first seen."""
     idle_for: float
-    """Seconds; infinite if the engine was never seen busy."""
+    """Seconds; infinite if the engine was never busy."""
 
 
 class BusyMeter:
-    """Integrates the utilization of one GPU, or of one of its engines.
+    """Integrator of the utilization of one GPU engine.
 
-    The driver keeps some seconds of samples, and all that it gained since the last reading are added up, so bursts
-    between two readings count. Each sample counts for the sampling period that it covers, and all of them for no more
-    than the time that has passed: what the driver kept no sample of, or has overwritten, is not invented. A GPU
-    without a ring is integrated from its instantaneous utilization, which misses what happens between readings.
+    The driver keeps some seconds of samples. All samples since the last reading are added up, so bursts between two
+    readings count. A sample counts for its sampling period, and all samples together for at most the elapsed time: time
+    without samples, or with overwritten ones, adds nothing. Without a ring, instantaneous utilization is integrated,
+    which misses activity between readings.
     """
 
     def __init__(self, engine: Engine = "gpu") -> None:
         self._engine = engine
         self._ring = SampleRing()
         self._busy_seconds = 0.0
-        self._unaccounted = 0.0  # seconds that have passed and that a sample may still cover
-        self._early = Covered(0.0, 0.0)  # samples that cover more time than had passed at the last reading
-        self._read_at: float | None = None  # by the steady clock, as `_idle_since`
+        self._unaccounted = 0.0  # elapsed seconds that a late sample may still cover
+        self._early = CoveredSample(0.0, 0.0)  # samples that covered more than the elapsed time at the last reading
+        self._read_at: float | None = None  # steady clock, like `_idle_since`
         self._idle_since = 0.0
         self._was_busy = False
         self._last_busy = 0.0  # unix time
 
     def __call__(self, device: Device, tick: Tick) -> Load | None:
-        """Add what happened since the last reading. Returns None if the device does not report its utilization."""
+        """Add the activity since the last reading. Returns None if the device does not report its utilization."""
         if device.samples_utilization(self._engine):
             gained = self._ring.read(device.utilization_samples(self._engine) or ())
             self._charge(gained, tick.steady)
@@ -59,8 +59,8 @@ class BusyMeter:
             idle_for = 0.0 if utilization else None
         return self._load(tick, idle_for)
 
-    def _charge(self, gained: Sequence[Covered], now: float) -> None:
-        """Add the time of new samples. Those that the ring had before the first reading do not count."""
+    def _charge(self, gained: Sequence[CoveredSample], now: float) -> None:
+        """Add the time of new samples. Samples in the ring before the first reading do not count."""
         if self._read_at is None:
             self._unaccounted = self._ring.period
             return
@@ -69,8 +69,8 @@ class BusyMeter:
         busy = self._early.share * self._early.seconds + sum(sample.share * sample.seconds for sample in gained)
         charged, share = min(covered, passed), busy / covered if covered else 0.0
         self._busy_seconds += charged * share
-        self._unaccounted = min(passed - charged, LATEST)
-        self._early = Covered(share, min(covered - charged, LATEST))
+        self._unaccounted = min(passed - charged, MAX_DELAY)
+        self._early = CoveredSample(share, min(covered - charged, MAX_DELAY))
 
     def _load(self, tick: Tick, idle_for: float | None) -> Load:
         """Return the load; `idle_for` is None if the engine was not busy since the last reading."""
@@ -87,7 +87,7 @@ class BusyMeter:
         return Load(self._busy_seconds, self._last_busy, idle_seconds if self._was_busy else math.inf)
 
 
-def _idle_seconds(gained: Sequence[Covered]) -> float | None:
+def _idle_seconds(gained: Sequence[CoveredSample]) -> float | None:
     """Return the seconds since the last busy sample; None if there is none."""
     idle_for = 0.0
     for sample in reversed(gained):

@@ -1,4 +1,4 @@
-"""What a collector of GPU metrics is: how a reading is taken from a device, and what readings look like on /metrics."""
+"""GPU collectors: reading a value from a device, and exporting the last readings."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ class Gpu:
     uuid: str
 
     def values(self, *more: str) -> list[str]:
-        """Label values in the order of GPU_LABELS and what follows them."""
+        """Return the values of GPU_LABELS followed by `more`."""
         return [str(self.index), self.uuid, *more]
 
 
 @dataclass(frozen=True)
 class Tick:
-    """When a reading is taken."""
+    """Time of a reading."""
 
     unix: float
     """Seconds since 1970."""
     elapsed: float
-    """Seconds since the reading before, over which a rate may be integrated; 0 after a gap: nobody saw what was."""
+    """Seconds since the previous reading, over which a rate may be integrated; 0 after a gap without readings."""
     monotonic: float | None = None
-    """Seconds of a clock that is never set; None if `unix` is one, as simulated time is."""
+    """Seconds of a monotonic clock; None if `unix` is monotonic, like simulated time."""
 
     @property
     def steady(self) -> float:
-        """Seconds of the clock by which to measure how much time has passed."""
+        """Seconds of the clock that measures durations."""
         return self.unix if self.monotonic is None else self.monotonic
 
 
@@ -51,7 +51,7 @@ Reader = Callable[[Device, Tick], R | None]
 
 
 class GpuMetrics(MetricTable[R | None, R]):
-    """The table of what is read as `R`: absent while the GPU is down or does not have it."""
+    """Table of metrics read as `R`: absent while the GPU is down or if it lacks the value."""
 
     def __init__(self, *, source: str = "", since: str = "any") -> None:
         super().__init__("rankscope_gpu_", GPU_LABELS, whole, source=source, since=since)
@@ -59,30 +59,30 @@ class GpuMetrics(MetricTable[R | None, R]):
 
 @dataclass(frozen=True, eq=False)
 class GpuCollector(Generic[R]):
-    """Read from each device: file = collector = `--collector.<name>` = value of the label `collector`."""
+    """A collector of GPU metrics: file = collector = `--collector.<name>` = value of the label `collector`."""
 
     name: str
     help: str
     """One line for --help."""
     reader: Callable[[], Reader[R]]
-    """Makes the function that reads a device: one for each GPU, kept while the exporter lives, so it may count."""
+    """Creates a device's reader: one per GPU, kept for the exporter's lifetime, so it may accumulate counts."""
     metrics: tuple[ReadMetric[R | None], ...]
     is_on: bool = True
-    """Whether it is, unless the configuration says otherwise."""
+    """True if enabled by default."""
 
     def cache(self, gpu: Gpu) -> SampleCache[R | None]:
-        """Of what is read of a GPU, as long as it has this index."""
+        """Return a sample cache for a GPU at this index."""
         return SampleCache(self.metrics, gpu.values())
 
     def families(self, readings: Mapping[Gpu, R | None]) -> list[Metric]:
-        """The metrics of all GPUs; None is a GPU that is down or does not have this."""
+        """Return the metrics of all GPUs; a reading is None if the GPU is down or lacks the value."""
         return families(self.metrics, [self.cache(gpu).write(reading) for gpu, reading in readings.items()])
 
 
 class Cached(Generic[R]):
-    """A reader of what changes seldom, so that it costs little: asks anew after so many seconds.
+    """Reader that caches a rarely changing value for some seconds, so that it costs little.
 
-    Also of a device that was opened anew, because that may be one that was reset, repaired or exchanged.
+    Reads again after a device is reopened, because it may have been reset, repaired or replaced.
     """
 
     def __init__(self, read: Callable[[Device, Tick], R], seconds: float = math.inf) -> None:
@@ -93,7 +93,7 @@ class Cached(Generic[R]):
         self._reading: R | None = None
 
     def __call__(self, device: Device, tick: Tick) -> R:
-        """The last reading. Raises what reading raises, and then asks again the next time."""
+        """Return the cached reading. Raises the reader's exception and retries on the next call."""
         if device is not self._device or not 0 <= tick.unix - self._asked < self._seconds:
             self._device = None
             self._reading = self._read(device, tick)
@@ -102,14 +102,14 @@ class Cached(Generic[R]):
 
 
 class Readings(Protocol):
-    """Where the last readings are."""
+    """Store of the last readings."""
 
     def texts(self, collector: GpuCollector[Any]) -> list[Texts]:
-        """What the collector says of every GPU ever seen. Raises what its reader raised by mistake."""
+        """Return the collector's lines of every GPU ever seen. Raises the reader's unexpected exception."""
 
 
 class SampledCollector:
-    """A GPU collector as a scrape asks it: takes what the last readings said and never asks the driver."""
+    """A GPU collector during a scrape: returns the last readings and never calls the driver."""
 
     def __init__(self, collector: GpuCollector[Any], readings: Readings) -> None:
         self.name = collector.name
@@ -117,5 +117,5 @@ class SampledCollector:
         self._readings = readings
 
     def collect(self) -> Iterable[Metric]:
-        """The metrics of this moment."""
+        """Return the current metrics."""
         return families(self._collector.metrics, self._readings.texts(self._collector))

@@ -1,4 +1,4 @@
-"""Work for another thread: any thread calls, one runs what is called, and the answer goes to the caller."""
+"""Queue of commands for another thread, which runs them and returns the result to the caller."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from concurrent.futures import Future
 
 
 class CommandQueue:
-    """The driver is connected and closed by one thread alone, and requests come on others."""
+    """Commands from any thread for the one thread that may connect and close the driver."""
 
     def __init__(self) -> None:
         self._commands: queue.SimpleQueue[tuple[Callable[[], None], Future[None]]] = queue.SimpleQueue()
 
     def call(self, command: Callable[[], None], within: float) -> None:
-        """Have it run, and wait for that. Raises what it raises, and TimeoutError if it takes longer than `within`.
+        """Run the command on the other thread. Raises its exception, or TimeoutError after `within` seconds.
 
-        Seconds. Then it is not begun any more; only one that has begun goes on.
+        After a timeout the command is canceled unless it has started.
         """
         answer = self.post(command)
         try:
             answer.result(within)
-        except concurrent.futures.TimeoutError:  # in Python 3.10 not the built-in one
+        except concurrent.futures.TimeoutError:  # differs from the built-in one in Python 3.10
             raise TimeoutError from None
         finally:
             answer.cancel()
 
     def post(self, command: Callable[[], None]) -> Future[None]:
-        """Have it run some time, after those that were posted before."""
+        """Queue the command after earlier ones, without waiting."""
         answer: Future[None] = Future()
         self._commands.put((command, answer))
         return answer
 
     def run_next(self, within: float) -> None:
-        """Run the next command, if one comes within so many seconds."""
+        """Run the next command if one arrives within this many seconds."""
         try:
             command, answer = self._commands.get(timeout=within)
         except queue.Empty:
@@ -43,7 +43,7 @@ class CommandQueue:
             return
         try:
             command()
-        except Exception as error:  # the caller learns of it, and this thread goes on
+        except Exception as error:  # raised in the calling thread; this thread continues
             answer.set_exception(error)
         else:
             answer.set_result(None)

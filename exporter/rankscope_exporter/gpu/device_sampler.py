@@ -1,4 +1,4 @@
-"""One GPU's thread: reads every collector from its device, again and again. A device that blocks holds up only this."""
+"""One GPU's thread, which reads every collector periodically. A blocked device delays only its own thread."""
 
 from __future__ import annotations
 
@@ -20,28 +20,28 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Timing:
-    """How often devices are read, and the clocks by which. Seconds."""
+    """Intervals and timeouts in seconds, and clocks."""
 
     interval: float = 1.0
     deadline: float = 5.0
-    """A reading older than this, and than three intervals, is none."""
+    """Age limit of a reading, but at least three intervals."""
     reopen_after: float = 5.0
-    """Until a device that could not be opened is tried again: each try makes the kernel initialize it, and log."""
+    """Delay before reopening a device: each attempt makes the kernel initialize it and write to its log."""
     reconnect_after: float = 60.0
-    """Until the driver is connected anew because GPUs are missing: NVML finds a GPU that was reset only then."""
-    answer_within: float = 5.0
-    """For whoever asks for the handles back: the threads' end takes up to 2 s, and then the driver cleans up."""
+    """Delay before reconnecting the driver if GPUs are missing: NVML finds a reset GPU only after a reconnect."""
+    release_timeout: float = 5.0
+    """Limit for releasing the handles: the threads take up to 2 s to end, and then the driver cleans up."""
     unix: Callable[[], float] = time.time
     monotonic: Callable[[], float] = time.monotonic
 
     @property
     def stale_after(self) -> float:
-        """The age up to which a reading counts."""
+        """Age from which a reading is stale."""
         return max(self.deadline, 3 * self.interval)
 
 
 class DeviceSampler:
-    """Reads the device at one index. Nothing here is shared with other devices but the driver below."""
+    """Reader of the device at one index. Only the driver is shared with other devices."""
 
     def __init__(
         self,
@@ -55,32 +55,32 @@ class DeviceSampler:
         self._state_of = state_of
         self._timing = timing
         self._state: GpuState | None = None
-        self._complaints: dict[str, str] = {}
+        self._logged_errors: dict[str, str] = {}
         self._began = timing.monotonic()
         self.device: Device | None = None
-        self.has_finished_a_round = False
-        complaint = f"GPU {index}: a reading failed"
-        self.worker = Worker(f"gpu-{index}", timing.interval, self._turn, complaint, at_end=self._close)
+        self.has_completed_round = False
+        complaint = f"GPU {index}: reading failed"
+        self.worker = Worker(f"gpu-{index}", timing.interval, self._run_once, complaint, at_end=self._close)
 
     @property
     def is_stuck(self) -> bool:
-        """Whether a round has not ended in time."""
+        """True if the current round is overdue."""
         return self.worker.is_running and self._timing.monotonic() - self._began > self._timing.stale_after
 
     def round(self) -> float:
-        """Take one reading. Returns the seconds to pause until the next."""
+        """Take one reading. Returns the seconds until the next."""
         self._began = self._timing.monotonic()
         try:
             self._take_reading()
         except DriverError as error:
             self._fail(error)
             return max(self._timing.interval, self._timing.reopen_after)
-        self._log_recovery("the device")
+        self._log_recovery("device")
         return max(0.0, self._began + self._timing.interval - self._timing.monotonic())
 
-    def _turn(self) -> float:
+    def _run_once(self) -> float:
         pause = self.round()
-        self.has_finished_a_round = True
+        self.has_completed_round = True
         self._began = self._timing.monotonic() + pause
         return pause
 
@@ -92,7 +92,7 @@ class DeviceSampler:
         if self.device is None:
             device = self._open_device(self._index)
             self._state = self._state_of(device)
-            self.device = device  # last: whoever sees the device, as the XID watcher does, finds its state
+            self.device = device  # assigned last: the XID watcher needs the state of every device it sees
         assert self._state is not None
         self.device.check()
         tick = Tick(self._timing.unix(), self._elapsed(self._state), self._began)
@@ -103,14 +103,14 @@ class DeviceSampler:
         self._state.latest = Reading(self._began, values, texts)
 
     def _elapsed(self, state: GpuState) -> float:
-        """Since the reading before; 0 if that is so long ago that nobody can say what was in between."""
+        """Return the seconds since the previous reading; 0 if that reading is stale."""
         elapsed = self._began - state.latest.taken if state.latest else 0.0
         return elapsed if elapsed <= self._timing.stale_after else 0.0
 
     def _read(
         self, collector: GpuCollector[Any], reader: Reader[Any], device: Device, tick: Tick
     ) -> tuple[object, Texts]:
-        """One collector must not cost the others theirs, unless the device itself is gone."""
+        """Read one collector. A failure affects only this collector, unless the device is lost."""
         assert self._state is not None
         cache = self._state.caches[collector]
         try:
@@ -119,30 +119,30 @@ class DeviceSampler:
         except DeviceLostError:
             raise
         except DriverError as error:
-            self._complain(collector.name, error)
+            self._log_failure(collector.name, error)
             return None, cache.write(None)
-        except Exception as error:  # a mistake of ours: the scrape raises it, and the collector counts as failed
-            self._complain(collector.name, error)
+        except Exception as error:  # a bug: a scrape raises it, and the collector counts as failed
+            self._log_failure(collector.name, error)
             return error, ()
         self._log_recovery(collector.name)
         return value, texts
 
     def _fail(self, error: DriverError) -> None:
-        """Open the device anew next time. One that is lost is down at once, others when their reading is too old."""
-        self._complain("the device", error)
+        """Close the device and reopen it later. Drop the reading of a lost device; others are valid until stale."""
+        self._log_failure("device", error)
         if self.device:
             self.device.close()
         self.device = None
         if self._state and isinstance(error, DeviceLostError):
             self._state.latest = None
 
-    def _complain(self, about: str, error: Exception) -> None:
-        """Log when something begins to fail, and when it fails otherwise; not at every reading."""
-        if self._complaints.get(about) != str(error):
-            logger.warning("GPU %d: %s cannot be read: %s", self._index, about, error)
-            self._complaints[about] = str(error)
+    def _log_failure(self, source: str, error: Exception) -> None:
+        """Log an error when it begins or changes, not at every reading."""
+        if self._logged_errors.get(source) != str(error):
+            logger.warning("GPU %d: %s read failed: %s", self._index, source, error)
+            self._logged_errors[source] = str(error)
 
-    def _log_recovery(self, about: str) -> None:
-        """Log that what had failed works again."""
-        if self._complaints.pop(about, None):
-            logger.info("GPU %d: %s can be read again", self._index, about)
+    def _log_recovery(self, source: str) -> None:
+        """Log the first successful reading after an error."""
+        if self._logged_errors.pop(source, None):
+            logger.info("GPU %d: %s read recovered", self._index, source)

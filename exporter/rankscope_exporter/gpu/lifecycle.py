@@ -1,4 +1,4 @@
-"""The states that the sampler can be in: what it has been asked to do, and its connection to the driver."""
+"""States of the sampler: its phase and its connection to the driver."""
 
 from __future__ import annotations
 
@@ -8,53 +8,53 @@ from enum import Enum
 
 
 class Phase(Enum):
-    """What the sampler does, by what it was asked to."""
+    """Phase of the sampler, according to the requests it received."""
 
-    STARTING = "not every GPU has been asked since the start"
-    SAMPLING = "every GPU has been asked: a scrape misses nothing that is there"
-    RELEASED = "the handles are given back on request"
-    RESUMING = "they are taken again, and not every GPU has been asked since"
+    STARTING = "some GPUs have not been read since the start"
+    SAMPLING = "every GPU has been read: a scrape is complete"
+    RELEASED = "the handles are released on request"
+    RESUMING = "the handles are reacquired, and some GPUs have not been read since"
 
 
 @dataclass
-class Entered:
-    """The phase that was entered last: each but SAMPLING, which STARTING and RESUMING come to by what is read."""
+class PhaseEntry:
+    """The phase that was entered last. SAMPLING is never entered: STARTING and RESUMING become it after all reads."""
 
     phase: Phase
     since: float
-    """Monotonic seconds, as is `until`."""
+    """Monotonic seconds, like `until`."""
     until: float = math.inf
-    """Of RELEASED: when the handles are taken again also if nobody asks for it."""
-    has_looked: bool = False
-    """Whether there was a look at the driver since."""
+    """When RELEASED ends without a request to resume."""
+    has_supervised: bool = False
+    """True if the driver has been checked since."""
 
 
 class Connection(Enum):
-    """To the driver. Whether it is open and whether the driver has answered are two things."""
+    """Connection to the driver: whether it is open, and whether the driver has responded."""
 
-    ABSENT = "closed, and what was answered counts no more"
-    SILENT = "open, and the driver has not answered yet or does not any more"
-    ANSWERING = "open, and the driver has answered"
-    RECONNECTING = "closed to be opened anew, and what was answered counts until it is stale"
+    ABSENT = "closed, without a valid response"
+    SILENT = "open, without a valid response"
+    ANSWERING = "open, and the driver has responded"
+    RECONNECTING = "closed before a reconnect; the last response is valid until it is stale"
 
     @property
     def is_open(self) -> bool:
-        """Whether the driver is connected."""
+        """True if the driver is connected."""
         return self in (Connection.SILENT, Connection.ANSWERING)
 
     @property
     def has_answered(self) -> bool:
-        """Whether there is an answer that counts, unless it is stale."""
+        """True if there is a valid response, which may be stale."""
         return self in (Connection.ANSWERING, Connection.RECONNECTING)
 
     def opened(self) -> Connection:
-        """The state after the driver was connected."""
+        """Return the state after the driver is connected."""
         return {Connection.ABSENT: Connection.SILENT, Connection.RECONNECTING: Connection.ANSWERING}.get(self, self)
 
     def closed(self) -> Connection:
-        """The state after the driver was closed: what it has answered still counts."""
+        """Return the state after the driver is closed; its last response stays valid."""
         return {Connection.SILENT: Connection.ABSENT, Connection.ANSWERING: Connection.RECONNECTING}.get(self, self)
 
     def silenced(self) -> Connection:
-        """The state after the driver has failed to answer, or when what it answered is to be forgotten."""
+        """Return the state after the driver fails to respond, or after its last response becomes invalid."""
         return {Connection.ANSWERING: Connection.SILENT, Connection.RECONNECTING: Connection.ABSENT}.get(self, self)

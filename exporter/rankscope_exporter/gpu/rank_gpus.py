@@ -1,4 +1,4 @@
-"""What the diagnosis reads of the GPUs: the last readings of the collectors that are on, by UUID."""
+"""GPU readings for the diagnosis: the last readings of the enabled collectors, by UUID."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from rankscope_exporter.gpu.collectors import clocks, load, memory, nvlink, pcie
 from rankscope_exporter.gpu.nvml.device import Memory
 from rankscope_exporter.gpu.sampler import Sampler
 
-NOT_THROTTLED = "sync_boost"
-"""Held down with the other GPUs of its group, so that it is no slower than they."""
+GROUP_REASON = "sync_boost"
+"""Reason that lowers the clocks of all GPUs of a group alike, so that none is slower than the others."""
 
 
 class RankGpu(NamedTuple):
-    """A GPU now, and its counters."""
+    """A GPU's current reading and its counters."""
 
     reading: GpuReading
     counters: GpuCounters
     joules: float | None = None
-    """That it has used since its driver was loaded."""
+    """Energy used since the driver was loaded."""
     memory: Memory | None = None
 
 
 class RankGpus:
-    """Used by one thread. Integrates the clock, of which the driver keeps no counter."""
+    """GPU readings by UUID, for one thread. Integrates the clock, which the driver does not count."""
 
     def __init__(self, collectors: Collection[str]) -> None:
-        """`collectors` are the names of those that are on."""
+        """Initialize with the names of the enabled collectors."""
         self.sampler: Sampler | None = None
-        """Set once it is there; no GPU is known before that."""
+        """Assigned after construction; until then no GPU is known."""
         self._collectors = collectors
         self._clock_seconds: dict[str, tuple[float, float]] = {}
         self._first_seen: dict[str, float] = {}
 
     def __call__(self, at: float) -> Mapping[str, RankGpu]:
-        """Return what is known at that time, in seconds of a monotonic clock. A GPU that does not answer is absent."""
+        """Return the readings at `at`, in monotonic seconds. A GPU that does not answer is absent."""
         found: dict[Gpu, dict[str, Any]] = {}
         for one in (load, clocks, memory, power, processes, pcie, nvlink):
             for gpu, value in self._read(one.COLLECTOR).items():
@@ -51,8 +51,8 @@ class RankGpus:
     def _gpu(self, gpu: Gpu, values: Mapping[str, Any], at: float) -> RankGpu:
         busy = (values.get("load") or {}).get("gpu")
         device = values["memory"].device if "memory" in values else None
-        held = values.get("clocks")
-        reasons = held.throttled_seconds if held else None
+        clock = values.get("clocks")
+        reasons = clock.throttled_seconds if clock else None
         reading = GpuReading(
             index=str(gpu.index),
             memory_ratio=device.used / device.total if device and device.total else None,
@@ -61,22 +61,22 @@ class RankGpus:
             is_link_reduced=_is_link_reduced(values),
         )
         throttled = (
-            None if reasons is None else {name: spent for name, spent in reasons.items() if name != NOT_THROTTLED}
+            None if reasons is None else {name: spent for name, spent in reasons.items() if name != GROUP_REASON}
         )
-        counters = GpuCounters(busy.busy_seconds if busy else None, throttled, self._clock(gpu.uuid, held, at))
+        counters = GpuCounters(busy.busy_seconds if busy else None, throttled, self._clock(gpu.uuid, clock, at))
         return RankGpu(reading, counters, values["power"].joules if "power" in values else None, device)
 
     def _idle(self, uuid: str, idle_for: float, at: float) -> float:
-        """Return the seconds since a kernel last ran; of a GPU that was never seen busy since it was first seen."""
+        """Return the seconds since a kernel last ran, or since the GPU was first seen if none ran."""
         return min(idle_for, at - self._first_seen.setdefault(uuid, at))
 
-    def _clock(self, uuid: str, held: clocks.Clocks | None, at: float) -> float | None:
-        now, most = (held.hertz.get("sm"), held.max_hertz.get("sm")) if held else (None, None)
-        if not (now and most):
+    def _clock(self, uuid: str, clock: clocks.Clocks | None, at: float) -> float | None:
+        now, highest = (clock.hertz.get("sm"), clock.max_hertz.get("sm")) if clock else (None, None)
+        if not (now and highest):
             self._clock_seconds.pop(uuid, None)
             return None
         before, seconds = self._clock_seconds.get(uuid, (at, 0.0))
-        seconds += now / most * max(at - before, 0.0)
+        seconds += now / highest * max(at - before, 0.0)
         self._clock_seconds[uuid] = at, seconds
         return seconds
 

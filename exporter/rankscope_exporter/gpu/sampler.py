@@ -1,6 +1,6 @@
-"""The supervisor: connects the driver, keeps a thread for each of its GPUs, and holds their last readings.
+"""The supervisor: connects the driver, runs a thread per GPU, and holds the last readings.
 
-A scrape takes those readings and never waits for the driver. Nothing here ends because a driver or a device does.
+Scrapes use these readings and never wait for the driver. A failing driver or device does not stop the supervisor.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rankscope_exporter.exposition.sample_cache import Texts
 from rankscope_exporter.gpu.collector import Gpu, GpuCollector
 from rankscope_exporter.gpu.command_queue import CommandQueue
 from rankscope_exporter.gpu.device_sampler import DeviceSampler, Timing
-from rankscope_exporter.gpu.lifecycle import Connection, Entered, Phase
+from rankscope_exporter.gpu.lifecycle import Connection, Phase, PhaseEntry
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.driver import Driver
 from rankscope_exporter.gpu.nvml.errors import DriverError
@@ -22,17 +22,17 @@ from rankscope_exporter.gpu.xid_watcher import Xids, XidWatcher
 from rankscope_exporter.worker import Worker
 
 R = TypeVar("R")
-JOIN_WITHIN = 2.0  # seconds; a thread that does not end by then is stuck in the driver
+JOIN_TIMEOUT = 2.0  # seconds; a thread that does not end within it is stuck in the driver
 
 logger = logging.getLogger(__name__)
 
 
 class ReleaseError(Exception):
-    """The handles cannot be given back now, and are kept; the text says why."""
+    """The handles cannot be released and stay open; the message has the reason."""
 
 
 class Sampler:
-    """Everything that is known of the GPUs of this machine."""
+    """Supervisor of the GPUs of this machine."""
 
     def __init__(
         self,
@@ -48,160 +48,160 @@ class Sampler:
         self._timing = timing or Timing()
         self._devices: dict[int, DeviceSampler] = {}
         self._watcher: XidWatcher | None = None
-        self._entered = Entered(Phase.STARTING, self._timing.monotonic())
+        self._entry = PhaseEntry(Phase.STARTING, self._timing.monotonic())
         self._connection = Connection.ABSENT
-        self._connected_at = self._answered_at = 0.0  # monotonic, the last time of each
+        self._connected_at = self._answered_at = 0.0  # monotonic
         self._commands = CommandQueue()
-        # It waits for commands itself, between two looks.
-        self._worker = Worker("sampler", 0.0, self._turn, "the sampler's supervision failed")
+        # The interval is 0 because `_run_once` waits for commands itself.
+        self._worker = Worker("sampler", 0.0, self._run_once, "supervising the driver failed")
         self.gpus_expected = 0
-        """The most GPUs that the driver has reported since the start."""
+        """Highest number of GPUs that the driver has reported since the start."""
 
     def start(self) -> None:
-        """Begin to look for the driver, in a thread."""
-        self._entered = Entered(Phase.STARTING, self._timing.monotonic())
+        """Start the supervisor's thread."""
+        self._entry = PhaseEntry(Phase.STARTING, self._timing.monotonic())
         self._worker.start()
 
     def stop(self) -> None:
-        """End all threads that can be ended, and give the driver's handles back."""
+        """End all threads that are not stuck, and close the driver."""
         self._worker.request_stop()
         self._commands.post(lambda: None)
-        self._worker.join(JOIN_WITHIN)
+        self._worker.join(JOIN_TIMEOUT)
         self.disconnect()
 
     def release(self, seconds: float) -> None:
-        """Give every handle back until `resume`, or for so many seconds. Raises ReleaseError: then all is as it was."""
+        """Close every handle until `resume`, or for `seconds`. Raises ReleaseError if sampling continues instead."""
         try:
-            self._commands.call(lambda: self._let_go(seconds), self._timing.answer_within)
+            self._commands.call(lambda: self._release(seconds), self._timing.release_timeout)
         except TimeoutError:
-            self._commands.post(self._take_again)  # should it be done after all: whoever asked for it has been refused
-            raise ReleaseError(f"the driver has not answered for {self._timing.answer_within:g} s") from None
+            self._commands.post(self._reacquire)  # undo a late release: the caller gets an error
+            raise ReleaseError(f"driver did not respond within {self._timing.release_timeout:g} s") from None
 
     def resume(self) -> None:
-        """Take the handles again, soon after."""
-        self._commands.post(self._take_again)
+        """Reacquire the handles soon, without waiting for it."""
+        self._commands.post(self._reacquire)
 
     @property
     def phase(self) -> Phase:
-        """The one that was entered last, or SAMPLING if every GPU has been asked since."""
-        entered = self._entered
-        is_taken = entered.phase is not Phase.RELEASED
-        return Phase.SAMPLING if is_taken and self._has_asked_all(entered) else entered.phase
+        """The phase that was entered last, or SAMPLING if every GPU has been read since."""
+        entry = self._entry
+        is_acquired = entry.phase is not Phase.RELEASED
+        return Phase.SAMPLING if is_acquired and self._has_read_all(entry) else entry.phase
 
     @property
     def is_released(self) -> bool:
-        """Whether the handles are given back on request, or taken again and not every GPU has been asked since."""
+        """True while the handles are released, and after that until every GPU has been read again."""
         return self.phase in (Phase.RELEASED, Phase.RESUMING)
 
     @property
     def nvml_up(self) -> bool:
-        """Whether the driver answers."""
+        """True while the driver answers."""
         return self._connection.has_answered and self._answered_at >= self._oldest()
 
     @property
     def gpus_seen(self) -> int:
-        """GPUs that answer now."""
+        """Number of GPUs that answer now."""
         return self._gpus.seen
 
     @property
     def is_ready(self) -> bool:
-        """Whether a scrape misses nothing that is there: not given back on request, nor only a moment late."""
+        """True if a scrape is complete: every GPU has been read since the start or the last release."""
         return self.phase is Phase.SAMPLING
 
-    def _has_asked_all(self, since: Entered) -> bool:
-        """Whether every device has been asked once since then, or has had its time for it."""
-        if since.since < self._oldest():
+    def _has_read_all(self, entry: PhaseEntry) -> bool:
+        """Return whether every device has been read once since the phase began, or is overdue."""
+        if entry.since < self._oldest():
             return True
-        return since.has_looked and all(device.has_finished_a_round for device in [*self._devices.values()])
+        return entry.has_supervised and all(device.has_completed_round for device in [*self._devices.values()])
 
     def readings(self, collector: GpuCollector[R]) -> dict[Gpu, R | None]:
-        """Its last reading of every GPU ever seen; none while the handles are given back: nobody knows then.
+        """Return the collector's last reading of every GPU ever seen; empty while the handles are released.
 
-        Raises what the collector's reader raised by mistake.
+        Raises the reader's unexpected exception.
         """
         return {} if self.is_released else self._gpus.readings(collector)
 
     def texts(self, collector: GpuCollector[Any]) -> list[Texts]:
-        """The lines of these readings."""
+        """Return the lines of the last readings."""
         return [] if self.is_released else self._gpus.texts(collector)
 
     def xids(self) -> dict[Gpu, Xids]:
-        """XID events of every GPU, lost ones included."""
+        """Return the XID events of every GPU, including lost GPUs."""
         return self._gpus.xids()
 
     def lacks(self, uuid: str) -> bool:
-        """Return whether every GPU has been asked and none has this UUID."""
-        return self.is_ready and not self._gpus.has(uuid)
+        """Return whether every GPU has been read and none has this UUID."""
+        return self.is_ready and not self._gpus.has_seen(uuid)
 
     def supervise(self) -> None:
-        """One look at the driver: connect it, and keep a thread for each of its GPUs."""
+        """Check the driver once: connect it if needed, and run a thread for each of its GPUs."""
         if not self._connection.is_open and not self._connect():
             return
         try:
             count = self._driver.device_count()
         except DriverError as error:
             if self._connection.has_answered:
-                logger.warning("the driver does not answer any more: %s", error)
+                logger.warning("driver stopped responding: %s", error)
             self.disconnect()
             self._forget_readings()
             return
         if not self._connection.has_answered or count > self.gpus_expected:
-            logger.info("the driver answers and has %d GPUs", count)
+            logger.info("driver ready: %d GPUs", count)
         self._connection, self._answered_at = Connection.ANSWERING, self._timing.monotonic()
         self.gpus_expected = max(self.gpus_expected, count)
         self._start_threads(count)
         if self._should_reconnect():
-            logger.info("%d of %d GPUs are missing: connecting anew", self._missing(), self.gpus_expected)
+            logger.info("%d of %d GPUs are missing; reconnecting the driver", self._missing_gpus(), self.gpus_expected)
             self.disconnect()
 
     def disconnect(self) -> str | None:
-        """End the threads and close the driver, unless one is stuck in it: it must not lose the ground under it.
+        """End the threads and close the driver, unless a thread is stuck in a driver call.
 
-        Returns why handles are open all the same.
+        Returns the reason if handles stay open, None otherwise.
         """
         workers = [thread.worker for thread in (*self._devices.values(), self._watcher) if thread]
         for worker in workers:
             worker.request_stop()
-        until = self._timing.monotonic() + JOIN_WITHIN
+        until = self._timing.monotonic() + JOIN_TIMEOUT
         stuck = [worker for worker in workers if not worker.join(until - self._timing.monotonic())]
         if self._watcher and self._watcher.worker not in stuck:
             self._watcher = None
         if stuck:
-            return f"{', '.join(worker.name for worker in stuck)}: a call to the driver does not return"
+            return f"{', '.join(worker.name for worker in stuck)}: a driver call does not return"
         self._connection, self._devices = self._connection.closed(), {}
         return self._driver.close()
 
-    def _let_go(self, seconds: float) -> None:
-        if reason := self.disconnect():  # the next look at the driver starts the threads again
+    def _release(self, seconds: float) -> None:
+        if reason := self.disconnect():  # the next supervision restarts the threads
             raise ReleaseError(reason)
         now = self._timing.monotonic()
-        self._entered = Entered(Phase.RELEASED, now, until=now + seconds)
+        self._entry = PhaseEntry(Phase.RELEASED, now, until=now + seconds)
         self._forget_readings()
-        logger.warning("the GPUs are released for up to %g s: no handle is open", seconds)
+        logger.warning("released all GPU handles for up to %g s", seconds)
 
     def _forget_readings(self) -> None:
         self._connection = self._connection.silenced()
         self._gpus.forget()
 
-    def _take_again(self) -> None:
-        if self._entered.phase is Phase.RELEASED:
-            self._entered = Entered(Phase.RESUMING, self._timing.monotonic())
-            logger.info("the GPUs are taken again")
+    def _reacquire(self) -> None:
+        if self._entry.phase is Phase.RELEASED:
+            self._entry = PhaseEntry(Phase.RESUMING, self._timing.monotonic())
+            logger.info("reacquiring the GPUs")
 
-    def _turn(self) -> None:
+    def _run_once(self) -> None:
         try:
-            self._look()
+            self._supervise_unless_released()
         finally:
             self._commands.run_next(within=self._timing.interval)
 
-    def _look(self) -> None:
-        if self._entered.phase is Phase.RELEASED:
-            if self._timing.monotonic() < self._entered.until:
+    def _supervise_unless_released(self) -> None:
+        if self._entry.phase is Phase.RELEASED:
+            if self._timing.monotonic() < self._entry.until:
                 return
-            logger.warning("nobody has asked for the GPUs to be taken again, and their time is over")
-            self._take_again()
+            logger.warning("GPU release timed out")
+            self._reacquire()
         self.supervise()
-        self._entered.has_looked = True
+        self._entry.has_supervised = True
 
     def _connect(self) -> bool:
         is_connected = self._driver.connect()
@@ -213,23 +213,23 @@ class Sampler:
         for index in range(count):
             device = self._devices.get(index)
             if device is None or not device.worker.is_running:
-                self._devices[index] = DeviceSampler(index, self._driver.device, self._gpus.of, self._timing)
+                self._devices[index] = DeviceSampler(index, self._driver.device, self._gpus.state_of, self._timing)
                 self._devices[index].worker.start()
         if self._watches_xids and self._watcher is None:
-            self._watcher = XidWatcher(self._driver, self._open_devices, self._hear_xid)
+            self._watcher = XidWatcher(self._driver, self._open_devices, self._record_xid)
             self._watcher.worker.start()
 
     def _should_reconnect(self) -> bool:
-        is_time = self._timing.monotonic() - self._connected_at > self._timing.reconnect_after
-        return is_time and self._missing() > 0 and not any(device.is_stuck for device in self._devices.values())
+        is_due = self._timing.monotonic() - self._connected_at > self._timing.reconnect_after
+        return is_due and self._missing_gpus() > 0 and not any(device.is_stuck for device in self._devices.values())
 
-    def _missing(self) -> int:
+    def _missing_gpus(self) -> int:
         return self.gpus_expected - self.gpus_seen
 
     def _open_devices(self) -> list[Device]:
         return [sampler.device for sampler in [*self._devices.values()] if sampler.device]
 
-    def _hear_xid(self, uuid: str, code: int | None) -> None:
+    def _record_xid(self, uuid: str, code: int | None) -> None:
         self._gpus.record_xid(uuid, code, self._timing.unix())
 
     def _oldest(self) -> float:

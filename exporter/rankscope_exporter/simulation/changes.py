@@ -1,10 +1,10 @@
-"""What simulated GPUs are told while they run: a file `<index>.yml` a GPU in the scenario's `changes_dir`.
+"""Changes to simulated GPUs at run time: one file `<index>.yml` per GPU in the scenario's `changes_dir`.
 
     {busy: 0.3, throttle: [sw_thermal_slowdown], xid: 79}
 
-That is an entry of a timeline without its time. It holds instead of the timeline from when it is seen until the file is
-changed or removed; what it does not say is as in a scenario that says nothing. An XID happens once for each writing.
-Write under another name and rename, so that no half is read.
+The file contains a timeline entry without a time. It replaces the timeline until the file is changed or removed;
+omitted keys have their defaults. An XID occurs once per write. Write to another name and rename the file, so that it is
+never read half-written.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ from rankscope_exporter.simulation.scenario import parse_change
 from rankscope_exporter.simulation.timeline import State, Timeline
 from rankscope_exporter.worker import Worker
 
-POLLED_EVERY = 0.1  # seconds
+POLL_INTERVAL = 0.1  # seconds
 
 logger = logging.getLogger(__name__)
 
 
 class Changes(Worker):
-    """A thread that looks at the files and changes the timelines. The directory need not exist."""
+    """A thread that polls the files and changes the timelines. The directory may be missing."""
 
     def __init__(self, directory: Path, timelines: Sequence[Timeline], now: Callable[[], float]) -> None:
-        super().__init__("simulated-changes", POLLED_EVERY, self.poll, "the simulated GPUs cannot be changed")
+        super().__init__("simulated-changes", POLL_INTERVAL, self.poll, "changing the simulated GPUs failed")
         self._paths = [directory / f"{index}.yml" for index in range(len(timelines))]
         self._timelines = timelines
         self._now = now
         self._seen: dict[Path, int | None] = {}
 
     def poll(self) -> None:
-        """One look at all files. A bad one is reported once, and changes nothing."""
+        """Check all files once. An invalid file is logged once and ignored."""
         for path, timeline in zip(self._paths, self._timelines, strict=True):
-            written = _written(path)
+            written = _write_time(path)
             if written == self._seen.get(path):
                 continue
             self._seen[path] = written
             try:
                 state, xid = _read(path) if written is not None else (State(), None)
             except (OSError, ValueError, yaml.YAMLError) as error:
-                logger.warning("%s changes nothing: %s", path, error)
+                logger.warning("%s ignored: %s", path, error)
             else:
                 timeline.change(self._now(), state, xid)
 
 
-def _written(path: Path) -> int | None:
+def _write_time(path: Path) -> int | None:
     try:
         return path.stat().st_mtime_ns
     except OSError:

@@ -1,4 +1,4 @@
-"""What NVML answers about a simulated GPU's limits, errors, links and modes."""
+"""NVML calls for a simulated GPU's limits, errors, links and modes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope_exporter.gpu.nvml.health import ERROR_KINDS, LOCATIONS
 from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.symbols import numbers, symbol
 
-BAR1 = 2**30  # bytes mapped of a window as large as the memory
+BAR1 = 2**30  # mapped bytes; the window is as large as the memory
 LOWEST_POWER_LIMIT = 0.3
 THRESHOLDS = {  # °C, like those of an A100
     pynvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN: 92,
@@ -21,7 +21,7 @@ THRESHOLDS = {  # °C, like those of an A100
 LANES = 16
 IDLE_PCIE_GENERATION = 1
 BANKS = 640
-# Since Turing two locations are told apart; by NVML's numbers.
+# Since Turing NVML distinguishes two locations. By NVML's number.
 ECC_LOCATIONS = {LOCATIONS[name]: name for name in ("dram", "sram")}
 ECC_KINDS = {number: name for name, number in ERROR_KINDS.items()}
 
@@ -57,12 +57,12 @@ def _power_limit_range(gpu: SimulatedGpu, _t: float, lowest: Any, highest: Any) 
     highest.value = round(gpu.model.power_max * 1000)
 
 
-@symbol("nvmlDeviceGetTemperatureThreshold", of=lambda model: not model.since("hopper"))
+@symbol("nvmlDeviceGetTemperatureThreshold", supported_by=lambda model: not model.since("hopper"))
 def _threshold(_gpu: SimulatedGpu, _t: float, threshold: Any, celsius: Any) -> None:
     celsius.value = THRESHOLDS[threshold.value]
 
 
-@symbol("nvmlDeviceGetMarginTemperature", of=lambda model: model.since("hopper"))
+@symbol("nvmlDeviceGetMarginTemperature", supported_by=lambda model: model.since("hopper"))
 def _margin(gpu: SimulatedGpu, t: float, info: Any) -> None:
     info.marginTemperature = round(THRESHOLDS[pynvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN] - gpu.temperature(t))
 
@@ -75,12 +75,12 @@ def _memory_errors(gpu: SimulatedGpu, t: float, kind: Any, _span: Any, location:
     return None
 
 
-@symbol("nvmlDeviceGetRowRemapperHistogram", of=lambda model: model.since("ampere"))
+@symbol("nvmlDeviceGetRowRemapperHistogram", supported_by=lambda model: model.since("ampere"))
 def _row_remapper_histogram(_gpu: SimulatedGpu, _t: float, banks: Any) -> None:
     banks.max = BANKS
 
 
-@symbol("nvmlDeviceGetNvLinkState", of=lambda model: model.nvlinks > 0)
+@symbol("nvmlDeviceGetNvLinkState", supported_by=lambda model: model.nvlinks > 0)
 def _nvlink_state(gpu: SimulatedGpu, t: float, link: int, state: Any) -> int | None:
     if link >= gpu.model.nvlinks:
         return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -88,7 +88,7 @@ def _nvlink_state(gpu: SimulatedGpu, t: float, link: int, state: Any) -> int | N
     return None
 
 
-@symbol("nvmlDeviceGetMigMode", of=lambda model: model.since("ampere"))
+@symbol("nvmlDeviceGetMigMode", supported_by=lambda model: model.since("ampere"))
 def _mig_mode(gpu: SimulatedGpu, _t: float, current: Any, pending: Any) -> None:
     current.value = pending.value = bool(gpu.model.mig)
 
@@ -98,7 +98,7 @@ def _ecc_mode(_gpu: SimulatedGpu, _t: float, current: Any, pending: Any) -> None
     current.value = pending.value = pynvml.NVML_FEATURE_ENABLED
 
 
-@symbol("nvmlDeviceGetGpuFabricInfoV", of=lambda model: model.since("hopper") and model.nvlinks > 0)
+@symbol("nvmlDeviceGetGpuFabricInfoV", supported_by=lambda model: model.since("hopper") and model.nvlinks > 0)
 def _fabric(_gpu: SimulatedGpu, _t: float, info: Any) -> int | None:
     if info.version != pynvml.nvmlGpuFabricInfo_v2:
         return int(pynvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH)

@@ -1,4 +1,4 @@
-"""The simulated machine: its GPUs, its clock, and whether its driver is loaded."""
+"""The simulated machine: GPUs, clock, and driver state."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope_exporter.simulation.timeline import Timeline
 
 
 class SimulatedDriver:
-    """A scenario that runs: it begins when this object is made."""
+    """A running scenario. It starts when this object is created."""
 
     def __init__(
         self,
@@ -27,7 +27,7 @@ class SimulatedDriver:
         clock: Callable[[], float] | None = None,
         sleep: Callable[[float], object] = time.sleep,
     ) -> None:
-        """`clock` is unix time in seconds; `processes_dir` takes precedence over the scenario's."""
+        """Start the scenario. `clock` returns unix time in seconds; `processes_dir` overrides the scenario's."""
         self.sleep = sleep
         self._clock = clock or _steady_clock()
         self.start_unix = self._clock()
@@ -37,7 +37,7 @@ class SimulatedDriver:
         histories = [_history(timeline) if follows else None for timeline in scenario.timelines]
         self.gpus = tuple(
             SimulatedGpu(
-                index, scenario.model, timeline, self.start_unix, histories[index], holders.on, scenario.machine
+                index, scenario.model, timeline, self.start_unix, histories[index], holders.find, scenario.machine
             )
             for index, timeline in enumerate(scenario.timelines)
         )
@@ -46,21 +46,21 @@ class SimulatedDriver:
         self.changes = Changes(scenario.changes_dir, scenario.timelines, self.now) if scenario.changes_dir else None
 
     def now(self) -> float:
-        """Seconds since the scenario began."""
+        """Return the seconds since the scenario started."""
         return self._clock() - self.start_unix
 
     def load(self) -> int | None:
-        """Which loading of the driver this is; None while none is loaded. A connection does not outlive its loading."""
+        """Return the number of the current driver load, None if unloaded. A connection ends with its load."""
         index = bisect_right(self._loaded, self.now(), key=lambda entry: entry[0]) - 1
         return index if self._loaded[index][1] else None
 
     def start(self) -> None:
-        """Begin to follow the ranks, and what is told while all this runs."""
+        """Start the threads that follow ranks and changes."""
         for worker in filter(None, (self.follower, self.changes)):
             worker.start()
 
     def stop(self) -> None:
-        """End what `start` began."""
+        """Stop these threads."""
         for worker in filter(None, (self.follower, self.changes)):
             worker.stop()
 
@@ -70,6 +70,6 @@ def _history(timeline: Timeline) -> RankHistory:
 
 
 def _steady_clock() -> Callable[[], float]:
-    """Unix time that does not jump when the machine's clock is set: what GPUs count does not either."""
+    """Return a unix clock that does not jump when the machine's clock is set, like a GPU's counters."""
     offset = time.time() - time.monotonic()
     return lambda: offset + time.monotonic()

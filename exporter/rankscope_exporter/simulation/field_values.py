@@ -1,4 +1,4 @@
-"""The fields of nvmlDeviceGetFieldValues that a simulated GPU has, each as a function of time."""
+"""Fields of nvmlDeviceGetFieldValues of a simulated GPU, each as a function of time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope_exporter.simulation.symbols import symbol
 
 Field = Callable[["SimulatedGpu", float], float | None]
 
-# °C from the slowdown temperature, as an H100 tells them.
+# °C relative to the slowdown temperature, as reported by an H100.
 MARGIN_THRESHOLDS = {
     pynvml.NVML_FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT: -8,
     pynvml.NVML_FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT: -2,
@@ -37,7 +37,7 @@ NVLINK_ERRORS = (
     pynvml.NVML_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL,
     pynvml.NVML_FI_DEV_NVLINK_ECC_DATA_ERROR_COUNT_TOTAL,
 )
-# Of one link, since Blackwell, which has none of the above.
+# Fields of one link, since Blackwell, which has none of the above.
 LINK_BYTES = (pynvml.NVML_FI_DEV_NVLINK_COUNT_XMIT_BYTES, pynvml.NVML_FI_DEV_NVLINK_COUNT_RCV_BYTES)
 LINK_ERRORS = (
     pynvml.NVML_FI_DEV_NVLINK_COUNT_MALFORMED_PACKET_ERRORS,
@@ -59,7 +59,7 @@ RETIREMENT = (pynvml.NVML_FI_DEV_RETIRED_SBE, pynvml.NVML_FI_DEV_RETIRED_DBE, py
 
 
 def _throttled(reason: str) -> Field:
-    return lambda gpu, t: round(gpu.timeline.held(t, lambda state: reason in state.throttle) * 1e9)
+    return lambda gpu, t: round(gpu.timeline.seconds_while(t, lambda state: reason in state.throttle) * 1e9)
 
 
 def _margin(celsius: int) -> Field:
@@ -67,7 +67,7 @@ def _margin(celsius: int) -> Field:
 
 
 def _of_all_links(value: Callable[[SimulatedGpu, float], float]) -> Field:
-    """To Hopper; Blackwell counts by link."""
+    """Return a field for all links, up to Hopper; Blackwell counts by link."""
     return lambda gpu, t: round(value(gpu, t)) if gpu.model.nvlinks and not gpu.model.since("blackwell") else None
 
 

@@ -1,7 +1,7 @@
-"""The simulated driver's GPM: samples, and what a GPU did between two of them (Hopper and later).
+"""GPM of the simulated driver: samples, and a GPU's activity between two of them (Hopper and later).
 
-It is as strict as the real one is fragile: a sample that another thread made is refused, and of two that are too close
-nothing is told.
+It enforces the real driver's constraints: it rejects a sample of another thread and does not compare samples that are
+too close.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ RATIOS = {
     pynvml.NVML_GPM_METRIC_FP32_UTIL: (20, 0),
     pynvml.NVML_GPM_METRIC_FP16_UTIL: (10, 0),
 }
-# MiB a second, from the counters of the same.
+# MiB per second, from the corresponding counters.
 RATES: Mapping[int, Callable[[SimulatedGpu, float], float]] = {
     pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC: lambda gpu, t: gpu.pcie_bytes(t),
     pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC: lambda gpu, t: gpu.pcie_bytes(t),
@@ -51,7 +51,7 @@ def _supports(gpu: SimulatedGpu, _t: float, support: Any) -> None:
 
 @dataclass
 class Sample:
-    """One buffer: who made it, and what was put into it last."""
+    """One buffer: its thread and its last content."""
 
     thread: int
     gpu: SimulatedGpu | None = None
@@ -66,15 +66,15 @@ class GpmSamples:
         self._samples: dict[int, Sample] = {}
 
     def allocate(self, address: int) -> None:
-        """A new buffer, of this thread."""
+        """Create a buffer of this thread."""
         self._samples[address] = Sample(threading.get_ident())
 
     def free(self, address: int) -> None:
-        """The buffer may not be used any more."""
+        """Free the buffer."""
         del self._samples[address]
 
     def fill(self, address: int, gpu: SimulatedGpu, instance: int | None, t: float) -> int | None:
-        """Sample a GPU that has GPM and is not split, or one of its instances."""
+        """Sample a GPU that has GPM and is not split, or one of its instances. Return an NVML code or None."""
         sample = self._samples.get(address)
         if sample is None or sample.thread != threading.get_ident():
             return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
@@ -85,15 +85,15 @@ class GpmSamples:
         return None
 
     def compare(self, first: int, second: int, request: Any) -> int | None:
-        """Fill the request's metrics with what happened between two samples of one GPU or instance."""
+        """Fill the request's metrics with the activity between two samples of one GPU or instance."""
         before, after = self._samples[first], self._samples[second]
         is_same = before.gpu is after.gpu and before.instance == after.instance
-        is_mine = before.thread == after.thread == threading.get_ident()
-        if after.gpu is None or not is_same or not is_mine:
+        is_own = before.thread == after.thread == threading.get_ident()
+        if after.gpu is None or not is_same or not is_own:
             return int(pynvml.NVML_ERROR_INVALID_ARGUMENT)
         for metric in request.metrics[: request.numMetrics]:
-            far_enough = after.t - before.t >= SHORTEST
-            value = _between(after.gpu, after.instance, metric.metricId, before.t, after.t) if far_enough else None
+            is_far_enough = after.t - before.t >= SHORTEST
+            value = _between(after.gpu, after.instance, metric.metricId, before.t, after.t) if is_far_enough else None
             metric.nvmlReturn = pynvml.NVML_ERROR_NOT_SUPPORTED if value is None else pynvml.NVML_SUCCESS
             metric.value = value or 0.0
         return None

@@ -1,7 +1,7 @@
-"""One simulated GPU: every quantity as a function of time, from how long it has computed and waited until then.
+"""One simulated GPU: every quantity as a function of time, derived from its computing and waiting time.
 
-Times are seconds since the scenario began. All quantities come from the same two cumulative curves, so that the
-sample ring, the utilization, the power and the energy counter agree with each other, as those of a real GPU do.
+Times are seconds since the scenario started. All quantities derive from the same two cumulative curves, so the sample
+ring, utilization, power and energy are consistent with each other, as on a real GPU.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from rankscope_exporter.simulation.timeline import Seconds, SimulatedProcess, St
 
 SAMPLE_PERIOD = 1 / 6  # seconds, the shortest that NVML documents for utilization
 RING_DEPTH = 120
-POWER_WINDOW = 1.0  # seconds: nvmlDeviceGetPowerUsage is a mean of the last second on most products since Ampere
+POWER_WINDOW = 1.0  # seconds: nvmlDeviceGetPowerUsage averages the last second on most products since Ampere
 HEAT_WINDOW = 20.0  # seconds
 RESERVED_SHARE = 1 / 128  # of the memory; 640 MiB of 80 GiB
 
-# Shares of the range between idle and maximum power. Their ratio matters: 100 % utilization is also what a deadlocked
-# collective shows, and power is what tells it from work.
+# Shares of the range between idle and maximum power. Their ratio matters: a deadlocked collective also shows 100%
+# utilization, and only power distinguishes it from work.
 COMPUTING_POWER = 0.9
 WAITING_POWER = 0.2
 IDLE_TEMPERATURE, FULL_LOAD_HEATING = 32.0, 45.0  # °C
 IDLE_SM_CLOCK = 345.0  # MHz
 THROTTLED_CLOCK = 0.6
-PCIE_RATE, NVLINK_RATE = 2e9, 100e9  # bytes a second of computing, each way
+PCIE_RATE, NVLINK_RATE = 2e9, 100e9  # bytes per second of computing, in each direction
 NO_THROTTLING = frozenset({"gpu_idle", "applications_clocks_setting"})
 
 
 class SimulatedGpu:
-    """A pure function of time, but for the ranks and processes that come from outside."""
+    """A pure function of time, except for external ranks and processes."""
 
     def __init__(
         self,
@@ -52,19 +52,19 @@ class SimulatedGpu:
         self.start_unix = start_unix
         self._ranks = ranks
         self._holders = holders
-        self._samples: dict[float, int] = {}  # percents by the end of their period
+        self._samples: dict[float, int] = {}  # percent by end of period
 
     def state(self, t: float) -> State:
-        """What the scenario says of this moment."""
+        """Return the scenario's state at `t`."""
         return self.timeline.state(t)
 
     def seconds(self, t: float) -> Seconds:
-        """How long it was utilized until `t`."""
+        """Return the utilized seconds until `t`."""
         followed = self._ranks.seconds(t) if self._ranks else Seconds()
         return self.timeline.seconds(t) + followed
 
     def samples(self, t: float, since: float) -> list[tuple[float, int]]:
-        """What the ring holds from `since` on: when each period ended and the percent of it that was utilized."""
+        """Return the ring's samples after `since`: end of each period and percent utilized."""
         known = min(t, self._ranks.known_until) if self._ranks else t
         last = int(known / SAMPLE_PERIOD + 1e-6)
         first = max(1, last - RING_DEPTH + 1, int(since / SAMPLE_PERIOD))
@@ -72,23 +72,23 @@ class SimulatedGpu:
         return [(end, self._sample(end)) for end in ends if end > since]
 
     def utilization(self, t: float) -> int:
-        """Percent of the last sample period."""
+        """Return the percent utilized in the last sample period."""
         samples = self.samples(t, t - 1)
         return samples[-1][1] if samples else 0
 
     def power(self, t: float) -> float:
-        """Watts, as a mean of the last second."""
+        """Return the mean watts of the last second."""
         window = min(POWER_WINDOW, t)
         return (self.energy(t) - self.energy(t - window)) / window if window > 0 else self.model.power_idle
 
     def energy(self, t: float) -> float:
-        """Joules since the scenario began."""
+        """Return the joules since the scenario started."""
         spent = self.seconds(t)
         load = COMPUTING_POWER * spent.computing + WAITING_POWER * spent.waiting
         return self.model.power_idle * t + (self.model.power_max - self.model.power_idle) * load
 
     def temperature(self, t: float) -> float:
-        """Degrees Celsius: what the scenario says, else the mean load of the last while."""
+        """Return degrees Celsius: the scenario's value if it has one, otherwise from the recent mean load."""
         given = self.state(t).temperature
         if given is not None:
             return given
@@ -98,30 +98,30 @@ class SimulatedGpu:
         return IDLE_TEMPERATURE + FULL_LOAD_HEATING * min(1.0, max(0.0, load))
 
     def sm_clock(self, t: float) -> float:
-        """The SM clock at `t`, in MHz: lower while it is idle or throttled."""
+        """Return the SM clock in MHz. It is lower while idle or throttled."""
         reasons = self.reasons(t)
         if "gpu_idle" in reasons:
             return IDLE_SM_CLOCK
         return self.model.sm_clock * (THROTTLED_CLOCK if reasons - NO_THROTTLING else 1)
 
     def pcie_bytes(self, t: float) -> float:
-        """Since the scenario began, in each direction."""
+        """Return the bytes since the scenario started, in each direction."""
         return PCIE_RATE * self.seconds(t).computing
 
     def nvlink_bytes(self, t: float) -> float:
-        """As `pcie_bytes`, of all links."""
+        """Return the bytes of all NVLinks since the scenario started, in each direction."""
         return NVLINK_RATE * self.seconds(t).computing
 
     def is_idle(self, t: float) -> bool:
-        """Whether nothing ran in the last second."""
+        """Return whether nothing ran in the last second."""
         return self.seconds(t).utilized - self.seconds(max(0.0, t - POWER_WINDOW)).utilized <= 0
 
     def reasons(self, t: float) -> frozenset[str]:
-        """Why the clocks are not at their maximum."""
+        """Return the reasons why the clocks are below their maximum."""
         return frozenset(self.state(t).throttle) | ({"gpu_idle"} if self.is_idle(t) else frozenset())
 
     def processes(self, t: float) -> list[SimulatedProcess]:
-        """Those of the scenario, the ranks, and those that announced themselves."""
+        """Return the processes of the scenario, the ranks, and announced processes."""
         state = self.state(t)
         pids = self._ranks.pids if self._ranks and state.ranks_memory else ()
         share = int(self.model.memory * state.ranks_memory) // max(1, len(pids))
@@ -130,11 +130,11 @@ class SimulatedGpu:
 
     @property
     def memory_reserved(self) -> int:
-        """Bytes that the driver keeps."""
+        """Bytes reserved by the driver."""
         return int(self.model.memory * RESERVED_SHARE)
 
     def memory_used(self, t: float) -> int:
-        """Bytes that processes hold; the scenario's `memory_used` counts instead of its own processes' sum."""
+        """Return the bytes used by processes. The scenario's `memory_used` replaces the sum of its own processes."""
         state, processes = self.state(t), self.processes(t)
         used = sum(process.memory for process in processes)
         if state.memory_used is not None:
@@ -142,7 +142,7 @@ class SimulatedGpu:
         return min(used, self.model.memory - self.memory_reserved)
 
     def _sample(self, end: float) -> int:
-        """Return the percent of the period that ended then; what it was does not change, and is computed once."""
+        """Return the percent of the period that ended at `end`. Values are cached because they never change."""
         if end not in self._samples:
             while len(self._samples) >= RING_DEPTH:
                 self._samples.pop(next(iter(self._samples)), None)

@@ -1,4 +1,4 @@
-"""What NVML answers about one simulated GPU: what it is and what it does. symbols.py says how."""
+"""NVML calls for a simulated GPU's identity and activity. symbols.py has the calling convention."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from rankscope_exporter.simulation.gpu import SimulatedGpu
 from rankscope_exporter.simulation.mig import MigDevice
 from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS, numbers, symbol
 
-NO_INSTANCE = 0xFFFFFFFF  # of a MIG device
+NO_INSTANCE = 0xFFFFFFFF  # id for a GPU without MIG
 
 BITS = {name: bit for bit, name in CLOCK_EVENT_REASONS.items()}
-# Which engines have a ring of samples, and how much of the time they run while the GPU does.
+# Engines with a ring of samples, and their busy time as a share of the GPU's.
 ENGINES = {
     pynvml.NVML_GPU_UTILIZATION_SAMPLES: 1.0,
     pynvml.NVML_MEMORY_UTILIZATION_SAMPLES: 0.5,
@@ -60,24 +60,24 @@ def _pci(gpu: SimulatedGpu, _t: float, info: Any) -> None:
     info.busId = gpu.pci_bus_id
 
 
-@symbol("nvmlDeviceGetUtilizationRates", of=lambda model: not model.mig)
+@symbol("nvmlDeviceGetUtilizationRates", supported_by=lambda model: not model.mig)
 def _utilization(gpu: SimulatedGpu, t: float, rates: Any) -> None:
     rates.gpu = gpu.utilization(t)
     rates.memory = round(rates.gpu * ENGINES[pynvml.NVML_MEMORY_UTILIZATION_SAMPLES])
 
 
-@symbol("nvmlDeviceGetEncoderUtilization", of=lambda model: model.encodes and not model.mig)
-@symbol("nvmlDeviceGetDecoderUtilization", of=lambda model: not model.mig)
+@symbol("nvmlDeviceGetEncoderUtilization", supported_by=lambda model: model.encodes and not model.mig)
+@symbol("nvmlDeviceGetDecoderUtilization", supported_by=lambda model: not model.mig)
 def _video(_gpu: SimulatedGpu, _t: float, percent: Any, period_us: Any) -> None:
     percent.value, period_us.value = 0, 166_666
 
 
-@symbol("nvmlDeviceGetGpuInstanceId", of=lambda model: bool(model.mig))
+@symbol("nvmlDeviceGetGpuInstanceId", supported_by=lambda model: bool(model.mig))
 def _gpu_instance(gpu: MigDevice, _t: float, number: Any) -> None:
     number.value = gpu.gpu_instance
 
 
-@symbol("nvmlDeviceGetComputeInstanceId", of=lambda model: bool(model.mig))
+@symbol("nvmlDeviceGetComputeInstanceId", supported_by=lambda model: bool(model.mig))
 def _compute_instance(gpu: MigDevice, _t: float, number: Any) -> None:
     number.value = gpu.compute_instance
 
@@ -118,9 +118,9 @@ def _graphics_processes(gpu: SimulatedGpu, t: float, count: Any, array: Any) -> 
 
 def _fill_processes(gpu: SimulatedGpu, t: float, context: str, count: Any, array: Any) -> int | None:
     processes = [process for process in gpu.processes(t) if context in process.contexts]
-    room = 0 if array is None else count.value
+    capacity = 0 if array is None else count.value
     count.value = len(processes)
-    if len(processes) > room:
+    if len(processes) > capacity:
         return int(pynvml.NVML_ERROR_INSUFFICIENT_SIZE)
     for index, process in enumerate(processes):
         array[index].pid, array[index].usedGpuMemory = process.pid, process.memory
@@ -128,16 +128,16 @@ def _fill_processes(gpu: SimulatedGpu, t: float, context: str, count: Any, array
     return None
 
 
-@symbol("nvmlDeviceGetSamples", of=lambda model: not model.mig)
+@symbol("nvmlDeviceGetSamples", supported_by=lambda model: not model.mig)
 def _samples(
     gpu: SimulatedGpu, t: float, kind: Any, since_us: Any, value_type: Any, count: Any, array: Any
 ) -> int | None:
-    runs = ENGINES.get(kind.value)
-    if runs is None or (kind.value == pynvml.NVML_ENC_UTILIZATION_SAMPLES and not gpu.model.encodes):
+    share = ENGINES.get(kind.value)
+    if share is None or (kind.value == pynvml.NVML_ENC_UTILIZATION_SAMPLES and not gpu.model.encodes):
         return int(pynvml.NVML_ERROR_NOT_SUPPORTED)
-    # Compared as whole microseconds, as they are handed out; the second earlier keeps rounding out of it.
+    # Compared in whole microseconds, as returned; starting one second earlier avoids rounding errors.
     samples = gpu.samples(t, since_us.value / 1e6 - gpu.start_unix - 1)
-    stamped = [(round((gpu.start_unix + end) * 1e6), round(percent * runs)) for end, percent in samples]
+    stamped = [(round((gpu.start_unix + end) * 1e6), round(percent * share)) for end, percent in samples]
     newer = [sample for sample in stamped if sample[0] > since_us.value]
     if not newer:
         return int(pynvml.NVML_ERROR_NOT_FOUND)
@@ -151,6 +151,6 @@ def _samples(
     return None
 
 
-# What a scenario may let block or fail: every call on one GPU. The modules named here add theirs as they are imported.
+# Symbols that a scenario may block or fail: all calls on one GPU. These modules register theirs when imported.
 REGISTERED_BY = (device_calls, field_values, gpm)
 SYMBOLS = (*GPU_FUNCTIONS, *gpm.SYMBOLS, "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceRegisterEvents")

@@ -16,7 +16,7 @@ from rankscope_exporter.simulation.values import ScenarioError, size
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Announce, wait, withdraw. 2 if an argument is wrong, after one line that names it."""
+    """Announce the process, wait, and withdraw it. Returns 2 if an argument is invalid, after printing its name."""
     parser = argparse.ArgumentParser(prog="hold", description="Hold memory of a simulated GPU until SIGTERM or SIGINT.")
     parser.add_argument("--dir", type=Path, required=True, help="the scenario's processes_dir")
     parser.add_argument("--gpu", type=int, required=True, help="index of the GPU")
@@ -32,8 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def hold(directory: Path, gpu: int, memory: str) -> None:
-    """Hold until SIGTERM or SIGINT."""
-    # Blocked rather than handled, and before the announcement: a signal that comes early waits for sigwait.
+    """Hold memory until SIGTERM or SIGINT."""
+    # Signals are blocked before the announcement, so that an early one waits for sigwait.
     stops = {signal.SIGTERM, signal.SIGINT}
     before = signal.pthread_sigmask(signal.SIG_BLOCK, stops)
     try:

@@ -1,9 +1,9 @@
-"""Processes that hold a simulated GPU's memory: each announces itself with a file `<pid>.yml` in a directory.
+"""Processes that hold a simulated GPU's memory. Each announces itself with a file `<pid>.yml` in a directory.
 
     gpu: 2
     memory: 20 GiB
 
-The simulated driver lists it on that GPU while the process lives.
+The simulated driver lists the process on that GPU while it is alive.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Holder:
-    """A process that announced itself, and on which GPU."""
+    """A process that announced itself, and its GPU."""
 
     gpu: int
     process: SimulatedProcess
 
 
 class HolderDirectory:
-    """The announcements in a directory, which need not exist."""
+    """Announcements in a directory, which may be missing."""
 
     def __init__(self, directory: Path | None) -> None:
         self._directory = directory
-        # A file is written once, under another name first: what it says is read once for each time of writing.
+        # Files are replaced atomically, so each version is read only once.
         self._read: dict[tuple[str, int], Holder | None] = {}
 
-    def on(self, gpu: int) -> list[SimulatedProcess]:
-        """Processes alive now that hold memory of this GPU."""
+    def find(self, gpu: int) -> list[SimulatedProcess]:
+        """Return the living processes that hold memory of this GPU."""
         holders = {key: self._holder(key) for key in self._announcements()}
         self._read = holders
         present = [holder.process for holder in holders.values() if holder and holder.gpu == gpu]
@@ -69,13 +69,13 @@ class HolderDirectory:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, yaml.YAMLError) as error:
-            logger.warning("%s announces no process: %s", path, error)
+            logger.warning("%s ignored: %s", path, error)
             return None
 
 
 @contextmanager
 def announced(directory: Path, gpu: int, memory: str) -> Iterator[Path]:
-    """This process holds so much memory (such as "20 GiB") of that GPU, until the context is left."""
+    """Announce that this process holds this much memory (such as "20 GiB") of a GPU, within the context."""
     directory.mkdir(parents=True, exist_ok=True)
     path = directory / f"{os.getpid()}{SUFFIX}"
     draft = path.with_suffix(".draft")
@@ -88,7 +88,7 @@ def announced(directory: Path, gpu: int, memory: str) -> Iterator[Path]:
 
 
 def read_announcement(path: Path) -> Holder:
-    """What a process announced. Raises ScenarioError, YAMLError, OSError."""
+    """Read a process's announcement. Raises ScenarioError, YAMLError, OSError."""
     values = yaml.safe_load(path.read_text(encoding="utf-8"))
     if not isinstance(values, dict) or not isinstance(values.get("gpu"), int):
         raise ScenarioError("gpu: expected the index of a GPU")
@@ -97,7 +97,7 @@ def read_announcement(path: Path) -> Holder:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process has this id, anybody's."""
+    """Return whether there is a process with this id, of any user."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -1,8 +1,8 @@
-"""The face of the simulated driver: what pynvml takes for libnvidia-ml.so, a plain function for each symbol.
+"""pynvml's view of the simulated driver: a replacement for libnvidia-ml.so with a plain function for each symbol.
 
 pynvml looks symbols up as attributes of `pynvml.nvmlLib` and passes ctypes objects; `byref(x)` arrives with x as its
-`_obj`. The functions fill those in and return NVML's codes, so that every call, structure and error path of pynvml
-is the real one. They must be plain functions because pynvml sets their `restype`.
+`_obj`. The functions fill those in and return NVML's codes, so every call, structure and error path of pynvml is real.
+They must be plain functions because pynvml sets their `restype`.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ EVENT_POLL = 0.02  # seconds
 
 
 class EventSet:
-    """Which GPUs report their XIDs here, and how many of each have been delivered."""
+    """Registered GPUs, and the number of delivered XIDs of each."""
 
     def __init__(self) -> None:
         self._delivered: dict[SimulatedGpu, int] = {}
 
     def register(self, gpu: SimulatedGpu, t: float) -> None:
-        """From now on; earlier XIDs are not reported."""
+        """Register a GPU at `t`. Earlier XIDs are not reported."""
         self._delivered.setdefault(gpu, sum(at <= t for at, _ in gpu.timeline.xids))
 
     def next(self, t: float) -> tuple[SimulatedGpu, int] | None:
-        """An XID that has happened by `t` and was not delivered yet."""
+        """Return an XID that has occurred by `t` and is not delivered yet; None if there is none."""
         for gpu, delivered in self._delivered.items():
             if delivered < len(gpu.timeline.xids) and gpu.timeline.xids[delivered][0] <= t:
                 self._delivered[gpu] += 1
@@ -48,7 +48,7 @@ class EventSet:
 
 
 class SimulatedLibrary:
-    """An attribute a symbol; one that is missing is to pynvml a function that this driver does not have."""
+    """Library with one attribute per symbol. For pynvml a missing attribute is an unsupported function."""
 
     def __init__(self, driver: SimulatedDriver) -> None:
         self._driver = driver
@@ -81,7 +81,7 @@ class SimulatedLibrary:
             self._event_sets.clear()
 
     def _checked(self, function: Callable[..., int | None]) -> Callable[..., int]:
-        """Unwrap `byref`, answer None as success, and refuse what has no connection to this driver."""
+        """Wrap a function: unwrap `byref`, convert None to success, and reject calls without a valid connection."""
 
         def call(*arguments: Any) -> int:
             load = self._driver.load()
@@ -107,7 +107,7 @@ class SimulatedLibrary:
         return self._checked(call)
 
     def _fault(self, gpu: SimulatedGpu | MigDevice, name: str) -> int | None:
-        """Block if the scenario says so; then the code with which the call fails, if it does."""
+        """Block if the scenario requires it. Then return the code of a failing call, None otherwise."""
         blocked = gpu.state(self._driver.now()).blocks.get(name)
         if blocked:
             self._driver.sleep(blocked)
@@ -212,8 +212,8 @@ SYSTEM_FUNCTIONS = {
 
 
 def install(driver: SimulatedDriver) -> Callable[[], None]:
-    """Let pynvml call the simulated driver, and start it. The function returned is the exact inverse."""
-    cache = pynvml._nvmlGetFunctionPointer_cache  # noqa: SLF001  # pynvml has no other way to exchange the library
+    """Replace pynvml's library by the simulated driver and start it. Returns a function that reverts this."""
+    cache = pynvml._nvmlGetFunctionPointer_cache  # noqa: SLF001  # pynvml has no public way to replace the library
     before = pynvml.nvmlLib, dict(cache), pynvml._nvmlLib_refcount  # noqa: SLF001
     _exchange(SimulatedLibrary(driver), {}, 0)
     driver.start()
@@ -227,7 +227,7 @@ def install(driver: SimulatedDriver) -> Callable[[], None]:
 
 @contextmanager
 def installed(driver: SimulatedDriver) -> Iterator[SimulatedDriver]:
-    """The simulated driver is pynvml's library within the context."""
+    """Install the simulated driver as pynvml's library within the context."""
     uninstall = install(driver)
     try:
         yield driver
@@ -238,7 +238,7 @@ def installed(driver: SimulatedDriver) -> Iterator[SimulatedDriver]:
 def _exchange(library: object, cache: dict[str, Any], connections: int) -> None:
     with pynvml.libLoadLock:
         pynvml.nvmlLib = library
-        pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001  # it would keep the other library's functions
+        pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001  # it caches the other library's functions
         pynvml._nvmlGetFunctionPointer_cache.update(cache)  # noqa: SLF001
         pynvml._nvmlLib_refcount = connections  # noqa: SLF001
 
@@ -248,5 +248,5 @@ def _address(handle: Any) -> int:
 
 
 def _point(handle: Any, address: int) -> None:
-    """Let an opaque handle, which is a pointer, point there. Nobody ever looks at what it points to."""
+    """Set an opaque handle, which is a pointer, to the address. The target is never dereferenced."""
     ctypes.c_void_p.from_buffer(handle).value = address

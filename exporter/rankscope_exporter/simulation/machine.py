@@ -1,4 +1,4 @@
-"""What `--simulate` asks for: the GPUs of a scenario instead of NVIDIA's driver, busy as the ranks are."""
+"""`--simulate`: GPUs of a scenario instead of NVIDIA's driver, busy according to the ranks."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rankscope_exporter.simulation.library import installed
 from rankscope_exporter.simulation.ranks import RankActivity
 from rankscope_exporter.simulation.scenario import load_scenario
 
-# Phases of a rank in which a simulated GPU computes for it: a host waits for a device that has something to do.
+# A rank's phases in which a simulated GPU computes: while waiting for the device, it has work.
 COMPUTING = (*phases.COMPUTING, "device_wait", "evaluation")
 
 logger = logging.getLogger(__name__)
 
 
-def simulated(what: str, run_directory: RunDirectory) -> AbstractContextManager[object]:
-    """Installs them while it lasts. `what` is a number of GPUs or a scenario's path. Raises ScenarioError at once."""
-    driver = SimulatedDriver(load_scenario(what), activities=lambda: _activities(run_directory))
-    logger.warning("the GPUs are simulated: %d of them", len(driver.gpus))
+def simulated(argument: str, run_directory: RunDirectory) -> AbstractContextManager[object]:
+    """Return a context with simulated GPUs. `argument` is their number or a scenario's path. Raises ScenarioError."""
+    driver = SimulatedDriver(load_scenario(argument), activities=lambda: _activities(run_directory))
+    logger.warning("using %d simulated GPUs", len(driver.gpus))
     return installed(driver)
 
 
 def _activities(run_directory: RunDirectory) -> Iterable[RankActivity]:
-    """The living ranks whose record names a GPU."""
+    """Yield the activity of living ranks whose record names a GPU."""
     for rank in run_directory.scan().ranks:
         snapshot = rank.snapshot
         if snapshot.alive and snapshot.info["uuid"]:

@@ -1,4 +1,4 @@
-"""The kinds of GPU that are simulated: what they can do, and what they lack."""
+"""Simulated GPU models, with the capabilities of each."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ARCHITECTURES = ("turing", "ampere", "hopper", "blackwell")
 
 @dataclass(frozen=True)
 class GpuModel:
-    """What kind of GPU is simulated; the default is like an H100 SXM5's data sheet."""
+    """A GPU model. The defaults follow the data sheet of an H100 SXM5."""
 
     name: str = "NVIDIA H100 80GB HBM3"
     architecture: str = "hopper"
@@ -23,12 +23,12 @@ class GpuModel:
     pcie_generation: int = 5
     nvlinks: int = 18
     encodes: bool = False
-    """Whether it has a video encoder; GPUs made for training have none."""
+    """True if it has a video encoder. GPUs for training have none."""
     mig: tuple[str, ...] = ()
-    """The profiles of the instances that it is split into, such as 1g.10gb."""
+    """Profiles of its MIG instances, such as 1g.10gb."""
 
     def since(self, architecture: str) -> bool:
-        """Whether it is of this architecture or a later one."""
+        """Return whether the model has this architecture or a later one."""
         return ARCHITECTURES.index(self.architecture) >= ARCHITECTURES.index(architecture)
 
 

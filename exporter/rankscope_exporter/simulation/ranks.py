@@ -1,4 +1,4 @@
-"""Simulated GPUs follow the ranks that run on them: a thread polls what each rank did and remembers it by GPU."""
+"""Simulated GPUs that follow their ranks: a thread polls the ranks' activity and records it by GPU."""
 
 from __future__ import annotations
 
@@ -10,48 +10,48 @@ from dataclasses import dataclass
 from rankscope_exporter.simulation.timeline import Seconds
 from rankscope_exporter.worker import Worker
 
-POLLED_EVERY = 1 / 6  # seconds: once for each sample of the ring
-AT_MOST = 1 / 10  # of the time: to read hundreds of ranks so often would be most of what the exporter does
-REMEMBERED = 180  # polls: 30 s, more than the ring and the temperature look back
+POLL_INTERVAL = 1 / 6  # seconds: one poll per sample of the ring
+MAX_POLL_SHARE = 1 / 10  # of the time: reading hundreds of ranks at full rate would dominate the exporter's work
+REMEMBERED = 180  # polls: 30 s, longer than the ring and the temperature window
 
 
 @dataclass(frozen=True)
 class RankActivity:
-    """What one rank has done on its GPU since it began, the phase that is still open included."""
+    """Cumulative activity of one rank on its GPU, including its open phase."""
 
     uuid: str
-    """Of its GPU."""
+    """UUID of its GPU."""
     pid: int
     busy_seconds: float
-    """Time in which it computed."""
+    """Computing time."""
     waiting_seconds: float
-    """Time that it sat in a collective."""
+    """Time in collectives."""
 
 
 class RankHistory:
-    """How long the ranks of one GPU had computed and waited at each of the last polls, and who they are."""
+    """Cumulative computing and waiting time of one GPU's ranks at recent polls, and their process ids."""
 
     def __init__(self, start: float, share: Callable[[float], float] = lambda _: 1.0) -> None:
-        """`share` is that of a rank's time in which a kernel runs, by the time."""
+        """Start a history. `share` returns the share of a rank's time in which a kernel runs, by time."""
         self._share = share
-        # Replaced as a whole by the polling thread, so that its readers need no lock.
+        # The polling thread replaces the whole tuple, so readers need no lock.
         self._points: tuple[tuple[float, Seconds], ...] = ((start, Seconds()),)
         self.pids: tuple[int, ...] = ()
 
     @property
     def known_until(self) -> float:
-        """The time of the last poll: nothing later is known yet."""
+        """Time of the last poll. Later activity is unknown."""
         return self._points[-1][0]
 
     def add(self, t: float, spent: Seconds, pids: tuple[int, ...]) -> None:
-        """What was spent since the poll before."""
+        """Add the time spent since the previous poll."""
         share = self._share(t)
         spent = Seconds(spent.computing * share, spent.waiting * share)
         self._points = (*self._points[-REMEMBERED:], (t, self._points[-1][1] + spent))
         self.pids = pids
 
     def seconds(self, t: float) -> Seconds:
-        """Utilized time until `t`, as a straight line between two polls and constant outside of them."""
+        """Return the utilized time until `t`: linear between two polls, constant outside them."""
         points = self._points
         index = bisect_right(points, t, key=lambda point: point[0])
         if index in (0, len(points)):
@@ -62,7 +62,7 @@ class RankHistory:
 
 
 class RankFollower(Worker):
-    """Polls the ranks and divides what they did since the last poll among the GPUs."""
+    """A thread that polls the ranks and adds their activity since the last poll to their GPUs."""
 
     def __init__(
         self,
@@ -70,22 +70,22 @@ class RankFollower(Worker):
         histories: Mapping[str, RankHistory],
         now: Callable[[], float],
     ) -> None:
-        complaint = "the simulated GPUs cannot follow the ranks"
-        super().__init__("simulated-ranks", POLLED_EVERY, self._poll_or_rest, complaint)
+        complaint = "following the ranks failed"
+        super().__init__("simulated-ranks", POLL_INTERVAL, self._poll_if_due, complaint)
         self._activities = activities
         self._histories = histories
         self._now = now
         self._last: dict[tuple[str, int], RankActivity] = {}
-        self._rests_until = 0.0
+        self._next_poll = 0.0
 
-    def _poll_or_rest(self) -> None:
+    def _poll_if_due(self) -> None:
         began = time.monotonic()
-        if began >= self._rests_until:
+        if began >= self._next_poll:
             self.poll()
-            self._rests_until = began + (time.monotonic() - began) / AT_MOST
+            self._next_poll = began + (time.monotonic() - began) / MAX_POLL_SHARE
 
     def poll(self) -> None:
-        """One look at all ranks. A rank that is new counts from now on."""
+        """Poll all ranks once. A new rank's earlier activity does not count."""
         now = self._now()
         seen = {(activity.uuid, activity.pid): activity for activity in self._activities()}
         for uuid, history in self._histories.items():

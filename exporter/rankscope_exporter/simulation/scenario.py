@@ -1,14 +1,14 @@
-"""A simulated machine, from a number of GPUs or a YAML file. Whatever is wrong in the file is named in one line.
+"""A simulated machine from a number of GPUs or a YAML file. An error in the file is reported in one line with its key.
 
 gpus: 4
 model: {name: NVIDIA H100 80GB HBM3, memory: 80 GiB, power_idle: 70, power_max: 700,   # watts
         sm_clock: 1980, memory_clock: 2619}                                            # MHz
-                                  # or: T4, or: {like: A100, mig: [3g.20gb, 1g.5gb]}; what is not said is an H100's
-machine: 1                        # in the UUIDs of its GPUs, where there are several machines (0 unless said)
-follow_ranks: true                # ranks whose record names a simulated GPU keep it busy (off unless said)
-processes_dir: /dev/shm/holders   # processes that announce themselves there hold memory (hold.py)
-changes_dir: /dev/shm/changes     # what GPUs do from now on, told while all this runs (changes.py)
-driver:                           # seconds from the start; a driver is loaded unless this says otherwise
+                                  # or: T4, or: {like: A100, mig: [3g.20gb, 1g.5gb]}; defaults are an H100's
+machine: 1                        # part of the GPUs' UUIDs, to distinguish several machines (default: 0)
+follow_ranks: true                # GPUs are busy according to ranks that name them in their record (default: false)
+processes_dir: /dev/shm/holders   # processes announced there hold memory (hold.py)
+changes_dir: /dev/shm/changes     # changes to GPUs at run time (changes.py)
+driver:                           # seconds from the start; by default the driver is loaded
   - {at: 0, loaded: false}
   - {at: 5, loaded: true}
 timeline:                         # by GPU; each value holds until a later entry changes it
@@ -17,11 +17,11 @@ timeline:                         # by GPU; each value holds until a later entry
     - {at: 30, busy: 0, waiting: 1, throttle: [sw_thermal_slowdown], temperature: 87}
   2:
     - {at: 10, processes: [{pid: 4711, memory: 8 GiB, contexts: [compute, graphics]}]}
-    - {at: 20, xid: 79, lost: true}                     # an XID happens once
-    - {at: 30, ecc: {uncorrected_dram: 1}, fields: {144: 1}, nvlinks_down: 2}   # a field's value by its number
+    - {at: 20, xid: 79, lost: true}                     # an XID occurs once
+    - {at: 30, ecc: {uncorrected_dram: 1}, fields: {144: 1}, nvlinks_down: 2}   # field values by field id
     - {at: 40, lost: false, fails: {nvmlDeviceGetPowerUsage: UNKNOWN}}
-    - {at: 60, blocks: {nvmlDeviceGetTemperature: 30}}  # that call takes so many seconds
-    - {at: 90, ranks_busy: 0.4, ranks_memory: 0.9}      # of the ranks' time and of the memory; 1 and 0.6 unless said
+    - {at: 60, blocks: {nvmlDeviceGetTemperature: 30}}  # the call takes 30 seconds
+    - {at: 90, ranks_busy: 0.4, ranks_memory: 0.9}      # shares of the ranks' time and of memory; defaults: 1 and 0.6
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ from rankscope_exporter.simulation.values import (
     whole_number,
 )
 
-MOST_GPUS = 64
+MAX_GPUS = 64
 CONTEXTS = ("compute", "graphics")
 
 
 @dataclass(frozen=True)
 class Scenario:
-    """A simulated machine: its GPUs, what they do over time, and what breaks."""
+    """A simulated machine: its GPUs, their activity over time, and their faults."""
 
     timelines: tuple[Timeline, ...]
-    """One for each GPU."""
+    """One per GPU."""
     machine: int = 0
     model: GpuModel = H100
     follow_ranks: bool = True
     processes_dir: Path | None = None
     changes_dir: Path | None = None
     driver: tuple[tuple[float, bool], ...] = ((0.0, True),)
-    """Whether the driver is loaded, from given times (seconds) on."""
+    """Pairs of a time in seconds and whether the driver is loaded from then on."""
 
 
 def load_scenario(argument: str) -> Scenario:
-    """`--simulate`: so many idle GPUs that follow ranks, or what the file says. Raises ScenarioError."""
+    """Return the scenario of `--simulate`: a number of idle GPUs that follow ranks, or a file. Raises ScenarioError."""
     if re.fullmatch(r"\d+", argument):
         return Scenario(_idle(_gpus("GPUs", int(argument))))
     try:
@@ -90,16 +90,16 @@ def load_scenario(argument: str) -> Scenario:
 
 
 def parse_scenario(document: object) -> Scenario:
-    """The scenario that a YAML document describes. Raises ScenarioError that names the key."""
+    """Parse a YAML document into a scenario. Raises ScenarioError with the key."""
     keys = {"gpus", "machine", "model", "follow_ranks", "processes_dir", "changes_dir", "driver", "timeline"}
     values = mapping("the scenario", document, keys)
     if "gpus" not in values:
-        raise ScenarioError("gpus: missing: the number of GPUs")
+        raise ScenarioError("gpus: missing number of GPUs")
     count = _gpus("gpus", values["gpus"])
     timelines = list(_idle(count))
     for index, entries in mapping("timeline", values.get("timeline", {})).items():
         if type(index) is not int or not 0 <= index < count:
-            raise ScenarioError(f"timeline.{index}: there is no such GPU among {count}")
+            raise ScenarioError(f"timeline.{index}: no such GPU among {count}")
         timelines[index] = _timeline(f"timeline.{index}", entries)
     return Scenario(
         timelines=tuple(timelines),
@@ -113,17 +113,17 @@ def parse_scenario(document: object) -> Scenario:
 
 
 def parse_process(location: str, value: object) -> SimulatedProcess:
-    """A process on a GPU. Raises ScenarioError."""
+    """Parse a process on a GPU. Raises ScenarioError."""
     values = mapping(location, value, {"pid", "memory", "contexts"})
     pid = values.get("pid")
     if not isinstance(pid, int) or pid <= 0:
-        raise ScenarioError(f"{location}.pid: {pid!r} is no process id")
+        raise ScenarioError(f"{location}.pid: {pid!r} is not a process id")
     contexts = choices(f"{location}.contexts", values.get("contexts", ["compute"]), CONTEXTS)
     return SimulatedProcess(pid, size(f"{location}.memory", values.get("memory", 0)), contexts)
 
 
 def parse_change(location: str, value: object) -> tuple[State, int | None]:
-    """What a GPU does, without a time; and the XID that it reports, if any. Raises ScenarioError."""
+    """Parse a GPU's state without a time, and its XID if it has one. Raises ScenarioError."""
     values = mapping(location, value, {*_STATE, "xid"})
     xid = whole_number(f"{location}.xid", values["xid"]) if "xid" in values else None
     return _changed(State(), location, values), xid
@@ -161,20 +161,20 @@ def _driver(entries: object) -> tuple[tuple[float, bool], ...]:
 
 
 def _entries(location: str, entries: object, keys: set[str]) -> Iterable[tuple[str, float, Mapping[Any, Any]]]:
-    """Each entry's location, time and other values; times must not decrease."""
+    """Yield each entry's location, time and other values. Raises ScenarioError if times decrease."""
     last = 0.0
     for index, entry in enumerate(items(location, entries)):
         where = f"{location}[{index}]"
         values = dict(mapping(where, entry, {"at", *keys}))
         at = number(f"{where}.at", values.pop("at", None))
         if at < last:
-            raise ScenarioError(f"{where}.at: {at:g} is before the entry above it ({last:g})")
+            raise ScenarioError(f"{where}.at: {at:g} is before the previous entry ({last:g})")
         last = at
         yield where, at, values
 
 
 def _model(value: object) -> GpuModel:
-    """One of MODELS by its name, or such a one with other numbers."""
+    """Parse a model: the name of one of MODELS, or changes to one."""
     values = {"like": value} if isinstance(value, str) else mapping("model", value, {"like", *_MODEL})
     like = text("model", values.get("like", "H100"))
     if like not in MODELS:
@@ -186,14 +186,14 @@ def _model(value: object) -> GpuModel:
 def _profiles(location: str, value: object) -> tuple[str, ...]:
     for profile in items(location, value):
         if not PROFILE.fullmatch(text(location, profile)):
-            raise ScenarioError(f"{location}: {profile!r} is no MIG profile, such as 1g.10gb")
+            raise ScenarioError(f"{location}: {profile!r} is not a MIG profile, such as 1g.10gb")
     return tuple(items(location, value))
 
 
 def _gpus(location: str, value: object) -> int:
     count = whole_number(location, value)
-    if not 1 <= count <= MOST_GPUS:
-        raise ScenarioError(f"{location}: {count} is not between 1 and {MOST_GPUS}")
+    if not 1 <= count <= MAX_GPUS:
+        raise ScenarioError(f"{location}: {count} is not between 1 and {MAX_GPUS}")
     return count
 
 

@@ -1,7 +1,7 @@
-"""The register of simulated functions: one for each symbol of the library, by the name pynvml asks for.
+"""Registry of simulated functions by library symbol, as pynvml names it.
 
-Each takes the GPU, the time, and the call's ctypes arguments after the handle, already unwrapped from `byref`; it
-fills them in and returns one of NVML's codes, or None for success.
+Each takes the GPU, the time, and the call's ctypes arguments after the handle, unwrapped from `byref`. It fills them in
+and returns an NVML code, or None for success.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ def _always(_model: GpuModel) -> bool:
 
 
 def symbol(
-    *names: str, of: Callable[[GpuModel], bool] = _always
+    *names: str, supported_by: Callable[[GpuModel], bool] = _always
 ) -> Callable[[Callable[..., int | None]], Callable[..., int | None]]:
-    """Register a function under its names in the library; GPUs whose model it is not `of` do not support it."""
+    """Register a function under its symbols. It fails as unsupported unless `supported_by` accepts the GPU's model."""
 
     def register(function: GpuFunction) -> GpuFunction:
         @functools.wraps(function)
         def supported(gpu: Any, t: float, *arguments: Any) -> int | None:
-            return function(gpu, t, *arguments) if of(gpu.model) else int(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return function(gpu, t, *arguments) if supported_by(gpu.model) else int(pynvml.NVML_ERROR_NOT_SUPPORTED)
 
         GPU_FUNCTIONS.update(dict.fromkeys(names, supported))
         return supported
@@ -40,7 +40,7 @@ def symbol(
 
 
 def numbers(table: Mapping[str, Callable[[SimulatedGpu, float], int]]) -> None:
-    """Register functions that write one number, which the table computes, into the call's last argument."""
+    """Register functions that write one number, computed by the table, to the call's last argument."""
     for name, number in table.items():
         symbol(name)(functools.partial(_write, number))
 

@@ -1,4 +1,4 @@
-"""What a scenario makes one GPU do: its state at any time, and how long it has computed and waited until then."""
+"""The timeline of one GPU in a scenario: its state at any time, and cumulative computing and waiting time."""
 
 from __future__ import annotations
 
@@ -18,37 +18,37 @@ class SimulatedProcess:
 
 @dataclass(frozen=True)
 class State:
-    """What holds from one moment of the timeline to the next."""
+    """State from one time of the timeline to the next."""
 
     busy: float = 0.0
-    """Share of the time spent computing: the GPU is utilized and draws power."""
+    """Share of time computing: the GPU is utilized and draws power."""
     waiting: float = 0.0
-    """Share of the time spent in a collective's kernel: the GPU is utilized all the same, but draws little."""
+    """Share of time in a collective's kernel: the GPU is utilized, but draws little power."""
     memory_used: int | None = None
-    """Bytes; None is what the processes hold."""
+    """Bytes; None for the sum of the processes."""
     ranks_busy: float = 1.0
-    """Share of the ranks' computing and waiting in which a kernel runs: below 1 where the host cannot keep up."""
+    """Share of the ranks' computing and waiting in which a kernel runs: below 1 if the host is too slow."""
     ranks_memory: float = 0.6
-    """Share of the memory that the ranks hold together; at 0 they have no process on the GPU."""
+    """Share of the memory that all ranks hold together; 0 removes their processes from the GPU."""
     temperature: float | None = None
-    """Degrees Celsius; None follows the load."""
+    """Degrees Celsius; None for a value that follows the load."""
     throttle: tuple[str, ...] = ()
     processes: tuple[SimulatedProcess, ...] = ()
     ecc: Mapping[str, int] = field(default_factory=dict)
     """Memory errors by kind and location, such as uncorrected_dram."""
     fields: Mapping[int, int] = field(default_factory=dict)
-    """What nvmlDeviceGetFieldValues says, by field, instead of what it would."""
+    """Values of nvmlDeviceGetFieldValues by field, instead of the simulated ones."""
     nvlinks_down: int = 0
     lost: bool = False
     fails: Mapping[str, int] = field(default_factory=dict)
     """NVML's return code by symbol."""
     blocks: Mapping[str, float] = field(default_factory=dict)
-    """Seconds for which a call blocks, by symbol."""
+    """Seconds that a call blocks, by symbol."""
 
 
 @dataclass(frozen=True)
 class Seconds:
-    """Time since the scenario's beginning in which a GPU was utilized, by what for."""
+    """Utilized time since the scenario started, by use."""
 
     computing: float = 0.0
     waiting: float = 0.0
@@ -61,15 +61,15 @@ class Seconds:
 
     @property
     def utilized(self) -> float:
-        """Computing and waiting alike: NVML sees a kernel run."""
+        """Sum of computing and waiting time: NVML sees a running kernel in both."""
         return self.computing + self.waiting
 
 
 class Timeline:
-    """States from given times on (seconds, ascending, the first at 0), and XID errors at given times."""
+    """States by start time (seconds, ascending, first at 0), and XID errors by time."""
 
     def __init__(self, states: Sequence[tuple[float, State]], xids: Sequence[tuple[float, int]] = ()) -> None:
-        # Each with the time spent until it began. Replaced as a whole, so that its readers need no lock.
+        # Each point has the time spent before it. The whole tuple is replaced, so readers need no lock.
         self._points: tuple[tuple[float, State, Seconds], ...] = ()
         self.xids: tuple[tuple[float, int], ...] = ()
         for at, state in states:
@@ -78,11 +78,11 @@ class Timeline:
 
     @property
     def states(self) -> tuple[tuple[float, State], ...]:
-        """All of them, with the time from which each holds."""
+        """All states with their start times."""
         return tuple((at, state) for at, state, _ in self._points)
 
     def change(self, at: float, state: State, xid: int | None = None) -> None:
-        """From `at` on this holds, and nothing of what was planned for later."""
+        """Set the state from `at` on, and drop all later states and XIDs."""
         self._points = self._points[: self._index(at) + 1]
         self._append(at, state)
         self.xids = tuple(planned for planned in self.xids if planned[0] <= at)
@@ -90,16 +90,16 @@ class Timeline:
             self.xids = (*self.xids, (at, xid))
 
     def state(self, t: float) -> State:
-        """What holds at `t`."""
+        """Return the state at `t`."""
         return self._points[self._index(t)][1]
 
     def seconds(self, t: float) -> Seconds:
-        """Utilized time from 0 to `t`."""
+        """Return the utilized time from 0 to `t`."""
         at, state, until = self._points[self._index(t)]
         return until + _spent(state, max(0.0, t - at))
 
-    def held(self, t: float, condition: Callable[[State], bool]) -> float:
-        """For how many of the seconds from 0 to `t` a condition held."""
+    def seconds_while(self, t: float, condition: Callable[[State], bool]) -> float:
+        """Return the seconds from 0 to `t` in which the condition was true."""
         points = self._points
         ends = [*(at for at, _, _ in points[1:]), float("inf")]
         spans = zip(points, ends, strict=True)

@@ -1,4 +1,4 @@
-"""Checks of single values in a scenario: each returns the value, or raises ScenarioError that names its location."""
+"""Validation of values in a scenario. Each function returns the value or raises ScenarioError with its location."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 
 
 class ScenarioError(ValueError):
-    """A scenario that cannot be used; the text names the file and the key."""
+    """An invalid scenario. The message names the file and the key."""
 
 
 def mapping(location: str, value: object, keys: set[str] | None = None) -> Mapping[Any, Any]:
-    """Keys and values, only known keys if `keys` says which."""
+    """Return a mapping. If `keys` is given, other keys are errors."""
     if not isinstance(value, dict):
         raise ScenarioError(f"{location}: expected keys and values, not {value!r}")
     for key in value:
@@ -26,42 +26,42 @@ def mapping(location: str, value: object, keys: set[str] | None = None) -> Mappi
 
 
 def items(location: str, value: object) -> list[Any]:
-    """The list that stands at `location`. Raises ScenarioError if it is none."""
+    """Return a list."""
     if not isinstance(value, list):
         raise ScenarioError(f"{location}: expected a list, not {value!r}")
     return value
 
 
 def text(location: str, value: object) -> str:
-    """A text that is not empty."""
+    """Return a non-empty string."""
     if not isinstance(value, str) or not value:
-        raise ScenarioError(f"{location}: expected a text, not {value!r}")
+        raise ScenarioError(f"{location}: expected text, not {value!r}")
     return value
 
 
 def boolean(location: str, value: object) -> bool:
-    """The truth value that stands at `location`. Raises ScenarioError if it is none."""
+    """Return a boolean."""
     if not isinstance(value, bool):
         raise ScenarioError(f"{location}: expected true or false, not {value!r}")
     return value
 
 
 def whole_number(location: str, value: object) -> int:
-    """A whole number from 0 on."""
+    """Return a non-negative whole number."""
     if not isinstance(value, int) or isinstance(value, bool) or value < 0:
         raise ScenarioError(f"{location}: expected a whole number, not {value!r}")
     return value
 
 
 def number(location: str, value: object) -> float:
-    """A finite number from 0 on."""
+    """Return a finite non-negative number."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value) or value < 0:
-        raise ScenarioError(f"{location}: expected a number from 0 on, not {value!r}")
+        raise ScenarioError(f"{location}: expected a number of at least 0, not {value!r}")
     return float(value)
 
 
 def share(location: str, value: object) -> float:
-    """A number from 0 to 1."""
+    """Return a number from 0 to 1."""
     given = number(location, value)
     if given > 1:
         raise ScenarioError(f"{location}: {given:g} is not between 0 and 1")
@@ -69,7 +69,7 @@ def share(location: str, value: object) -> float:
 
 
 def choices(location: str, value: object, known: Iterable[str]) -> tuple[str, ...]:
-    """A list of known words."""
+    """Return a list of known words."""
     for choice in items(location, value):
         if choice not in known:
             raise ScenarioError(f"{location}: unknown {choice!r}; known: {', '.join(known)}")
@@ -77,10 +77,10 @@ def choices(location: str, value: object, known: Iterable[str]) -> tuple[str, ..
 
 
 def size(location: str, value: object) -> int:
-    """Bytes of a number or a text such as "20 GiB". Raises ScenarioError."""
+    """Return the bytes of a number or of a text such as "20 GiB"."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
     match = _SIZE.fullmatch(value) if isinstance(value, str) else None
     if not match:
-        raise ScenarioError(f"{location}: {value!r} is no size, such as 20 GiB or a number of bytes")
+        raise ScenarioError(f"{location}: {value!r} is not a size, such as 20 GiB or a number of bytes")
     return int(float(match[1]) * _UNITS[match[2]])

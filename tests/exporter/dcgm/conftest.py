@@ -1,4 +1,4 @@
-"""A simulated machine whose collectors are read as by the sampler, and the collector of dcgm-exporter's names on it."""
+"""A simulated machine with collectors read as by the sampler, exported under dcgm-exporter's names."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Labels = dict[str, str]
 
 
 class Sampled:
-    """Reads every collector of every GPU when it is told to; XIDs are what a test says."""
+    """A sampler that reads every collector of every GPU on request. The test sets XIDs."""
 
     def __init__(self, machine: Any, gpus: int, collectors: Iterable[GpuCollector[Any]]) -> None:
         averages = Averages(collectors)
@@ -38,7 +38,7 @@ class Sampled:
         return {gpu: Xids(dict.fromkeys(last, 1), last) for gpu, last in times.items()}
 
     def after(self, seconds: int, *, gap: bool = False) -> dict[str, list[tuple[Labels, float]]]:
-        """Labels and values by name, after so many seconds of one reading each; a gap is one reading after all."""
+        """Return labels and values by name after one reading per second, or a single reading after a gap."""
         for _ in range(1 if gap else seconds):
             self._clock.advance(seconds if gap else 1)
             self._read(0.0 if gap else 1.0)
@@ -61,10 +61,10 @@ class Sampled:
 
 @pytest.fixture
 def sampled(machine: Callable[..., Any]) -> Callable[..., Sampled]:
-    """Makes a machine from a scenario's YAML, read by these collectors."""
+    """Return a function that creates a machine from a scenario's YAML, read by these collectors."""
 
     def make(scenario: str, gpus: int = 1, collectors: Iterable[GpuCollector[Any]] = GPU_COLLECTORS) -> Sampled:
-        # What costs much is off in the daemon too.
+        # Costly collectors are disabled, as in the daemon.
         return Sampled(machine(scenario), gpus, [collector for collector in collectors if collector.is_on])
 
     return make

@@ -1,4 +1,4 @@
-"""docs/dcgm.md says what is served, of what it cannot serve the names, and how many series that is."""
+"""docs/dcgm.md lists the exported metrics, the missing names, and the number of series."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope_exporter.dcgm.recent import WINDOW
 PAGE = Path("docs/dcgm.md").read_text(encoding="utf-8")
 SERVED = {**{metric.name: metric.kind for metric in METRICS}, xid.METRIC.name: "gauge"}
 
-# The names and types that are not commented out in etc/default-counters.csv of NVIDIA/dcgm-exporter.
+# Names and types of the active lines in etc/default-counters.csv of NVIDIA/dcgm-exporter.
 DEFAULT_COUNTERS = {
     "DCGM_FI_DEV_SM_CLOCK": "gauge",
     "DCGM_FI_DEV_MEM_CLOCK": "gauge",
@@ -47,24 +47,24 @@ DEFAULT_COUNTERS = {
 
 
 def rows(first: str) -> list[list[str]]:
-    """The cells of the page's table whose head begins so."""
+    """Return the cells of the page's table whose header starts with `first`."""
     lines = PAGE[PAGE.index(f"| {first} |") :].split("\n\n")[0].splitlines()[2:]
     return [[cell.strip(" `*") for cell in line.strip("|").split("|")] for line in lines]
 
 
-def test_every_default_counter_of_dcgm_exporter_is_served_with_its_type_or_named_as_missing() -> None:
+def test_every_default_counter_is_exported_with_its_type_or_listed_as_missing() -> None:
     missing = {row[0] for row in rows("missing")} & set(DEFAULT_COUNTERS)
     assert missing == {"DCGM_FI_DEV_VGPU_LICENSE_STATUS"}
     assert {name: kind for name, kind in DEFAULT_COUNTERS.items() if name not in missing} == SERVED
 
 
-def test_the_page_says_of_every_metric_what_its_help_says() -> None:
+def test_the_page_has_the_help_of_every_metric() -> None:
     declared = {(metric.name, metric.kind, metric.help, metric.source) for metric in METRICS}
     assert {tuple(row) for row in rows("name")} == declared | {(xid.METRIC.name, "gauge", xid.METRIC.help, "xid")}
     assert f"{WINDOW:.0f} s" in PAGE
 
 
-def test_the_page_says_how_many_series_the_mode_adds(sampled: Callable[..., Any]) -> None:
+def test_the_page_has_the_number_of_additional_series(sampled: Callable[..., Any]) -> None:
     counted = {}
     for name, model in generate.MODELS.items():
         busy = yaml.safe_dump({"gpus": 1, "model": model, "timeline": {0: [{"at": 0, "busy": 1}]}})

@@ -1,4 +1,4 @@
-"""An average is over what was seen, as far back as 15 s: bursts count, gaps and failures do not."""
+"""An average covers up to 15 s of observed time: bursts count, gaps and failures do not."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ GPU = Gpu(0, "GPU-0")
 
 
 class FakeDevice:
-    """All that an average needs of a device."""
+    """The part of a device that an average uses."""
 
     uuid = GPU.uuid
 
 
-class Watched:
-    """A collector that reads what a test gives it."""
+class AveragedCollector:
+    """A collector that reads values set by a test."""
 
     def __init__(self) -> None:
         self._next: Counts = None
-        self.during: dict[str, float] = {}  # the rates that a scrape finds while the device is being read
+        self.during: dict[str, float] = {}  # rates during the reading, as a concurrent scrape gets them
         collector: GpuCollector[dict[str, float]] = GpuCollector("s", "", lambda: self._answer, ())
         self._recent = Recent(collector, lambda counts: {("", name): count for name, count in counts.items()})
         self._read: Callable[[Any, Tick], Counts] = self._recent.collector.reader()
 
     def after(self, elapsed: float, counts: Counts) -> dict[str, float]:
-        """The rates after a reading."""
+        """Return the rates after a reading."""
         self._next = counts
         assert self._read(FakeDevice(), Tick(0.0, elapsed)) is counts
         return self._rates()
@@ -46,60 +46,60 @@ class Watched:
         return {name: rate for (_, name), rate in self._recent.rates(GPU).items()}
 
 
-def test_one_reading_is_no_average() -> None:
-    assert Watched().after(0.0, {"busy": 5.0}) == {}
+def test_one_reading_has_no_average() -> None:
+    assert AveragedCollector().after(0.0, {"busy": 5.0}) == {}
 
 
-def test_an_average_covers_all_between_the_readings() -> None:
-    watched = Watched()
-    watched.after(0.0, {"busy": 5.0})
-    watched.after(1.0, {"busy": 6.0})
-    assert watched.after(3.0, {"busy": 6.0}) == {"busy": 0.25}
+def test_an_average_covers_the_time_between_readings() -> None:
+    collector = AveragedCollector()
+    collector.after(0.0, {"busy": 5.0})
+    collector.after(1.0, {"busy": 6.0})
+    assert collector.after(3.0, {"busy": 6.0}) == {"busy": 0.25}
 
 
-def test_while_a_device_is_being_read_its_averages_are_those_of_before() -> None:
-    watched = Watched()
-    watched.after(0.0, {"busy": 0.0})
-    before = watched.after(1.0, {"busy": 0.5})
-    watched.after(1.0, {"busy": 0.5})
-    assert watched.during == before == {"busy": 0.5}
+def test_during_a_reading_the_previous_averages_are_returned() -> None:
+    collector = AveragedCollector()
+    collector.after(0.0, {"busy": 0.0})
+    before = collector.after(1.0, {"busy": 0.5})
+    collector.after(1.0, {"busy": 0.5})
+    assert collector.during == before == {"busy": 0.5}
 
 
-def test_what_is_longer_ago_than_the_window_is_forgotten() -> None:
-    watched = Watched()
-    watched.after(0.0, {"busy": 0.0})
-    watched.after(1.0, {"busy": 1.0})
-    idle = [watched.after(1.0, {"busy": 1.0})["busy"] for _ in range(int(WINDOW))]
+def test_readings_older_than_the_window_are_dropped() -> None:
+    collector = AveragedCollector()
+    collector.after(0.0, {"busy": 0.0})
+    collector.after(1.0, {"busy": 1.0})
+    idle = [collector.after(1.0, {"busy": 1.0})["busy"] for _ in range(int(WINDOW))]
     assert idle[0] == 0.5
     assert idle == sorted(idle, reverse=True)
     assert idle[-1] == 0
 
 
-def test_a_quantity_that_begins_later_is_averaged_from_then_on() -> None:
-    watched = Watched()
-    watched.after(0.0, {})
-    assert watched.after(1.0, {"tensor": 3.0}) == {}
-    assert watched.after(1.0, {"tensor": 3.5}) == {"tensor": 0.5}
+def test_a_quantity_that_starts_later_is_averaged_from_then_on() -> None:
+    collector = AveragedCollector()
+    collector.after(0.0, {})
+    assert collector.after(1.0, {"tensor": 3.0}) == {}
+    assert collector.after(1.0, {"tensor": 3.5}) == {"tensor": 0.5}
 
 
-@pytest.mark.parametrize("anew", [{"busy": 1.0}, {}, None])
-def test_a_counter_that_begins_anew_or_is_away_begins_a_new_average(anew: Counts) -> None:
-    watched = Watched()
-    watched.after(0.0, {"busy": 5.0})
-    watched.after(1.0, {"busy": 6.0})
-    assert watched.after(1.0, anew) == {}
-    assert watched.after(1.0, {"busy": 7.0}) == ({"busy": 6.0} if anew else {})
+@pytest.mark.parametrize("next_counts", [{"busy": 1.0}, {}, None])
+def test_a_counter_that_restarts_or_is_missing_starts_a_new_average(next_counts: Counts) -> None:
+    collector = AveragedCollector()
+    collector.after(0.0, {"busy": 5.0})
+    collector.after(1.0, {"busy": 6.0})
+    assert collector.after(1.0, next_counts) == {}
+    assert collector.after(1.0, {"busy": 7.0}) == ({"busy": 6.0} if next_counts else {})
 
 
-def test_nothing_is_averaged_across_a_gap() -> None:
-    watched = Watched()
-    watched.after(0.0, {"busy": 5.0})
-    watched.after(1.0, {"busy": 6.0})
-    assert watched.after(0.0, {"busy": 9.0}) == {}
-    assert watched.after(2.0, {"busy": 10.0}) == {"busy": 0.5}
+def test_averages_do_not_span_a_gap() -> None:
+    collector = AveragedCollector()
+    collector.after(0.0, {"busy": 5.0})
+    collector.after(1.0, {"busy": 6.0})
+    assert collector.after(0.0, {"busy": 9.0}) == {}
+    assert collector.after(2.0, {"busy": 10.0}) == {"busy": 0.5}
 
 
-def test_nothing_is_averaged_across_a_reading_that_failed(machine: Callable[..., Any]) -> None:
+def test_averages_do_not_span_a_failed_reading(machine: Callable[..., Any]) -> None:
     simulated = machine("""
 gpus: 1
 timeline:

@@ -1,4 +1,4 @@
-"""What is rendered is read by prometheus_client as it was meant, in both notations; lines stay while values do."""
+"""prometheus_client parses the rendered metrics correctly in both formats. Lines are rewritten only on changes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ EMPTY = Declaration("gauge", "rankscope_empty", "No samples.", ("gpu",))
 
 Reading = Mapping[str, float]
 TABLE = GpuMetrics[Reading]()
-BY_LABEL = TABLE.gauge("by_label", "One a label.", lambda reading: reading, "label")
+BY_LABEL = TABLE.gauge("by_label", "One per label.", lambda reading: reading, "label")
 DOWN = TABLE.gauge("up", "Up.", lambda _: 1, without=0)
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
-def test_every_number_and_label_is_read_as_it_was_meant(openmetrics: bool) -> None:
+def test_every_number_and_label_is_parsed_back(openmetrics: bool) -> None:
     numbers = {(f"GPU-{index}", str(index)): number for index, number in enumerate(NUMBERS)}
     labels = dict(zip(LABELS, range(len(LABELS)), strict=True))
     body = Encoder(openmetrics=openmetrics).render(
@@ -48,21 +48,21 @@ def test_every_number_and_label_is_read_as_it_was_meant(openmetrics: bool) -> No
 
 
 @pytest.mark.parametrize("openmetrics", [False, True])
-def test_a_family_of_prometheus_clients_stands_among_ours(openmetrics: bool) -> None:
+def test_families_of_prometheus_client_can_be_mixed_with_ours(openmetrics: bool) -> None:
     foreign = core.InfoMetricFamily("rankscope_build", "An info.", {"version": "1"})
     body = Encoder(openmetrics=openmetrics).render([ALONE.family(1), foreign, GAUGE.family({})]).decode()
     assert 'rankscope_build_info{version="1"} 1.0\n' in body
     assert body.count("# EOF") == openmetrics
 
 
-def test_a_family_has_the_samples_that_its_lines_say() -> None:
+def test_a_family_has_the_samples_of_its_lines() -> None:
     family = COUNTER.family({label: index for index, label in enumerate(LABELS)})
     assert [(s.name, s.labels, s.value) for s in family.samples] == [
         ("rankscope_seconds_total", {"phase": label}, index) for index, label in enumerate(LABELS)
     ]
 
 
-def test_a_counter_under_somebody_elses_name_keeps_it_and_is_legal_in_both_notations() -> None:
+def test_a_counter_with_a_foreign_name_keeps_it_and_is_valid_in_both_formats() -> None:
     family = Declaration("counter", "DCGM_FI_ENERGY", "Energy.", ("gpu",)).family({"0": 7})
     text, openmetrics = (Encoder(openmetrics=kind).render([family]).decode() for kind in (False, True))
     assert text == '# HELP DCGM_FI_ENERGY Energy.\n# TYPE DCGM_FI_ENERGY counter\nDCGM_FI_ENERGY{gpu="0"} 7.0\n'
@@ -70,7 +70,7 @@ def test_a_counter_under_somebody_elses_name_keeps_it_and_is_legal_in_both_notat
     assert (parsed.name, parsed.type, parsed.samples[0].name) == ("DCGM_FI_ENERGY", "unknown", "DCGM_FI_ENERGY")
 
 
-def test_values_with_too_few_labels_are_a_mistake_that_shows() -> None:
+def test_values_with_too_few_labels_raise_an_error() -> None:
     with pytest.raises(ValueError, match="shorter"):
         GAUGE.family({"0": 1})
 
@@ -91,14 +91,14 @@ def test_lines_follow_their_values() -> None:
     assert text({"a": 1}) == one + up % 1
 
 
-def test_what_does_not_change_is_not_written_again() -> None:
+def test_unchanged_values_are_not_rewritten() -> None:
     cache = SampleCache((BY_LABEL,), Gpu(0, "GPU-0").values())
     (first,), (second,), (third,) = cache.write({"a": 1}), cache.write({"a": 1}), cache.write({"a": 2})
     assert first is second
     assert first != third
 
 
-def test_the_lines_of_several_gpus_stand_together() -> None:
+def test_the_lines_of_several_gpus_are_joined() -> None:
     written = [
         SampleCache((BY_LABEL, DOWN), Gpu(index, f"GPU-{index}").values()).write({"a": index}) for index in (0, 1)
     ]
@@ -109,7 +109,7 @@ def test_the_lines_of_several_gpus_stand_together() -> None:
     ]
 
 
-def test_without_a_gpu_every_family_is_there_and_empty() -> None:
+def test_without_a_gpu_every_family_is_empty() -> None:
     assert [(family.name, family.samples) for family in families((BY_LABEL, DOWN), [])] == [
         ("rankscope_gpu_by_label", []),
         ("rankscope_gpu_up", []),

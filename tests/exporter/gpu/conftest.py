@@ -1,4 +1,4 @@
-"""A sampler that runs on a simulated machine. The machine's clock is the test's; the sampler's threads are real."""
+"""A sampler on a simulated machine. The test controls the machine's clock; the sampler's threads are real."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PATIENT = Timing(interval=0.02, deadline=120, reopen_after=0.02)
 
 @pytest.fixture
 def sampling(machine) -> Iterator[Callable[..., tuple]]:
-    """Return a function that makes a machine and its sampler; a call that blocks waits until `unblock` is set."""
+    """Return a function that creates a machine and its sampler. Blocking calls wait until `unblock` is set."""
     samplers: list[Sampler] = []
     unblock = threading.Event()
 

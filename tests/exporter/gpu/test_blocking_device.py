@@ -1,4 +1,4 @@
-"""What validation/blocking_device.py calls a fault's cost; and its run in short, end to end on the C simulator."""
+"""Costs of a fault according to validation/blocking_device.py, and a short end-to-end run on the C simulator."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TIMELINES = scenario(PLANNED).timelines
 
 
 def scrape(at: float) -> Seen:
-    """What an exporter that knows everything at once says at this time."""
+    """Return the scrape of an ideal exporter that detects every change at once."""
     down = {gpu for fault in PLANNED for gpu in fault.gpus if fault.start <= at < fault.end}
     values = {
         UP: {gpu: float(gpu not in down) for gpu in range(GPUS)},
@@ -33,7 +33,7 @@ def found(seen: list[Seen], fault: str) -> dict[str, Any]:
     return dict(rows(PLANNED, seen, TIMELINES, START)["faults"][fault])
 
 
-def test_an_exporter_that_knows_everything_at_once_loses_nothing() -> None:
+def test_an_ideal_exporter_loses_nothing() -> None:
     for fault in PLANNED:
         row = found(SEEN, fault.name)
         assert row["down_after_seconds"] == row["back_after_seconds"] == 0
@@ -42,12 +42,12 @@ def test_an_exporter_that_knows_everything_at_once_loses_nothing() -> None:
         assert row["scrapes_while_down"] == fault.end - fault.start
 
 
-def test_a_value_of_a_gpu_that_is_down_is_found() -> None:
+def test_a_value_of_a_gpu_that_is_down_is_detected() -> None:
     stale = [replace(s, others={**s.others, 3: 1}) if s.at == 20 else s for s in SEEN]
     assert found(stale, "blocked")["series_while_down"] == 1
 
 
-def test_busy_time_that_another_gpu_loses_or_makes_up_is_found() -> None:
+def test_busy_time_that_another_gpu_loses_or_gains_is_detected() -> None:
     def shifted(s: Seen, seconds: float) -> Seen:
         busy = {**s.values[BUSY], 0: s.values[BUSY][0] + seconds}
         return replace(s, values={**s.values, BUSY: busy})
@@ -59,12 +59,12 @@ def test_busy_time_that_another_gpu_loses_or_makes_up_is_found() -> None:
     assert found(early, "blocked")["others_lost_busy_seconds"] == -2
 
 
-def test_another_gpu_that_is_down_or_missing_is_found() -> None:
+def test_another_gpu_that_is_down_or_missing_is_detected() -> None:
     missing = [replace(s, values={**s.values, UP: {3: 0.0}}) if s.at == 20 else s for s in SEEN]
     assert found(missing, "blocked")["others_down"] == GPUS - 1
 
 
-def test_a_fault_that_nobody_noticed_has_no_times() -> None:
+def test_an_undetected_fault_has_no_times() -> None:
     blind = [replace(s, values={**s.values, UP: dict.fromkeys(range(GPUS), 1.0)}) for s in SEEN]
     row = found(blind, "lost")
     assert row["down_after_seconds"] is row["back_after_seconds"] is None
@@ -76,7 +76,7 @@ def test_every_scrape_belongs_to_one_phase() -> None:
     assert [scrape for scrapes in by_name.values() for scrape in scrapes] == SEEN
 
 
-def test_a_body_is_read_for_series_that_should_not_be_there_and_for_nan() -> None:
+def test_a_body_is_checked_for_unexpected_series_and_nan() -> None:
     body = (
         'rankscope_gpu_up{gpu="1",uuid="GPU-1"} 0.0\n'
         'rankscope_gpu_xid_errors_total{gpu="1",uuid="GPU-1",xid="79"} 1.0\n'
@@ -91,14 +91,14 @@ def test_a_body_is_read_for_series_that_should_not_be_there_and_for_nan() -> Non
 
 
 def short_run(first_fault: float) -> dict[str, Any]:
-    """The faults' times are set before the exporter starts: on a crowded machine it may need more of it."""
+    """Run with an early first fault, or a later one if the exporter starts too slowly on a busy machine."""
     try:
         return measure(faults(first_fault, 9, 7), rest=7)
     except TimeoutError:
         return short_run(2 * first_fault)
 
 
-def test_a_blocking_gpu_a_lost_one_and_a_driver_that_is_gone_cost_the_rest_nothing() -> None:
+def test_blocking_lost_and_unloaded_gpus_do_not_affect_the_others() -> None:
     figures = short_run(12)
     assert not figures["restarted"]
     assert figures["scrapes_with_nan"] == 0
@@ -107,6 +107,6 @@ def test_a_blocking_gpu_a_lost_one_and_a_driver_that_is_gone_cost_the_rest_nothi
         assert row["series_while_down"] == 0
         assert row["others_down"] == 0
         assert row["decreases"] == 0
-        assert abs(row["others_lost_busy_seconds"] or 0) < 0.2, "a sampling period and the rounding of percents"
-        assert row["lost_busy_seconds"] > -0.2, "nothing is made up"
+        assert abs(row["others_lost_busy_seconds"] or 0) < 0.2, "one sampling period and rounding of percents"
+        assert row["lost_busy_seconds"] > -0.2, "no time is invented"
     assert blocking_device.tables(figures)

@@ -1,4 +1,4 @@
-"""Busy time is counted from samples, whatever the clock that stamps them and whatever the ring keeps of them."""
+"""Busy time is counted from samples, for any clock of their stamps and any behavior of the ring."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ SINCE_1970, SINCE_BOOT, SINCE_LOADED = UNIX, 86_400.0, 0.0
 
 @dataclass
 class Driver:
-    """Samples a busy function into a ring, with the habits that a test gives it; as a device to the meter."""
+    """A driver that samples a busy function into a ring, configured by a test. It acts as the meter's device."""
 
     busy: list[bool]
-    """By sampling period."""
+    """State of each sampling period."""
     period: float
     epoch: float = SINCE_1970
     depth: int = 120
-    runs_dry: bool = False
-    """No samples of idle periods."""
+    skips_idle: bool = False
+    """True if idle periods have no samples."""
     empties: bool = False
-    """The ring is empty after each idle period."""
+    """True if the ring is empty after each idle period."""
     repeats: int = 1
-    """How often the ring has each sample."""
+    """Number of copies of each sample in the ring."""
     clock_steps: dict[int, float] = field(default_factory=dict)
-    """Seconds by which the clock of the stamps is set, by the number of the period."""
+    """Seconds by which the stamps' clock is set, by number of the period."""
     stands_still: frozenset[int] = frozenset()
-    """Periods whose samples have the stamp of the sample before them."""
+    """Periods whose samples have the previous sample's stamp."""
 
     def __post_init__(self) -> None:
         self.now = 0.0
-        self.gaps = 1  # what the meter cannot know: where the first sample after the first reading began
+        self.gaps = 1  # times unknown to the meter: first the start of the first sample after the first reading
         self._taken = 0
         self._last_stamp = 0
         self._seen: set[int] = set()
@@ -60,7 +60,7 @@ class Driver:
             self.gaps += 1
         if self.empties and not self.busy[number]:
             self._ring.clear()
-        if (self.empties or self.runs_dry) and not self.busy[number]:
+        if (self.empties or self.skips_idle) and not self.busy[number]:
             self.gaps += bool(number) and self.busy[number - 1]
             return
         if number not in self.stands_still:
@@ -74,21 +74,21 @@ class Driver:
     def utilization_samples(self, _engine: str = "gpu") -> Iterator[UtilizationSample]:
         return iter([sample for _, sample in reversed(self._ring)])
 
-    def look(self) -> None:
-        """Note what the ring shows now."""
+    def record_ring(self) -> None:
+        """Record the ring's current samples."""
         numbers = {number for number, _ in self._ring}
         if self._seen and numbers and min(numbers) > max(self._seen) + 1:
             self.gaps += 1
         self._seen |= numbers
 
     def truth(self, since: int) -> float:
-        """Busy seconds of the periods that could be seen, from that period on."""
+        """Return the busy seconds of the visible periods from `since` on."""
         return sum(self.period for number in self._seen if number >= since and self.busy[number])
 
 
 def read(driver: Driver, meter: BusyMeter, elapsed: float, unix_error: float = 0.0) -> Load:
     driver.advance(elapsed)
-    driver.look()
+    driver.record_ring()
     load = meter(driver, Tick(UNIX + driver.now + unix_error, elapsed, driver.now))
     assert load is not None
     return load
@@ -104,14 +104,14 @@ def drivers(draw: st.DrawFn) -> Driver:
         draw(st.sampled_from(PERIODS)),
         epoch=draw(st.sampled_from([SINCE_1970, SINCE_BOOT, SINCE_LOADED])) + 1e6,  # stamps are unsigned
         depth=draw(st.sampled_from([20, 120])),
-        runs_dry=draw(st.booleans()),
+        skips_idle=draw(st.booleans()),
         empties=draw(st.booleans()),
         clock_steps=draw(st.dictionaries(periods, st.floats(-1e5, 1e5), max_size=3)),
     )
 
 
 @given(drivers(), st.lists(st.floats(0.3, 40.0), min_size=2, max_size=40))
-def test_what_the_ring_shows_is_counted_once_and_nothing_else(driver: Driver, intervals: list[float]) -> None:
+def test_each_sample_of_the_ring_is_counted_once(driver: Driver, intervals: list[float]) -> None:
     meter = BusyMeter()
     read(driver, meter, intervals[0])
     before = driver._taken
@@ -122,12 +122,12 @@ def test_what_the_ring_shows_is_counted_once_and_nothing_else(driver: Driver, in
 
 
 @given(st.integers(0, 10_000), st.sampled_from(PERIODS), st.integers(1, 3), st.floats(0, 0.3))
-def test_samples_that_are_there_twice_and_clocks_that_stand_still_cost_nothing(
+def test_duplicate_samples_and_stopped_clocks_lose_no_time(
     seed: int, period: float, repeats: int, share: float
 ) -> None:
     randomly = random.Random(seed)
     busy = [randomly.random() < 0.5 for _ in range(400)]
-    # The clock goes on at the last sample that is read: what was taken while it stood still is charged then.
+    # The clock runs again at the last sample read, which then accounts for the samples taken while it stood still.
     stops = [number for number in range(20, 389) if randomly.random() < share]
     still = frozenset(stops) if repeats == 1 else frozenset()
     driver, meter = Driver(busy, period, repeats=repeats, stands_still=still), BusyMeter()
@@ -139,7 +139,7 @@ def test_samples_that_are_there_twice_and_clocks_that_stand_still_cost_nothing(
 
 @pytest.mark.parametrize("epoch", [SINCE_1970, SINCE_BOOT, SINCE_LOADED])
 @pytest.mark.parametrize("period", PERIODS)
-def test_a_busy_gpu_was_busy_now_whatever_the_clock_of_the_stamps(epoch: float, period: float) -> None:
+def test_a_busy_gpu_is_busy_now_for_any_clock_of_the_stamps(epoch: float, period: float) -> None:
     driver, meter = Driver([True] * round(80 / period), period, epoch), BusyMeter()
     for _ in range(75):
         load = read(driver, meter, 1.0)
@@ -148,14 +148,12 @@ def test_a_busy_gpu_was_busy_now_whatever_the_clock_of_the_stamps(epoch: float, 
     assert load.busy_seconds == pytest.approx(74, abs=period)
 
 
-@pytest.mark.parametrize("habit", [{}, {"runs_dry": True}, {"empties": True}])
+@pytest.mark.parametrize("behavior", [{}, {"skips_idle": True}, {"empties": True}])
 @pytest.mark.parametrize("burst", [0.2, 1.0, 6.0])
-def test_bursts_count_for_what_they_lasted_where_an_idle_gpu_has_no_samples(
-    habit: dict[str, bool], burst: float
-) -> None:
+def test_bursts_count_with_their_duration_if_idle_gpus_have_no_samples(behavior: dict[str, bool], burst: float) -> None:
     period = 0.1
     busy = [number * period % 20 < burst - 1e-9 for number in range(round(200 / period))]
-    driver, meter = Driver(busy, period, **habit), BusyMeter()
+    driver, meter = Driver(busy, period, **behavior), BusyMeter()
     read(driver, meter, 10.0)
     for _ in range(185):
         load = read(driver, meter, 1.0)
@@ -164,7 +162,7 @@ def test_bursts_count_for_what_they_lasted_where_an_idle_gpu_has_no_samples(
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0, 2.0, -0.5, -0.05])
-def test_a_clock_that_is_set_costs_a_period_at_the_most(step: float) -> None:
+def test_setting_the_clock_loses_at_most_one_period(step: float) -> None:
     driver, meter = Driver([True, False] * 100, 1 / 6, clock_steps={60: step}), BusyMeter()
     for _ in range(30):
         load = read(driver, meter, 1.0)
@@ -172,7 +170,7 @@ def test_a_clock_that_is_set_costs_a_period_at_the_most(step: float) -> None:
 
 
 @pytest.mark.parametrize("step", [3600.0, -3600.0])
-def test_when_a_gpu_was_last_busy_follows_the_nodes_clock(step: float) -> None:
+def test_the_last_busy_time_follows_the_nodes_clock(step: float) -> None:
     driver, meter = Driver([True] * 60 + [False] * 240, 1 / 6), BusyMeter()
     for _ in range(20):
         load = read(driver, meter, 1.0)
@@ -182,13 +180,13 @@ def test_when_a_gpu_was_last_busy_follows_the_nodes_clock(step: float) -> None:
     assert load.idle_for == pytest.approx(11, abs=0.2)
 
 
-def test_while_a_gpu_is_idle_its_last_busy_time_stands_still() -> None:
+def test_the_last_busy_time_of_an_idle_gpu_is_constant() -> None:
     driver, meter = Driver([True] * 6 + [False] * 200, 1 / 6), BusyMeter()
     read(driver, meter, 1.0)
     assert len({read(driver, meter, 0.1, unix_error=0.001 * n).last_busy for n in range(50)}) == 1
 
 
-def test_a_ring_that_appears_later_counts_no_more_than_the_time_since_the_last_reading() -> None:
+def test_a_ring_that_appears_later_adds_at_most_the_time_since_the_last_reading() -> None:
     class Late(Driver):
         has_ring = False
 
@@ -219,7 +217,7 @@ def test_periods_of_uneven_length_are_all_counted() -> None:
     assert load.busy_seconds == pytest.approx(59, abs=0.5)
 
 
-def test_a_driver_that_adds_its_samples_late_and_together_loses_none() -> None:
+def test_samples_that_the_driver_adds_late_are_all_counted() -> None:
     class Late(Driver):
         def advance(self, seconds: float) -> None:
             self.now += seconds
@@ -233,7 +231,7 @@ def test_a_driver_that_adds_its_samples_late_and_together_loses_none() -> None:
     assert load.last_busy == pytest.approx(UNIX + driver.now)
 
 
-def test_a_failed_reading_loses_no_sample() -> None:
+def test_a_failed_reading_loses_no_samples() -> None:
     class Failing(Driver):
         fails = False
 

@@ -1,4 +1,4 @@
-"""What the diagnosis reads of the GPUs of a simulated machine."""
+"""GPU readings for the diagnosis, from a simulated machine."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankscope_exporter.registry import GPU_COLLECTORS, HELP
 GPU = Gpu(2, "GPU-2")
 
 
-class Watched:
+class SampledGpu:
     """The first GPU of a simulated machine, read once a second."""
 
     def __init__(self, machine: Any, collectors: frozenset[str] = frozenset(HELP)) -> None:
@@ -36,14 +36,14 @@ class Watched:
         return found[GPU.uuid]
 
     def lose(self) -> RankGpu | None:
-        """Return what is known while no collector has a reading."""
+        """Return the GPU while no collector has a reading."""
         self._readings = dict.fromkeys(self._readings)
         return self._gpus(self._clock()).get(GPU.uuid)
 
 
 def test_a_gpu_is_read_with_its_counters(machine) -> None:
     state = "{at: 0, busy: 0.8, memory_used: 40 GiB, processes: [{pid: 1}, {pid: 2}]}"
-    gpu = Watched(machine(f"{{gpus: 1, model: H100, timeline: {{0: [{state}]}}}}"))
+    gpu = SampledGpu(machine(f"{{gpus: 1, model: H100, timeline: {{0: [{state}]}}}}"))
     first, second = gpu.after(20), gpu.after(20)
     assert (first.reading.index, first.reading.processes) == ("2", 2)
     assert first.reading.memory_ratio == pytest.approx(0.5, abs=0.02)
@@ -52,9 +52,9 @@ def test_a_gpu_is_read_with_its_counters(machine) -> None:
     assert first.counters.throttled == dict.fromkeys(first.counters.throttled or {}, 0.0)
 
 
-def test_the_clock_is_integrated_as_a_ratio_of_the_highest_one(machine) -> None:
+def test_the_clock_is_integrated_as_a_ratio_of_its_maximum(machine) -> None:
     scenario = "{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 20, busy: 1, throttle: [hw_thermal_slowdown]}]}}"
-    gpu = Watched(machine(scenario))
+    gpu = SampledGpu(machine(scenario))
     begin, healthy, throttled = (gpu.after(seconds).counters for seconds in (5, 10, 25))
     spent = [counters.clock_ratio_seconds or 0.0 for counters in (begin, healthy, throttled)]
     assert 0.8 * 10 < spent[1] - spent[0] <= 10.0
@@ -63,49 +63,49 @@ def test_the_clock_is_integrated_as_a_ratio_of_the_highest_one(machine) -> None:
     assert max((throttled.throttled or {}).values()) == pytest.approx(20.0, abs=2.0)
 
 
-@pytest.mark.parametrize(("reason", "is_held"), [("hw_thermal_slowdown", True), ("sync_boost", False)])
-def test_a_gpu_that_is_held_down_with_its_group_is_not_throttled(machine, reason, is_held) -> None:
-    gpu = Watched(machine(f"{{gpus: 1, timeline: {{0: [{{at: 0, busy: 1, throttle: [{reason}]}}]}}}}"))
-    assert bool(sum((gpu.after(10).counters.throttled or {}).values())) == is_held
+@pytest.mark.parametrize(("reason", "is_throttled"), [("hw_thermal_slowdown", True), ("sync_boost", False)])
+def test_a_gpu_slowed_down_with_its_group_is_not_throttled(machine, reason, is_throttled) -> None:
+    gpu = SampledGpu(machine(f"{{gpus: 1, timeline: {{0: [{{at: 0, busy: 1, throttle: [{reason}]}}]}}}}"))
+    assert bool(sum((gpu.after(10).counters.throttled or {}).values())) == is_throttled
 
 
-def test_a_gpu_that_was_never_seen_busy_is_idle_since_it_was_first_seen(machine) -> None:
-    gpu = Watched(machine("{gpus: 1, timeline: {0: [{at: 0, busy: 0}]}}"))
+def test_a_gpu_that_was_never_busy_is_idle_since_first_seen(machine) -> None:
+    gpu = SampledGpu(machine("{gpus: 1, timeline: {0: [{at: 0, busy: 0}]}}"))
     assert gpu.after(30).reading.idle_seconds == pytest.approx(30.0, abs=2.0)
 
 
-def test_an_idle_gpu_says_for_how_long(machine) -> None:
-    gpu = Watched(machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 10, busy: 0}]}}"))
+def test_an_idle_gpu_reports_its_idle_time(machine) -> None:
+    gpu = SampledGpu(machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 10, busy: 0}]}}"))
     assert gpu.after(30).reading.idle_seconds == pytest.approx(20.0, abs=2.0)
 
 
-def test_a_gpu_with_fewer_nvlinks_than_it_can_have_has_a_reduced_link(machine) -> None:
+def test_a_gpu_with_fewer_active_nvlinks_has_a_reduced_link(machine) -> None:
     down = "{gpus: 1, model: H100, timeline: {0: [{at: 0, busy: 1}, {at: 20, busy: 1, nvlinks_down: 2}]}}"
-    gpu = Watched(machine(down))
+    gpu = SampledGpu(machine(down))
     assert not gpu.after(10).reading.is_link_reduced
     assert gpu.after(40).reading.is_link_reduced
 
 
 @pytest.mark.parametrize(("width", "is_reduced"), [(8, True), (16, False), (None, False)])
-def test_a_pcie_link_with_fewer_lanes_than_it_can_have_is_reduced(width, is_reduced) -> None:
+def test_a_pcie_link_with_fewer_lanes_than_possible_is_reduced(width, is_reduced) -> None:
     link = Pcie(PcieLink(4, width), PcieLink(4, 16), None, {})
     gpus = RankGpus(HELP)
     gpus.sampler = SimpleNamespace(readings=lambda one: {GPU: link} if one is pcie.COLLECTOR else {})  # type: ignore[assignment]
     assert gpus(0.0)[GPU.uuid].reading.is_link_reduced == is_reduced
 
 
-def test_a_gpu_that_does_not_answer_is_absent_and_its_clock_begins_again(machine) -> None:
-    gpu = Watched(machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}"))
+def test_a_gpu_that_does_not_answer_is_absent(machine) -> None:
+    gpu = SampledGpu(machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}"))
     assert (gpu.after(10).counters.clock_ratio_seconds or 0.0) > 5.0
     assert gpu.lose() is None
 
 
-def test_what_collectors_that_are_off_would_read_is_not_known(machine) -> None:
-    gpu = Watched(machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}"), frozenset({"clocks"})).after(5)
+def test_values_of_disabled_collectors_are_unknown(machine) -> None:
+    gpu = SampledGpu(machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}]}}"), frozenset({"clocks"})).after(5)
     assert (gpu.reading.memory_ratio, gpu.reading.processes, gpu.reading.idle_seconds) == (None, None, None)
     assert gpu.counters.busy is None
     assert gpu.counters.clock_ratio_seconds is not None
 
 
-def test_no_gpu_is_known_before_the_sampler_is_there() -> None:
+def test_no_gpu_is_known_before_the_sampler_is_assigned() -> None:
     assert RankGpus(HELP)(0.0) == {}

@@ -1,4 +1,4 @@
-"""Handles are given back on request, all of them or none, and what was counted goes on when they are taken again."""
+"""Handles are released on request, all or none. Counters continue after they are reacquired."""
 
 from __future__ import annotations
 
@@ -24,36 +24,36 @@ LONG = 3600.0
 
 
 def threads() -> set[str]:
-    """Of the sampler, that ask the driver."""
+    """Return the names of the sampler's threads that call the driver."""
     return {thread.name for thread in threading.enumerate() if thread.name.startswith(("gpu-", "xid"))}
 
 
 def published(sampler: Sampler) -> set[str]:
-    """Names of the GPUs' series."""
+    """Return the names of the GPUs' series."""
     collected = (SampledCollector(collector, sampler).collect() for collector in GPU_COLLECTORS)
     return {sample.name for families in collected for family in families for sample in family.samples}
 
 
-def exporter_says(sampler: Sampler) -> dict[str, float]:
+def exporter_values(sampler: Sampler) -> dict[str, float]:
     families = ExporterCollector(sampler).collect()
     return {sample.name.removeprefix("rankscope_exporter_"): sample.value for f in families for sample in f.samples}
 
 
-def test_released_gpus_have_no_open_handle_no_thread_and_no_series(sampling):
+def test_released_gpus_have_no_handle_no_thread_and_no_series(sampling):
     _, sampler = sampling("gpus: 2")
     eventually(lambda: threads() == {"gpu-0", "gpu-1", "xid"})
     sampler.release(LONG)
     assert pynvml._nvmlLib_refcount == 0
     assert threads() == set()
     assert published(sampler) == set()
-    said = exporter_says(sampler)
-    assert (said["gpus_released"], said["nvml_up"], said["gpus_seen"], said["gpus_expected"]) == (1, 0, 0, 2)
+    values = exporter_values(sampler)
+    assert (values["gpus_released"], values["nvml_up"], values["gpus_seen"], values["gpus_expected"]) == (1, 0, 0, 2)
     assert not sampler.is_ready
     time.sleep(5 * PATIENT.interval)
-    assert pynvml._nvmlLib_refcount == 0, "nor is it connected again"
+    assert pynvml._nvmlLib_refcount == 0, "no reconnect"
 
 
-def test_what_the_driver_said_of_xids_stays_while_the_gpus_are_released(sampling):
+def test_xid_counts_remain_while_the_gpus_are_released(sampling):
     m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 5, xid: 31}]}}")
     eventually(lambda: [xids.counts for xids in sampler.xids().values()] == [{}, {}])
     m.clock.advance(5)
@@ -62,7 +62,7 @@ def test_what_the_driver_said_of_xids_stays_while_the_gpus_are_released(sampling
     assert [xids.counts for xids in sampler.xids().values()] == [{}, {31: 1}]
 
 
-def test_everything_comes_back_and_busy_time_goes_on_without_what_nobody_saw(sampling):
+def test_all_series_return_and_busy_time_continues_without_the_unobserved_time(sampling):
     m, sampler = sampling("{gpus: 2, timeline: {0: [{at: 0, busy: 1}]}}", in_simulated_time=True)
 
     def busy_seconds() -> float:
@@ -78,12 +78,12 @@ def test_everything_comes_back_and_busy_time_goes_on_without_what_nobody_saw(sam
     sampler.resume()
     eventually(lambda: sampler.is_ready)
     assert published(sampler) == names
-    assert exporter_says(sampler)["gpus_released"] == 0
+    assert exporter_values(sampler)["gpus_released"] == 0
     assert before <= sampler.readings(load.COLLECTOR)[FIRST]["gpu"].busy_seconds <= before + 20, "the ring holds 20 s"
     eventually(lambda: threads() == {"gpu-0", "gpu-1", "xid"})
 
 
-def test_gpus_that_were_exchanged_while_they_were_released_are_missed(sampling):
+def test_gpus_that_disappear_during_a_release_are_reported_missing(sampling):
     m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 5, lost: true}]}}")
     sampler.release(LONG)
     m.clock.advance(5)
@@ -94,7 +94,7 @@ def test_gpus_that_were_exchanged_while_they_were_released_are_missed(sampling):
     assert (sampler.gpus_seen, sampler.gpus_expected) == (1, 2)
 
 
-def test_a_driver_that_was_exchanged_while_the_gpus_were_released_is_taken(sampling):
+def test_a_driver_that_is_reloaded_during_a_release_is_connected(sampling):
     m, sampler = sampling("{gpus: 2, driver: [{at: 5, loaded: false}, {at: 9, loaded: true}]}")
     sampler.release(LONG)
     m.clock.advance(9)
@@ -104,7 +104,7 @@ def test_a_driver_that_was_exchanged_while_the_gpus_were_released_is_taken(sampl
     assert sampler.gpus_seen == 2
 
 
-def test_a_release_that_is_forgotten_ends_by_itself(sampling):
+def test_a_release_ends_by_itself_after_its_time(sampling):
     _, sampler = sampling("gpus: 2")
     sampler.release(0.2)
     assert sampler.is_released
@@ -112,7 +112,7 @@ def test_a_release_that_is_forgotten_ends_by_itself(sampling):
     assert sampler.gpus_seen == 2
 
 
-def test_a_release_can_be_made_longer_and_taken_back_twice(sampling):
+def test_a_release_can_be_extended_and_resumed_twice(sampling):
     _, sampler = sampling("gpus: 2")
     sampler.release(0.2)
     sampler.release(LONG)
@@ -123,12 +123,12 @@ def test_a_release_can_be_made_longer_and_taken_back_twice(sampling):
     eventually(lambda: sampler.is_ready)
 
 
-def test_no_gpu_is_released_while_one_is_stuck_and_the_others_go_on(sampling):
+def test_nothing_is_released_while_one_gpu_is_stuck_and_the_others_continue(sampling):
     timing = Timing(interval=0.02, deadline=2, reopen_after=0.02)
     m, sampler = sampling("{gpus: 3, timeline: {1: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}]}}", timing=timing)
     m.clock.advance(5)
     eventually(lambda: sampler.readings(gpu.COLLECTOR)[SECOND] is None)
-    with pytest.raises(ReleaseError, match="gpu-1: a call to the driver does not return"):
+    with pytest.raises(ReleaseError, match="gpu-1: a driver call does not return"):
         sampler.release(LONG)
     assert not sampler.is_released
     eventually(lambda: sampler.gpus_seen == 2)
@@ -142,7 +142,7 @@ def test_no_gpu_is_released_while_one_is_stuck_and_the_others_go_on(sampling):
     assert pynvml._nvmlLib_refcount == 0
 
 
-def test_a_driver_that_does_not_let_go_is_no_release(sampling, monkeypatch):
+def test_a_failed_driver_shutdown_is_no_release(sampling, monkeypatch):
     _, sampler = sampling("gpus: 1")
     with monkeypatch.context() as patch:
         patch.setattr(pynvml, "nvmlShutdown", lambda: pynvml._nvmlCheckReturn(pynvml.NVML_ERROR_UNKNOWN))
@@ -152,12 +152,12 @@ def test_a_driver_that_does_not_let_go_is_no_release(sampling, monkeypatch):
     eventually(lambda: sampler.gpus_seen == 1)
 
 
-def test_a_driver_that_does_not_answer_at_all_is_an_answer_and_leaves_no_release_for_later(sampling, monkeypatch):
-    _, sampler = sampling("gpus: 1", timing=replace(PATIENT, answer_within=0.2))
+def test_a_driver_that_does_not_respond_fails_the_release_and_leaves_none_pending(sampling, monkeypatch):
+    _, sampler = sampling("gpus: 1", timing=replace(PATIENT, release_timeout=0.2))
     blocked, unblock = threading.Event(), threading.Event()
     shut_down = pynvml.nvmlShutdown
     monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: blocked.set() or (unblock.wait(60) and shut_down()))
-    with pytest.raises(ReleaseError, match=r"the driver has not answered for 0\.2 s"):
+    with pytest.raises(ReleaseError, match=r"driver did not respond within 0\.2 s"):
         sampler.release(LONG)
     eventually(blocked.is_set)
     unblock.set()

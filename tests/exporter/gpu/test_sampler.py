@@ -1,4 +1,4 @@
-"""The sampler tells what is, and only that: lost, stuck and absent things have no value, and return by themselves."""
+"""The sampler exports only what it knows: lost, stuck and absent GPUs have no values, and recover by themselves."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIRST, SECOND = Gpu(0, simulated_uuid(0)), Gpu(1, simulated_uuid(1))
 
 
 def uuids_published(sampler: Sampler) -> dict[str, set[str]]:
-    """Which GPUs have a sample, by metric."""
+    """Return the UUIDs of GPUs with a sample, by metric."""
     found: dict[str, set[str]] = {}
     for collector in GPU_COLLECTORS:
         for family in SampledCollector(collector, sampler).collect():
@@ -32,7 +32,7 @@ def uuids_published(sampler: Sampler) -> dict[str, set[str]]:
 
 
 def counts(sampler: Sampler) -> dict[Gpu, object]:
-    """XID events by code."""
+    """Return each GPU's XID events by code."""
     return {gpu: xids.counts for gpu, xids in sampler.xids().items()}
 
 
@@ -44,12 +44,12 @@ def test_every_gpu_is_read_before_the_sampler_is_ready(sampling):
     assert all(sampler.readings(memory.COLLECTOR).values())
 
 
-def test_a_lost_gpu_leaves_no_value_behind_and_returns(sampling):
+def test_a_lost_gpu_has_no_values_and_returns(sampling):
     m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 500, lost: true}, {at: 900, lost: false}]}}")
     began = m.clock()
 
     def everything_is_published() -> bool:
-        m.clock.advance(0.1)  # what is a difference between two readings comes when time has passed
+        m.clock.advance(0.1)  # values that are differences between two readings need elapsed time
         return uuids_published(sampler).get("rankscope_gpu_sm_active_seconds_total") == {FIRST.uuid, SECOND.uuid}
 
     eventually(everything_is_published)
@@ -70,7 +70,7 @@ def test_a_lost_gpu_leaves_no_value_behind_and_returns(sampling):
     assert uuids_published(sampler) == before
 
 
-def test_a_gpu_that_is_lost_in_the_middle_of_a_reading_is_down_at_once(sampling):
+def test_a_gpu_lost_during_a_reading_is_down_at_once(sampling):
     scenario = "{gpus: 2, timeline: {0: [{at: 5, fails: {nvmlDeviceGetPowerUsage: GPU_IS_LOST}}]}}"
     m, sampler = sampling(scenario)
     m.clock.advance(5)
@@ -79,7 +79,7 @@ def test_a_gpu_that_is_lost_in_the_middle_of_a_reading_is_down_at_once(sampling)
     assert sampler.gpus_seen == 1
 
 
-def test_counters_of_a_gpu_that_returns_continue_where_they_were(sampling):
+def test_counters_of_a_returning_gpu_continue(sampling):
     scenario = "{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 10, lost: true}, {at: 15, lost: false}]}}"
     m, sampler = sampling(scenario, in_simulated_time=True)
 
@@ -99,13 +99,13 @@ def test_counters_of_a_gpu_that_returns_continue_where_they_were(sampling):
     assert before <= busy_seconds() <= before + 1.01
 
 
-def test_a_blocking_device_stalls_only_itself(sampling):
+def test_a_blocking_device_delays_only_itself(sampling):
     m, sampler = sampling(
         "{gpus: 2, timeline: {0: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}, {at: 6, blocks: {}}]}}", timing=FAST
     )
     m.clock.advance(5)
     eventually(lambda: sampler.readings(gpu.COLLECTOR)[FIRST] is None)
-    assert sampler.readings(memory.COLLECTOR)[FIRST] is None, "what was read before it blocked is too old as well"
+    assert sampler.readings(memory.COLLECTOR)[FIRST] is None, "readings from before the block are stale as well"
     m.clock.advance(1)
     joules = m.simulated.gpus[1].energy(m.simulated.now())
     eventually(lambda: (reading := sampler.readings(power.COLLECTOR)[SECOND]) and reading.joules >= joules - 1)
@@ -116,7 +116,7 @@ def test_a_blocking_device_stalls_only_itself(sampling):
     eventually(lambda: sampler.gpus_seen == 2)
 
 
-def test_a_gpu_that_blocks_from_the_start_hides_no_other(sampling):
+def test_a_gpu_that_blocks_from_the_start_does_not_hide_others(sampling):
     _, sampler = sampling(
         "{gpus: 3, timeline: {0: [{at: 0, blocks: {nvmlDeviceGetHandleByIndex_v2: 60}}]}}", timing=FAST
     )
@@ -125,14 +125,14 @@ def test_a_gpu_that_blocks_from_the_start_hides_no_other(sampling):
     assert FIRST not in sampler.readings(gpu.COLLECTOR)
 
 
-def test_a_machine_without_a_driver_is_ready_and_says_so(sampling):
+def test_a_machine_without_a_driver_is_ready_and_reports_it(sampling):
     _, sampler = sampling("{gpus: 2, driver: [{at: 0, loaded: false}]}")
     assert not sampler.nvml_up
     assert sampler.gpus_seen == sampler.gpus_expected == 0
     assert uuids_published(sampler) == {}
 
 
-def test_a_driver_that_appears_later_is_picked_up(sampling):
+def test_a_driver_that_appears_later_is_connected(sampling):
     m, sampler = sampling("{gpus: 2, driver: [{at: 0, loaded: false}, {at: 5, loaded: true}]}")
     m.clock.advance(5)
     eventually(lambda: sampler.gpus_seen == 2)
@@ -140,21 +140,21 @@ def test_a_driver_that_appears_later_is_picked_up(sampling):
     assert sampler.gpus_expected == 2
 
 
-def test_the_last_values_of_a_driver_that_is_gone_are_gone_at_once(sampling):
+def test_the_values_of_an_unloaded_driver_are_dropped_at_once(sampling):
     m, sampler = sampling("{gpus: 2, driver: [{at: 5, loaded: false}]}")
     m.clock.advance(5)
     eventually(lambda: not sampler.nvml_up)
-    assert set(uuids_published(sampler)) == {"rankscope_gpu_up"}, "though none of them is too old by the clock"
+    assert set(uuids_published(sampler)) == {"rankscope_gpu_up"}, "although none is stale"
 
 
-def test_a_driver_that_goes_away_takes_its_gpus_with_it_until_it_is_back(sampling):
+def test_the_gpus_of_an_unloaded_driver_return_with_it(sampling):
     m, sampler = sampling(
         "{gpus: 2, driver: [{at: 5, loaded: false}, {at: 9, loaded: true}], timeline: {0: [{at: 12, xid: 31}]}}",
         timing=FAST,
     )
     m.clock.advance(5)
     eventually(lambda: not sampler.nvml_up and sampler.gpus_seen == 0)
-    assert sampler.gpus_expected == 2, "what is missing is known by what was there"
+    assert sampler.gpus_expected == 2, "missing GPUs are known from before"
     m.clock.advance(4)
     eventually(lambda: sampler.nvml_up and sampler.gpus_seen == 2)
     eventually(lambda: sampler._watcher and len(sampler._watcher._registered) == 2)
@@ -162,7 +162,7 @@ def test_a_driver_that_goes_away_takes_its_gpus_with_it_until_it_is_back(samplin
     eventually(lambda: counts(sampler)[FIRST] == {31: 1})
 
 
-def test_every_xid_is_counted_also_the_same_again(sampling):
+def test_every_xid_is_counted_including_repeated_codes(sampling):
     m, sampler = sampling(
         "{gpus: 2, timeline: {1: [{at: 5, xid: 31}, {at: 6, xid: 31}, {at: 7, xid: 79, lost: true}, {at: 7, xid: 31}]}}"
     )
@@ -174,16 +174,16 @@ def test_every_xid_is_counted_also_the_same_again(sampling):
     m.clock.advance(1)
     eventually(lambda: counts(sampler)[SECOND] == {31: 3, 79: 1})
     eventually(lambda: sampler.gpus_seen == 1)
-    assert counts(sampler) == {FIRST: {}, SECOND: {31: 3, 79: 1}}, "the last words of a lost GPU are kept"
+    assert counts(sampler) == {FIRST: {}, SECOND: {31: 3, 79: 1}}, "the last events of a lost GPU are kept"
 
 
-def test_a_gpu_whose_driver_reports_no_xids_has_no_count_of_them(sampling):
+def test_a_gpu_whose_driver_reports_no_xids_has_no_xid_counts(sampling):
     scenario = "{gpus: 2, timeline: {0: [{at: 0, fails: {nvmlDeviceGetSupportedEventTypes: NOT_SUPPORTED}}]}}"
     _, sampler = sampling(scenario)
     eventually(lambda: counts(sampler) == {FIRST: None, SECOND: {}})
 
 
-def test_one_quantity_that_fails_costs_only_its_own_source(sampling, caplog):
+def test_a_failing_value_affects_only_its_own_collector(sampling, caplog):
     scenario = "{gpus: 2, timeline: {0: [{at: 0, fails: {nvmlDeviceGetPowerUsage: UNKNOWN}}]}}"
     _, sampler = sampling(scenario)
     assert sampler.readings(power.COLLECTOR)[FIRST] is None
@@ -192,11 +192,11 @@ def test_one_quantity_that_fails_costs_only_its_own_source(sampling, caplog):
     assert sampler.gpus_seen == 2
     time.sleep(10 * FAST.interval)
     assert [record.message for record in caplog.records] == [
-        "GPU 0: power cannot be read: nvmlDeviceGetPowerUsage: Unknown Error"
+        "GPU 0: power read failed: nvmlDeviceGetPowerUsage: Unknown Error"
     ]
 
 
-def test_a_mistake_in_a_collector_is_raised_to_whoever_collects_it_and_to_nobody_else(sampling):
+def test_a_bug_in_a_collector_is_raised_only_when_it_is_collected(sampling):
     def mistaken(_device, _tick):
         raise ZeroDivisionError("a mistake")
 
@@ -207,7 +207,7 @@ def test_a_mistake_in_a_collector_is_raised_to_whoever_collects_it_and_to_nobody
     assert sampler.readings(temperature.COLLECTOR)[FIRST] is not None
 
 
-def test_a_collector_that_is_off_is_not_asked_of_the_driver(sampling, monkeypatch):
+def test_a_disabled_collector_makes_no_driver_calls(sampling, monkeypatch):
     asked = []
     real = pynvml.nvmlDeviceGetPowerUsage
     monkeypatch.setattr(
@@ -230,25 +230,25 @@ timeline: {0: [{at: 5, blocks: {nvmlDeviceGetTemperature: 60}}]}
 
 
 def connections(monkeypatch) -> list[int]:
-    """Grows by one with each connection to the driver."""
+    """Return a list that grows by one with each connection to the driver."""
     made: list[int] = []
     real = pynvml.nvmlInit
     monkeypatch.setattr(pynvml, "nvmlInit", lambda: made.append(1) or real())
     return made
 
 
-def test_missing_gpus_are_looked_for_with_a_new_connection_while_the_others_stay_up(sampling, monkeypatch):
+def test_missing_gpus_trigger_a_reconnect_while_the_others_stay_up(sampling, monkeypatch):
     made = connections(monkeypatch)
     timing = Timing(interval=0.02, deadline=30, reopen_after=0.02, reconnect_after=0.2)
     m, sampler = sampling("{gpus: 2, timeline: {0: [{at: 5, lost: true}]}}", timing=timing)
     time.sleep(3 * timing.reconnect_after)
-    assert len(made) == 1, "with all GPUs there, there is no reason to"
+    assert len(made) == 1, "no reconnect while all GPUs are present"
     m.clock.advance(5)
     eventually(lambda: len(made) >= 3)
     assert sampler.readings(gpu.COLLECTOR)[SECOND] is not None
 
 
-def test_the_driver_is_not_closed_under_a_call_that_is_stuck_in_it(sampling, monkeypatch):
+def test_the_driver_is_not_closed_during_a_stuck_call(sampling, monkeypatch):
     made = connections(monkeypatch)
     timing = Timing(interval=0.02, deadline=0.2, reopen_after=0.02, reconnect_after=0.1)
     m, sampler = sampling(STUCK_AND_THEN_UNLOADED, timing=timing)
@@ -258,14 +258,14 @@ def test_the_driver_is_not_closed_under_a_call_that_is_stuck_in_it(sampling, mon
     healthy = sampler._devices[1]
     time.sleep(5 * timing.reconnect_after)
     assert sampler._devices[1] is healthy
-    assert not healthy.worker._stop.is_set(), "nor are the others interrupted for nothing"
+    assert not healthy.worker._stop.is_set(), "the others are not interrupted"
     m.clock.advance(1)
     eventually(lambda: not sampler.nvml_up)
     time.sleep(5 * timing.interval)
     assert len(made) == pynvml._nvmlLib_refcount == 1
 
 
-def test_stopping_ends_every_thread_and_gives_the_handles_back(sampling):
+def test_stopping_ends_every_thread_and_releases_the_handles(sampling):
     before = {thread.name for thread in threading.enumerate()}
     _, sampler = sampling("gpus: 2")
     eventually(lambda: {"sampler", "xid", "gpu-0", "gpu-1"} <= {thread.name for thread in threading.enumerate()})
@@ -289,7 +289,7 @@ def test_a_gap_between_readings_is_not_integrated(machine):
     assert [tick.elapsed for tick in ticks] == [0, 1, 2, 0, 1, 0, 1]
 
 
-def test_a_device_that_others_can_see_has_its_state_already(machine):
+def test_a_visible_device_already_has_its_state(machine):
     m = machine("gpus: 1")
     assert m.driver.connect()
     seen = []
@@ -304,7 +304,7 @@ def test_a_device_that_others_can_see_has_its_state_already(machine):
     assert sampler.device is not None
 
 
-def test_readings_keep_their_rhythm_and_a_lost_device_is_tried_less_often(machine):
+def test_readings_are_periodic_and_a_lost_device_is_retried_less_often(machine):
     m = machine(
         "{gpus: 1, timeline: {0: [{at: 0, blocks: {nvmlDeviceGetPerformanceState: 0.25}}, {at: 9, lost: true}]}}"
     )
@@ -316,18 +316,18 @@ def test_readings_keep_their_rhythm_and_a_lost_device_is_tried_less_often(machin
     assert sampler.round() == timing.reopen_after == 5
 
 
-def test_a_reading_is_good_for_three_intervals_at_least():
+def test_a_reading_is_valid_for_at_least_three_intervals():
     assert Timing().stale_after == 5
     assert Timing(interval=10).stale_after == 30
 
 
-def test_what_was_counted_of_a_gpu_follows_it_to_another_index(machine):
+def test_counters_follow_a_gpu_to_another_index(machine):
     m = machine("gpus: 2")
     gpus = GpuStates(GPU_COLLECTORS, lambda: 0.0)
     device = m.device(1)
-    state = gpus.of(device)
+    state = gpus.state_of(device)
     device.index = 0
-    assert gpus.of(device) is state
+    assert gpus.state_of(device) is state
     assert list(gpus.readings(gpu.COLLECTOR)) == [Gpu(0, simulated_uuid(1))]
 
 
@@ -335,7 +335,7 @@ ZEROS = "GPU-00000000-0000-0000-0000-000000000000"
 
 
 def reporting(monkeypatch, *uuids: str | bytes) -> None:
-    """Have the driver report these UUIDs, in the order of the GPUs."""
+    """Make the driver report these UUIDs, in the order of the GPUs."""
     real = pynvml.nvmlDeviceGetUUID
 
     def reported(handle) -> str:
@@ -357,11 +357,9 @@ def reporting(monkeypatch, *uuids: str | bytes) -> None:
         ([simulated_uuid(2)], [f"{simulated_uuid(2)}#0", simulated_uuid(1), f"{simulated_uuid(2)}#2"]),
         ([b"GPU-\xff"], ["GPU-\ufffd", simulated_uuid(1), simulated_uuid(2)]),
     ],
-    ids=["two zeros", "three zeros", "two empty", "one empty", "one of zeros", "two alike", "not UTF-8"],
+    ids=["two zeros", "three zeros", "two empty", "one empty", "one zeros", "two equal", "not UTF-8"],
 )
-def test_gpus_that_share_a_uuid_are_all_shown_and_none_with_anothers_numbers(
-    sampling, monkeypatch, caplog, uuids, labels
-):
+def test_gpus_with_the_same_uuid_are_exported_separately(sampling, monkeypatch, caplog, uuids, labels):
     reporting(monkeypatch, *uuids)
     scenario = "{gpus: 3, timeline: {0: [{at: 0, busy: 1}, {at: 99, xid: 31}]}}"
     m, sampler = sampling(scenario, in_simulated_time=True)
@@ -379,38 +377,38 @@ def test_gpus_that_share_a_uuid_are_all_shown_and_none_with_anothers_numbers(
     eventually(lambda: sampler.readings(load.COLLECTOR)[gpus[0]]["gpu"].busy_seconds >= 9)
     busy = {gpu: reading["gpu"].busy_seconds > 0 for gpu, reading in sampler.readings(load.COLLECTOR).items()}
     assert busy == {gpus[0]: True, gpus[1]: False, gpus[2]: False}
-    said = [record.message for record in caplog.records if "no UUID of its own" in record.message]
-    assert len(said) == sum("#" in label for label in labels), "once for each"
+    logged = [record.message for record in caplog.records if "ambiguous UUID" in record.message]
+    assert len(logged) == sum("#" in label for label in labels), "once for each GPU"
 
 
-def test_a_gpu_that_shares_a_uuid_keeps_its_label_and_counters_when_it_returns(machine, monkeypatch):
+def test_a_returning_gpu_with_a_shared_uuid_keeps_its_label_and_counters(machine, monkeypatch):
     m = machine("gpus: 2")
     reporting(monkeypatch, ZEROS, ZEROS)
     gpus = GpuStates(GPU_COLLECTORS, lambda: 0.0)
     first, second = m.device(0), m.device(1)
-    states = gpus.of(first), gpus.of(second)
+    states = gpus.state_of(first), gpus.state_of(second)
     for device in (first, second):
         device.close()
-    assert (gpus.of(m.device(1)), gpus.of(m.device(0))) == (states[1], states[0])
+    assert (gpus.state_of(m.device(1)), gpus.state_of(m.device(0))) == (states[1], states[0])
     assert [state.gpu for state in states] == [Gpu(0, f"{ZEROS}#0"), Gpu(1, f"{ZEROS}#1")]
 
 
-def test_a_gpu_that_moved_to_another_index_shares_its_uuid_with_none(machine):
+def test_a_gpu_that_moves_to_another_index_keeps_its_uuid(machine):
     m = machine("gpus: 2")
     gpus = GpuStates(GPU_COLLECTORS, lambda: 0.0)
     before = m.device(1)
-    state = gpus.of(before)
+    state = gpus.state_of(before)
     before.close()
     after = m.device(1)
     after.index = 0
-    assert gpus.of(after) is state
+    assert gpus.state_of(after) is state
     assert state.gpu == Gpu(0, simulated_uuid(1))
 
 
-def test_a_gpu_is_lacked_only_once_all_have_been_asked(machine):
+def test_a_gpu_counts_as_missing_only_after_all_have_been_read(machine):
     m = machine("gpus: 1")
     sampler = Sampler(m.driver, GPU_COLLECTORS, timing=FAST)
-    assert not sampler.lacks(simulated_uuid(7)), "nobody has looked yet"
+    assert not sampler.lacks(simulated_uuid(7)), "nothing has been read yet"
     sampler.start()
     try:
         eventually(lambda: sampler.is_ready)
@@ -420,7 +418,7 @@ def test_a_gpu_is_lacked_only_once_all_have_been_asked(machine):
         sampler.stop()
 
 
-def test_a_lost_gpu_is_not_lacked(sampling):
+def test_a_lost_gpu_does_not_count_as_missing(sampling):
     m, sampler = sampling("{gpus: 2, timeline: {1: [{at: 5, lost: true}]}}")
     m.clock.advance(5)
     eventually(lambda: sampler.gpus_seen == 1)
@@ -434,7 +432,7 @@ def test_a_machine_without_gpus_lacks_every_one(sampling):
 
 @pytest.mark.parametrize("symbol", ["nvmlDeviceGetName", "nvmlSystemGetDriverVersion"])
 @pytest.mark.parametrize("text", [b"NVIDIA \xff\xfe", b"\x80", b"H100\xc3"])
-def test_a_text_that_is_not_utf_8_costs_no_collector(sampling, monkeypatch, symbol, text):
+def test_text_that_is_not_utf_8_fails_no_collector(sampling, monkeypatch, symbol, text):
     real = getattr(pynvml, symbol)
     monkeypatch.setattr(pynvml, symbol, lambda *arguments: (real(*arguments), text.decode())[1])
     _, sampler = sampling("{gpus: 2, model: {like: A100, mig: [3g.20gb]}}")

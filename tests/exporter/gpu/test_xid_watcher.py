@@ -1,4 +1,4 @@
-"""The watcher listens to every GPU that can be listened to, and is no burden while one cannot."""
+"""The watcher registers every GPU that supports XID events, and stays cheap while one fails."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ class Device:
 
 
 class Events:
-    """An event set that answers what a test says."""
+    """An event set with answers from the test."""
 
     def __init__(self, *answers: object) -> None:
         self.answers = list(answers)
         self.asked: list[Device] = []
-        self.refusing = False
+        self.is_failing = False
 
     def register(self, device: Device) -> bool:
         self.asked.append(device)
-        if self.refusing:
+        if self.is_failing:
             raise DriverError("nvmlDeviceRegisterEvents", 15, "GPU is lost")
         return True
 
@@ -36,8 +36,8 @@ class Events:
 
 
 @pytest.fixture
-def watching():
-    """Makes a watcher whose turns a test takes, and what it reports."""
+def make_watcher():
+    """Return a function that creates a watcher, run by the test, and a list of its reports."""
 
     def make(*devices: Device):
         reports = []
@@ -47,8 +47,8 @@ def watching():
     return make
 
 
-def test_a_gpu_is_registered_once_and_its_events_reported(watching):
-    watcher, reports = watching(Device("A"))
+def test_a_gpu_is_registered_once_and_its_events_reported(make_watcher):
+    watcher, reports = make_watcher(Device("A"))
     events = Events(None, XidEvent("A", 79))
     assert watcher.listen(events) == 0
     assert watcher.listen(events) == 0
@@ -56,27 +56,27 @@ def test_a_gpu_is_registered_once_and_its_events_reported(watching):
     assert reports == [("A", None), ("A", 79)]
 
 
-def test_waiting_that_fails_at_once_does_not_spin(watching):
-    watcher, _ = watching(Device("A"))
+def test_waiting_that_fails_at_once_does_not_spin(make_watcher):
+    watcher, _ = make_watcher(Device("A"))
     assert watcher.listen(Events(DriverError("nvmlEventSetWait", 15, "GPU is lost"))) == WAIT
 
 
-def test_with_no_gpu_to_listen_to_it_waits_for_one(watching):
-    watcher, reports = watching()
+def test_without_gpus_the_watcher_pauses(make_watcher):
+    watcher, reports = make_watcher()
     assert watcher.listen(Events()) == WAIT
     assert reports == []
 
 
-def test_a_gpu_that_cannot_be_registered_is_asked_again_only_when_it_was_opened_anew(watching):
+def test_a_gpu_that_failed_to_register_is_retried_only_after_a_reopen(make_watcher):
     events = Events()
-    events.refusing = True
+    events.is_failing = True
     devices = [Device("A")]
-    watcher, reports = watching()
+    watcher, reports = make_watcher()
     watcher._devices = lambda: devices
     watcher.listen(events)
     watcher.listen(events)
     assert len(events.asked) == 1
-    events.refusing = False
+    events.is_failing = False
     devices[0] = Device("A")
     watcher.listen(events)
     assert len(events.asked) == 2

@@ -1,4 +1,4 @@
-"""A simulated GPU's quantities agree with each other, whatever it does."""
+"""A simulated GPU's quantities are consistent with each other."""
 
 from __future__ import annotations
 
@@ -24,41 +24,41 @@ def test_the_ring_holds_the_last_twenty_seconds():
     assert {percent for _, percent in ring} == {25}
 
 
-def test_a_sample_covers_the_time_since_the_one_before():
+def test_a_sample_covers_the_time_since_the_previous_one():
     burst = gpu((1.0, State(busy=1)), (1.0 + SAMPLE_PERIOD / 2, State()))
     assert [percent for _, percent in burst.samples(1.5, 0.9)] == [0, 50, 0, 0]
 
 
-def test_nothing_is_sampled_before_the_beginning():
+def test_nothing_is_sampled_before_the_start():
     assert gpu().samples(0.1, -10) == []
     assert gpu().utilization(0.1) == 0
 
 
-def test_power_and_energy_agree():
+def test_power_and_energy_are_consistent():
     working = gpu((0.0, State(busy=0.5)))
     assert working.power(10) == pytest.approx((working.energy(10) - working.energy(9)) / 1)
     assert working.energy(10) == pytest.approx(10 * (100 + 1000 * 0.9 * 0.5))
     assert gpu().power(0) == 100
 
 
-def test_waiting_in_a_collective_looks_busy_but_draws_little():
+def test_waiting_in_a_collective_looks_busy_but_draws_little_power():
     working, waiting = gpu((0.0, State(busy=1))), gpu((0.0, State(waiting=1)))
     assert working.utilization(5) == waiting.utilization(5) == 100
     assert waiting.power(5) < working.power(5) / 2
     assert waiting.temperature(60) < working.temperature(60)
 
 
-def test_utilization_is_never_more_than_all_the_time():
+def test_utilization_is_at_most_100_percent():
     assert gpu((0.0, State(busy=0.8, waiting=0.8))).utilization(5) == 100
 
 
-def test_the_temperature_follows_the_load_unless_the_scenario_says_otherwise():
+def test_the_temperature_follows_the_load_unless_the_scenario_sets_it():
     assert gpu().temperature(60) == 32
     assert gpu((0.0, State(busy=1))).temperature(60) > 60
     assert gpu((0.0, State(busy=1, temperature=99))).temperature(60) == 99
 
 
-def test_clocks_drop_when_idle_and_when_throttled():
+def test_clocks_are_lower_when_idle_or_throttled():
     busy = gpu((0.0, State(busy=1)), (5.0, State(busy=1, throttle=("hw_slowdown",))), (10.0, State()))
     assert busy.sm_clock(4) == MODEL.sm_clock
     assert busy.sm_clock(6) < MODEL.sm_clock
@@ -67,24 +67,24 @@ def test_clocks_drop_when_idle_and_when_throttled():
     assert busy.reasons(20) == {"gpu_idle"}
 
 
-def test_memory_is_what_the_processes_hold():
-    held = gpu((0.0, State(processes=(SimulatedProcess(1, 100), SimulatedProcess(2, 50)))))
-    assert held.memory_used(1) == 150
+def test_used_memory_is_the_sum_of_the_processes():
+    shared = gpu((0.0, State(processes=(SimulatedProcess(1, 100), SimulatedProcess(2, 50)))))
+    assert shared.memory_used(1) == 150
 
 
-def test_the_scenarios_memory_takes_the_place_of_its_own_processes_but_not_of_others():
+def test_the_scenarios_memory_replaces_its_own_processes_but_not_others():
     state = State(memory_used=400, processes=(SimulatedProcess(1, 100),))
     shared = gpu((0.0, state), holders=lambda index: [SimulatedProcess(9, 30 + index)])
     assert shared.memory_used(1) == 430
     assert [process.pid for process in shared.processes(1)] == [1, 9]
 
 
-def test_no_more_memory_is_used_than_there_is():
+def test_used_memory_is_at_most_the_total():
     full = gpu((0.0, State(memory_used=10**6)))
     assert full.memory_used(1) + full.memory_reserved == MODEL.memory
 
 
-def test_ranks_add_their_work_their_pids_and_their_memory():
+def test_ranks_add_their_work_pids_and_memory():
     history = RankHistory(0.0)
     history.add(1.0, Seconds(computing=0.5), (11, 12))
     followed = gpu(ranks=history)
@@ -93,7 +93,7 @@ def test_ranks_add_their_work_their_pids_and_their_memory():
     assert followed.memory_used(1) == pytest.approx(0.6 * MODEL.memory, abs=2)
 
 
-def test_the_ring_of_a_followed_gpu_ends_where_its_ranks_were_last_seen():
+def test_the_ring_of_a_followed_gpu_ends_at_the_last_poll():
     history = RankHistory(0.0)
     history.add(1.0, Seconds(computing=1.0), (11,))
     ring = gpu(ranks=history).samples(5.0, 0.0)

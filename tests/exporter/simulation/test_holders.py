@@ -1,4 +1,4 @@
-"""A process that announces itself holds a simulated GPU's memory while it lives."""
+"""An announced process holds a simulated GPU's memory while it is alive."""
 
 from __future__ import annotations
 
@@ -25,64 +25,64 @@ def dead_pid() -> int:
 
 
 def test_an_announced_process_holds_memory_of_its_gpu_only(tmp_path):
-    holders = HolderDirectory(tmp_path / "made on demand")
-    assert holders.on(2) == []
-    with announced(tmp_path / "made on demand", 2, "20 GiB"):
-        assert holders.on(2) == [SimulatedProcess(os.getpid(), 20 * GIB)]
-        assert holders.on(0) == []
-    assert holders.on(2) == []
+    holders = HolderDirectory(tmp_path / "created on demand")
+    assert holders.find(2) == []
+    with announced(tmp_path / "created on demand", 2, "20 GiB"):
+        assert holders.find(2) == [SimulatedProcess(os.getpid(), 20 * GIB)]
+        assert holders.find(0) == []
+    assert holders.find(2) == []
 
 
 def test_a_process_that_died_without_withdrawing_holds_nothing(tmp_path, dead_pid):
     (tmp_path / f"{dead_pid}.yml").write_text("gpu: 0\nmemory: 1 GiB\n")
     assert not is_alive(dead_pid)
-    assert HolderDirectory(tmp_path).on(0) == []
+    assert HolderDirectory(tmp_path).find(0) == []
 
 
-def test_a_process_of_whomever_is_alive():
+def test_a_process_of_another_user_is_alive():
     assert is_alive(1)
 
 
 @pytest.mark.parametrize("content", ["", "gpu: two\nmemory: 1", "gpu: 0\nmemory: much", "gpu: [", "gpu: 0\nmmemory: 1"])
-def test_an_announcement_that_makes_no_sense_is_reported_once(tmp_path, caplog, content):
+def test_an_invalid_announcement_is_logged_once(tmp_path, caplog, content):
     (tmp_path / f"{os.getpid()}.yml").write_text(content)
     holders = HolderDirectory(tmp_path)
-    assert holders.on(0) == holders.on(0) == []
+    assert holders.find(0) == holders.find(0) == []
     assert [record.message for record in caplog.records] == [caplog.records[0].message]
     assert f"{os.getpid()}.yml" in caplog.text
 
 
-def test_other_files_are_no_announcements(tmp_path):
+def test_other_files_are_ignored(tmp_path):
     (tmp_path / "notes.yml").write_text("gpu: 0\nmemory: 1 GiB\n")
     (tmp_path / "5.draft").write_text("gpu: 0\nmemory: 1 GiB\n")
-    assert HolderDirectory(tmp_path).on(0) == []
+    assert HolderDirectory(tmp_path).find(0) == []
 
 
-def test_an_announcement_written_anew_is_read_anew(tmp_path):
+def test_a_rewritten_announcement_is_read_again(tmp_path):
     holders = HolderDirectory(tmp_path)
     path = tmp_path / f"{os.getpid()}.yml"
     path.write_text("gpu: 0\nmemory: 1 GiB\n")
-    assert [process.memory for process in holders.on(0)] == [GIB]
+    assert [process.memory for process in holders.find(0)] == [GIB]
     path.write_text("gpu: 0\nmemory: 2 GiB\n")
     os.utime(path, ns=(0, 12345))
-    assert [process.memory for process in holders.on(0)] == [2 * GIB]
+    assert [process.memory for process in holders.find(0)] == [2 * GIB]
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
-def test_the_command_holds_until_it_is_told_to_stop(tmp_path, stop):
+def test_the_command_holds_memory_until_a_signal(tmp_path, stop):
     command = ["-m", "rankscope_exporter.simulation.hold", "--dir", str(tmp_path), "--gpu", "1", "--memory", "3GiB"]
     process = subprocess.Popen([sys.executable, *command])
     holders = HolderDirectory(tmp_path)
-    while not holders.on(1):
+    while not holders.find(1):
         assert process.poll() is None
         time.sleep(0.02)
-    assert holders.on(1) == [SimulatedProcess(process.pid, 3 * GIB)]
+    assert holders.find(1) == [SimulatedProcess(process.pid, 3 * GIB)]
     process.send_signal(stop)
     assert process.wait() == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_directory_that_cannot_be_made_is_named_and_no_signal_stays_blocked(tmp_path, capsys):
+def test_a_directory_that_cannot_be_created_is_named_and_signals_are_unblocked(tmp_path, capsys):
     (tmp_path / "file").touch()
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert main(["--dir", str(tmp_path / "file"), "--gpu", "1", "--memory", "1GiB"]) == 2
@@ -90,6 +90,6 @@ def test_a_directory_that_cannot_be_made_is_named_and_no_signal_stays_blocked(tm
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-def test_the_command_names_what_is_wrong(tmp_path, capsys):
+def test_the_command_names_an_invalid_argument(tmp_path, capsys):
     assert main(["--dir", str(tmp_path), "--gpu", "1", "--memory", "lots"]) == 2
-    assert capsys.readouterr().err == "hold: --memory: 'lots' is no size, such as 20 GiB or a number of bytes\n"
+    assert capsys.readouterr().err == "hold: --memory: 'lots' is not a size, such as 20 GiB or a number of bytes\n"

@@ -1,4 +1,4 @@
-"""The simulated library is exchanged for the real one, and back, without a trace."""
+"""The simulated library replaces the real one, and is removed without a trace."""
 
 from __future__ import annotations
 
@@ -42,18 +42,18 @@ def test_installations_nest():
         assert driver.device_count() == 2
 
 
-def test_a_symbol_that_is_not_simulated_is_a_function_that_the_driver_does_not_have(machine):
+def test_a_missing_symbol_is_an_unsupported_function(machine):
     machine("gpus: 1").driver.connect()
     with pytest.raises(pynvml.NVMLError_FunctionNotFound):
         pynvml.nvmlUnitGetCount()
 
 
-def test_the_driver_can_say_what_a_code_means(machine):
+def test_the_driver_describes_error_codes(machine):
     machine("gpus: 1").driver.connect()
     assert pynvml.nvmlErrorString(4242) == "NVML code 4242"
 
 
-def test_a_blocking_call_takes_its_time(machine):
+def test_a_blocking_call_blocks_for_its_time(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 0, blocks: {nvmlDeviceGetPowerUsage: 30}}]}}")
     device = m.device()
     device.temperature()
@@ -62,7 +62,7 @@ def test_a_blocking_call_takes_its_time(machine):
     assert m.clock() - before == 30
 
 
-def test_a_lost_gpu_can_be_opened_again_when_it_is_back(machine):
+def test_a_lost_gpu_can_be_reopened_when_it_returns(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 0, lost: true}, {at: 5, lost: false}]}}")
     m.driver.connect()
     with pytest.raises(pynvml.NVMLError_GpuIsLost):
@@ -71,7 +71,7 @@ def test_a_lost_gpu_can_be_opened_again_when_it_is_back(machine):
     assert m.device().uuid == simulated_uuid(0)
 
 
-def test_a_gpu_works_while_its_rank_does():
+def test_a_gpu_is_busy_while_its_rank_is():
     spent = iter(range(1, 1000))
     uuid = simulated_uuid(1)
 

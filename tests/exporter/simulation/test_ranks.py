@@ -1,4 +1,4 @@
-"""Simulated GPUs do what the ranks on them do."""
+"""Simulated GPUs follow the activity of their ranks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankscope_exporter.simulation.timeline import Seconds
 
 
 class Ranks:
-    """Activities that a test sets, and the time."""
+    """Activities and the time, set by a test."""
 
     def __init__(self, *uuids: str) -> None:
         self.now = 0.0
@@ -24,7 +24,7 @@ class Ranks:
         self.follower.poll()
 
 
-def test_what_a_rank_did_between_two_polls_is_its_gpus_work():
+def test_a_ranks_activity_between_two_polls_is_added_to_its_gpu():
     ranks = Ranks("A", "B")
     ranks.poll(1, RankActivity("A", 7, 10.0, 3.0))
     ranks.poll(2, RankActivity("A", 7, 10.5, 3.25))
@@ -34,13 +34,13 @@ def test_what_a_rank_did_between_two_polls_is_its_gpus_work():
     assert ranks.histories["B"].pids == ()
 
 
-def test_what_a_rank_did_before_it_was_seen_is_not_counted():
+def test_activity_before_the_first_poll_is_not_counted():
     ranks = Ranks("A")
     ranks.poll(1, RankActivity("A", 7, 1000.0, 0.0))
     assert ranks.histories["A"].seconds(1) == Seconds()
 
 
-def test_between_two_polls_the_work_is_spread_evenly():
+def test_activity_between_two_polls_is_interpolated_linearly():
     history = RankHistory(0.0)
     history.add(1.0, Seconds(computing=0.0), ())
     history.add(3.0, Seconds(computing=1.0, waiting=0.5), ())
@@ -50,7 +50,7 @@ def test_between_two_polls_the_work_is_spread_evenly():
     assert history.known_until == 3.0
 
 
-def test_a_rank_that_ended_leaves_its_gpu_idle_and_without_a_process():
+def test_a_rank_that_ended_leaves_its_gpu_idle_without_a_process():
     ranks = Ranks("A")
     ranks.poll(1, RankActivity("A", 7, 0.0, 0.0))
     ranks.poll(2, RankActivity("A", 7, 1.0, 0.0))
@@ -67,29 +67,29 @@ def test_two_ranks_on_one_gpu_add_up():
     assert ranks.histories["A"].seconds(2).computing == pytest.approx(0.75)
 
 
-def test_a_counter_that_went_back_takes_nothing_away():
+def test_a_decreasing_counter_subtracts_nothing():
     ranks = Ranks("A")
     ranks.poll(1, RankActivity("A", 7, 5.0, 5.0))
     ranks.poll(2, RankActivity("A", 7, 1.0, 6.0))
     assert ranks.histories["A"].seconds(2) == Seconds(0.0, 1.0)
 
 
-def test_a_rank_on_no_simulated_gpu_is_nobodys_work():
+def test_a_rank_on_another_gpu_is_ignored():
     ranks = Ranks("A")
     ranks.poll(1, RankActivity("elsewhere", 7, 0.0, 0.0))
     ranks.poll(2, RankActivity("elsewhere", 7, 1.0, 0.0))
     assert ranks.histories["A"].seconds(2) == Seconds()
 
 
-def test_a_long_job_takes_no_more_memory_than_a_short_one():
+def test_the_memory_of_a_history_is_bounded():
     history = RankHistory(0.0)
     for second in range(1, 1000):
         history.add(float(second), Seconds(computing=1.0), ())
     assert history.seconds(999.0).computing == 999
-    assert history.seconds(0.0).computing >= 999 - REMEMBERED - 1, "what is forgotten is constant, not lost"
+    assert history.seconds(0.0).computing >= 999 - REMEMBERED - 1, "earlier time is still included in the sum"
 
 
-def test_ranks_that_cannot_be_read_do_not_end_the_thread(caplog):
+def test_unreadable_ranks_do_not_end_the_thread(caplog):
     called_again = threading.Event()
     calls = iter((lambda: None, called_again.set))
 
@@ -101,4 +101,4 @@ def test_ranks_that_cannot_be_read_do_not_end_the_thread(caplog):
     follower.start()
     assert called_again.wait(30)
     follower.stop()
-    assert "cannot follow the ranks" in caplog.text
+    assert "following the ranks failed" in caplog.text

@@ -1,4 +1,4 @@
-"""A scenario is read as it is written, and whatever is wrong in it is named."""
+"""Scenarios are parsed as documented, and errors name the key."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankscope_exporter.simulation.values import ScenarioError, size
 GIB = 2**30
 
 
-def test_a_number_is_so_many_idle_gpus_that_follow_ranks():
+def test_a_number_creates_idle_gpus_that_follow_ranks():
     scenario = load_scenario("8")
     assert len(scenario.timelines) == 8
     assert scenario.follow_ranks
@@ -30,7 +30,7 @@ def test_a_number_is_so_many_idle_gpus_that_follow_ranks():
     assert scenario.timelines[7].seconds(100).utilized == 0
 
 
-def test_the_documented_example_is_a_scenario():
+def test_the_documented_example_is_valid():
     _, example = scenario_module.__doc__.split("\n\n", 1)
     scenario = parse_scenario(yaml.safe_load(example))
     first, _, third, fourth = scenario.timelines
@@ -43,7 +43,7 @@ def test_the_documented_example_is_a_scenario():
     assert scenario.processes_dir == Path("/dev/shm/holders")
 
 
-def test_values_hold_until_a_later_entry_changes_them():
+def test_values_apply_until_a_later_entry_changes_them():
     timeline = parse_scenario(
         {"gpus": 1, "timeline": {0: [{"at": 5, "busy": 0.5, "memory_used": "1 GiB"}, {"at": 10, "busy": 1}]}}
     ).timelines[0]
@@ -52,7 +52,7 @@ def test_values_hold_until_a_later_entry_changes_them():
     assert timeline.seconds(12).computing == pytest.approx(5 * 0.5 + 2)
 
 
-def test_a_model_is_named_and_may_differ_from_its_kind_in_what_is_said():
+def test_a_model_is_named_and_can_be_modified():
     assert parse_scenario({"gpus": 1, "model": "T4"}).model == MODELS["T4"]
     split = parse_scenario({"gpus": 1, "model": {"like": "A100", "mig": ["1g.5gb"], "power_max": 300}}).model
     assert (split.name, split.mig, split.power_max) == (MODELS["A100"].name, ("1g.5gb",), 300)
@@ -65,7 +65,7 @@ def test_a_lost_gpu_does_no_work():
 
 
 @pytest.mark.parametrize(
-    ("document", "complaint"),
+    ("document", "expected"),
     [
         ("[]", "the scenario: expected keys and values"),
         ("{}", "gpus: missing"),
@@ -74,19 +74,19 @@ def test_a_lost_gpu_does_no_work():
         ("gpus: true", "gpus: expected a whole number, not True"),
         ("{gpus: 1, gpu: 2}", "unknown key 'gpu'"),
         ("{gpus: 1, follow_ranks: 1}", "follow_ranks: expected true or false"),
-        ("{gpus: 1, processes_dir: 3}", "processes_dir: expected a text"),
-        ("{gpus: 1, model: {memory: 80 GB}}", "model.memory: '80 GB' is no size"),
+        ("{gpus: 1, processes_dir: 3}", "processes_dir: expected text"),
+        ("{gpus: 1, model: {memory: 80 GB}}", "model.memory: '80 GB' is not a size"),
         ("{gpus: 1, model: {power_idle: .nan}}", "model.power_idle: expected a number"),
         ("{gpus: 1, model: T5}", "model: unknown 'T5'; known: H100, A100, T4, B200"),
-        ("{gpus: 1, model: {like: [T4]}}", "model: expected a text"),
-        ("{gpus: 1, model: {like: A100, mig: [half]}}", "model.mig: 'half' is no MIG profile"),
+        ("{gpus: 1, model: {like: [T4]}}", "model: expected text"),
+        ("{gpus: 1, model: {like: A100, mig: [half]}}", "model.mig: 'half' is not a MIG profile"),
         ("{gpus: 1, timeline: {0: [{at: 0, ecc: {dram: 1}}]}}", "timeline.0[0].ecc: unknown key 'dram'"),
         ("{gpus: 1, timeline: {0: [{at: 0, fields: {82: hot}}]}}", "timeline.0[0].fields.82: expected a whole number"),
         ("{gpus: 1, driver: [{at: 0, loaded: yes please}]}", "driver[0].loaded: expected true or false"),
-        ("{gpus: 1, timeline: {1: []}}", "timeline.1: there is no such GPU among 1"),
+        ("{gpus: 1, timeline: {1: []}}", "timeline.1: no such GPU among 1"),
         ("{gpus: 1, timeline: {0: {at: 0}}}", "timeline.0: expected a list"),
         ("{gpus: 1, timeline: {0: [{busy: 1}]}}", "timeline.0[0].at: expected a number"),
-        ("{gpus: 1, timeline: {0: [{at: 5}, {at: 4}]}}", "timeline.0[1].at: 4 is before the entry above it (5)"),
+        ("{gpus: 1, timeline: {0: [{at: 5}, {at: 4}]}}", "timeline.0[1].at: 4 is before the previous entry (5)"),
         ("{gpus: 1, timeline: {0: [{at: 0, bussy: 1}]}}", "timeline.0[0]: unknown key 'bussy'"),
         ("{gpus: 1, timeline: {0: [{at: 0, busy: 1.5}]}}", "timeline.0[0].busy: 1.5 is not between 0 and 1"),
         ("{gpus: 1, timeline: {0: [{at: 0, throttle: [hot]}]}}", "timeline.0[0].throttle: unknown 'hot'"),
@@ -98,18 +98,18 @@ def test_a_lost_gpu_does_no_work():
         ),
     ],
 )
-def test_an_error_is_one_line_that_names_the_key(document, complaint, tmp_path):
+def test_an_error_is_one_line_with_the_key(document, expected, tmp_path):
     path = tmp_path / "scenario.yml"
     path.write_text(document)
     with pytest.raises(ScenarioError) as caught:
         load_scenario(str(path))
     message = str(caught.value)
     assert message.startswith(f"{path}: ")
-    assert complaint in message
+    assert expected in message
     assert "\n" not in message
 
 
-def test_what_is_no_yaml_is_one_line_too(tmp_path):
+def test_invalid_yaml_is_one_line_too(tmp_path):
     path = tmp_path / "scenario.yml"
     path.write_text("gpus: [1\nmodel: }")
     with pytest.raises(ScenarioError, match="not YAML") as caught:
@@ -117,12 +117,12 @@ def test_what_is_no_yaml_is_one_line_too(tmp_path):
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_named():
+def test_a_missing_file_is_named():
     with pytest.raises(ScenarioError, match=r"nowhere\.yml: No such file"):
         load_scenario("nowhere.yml")
 
 
-def test_more_gpus_than_a_machine_has_are_refused():
+def test_too_many_gpus_are_rejected():
     with pytest.raises(ScenarioError, match="65 is not between 1 and 64"):
         load_scenario("65")
 
@@ -130,11 +130,11 @@ def test_more_gpus_than_a_machine_has_are_refused():
 @pytest.mark.parametrize(
     ("text", "expected"), [(7, 7), ("512 B", 512), ("20GiB", 20 * GIB), ("1.5 KiB", 1536), ("0 MiB", 0)]
 )
-def test_sizes_are_bytes(text, expected):
+def test_sizes_are_in_bytes(text, expected):
     assert size("memory", text) == expected
 
 
-def test_a_launcher_learns_a_uuid_without_importing_anything_heavy():
+def test_simulated_uuid_imports_nothing_heavy():
     script = """
         import sys
         from rankscope_exporter.simulation import simulated_uuid
@@ -147,13 +147,13 @@ def test_a_launcher_learns_a_uuid_without_importing_anything_heavy():
     assert len({simulated_uuid(index) for index in range(64)}) == 64
 
 
-def test_gpus_of_several_machines_are_told_apart():
+def test_gpus_of_different_machines_have_different_uuids():
     assert SimulatedDriver(parse_scenario({"gpus": 1})).gpus[0].uuid == simulated_uuid(0)
     assert SimulatedDriver(parse_scenario({"gpus": 1, "machine": 1})).gpus[0].uuid == simulated_uuid(0, machine=1)
     assert simulated_uuid(0, machine=1) != simulated_uuid(0)
 
 
-def test_what_gpus_count_goes_on_when_the_machines_clock_is_set(monkeypatch):
+def test_gpu_counters_continue_when_the_machines_clock_is_set(monkeypatch):
     driver = SimulatedDriver(parse_scenario({"gpus": 1}))
     monkeypatch.setattr(time, "time", lambda: 0.0)
     assert 0 <= driver.now() < 60

@@ -1,1 +1,1 @@
-"""Who holds each GPU and what becomes of its time: facts from schedulers, processes and ranks, and what they mean."""
+"""GPU allocation: the holders of each GPU, from schedulers, processes and ranks, and how its time is used."""

@@ -1,6 +1,7 @@
-"""Who lays claim to GPUs: the living ranks as they were read last, and schedulers, asked again and again in a thread of
-their own, because a kubelet or a directory service that does not answer must hold up neither a scrape nor the sampling
-of a device.
+"""Claims to GPUs: living ranks from the last read, and schedulers' answers.
+
+A thread polls the schedulers, because a kubelet or directory service that does not respond must not delay scrapes or
+device sampling.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rankscope_exporter.gpu.allocation.processes import UserNames
 from rankscope_exporter.ranks.rank import Rank, Scan
 from rankscope_exporter.worker import Worker
 
-INTERVAL = 5.0  # seconds: a third of the usual scrape interval; the kubelet lists all its pods each time
+INTERVAL = 5.0  # seconds: a third of the usual scrape interval; the kubelet lists all its pods in each response
 STALE_AFTER = 3  # intervals
 
 Answer = Mapping[str, Sequence[Holder]]
@@ -26,51 +27,50 @@ logger = logging.getLogger(__name__)
 
 
 class SchedulerError(Exception):
-    """A scheduler cannot be asked, or has not answered so that it can be read."""
+    """A scheduler query failed, or its answer cannot be parsed."""
 
 
 class Scheduler(Protocol):
-    """Gives GPUs to somebody."""
+    """A system that allocates GPUs."""
 
     name: str
 
     def holders(self) -> Answer:
-        """Who has each GPU now, by index, UUID or device file. May raise: then it is not known."""
+        """Return the current holders by index, UUID or device file. If it raises, they are unknown."""
 
 
 @dataclass(frozen=True)
 class Claims:
-    """Who lays claim to which GPU."""
+    """The claims to each GPU."""
 
     holders: Answer = field(default_factory=dict)
-    """What the schedulers say, by index, UUID or device file."""
+    """The schedulers' answers, by index, UUID or device file."""
     is_complete: bool = False
-    """Whether every scheduler has answered and the ranks are known; if not, a GPU that is not named may be somebody's
-    all the same."""
+    """True if every scheduler answered and the ranks are known. Otherwise a GPU without a claim may be allocated."""
     ranks: Mapping[str, Sequence[Rank]] = field(default_factory=dict)
     """Living ranks by the UUID of their GPU."""
 
-    def on(self, index: int, file: str, *uuids: str) -> list[Holder]:
-        """Return the schedulers' holders and the ranks of one GPU.
+    def find_holders(self, index: int, file: str, *uuids: str) -> list[Holder]:
+        """Return the holders of one GPU according to schedulers and ranks.
 
-        It is known by its index, its device file (`nvidia0`), its UUID and those of its MIG instances.
+        Match its index, its device file (`nvidia0`), its UUID and the UUIDs of its MIG instances.
         """
         names = (str(index), file, *uuids)
         return [
             *(holder for name in names for holder in self.holders.get(name, ())),
-            *(_holder(rank) for rank in self.ranks_on(*uuids)),
+            *(_holder(rank) for rank in self.find_ranks(*uuids)),
         ]
 
-    def ranks_on(self, *uuids: str) -> list[Rank]:
+    def find_ranks(self, *uuids: str) -> list[Rank]:
         """Return the living ranks of one GPU."""
         return [rank for uuid in uuids for rank in self.ranks.get(uuid, ())]
 
 
 class ClaimsWatcher(Worker):
-    """Keeps what the schedulers said a few seconds ago. `users` get their names here too, as that may take as long.
+    """A thread that polls the schedulers every few seconds. It also resolves the names of `users`, which can block.
 
-    `ranks` are those of the last second, None if they are not known: a rank's claim must not outlive its process, or
-    each GPU of a job that ends would count as allocated for some seconds more.
+    `ranks` returns the ranks of the last second, or None if they are unknown. They are not cached here: a rank's claim
+    must end with its process, or each GPU of a job that ends would count as allocated for some seconds more.
     """
 
     def __init__(
@@ -81,16 +81,16 @@ class ClaimsWatcher(Worker):
         interval: float = INTERVAL,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__("claims", interval, self.poll, "the claims to GPUs cannot be collected")
+        super().__init__("claims", interval, self.poll, "querying GPU holders failed")
         self._schedulers = schedulers
         self._ranks = ranks
         self._users = users
         self._monotonic = monotonic
         self._answers: tuple[float, Sequence[Answer | None]] | None = None
-        self._complaints: dict[str, str] = {}
+        self._logged_errors: dict[str, str] = {}
 
     def claims(self) -> Claims:
-        """Now. Without the schedulers, and not complete, if they were asked too long ago."""
+        """Return the current claims. If the schedulers' answers are stale, omit them and set `is_complete` to False."""
         scan = self._ranks()
         ranks = _living(scan) if scan else {}
         if self._answers is None or self._monotonic() - self._answers[0] > STALE_AFTER * self._interval:
@@ -99,22 +99,22 @@ class ClaimsWatcher(Worker):
         return Claims(_by_gpu(answers), None not in answers and scan is not None, ranks)
 
     def poll(self) -> None:
-        """Ask every scheduler once."""
+        """Query every scheduler once."""
         began = self._monotonic()
-        self._answers = began, [self._ask(scheduler) for scheduler in self._schedulers]
+        self._answers = began, [self._query(scheduler) for scheduler in self._schedulers]
         self._users.resolve()
 
-    def _ask(self, scheduler: Scheduler) -> Answer | None:
-        """None if it does not answer, which is logged when it begins."""
+    def _query(self, scheduler: Scheduler) -> Answer | None:
+        """Return the scheduler's answer, or None if the query fails. Logs only when an error begins or changes."""
         try:
             answer = scheduler.holders()
         except Exception as error:
-            if self._complaints.get(scheduler.name) != str(error):
-                logger.warning("%s does not say who holds the GPUs: %s", scheduler.name, error)
-                self._complaints[scheduler.name] = str(error)
+            if self._logged_errors.get(scheduler.name) != str(error):
+                logger.warning("%s query for GPU holders failed: %s", scheduler.name, error)
+                self._logged_errors[scheduler.name] = str(error)
             return None
-        if self._complaints.pop(scheduler.name, None):
-            logger.info("%s says again who holds the GPUs", scheduler.name)
+        if self._logged_errors.pop(scheduler.name, None):
+            logger.info("%s query for GPU holders recovered", scheduler.name)
         return answer
 
 

@@ -1,4 +1,4 @@
-"""Who holds a GPU: what one source says of it, and the one set of labels that all of them make together."""
+"""Holders of a GPU: one source's answer, and the labels that combine all sources."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from dataclasses import dataclass, fields
 
 from rankscope.record.text import is_label
 
-# Who knows best comes first. Schedulers hand GPUs out; a process or a rank only shows that it uses one.
+# Best source first. Schedulers allocate GPUs; a process or a rank only shows that it uses one.
 SOURCES = ("slurm", "kubernetes", "container", "user", "process", "rank")
-MOST_VALUES = 16  # of one label; more shares than that of one GPU are named by "…"
+MAX_VALUES = 16  # per label; "…" stands for the values beyond that
 
 
 @dataclass(frozen=True)
 class Holder:
-    """What one source says; empty is what it does not know."""
+    """One source's information about a holder; unknown fields are empty."""
 
     source: str
     """One of SOURCES."""
     slurm_job_id: str = ""
-    """Its number; the SLUID where only that is known."""
+    """The job's number; its SLUID if only that is known."""
     slurm_job_name: str = ""
-    """What a rank says of its own job; the prolog does not get it."""
+    """Reported by ranks of the job; a prolog does not get it."""
     slurm_account: str = ""
     slurm_partition: str = ""
     k8s_namespace: str = ""
@@ -32,24 +32,24 @@ class Holder:
     run: str = ""
     rank: str = ""
     owner: str = ""
-    """Of the run: the label of the rank's series."""
+    """Owner of the run: the label of the rank's series."""
     uid: str = ""
-    """Of the job, the process or the rank's record."""
+    """User id of the job, the process or the rank's record."""
     sluid: str = ""
-    """Slurm's other name of the job."""
+    """Slurm's second identifier of the job."""
 
 
-NO_LABELS = ("uid", "sluid")
-"""What serves to find out which holders are one."""
-LABELS = tuple(field.name for field in fields(Holder) if field.name not in NO_LABELS)
+KEY_FIELDS = ("uid", "sluid")
+"""Fields that only match holders of the same job and are not exported."""
+LABELS = tuple(field.name for field in fields(Holder) if field.name not in KEY_FIELDS)
 
 
 def labels(holders: Collection[Holder]) -> dict[str, str]:
-    """The labels of LABELS for a GPU with these holders, of whom there is at least one.
+    """Return the labels of LABELS for a GPU with these holders, of which there must be at least one.
 
-    One set a GPU, so that joining it to another series never multiplies that: where several share the GPU, a label
-    has each of their values once, in order, with commas. `source` is the best of the sources. The user is the one that
-    a scheduler names, if any does: in a container everybody is root.
+    There is one label set per GPU, so joining it to another series never multiplies that series. If several holders
+    share the GPU, a label has each of their values once, sorted and separated by commas. `source` is the best source.
+    `user` is the scheduler's user if it names one: in a container every user may be root.
     """
     found = {name: _joined(getattr(holder, name) for holder in holders) for name in LABELS}
     found["slurm_job_id"] = _joined(_job_ids(holders))
@@ -60,9 +60,9 @@ def labels(holders: Collection[Holder]) -> dict[str, str]:
 
 
 def _job_ids(holders: Collection[Holder]) -> Collection[str]:
-    """The jobs' numbers, and the SLUIDs of those whose number is not known.
+    """Return the jobs' numbers, and the SLUIDs of jobs whose number is unknown.
 
-    A number whose SLUID no prolog names may be that of any SLUID here.
+    A number without a SLUID from a prolog may belong to any of the SLUIDs, which are then omitted.
     """
     jobs = [holder for holder in holders if holder.source != "rank"]
     numbers = {holder.sluid: holder.slurm_job_id for holder in jobs if holder.sluid}
@@ -72,18 +72,18 @@ def _job_ids(holders: Collection[Holder]) -> Collection[str]:
 
 
 def _job_names(holders: Collection[Holder]) -> Iterable[str]:
-    """The jobs' names. A rank names a job only if that is its owner's: Slurm or the kernel says whose it is."""
-    jobs = {named for one in holders if one.source != "rank" for named in _named(one)}
-    return (one.slurm_job_name for one in holders if one.source != "rank" or not jobs.isdisjoint(_named(one)))
+    """Return the jobs' names. Use a rank's job name only if Slurm or the kernel confirms the job's owner."""
+    jobs = {key for one in holders if one.source != "rank" for key in _job_keys(one)}
+    return (one.slurm_job_name for one in holders if one.source != "rank" or not jobs.isdisjoint(_job_keys(one)))
 
 
-def _named(holder: Holder) -> Collection[tuple[str, str]]:
-    """The job, by its number and its SLUID, with its user."""
+def _job_keys(holder: Holder) -> Collection[tuple[str, str]]:
+    """Return pairs of the job's number or SLUID and its user id."""
     return [(job, holder.uid) for job in (holder.slurm_job_id, holder.sluid) if job and holder.uid]
 
 
 def _joined(values: Iterable[str]) -> str:
-    """In order: numbers by their size, so that ranks read 2,10. What is too long or not printable is left out."""
+    """Join sorted values, numbers by value (2,10). Omits values that are too long or not printable."""
     distinct = {value for value in values if value and is_label(value)}
     ordered = sorted(distinct, key=lambda value: (int(value) if value.isdecimal() else 0, value))
-    return ",".join([*ordered[:MOST_VALUES], *(["…"] if len(ordered) > MOST_VALUES else [])])
+    return ",".join([*ordered[:MAX_VALUES], *(["…"] if len(ordered) > MAX_VALUES else [])])

@@ -1,4 +1,4 @@
-"""What a GPU's time goes to: from what is known at one moment to one of seven states, as a pure function."""
+"""State of use of a GPU: a pure function from the facts at one moment to one of seven states."""
 
 from __future__ import annotations
 
@@ -18,44 +18,44 @@ SUSPECTED_HANG = "suspected_hang"
 UNKNOWN = "unknown"
 STATES = (WORKING, FREE, ALLOCATED_NO_PROCESS, PROCESS_NO_WORK, MEMORY_HELD, SUSPECTED_HANG, UNKNOWN)
 
-# Those that say so are the same as in deploy/prometheus/thresholds.yml, by a test: the exporter's wheel has no deploy/.
+# A test compares limits marked "threshold" with deploy/prometheus/thresholds.yml, which the exporter's wheel omits.
 
-# A pause of a process's work that still counts as work: a step may take a minute, and most of it may be one wait for
-# data. For how much of the time kernels ran there is the busy counter.
+# Longest pause that still counts as work: a step may take a minute, most of it one wait for data. The busy counter
+# has the time in which kernels ran.
 PAUSE = 60.0  # seconds
 
-# A kernel that was seen no longer ago than this is running, also where no process is seen: the driver's sample period
-# is up to 1 s, the sampler's another, and one may be late.
+# A kernel seen within this time counts as running, even if no process is visible: the driver's sample period is up to
+# 1 s, the sampler's another 1 s, and one reading may be late.
 RUNNING_WITHIN = 3.0  # seconds
 
-# Of the memory, in use while no process is listed. A bare context has about half a GB, below 1 % of a data-center GPU.
+# Share of memory in use while no process is listed. A bare context uses about half a GB, below 1% of a data-center GPU.
 MEMORY_SHARE = 0.05  # the threshold gpu_memory_held
 
-# Seconds without progress of a rank, for the reasons that the thresholds give.
+# Seconds without progress of a rank. The thresholds state the reasons.
 STUCK_AFTER = 300.0  # the threshold stuck_for; NCCL's watchdog ends the job after its default of 600
 STUCK_AFTER_PLANNED = 1800.0  # the threshold planned_phase_for
 
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a GPU at one moment."""
+    """The facts about a GPU at one moment."""
 
-    allocated: bool | None = False
-    """Whether a scheduler has given it to somebody or a living rank names it; None if that cannot be told now."""
+    is_allocated: bool | None = False
+    """True if a scheduler allocated it or a living rank names it; None if unknown."""
     processes: int | None = 0
-    """Living processes on it; None where they cannot be seen."""
+    """Number of living processes on it; None if they are not visible."""
     dead: int = 0
-    """Processes that the driver lists and that live no more."""
+    """Number of ended processes that the driver still lists."""
     memory: float | None = 0.0
-    """The share of its memory that is in use."""
+    """Share of its memory in use."""
     idle_for: float | None = math.inf
-    """Seconds since a kernel was last seen, infinite if none ever was; None if the device does not tell."""
+    """Seconds since a kernel last ran, infinite if none ever did; None if the device does not report it."""
     is_stuck: bool = False
-    """Whether it has living ranks of which none makes progress."""
+    """True if it has living ranks and none of them makes progress."""
 
 
 def classify(facts: Facts) -> str:
-    """One of STATES. What a GPU does comes before what is said about it."""
+    """Return one of STATES. Observed activity takes precedence over claims."""
     if facts.processes:
         return _with_process(facts)
     if facts.idle_for is not None and facts.idle_for <= RUNNING_WITHIN:
@@ -64,9 +64,9 @@ def classify(facts: Facts) -> str:
         return UNKNOWN
     if facts.dead or (facts.memory or 0.0) > MEMORY_SHARE:
         return MEMORY_HELD
-    if facts.allocated is None:
+    if facts.is_allocated is None:
         return UNKNOWN
-    return ALLOCATED_NO_PROCESS if facts.allocated else FREE
+    return ALLOCATED_NO_PROCESS if facts.is_allocated else FREE
 
 
 def _with_process(facts: Facts) -> str:
@@ -78,7 +78,7 @@ def _with_process(facts: Facts) -> str:
 
 
 def are_stuck(ranks: Collection[RankSnapshot]) -> bool:
-    """Whether there are living ranks and none of them makes progress: one that does shows that work goes on."""
+    """Return whether there are living ranks and none of them makes progress."""
     living = [rank for rank in ranks if rank.alive]
     return bool(living) and all(_is_stuck(rank) for rank in living)
 

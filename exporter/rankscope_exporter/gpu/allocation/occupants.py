@@ -1,7 +1,6 @@
-"""Whether a rank may be on the GPU that its record names: by the GPUs of this node and the processes on them.
+"""Check of the GPU that a rank's record names against the GPUs of this node and the processes on them.
 
-A record is its owner's word. It is believed unless it is contradicted: the node has no such GPU, or only processes of
-others are on it.
+A record is its owner's claim. It is accepted unless the node has no such GPU, or only other users' processes are on it.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from rankscope_exporter.gpu.allocation.processes import ProcessTable, Seen
+from rankscope_exporter.gpu.allocation.processes import GpuProcesses, ProcessTable
 from rankscope_exporter.ranks.rank import Rank
 
-STALE_AFTER = 5.0  # seconds, as of GPUs' readings
+STALE_AFTER = 5.0  # seconds, as for GPU readings
 MPS_SERVER = "nvidia-cuda-mps"  # holds the GPU for its clients, which the driver may not list
 
 
@@ -25,21 +24,21 @@ class _Occupants:
 
 
 class Occupants:
-    """Who was seen on each GPU last. The threads of the GPUs write here, and that of the ranks reads."""
+    """The last known users of each GPU. The GPU threads write it, and the thread of the ranks reads it."""
 
     def __init__(self, processes: ProcessTable, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._processes = processes
         self._monotonic = monotonic
         self._by_uuid: dict[str, _Occupants] = {}
         self._parents: dict[str, str] = {}
-        self._uids: dict[int, int | None] = {}  # of ranks' processes, as looked up since a GPU was seen last
+        self._uids: dict[int, int | None] = {}  # uids of ranks' processes, cached until the next GPU reading
         self.lacks: Callable[[str], bool] = lambda _uuid: False
-        """Whether no GPU of this node has the UUID; False while that is not known."""
+        """Returns whether no GPU of this node has the UUID; False while that is unknown."""
 
-    def see(self, uuid: str, seen: Seen, instances: Iterable[str] = ()) -> None:
-        """Note what is on a GPU now, and the UUIDs of its MIG instances.
+    def record(self, uuid: str, seen: GpuProcesses, instances: Iterable[str] = ()) -> None:
+        """Record the processes on a GPU and the UUIDs of its MIG instances.
 
-        Where one process cannot be looked up, or holds the GPU for others, nothing is known.
+        If any process cannot be looked up or serves clients (MPS), the users of the GPU are unknown.
         """
         self._uids = {}
         self._parents |= dict.fromkeys(instances, uuid)
@@ -51,25 +50,25 @@ class Occupants:
             self._by_uuid.pop(uuid, None)
 
     def is_elsewhere(self, rank: Rank) -> bool:
-        """Return whether the rank cannot be on the GPU, or the MIG instance, that it names."""
+        """Return whether the rank cannot be on the GPU or MIG instance that its record names."""
         uuid = rank.snapshot.info["uuid"]
         gpu = self._parents.get(uuid, uuid)
-        return self.lacks(gpu) or self._are_others(rank, gpu)
+        return self.lacks(gpu) or self._has_only_other_users(rank, gpu)
 
-    def _are_others(self, rank: Rank, gpu: str) -> bool:
-        """Return whether the GPU has processes, and none is the rank's or of a user of the rank's.
+    def _has_only_other_users(self, rank: Rank, gpu: str) -> bool:
+        """Return whether the GPU has processes, and none is the rank's or belongs to one of the rank's users.
 
-        That is the record's owner, or whose process holds its lock: a file that was written through an idmapped mount,
-        as in a pod with a user namespace, belongs to another than its process.
+        These are the record's owner and the user of the process that holds the record's lock. They differ if the
+        record is written through an idmapped mount, as in a pod with a user namespace.
         """
-        there = self._by_uuid.get(gpu)
-        if there is None or self._monotonic() - there.since > STALE_AFTER:
+        occupants = self._by_uuid.get(gpu)
+        if occupants is None or self._monotonic() - occupants.since > STALE_AFTER:
             return False
         pid = rank.snapshot.lock_pid
-        return not (rank.owner in there.uids or pid in there.pids or self._uid(pid) in there.uids)
+        return not (rank.owner in occupants.uids or pid in occupants.pids or self._uid(pid) in occupants.uids)
 
     def _uid(self, pid: int) -> int | None:
-        """Look up each process once, whatever number of records it holds."""
+        """Return the process's uid. Each process is looked up once, even if it has several records."""
         uids = self._uids
         if pid not in uids:
             uids[pid] = self._look_up(pid)

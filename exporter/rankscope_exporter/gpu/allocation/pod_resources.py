@@ -1,7 +1,7 @@
-"""Kubernetes pods: which of them holds which GPU, asked of the kubelet's pod resources API (v1) at its Unix socket.
+"""Kubernetes pods that hold GPUs, from the kubelet's pod resources API (v1) on its Unix socket.
 
-Only gRPC's transport is used (`pip install 'rankscope[kubernetes]'`), and imported only when a socket is configured.
-The answer needs ten fields of seven nested messages, which the few lines below read; generated code would tie the
+Only gRPC's transport is used (`pip install 'rankscope[kubernetes]'`), and only imported if a socket is configured.
+The response is parsed here: ten fields of seven nested messages need few lines, and generated code would tie the
 exporter to a version of the protobuf runtime (docs/decisions).
 """
 
@@ -17,24 +17,24 @@ from rankscope_exporter.gpu.allocation.claims import SchedulerError
 from rankscope_exporter.gpu.allocation.holder import Holder
 
 LIST = "/v1.PodResourcesLister/List"
-ANSWER_WITHIN = 5.0  # seconds
+ANSWER_TIMEOUT = 5.0  # seconds
 ANSWER_LIMIT = 16 * 2**20  # bytes; gRPC's own is 4 MiB, which a node with hundreds of pods and many CPUs may exceed
 
-# Device ids of NVIDIA's device plugin (NVIDIA/k8s-device-plugin, internal/rm): GPU-<uuid>; of a MIG device MIG-<uuid>,
-# and under drivers before 470 MIG-GPU-<uuid of the GPU>/<gi>/<ci>; each replica of a shared one (time slicing, MPS)
-# ends in ::<n>. HAMi and Volcano: GPU-<uuid>-<n>. GKE's plugin: nvidia<minor number>, as the device file, with parts
+# Device ids of NVIDIA's device plugin (NVIDIA/k8s-device-plugin, internal/rm): GPU-<uuid>, or MIG-<uuid> for a MIG
+# device (before driver 470: MIG-GPU-<uuid of the GPU>/<gi>/<ci>); a replica of a shared device (time slicing, MPS) ends
+# in ::<n>. HAMi and Volcano: GPU-<uuid>-<n>. GKE's plugin: nvidia<minor number>, like the device file, optionally with
 # /gi<n> or /vgpu<n> (GoogleCloudPlatform/container-engine-accelerators).
 _UUID = "[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 DEVICE_ID = re.compile(
     rf"(?:(?:MIG-)?(?P<gpu>GPU-{_UUID})(?:/\d+/\d+|-\d+)?|(?P<instance>MIG-{_UUID})|(?P<file>nvidia\d+)(?:/[^:]+)?)"
     r"(?:::\d+)?"
 )
-# Plugins that number devices: <index> or <index>:<mig index>. Of other resources a number says nothing about GPUs.
+# Plugins that number devices: <index> or <index>:<mig index>. Numbers of other resources are not GPU indices.
 NUMBER_ID = re.compile(r"(\d+)(?::\d+)?(?:::\d+)?")
 GPU_RESOURCE = re.compile(r"nvidia\.com/(?:gpu|mig-).*")
-# Dynamic resource allocation, by NVIDIA's driver (NVIDIA/k8s-dra-driver-gpu, cmd/gpu-kubelet-plugin): gpu-<minor
-# number>, of a MIG device with -mig-<profile and placement>. Kubelets before 1.31 report only the names of CDI devices,
-# which are these after the kind, and after the claim's UID if the claim configures the device.
+# Dynamic resource allocation with NVIDIA's driver (NVIDIA/k8s-dra-driver-gpu, cmd/gpu-kubelet-plugin): gpu-<minor
+# number>, for a MIG device with -mig-<profile and placement>. Kubelets before 1.31 report only CDI device names: the
+# same after the kind, and after the claim's UID if the claim configures the device.
 DRA_DRIVER = "gpu.nvidia.com"
 DRA_DEVICE = re.compile(
     rf"(?:k8s\.gpu\.nvidia\.com/(?:device|claim)=(?:{_UUID}-)?)?gpu-(?P<minor>\d+)(?:-mig-[0-9a-z][0-9a-z-]*)?"
@@ -44,53 +44,53 @@ VARINT, EIGHT_BYTES, LENGTH_DELIMITED, FOUR_BYTES = 0, 1, 2, 5  # protobuf.dev/p
 
 
 class KubeletError(SchedulerError):
-    """gRPC is missing, or the kubelet has not answered, or not so that it can be read."""
+    """gRPC is missing, or the kubelet did not respond with a valid message."""
 
 
 class PodResources:
-    """The pods that hold GPUs of this node, running or not yet: the kubelet lists them once devices are assigned."""
+    """Pods that hold GPUs of this node, running or pending: the kubelet lists them once it assigns devices."""
 
     name = "kubernetes"
 
     def __init__(self, socket: Path) -> None:
-        """Raises KubeletError without gRPC."""
+        """Initialize the source. Raises KubeletError if gRPC is not installed."""
         if importlib.util.find_spec("grpc") is None:
             raise KubeletError("grpc missing; install with: pip install 'rankscope[kubernetes]'")
         self._socket = socket
 
     def holders(self) -> Mapping[str, Sequence[Holder]]:
-        """By index, UUID or device file. Raises KubeletError."""
+        """Return the holders by index, UUID or device file. Raises KubeletError."""
         found: dict[str, list[Holder]] = {}
         try:
             for gpu, holder in parse_pods(self._list()):
                 found.setdefault(gpu, []).append(holder)
         except (ValueError, IndexError) as error:
-            raise KubeletError(f"{self._socket}: no list of pod resources: {error}") from error
+            raise KubeletError(f"{self._socket}: invalid pod resources response: {error}") from error
         return found
 
     def _list(self) -> bytes:
-        """The answer as it came. A connection of its own each time: the kubelet may have been restarted."""
+        """Return the raw response. Uses a new connection each time, because the kubelet may have restarted."""
         import grpc
 
-        # A Go server refuses the authority that some versions of gRPC make of a socket's path (grpc/grpc-go#2628).
+        # A Go server rejects the authority that some versions of gRPC derive from a socket path (grpc/grpc-go#2628).
         options = [
             ("grpc.default_authority", "localhost"),
             ("grpc.max_receive_message_length", ANSWER_LIMIT),
-            # Else a connection that just failed is shared, and with it the second that gRPC waits until it tries again.
+            # Otherwise a channel shares a failed connection and its 1 s of backoff with the next channel.
             ("grpc.use_local_subchannel_pool", 1),
         ]
         try:
             with grpc.insecure_channel(f"unix:{self._socket}", options=options) as channel:
                 ask = channel.unary_unary(LIST, request_serializer=None, response_deserializer=None)
-                return cast("bytes", ask(b"", timeout=ANSWER_WITHIN))
+                return cast("bytes", ask(b"", timeout=ANSWER_TIMEOUT))
         except grpc.RpcError as error:
             raise KubeletError(f"{self._socket}: {error.code().name}: {error.details()}") from error
 
 
 def parse_pods(answer: bytes) -> Iterator[tuple[str, Holder]]:
-    """Every GPU of a ListPodResourcesResponse, by index, UUID or device file, with its pod and container.
+    """Yield every GPU of a ListPodResourcesResponse, by index, UUID or device file, with its pod and container.
 
-    Raises ValueError or IndexError if it is none.
+    Raises ValueError or IndexError if the message is invalid.
     """
     for pod in _all(answer, 1):
         name, namespace = _text(pod, 1), _text(pod, 2)
@@ -106,7 +106,7 @@ def parse_pods(answer: bytes) -> Iterator[tuple[str, Holder]]:
 
 
 def _gpus_of_claim(device: bytes) -> Iterator[str]:
-    """Return the device files of the GPUs that a ClaimResource names."""
+    """Yield the device files of the GPUs that a ClaimResource names."""
     driver, name = _text(device, 2), _text(device, 4)
     names = [name] if driver == DRA_DRIVER else [] if driver else [_text(cdi, 1) for cdi in _all(device, 1)]
     yield from (f"nvidia{found['minor']}" for found in map(DRA_DEVICE.fullmatch, names) if found)
@@ -115,7 +115,7 @@ def _gpus_of_claim(device: bytes) -> Iterator[str]:
 def gpu_of_device(device: bytes, resource: str = "") -> str | None:
     """Return the index, UUID or device file of the GPU, or the UUID of the MIG device, that a device id names.
 
-    None for other devices.
+    Return None for other devices.
     """
     text = device.decode(errors="replace")
     if found := DEVICE_ID.fullmatch(text):
@@ -133,7 +133,7 @@ def _all(message: bytes, number: int) -> list[bytes]:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
-    """Number and content of each field with a length (texts and messages); all others are skipped."""
+    """Yield number and content of each length-delimited field (strings and messages). Other fields are skipped."""
     offset = 0
     while offset < len(message):
         tag, offset = _varint(message, offset)
@@ -143,16 +143,16 @@ def _fields(message: bytes) -> Iterator[tuple[int, bytes]]:
         elif kind == LENGTH_DELIMITED:
             length, offset = _varint(message, offset)
         elif not length:
-            raise ValueError(f"a field of kind {kind}")
+            raise ValueError(f"unknown field type {kind}")
         if offset + length > len(message):
-            raise ValueError("the message ends within a field")
+            raise ValueError("message ends within a field")
         if kind == LENGTH_DELIMITED:
             yield tag >> 3, message[offset : offset + length]
         offset += length
 
 
 def _varint(message: bytes, offset: int) -> tuple[int, int]:
-    """The number that begins there, seven bits a byte, the lowest first; and the offset after it."""
+    """Return the number at the offset (seven bits per byte, lowest first) and the offset after it."""
     value = shift = 0
     while message[offset] & 0x80:
         value |= (message[offset] & 0x7F) << shift

@@ -1,7 +1,7 @@
-"""The processes on a GPU: whether they live, whose they are, and in which Slurm job or container.
+"""The processes on a GPU: whether they are alive, their user, and their Slurm job or container.
 
-NVML tells process ids of the host. They mean something only where the host's processes are seen: on the host itself, in
-a container with its pid namespace, or by its /proc mounted elsewhere.
+NVML reports process ids of the host. They are useful only if the host's processes are visible: on the host itself, in a
+container with the host's pid namespace, or with the host's /proc mounted elsewhere.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from rankscope.record.text import is_label
 from rankscope_exporter.gpu.allocation.holder import Holder
 from rankscope_exporter.gpu.allocation.slurm import job_of_cgroup
 
-# A container's cgroup ends in its id: <prefix>-<id>.scope where systemd makes it, <id> or <prefix>-<id> where the
-# runtime does, and <slice>:<prefix>:<id> where the two disagree. A monitor's is <prefix>-conmon-<id>. All of these and
-# their sources are in the table of tests/exporter/gpu/allocation/test_cgroups.py.
+# A container's cgroup ends in its id: <prefix>-<id>.scope if systemd creates it, <id> or <prefix>-<id> if the runtime
+# does, and <slice>:<prefix>:<id> if their cgroup drivers differ. A monitor's ends in <prefix>-conmon-<id>. The table in
+# tests/exporter/gpu/allocation/test_cgroups.py lists all of these with their sources.
 CONTAINER_CGROUP = re.compile(r"(?<=[/:-])(?<!conmon-)([0-9a-f]{64})(?:\.scope)?(?=/| \(deleted\)|$)")
-NAMES_REMEMBERED = 4096  # a user with a range of subordinate ids has 65,536 uids
-DEAD_STATES = ("Z", "X")  # of /proc/PID/status: a zombie has given its memory back, or the driver has lost track of it
+MAX_NAMES = 4096  # a user with a range of subordinate ids has 65,536 uids
+DEAD_STATES = ("Z", "X")  # in /proc/PID/status: a zombie has freed its memory, or the driver has lost track of it
 
 
 @dataclass(frozen=True)
 class Process:
-    """What /proc says of a living process."""
+    """A living process according to /proc."""
 
     uid: int
     cgroup: str
@@ -38,7 +38,7 @@ class Process:
 
 
 class UserNames:
-    """Names by uid. Looking one up may ask a directory service and block: only `resolve` does that."""
+    """User names by uid. A lookup may query a directory service and block: only `resolve` does that."""
 
     def __init__(self, lookup: Callable[[int], str] | None = None) -> None:
         self._lookup = lookup or _name_or_number
@@ -47,36 +47,36 @@ class UserNames:
         self._lock = threading.Lock()
 
     def name(self, uid: int) -> str:
-        """The name, or the number where it has none; empty until the next `resolve` if it was never asked for."""
+        """Return the name, or the number if the uid has no name; empty until `resolve` has looked it up."""
         with self._lock:
             if uid not in self._names:
                 self._wanted.add(uid)
                 return ""
-            self._names[uid] = name = self._names.pop(uid)  # the last to be forgotten
+            self._names[uid] = name = self._names.pop(uid)  # move to the end: the first names are evicted
             return name
 
     def resolve(self) -> None:
-        """Look up what was asked for."""
+        """Look up the requested uids."""
         with self._lock:
             wanted, self._wanted = self._wanted, set()
         found = {uid: self._lookup(uid) for uid in wanted}
         with self._lock:
             self._names |= found
-            while len(self._names) > NAMES_REMEMBERED:
+            while len(self._names) > MAX_NAMES:
                 del self._names[next(iter(self._names))]
 
 
 class ProcessTable:
-    """The processes that can be seen below a procfs."""
+    """The visible processes of a procfs."""
 
     def __init__(self, procfs: Path = Path("/proc"), *, sees_all: bool | None = None) -> None:
-        """`sees_all` None is found out."""
+        """Initialize the table. If `sees_all` is None, it is detected."""
         self._procfs = procfs
-        self.sees_all = _is_of_a_host(procfs) if sees_all is None else sees_all
-        """Whether the process ids that NVML tells can be looked up here."""
+        self.sees_all = _is_host_procfs(procfs) if sees_all is None else sees_all
+        """True if NVML's process ids can be looked up here."""
 
     def find(self, pid: int) -> Process | None:
-        """The process; None if it has ended. Raises PermissionError where a security module hides it."""
+        """Return the process, or None if it has ended. Raises PermissionError if a security module hides it."""
         status = self._text(pid, "status")
         state, uid = _field(status, "State"), _field(status, "Uid")
         if not uid.isdecimal() or state in DEAD_STATES:
@@ -84,7 +84,7 @@ class ProcessTable:
         return Process(int(uid), self._text(pid, "cgroup"), pid, _field(status, "Name"))
 
     def _text(self, pid: int, name: str) -> str:
-        """Empty if there is no such process; no other error means that it has ended."""
+        """Return the file's text; empty if there is no such process. Other errors are raised."""
         try:
             return (self._procfs / str(pid) / name).read_text(errors="replace")
         except (FileNotFoundError, ProcessLookupError):
@@ -92,39 +92,39 @@ class ProcessTable:
 
 
 @dataclass(frozen=True)
-class Seen:
-    """What is known of the processes on a GPU."""
+class GpuProcesses:
+    """The processes on a GPU, as far as they are known."""
 
     living: Sequence[Process | None]
-    """None is one that cannot be looked up."""
+    """None for a process that cannot be looked up."""
     dead: int
-    """Listed by the driver, and no more."""
+    """Number of ended processes that the driver still lists."""
     count: int | None
-    """The living; None where there may be some that cannot be seen."""
+    """Number of living processes; None if some may be invisible."""
 
 
-def look_up(pids: Collection[int] | None, table: ProcessTable) -> Seen:
-    """The processes that the driver lists on a GPU; `pids` None if it lists none of any GPU.
+def look_up(pids: Collection[int] | None, table: ProcessTable) -> GpuProcesses:
+    """Look up the processes that the driver lists on a GPU. `pids` is None if the driver never lists processes.
 
-    In a pid namespace of its own an exporter is not told of the host's processes: none listed says nothing then.
+    In a separate pid namespace the driver does not list the host's processes: an empty list then means unknown.
     """
     if pids is None:
-        return Seen((), 0, None)
+        return GpuProcesses((), 0, None)
     if not table.sees_all:
-        return Seen([None] * len(pids), 0, len(pids) or None)
-    living = [process for pid in pids for process in _if_living(table, pid)]
-    return Seen(living, len(pids) - len(living), len(living))
+        return GpuProcesses([None] * len(pids), 0, len(pids) or None)
+    living = [process for pid in pids for process in _find_living(table, pid)]
+    return GpuProcesses(living, len(pids) - len(living), len(living))
 
 
 def holders_of(processes: Collection[Process | None], users: UserNames) -> Sequence[Holder]:
-    """What the processes of a GPU say of its holders; None is one that lives but cannot be looked up."""
+    """Return the holders that a GPU's processes indicate; None is a living process that cannot be looked up."""
     return [_holder(process, users) if process else Holder("process") for process in processes]
 
 
 def container_of_cgroup(cgroup: str) -> str:
-    """Return the id (64 hexadecimal digits) of the innermost container in whose cgroup a process is; empty if in none.
+    """Return the id (64 hexadecimal digits) of the innermost container in a process's cgroup; empty if there is none.
 
-    In cgroup v1 each hierarchy has a line of its own, and not all of them need to be as deep.
+    In cgroup v1 each hierarchy has its own line, and their depths may differ.
     """
     deepest: list[str] = max((CONTAINER_CGROUP.findall(line) for line in cgroup.split("\n")), key=len)
     return deepest[-1] if deepest else ""
@@ -137,7 +137,7 @@ def _holder(process: Process, users: UserNames) -> Holder:
     return Holder(source, slurm_job_id=job, container_id=container, user=user, uid=str(process.uid))
 
 
-def _if_living(table: ProcessTable, pid: int) -> list[Process | None]:
+def _find_living(table: ProcessTable, pid: int) -> list[Process | None]:
     try:
         process = table.find(pid)
     except PermissionError:
@@ -145,8 +145,8 @@ def _if_living(table: ProcessTable, pid: int) -> list[Process | None]:
     return [process] if process else []
 
 
-def _is_of_a_host(procfs: Path) -> bool:
-    """Process 2 is kthreadd in the first pid namespace and nowhere else; hidepid hides it from whom it hides others."""
+def _is_host_procfs(procfs: Path) -> bool:
+    """Return whether process 2 is visible and kthreadd, which it is in the first pid namespace only."""
     try:
         return (procfs / "2" / "comm").read_text().strip() == "kthreadd"
     except OSError:
@@ -154,13 +154,13 @@ def _is_of_a_host(procfs: Path) -> bool:
 
 
 def _field(status: str, name: str) -> str:
-    """The first word of a field of /proc/PID/status."""
+    """Return the first word of a field of /proc/PID/status."""
     found = re.search(rf"^{name}:\s+(\S+)", status, re.MULTILINE)
     return found[1] if found else ""
 
 
 def name_of_user(uid: int) -> str:
-    """The user's name; empty where this machine knows none, or one that is no printable text."""
+    """Return the user's name; empty if this machine has none or it is not printable."""
     try:
         name = pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Who holds each GPU, and what its time goes to: work, or one of the ways of being idle."""
+"""Holders of each GPU, and its time by state of use."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, T
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.mig import mig_instances
 
-INSTANCES_EVERY = 5.0  # seconds: some ten calls an instance
+INSTANCES_EVERY = 5.0  # seconds: about ten driver calls per instance
 
 
 @dataclass(frozen=True, kw_only=True)
 class AllocationFlags:
-    """Where the collector asks who holds a GPU, in addition to the processes on it and the ranks."""
+    """Sources of GPU holders in addition to processes and ranks."""
 
     slurm_dir: Path | None = flag(
         "--collector.allocation.slurm-dir",
         type=Path,
         metavar="DIR",
-        help="where Slurm's prolog leaves one file a GPU with its jobs (deploy/slurm), as for dcgm-exporter",
+        help="directory of the Slurm prolog's files, one per GPU with its jobs (deploy/slurm), as for dcgm-exporter",
     )
     kubelet_socket: Path | None = flag(
         "--collector.allocation.kubelet-socket",
@@ -44,17 +44,17 @@ class AllocationFlags:
         type=Path,
         default=Path("/proc"),
         metavar="DIR",
-        help="where the host's processes are seen (default: %(default)s)",
+        help="procfs that shows the host's processes (default: %(default)s)",
     )
 
 
-# The scheduler that each setting of AllocationFlags configures.
+# The scheduler for each setting of AllocationFlags.
 SCHEDULERS: Mapping[str, Callable[[Path], Scheduler]] = {"slurm_dir": SlurmJobs, "kubelet_socket": PodResources}
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Holders and state now, and seconds by state since the exporter first saw the GPU."""
+    """Current holders and state, and seconds by state since the exporter first saw the GPU."""
 
     holders: Sequence[Holder]
     state: str
@@ -62,7 +62,7 @@ class Allocation:
 
 
 class AllocationMeter:
-    """Looks at one GPU and integrates its states: the one at a reading is taken to have held since the last."""
+    """Integrator of the states of one GPU. The state at a reading counts for the time since the previous one."""
 
     def __init__(
         self,
@@ -78,23 +78,23 @@ class AllocationMeter:
         self._busy = BusyMeter()
         self._instances = Cached(lambda device, _: _instance_uuids(device), INSTANCES_EVERY)
         self._file = Cached(lambda device, _: _device_file(device))
-        # Each from 0 on, because a counter that is born with its first second never increases by that second.
+        # Every state starts at 0, because a counter that first appears with a value never shows that increase.
         self._seconds = dict.fromkeys(STATES, 0.0)
 
     def __call__(self, device: Device, tick: Tick) -> Allocation | None:
-        """Who holds it and what it does. None if the device tells neither its processes nor its utilization."""
+        """Return holders, state and times; None if the device reports neither its processes nor its utilization."""
         pids, load = device.pids(), self._busy(device, tick)
         if pids is None and load is None:
             return None
         claims, instances = self._claims(), self._instances(device, tick)
-        claimed = claims.on(device.index, self._file(device, tick), device.uuid, *instances)
-        ranks = claims.ranks_on(device.uuid, *instances)
+        claimed = claims.find_holders(device.index, self._file(device, tick), device.uuid, *instances)
+        ranks = claims.find_ranks(device.uuid, *instances)
         seen = look_up(pids, self._processes)
         if self._occupants:
-            self._occupants.see(device.uuid, seen, instances)
+            self._occupants.record(device.uuid, seen, instances)
         facts = Facts(
-            allocated=bool(claimed) or (False if _are_all_known(claims, device) else None),
-            # Where processes cannot be seen, living ranks are the processes that one knows of.
+            is_allocated=bool(claimed) or (False if _are_all_known(claims, device) else None),
+            # If processes are not visible, living ranks are the only known processes.
             processes=seen.count if seen.count is not None else len(ranks) or None,
             dead=seen.dead,
             memory=None if seen.count else _share_in_use(device),
@@ -110,46 +110,46 @@ GPU = GpuMetrics[Allocation]()
 METRICS = (
     GPU.gauge(
         "allocation_info",
-        "Who holds the GPU, as far as it is known; one series a GPU, so that joining it multiplies nothing: several "
-        "holders stand in one label with commas. `source` is the best of `slurm`, `kubernetes`, `container`, `user`, "
-        "`process`, `rank`. Absent while nobody is known to hold it.",
+        "Holders of the GPU, as far as they are known. There is one series per GPU, so joins do not multiply series: "
+        "labels list several holders separated by commas. `source` is the best of `slurm`, `kubernetes`, `container`, "
+        "`user`, `process`, `rank`. Absent if no holder is known.",
         lambda allocation: {tuple(labels(allocation.holders).values()): 1} if allocation.holders else None,
         *LABELS,
-        source="Slurm's files, the kubelet, /proc, rank records",
+        source="Slurm prolog files, kubelet, /proc, rank records",
     ),
     GPU.gauge(
         "state_info",
-        "What the GPU's time goes to now.",
+        "Current state of use of the GPU.",
         lambda allocation: {allocation.state: 1},
         "state",
-        source="the same, and nvmlDeviceGetSamples(GPU_UTILIZATION)",
+        source="as above, and nvmlDeviceGetSamples(GPU_UTILIZATION)",
     ),
     GPU.counter(
         "state_seconds_total",
-        "The GPU's time by what it went to; the states partition the time in which it was watched: `working` (a pause "
-        "of up to 60 s included), `free`, `allocated_no_process` (a scheduler or a rank claims it), `process_no_work`, "
-        "`memory_held_by_dead`, `suspected_hang` (kernels run, and no rank on it has made progress for 5 min, in "
-        "start-up, checkpoint and evaluation 30), `unknown`. Limits and reasons: `allocation/idleness.py`.",
+        "The GPU's time by state of use. Each observed second has exactly one state: `working` (including pauses "
+        "up to 60 s), `free`, `allocated_no_process` (a scheduler or a rank claims it), `process_no_work`, "
+        "`memory_held_by_dead`, `suspected_hang` (kernels run, but no rank has made progress for 5 min, or for 30 min "
+        "in start-up, checkpoint and evaluation), `unknown`. Limits and reasons: `allocation/idleness.py`.",
         lambda allocation: allocation.seconds,
         "state",
-        source="the same, integrated",
+        source="as above, integrated",
     ),
 )
 
 
 def _are_all_known(claims: Claims, device: Device) -> bool:
-    """Return whether no other process can hold the GPU; one that holds a UUID that several GPUs report may."""
+    """Return whether all holders are known. They are not if a scheduler names a UUID that several GPUs report."""
     return claims.is_complete and (device.uuid == device.reported_uuid or device.reported_uuid not in claims.holders)
 
 
 def _instance_uuids(device: Device) -> Collection[str]:
-    """Return the UUIDs of the MIG instances: the driver's (`MIG-…`), and as ranks name theirs (`GPU-…`)."""
+    """Return the UUIDs of the MIG instances in two forms: the driver's (`MIG-…`) and the ranks' (`GPU-…`)."""
     uuids = [instance.uuid for instance in mig_instances(device) or () if instance.uuid]
     return [*uuids, *(f"GPU-{uuid.removeprefix('MIG-')}" for uuid in uuids)]
 
 
 def _device_file(device: Device) -> str:
-    """Return the name of its device file; where the driver does not say, the index stands for the minor number."""
+    """Return the name of the device file. If the minor number is unknown, the index is used."""
     number = device.minor_number()
     return f"nvidia{device.index if number is None else number}"
 
@@ -162,13 +162,13 @@ def _share_in_use(device: Device) -> float | None:
 def watching(
     claims: Callable[[], Claims], processes: ProcessTable, users: UserNames, occupants: Occupants | None = None
 ) -> GpuCollector[Allocation]:
-    """The collector with these eyes on the world. `occupants` are told who is on each GPU."""
+    """Return the collector with these sources. It records each GPU's processes in `occupants`."""
     return replace(COLLECTOR, reader=lambda: AllocationMeter(claims, processes, users, occupants))
 
 
 COLLECTOR: GpuCollector[Allocation] = GpuCollector(
     "allocation",
-    "who holds each GPU (Slurm job, pod, container, user, ranks), and its time by state of use",
+    "GPU holders (Slurm job, pod, container, user, ranks), and GPU time by state of use",
     lambda: AllocationMeter(lambda: Claims(is_complete=True), ProcessTable(), UserNames()),
     METRICS,
 )

@@ -1,4 +1,4 @@
-"""Clocks and the performance state, and for how long what held the clocks down."""
+"""Clocks, performance state, and throttled time by reason."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, T
 from rankscope_exporter.gpu.nvml.device import CLOCK_DOMAINS, CLOCK_EVENT_REASONS, Device
 from rankscope_exporter.gpu.nvml.throttle import clock_event_seconds
 
-# Clocks that are low because nothing runs, or because somebody set them so, are no throttling.
+# Clocks that are low because nothing runs, or because an administrator set them, are not throttled.
 NO_THROTTLING = frozenset({"gpu_idle", "applications_clocks_setting"})
 
 
 @dataclass(frozen=True)
 class Clocks:
-    """Hertz by domain, and seconds by reason; None if no reasons are told."""
+    """Hertz by domain, and throttled seconds by reason; None if the device reports no reasons."""
 
     hertz: Mapping[str, float | None]
     max_hertz: Mapping[str, float | None]
@@ -24,19 +24,19 @@ class Clocks:
 
 
 class ThrottleMeter:
-    """One GPU's throttled time by reason, from the driver's own counter where it keeps one.
+    """One GPU's throttled time by reason, from the driver's counter if it has one.
 
-    Other reasons are integrated: one that holds at a reading is taken to have held since the last. Which of the two
-    a reason is does not change while the exporter lives, for a counter must not jump.
+    Other reasons are integrated: a reason active at a reading counts for the time since the previous one. The source
+    of a reason never changes while the exporter runs, because its counter would jump.
     """
 
     def __init__(self) -> None:
-        # Each from 0 on, because a counter that is born with its first second never increases by that second.
+        # Every reason starts at 0, because a counter that first appears with a value never shows that increase.
         self._seconds = {reason: 0.0 for reason in CLOCK_EVENT_REASONS.values() if reason not in NO_THROTTLING}
         self._counted: frozenset[str] | None = None
 
     def __call__(self, device: Device, tick: Tick) -> Mapping[str, float] | None:
-        """Seconds so far by reason; None where the device tells neither reasons nor counters."""
+        """Return seconds by reason; None if the device reports neither reasons nor counters."""
         counted = clock_event_seconds(device)
         if self._counted is None:
             self._counted = frozenset(counted)
@@ -50,14 +50,14 @@ class ThrottleMeter:
 
 
 class ClocksReader:
-    """The highest clocks are asked once."""
+    """Reader of clocks and throttled time. Maximum clocks are read once."""
 
     def __init__(self) -> None:
         self._max = Cached(lambda device, _: _max_hertz(device))
         self._throttle = ThrottleMeter()
 
     def __call__(self, device: Device, tick: Tick) -> Clocks:
-        """The clocks now, and the reasons so far."""
+        """Return the current clocks and the throttled time so far."""
         return Clocks(
             hertz={domain: device.clock(domain) for domain in CLOCK_DOMAINS},
             max_hertz=self._max(device, tick),
@@ -74,14 +74,14 @@ GPU = GpuMetrics[Clocks]()
 METRICS = (
     GPU.gauge(
         "clock_hertz",
-        "Clock of the GPU now, by domain.",
+        "Current clock of the GPU, by domain.",
         lambda clocks: clocks.hertz,
         "domain",
         source="nvmlDeviceGetClockInfo",
     ),
     GPU.gauge(
         "clock_max_hertz",
-        "Highest clock that the GPU can run at.",
+        "Maximum clock of the GPU, by domain.",
         lambda clocks: clocks.max_hertz,
         "domain",
         source="nvmlDeviceGetMaxClockInfo",
@@ -95,8 +95,8 @@ METRICS = (
     ),
     GPU.counter(
         "throttled_seconds_total",
-        "Time in which the GPU's clocks were held down, by reason (several may hold at once): the driver's counter "
-        "since it was loaded where it has one, else integrated by the exporter. Being idle or set so is no throttling.",
+        "Time in which the GPU was throttled, by reason (several may apply at once): the driver's counter if there is "
+        "one, otherwise integrated by the exporter. Idle clocks and administrator-set clocks do not count.",
         lambda clocks: clocks.throttled_seconds,
         "reason",
         source="nvmlDeviceGetFieldValues(PERF_POLICY_…, CLOCKS_EVENT_REASON_…), nvmlDeviceGetCurrentClocksEventReasons",

@@ -1,4 +1,4 @@
-"""Memory errors that ECC has seen, and what was repaired because of them."""
+"""ECC memory errors, and the repairs that they caused."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, T
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.health import ErrorCounts, Repairs, ecc_errors, repairs
 
-# Seconds. It is 33 calls, and none of it changes what anybody does within less: XID 48, 63, 64, 94 and 95 come at once.
+# Seconds. A read is 33 calls. Urgent errors also arrive as events at once: XID 48, 63, 64, 94 and 95.
 EVERY = 15.0
 
 
 @dataclass(frozen=True)
 class Ecc:
-    """Errors since the driver was loaded and over the GPU's life, and its repairs."""
+    """Errors since the driver was loaded and over the GPU's lifetime, and repairs."""
 
     errors: ErrorCounts
     lifetime_errors: ErrorCounts
@@ -22,7 +22,7 @@ class Ecc:
 
 
 def read(device: Device, _tick: Tick) -> Ecc:
-    """Both counts of errors, and the repairs."""
+    """Read both error counts and the repairs."""
     return Ecc(ecc_errors(device, lifetime=False), ecc_errors(device, lifetime=True), repairs(device))
 
 
@@ -39,7 +39,7 @@ METRICS = (
     ),
     GPU.counter(
         "ecc_lifetime_errors_total",
-        "Memory errors over the GPU's whole life.",
+        "Memory errors over the GPU's lifetime.",
         lambda ecc: ecc.lifetime_errors,
         "kind",
         "location",
@@ -48,7 +48,7 @@ METRICS = (
     ),
     GPU.counter(
         "remapped_rows_total",
-        "Rows of memory replaced by spare ones over the GPU's life, by the kind of error that was the reason.",
+        "Memory rows replaced by spare rows over the GPU's lifetime, by the kind of error that caused it.",
         lambda ecc: ecc.repairs.remapped_rows,
         "kind",
         source="nvmlDeviceGetFieldValues(REMAPPED_COR, REMAPPED_UNC)",
@@ -61,20 +61,20 @@ METRICS = (
     ),
     GPU.gauge(
         "row_remapping_failed",
-        "1 if a row could not be remapped: the GPU qualifies for exchange.",
+        "1 if a row could not be remapped: the GPU qualifies for replacement.",
         lambda ecc: ecc.repairs.remapping_failed,
         source="nvmlDeviceGetFieldValues(REMAPPED_FAILURE)",
     ),
     GPU.gauge(
         "row_remapping_banks",
-        "Banks of memory by how many spare rows they have left: `max` is all, then `high`, `partial`, `low`, `none`.",
+        "Memory banks by available spare rows: `max` (all available), `high`, `partial`, `low`, `none`.",
         lambda ecc: ecc.repairs.banks,
         "spare_rows",
         source="nvmlDeviceGetRowRemapperHistogram",
     ),
     GPU.counter(
         "retired_pages_total",
-        "Pages of memory taken out of use over the GPU's life, by the kind of error that was the reason.",
+        "Memory pages retired over the GPU's lifetime, by the kind of error that caused it.",
         lambda ecc: ecc.repairs.retired_pages,
         "cause",
         source="nvmlDeviceGetFieldValues(RETIRED_SBE, RETIRED_DBE)",
@@ -82,7 +82,7 @@ METRICS = (
     ),
     GPU.gauge(
         "page_retirement_pending",
-        "1 if a page will be taken out of use at the GPU's next reset.",
+        "1 if a page will be retired at the GPU's next reset.",
         lambda ecc: ecc.repairs.retirement_pending,
         source="nvmlDeviceGetFieldValues(RETIRED_PENDING)",
         since="Kepler, to Turing",

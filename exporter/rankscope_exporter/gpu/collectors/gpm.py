@@ -1,4 +1,4 @@
-"""What the parts of each GPU did, by GPM: seconds and bytes as counters, of whole GPUs or of MIG instances."""
+"""Activity of each GPU's units from GPM: counters of seconds and bytes for whole GPUs or MIG instances."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.gpm import GpmSampler, supports_gpm
 from rankscope_exporter.gpu.nvml.mig import gpu_instances
 
-INSTANCES_EVERY = 10.0  # seconds: MIG instances come and go by an administrator's hand
-WHOLE_GPU = ""  # as a label's value, which Prometheus treats as a label that is not there
+INSTANCES_EVERY = 10.0  # seconds: administrators create and delete MIG instances
+WHOLE_GPU = ""  # label value, which Prometheus treats as an absent label
 
 Totals = Mapping[str, Mapping[str, float]]
 """Seconds or bytes by GPU instance and by quantity."""
 
 
 class GpmMeter:
-    """Integrates one GPU's activity, in its own thread.
+    """Integrator of one GPU's activity, in the GPU's thread.
 
-    After a gap, or when the device was opened anew, the samples from before are no longer compared with: what was
-    not watched is not counted.
+    After a gap, or after the device is reopened, earlier samples are dropped: time without samples does not count.
     """
 
     def __init__(self) -> None:
@@ -33,7 +32,7 @@ class GpmMeter:
         self._instances = Cached(lambda device, _: _instances(device), INSTANCES_EVERY)
 
     def __call__(self, device: Device, tick: Tick) -> Totals | None:
-        """What was counted so far; None if the device has no GPM."""
+        """Return the totals so far; None if the device has no GPM."""
         if not self._supported(device, tick):
             return None
         if device is not self._device:
@@ -57,7 +56,7 @@ class GpmMeter:
 
 
 def _instances(device: Device) -> dict[str, int | None]:
-    """The GPU instances by their label; a GPU that is not split is one of its own."""
+    """Return the GPU instances by label; a GPU that is not split counts as one instance."""
     instances = gpu_instances(device)
     return {str(instance): instance for instance in instances} if instances else {WHOLE_GPU: None}
 
@@ -83,51 +82,51 @@ GPU = GpuMetrics[Totals](source="nvmlGpmMetricsGet", since="Hopper")
 METRICS = (
     GPU.counter(
         "graphics_active_seconds_total",
-        "Time in which any compute or graphics engine was active.",
+        "Time in which a compute or graphics engine was active.",
         _one("graphics"),
         "gpu_instance",
     ),
     GPU.counter(
         "sm_active_seconds_total",
-        "Time in which an SM had a warp to run, averaged over all SMs: unlike busy time it tells work from waiting.",
+        "Time in which an SM had an active warp, averaged over all SMs. Unlike busy time, it excludes waiting.",
         _one("sm"),
         "gpu_instance",
     ),
     GPU.counter(
         "sm_occupancy_seconds_total",
-        "Warps resident on the SMs as a share of the most that could be, integrated over time.",
+        "Resident warps as a share of the maximum, averaged over all SMs and integrated over time.",
         _one("sm_occupancy"),
         "gpu_instance",
     ),
     GPU.counter(
         "tensor_active_seconds_total",
-        "Time in which the tensor cores worked, averaged over all SMs.",
+        "Time in which the tensor cores were active, averaged over all SMs.",
         _one("tensor"),
         "gpu_instance",
     ),
     GPU.counter(
         "pipe_active_seconds_total",
-        "Time in which a pipe of the SMs worked: the tensor cores' kinds, and arithmetic without them by precision.",
+        "Time in which an SM pipe was active: tensor cores by type, and other arithmetic by precision.",
         _several(PIPES),
         "gpu_instance",
         "pipe",
     ),
     GPU.counter(
         "dram_active_seconds_total",
-        "Time in which the device memory was read or written, as a share of the most that it can do.",
+        "Time in which device memory was read or written, as a share of its maximum bandwidth.",
         _one("dram"),
         "gpu_instance",
     ),
     GPU.counter(
         "gpm_pcie_bytes_total",
-        "Bytes over PCIe as GPM sees them, by direction.",
+        "Bytes over PCIe according to GPM, by direction.",
         _several(PCIE),
         "gpu_instance",
         "direction",
     ),
     GPU.counter(
         "gpm_nvlink_bytes_total",
-        "Bytes over all NVLinks as GPM sees them, by direction.",
+        "Bytes over all NVLinks according to GPM, by direction.",
         _several(NVLINK),
         "gpu_instance",
         "direction",

@@ -1,4 +1,4 @@
-"""What each GPU is, and whether it answers."""
+"""Identity of each GPU, and whether it answers."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rankscope_exporter.gpu.nvml.errors import DeviceLostError, DriverError
 
 @dataclass(frozen=True)
 class Identity:
-    """The labels of rankscope_gpu_info; empty where the driver does not say."""
+    """The labels of rankscope_gpu_info; empty if the driver does not report one."""
 
     name: str
     pci_bus_id: str
     node: str
-    """The name of the node, by which ranks name it too."""
+    """The node's name, as in rank records."""
     driver_version: str
     cuda_version: str
     busy_source: str
 
 
 class IdentityReader:
-    """Asks once for each time that the device is opened, but for the ring, which may fill later."""
+    """Reader of the identity: once per opened device, except the ring of samples, which may fill later."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -33,7 +33,7 @@ class IdentityReader:
         self._identity: Identity | None = None
 
     def __call__(self, device: Device, _tick: Tick) -> Identity:
-        """What the device is."""
+        """Return the device's identity."""
         if device is not self._device or self._identity is None or self._identity.busy_source != "samples":
             self._identity = identify(device, self._node)
             self._device = device
@@ -41,14 +41,14 @@ class IdentityReader:
 
 
 def identify(device: Device, node: str) -> Identity:
-    """Ask for everything. A GPU that answers at all is up: what it fails to say is empty."""
+    """Read the identity. A GPU that answers any call is up; a value that it fails to report is empty."""
     return Identity(
-        name=_said(device.name),
-        pci_bus_id=_said(device.pci_bus_id),
+        name=_text_or_empty(device.name),
+        pci_bus_id=_text_or_empty(device.pci_bus_id),
         node=node,
-        driver_version=_said(device.driver_version),
-        cuda_version=_said(device.cuda_version),
-        busy_source=_said(lambda: _busy_source(device)),
+        driver_version=_text_or_empty(device.driver_version),
+        cuda_version=_text_or_empty(device.cuda_version),
+        busy_source=_text_or_empty(lambda: _busy_source(device)),
     )
 
 
@@ -58,9 +58,9 @@ def _busy_source(device: Device) -> str | None:
     return None if device.utilization() is None else "instantaneous"
 
 
-def _said(question: Callable[[], str | None]) -> str:
+def _text_or_empty(query: Callable[[], str | None]) -> str:
     try:
-        return question() or ""
+        return query() or ""
     except DeviceLostError:
         raise
     except DriverError:
@@ -71,16 +71,16 @@ GPU = GpuMetrics[Identity]()
 METRICS = (
     GPU.gauge(
         "info",
-        "What the GPU is and where it is; `busy_source` says whether busy time is integrated from the driver's ring "
-        "(`samples`) or from its utilization now (`instantaneous`), empty where it tells neither (MIG).",
+        "Identity and node of the GPU. `busy_source` is the source of busy time: the driver's samples (`samples`) "
+        "or its current utilization (`instantaneous`); empty if there is neither (MIG).",
         lambda identity: {astuple(identity): 1},
         *(field.name for field in fields(Identity)),
         source="nvmlDeviceGetName, nvmlDeviceGetPciInfo, nvmlSystemGetDriverVersion, nvmlSystemGetCudaDriverVersion",
     ),
     GPU.gauge(
         "up",
-        "1 while the GPU answers within its deadline; 0 when it is lost or stuck: then all else of it is absent, but "
-        "for what the driver said of its XID errors.",
+        "1 while the GPU answers within its deadline, 0 while it is lost or stuck. Its other metrics except XID errors "
+        "are then absent.",
         lambda _: 1,
         source="nvmlDeviceGetHandleByIndex, nvmlDeviceGetPerformanceState",
         without=0,
@@ -88,7 +88,7 @@ METRICS = (
 )
 
 COLLECTOR = GpuCollector(
-    "gpu", "what each GPU is, and whether it answers", lambda: IdentityReader(socket.gethostname()), METRICS
+    "gpu", "identity of each GPU, and whether it answers", lambda: IdentityReader(socket.gethostname()), METRICS
 )
 
 

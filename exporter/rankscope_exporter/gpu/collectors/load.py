@@ -1,4 +1,4 @@
-"""GPU time as a counter: how long a kernel ran, whatever the scrape interval, and when one last did."""
+"""Busy time of each GPU as counters that do not depend on the scrape interval, and the last busy time."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ Loads = Mapping[Engine, Load | None]
 
 
 class LoadReader:
-    """A meter for each engine."""
+    """Reader with one busy meter per engine."""
 
     def __init__(self) -> None:
         self._meters = {engine: BusyMeter(engine) for engine in ENGINES}
 
     def __call__(self, device: Device, tick: Tick) -> Loads:
-        """Busy seconds so far by engine; None of an engine that tells nothing."""
+        """Return busy seconds so far by engine; None for an engine that reports no utilization."""
         return {engine: meter(device, tick) for engine, meter in self._meters.items()}
 
 
@@ -32,34 +32,34 @@ GPU = GpuMetrics[Loads](since="Kepler")
 METRICS = (
     GPU.counter(
         "busy_seconds_total",
-        "Time in which a kernel was running on the GPU; its rate is the true busy ratio.",
+        "Time in which a kernel was running on the GPU. Its rate is the real utilization.",
         _busy("gpu"),
         source="nvmlDeviceGetSamples(GPU_UTILIZATION), integrated",
     ),
     GPU.gauge(
         "last_busy_timestamp_seconds",
-        "When a kernel was last seen running on the GPU, in unix time; for one never seen busy when it was first seen.",
+        "Unix time when a kernel was last running on the GPU; if never busy, when the exporter first saw it.",
         lambda loads: load.last_busy if (load := loads["gpu"]) else None,
         source="nvmlDeviceGetSamples(GPU_UTILIZATION)",
     ),
     GPU.counter(
         "memory_busy_seconds_total",
-        "Time in which the device memory was being read or written.",
+        "Time in which device memory was read or written.",
         _busy("memory"),
         source="nvmlDeviceGetSamples(MEMORY_UTILIZATION), integrated",
     ),
     GPU.counter(
         "encoder_busy_seconds_total",
-        "Time in which the video encoder ran.",
+        "Time in which the video encoder was active.",
         _busy("encoder"),
         source="nvmlDeviceGetSamples(ENC_UTILIZATION), integrated",
     ),
     GPU.counter(
         "decoder_busy_seconds_total",
-        "Time in which the video decoder ran.",
+        "Time in which the video decoder was active.",
         _busy("decoder"),
         source="nvmlDeviceGetSamples(DEC_UTILIZATION), integrated",
     ),
 )
 
-COLLECTOR = GpuCollector("load", "GPU time: how long kernels ran, and when one last did", LoadReader, METRICS)
+COLLECTOR = GpuCollector("load", "GPU busy time, and when a kernel last ran", LoadReader, METRICS)

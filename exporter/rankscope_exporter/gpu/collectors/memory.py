@@ -1,4 +1,4 @@
-"""GPU memory: how much there is, how much processes hold, how much the driver keeps."""
+"""GPU memory: total, used by processes, and reserved by the driver."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from rankscope_exporter.gpu.nvml.device import Device, Memory
 
 @dataclass(frozen=True)
 class Memories:
-    """The device's own memory, and its window into the address space of the PCIe bus."""
+    """The device's own memory, and BAR1, its window in the PCIe address space."""
 
     device: Memory | None
     bar1: Memory | None
 
 
 def read(device: Device, _tick: Tick) -> Memories:
-    """Bytes now; None of what the device does not tell."""
+    """Return current bytes; None for memory that the device does not report."""
     return Memories(device.memory(), device.bar1_memory())
 
 
@@ -26,32 +26,32 @@ BAR1 = GpuMetrics[Memories](source="nvmlDeviceGetBAR1MemoryInfo", since="Kepler"
 METRICS = (
     DEVICE.gauge(
         "memory_total_bytes",
-        "Memory of the GPU.",
+        "Total memory of the GPU.",
         lambda memory: memory.device.total if memory.device else None,
     ),
     DEVICE.gauge(
         "memory_used_bytes",
-        "Memory that processes have allocated on the GPU, without what the driver reserves.",
+        "Memory allocated on the GPU by processes, without the driver's reserved memory.",
         lambda memory: memory.device.used if memory.device else None,
     ),
     DEVICE.gauge(
         "memory_reserved_bytes",
-        "Memory that the driver and the firmware keep for themselves.",
+        "Memory reserved by the driver and the firmware.",
         lambda memory: memory.device.reserved if memory.device else None,
     ),
     DEVICE.gauge(
         "memory_free_bytes",
-        "Memory that can still be allocated on the GPU.",
+        "Memory available for allocation on the GPU.",
         lambda memory: memory.device.free if memory.device else None,
     ),
     BAR1.gauge(
         "bar1_memory_total_bytes",
-        "Size of the GPU's window into the PCIe address space (BAR1), by which other devices reach its memory.",
+        "Size of BAR1, the window in the PCIe address space through which other devices access the GPU's memory.",
         lambda memory: memory.bar1.total if memory.bar1 else None,
     ),
     BAR1.gauge(
         "bar1_memory_used_bytes",
-        "How much of BAR1 is mapped.",
+        "Mapped part of BAR1.",
         lambda memory: memory.bar1.used if memory.bar1 else None,
     ),
 )

@@ -1,4 +1,4 @@
-"""MIG: the instances that a GPU is split into."""
+"""MIG: the instances of a split GPU."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, T
 from rankscope_exporter.gpu.nvml.device import Device, Memory
 from rankscope_exporter.gpu.nvml.mig import MigInstance, mig_instances
 
-EVERY = 5.0  # seconds: some ten calls an instance
+EVERY = 5.0  # seconds: about ten driver calls per instance
 
 Instances = Sequence[MigInstance]
 
 
 def read(device: Device, _tick: Tick) -> Instances | None:
-    """The instances now; None where MIG is not on."""
+    """Return the current instances; None if MIG is disabled."""
     return mig_instances(device)
 
 
@@ -23,7 +23,7 @@ def _info(instances: Instances) -> Mapping[tuple[str, ...], float]:
 
 
 def _memory(size: Callable[[Memory], int]) -> Callable[[Instances], Mapping[str, float]]:
-    """By GPU instance, whose memory all of its compute instances share."""
+    """Return a function that maps each GPU instance to a size. Its compute instances share the memory."""
     return lambda instances: {str(i.gpu_instance): size(i.memory) for i in instances if i.memory}
 
 
@@ -31,13 +31,13 @@ GPU = GpuMetrics[Instances](since="Ampere")
 METRICS = (
     GPU.gauge(
         "mig_instances",
-        "MIG devices that the GPU is split into.",
+        "Number of MIG devices of the GPU.",
         len,
         source="nvmlDeviceGetMigDeviceHandleByIndex",
     ),
     GPU.gauge(
         "mig_info",
-        "One MIG device: its ids, its own UUID and its profile.",
+        "A MIG device: its ids, UUID and profile.",
         _info,
         "gpu_instance",
         "compute_instance",
@@ -47,14 +47,14 @@ METRICS = (
     ),
     GPU.gauge(
         "mig_memory_total_bytes",
-        "Memory of a GPU instance.",
+        "Total memory of a GPU instance.",
         _memory(lambda memory: memory.total),
         "gpu_instance",
         source="nvmlDeviceGetMemoryInfo of the MIG device",
     ),
     GPU.gauge(
         "mig_memory_used_bytes",
-        "Memory that processes hold on a GPU instance, with what the driver reserves.",
+        "Memory used on a GPU instance by processes and the driver.",
         _memory(lambda memory: memory.used),
         "gpu_instance",
         source="nvmlDeviceGetMemoryInfo of the MIG device",

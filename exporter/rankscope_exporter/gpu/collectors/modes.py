@@ -1,4 +1,4 @@
-"""How each GPU is set up, what the driver wants done to it, and its registration with the NVSwitch fabric."""
+"""Configured modes of each GPU, the driver's recommended recovery action, and the NVSwitch fabric registration."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, T
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.modes import Fabric, Modes, fabric, modes, recovery_action
 
-EVERY = 10.0  # seconds: an administrator sets these
+EVERY = 10.0  # seconds: administrators change these rarely
 
 
 @dataclass(frozen=True)
 class Setup:
-    """How a GPU is set up, in words; None where it does not say."""
+    """A GPU's modes as text; None if the device does not report them."""
 
     modes: Modes
     recovery_action: str | None
@@ -21,7 +21,7 @@ class Setup:
 
 
 def read(device: Device, _tick: Tick) -> Setup:
-    """Three groups of calls, each for what the device has of it."""
+    """Read modes, recovery action and fabric registration."""
     return Setup(modes(device), recovery_action(device), fabric(device))
 
 
@@ -29,14 +29,14 @@ GPU = GpuMetrics[Setup]()
 METRICS = (
     GPU.gauge(
         "modes_info",
-        "Persistence, compute mode, virtualization (vGPU), MIG and ECC as they are set; empty where there is no such.",
+        "Configured persistence, compute, virtualization (vGPU), MIG and ECC modes; empty if the GPU has no such mode.",
         lambda setup: {astuple(setup.modes): 1} if any(astuple(setup.modes)) else None,
         *(field.name for field in fields(Modes)),
         source="nvmlDeviceGetPersistenceMode, …ComputeMode, …VirtualizationMode, …MigMode, …EccMode",
     ),
     GPU.gauge(
         "recovery_action_info",
-        "What the driver wants done so that the GPU works again: `none`, `gpu_reset`, `node_reboot`, `drain_p2p`, "
+        "The driver's recommended action to recover the GPU: `none`, `gpu_reset`, `node_reboot`, `drain_p2p`, "
         "`drain_and_reset`, ….",
         lambda setup: {setup.recovery_action: 1} if setup.recovery_action else None,
         "action",
@@ -45,7 +45,7 @@ METRICS = (
     ),
     GPU.gauge(
         "fabric_info",
-        "Registration with the NVSwitch fabric; NVLink works once `state` is `completed` and `status` `success`.",
+        "Registration with the NVSwitch fabric. NVLink works when `state` is `completed` and `status` is `success`.",
         lambda setup: {astuple(setup.fabric): 1} if setup.fabric else None,
         *(field.name for field in fields(Fabric)),
         source="nvmlDeviceGetGpuFabricInfoV",

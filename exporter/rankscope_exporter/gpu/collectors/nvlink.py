@@ -1,4 +1,4 @@
-"""NVLinks: how many are up, what went over them, and what went wrong."""
+"""NVLinks: active links, bytes and errors."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from rankscope_exporter.gpu.collector import Cached, GpuCollector, GpuMetrics, T
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.links import nvlink_bytes, nvlink_errors, nvlink_states
 
-STATES_EVERY = 5.0  # seconds: up to 18 calls a GPU; as errors, and sooner than what waits for the link is told
-ERRORS_EVERY = 5.0  # seconds: on Blackwell 144 fields a GPU
+STATES_EVERY = 5.0  # seconds: up to 18 calls per GPU; fast enough to show the cause before a slow rank alerts
+ERRORS_EVERY = 5.0  # seconds: 144 fields per GPU on Blackwell
 
 
 @dataclass(frozen=True)
 class NvLink:
-    """Of all links of a GPU."""
+    """States, bytes and errors of all links of a GPU."""
 
     states: Sequence[bool]
     bytes: Mapping[str, float | None]
@@ -23,14 +23,14 @@ class NvLink:
 
 
 class NvLinkReader:
-    """Bytes are read each time, the rest less often."""
+    """Reader of the links: bytes every time, states and errors less often."""
 
     def __init__(self) -> None:
         self._states = Cached(lambda device, _: nvlink_states(device), STATES_EVERY)
         self._errors = Cached(self._read_errors, ERRORS_EVERY)
 
     def __call__(self, device: Device, tick: Tick) -> NvLink | None:
-        """Links, bytes and errors; None where there is no NVLink."""
+        """Return links, bytes and errors; None if there is no NVLink."""
         states = self._states(device, tick)
         if not states:
             return None
@@ -44,19 +44,19 @@ GPU = GpuMetrics[NvLink](since="Pascal")
 METRICS = (
     GPU.gauge(
         "nvlink_links",
-        "NVLinks of the GPU.",
+        "Number of NVLinks of the GPU.",
         lambda nvlink: len(nvlink.states),
         source="nvmlDeviceGetFieldValues(NVLINK_LINK_COUNT)",
     ),
     GPU.gauge(
         "nvlink_links_active",
-        "NVLinks that are up.",
+        "Number of NVLinks that are up.",
         lambda nvlink: sum(nvlink.states),
         source="nvmlDeviceGetNvLinkState",
     ),
     GPU.counter(
         "nvlink_bytes_total",
-        "Payload over all NVLinks, by direction as the GPU sees it.",
+        "Payload over all NVLinks, by direction from the GPU's view.",
         lambda nvlink: nvlink.bytes,
         "direction",
         source="nvmlDeviceGetFieldValues(NVLINK_THROUGHPUT_DATA_…), since Blackwell (NVLINK_COUNT_…_BYTES)",
@@ -64,8 +64,8 @@ METRICS = (
     ),
     GPU.counter(
         "nvlink_errors_total",
-        "Errors of all NVLinks, by kind; to Hopper `crc_flit`, `crc_data`, `replay`, `recovery`, `ecc_data`, since "
-        "Blackwell others.",
+        "Errors of all NVLinks, by kind: `crc_flit`, `crc_data`, `replay`, `recovery`, `ecc_data` up to Hopper, others "
+        "since Blackwell.",
         lambda nvlink: nvlink.errors,
         "kind",
         source="nvmlDeviceGetFieldValues(NVLINK_…_ERROR_COUNT_TOTAL), since Blackwell (NVLINK_COUNT_…)",

@@ -1,4 +1,4 @@
-"""The PCIe link: what it is, what it could be, and what went over it."""
+"""The PCIe link: its current and maximum speed, and its traffic."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope_exporter.gpu.nvml.links import PcieLink, pcie_bytes, pcie_link, p
 
 @dataclass(frozen=True)
 class Pcie:
-    """The link now and at best, and its counters."""
+    """The current and the best possible link, and its counters."""
 
     link: PcieLink
     best: PcieLink
@@ -21,61 +21,61 @@ class Pcie:
 
 
 class PcieReader:
-    """The best that the link could be is asked once.
+    """Reader of the link. Its maximum speed is read once.
 
-    nvml.h says that the counters of bytes "can be wrapped". One of 32 bits would do so each 4 GiB, several times
-    between two readings, and nobody could tell how often: so a counter is believed once it was seen beyond that.
+    nvml.h says that the byte counters "can be wrapped". A 32-bit counter would wrap every 4 GiB, possibly several times
+    between two readings. So a counter is exported only once it has exceeded 32 bits.
     """
 
     def __init__(self) -> None:
         self._best = Cached(lambda device, _: pcie_link_max(device))
-        self._believed: set[str] = set()
+        self._wide: set[str] = set()  # directions whose counter has more than 32 bits
 
     def __call__(self, device: Device, tick: Tick) -> Pcie:
-        """The link and its counters now."""
+        """Return the current link and counters."""
         counts = pcie_bytes(device)
-        self._believed |= {direction for direction, count in counts.items() if (count or 0) >= 2**32}
-        believed = {direction: count for direction, count in counts.items() if direction in self._believed}
-        return Pcie(pcie_link(device), self._best(device, tick), pcie_replays(device), believed)
+        self._wide |= {direction for direction, count in counts.items() if (count or 0) >= 2**32}
+        wide = {direction: count for direction, count in counts.items() if direction in self._wide}
+        return Pcie(pcie_link(device), self._best(device, tick), pcie_replays(device), wide)
 
 
 GPU = GpuMetrics[Pcie](since="Fermi")
 METRICS = (
     GPU.gauge(
         "pcie_link_generation",
-        "Generation of the PCIe link now; an idle GPU lowers it.",
+        "Current generation of the PCIe link. An idle GPU lowers it.",
         lambda pcie: pcie.link.generation,
         source="nvmlDeviceGetCurrPcieLinkGeneration",
     ),
     GPU.gauge(
         "pcie_link_generation_max",
-        "Highest PCIe generation that this GPU can have in this slot.",
+        "Maximum PCIe generation of this GPU in this slot.",
         lambda pcie: pcie.best.generation,
         source="nvmlDeviceGetMaxPcieLinkGeneration",
     ),
     GPU.gauge(
         "pcie_link_width",
-        "Lanes of the PCIe link now; fewer than the maximum is a bad contact or slot.",
+        "Current number of PCIe lanes. Less than the maximum indicates a bad contact or slot.",
         lambda pcie: pcie.link.width,
         source="nvmlDeviceGetCurrPcieLinkWidth",
     ),
     GPU.gauge(
         "pcie_link_width_max",
-        "Most lanes that this GPU can have in this slot.",
+        "Maximum number of PCIe lanes of this GPU in this slot.",
         lambda pcie: pcie.best.width,
         source="nvmlDeviceGetMaxPcieLinkWidth",
     ),
     GPU.counter(
         "pcie_replays_total",
-        "PCIe transfers that had to be repeated since the GPU was reset.",
+        "PCIe retransmissions since the GPU was reset.",
         lambda pcie: pcie.replays,
         source="nvmlDeviceGetPcieReplayCounter",
         since="Kepler",
     ),
     GPU.counter(
         "pcie_bytes_total",
-        "Bytes over PCIe, by direction as the GPU sees it; absent until the driver's counter has passed 4 GiB, because "
-        "one of 32 bits would wrap unseen.",
+        "Bytes over PCIe, by direction from the GPU's view. Absent until the driver's counter exceeds 4 GiB, because a "
+        "32-bit counter would wrap unnoticed.",
         lambda pcie: pcie.bytes,
         "direction",
         source="nvmlDeviceGetFieldValues(PCIE_COUNT_TX_BYTES, PCIE_COUNT_RX_BYTES)",

@@ -1,4 +1,4 @@
-"""PCIe throughput where there is no counter of bytes. Off unless asked for: it blocks 40 ms a reading and GPU."""
+"""PCIe throughput for GPUs without byte counters. Disabled by default: a reading blocks 40 ms per GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Throughput = Mapping[str, float | None]
 
 
 def read(device: Device, _tick: Tick) -> Throughput:
-    """Bytes a second by direction."""
+    """Return bytes per second by direction."""
     return pcie_throughput(device)
 
 
@@ -20,7 +20,7 @@ GPU = GpuMetrics[Throughput]()
 METRICS = (
     GPU.gauge(
         "pcie_throughput_bytes_per_second",
-        "Throughput of PCIe over 20 ms, by direction as the GPU sees it; what lies between two readings is not seen.",
+        "PCIe throughput over 20 ms, by direction from the GPU's view. Traffic between two readings is not included.",
         lambda throughput: throughput,
         "direction",
         source="nvmlDeviceGetPcieThroughput",
@@ -28,4 +28,4 @@ METRICS = (
     ),
 )
 
-COLLECTOR = GpuCollector("pcie_throughput", "PCIe throughput (blocks 40 ms a GPU)", lambda: read, METRICS, is_on=False)
+COLLECTOR = GpuCollector("pcie_throughput", "PCIe throughput (blocks 40 ms/GPU)", lambda: read, METRICS, is_on=False)

@@ -1,4 +1,4 @@
-"""Power, its limits, and energy."""
+"""Power draw, power limits and energy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope_exporter.gpu.nvml.device import Device, PowerLimits
 
 @dataclass(frozen=True)
 class Power:
-    """What one device draws and may draw, in watts, and has drawn in all, in joules."""
+    """A device's power draw and limits in watts, and energy used in joules."""
 
     watts: float | None
     limit_watts: float | None
@@ -19,13 +19,13 @@ class Power:
 
 
 class PowerReader:
-    """Between which limits the limit may be set is asked once."""
+    """Reader of power and energy. The limits' range is read once."""
 
     def __init__(self) -> None:
         self._limits = Cached(lambda device, _: device.power_limits())
 
     def __call__(self, device: Device, tick: Tick) -> Power:
-        """Power now, and energy since the driver was loaded."""
+        """Return current power, and energy since the driver was loaded."""
         return Power(device.power(), device.power_limit(), device.energy(), self._limits(device, tick))
 
 
@@ -33,37 +33,37 @@ GPU = GpuMetrics[Power](since="Kepler")
 METRICS = (
     GPU.gauge(
         "power_watts",
-        "Power that the GPU draws now; the rate of the energy counter is the true average.",
+        "Current power draw of the GPU. The rate of the energy counter is its real average.",
         lambda power: power.watts,
         source="nvmlDeviceGetPowerUsage",
     ),
     GPU.gauge(
         "power_limit_watts",
-        "Power limit that the driver enforces now.",
+        "Power limit currently enforced by the driver.",
         lambda power: power.limit_watts,
         source="nvmlDeviceGetEnforcedPowerLimit",
     ),
     GPU.gauge(
         "power_limit_default_watts",
-        "Power limit after the driver was loaded.",
+        "Default power limit after the driver is loaded.",
         lambda power: power.limits.default,
         source="nvmlDeviceGetPowerManagementDefaultLimit",
     ),
     GPU.gauge(
         "power_limit_min_watts",
-        "Lowest power limit that can be set.",
+        "Lowest configurable power limit.",
         lambda power: power.limits.lowest,
         source="nvmlDeviceGetPowerManagementLimitConstraints",
     ),
     GPU.gauge(
         "power_limit_max_watts",
-        "Highest power limit that can be set.",
+        "Highest configurable power limit.",
         lambda power: power.limits.highest,
         source="nvmlDeviceGetPowerManagementLimitConstraints",
     ),
     GPU.counter(
         "energy_joules_total",
-        "Energy that the GPU has used since its driver was loaded.",
+        "Energy used by the GPU since its driver was loaded.",
         lambda power: power.joules,
         source="nvmlDeviceGetTotalEnergyConsumption",
         since="Volta",

@@ -1,4 +1,4 @@
-"""Every single process on each GPU. Off unless asked for: each process is a series of its own."""
+"""Memory of each process on each GPU. Disabled by default: each process has its own series."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ GPU = GpuMetrics[Processes]()
 METRICS = (
     GPU.gauge(
         "process_memory_bytes",
-        "Memory of one process on the GPU, by its pid as the driver sees it: that of the host.",
+        "Memory of one process on the GPU, by its process id on the host.",
         lambda processes: {str(pid): size for pid, size in processes.items()},
         "pid",
         source="nvmlDeviceGetComputeRunningProcesses, nvmlDeviceGetGraphicsRunningProcesses",
@@ -17,5 +17,5 @@ METRICS = (
 )
 
 COLLECTOR = GpuCollector(
-    "process", "memory of each process, by pid (a series each)", lambda: read, METRICS, is_on=False
+    "process", "memory of each process, by pid (one series each)", lambda: read, METRICS, is_on=False
 )

@@ -1,4 +1,4 @@
-"""The processes that use each GPU: how many, and what memory they hold together."""
+"""The processes on each GPU: their number and total memory."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from rankscope_exporter.gpu.collector import GpuCollector, GpuMetrics, Tick
 from rankscope_exporter.gpu.nvml.device import Device
 
 Processes = Mapping[int, int | None]
-"""Bytes by pid; None if the driver does not tell them."""
+"""Bytes by pid; None if the driver does not report the size."""
 
 
 def read(device: Device, _tick: Tick) -> Processes | None:
-    """The processes now; one with both kinds of context counts once."""
+    """Return the current processes. A process with compute and graphics contexts counts once."""
     return device.processes()
 
 
 def total(processes: Processes) -> int | None:
-    """Bytes of all processes; None unless all are known."""
+    """Return the total bytes of all processes; None unless all are known."""
     known = [size for size in processes.values() if size is not None]
     return sum(known) if len(known) == len(processes) else None
 
@@ -26,12 +26,12 @@ GPU = GpuMetrics[Processes](source="nvmlDeviceGetComputeRunningProcesses, nvmlDe
 METRICS = (
     GPU.gauge(
         "processes",
-        "Processes with a compute or graphics context on the GPU, each pid once.",
+        "Number of processes with a compute or graphics context on the GPU. Each pid counts once.",
         len,
     ),
     GPU.gauge(
         "processes_memory_bytes",
-        "Memory that these processes hold together.",
+        "Total memory of these processes.",
         total,
     ),
 )

@@ -1,4 +1,4 @@
-"""Temperatures of the GPU die and the memory, and how far they may go."""
+"""Temperatures of the GPU die and memory, and their limits."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope_exporter.gpu.nvml.temperature import margin, margin_thresholds, m
 
 @dataclass(frozen=True)
 class Thresholds:
-    """By name, in degrees Celsius; GPUs since Ada tell how far from the slowdown temperature instead."""
+    """Thresholds by name in degrees Celsius. GPUs since Ada report margins to the slowdown temperature instead."""
 
     temperatures: Mapping[str, float | None]
     margins: Mapping[str, float | None]
@@ -20,7 +20,7 @@ class Thresholds:
 
 @dataclass(frozen=True)
 class Temperatures:
-    """What one device reads, in degrees Celsius; None for what it has no sensor of."""
+    """A device's temperatures in degrees Celsius; None if it lacks the sensor."""
 
     gpu: float | None
     memory: float | None
@@ -29,13 +29,13 @@ class Temperatures:
 
 
 class TemperatureReader:
-    """Thresholds are asked once."""
+    """Reader of temperatures. Thresholds are read once."""
 
     def __init__(self) -> None:
         self._thresholds = Cached(read_thresholds)
 
     def __call__(self, device: Device, tick: Tick) -> Temperatures:
-        """Degrees Celsius now; None of what the device does not tell."""
+        """Return current degrees Celsius; None for values that the device does not report."""
         return Temperatures(
             device.temperature(),
             memory_temperature(device),
@@ -45,7 +45,7 @@ class TemperatureReader:
 
 
 def read_thresholds(device: Device, _tick: Tick) -> Thresholds:
-    """Of both kinds: most devices have one of them."""
+    """Read both kinds of thresholds. Most devices have only one kind."""
     return Thresholds(thresholds(device), margin_thresholds(device))
 
 
@@ -66,14 +66,14 @@ METRICS = (
     ),
     GPU.gauge(
         "temperature_margin_celsius",
-        "How much hotter the GPU may become before it is slowed down (T.Limit).",
+        "Temperature increase until the GPU is slowed down (T.Limit).",
         lambda celsius: celsius.margin,
         source="nvmlDeviceGetMarginTemperature",
         since="Ada",
     ),
     GPU.gauge(
         "temperature_threshold_celsius",
-        "Temperature at which the GPU slows down or shuts down, or that it or its memory should not exceed.",
+        "Temperature at which the GPU slows down or shuts down, or that the GPU or its memory should not exceed.",
         lambda celsius: celsius.thresholds.temperatures,
         "threshold",
         source="nvmlDeviceGetTemperatureThreshold",
@@ -81,7 +81,7 @@ METRICS = (
     ),
     GPU.gauge(
         "temperature_margin_threshold_celsius",
-        "The margin (T.Limit) at which that happens; it may be negative.",
+        "Margin (T.Limit) at which the GPU reaches the threshold. It may be negative.",
         lambda celsius: celsius.thresholds.margins,
         "threshold",
         source="nvmlDeviceGetFieldValues(TEMPERATURE_…_TLIMIT)",

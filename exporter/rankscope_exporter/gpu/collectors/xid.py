@@ -1,4 +1,4 @@
-"""XID errors: what the driver says went wrong, counted by code."""
+"""XID errors reported by the driver, by code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rankscope_exporter.exposition.sample_cache import SampleCache, Texts, famil
 from rankscope_exporter.gpu.collector import Gpu, GpuMetrics
 from rankscope_exporter.gpu.xid_watcher import Xids
 
-# Codes with an entry of their own in NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors) that training jobs
-# meet. They exist from the start at 0, because a counter that is born at 1 never increases; any other code appears
-# with its first event.
+# Codes with their own entry in NVIDIA's XID catalog (docs.nvidia.com/deploy/xid-errors) that occur in training jobs.
+# They start at 0, because a counter that first appears at 1 never shows that increase. Any other code appears with its
+# first event.
 WELL_KNOWN = (
     13,  # graphics engine exception
     31,  # GPU memory page fault
@@ -51,14 +51,14 @@ GPU = GpuMetrics[Xids](source="nvmlEventSetWait", since="Kepler")
 METRICS = (
     GPU.counter(
         "xid_errors_total",
-        "XID errors that the driver reported, by code; the well-known ones exist from the start at 0. Stays when the "
-        "GPU is lost: XID 79 is the last that one hears of it.",
+        "XID errors reported by the driver, by code. Well-known codes start at 0. Remains when the GPU is lost: "
+        "XID 79 is its last event.",
         _counts,
         "xid",
     ),
     GPU.gauge(
         "xid_last_timestamp_seconds",
-        "When the driver last reported this XID error, in unix time; absent for one that never happened.",
+        "Unix time when the driver last reported this XID error; absent if it never occurred.",
         lambda xids: {str(code): unix for code, unix in sorted(xids.last.items())},
         "xid",
     ),
@@ -66,14 +66,14 @@ METRICS = (
 
 
 class XidEvents(Protocol):
-    """Where the events are that the driver reported."""
+    """Source of the driver's XID events."""
 
     def xids(self) -> Mapping[Gpu, Xids]:
-        """What was heard of every GPU ever seen."""
+        """Return the XID events of every GPU ever seen."""
 
 
 class XidCollector:
-    """Counts of events, which stay true when the GPU is lost: XID 79 is the last thing that one hears of it."""
+    """Counts of XID events. They remain valid when the GPU is lost: XID 79 is its last event."""
 
     name = "xid"
     help = "XID errors by code, and when each was last seen"
@@ -84,11 +84,11 @@ class XidCollector:
         self._written: dict[Gpu, tuple[Xids, Texts]] = {}
 
     def collect(self) -> Iterable[Metric]:
-        """Every GPU's events by code, lost GPUs included."""
+        """Return every GPU's events by code, including lost GPUs."""
         self._written = {gpu: self._write(gpu, xids) for gpu, xids in self._events.xids().items()}
         return families(METRICS, [texts for _, texts in self._written.values()])
 
     def _write(self, gpu: Gpu, xids: Xids) -> tuple[Xids, Texts]:
-        """Anew only after an event, which is rare."""
+        """Return the events and their lines. The lines are rewritten only after an event, which is rare."""
         known = self._written.get(gpu)
         return known if known and known[0] is xids else (xids, SampleCache(METRICS, gpu.values()).write(xids))

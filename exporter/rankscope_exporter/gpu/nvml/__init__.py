@@ -1,1 +1,1 @@
-"""NVML, the NVIDIA driver's monitoring interface, in base units and with None for what a device does not have."""
+"""NVML, the NVIDIA driver's monitoring library, in base units. Values that a device does not have are None."""

@@ -1,4 +1,4 @@
-"""One GPU as NVML sees it: a method a quantity, in base units; None where this device does not have it."""
+"""One GPU in NVML: one method per value, in base units; None if the device does not have it."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pynvml
 from rankscope_exporter.gpu.nvml.errors import DriverError, ask
 from rankscope_exporter.gpu.nvml.fields import FieldId, field_values, known, value_of
 
-# Why clocks are lower than they could be: bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h:
-# nvmlClocksEventReason…; the last two exist only under the older name, nvmlClocksThrottleReason…).
+# Reasons for low clocks: bits of nvmlDeviceGetCurrentClocksEventReasons (nvml.h: nvmlClocksEventReason…; the last two
+# exist only as nvmlClocksThrottleReason…, the older name).
 CLOCK_EVENT_REASONS = {
     0x001: "gpu_idle",
     0x002: "applications_clocks_setting",
@@ -47,16 +47,16 @@ _RINGS: dict[Engine, int] = {
 
 @dataclass(frozen=True)
 class UtilizationSample:
-    """How busy the GPU was since the sample before: the share of the time in which a kernel (or that engine) ran."""
+    """Utilization since the previous sample: the share of time in which a kernel or the engine ran."""
 
     timestamp_us: int
-    """Microseconds by a clock of the driver's: unix time on most systems, the time since boot on some."""
+    """Microseconds of the driver's clock: unix time on most systems, time since boot on some."""
     percent: float
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Device memory in bytes; `used` is without `reserved` where the latter is known."""
+    """Memory in bytes. `used` excludes `reserved` if that is known."""
 
     total: int
     used: int
@@ -66,7 +66,7 @@ class Memory:
 
 @dataclass(frozen=True)
 class PowerLimits:
-    """What the power limit may be set to, and what it is at first; watts."""
+    """Default and range of the power limit in watts."""
 
     default: float | None
     lowest: float | None
@@ -74,7 +74,7 @@ class PowerLimits:
 
 
 class Device:
-    """An open handle on one GPU. Every method may raise DeviceLostError or DriverError."""
+    """An open handle of one GPU. Every method may raise DeviceLostError or DriverError."""
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -83,53 +83,53 @@ class Device:
         self._handle = _required(pynvml.nvmlDeviceGetHandleByIndex, index)
         self.is_open = True
         self.reported_uuid: str = ask(pynvml.nvmlDeviceGetUUID, self._handle) or ""
-        """What the driver says: empty, zeros, or that of a second GPU on some virtual machines."""
+        """The driver's UUID. It may be empty, zeros, or the UUID of a second GPU on some virtual machines."""
         self.uuid = self.reported_uuid
-        """What tells it from every other GPU of this machine; whoever knows those sets it."""
+        """UUID that identifies this GPU on this machine. GpuStates sets it if the reported one is ambiguous."""
 
     @property
     def handle(self) -> Any:
-        """NVML's handle, for the event set."""
+        """NVML's handle, for event sets."""
         return self._handle
 
-    def at_close(self, give_back: Callable[[], None]) -> None:
-        """Have this called before the handle is let go of, by the thread that reads the device."""
-        self._at_close.append(give_back)
+    def at_close(self, callback: Callable[[], None]) -> None:
+        """Register a callback for the time before the handle is closed, in the thread that reads the device."""
+        self._at_close.append(callback)
 
     def close(self) -> None:
-        """Give back what was made for the device; the handle itself belongs to the connection."""
+        """Run the callbacks. The handle itself belongs to the connection."""
         self.is_open = False
         while self._at_close:
-            give_back = self._at_close.pop()
-            with contextlib.suppress(DriverError):  # the connection for which it was made is gone, and takes it along
-                give_back()
+            callback = self._at_close.pop()
+            with contextlib.suppress(DriverError):  # the connection is already closed, which freed the resource
+                callback()
 
     def fields(self, *ids: FieldId) -> list[float | None]:
-        """The values of these fields of nvmlDeviceGetFieldValues, in one call."""
+        """Return the values of these fields of nvmlDeviceGetFieldValues, in one call."""
         return field_values(self._handle, ids)
 
     def check(self) -> None:
-        """Ask for something that every GPU has and that is never answered from a cache: raises if it is not there."""
+        """Call a function that every GPU has and that is never cached. Raises if the GPU does not answer."""
         ask(pynvml.nvmlDeviceGetPerformanceState, self._handle)
 
     def name(self) -> str | None:
-        """The product's name, as `NVIDIA H100 80GB HBM3`."""
+        """Return the product name, such as `NVIDIA H100 80GB HBM3`."""
         return _text(ask(pynvml.nvmlDeviceGetName, self._handle))
 
     def pci_bus_id(self) -> str | None:
-        """Where it is on the PCI bus, as domain:bus:device.function."""
+        """Return the PCI address as domain:bus:device.function."""
         info = ask(pynvml.nvmlDeviceGetPciInfo, self._handle)
         return None if info is None else _text(info.busId)
 
     def minor_number(self) -> int | None:
-        """Return the N of its device file /dev/nvidiaN, which need not be its index."""
+        """Return the N of its device file /dev/nvidiaN, which may differ from its index."""
         number = ask(pynvml.nvmlDeviceGetMinorNumber, self._handle)
         return None if number is None else int(number)
 
     def utilization(self, engine: Engine = "gpu") -> float | None:
-        """The share (0 to 1) of the last sample period, 1/6 s to 1 s by product, in which the engine ran.
+        """Return the share (0 to 1) of the last sample period (1/6 s to 1 s by product) in which the engine was active.
 
-        `gpu`: some kernel; `memory`: reading or writing; `encoder`, `decoder`: of video.
+        `gpu`: any kernel; `memory`: reads or writes; `encoder`, `decoder`: of video.
         """
         percent = known(self._percent(engine))
         return None if percent is None else min(percent, 100) / 100
@@ -145,7 +145,7 @@ class Device:
         return None if answer is None else int(answer[0])
 
     def utilization_samples(self, engine: Engine = "gpu") -> Iterator[UtilizationSample] | None:
-        """All samples of the ring, the newest first; each is converted when it is asked for."""
+        """Return all samples of the ring, newest first. Samples are converted lazily."""
         try:
             answer = ask(pynvml.nvmlDeviceGetSamples, self._handle, _RINGS[engine], 0)
         except DriverError as error:
@@ -155,74 +155,74 @@ class Device:
         return None if answer is None else _newest_first(*answer)
 
     def samples_utilization(self, engine: Engine = "gpu") -> bool:
-        """Whether the driver keeps a ring of samples. One that has never held any counts as none."""
+        """Return whether the driver keeps a ring of samples. A ring that was always empty does not count."""
         if engine not in self._rings_seen and any(True for _ in self.utilization_samples(engine) or ()):
             self._rings_seen.add(engine)
         return engine in self._rings_seen
 
     def driver_version(self) -> str | None:
-        """The version of its driver."""
+        """Return the driver's version."""
         return _text(ask(pynvml.nvmlSystemGetDriverVersion))
 
     def cuda_version(self) -> str | None:
-        """The newest CUDA that its driver supports, as major.minor."""
+        """Return the newest CUDA version that the driver supports, as major.minor."""
         number = ask(pynvml.nvmlSystemGetCudaDriverVersion_v2)
         return None if number is None else f"{number // 1000}.{number % 1000 // 10}"
 
     def memory(self) -> Memory | None:
-        """Of the whole device."""
+        """Return the device's memory."""
         info = ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle, pynvml.nvmlMemory_v2)
         if info is not None:
             return Memory(info.total, info.used, info.free, info.reserved)
-        # Drivers before 510 know only version 1, in which `used` contains what the driver reserves (on an idle A100
-        # 912 MB instead of 7.8), and nothing says how much that is.
+        # Drivers before 510 support only version 1, whose `used` includes the driver's reserved memory (912 instead of
+        # 7.8 MB on an idle A100) without reporting its size.
         info = ask(pynvml.nvmlDeviceGetMemoryInfo, self._handle)
         return None if info is None else Memory(info.total, info.used, info.free)
 
     def bar1_memory(self) -> Memory | None:
-        """The window through which the PCIe bus reaches the device's memory."""
+        """Return the memory of BAR1, the window through which the PCIe bus accesses the device's memory."""
         info = ask(pynvml.nvmlDeviceGetBAR1MemoryInfo, self._handle)
         return None if info is None else Memory(info.bar1Total, info.bar1Used, info.bar1Free)
 
     def power(self) -> float | None:
-        """Watts drawn now (on most products a mean of the last second)."""
+        """Return the current power draw in watts (the mean of the last second on most products)."""
         return _thousandth(ask(pynvml.nvmlDeviceGetPowerUsage, self._handle))
 
     def power_limit(self) -> float | None:
-        """Watts that the driver enforces now."""
+        """Return the enforced power limit in watts."""
         return _thousandth(ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, self._handle))
 
     def power_limits(self) -> PowerLimits:
-        """Default and range of the power limit."""
+        """Return default and range of the power limit in watts."""
         default = ask(pynvml.nvmlDeviceGetPowerManagementDefaultLimit, self._handle)
         lowest, highest = ask(pynvml.nvmlDeviceGetPowerManagementLimitConstraints, self._handle) or (None, None)
         return PowerLimits(_thousandth(default), _thousandth(lowest), _thousandth(highest))
 
     def energy(self) -> float | None:
-        """Joules since the driver was loaded."""
+        """Return the joules used since the driver was loaded."""
         return _thousandth(ask(pynvml.nvmlDeviceGetTotalEnergyConsumption, self._handle))
 
     def temperature(self) -> float | None:
-        """Degrees Celsius of the GPU die."""
+        """Return the temperature of the GPU die in degrees Celsius."""
         return known(ask(pynvml.nvmlDeviceGetTemperature, self._handle, pynvml.NVML_TEMPERATURE_GPU))
 
     def performance_state(self) -> int | None:
-        """0, the most, to 15, the least; 32 is how the driver says that it does not know."""
+        """Return the performance state: 0 (highest) to 15 (lowest); None if the driver reports it as unknown (32)."""
         state = ask(pynvml.nvmlDeviceGetPerformanceState, self._handle)
         return None if state is None or state == pynvml.NVML_PSTATE_UNKNOWN else int(state)
 
     def clock(self, domain: ClockDomain) -> float | None:
-        """The clock at this moment, in hertz."""
+        """Return the current clock in hertz."""
         return _million(ask(pynvml.nvmlDeviceGetClockInfo, self._handle, CLOCK_DOMAINS[domain]))
 
     def clock_max(self, domain: ClockDomain) -> float | None:
-        """The most hertz that the device can do."""
+        """Return the maximum clock in hertz."""
         return _million(ask(pynvml.nvmlDeviceGetMaxClockInfo, self._handle, CLOCK_DOMAINS[domain]))
 
     def clock_event_reasons(self) -> frozenset[str] | None:
-        """Why the clocks are lower than they could be now; a reason newer than this version is "other"."""
+        """Return the reasons why the clocks are low now. Reasons unknown to this version are "other"."""
         mask = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, self._handle)
-        if mask is None:  # the name before driver 535
+        if mask is None:  # the function's name before driver 535
             mask = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, self._handle)
         if mask is None:
             return None
@@ -230,22 +230,22 @@ class Device:
         return frozenset(CLOCK_EVENT_REASONS.get(bit, UNKNOWN_REASON) for bit in bits)
 
     def processes(self) -> dict[int, int | None] | None:
-        """The memory in bytes of each process with a compute or graphics context, by pid; None if it is not told."""
+        """Return the bytes of each process with a compute or graphics context, by pid; None if not supported."""
         compute = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, self._handle)
         graphics = ask(pynvml.nvmlDeviceGetGraphicsRunningProcesses, self._handle)
         if compute is None and graphics is None:
             return None
-        # One with contexts of both kinds is in both lists, with all of its memory in each.
+        # A process with both kinds of contexts is in both lists, each with all of its memory.
         return {process.pid: process.usedGpuMemory for process in [*(compute or ()), *(graphics or ())]}
 
     def pids(self) -> frozenset[int] | None:
-        """Processes with a compute or graphics context, each once."""
+        """Return the ids of processes with a compute or graphics context."""
         processes = self.processes()
         return None if processes is None else frozenset(processes)
 
 
 def _required(call: Any, *arguments: Any) -> Any:
-    """As `ask`, for what a device cannot be without."""
+    """Call `ask` for a value that every device must have. Raises DriverError if it is not supported."""
     answer = ask(call, *arguments)
     if answer is None:
         raise DriverError(call.__name__, pynvml.NVML_ERROR_NOT_SUPPORTED, "not supported")
@@ -255,7 +255,7 @@ def _required(call: Any, *arguments: Any) -> Any:
 def _newest_first(value_type: int, samples: Sequence[Any]) -> Iterator[UtilizationSample]:
     for sample in reversed(samples):
         percent = value_of(value_type, sample.sampleValue)
-        if percent is not None and sample.timeStamp:  # a place of the ring that was never filled has no stamp
+        if percent is not None and sample.timeStamp:  # unused entries of the ring have no timestamp
             yield UtilizationSample(sample.timeStamp, percent)
 
 

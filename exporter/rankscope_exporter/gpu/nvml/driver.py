@@ -1,4 +1,4 @@
-"""The NVIDIA driver: whether there is one, its devices, its XID events. A machine without one is no error."""
+"""The NVIDIA driver: its connection, devices and XID events. A machine without a driver is not an error."""
 
 from __future__ import annotations
 
@@ -18,49 +18,49 @@ logger = logging.getLogger(__name__)
 
 
 class Driver:
-    """A connection to NVML, which is one per process; connect and close it from one thread."""
+    """A connection to NVML, one per process. Connect and close it from the same thread."""
 
     def __init__(self, descriptors: Path = Path("/proc/self/fd")) -> None:
-        """`descriptors` is where the files that this process has open are listed as links."""
+        """Initialize without connecting. `descriptors` is a directory of links to this process's open files."""
         self._descriptors = descriptors
         self._connected = False
-        self._complaint = ""
+        self._logged_error = ""
 
     def connect(self) -> bool:
-        """Whether the driver is there and answers. May be called again and again until it is."""
+        """Connect and return whether the driver answers. May be called repeatedly until it does."""
         if not self._connected:
             try:
                 self._connected = perform(pynvml.nvmlInit)
-                self._complain("" if self._connected else "the driver does not support NVML")
+                self._log_error("" if self._connected else "driver does not support NVML")
             except DriverError as error:
-                self._complain(str(error))
+                self._log_error(str(error))
         return self._connected
 
     def close(self) -> str | None:
-        """Give every handle back: an open one blocks a driver's unloading and a GPU's reset.
+        """Close every handle: an open one blocks driver unloading and GPU resets.
 
-        Returns why one is open all the same: the driver's word, or a device file that it has not closed.
+        Returns the reason if one stays open (the driver's error or the open device files), None otherwise.
         """
         if self._connected:
             self._connected = False
             try:
                 perform(pynvml.nvmlShutdown)
             except DriverError as error:
-                logger.warning("the driver did not let go: %s", error)
+                logger.warning("NVML shutdown failed: %s", error)
                 return str(error)
         still_open = self._open_devices()
         return f"still open: {', '.join(still_open)}" if still_open else None
 
     def _open_devices(self) -> list[str]:
-        """NVIDIA's device files that this process has open; without a procfs nobody knows of any."""
+        """Return NVIDIA's device files that this process has open; empty without a procfs."""
         found = set()
         for descriptor in self._descriptors.iterdir() if self._descriptors.is_dir() else ():
-            with contextlib.suppress(FileNotFoundError):  # closed since it was listed, as the listing's own is
+            with contextlib.suppress(FileNotFoundError):  # closed after the listing, like the listing's own descriptor
                 found.add(str(descriptor.readlink()))
         return sorted(path for path in found if path.startswith(DEVICE_FILES))
 
     def device_count(self) -> int:
-        """GPUs that the driver reports, lost ones that it still remembers included. Raises DriverError."""
+        """Return the number of GPUs that the driver reports, including lost ones. Raises DriverError."""
         return int(ask(pynvml.nvmlDeviceGetCount) or 0)
 
     def device(self, index: int) -> Device:
@@ -68,11 +68,11 @@ class Driver:
         return Device(index)
 
     def xid_events(self) -> XidEvents:
-        """A new event set. Raises DriverError."""
+        """Create an event set. Raises DriverError."""
         return XidEvents()
 
-    def _complain(self, complaint: str) -> None:
-        """Say why there is no driver, once for each reason."""
-        if complaint and complaint != self._complaint:
-            logger.warning("no NVIDIA driver yet: %s", complaint)
-        self._complaint = complaint
+    def _log_error(self, error: str) -> None:
+        """Log why there is no driver, once for each reason."""
+        if error and error != self._logged_error:
+            logger.warning("NVIDIA driver is not available: %s", error)
+        self._logged_error = error

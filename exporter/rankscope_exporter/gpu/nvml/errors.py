@@ -1,4 +1,4 @@
-"""Every call to NVML passes through `ask`: what a device does not support becomes None here and nowhere else."""
+"""NVML calls and errors. All calls use `ask`, the only place that turns an unsupported value into None."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ CODES: dict[str, int] = {
     name.removeprefix("NVML_ERROR_"): code for name, code in vars(pynvml).items() if name.startswith("NVML_ERROR_")
 }
 
-# NO_PERMISSION is among them because an exporter in a container is told so, for good, about what its host hides;
-# ARGUMENT_VERSION_MISMATCH and DEPRECATED are how a driver says that it is older or newer than the bindings.
+# NO_PERMISSION is included because a container permanently gets it for calls that its host denies.
+# ARGUMENT_VERSION_MISMATCH and DEPRECATED mean that the driver is older or newer than the bindings.
 UNSUPPORTED = frozenset(
     {
         pynvml.NVML_ERROR_NOT_SUPPORTED,
@@ -29,7 +29,7 @@ LOST = frozenset(
 
 
 class DriverError(Exception):
-    """The driver failed a call. `code` is NVML's return code."""
+    """A failed driver call. `code` is NVML's return code."""
 
     def __init__(self, call: str, code: int, text: str) -> None:
         super().__init__(f"{call}: {text}")
@@ -37,21 +37,21 @@ class DriverError(Exception):
 
 
 class DeviceLostError(DriverError):
-    """The device fell off the bus or needs a reset: nothing that it was asked earlier holds any more."""
+    """The device fell off the bus or needs a reset. Its earlier values are no longer valid."""
 
 
 def ask(call: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what the call returns, or None where device, driver or bindings do not have it.
+    """Return the call's result, or None if device, driver or bindings do not support it.
 
-    Text that is not UTF-8 has a replacement character for each byte that is not.
+    Replaces each byte that is not UTF-8 by a replacement character.
 
-    Raises DeviceLostError for a device that is gone and DriverError for every other failure, known or not.
+    Raises DeviceLostError if the device is lost, and DriverError for every other failure.
     """
     try:
         return call(*arguments)
-    except UnicodeDecodeError as error:  # pynvml decodes what the driver returns, and insists on UTF-8
+    except UnicodeDecodeError as error:  # pynvml decodes the driver's strings as strict UTF-8
         return error.object.decode(errors="replace")
-    except pynvml.NVMLLibraryMismatchError:  # what an unversioned function says when its symbol is not there
+    except pynvml.NVMLLibraryMismatchError:  # raised by an unversioned function whose symbol is missing
         return None
     except pynvml.NVMLError as error:
         if error.value in UNSUPPORTED:
@@ -61,7 +61,7 @@ def ask(call: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def perform(call: Callable[..., Any], *arguments: Any) -> bool:
-    """`ask` for calls that return nothing: whether device, driver and bindings have it."""
+    """Call a function without a result through `ask`. Return whether it is supported."""
 
     @functools.wraps(call)
     def performed() -> bool:

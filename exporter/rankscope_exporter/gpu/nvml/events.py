@@ -1,4 +1,4 @@
-"""XID errors as the driver reports them: one event set for all devices."""
+"""XID errors reported by the driver, from one event set for all devices."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class XidEvent:
 
 
 class XidEvents:
-    """An NVML event set. Used by one thread alone: nothing documents what happens otherwise."""
+    """An NVML event set. Use it from one thread: NVML does not document thread safety."""
 
     def __init__(self) -> None:
         self._set = ask(pynvml.nvmlEventSetCreate)
         self._devices: dict[int, Device] = {}
 
     def register(self, device: Device) -> bool:
-        """Have the device's XIDs reported; False if it cannot. Raises DriverError."""
+        """Register the device for XID events. Return False if it does not support them. Raises DriverError."""
         if self._set is None:
             return False
         supported = ask(pynvml.nvmlDeviceGetSupportedEventTypes, device.handle)
@@ -36,12 +36,12 @@ class XidEvents:
             return False
         if not perform(pynvml.nvmlDeviceRegisterEvents, device.handle, pynvml.nvmlEventTypeXidCriticalError, self._set):
             return False
-        # By address, because a GPU that has just fallen off the bus (XID 79) can no longer be asked for its UUID.
+        # Keyed by address, because a GPU that has fallen off the bus (XID 79) cannot be asked for its UUID.
         self._devices[_address(device.handle)] = device
         return True
 
     def wait(self, seconds: float) -> XidEvent | None:
-        """The next XID, or None if there is none for so long. Raises DriverError."""
+        """Return the next XID event, or None after this many seconds without one. Raises DriverError."""
         try:
             data = ask(pynvml.nvmlEventSetWait, self._set, int(seconds * 1000))
         except DriverError as error:

@@ -1,7 +1,7 @@
-"""GPM: what the parts of a GPU did between two samples (Hopper and later), for a whole GPU or a MIG instance.
+"""GPM: activity of GPU units between two samples (Hopper and later), for a whole GPU or a MIG instance.
 
-One thread makes, fills and compares the samples of a device, and nobody else touches them: sharing one between
-threads was reported to panic the kernel. Unlike DCGM's profiling it takes no lock that Nsight would contend for.
+One thread creates, fills and compares a device's samples: sharing one between threads was reported to panic the kernel.
+Unlike DCGM's profiling, GPM takes no lock that conflicts with Nsight.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pynvml
 from rankscope_exporter.gpu.nvml.device import Device
 from rankscope_exporter.gpu.nvml.errors import ask, perform
 
-# Percent of the time between the samples.
+# Percent of the time between two samples.
 RATIOS = {
     "graphics": pynvml.NVML_GPM_METRIC_GRAPHICS_UTIL,
     "sm": pynvml.NVML_GPM_METRIC_SM_UTIL,
@@ -28,25 +28,25 @@ RATIOS = {
     "fp32": pynvml.NVML_GPM_METRIC_FP32_UTIL,
     "fp16": pynvml.NVML_GPM_METRIC_FP16_UTIL,
 }
-# MiB a second.
+# MiB per second.
 RATES = {
     "pcie_transmit": pynvml.NVML_GPM_METRIC_PCIE_TX_PER_SEC,
     "pcie_receive": pynvml.NVML_GPM_METRIC_PCIE_RX_PER_SEC,
     "nvlink_transmit": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC,
     "nvlink_receive": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC,
 }
-SHORTEST = 0.1  # seconds between two samples; NVML refuses to compare closer ones
+SHORTEST = 0.1  # seconds between two samples; NVML does not compare closer ones
 MIB = 2**20
 
 
 class GpmSampler:
-    """The samples of one device or MIG instance. Belongs to one thread."""
+    """Samples of one device or MIG instance. Not thread-safe."""
 
     def __init__(self, device: Device, gpu_instance: int | None = None) -> None:
-        """Raises DriverError; ask `supports_gpm` first."""
+        """Allocate the samples. Raises DriverError; call `supports_gpm` first."""
         self._device = device
         self._gpu_instance = gpu_instance
-        self._request = pynvml.c_nvmlGpmMetricsGet_t()  # some 20 kB, so it is kept
+        self._request = pynvml.c_nvmlGpmMetricsGet_t()  # kept because it is about 20 kB
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
         self._request.numMetrics = len(RATIOS) + len(RATES)
         for index, metric in enumerate((*RATIOS.values(), *RATES.values())):
@@ -56,9 +56,9 @@ class GpmSampler:
         self._elapsed = 0.0
 
     def measure(self, elapsed: float) -> Mapping[str, float]:
-        """Seconds and bytes since the last time, of those quantities that this device has.
+        """Return seconds and bytes since the last call, for the quantities that this device has.
 
-        `elapsed` is in seconds since the call before; 0 begins anew, and what was before is not looked at.
+        `elapsed` is the number of seconds since the previous call; 0 starts over and ignores earlier samples.
         """
         self._elapsed += elapsed
         if not elapsed:
@@ -73,7 +73,7 @@ class GpmSampler:
         return dict(self._compare(covered)) if had_last else {}
 
     def close(self) -> None:
-        """Give the samples back. Raises DriverError."""
+        """Free the samples. Raises DriverError."""
         for sample in (self._last, self._spare):
             perform(pynvml.nvmlGpmSampleFree, sample)
 
@@ -87,12 +87,12 @@ class GpmSampler:
         if not perform(pynvml.nvmlGpmMetricsGet, self._request):
             return
         for name, metric in zip((*RATIOS, *RATES), self._request.metrics, strict=False):
-            if metric.nvmlReturn == pynvml.NVML_SUCCESS and metric.value >= 0:  # which NaN is not
+            if metric.nvmlReturn == pynvml.NVML_SUCCESS and metric.value >= 0:  # False for NaN
                 rate = min(metric.value, 100.0) / 100 if name in RATIOS else metric.value * MIB
                 yield name, rate * seconds
 
 
 def supports_gpm(device: Device) -> bool:
-    """Whether the device has GPM."""
+    """Return whether the device has GPM."""
     support = ask(pynvml.nvmlGpmQueryDeviceSupport, device.handle)
     return support is not None and bool(support.isSupportedDevice)

@@ -1,4 +1,4 @@
-"""What wears out in a GPU: memory errors, and the rows and pages that were taken out of use because of them."""
+"""Memory health: ECC errors, remapped rows and retired pages."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ERROR_KINDS = {
     "corrected": pynvml.NVML_MEMORY_ERROR_TYPE_CORRECTED,
     "uncorrected": pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
 }
-# Since Turing only SRAM and DRAM are told apart; before, each memory by itself.
+# Since Turing only SRAM and DRAM are distinguished, earlier each kind of memory.
 LOCATIONS = {
     "l1_cache": pynvml.NVML_MEMORY_LOCATION_L1_CACHE,
     "l2_cache": pynvml.NVML_MEMORY_LOCATION_L2_CACHE,
@@ -28,28 +28,28 @@ LOCATIONS = {
 BANKS = ("max", "high", "partial", "low", "none")
 
 ErrorCounts = Mapping[tuple[str, str], float | None]
-"""By kind and location."""
+"""Counts by kind and location."""
 
 
 @dataclass(frozen=True)
 class Repairs:
-    """Row remapping (Ampere and later) and page retirement (before it), over the device's whole life."""
+    """Row remapping (since Ampere) and page retirement (before) over the device's lifetime."""
 
     remapped_rows: Mapping[str, float | None]
-    """By kind of the error."""
+    """Rows by kind of error."""
     remapping_pending: float | None
-    """1 if a remapping waits for the GPU's next reset."""
+    """1 if a row will be remapped at the GPU's next reset."""
     remapping_failed: float | None
-    """1 if a remapping has failed: the GPU is to be exchanged."""
+    """1 if remapping failed: the GPU needs replacement."""
     banks: Mapping[str, float | None]
-    """Banks of memory by how many spare rows they have left."""
+    """Number of memory banks by available spare rows."""
     retired_pages: Mapping[str, float | None]
-    """By cause."""
+    """Pages by cause."""
     retirement_pending: float | None
 
 
 def ecc_errors(device: Device, lifetime: bool) -> ErrorCounts:
-    """Since the driver was loaded, or over the device's whole life."""
+    """Return the errors since the driver was loaded, or over the device's lifetime."""
     span = pynvml.NVML_AGGREGATE_ECC if lifetime else pynvml.NVML_VOLATILE_ECC
     return {
         (kind, location): ask(pynvml.nvmlDeviceGetMemoryErrorCounter, device.handle, kind_number, span, location_number)
@@ -59,7 +59,7 @@ def ecc_errors(device: Device, lifetime: bool) -> ErrorCounts:
 
 
 def repairs(device: Device) -> Repairs:
-    """What was repaired, and what is still to be."""
+    """Return completed and pending repairs."""
     corrected, uncorrected, pending, failed, single, double, pages_pending = device.fields(
         pynvml.NVML_FI_DEV_REMAPPED_COR,
         pynvml.NVML_FI_DEV_REMAPPED_UNC,

@@ -1,4 +1,4 @@
-"""MIG: the instances that a GPU is split into."""
+"""MIG: the instances of a split GPU."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rankscope_exporter.gpu.nvml.errors import DriverError, ask
 
 @dataclass(frozen=True)
 class MigInstance:
-    """One MIG device: a compute instance within a GPU instance, which owns the memory."""
+    """One MIG device: a compute instance of a GPU instance, which owns the memory."""
 
     gpu_instance: int
     compute_instance: int
@@ -22,17 +22,17 @@ class MigInstance:
 
 
 def mig_instances(device: Device) -> list[MigInstance] | None:
-    """All of them; None where MIG is not on."""
+    """Return all MIG instances; None if MIG is disabled."""
     mode = ask(pynvml.nvmlDeviceGetMigMode, device.handle)
     if mode is None or mode[0] != pynvml.NVML_DEVICE_MIG_ENABLE:
         return None
-    most = ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle) or 0
-    found = (_instance(device, index) for index in range(most))
+    count = ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, device.handle) or 0
+    found = (_instance(device, index) for index in range(count))
     return [instance for instance in found if instance]
 
 
 def gpu_instances(device: Device) -> list[int]:
-    """The ids of the GPU instances, each once; empty where MIG is not on."""
+    """Return the distinct ids of the GPU instances; empty if MIG is disabled."""
     return sorted({instance.gpu_instance for instance in mig_instances(device) or ()})
 
 
@@ -40,7 +40,7 @@ def _instance(device: Device, index: int) -> MigInstance | None:
     try:
         handle = ask(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, device.handle, index)
     except DriverError as error:
-        if error.code == pynvml.NVML_ERROR_NOT_FOUND:  # there may be indices between instances that nobody has
+        if error.code == pynvml.NVML_ERROR_NOT_FOUND:  # indices between instances may be unused
             return None
         raise
     if handle is None:

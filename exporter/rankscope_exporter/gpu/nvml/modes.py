@@ -1,4 +1,4 @@
-"""How a GPU is set up, in words; empty where the driver does not say."""
+"""A GPU's modes as text; empty if the driver does not report one."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _RECOVERY = {
     pynvml.NVML_GPU_RECOVERY_ACTION_NODE_REBOOT: "node_reboot",
     pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_P2P: "drain_p2p",
     pynvml.NVML_GPU_RECOVERY_ACTION_DRAIN_AND_RESET: "drain_and_reset",
-    5: "recover_imex_domain",  # these by number: bindings before 13.590 do not name them
+    5: "recover_imex_domain",  # numbers, because bindings before 13.590 have no names for these
     6: "bus_reset",
     7: "system_reboot",
 }
@@ -45,7 +45,7 @@ _FABRIC_STATES = {
 
 @dataclass(frozen=True)
 class Modes:
-    """What an administrator sets, in words."""
+    """Modes that an administrator sets, as text."""
 
     persistence: str
     compute: str
@@ -56,17 +56,17 @@ class Modes:
 
 @dataclass(frozen=True)
 class Fabric:
-    """A GPU's registration with an NVSwitch fabric. Until `state` is completed, no job can use NVLink."""
+    """A GPU's registration with an NVSwitch fabric. NVLink is unusable until `state` is completed."""
 
     state: str
     status: str
-    """`success`, or the return code of the probe that failed."""
+    """`success`, or the return code of the failed probe."""
     cluster_uuid: str
     clique: str
 
 
 def modes(device: Device) -> Modes:
-    """As they are set now; empty where the device has no such mode."""
+    """Return the current modes; empty if the device has no such mode."""
     return Modes(
         persistence=_word(_SWITCH, ask(pynvml.nvmlDeviceGetPersistenceMode, device.handle)),
         compute=_word(_COMPUTE, ask(pynvml.nvmlDeviceGetComputeMode, device.handle)),
@@ -77,14 +77,14 @@ def modes(device: Device) -> Modes:
 
 
 def recovery_action(device: Device) -> str | None:
-    """What the driver wants done so that the GPU works again."""
+    """Return the driver's recommended action to recover the GPU."""
     action = device.fields(pynvml.NVML_FI_DEV_GET_GPU_RECOVERY_ACTION)[0]
     return None if action is None else _word(_RECOVERY, int(action))
 
 
 def fabric(device: Device) -> Fabric | None:
-    """The registration now; None where there is no fabric."""
-    info = pynvml.c_nvmlGpuFabricInfo_v2_t()  # with its version; drivers that know later ones still take this
+    """Return the current registration; None if there is no fabric."""
+    info = pynvml.c_nvmlGpuFabricInfo_v2_t()  # drivers with newer versions still accept version 2
     if not perform(pynvml.nvmlDeviceGetGpuFabricInfoV, device.handle, ctypes.byref(info)):
         return None
     if info.state == pynvml.NVML_GPU_FABRIC_STATE_NOT_SUPPORTED:
@@ -98,10 +98,10 @@ def fabric(device: Device) -> Fabric | None:
 
 
 def _first(answer: Any) -> Any:
-    """The current mode, of that and the pending one."""
+    """Return the current mode from a pair of current and pending mode."""
     return None if answer is None else answer[0]
 
 
 def _word(words: dict[int, str], value: int | None) -> str:
-    """A value that is newer than this version is told by its number."""
+    """Return the word for a value, or its number if this version does not know it."""
     return "" if value is None else words.get(value, str(value))

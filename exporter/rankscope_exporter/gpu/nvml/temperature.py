@@ -1,4 +1,4 @@
-"""How hot a GPU's memory is, and how hot the GPU may become."""
+"""A GPU's memory temperature, thermal margin and thresholds."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ _MARGIN_THRESHOLDS = {
 
 
 def memory_temperature(device: Device) -> float | None:
-    """Degrees Celsius. A device without that sensor may say 0, which is no temperature of a GPU."""
+    """Return degrees Celsius. 0 becomes None: a device without the sensor may report it."""
     return device.fields(pynvml.NVML_FI_DEV_MEMORY_TEMP)[0] or None
 
 
 def margin(device: Device) -> float | None:
-    """Degrees Celsius until the device is slowed down (T.Limit); Ada and later."""
+    """Return the degrees Celsius until the device slows down (T.Limit); Ada and later."""
     return known(ask(pynvml.nvmlDeviceGetMarginTemperature, device.handle))
 
 
 def thresholds(device: Device) -> dict[str, float | None]:
-    """Degrees Celsius by name."""
+    """Return the thresholds in degrees Celsius by name."""
     call = pynvml.nvmlDeviceGetTemperatureThreshold
     return {name: known(ask(call, device.handle, number)) for name, number in _THRESHOLDS.items()}
 
 
 def margin_thresholds(device: Device) -> dict[str, float | None]:
-    """The margin at which each threshold lies; Ada and later."""
+    """Return the margin of each threshold in degrees Celsius; Ada and later."""
     return dict(zip(_MARGIN_THRESHOLDS, device.fields(*_MARGIN_THRESHOLDS.values()), strict=True))

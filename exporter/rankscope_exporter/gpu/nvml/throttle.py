@@ -1,4 +1,4 @@
-"""The driver's own counters of why the clocks were held down."""
+"""The driver's own counters of throttled time."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _REASON_COUNTERS = {
     "board_limit": pynvml.NVML_FI_DEV_PERF_POLICY_BOARD_LIMIT,
     "reliability": pynvml.NVML_FI_DEV_PERF_POLICY_RELIABILITY,
 }
-# Bindings of drivers 575.51 to 580.65 have these three at 251 to 253, which before and since are about power smoothing;
-# 580.82 and later have them here (nvidia-ml-py of those versions). Older drivers are not asked.
+# Bindings of drivers 575.51 to 580.65 number these three 251 to 253, which other versions use for power smoothing.
+# Since 580.82 they have these numbers (nvidia-ml-py of those versions). Older drivers are not queried.
 _THERMAL_COUNTERS = {"sw_thermal_slowdown": 269, "hw_thermal_slowdown": 270, "hw_power_brake_slowdown": 271}
 _THERMAL_COUNTERS_SINCE = (580, 82)
 
 
 def clock_event_seconds(device: Device) -> dict[str, float]:
-    """For how long each reason has held since the driver was loaded, where the driver counts that itself."""
+    """Return the seconds of each reason since the driver was loaded, for reasons that the driver counts."""
     is_new = _version(device.driver_version()) >= _THERMAL_COUNTERS_SINCE
     fields = _REASON_COUNTERS | _THERMAL_COUNTERS if is_new else _REASON_COUNTERS
     values = dict(zip(fields, device.fields(*fields.values()), strict=True))

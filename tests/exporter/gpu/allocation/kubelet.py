@@ -1,4 +1,4 @@
-"""A kubelet's pod resources API: a real gRPC server on a Unix socket, whose messages protoc's own code encodes."""
+"""A kubelet with the pod resources API: a real gRPC server on a Unix socket. protoc's code encodes its messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NAME = "podresources_pb2"
 
 
 def compiled(directory: Path) -> ModuleType:
-    """The messages of podresources.proto, compiled into the directory unless this process has them already."""
+    """Return the messages of podresources.proto. Compile them into the directory once per process."""
     if NAME not in sys.modules:
         assert protoc.main(["", f"-I{PROTO.parent}", f"--python_out={directory}", str(PROTO)]) == 0
         sys.path.insert(0, str(directory))
@@ -30,7 +30,7 @@ def compiled(directory: Path) -> ModuleType:
 
 
 class Kubelet:
-    """Answers with the pods that a test adds."""
+    """A server that returns the pods added by a test."""
 
     def __init__(self, directory: Path) -> None:
         self.socket = directory / "kubelet.sock"
@@ -39,7 +39,7 @@ class Kubelet:
         self._server: grpc.Server | None = None
 
     def add(self, namespace: str, name: str, **containers: list[str]) -> None:
-        """A pod whose containers have these devices, and processors and memory as static policies assign them."""
+        """Add a pod whose containers have these devices, with CPUs and memory from static policies."""
         pod = self.answer.pod_resources.add(name=name, namespace=namespace)
         for container, ids in containers.items():
             resources = pod.containers.add(name=container, cpu_ids=[0, 1, 300])
@@ -48,7 +48,7 @@ class Kubelet:
             devices.topology.nodes.add(ID=1)
 
     def claim(self, namespace: str, name: str, container: str, **resource: Any) -> None:
-        """A pod with one container that has one device of a claim (dynamic resource allocation)."""
+        """Add a pod with one container that has one device of a claim (dynamic resource allocation)."""
         pod = self.answer.pod_resources.add(name=name, namespace=namespace)
         claim = pod.containers.add(name=container).dynamic_resources.add(claim_name="gpu", claim_namespace=namespace)
         names = resource.pop("cdi", [])
@@ -73,4 +73,4 @@ class Kubelet:
         if self._server:
             self._server.stop(None).wait()
             self._server = None
-            eventually(lambda: not self.socket.exists())  # gRPC does it later, and would remove the next server's
+            eventually(lambda: not self.socket.exists())  # gRPC removes it later, possibly the next server's socket

@@ -1,4 +1,4 @@
-"""The cgroups of containers, by what makes them. A path's source is the code or the report that shows it."""
+"""Container cgroups by creator. The source of a path is the code or report that shows it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ USER = "/user.slice/user-1000.slice/user@1000.service/user.slice"
 PATHS = {
     "docker, cgroupfs (moby)": f"/docker/{ID}",
     "docker, systemd (runc)": f"/system.slice/docker-{ID}.scope",
-    "docker with an init of its own": f"/system.slice/docker-{ID}.scope/init",
-    "docker, a systemd in the container": f"/docker/{ID}/system.slice/sshd.service",
+    "docker with its own init cgroup": f"/system.slice/docker-{ID}.scope/init",
+    "docker, systemd in the container": f"/docker/{ID}/system.slice/sshd.service",
     "docker, rootless": f"{USER}/docker-{ID}.scope",
-    "docker, another parent (--cgroup-parent)": f"/jobs/7/{ID}",
+    "docker, other parent (--cgroup-parent)": f"/jobs/7/{ID}",
     "docker in docker": f"/docker/{OUTER}/docker/{ID}",
     "docker in docker, systemd": f"/system.slice/docker-{OUTER}.scope/docker/{ID}",
     "dockershim, cgroupfs": f"/kubepods/burstable/pod{POD}/{ID}",
@@ -28,24 +28,24 @@ PATHS = {
     "containerd, cgroupfs, guaranteed": f"/kubepods/pod{POD}/{ID}",
     "containerd, systemd": f"{SLICE}/cri-containerd-{ID}.scope",
     "containerd, systemd, guaranteed": f"/kubepods.slice/kubepods-pod{UNIT}.slice/cri-containerd-{ID}.scope",
-    "containerd, cgroupfs under a kubelet with systemd (kubernetes/kubernetes#106514)": (
+    "containerd with cgroupfs, kubelet with systemd (kubernetes/kubernetes#106514)": (
         f"/system.slice/containerd.service/kubepods-burstable-pod{UNIT}.slice:cri-containerd:{ID}"
     ),
-    "the same, cgroup v1 (falcosecurity/libs#63)": f"/kubepods-besteffort-pod{UNIT}.slice:cri-containerd:{ID}",
-    "the same, with a slice above": f"{SLICE}/kubepods-burstable-pod{UNIT}.slice:cri-containerd:{ID}",
-    "containerd, its namespace (ctr, nerdctl)": f"/default/{ID}",
+    "mixed drivers, cgroup v1 (falcosecurity/libs#63)": f"/kubepods-besteffort-pod{UNIT}.slice:cri-containerd:{ID}",
+    "mixed drivers, nested slice": f"{SLICE}/kubepods-burstable-pod{UNIT}.slice:cri-containerd:{ID}",
+    "containerd, own namespace (ctr, nerdctl)": f"/default/{ID}",
     "nerdctl, systemd": f"/system.slice/nerdctl-{ID}.scope",
     "nerdctl, rootless": f"{USER}/nerdctl-{ID}.scope",
-    "k3s and rke2, containerd below their service": f"/system.slice/k3s.service/kubepods/burstable/pod{POD}/{ID}",
+    "k3s and rke2, containerd below the service": f"/system.slice/k3s.service/kubepods/burstable/pod{POD}/{ID}",
     "cri-o, systemd": f"{SLICE}/crio-{ID}.scope",
     "cri-o, systemd, with a cgroup below (crun)": f"{SLICE}/crio-{ID}.scope/container",
     "cri-o, cgroupfs": f"/kubepods/burstable/pod{POD}/crio-{ID}",
-    "cri-o, seen from below": f"/../../kubepods-pod{UNIT}.slice/crio-{ID}.scope/container",
-    "cri-o, cgroupfs under a kubelet with systemd": f"/kubepods-pod{UNIT}.slice:crio:{ID}",
+    "cri-o, relative path": f"/../../kubepods-pod{UNIT}.slice/crio-{ID}.scope/container",
+    "cri-o with cgroupfs, kubelet with systemd": f"/kubepods-pod{UNIT}.slice:crio:{ID}",
     "podman, systemd": f"/machine.slice/libpod-{ID}.scope",
     "podman, with a cgroup below (crun)": f"/machine.slice/libpod-{ID}.scope/container",
     "podman, cgroupfs": f"/libpod_parent/libpod-{ID}",
-    "podman, a pod": f"/machine.slice/machine-libpod_pod_{OUTER}.slice/libpod-{ID}.scope",
+    "podman, pod": f"/machine.slice/machine-libpod_pod_{OUTER}.slice/libpod-{ID}.scope",
     "podman, rootless": f"{USER}/libpod-{ID}.scope/container",
     "podman in a unit (--cgroups=split)": f"/system.slice/train.service/libpod-payload-{ID}",
     "kind, cgroup v1": f"/docker/{OUTER}/kubelet/kubepods/burstable/pod{POD}/{ID}",
@@ -56,26 +56,26 @@ PATHS = {
     "kind, containerd without systemd": (
         f"/docker/{OUTER}/system.slice/containerd.service/kubepods-pod{UNIT}.slice:cri-containerd:{ID}"
     ),
-    "kind, its own namespace": f"/kubelet.slice/kubelet-kubepods.slice/cri-containerd-{ID}.scope",
+    "kind, own namespace": f"/kubelet.slice/kubelet-kubepods.slice/cri-containerd-{ID}.scope",
     "Amazon ECS": f"/ecs/train/0123456789abcdef0123456789abcdef/{ID}",
     "Amazon ECS, systemd": f"/ecstasks.slice/ecstasks-0123456789abcdef0123456789abcdef.slice/docker-{ID}.scope",
     "Slurm around podman": f"/system.slice/slurmstepd.scope/job_7/step_0/user/task_0/libpod-{ID}.scope",
-    "a cgroup that was removed (cgroups(7))": f"/docker/{ID} (deleted)",
+    "removed cgroup (cgroups(7))": f"/docker/{ID} (deleted)",
 }
 
 NO_CONTAINER = {
-    "a session": "/user.slice/user-1000.slice/session-3.scope",
-    "the root": "/",
-    "a Slurm job": "/system.slice/slurmstepd.scope/job_7/step_0/user/task_0",
-    "the runtimes themselves": "/system.slice/containerd.service",
+    "session": "/user.slice/user-1000.slice/session-3.scope",
+    "root": "/",
+    "Slurm job": "/system.slice/slurmstepd.scope/job_7/step_0/user/task_0",
+    "container runtime": "/system.slice/containerd.service",
     "podman's monitor": f"/machine.slice/libpod-conmon-{ID}.scope",
     "podman's monitor, cgroupfs": f"/libpod_parent/libpod-conmon-{ID}",
     "cri-o's monitor": f"{SLICE}/crio-conmon-{ID}.scope",
     "podman's pod": f"/machine.slice/machine-libpod_pod_{ID}.slice",
     "LXC": "/lxc.payload.train/ns",
     "longer than an id": f"/app.slice/{ID}ff",
-    "in capitals": f"/docker/{ID.upper()}",
-    "a file's name": f"/app.slice/{ID}.service",
+    "uppercase": f"/docker/{ID.upper()}",
+    "file name": f"/app.slice/{ID}.service",
 }
 
 
@@ -86,11 +86,11 @@ def test_a_process_is_in_the_innermost_container_of_its_cgroup(line: str, path: 
 
 
 @pytest.mark.parametrize("path", NO_CONTAINER.values(), ids=NO_CONTAINER)
-def test_other_cgroups_are_of_no_container(path: str) -> None:
+def test_other_cgroups_have_no_container(path: str) -> None:
     assert container_of_cgroup(f"0::{path}\n") == ""
 
 
-def test_a_monitor_in_a_container_is_in_that_container() -> None:
+def test_a_monitor_in_a_container_belongs_to_that_container() -> None:
     assert container_of_cgroup(f"0::/docker/{OUTER}/machine.slice/libpod-conmon-{ID}.scope\n") == OUTER
 
 
@@ -101,9 +101,9 @@ def test_a_monitor_in_a_container_is_in_that_container() -> None:
         f"12:rdma:/\n1:name=systemd:/docker/{OUTER}\n3:cpu:/docker/{OUTER}/docker/{ID}\n",
     ],
 )
-def test_the_deepest_hierarchy_of_cgroup_v1_counts(cgroup: str) -> None:
+def test_the_deepest_hierarchy_of_cgroup_v1_is_used(cgroup: str) -> None:
     assert container_of_cgroup(cgroup) == ID
 
 
-def test_no_cgroup_is_no_container() -> None:
+def test_an_empty_cgroup_has_no_container() -> None:
     assert container_of_cgroup("") == ""

@@ -1,4 +1,4 @@
-"""Claims come from everybody who answers; who does not answer costs nobody else anything, and nothing grows stale."""
+"""Claims combine all sources. A failing scheduler does not affect the others, and stale claims are dropped."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ JOB = Holder("slurm", slurm_job_id="7")
 POD = Holder("kubernetes", k8s_pod="a")
 
 
-class Says:
-    """A scheduler that says this, or raises it."""
+class FakeScheduler:
+    """A scheduler that returns or raises the given answer."""
 
     def __init__(self, name: str, answer: Mapping[str, Sequence[Holder]] | Exception) -> None:
         self.name = name
@@ -43,81 +43,83 @@ def scan(*snapshots: RankSnapshot) -> Scan:
     return Scan([Rank(snapshot, None, owner=0) for snapshot in snapshots], Counter())
 
 
-def watcher(*schedulers: Says, ranks: Callable[[], Scan | None] = scan, **options: Any) -> ClaimsWatcher:
+def watcher(*schedulers: FakeScheduler, ranks: Callable[[], Scan | None] = scan, **options: Any) -> ClaimsWatcher:
     return ClaimsWatcher(schedulers, ranks, UserNames(), **options)
 
 
-def test_a_gpu_is_found_by_its_index_its_uuid_and_its_ranks() -> None:
-    watching = watcher(Says("slurm", {"0": [JOB]}), Says("kubernetes", {UUID: [POD]}), ranks=lambda: scan(rank(2)))
-    watching.poll()
-    claims = watching.claims()
-    assert claims.on(0, "nvidia0", UUID) == [JOB, POD, Holder("rank", run="train", rank="2", owner="0", uid="0")]
-    assert claims.on(1, "nvidia1", "GPU-other") == []
+def test_a_gpu_matches_by_index_uuid_and_ranks() -> None:
+    schedulers = FakeScheduler("slurm", {"0": [JOB]}), FakeScheduler("kubernetes", {UUID: [POD]})
+    claims_watcher = watcher(*schedulers, ranks=lambda: scan(rank(2)))
+    claims_watcher.poll()
+    claims = claims_watcher.claims()
+    claim_of_rank = Holder("rank", run="train", rank="2", owner="0", uid="0")
+    assert claims.find_holders(0, "nvidia0", UUID) == [JOB, POD, claim_of_rank]
+    assert claims.find_holders(1, "nvidia1", "GPU-other") == []
     assert claims.is_complete
 
 
-def test_ranks_that_have_ended_or_name_no_gpu_lay_no_claim() -> None:
-    watching = watcher(ranks=lambda: scan(rank(0, alive=False), rank(1, uuid="")))
-    watching.poll()
-    assert watching.claims() == Claims(is_complete=True)
+def test_ended_ranks_and_ranks_without_a_gpu_make_no_claim() -> None:
+    claims_watcher = watcher(ranks=lambda: scan(rank(0, alive=False), rank(1, uuid="")))
+    claims_watcher.poll()
+    assert claims_watcher.claims() == Claims(is_complete=True)
 
 
-def test_a_ranks_claim_ends_with_its_process_whenever_the_schedulers_were_asked() -> None:
+def test_a_ranks_claim_ends_with_its_process_without_another_poll() -> None:
     alive = [True]
-    watching = watcher(Says("slurm", {"0": [JOB]}), ranks=lambda: scan(rank(2, alive=alive[0])))
-    watching.poll()
+    claims_watcher = watcher(FakeScheduler("slurm", {"0": [JOB]}), ranks=lambda: scan(rank(2, alive=alive[0])))
+    claims_watcher.poll()
     alive[0] = False
-    assert watching.claims() == Claims({"0": [JOB]}, is_complete=True)
+    assert claims_watcher.claims() == Claims({"0": [JOB]}, is_complete=True)
 
 
-def test_while_the_ranks_are_not_known_a_gpu_may_be_somebodys() -> None:
-    watching = watcher(Says("slurm", {"0": [JOB]}), ranks=lambda: None)
-    watching.poll()
-    assert watching.claims() == Claims({"0": [JOB]}, is_complete=False)
+def test_claims_are_incomplete_while_ranks_are_unknown() -> None:
+    claims_watcher = watcher(FakeScheduler("slurm", {"0": [JOB]}), ranks=lambda: None)
+    claims_watcher.poll()
+    assert claims_watcher.claims() == Claims({"0": [JOB]}, is_complete=False)
 
 
-def test_a_scheduler_that_does_not_answer_leaves_the_others_and_the_claims_incomplete(
+def test_a_failing_scheduler_makes_claims_incomplete_and_keeps_the_others(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
-    kubelet = Says("kubernetes", OSError("no such socket"))
-    watching = watcher(Says("slurm", {"0": [JOB]}), kubelet)
-    watching.poll()
-    watching.poll()
-    assert watching.claims() == Claims({"0": [JOB]}, is_complete=False)
+    kubelet = FakeScheduler("kubernetes", OSError("no such socket"))
+    claims_watcher = watcher(FakeScheduler("slurm", {"0": [JOB]}), kubelet)
+    claims_watcher.poll()
+    claims_watcher.poll()
+    assert claims_watcher.claims() == Claims({"0": [JOB]}, is_complete=False)
     kubelet.answer = {}
-    watching.poll()
-    assert watching.claims().is_complete
+    claims_watcher.poll()
+    assert claims_watcher.claims().is_complete
     assert [record.message for record in caplog.records] == [
-        "kubernetes does not say who holds the GPUs: no such socket",
-        "kubernetes says again who holds the GPUs",
+        "kubernetes query for GPU holders failed: no such socket",
+        "kubernetes query for GPU holders recovered",
     ]
 
 
-def test_claims_that_are_too_old_are_none() -> None:
+def test_stale_claims_are_dropped() -> None:
     now = [100.0]
-    watching = watcher(Says("slurm", {"0": [JOB]}), interval=5, monotonic=lambda: now[0])
-    assert watching.claims() == Claims(), "nobody was asked yet"
-    watching.poll()
+    claims_watcher = watcher(FakeScheduler("slurm", {"0": [JOB]}), interval=5, monotonic=lambda: now[0])
+    assert claims_watcher.claims() == Claims(), "not polled yet"
+    claims_watcher.poll()
     now[0] += 15
-    assert watching.claims().on(0, "nvidia0", UUID) == [JOB]
+    assert claims_watcher.claims().find_holders(0, "nvidia0", UUID) == [JOB]
     now[0] += 1
-    assert watching.claims() == Claims()
+    assert claims_watcher.claims() == Claims()
 
 
-def test_the_thread_asks_again_and_ends_when_told() -> None:
+def test_the_thread_polls_repeatedly_and_stops_on_request() -> None:
     before = threading.active_count()
-    slurm = Says("slurm", {"0": [JOB]})
-    watching = watcher(slurm, interval=0.01)
-    watching.start()
-    eventually(lambda: watching.claims().on(0, "nvidia0", UUID) == [JOB])
+    slurm = FakeScheduler("slurm", {"0": [JOB]})
+    claims_watcher = watcher(slurm, interval=0.01)
+    claims_watcher.start()
+    eventually(lambda: claims_watcher.claims().find_holders(0, "nvidia0", UUID) == [JOB])
     slurm.answer = {}
-    eventually(lambda: watching.claims() == Claims(is_complete=True))
-    watching.stop()
+    eventually(lambda: claims_watcher.claims() == Claims(is_complete=True))
+    claims_watcher.stop()
     assert threading.active_count() == before
 
 
-def test_a_mistake_of_ours_is_logged_and_does_not_end_the_thread(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_unexpected_exception_is_logged_and_the_thread_continues(caplog: pytest.LogCaptureFixture) -> None:
     calls: list[int] = []
 
     def lookup(uid: int) -> str:
@@ -127,18 +129,18 @@ def test_a_mistake_of_ours_is_logged_and_does_not_end_the_thread(caplog: pytest.
         return "alice"
 
     users = UserNames(lookup)
-    watching = ClaimsWatcher((), scan, users, interval=0.01)
-    watching.start()
+    claims_watcher = ClaimsWatcher((), scan, users, interval=0.01)
+    claims_watcher.start()
     eventually(lambda: users.name(7) == "alice")
-    watching.stop()
-    assert "the claims to GPUs cannot be collected" in caplog.text
+    claims_watcher.stop()
+    assert "querying GPU holders failed" in caplog.text
 
 
-def test_users_get_their_names_in_the_watchers_thread() -> None:
+def test_user_names_are_resolved_in_the_watchers_thread() -> None:
     threads: list[str] = []
     users = UserNames(lambda _uid: threads.append(threading.current_thread().name) or "alice")
-    watching = ClaimsWatcher((), scan, users, interval=0.01)
-    watching.start()
+    claims_watcher = ClaimsWatcher((), scan, users, interval=0.01)
+    claims_watcher.start()
     eventually(lambda: users.name(7) == "alice")
-    watching.stop()
+    claims_watcher.stop()
     assert threads == ["claims"]

@@ -1,4 +1,4 @@
-"""The table of states: facts on the left, the state on the right."""
+"""Table of facts and the resulting states."""
 
 from __future__ import annotations
 
@@ -16,53 +16,53 @@ from rankscope_exporter.gpu.allocation import idleness
 from rankscope_exporter.gpu.allocation.idleness import STATES, Facts, are_stuck, classify
 
 TABLE = [
-    # nobody is there
+    # no process, no claim
     ({}, "free"),
     ({"idle_for": None}, "free"),
     ({"memory": None}, "free"),
     ({"memory": 0.04}, "free"),
     ({"idle_for": 4}, "free"),
     ({"idle_for": 2}, "working"),
-    # somebody has it
-    ({"allocated": True}, "allocated_no_process"),
-    ({"allocated": True, "idle_for": 2}, "working"),
-    ({"allocated": None}, "unknown"),
-    # somebody has left something behind
+    # claimed
+    ({"is_allocated": True}, "allocated_no_process"),
+    ({"is_allocated": True, "idle_for": 2}, "working"),
+    ({"is_allocated": None}, "unknown"),
+    # memory or processes left behind
     ({"memory": 0.06}, "memory_held_by_dead"),
     ({"dead": 1}, "memory_held_by_dead"),
-    ({"dead": 1, "allocated": True}, "memory_held_by_dead"),
-    ({"dead": 1, "allocated": None}, "memory_held_by_dead"),
+    ({"dead": 1, "is_allocated": True}, "memory_held_by_dead"),
+    ({"dead": 1, "is_allocated": None}, "memory_held_by_dead"),
     ({"dead": 1, "idle_for": 2}, "working"),
-    # a process is there
+    # a living process
     ({"processes": 1, "idle_for": 0}, "working"),
     ({"processes": 1, "idle_for": 60}, "working"),
     ({"processes": 1, "idle_for": 61}, "process_no_work"),
     ({"processes": 1}, "process_no_work"),
     ({"processes": 1, "idle_for": None}, "unknown"),
     ({"processes": 1, "dead": 1, "memory": 0.9, "idle_for": 0}, "working"),
-    ({"processes": 1, "allocated": None, "idle_for": 0}, "working"),
-    # ranks are there
+    ({"processes": 1, "is_allocated": None, "idle_for": 0}, "working"),
+    # stuck ranks
     ({"processes": 1, "is_stuck": True, "idle_for": 0}, "suspected_hang"),
     ({"processes": 1, "is_stuck": True, "idle_for": 61}, "process_no_work"),
-    # processes cannot be seen
+    # processes not visible
     ({"processes": None}, "unknown"),
-    ({"processes": None, "allocated": True}, "unknown"),
+    ({"processes": None, "is_allocated": True}, "unknown"),
     ({"processes": None, "memory": 0.9}, "unknown"),
     ({"processes": None, "idle_for": 2}, "working"),
 ]
 
 
 @pytest.mark.parametrize(("facts", "state"), TABLE, ids=lambda value: str(value))
-def test_facts_make_a_state(facts: dict[str, Any], state: str) -> None:
+def test_facts_determine_the_state(facts: dict[str, Any], state: str) -> None:
     assert classify(Facts(**facts)) == state
 
 
-def test_every_state_can_come_about() -> None:
+def test_every_state_is_reachable() -> None:
     assert {state for _, state in TABLE} == set(STATES)
 
 
 def rank(silent_for: float, phase: str = "forward", alive: bool = True) -> RankSnapshot:
-    slots = {"started_monotonic": READ_AT - silent_for, "phase": PHASES.index(phase)}  # and nothing was charged since
+    slots = {"started_monotonic": READ_AT - silent_for, "phase": PHASES.index(phase)}  # no time charged since
     return rank_snapshot(slots, alive)
 
 
@@ -80,11 +80,11 @@ def rank(silent_for: float, phase: str = "forward", alive: bool = True) -> RankS
         ([rank(math.inf, alive=False)], False),
     ],
 )
-def test_ranks_are_stuck_when_none_of_the_living_makes_progress(ranks: list[RankSnapshot], stuck: bool) -> None:
+def test_ranks_are_stuck_if_no_living_rank_makes_progress(ranks: list[RankSnapshot], stuck: bool) -> None:
     assert are_stuck(ranks) is stuck
 
 
-def test_what_the_alerts_wait_for_is_what_the_states_wait_for() -> None:
+def test_limits_equal_the_alert_thresholds() -> None:
     thresholds = yaml.safe_load((HERE / "thresholds.yml").read_text(encoding="utf-8"))
     assert thresholds["gpu_memory_held"]["value"] == idleness.MEMORY_SHARE
     assert float(seconds(thresholds["stuck_for"]["value"])) == idleness.STUCK_AFTER

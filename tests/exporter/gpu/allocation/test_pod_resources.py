@@ -35,7 +35,7 @@ def pod(namespace: str, name: str, container: str) -> Holder:
     return Holder("kubernetes", k8s_namespace=namespace, k8s_pod=name, k8s_container=container)
 
 
-def test_each_gpu_is_held_by_its_pod_and_container(kubelet: Kubelet) -> None:
+def test_each_gpu_has_its_pod_and_container_as_holder(kubelet: Kubelet) -> None:
     kubelet.add("ml", "train-0", worker=[f"{UUID}0", f"{UUID}1"], sidecar=[])
     kubelet.add("web", "page", server=[])
     kubelet.add("ml", "notebook", jupyter=["nvidia3"])
@@ -46,7 +46,7 @@ def test_each_gpu_is_held_by_its_pod_and_container(kubelet: Kubelet) -> None:
     }
 
 
-def test_pods_that_share_a_gpu_all_hold_it(kubelet: Kubelet) -> None:
+def test_pods_that_share_a_gpu_are_all_holders(kubelet: Kubelet) -> None:
     kubelet.add("ml", "a", main=[f"{UUID}0::0"])
     kubelet.add("ml", "b", main=[f"{UUID}0::7"])
     assert PodResources(kubelet.socket).holders() == {f"{UUID}0": [pod("ml", "a", "main"), pod("ml", "b", "main")]}
@@ -56,14 +56,14 @@ def test_a_node_without_pods_has_no_holders(kubelet: Kubelet) -> None:
     assert PodResources(kubelet.socket).holders() == {}
 
 
-def test_an_answer_larger_than_grpcs_own_limit_is_read(kubelet: Kubelet) -> None:
+def test_a_response_larger_than_grpcs_default_limit_is_read(kubelet: Kubelet) -> None:
     for number in range(200):
         kubelet.add("ml", f"pod-{number}" + "x" * 25_000, main=[f"{UUID}0"])
     assert kubelet.answer.ByteSize() > 4 * 2**20
     assert len(PodResources(kubelet.socket).holders()[f"{UUID}0"]) == 200
 
 
-def test_a_kubelet_that_is_restarted_is_asked_again(kubelet: Kubelet) -> None:
+def test_a_restarted_kubelet_is_queried_again(kubelet: Kubelet) -> None:
     resources = PodResources(kubelet.socket)
     kubelet.stop()
     with pytest.raises(KubeletError, match=r"kubelet\.sock: UNAVAILABLE"):
@@ -115,7 +115,7 @@ def test_a_device_id_names_its_gpu(device: str, gpu: str | None) -> None:
         ("2", "", None),
     ],
 )
-def test_a_number_names_a_gpu_where_the_resource_is_one(device: str, resource: str, gpu: str | None) -> None:
+def test_a_number_names_a_gpu_only_for_gpu_resources(device: str, resource: str, gpu: str | None) -> None:
     assert gpu_of_device(device.encode(), resource) == gpu
 
 
@@ -154,16 +154,17 @@ def test_a_claim_names_its_gpu(kubelet: Kubelet, resource: dict[str, Any], gpus:
     assert PodResources(kubelet.socket).holders() == {gpu: [pod("ml", "train-0", "worker")] for gpu in gpus}
 
 
-def test_a_pod_that_is_gone_holds_nothing_the_next_time_that_the_kubelet_is_asked(kubelet: Kubelet) -> None:
+def test_a_deleted_pod_holds_nothing_after_the_next_poll(kubelet: Kubelet) -> None:
     kubelet.add("ml", "a", main=[f"{UUID}0"])
     kubelet.claim("ml", "b", "main", **BY_NVIDIA, device_name="gpu-1")
     watcher = ClaimsWatcher([PodResources(kubelet.socket)], lambda: Scan([], Counter()), UserNames())
     watcher.poll()
-    assert watcher.claims().on(0, "nvidia0", f"{UUID}0") == [pod("ml", "a", "main")]
-    assert watcher.claims().on(1, "nvidia1", f"{UUID}1") == [pod("ml", "b", "main")]
+    assert watcher.claims().find_holders(0, "nvidia0", f"{UUID}0") == [pod("ml", "a", "main")]
+    assert watcher.claims().find_holders(1, "nvidia1", f"{UUID}1") == [pod("ml", "b", "main")]
     del kubelet.answer.pod_resources[:]
     watcher.poll()
-    assert watcher.claims().on(0, "nvidia0", f"{UUID}0") == watcher.claims().on(1, "nvidia1", f"{UUID}1") == []
+    assert watcher.claims().find_holders(0, "nvidia0", f"{UUID}0") == []
+    assert watcher.claims().find_holders(1, "nvidia1", f"{UUID}1") == []
     assert watcher.claims().is_complete
 
 
@@ -175,7 +176,7 @@ def test_a_container_with_several_parts_of_a_gpu_holds_it_once(kubelet: Kubelet)
     }
 
 
-def test_bytes_that_are_no_answer_are_an_error_or_nothing_and_never_anything_else(tmp_path: Path) -> None:
+def test_corrupt_responses_raise_only_value_or_index_errors(tmp_path: Path) -> None:
     kubelet = Kubelet(tmp_path)
     kubelet.add("ml", "train-0", worker=[f"{UUID}0"])
     whole = kubelet.answer.SerializeToString()
@@ -191,19 +192,19 @@ def test_bytes_that_are_no_answer_are_an_error_or_nothing_and_never_anything_els
     assert outcomes == {True, "error"}
 
 
-def test_an_answer_that_is_cut_off_is_an_error(tmp_path: Path) -> None:
+def test_a_truncated_response_is_an_error(tmp_path: Path) -> None:
     kubelet = Kubelet(tmp_path)
     kubelet.add("ml", "train-0", worker=[f"{UUID}0"])
     with pytest.raises(ValueError, match="ends within a field"):
         list(parse_pods(kubelet.answer.SerializeToString()[:-1]))
 
 
-def test_grpc_is_not_imported_before_a_kubelet_is_asked() -> None:
+def test_grpc_is_imported_only_when_a_kubelet_is_queried() -> None:
     code = "import sys, rankscope_exporter.daemon; sys.exit('grpc' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
-def test_without_grpc_the_exporter_says_what_to_install() -> None:
+def test_without_grpc_the_error_names_the_package_to_install() -> None:
     code = """if True:
         import sys
         sys.modules["grpc"] = None

@@ -1,4 +1,4 @@
-"""Processes below a procfs that the test makes, and this test's own below the real one."""
+"""Processes of a fake procfs, and the test's own processes in the real one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ID = "c0ffee" * 10 + "c0de"
 
 
 class Procfs:
-    """A procfs of the test's own; with `kthreadd` it is that of a host."""
+    """A fake procfs. With `kthreadd` it is a host's procfs."""
 
     def __init__(self, path: Path, kthreadd: bool = True) -> None:
         self.path = path
@@ -54,7 +54,7 @@ def test_a_process_shows_its_job_or_container_and_its_user(cgroup: str, holder: 
     assert holders_of([Process(1000, cgroup)], users) == [holder]
 
 
-def test_a_user_is_looked_up_once_and_only_where_it_may_take_long() -> None:
+def test_a_user_is_looked_up_once_and_only_by_resolve() -> None:
     asked: list[int] = []
     users = UserNames(lambda uid: asked.append(uid) or f"user{uid}")
     assert users.name(7) == ""
@@ -72,7 +72,7 @@ def test_a_user_without_a_name_is_its_number() -> None:
     assert users.name(4_000_000_000) == "4000000000"
 
 
-def test_the_living_are_told_from_the_dead_and_from_zombies(tmp_path: Path) -> None:
+def test_living_processes_are_distinguished_from_dead_ones_and_zombies(tmp_path: Path) -> None:
     procfs = Procfs(tmp_path)
     procfs.process(10)
     procfs.process(11, state="Z (zombie)")
@@ -80,17 +80,17 @@ def test_the_living_are_told_from_the_dead_and_from_zombies(tmp_path: Path) -> N
     assert (seen.living, seen.dead, seen.count) == ([Process(1000, "0::/\n", 10, "train")], 2, 1)
 
 
-def test_where_the_hosts_processes_are_not_seen_nobody_is_called_dead(tmp_path: Path) -> None:
+def test_without_the_hosts_processes_none_counts_as_dead(tmp_path: Path) -> None:
     procfs = Procfs(tmp_path, kthreadd=False)
     procfs.write(2, comm="python\n")
     procfs.process(10)
     seen = look_up({10, 12}, ProcessTable(tmp_path))
     assert (seen.living, seen.dead, seen.count) == ([None, None], 0, 2)
-    assert holders_of(seen.living, UserNames()) == [Holder("process")] * 2, "process 10 here may be another one there"
-    assert look_up(set(), ProcessTable(tmp_path)).count is None, "none listed is not none there"
+    assert holders_of(seen.living, UserNames()) == [Holder("process")] * 2, "pid 10 may be another process on the host"
+    assert look_up(set(), ProcessTable(tmp_path)).count is None, "an empty list means unknown"
 
 
-def test_a_process_that_may_not_be_seen_lives_without_a_name(tmp_path: Path) -> None:
+def test_a_hidden_process_counts_as_living_without_a_name(tmp_path: Path) -> None:
     class Forbidding(ProcessTable):
         def find(self, pid: int) -> Process | None:
             if pid == 10:
@@ -101,19 +101,19 @@ def test_a_process_that_may_not_be_seen_lives_without_a_name(tmp_path: Path) -> 
     assert (seen.living, seen.dead, seen.count) == ([None], 0, 1)
 
 
-def test_an_error_that_says_nothing_of_the_process_is_not_its_death(tmp_path: Path) -> None:
+def test_an_unrelated_error_does_not_mean_that_a_process_ended(tmp_path: Path) -> None:
     (tmp_path / "10" / "status").mkdir(parents=True)
     with pytest.raises(IsADirectoryError):
         look_up({10}, ProcessTable(tmp_path, sees_all=True))
 
 
-def test_a_driver_that_lists_no_processes_says_nothing(tmp_path: Path) -> None:
+def test_a_driver_that_never_lists_processes_leaves_their_number_unknown(tmp_path: Path) -> None:
     Procfs(tmp_path)
     assert look_up(None, ProcessTable(tmp_path)).count is None
     assert look_up(set(), ProcessTable(tmp_path)).count == 0
 
 
-def test_a_real_process_lives_until_it_has_ended() -> None:
+def test_a_real_process_is_found_until_it_ends() -> None:
     table = ProcessTable(sees_all=True)
     with subprocess.Popen(["sleep", "60"]) as process:
         found = table.find(process.pid)
@@ -126,16 +126,16 @@ def test_a_real_process_lives_until_it_has_ended() -> None:
     assert table.find(process.pid) is None
 
 
-def test_names_of_a_whole_range_of_uids_are_not_kept_for_ever() -> None:
+def test_the_cache_of_user_names_is_bounded() -> None:
     users = UserNames(str)
     for first in range(5000, 25_000, 1000):
         for uid in (4711, *range(first, first + 1000)):
             users.name(uid)
         users.resolve()
-    assert users.name(4711) == "4711", "who is asked for again and again is remembered"
-    assert users.name(5000) == "", "and others are forgotten"
+    assert users.name(4711) == "4711", "frequently used names are kept"
+    assert users.name(5000) == "", "other names are evicted"
 
 
-def test_a_uid_without_a_name_has_none() -> None:
+def test_an_unknown_uid_has_no_name() -> None:
     assert name_of_user(0) == "root"
     assert name_of_user(4_000_000_000) == ""

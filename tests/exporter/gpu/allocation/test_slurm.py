@@ -1,4 +1,4 @@
-"""Slurm's jobs, from what a prolog leaves and from cgroups as Slurm makes them."""
+"""Slurm jobs from prolog files and from Slurm's cgroups."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope_exporter.gpu.allocation.slurm import FILE_LIMIT, SlurmJobs, job_o
 UUID = "GPU-51300000-0000-4000-8000-000000000000"
 
 
-def test_a_file_a_gpu_named_by_index_or_uuid_names_its_jobs(tmp_path: Path) -> None:
+def test_files_named_by_index_or_uuid_list_the_jobs_of_a_gpu(tmp_path: Path) -> None:
     (tmp_path / "0").write_text("4711\n")
     (tmp_path / UUID).write_text("4712 alice train large\n")
     (tmp_path / "1").write_text("")
@@ -24,7 +24,7 @@ def test_a_file_a_gpu_named_by_index_or_uuid_names_its_jobs(tmp_path: Path) -> N
     }
 
 
-def test_what_slurmd_knows_of_a_job_is_read_and_what_is_unknown_left_alone() -> None:
+def test_known_fields_of_a_job_are_read_and_unknown_ones_ignored() -> None:
     text = "4711 uid=1001 user=alice account=physics=x partition=gpu qos=high sluid=s9G5M8BD1KND00\n4712 uid=7\n"
     assert parse_jobs(text) == [
         Holder(
@@ -40,30 +40,30 @@ def test_what_slurmd_knows_of_a_job_is_read_and_what_is_unknown_left_alone() -> 
     ]
 
 
-def test_a_name_that_an_older_prolog_left_is_no_field() -> None:
+def test_a_job_name_from_an_older_prolog_is_not_parsed_as_fields() -> None:
     (job,) = parse_jobs("4711 alice user=root uid=0\n")
     assert job == Holder("slurm", slurm_job_id="4711", user="alice", slurm_job_name="user=root uid=0")
 
 
-def test_jobs_that_share_a_gpu_have_a_line_each() -> None:
+def test_jobs_that_share_a_gpu_have_one_line_each() -> None:
     assert [holder.slurm_job_id for holder in parse_jobs("1\n\n2 bob\n7_3\n8+1\n")] == ["1", "2", "7_3", "8+1"]
 
 
 @pytest.mark.parametrize("text", ["", "\0\0\0", "job of alice", "12x alice", "-1"])
-def test_what_is_no_job_counts_as_nothing(text: str) -> None:
+def test_lines_that_are_not_jobs_are_ignored(text: str) -> None:
     assert parse_jobs(text) == []
 
 
-def test_a_directory_that_no_prolog_has_made_yet_is_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_directory_counts_as_empty(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     jobs = SlurmJobs(tmp_path / "later")
-    assert "later does not exist yet" in caplog.text
+    assert "later does not exist" in caplog.text
     assert jobs.holders() == {}
     (tmp_path / "later").mkdir()
     (tmp_path / "later" / "3").write_text("5\n")
     assert list(jobs.holders()) == ["3"]
 
 
-def test_what_is_no_regular_file_of_a_gpu_is_left_alone(tmp_path: Path) -> None:
+def test_files_that_are_not_regular_gpu_files_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("4711 root\n")
     (tmp_path / "0").symlink_to(tmp_path / "secret")
     (tmp_path / "1").mkdir()
@@ -72,25 +72,25 @@ def test_what_is_no_regular_file_of_a_gpu_is_left_alone(tmp_path: Path) -> None:
     assert SlurmJobs(tmp_path).holders() == {}
 
 
-def test_a_huge_file_is_read_in_part(tmp_path: Path) -> None:
+def test_a_huge_file_is_read_partially(tmp_path: Path) -> None:
     (tmp_path / "0").write_text("1\n" * FILE_LIMIT)
     assert len(SlurmJobs(tmp_path).holders()["0"]) == FILE_LIMIT // 2
 
 
-def test_of_a_job_that_is_cut_off_no_other_is_made(tmp_path: Path) -> None:
+def test_a_truncated_line_is_not_parsed_as_a_job(tmp_path: Path) -> None:
     (tmp_path / "0").write_text("1 " + "x" * (FILE_LIMIT - 5) + "\n" + "4711\n")
     assert [job.slurm_job_id for job in SlurmJobs(tmp_path).holders()["0"]] == ["1"]
 
 
 @pytest.mark.parametrize("end", ["\x0b", "\x0c", "\r", "\x1c", "\x85", "\u2028"])
-def test_a_jobs_name_ends_no_line_and_is_fit_for_a_label(end: str) -> None:
+def test_a_job_name_cannot_end_a_line_and_is_sanitized(end: str) -> None:
     (job,) = parse_jobs(f"7 al\x1b[2Jice x{end}666 root {'y' * 4000}\n")
     assert (job.slurm_job_id, job.user) == ("7", "al?[2Jice")
     assert job.slurm_job_name.startswith("x?666 root y")
     assert len(job.slurm_job_name) == 200
 
 
-def test_a_directory_that_cannot_be_read_is_said(tmp_path: Path) -> None:
+def test_an_unreadable_directory_raises_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(OSError, match="file"):
         SlurmJobs(tmp_path / "file").holders()
@@ -112,5 +112,5 @@ def test_a_directory_that_cannot_be_read_is_said(tmp_path: Path) -> None:
         ("", ""),
     ],
 )
-def test_a_process_is_in_the_job_of_its_cgroup(cgroup: str, job: str) -> None:
+def test_a_process_belongs_to_the_job_of_its_cgroup(cgroup: str, job: str) -> None:
     assert job_of_cgroup(cgroup) == job

@@ -1,4 +1,4 @@
-"""What a collector publishes of one simulated GPU, and what a later reading adds."""
+"""Exported metrics of one collector on a simulated GPU, over several readings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GPU0 = Gpu(0, "GPU-0")
 Published = dict[str, dict[Any, float]]
 
 
-class Watched:
+class CollectedGpu:
     """A collector that reads a simulated machine's first GPU."""
 
     def __init__(self, machine: Any, collector: GpuCollector[Any]) -> None:
@@ -24,12 +24,12 @@ class Watched:
         self._last: float | None = None
 
     def reopen(self) -> None:
-        """As after a failure."""
+        """Reopen the device, as after a failure."""
         self.device.close()
         self.device = self.machine.device()
 
     def after(self, seconds: float, *, gap: bool = False) -> Published:
-        """What is published after so many seconds: values by name, and by what labels there are besides the GPU's."""
+        """Return the exported values after so many seconds, by name and by labels other than the GPU's."""
         clock = self.machine.clock
         clock.advance(seconds)
         elapsed = 0.0 if gap or self._last is None else clock() - self._last
@@ -48,25 +48,25 @@ def _key(names: tuple[str, ...], labels: dict[str, str]) -> Any:
 
 
 @pytest.fixture
-def watch(machine: Callable[..., Any]) -> Callable[[str, GpuCollector[Any]], Watched]:
-    """Makes a machine from a scenario's YAML, watched by a collector."""
-    return lambda scenario, collector: Watched(machine(scenario), collector)
+def watch(machine: Callable[..., Any]) -> Callable[[str, GpuCollector[Any]], CollectedGpu]:
+    """Return a function that creates a machine from a scenario's YAML, read by a collector."""
+    return lambda scenario, collector: CollectedGpu(machine(scenario), collector)
 
 
 class Metered:
-    """A simulated machine's first GPU, read by a meter."""
+    """The first GPU of a simulated machine, read by a meter."""
 
     def __init__(self, machine: Any, meter: Callable[[Any, Tick], Any]) -> None:
         self.machine, self.clock = machine, machine.clock
         self.device, self._meter = machine.device(), meter
 
     def after(self, seconds: float, elapsed: float | None = None) -> Any:
-        """Return the reading after so many seconds; `elapsed` is what the meter is told instead of them."""
+        """Return the reading after so many seconds. `elapsed` overrides the time that the meter gets."""
         self.clock.advance(seconds)
         return self._meter(self.device, Tick(self.clock(), seconds if elapsed is None else elapsed))
 
 
 @pytest.fixture
 def metered(machine: Callable[..., Any]) -> Callable[..., Metered]:
-    """Return a function that makes a machine from a scenario's YAML, read by a meter."""
+    """Return a function that creates a machine from a scenario's YAML, read by a meter."""
     return lambda scenario, meter: Metered(machine(scenario), meter)

@@ -1,4 +1,4 @@
-"""Every state comes about on a simulated GPU under the real NVML calls, and the states partition the time."""
+"""Every state occurs on a simulated GPU with real NVML calls, and the states add up to the observed time."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from rankscope_exporter.gpu.nvml.mig import mig_instances
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.simulation import simulated_uuid
 
-ALIVE = "SELF"  # this process: its number in a test's name would make that another in each worker of pytest
-DEAD = 4_194_305  # above the largest pid that Linux gives (2**22)
+ALIVE = "SELF"  # replaced by this process's pid, which would make test names differ between pytest workers
+DEAD = 4_194_305  # larger than any pid on Linux (2**22)
 UUID = simulated_uuid(0)
 JOB = Holder("slurm", slurm_job_id="7", user="alice")
-NOBODY = Claims(is_complete=True)
+NO_CLAIMS = Claims(is_complete=True)
 NO_RING = "fails: {nvmlDeviceGetSamples: NOT_SUPPORTED}"
 
 
-class Watched:
-    """A simulated GPU, read once a second by a meter whose view of the world the test sets."""
+class AllocatedGpu:
+    """A simulated GPU, read once a second by a meter with claims and processes set by the test."""
 
     def __init__(self, machine, timeline: str, sees_all: bool = True) -> None:
         self.machine = machine(f"{{gpus: 1, timeline: {{0: [{timeline.replace(ALIVE, str(os.getpid()))}]}}}}")
         self.device = self.machine.device()
-        self.claims = NOBODY
+        self.claims = NO_CLAIMS
         self.meter = AllocationMeter(lambda: self.claims, ProcessTable(sees_all=sees_all), UserNames())
         self.last = self.meter(self.device, Tick(self.machine.clock(), 0.0))
 
@@ -49,8 +49,8 @@ class Watched:
 
 
 def ranks(silent_for: float) -> Claims:
-    """A living rank on the GPU that made progress so long ago."""
-    slots = {"started_monotonic": READ_AT - silent_for, "phase": layout.FORWARD}  # and nothing was charged since
+    """Return a claim by a living rank on the GPU without progress for this many seconds."""
+    slots = {"started_monotonic": READ_AT - silent_for, "phase": layout.FORWARD}  # no time charged since
     snapshot = rank_snapshot(slots, run="train", rank="3", uuid=UUID)
     return Claims({}, True, {UUID: [Rank(snapshot, None, owner=1000)]})
 
@@ -58,62 +58,62 @@ def ranks(silent_for: float) -> Claims:
 @pytest.mark.parametrize(
     ("timeline", "claims", "state"),
     [
-        ("{at: 0}", NOBODY, "free"),
+        ("{at: 0}", NO_CLAIMS, "free"),
         ("{at: 0}", Claims({"0": [JOB]}, True), "allocated_no_process"),
         ("{at: 0}", Claims({UUID: [JOB]}, True), "allocated_no_process"),
         ("{at: 0}", ranks(1), "allocated_no_process"),
         ("{at: 0}", Claims(), "unknown"),
-        (f"{{at: 0, processes: [{{pid: {ALIVE}, memory: 8 GiB}}]}}", NOBODY, "process_no_work"),
-        (f"{{at: 0, busy: 0.1, processes: [{{pid: {ALIVE}}}]}}", NOBODY, "working"),
+        (f"{{at: 0, processes: [{{pid: {ALIVE}, memory: 8 GiB}}]}}", NO_CLAIMS, "process_no_work"),
+        (f"{{at: 0, busy: 0.1, processes: [{{pid: {ALIVE}}}]}}", NO_CLAIMS, "working"),
         (f"{{at: 0, waiting: 1, processes: [{{pid: {ALIVE}}}]}}", ranks(1), "working"),
         (f"{{at: 0, waiting: 1, processes: [{{pid: {ALIVE}}}]}}", ranks(301), "suspected_hang"),
-        (f"{{at: 0, processes: [{{pid: {DEAD}, memory: 8 GiB}}]}}", NOBODY, "memory_held_by_dead"),
-        ("{at: 0, memory_used: 8 GiB}", NOBODY, "memory_held_by_dead"),
-        ("{at: 0, memory_used: 1 GiB}", NOBODY, "free"),
-        (f"{{at: 0, {NO_RING}, busy: 1, processes: [{{pid: {ALIVE}}}]}}", NOBODY, "working"),
+        (f"{{at: 0, processes: [{{pid: {DEAD}, memory: 8 GiB}}]}}", NO_CLAIMS, "memory_held_by_dead"),
+        ("{at: 0, memory_used: 8 GiB}", NO_CLAIMS, "memory_held_by_dead"),
+        ("{at: 0, memory_used: 1 GiB}", NO_CLAIMS, "free"),
+        (f"{{at: 0, {NO_RING}, busy: 1, processes: [{{pid: {ALIVE}}}]}}", NO_CLAIMS, "working"),
     ],
 )
-def test_what_a_gpu_does_is_told_from_what_is_seen_of_it(machine, timeline, claims, state):
-    watched = Watched(machine, timeline)
-    watched.claims = claims
-    assert watched.run(5).state == state
-    assert watched.spent() == {state: 5}
+def test_facts_about_a_gpu_determine_its_state(machine, timeline, claims, state):
+    gpu = AllocatedGpu(machine, timeline)
+    gpu.claims = claims
+    assert gpu.run(5).state == state
+    assert gpu.spent() == {state: 5}
 
 
-def test_where_processes_cannot_be_seen_living_ranks_are_the_processes_that_one_knows_of(machine):
-    watched = Watched(machine, "{at: 0}", sees_all=False)
-    assert watched.run(1).state == "unknown"
-    watched.claims = ranks(1)
-    assert watched.run(1).state == "process_no_work"
+def test_without_visible_processes_living_ranks_count_as_processes(machine):
+    gpu = AllocatedGpu(machine, "{at: 0}", sees_all=False)
+    assert gpu.run(1).state == "unknown"
+    gpu.claims = ranks(1)
+    assert gpu.run(1).state == "process_no_work"
 
 
-def test_the_states_partition_the_time_that_the_gpu_was_watched(machine):
+def test_the_states_add_up_to_the_observed_time(machine):
     process = f"processes: [{{pid: {ALIVE}, memory: 8 GiB}}]"
-    watched = Watched(
+    gpu = AllocatedGpu(
         machine,
         f"""{{at: 0}}, {{at: 20, {process}}}, {{at: 40, busy: 1}}, {{at: 100, busy: 0}},
             {{at: 200, processes: [{{pid: {DEAD}, memory: 8 GiB}}]}}, {{at: 230, processes: []}}""",
     )
-    watched.run(300)
-    assert sum(watched.last.seconds.values()) == 300
-    assert watched.spent() == pytest.approx(
+    gpu.run(300)
+    assert sum(gpu.last.seconds.values()) == 300
+    assert gpu.spent() == pytest.approx(
         {"free": 20 + 70, "process_no_work": 20 + 40, "working": 60 + 60, "memory_held_by_dead": 30}, abs=2
     )
 
 
-def test_a_gap_is_nobodys_time(machine):
-    watched = Watched(machine, "{at: 0}")
-    watched.run(3)
-    watched.machine.clock.advance(1000)
-    watched.meter(watched.device, Tick(watched.machine.clock(), 0.0))
-    assert watched.run(2).seconds["free"] == 5
+def test_a_gap_adds_no_time(machine):
+    gpu = AllocatedGpu(machine, "{at: 0}")
+    gpu.run(3)
+    gpu.machine.clock.advance(1000)
+    gpu.meter(gpu.device, Tick(gpu.machine.clock(), 0.0))
+    assert gpu.run(2).seconds["free"] == 5
 
 
-def test_every_state_exists_from_the_start_at_0(machine):
-    assert Watched(machine, "{at: 0}").last.seconds == dict.fromkeys(STATES, 0.0)
+def test_every_state_starts_at_0(machine):
+    assert AllocatedGpu(machine, "{at: 0}").last.seconds == dict.fromkeys(STATES, 0.0)
 
 
-def test_a_device_that_tells_neither_processes_nor_utilization_has_no_state(machine):
+def test_a_device_without_processes_and_utilization_has_no_state(machine):
     fails = ", ".join(
         f"{symbol}: NOT_SUPPORTED"
         for symbol in (
@@ -123,13 +123,13 @@ def test_a_device_that_tells_neither_processes_nor_utilization_has_no_state(mach
             "nvmlDeviceGetUtilizationRates",
         )
     )
-    assert Watched(machine, f"{{at: 0, fails: {{{fails}}}}}").last is None
+    assert AllocatedGpu(machine, f"{{at: 0, fails: {{{fails}}}}}").last is None
 
 
-def test_holders_are_those_who_claim_the_gpu_and_the_processes_on_it(machine):
-    watched = Watched(machine, f"{{at: 0, processes: [{{pid: {ALIVE}}}, {{pid: {DEAD}}}]}}", sees_all=False)
-    watched.claims = Claims({"0": [JOB]}, True, ranks(1).ranks)
-    holders = watched.run(1).holders
+def test_holders_are_claims_and_processes_on_the_gpu(machine):
+    gpu = AllocatedGpu(machine, f"{{at: 0, processes: [{{pid: {ALIVE}}}, {{pid: {DEAD}}}]}}", sees_all=False)
+    gpu.claims = Claims({"0": [JOB]}, True, ranks(1).ranks)
+    holders = gpu.run(1).holders
     assert holders == [
         JOB,
         Holder("rank", run="train", rank="3", owner="1000", uid="1000"),
@@ -138,11 +138,11 @@ def test_holders_are_those_who_claim_the_gpu_and_the_processes_on_it(machine):
     ]
 
 
-def test_one_series_a_gpu_whoever_holds_it_and_none_for_a_free_one(machine):
-    watched = Watched(machine, "{at: 0}")
-    free = watched.last
-    watched.claims = Claims({"0": [JOB, Holder("slurm", slurm_job_id="8")]}, True)
-    info, state, seconds = COLLECTOR.families({Gpu(0, UUID): watched.run(1), Gpu(1, simulated_uuid(1)): free})
+def test_a_gpu_has_one_series_for_all_holders_and_none_if_free(machine):
+    gpu = AllocatedGpu(machine, "{at: 0}")
+    free = gpu.last
+    gpu.claims = Claims({"0": [JOB, Holder("slurm", slurm_job_id="8")]}, True)
+    info, state, seconds = COLLECTOR.families({Gpu(0, UUID): gpu.run(1), Gpu(1, simulated_uuid(1)): free})
     (sample,) = info.samples
     assert {label: value for label, value in sample.labels.items() if value} == {
         "gpu": "0",
@@ -155,18 +155,18 @@ def test_one_series_a_gpu_whoever_holds_it_and_none_for_a_free_one(machine):
     assert len(seconds.samples) == 2 * len(STATES)
 
 
-def test_a_kernel_from_before_the_exporter_began_is_seen_in_the_ring(metered):
+def test_a_kernel_from_before_the_start_is_found_in_the_ring(metered):
     gpu = metered("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 5, busy: 0}]}}", BusyMeter())
     assert gpu.after(15, elapsed=0).idle_for == pytest.approx(10, abs=0.2)
 
 
-def test_a_short_kernel_between_two_readings_is_seen(metered):
+def test_a_short_kernel_between_two_readings_is_found(metered):
     gpu = metered("{gpus: 1, timeline: {0: [{at: 10.4, busy: 1}, {at: 10.45, busy: 0}]}}", BusyMeter())
     assert gpu.after(10, elapsed=0).idle_for == math.inf
     assert gpu.after(1).idle_for < 1
 
 
-def test_a_clock_that_is_set_changes_nothing_about_how_long_a_gpu_is_idle(machine):
+def test_setting_the_clock_does_not_change_idle_time(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 100, busy: 0}]}}")
     device, meter = m.device(), BusyMeter()
     m.clock.advance(100)
@@ -180,7 +180,7 @@ SPLIT = "{gpus: 1, model: {like: A100, mig: [3g.20gb, 1g.5gb]}}"
 
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("prefix", ["MIG-", "GPU-"])
-def test_who_holds_a_mig_instance_holds_its_gpu(machine, number, prefix):
+def test_the_holder_of_a_mig_instance_holds_its_gpu(machine, number, prefix):
     device = machine(SPLIT).device()
     name = prefix + mig_instances(device)[number].uuid.removeprefix("MIG-")
     rank = Rank(rank_snapshot(run="train", rank="3", uuid=name), None, owner=1000)
@@ -194,7 +194,7 @@ def test_who_holds_a_mig_instance_holds_its_gpu(machine, number, prefix):
 @pytest.mark.parametrize(
     ("fault", "holder"), [("", "nvidia1"), ("fails: {nvmlDeviceGetMinorNumber: NOT_SUPPORTED}", "nvidia0")]
 )
-def test_a_device_file_is_of_the_gpu_with_its_minor_number(machine, monkeypatch, fault, holder):
+def test_a_device_file_matches_the_gpus_minor_number(machine, monkeypatch, fault, holder):
     device = machine(f"{{gpus: 1, timeline: {{0: [{{at: 0, {fault}}}]}}}}").device()
     if not fault:
         monkeypatch.setattr(device, "minor_number", lambda: 1)
@@ -206,14 +206,14 @@ def test_a_device_file_is_of_the_gpu_with_its_minor_number(machine, monkeypatch,
     assert [name for name, state in states.items() if state == "allocated_no_process"] == [holder]
 
 
-def test_an_instance_of_another_gpu_is_no_claim(machine):
+def test_an_instance_of_another_gpu_is_not_a_claim(machine):
     device = machine(SPLIT).device()
     claims = Claims({"MIG-00000009-0000-4000-8000-000000000000": [JOB]}, True)
     meter = AllocationMeter(lambda: claims, ProcessTable(sees_all=True), UserNames())
     assert meter(device, Tick(0.0, 0.0)).state == "free"
 
 
-def test_a_claim_by_a_uuid_that_several_gpus_report_leaves_open_which_is_free(machine):
+def test_a_claim_to_an_ambiguous_uuid_makes_unclaimed_gpus_unknown(machine):
     device = machine("gpus: 1").device()
     device.reported_uuid, device.uuid = "GPU-0", "GPU-0#0"
     states = {}
@@ -224,6 +224,6 @@ def test_a_claim_by_a_uuid_that_several_gpus_report_leaves_open_which_is_free(ma
     assert states == {"GPU-0": "unknown", "GPU-1": "free", "0": "allocated_no_process"}
 
 
-def test_the_source_without_a_watcher_knows_the_processes(machine):
+def test_the_default_collector_sees_processes(machine):
     m = machine(f"{{gpus: 1, timeline: {{0: [{{at: 0, processes: [{{pid: {os.getpid()}}}]}}]}}}}")
     assert COLLECTOR.reader()(m.device(), Tick(m.clock(), 0)).state == "process_no_work"

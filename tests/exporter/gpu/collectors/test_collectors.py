@@ -1,4 +1,4 @@
-"""Each collector reads what it shall and nothing else, and publishes what the metrics' contract says."""
+"""Each collector makes only its own calls and exports metrics that follow the rules."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ timeline: {{0: [{{at: 0, busy: 0.5, throttle: [hw_slowdown], processes: [{{pid: 
 
 
 def samples(families) -> dict[str, list[tuple[dict[str, str], float]]]:
-    """Values and labels beside gpu and uuid, by name."""
+    """Return labels (without gpu and uuid) and values by name."""
     found: dict[str, list[tuple[dict[str, str], float]]] = {}
     for family in families:
         for sample in family.samples:
@@ -55,7 +55,7 @@ def published(machine, collector, scenario: str = BUSY):
     return samples(collector.families({GPU0: collector.reader()(device, TICK)}))
 
 
-def test_everything_that_is_declared_is_published_by_some_gpu_and_nothing_else(machine):
+def test_all_declared_metrics_and_no_others_are_exported_by_some_gpu(machine):
     published_names = set()
     for model in ("H100", "{like: A100, mig: [1g.5gb]}", "T4"):
         m = machine(
@@ -70,7 +70,7 @@ def test_everything_that_is_declared_is_published_by_some_gpu_and_nothing_else(m
     assert published_names | {metric.name for metric in XID_METRICS} == {metric.name for metric in GPU_METRICS}
 
 
-def test_every_metric_is_declared_as_it_is_named():
+def test_declarations_follow_the_naming_rules():
     declared = [*GPU_METRICS, *RANK_METRICS, *EXPORTER_METRICS]
     assert len({metric.name for metric in declared}) == len(declared)
     for metric in declared:
@@ -80,13 +80,13 @@ def test_every_metric_is_declared_as_it_is_named():
     assert all(metric.source and metric.labels[:2] == ("gpu", "uuid") for metric in GPU_METRICS)
 
 
-def test_every_collector_has_a_name_of_its_own_and_one_line_of_help():
+def test_every_collector_has_a_unique_name_and_one_line_of_help():
     names = [collector.name for collector in COLLECTORS]
     assert len(names) == len(set(names))
     assert all(collector.help and "\n" not in collector.help for collector in COLLECTORS)
 
 
-def test_a_collector_is_named_like_its_file():
+def test_a_collector_has_the_name_of_its_file():
     for collector in GPU_COLLECTORS:
         assert importlib.import_module(f"rankscope_exporter.gpu.collectors.{collector.name}").COLLECTOR is collector
     for collector in RANK_COLLECTORS:
@@ -94,13 +94,13 @@ def test_a_collector_is_named_like_its_file():
 
 
 @pytest.mark.parametrize("collector", GPU_COLLECTORS, ids=lambda collector: collector.name)
-def test_a_gpu_that_is_down_publishes_no_value_but_that_it_is_down(collector):
+def test_a_gpu_that_is_down_exports_only_that(collector):
     found = samples(collector.families({GPU0: None}))
     assert found == ({"rankscope_gpu_up": [({}, 0.0)]} if collector.name == "gpu" else {})
 
 
 @pytest.mark.parametrize("collector", GPU_COLLECTORS, ids=lambda collector: collector.name)
-def test_what_is_not_supported_is_absent_and_never_nan(machine, collector):
+def test_unsupported_values_are_absent_and_never_nan(machine, collector):
     from rankscope_exporter.simulation.symbols import GPU_FUNCTIONS
 
     faults = ", ".join(f"{symbol}: NOT_SUPPORTED" for symbol in GPU_FUNCTIONS if symbol != "nvmlDeviceGetUUID")
@@ -110,7 +110,7 @@ def test_what_is_not_supported_is_absent_and_never_nan(machine, collector):
     assert set(found) == ({"rankscope_gpu_info", "rankscope_gpu_up"} if collector.name == "gpu" else set())
 
 
-def test_the_info_says_what_the_gpu_is_and_where(machine):
+def test_the_info_has_identity_and_node_of_the_gpu(machine):
     found = published(machine, gpu.COLLECTOR)
     assert found["rankscope_gpu_up"] == [({}, 1.0)]
     assert found["rankscope_gpu_info"] == [
@@ -135,25 +135,25 @@ def test_the_info_says_what_the_gpu_is_and_where(machine):
         ("nvmlDeviceGetSamples: NOT_SUPPORTED, nvmlDeviceGetUtilizationRates: NOT_SUPPORTED", ""),
     ],
 )
-def test_the_info_says_how_busy_time_is_measured(machine, faults, expected):
+def test_the_info_has_the_source_of_busy_time(machine, faults, expected):
     found = published(machine, gpu.COLLECTOR, f"{{gpus: 1, timeline: {{0: [{{at: 0, fails: {{{faults}}}}}]}}}}")
     assert found["rankscope_gpu_info"][0][0]["busy_source"] == expected
 
 
-def test_a_gpu_that_fails_to_say_its_name_is_up_all_the_same(machine):
+def test_a_gpu_that_fails_to_report_its_name_is_up(machine):
     scenario = "{gpus: 1, timeline: {0: [{at: 0, fails: {nvmlDeviceGetName: UNKNOWN}}]}}"
     found = published(machine, gpu.COLLECTOR, scenario)
     assert found["rankscope_gpu_up"] == [({}, 1.0)]
     assert found["rankscope_gpu_info"][0][0]["name"] == ""
 
 
-def test_a_gpu_that_is_lost_while_it_says_what_it_is_is_lost(machine):
+def test_a_gpu_lost_while_reading_its_identity_is_lost(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 0, fails: {nvmlDeviceGetName: GPU_IS_LOST}}]}}")
     with pytest.raises(DeviceLostError):
         gpu.COLLECTOR.reader()(m.device(), TICK)
 
 
-def test_memory_is_that_of_the_device_and_of_its_window_in_the_bus(machine):
+def test_memory_covers_the_device_and_bar1(machine):
     found = published(machine, memory.COLLECTOR)
     assert found == {
         "rankscope_gpu_memory_total_bytes": [({}, 80 * 2**30)],
@@ -165,7 +165,7 @@ def test_memory_is_that_of_the_device_and_of_its_window_in_the_bus(machine):
     }
 
 
-def test_power_is_watts_and_energy_joules(machine):
+def test_power_is_in_watts_and_energy_in_joules(machine):
     found = published(machine, power.COLLECTOR)
     assert found["rankscope_gpu_power_watts"] == [({}, pytest.approx(353.5))]
     limits = [found[f"rankscope_gpu_power_limit_{name}watts"] for name in ("", "default_", "min_", "max_")]
@@ -173,7 +173,7 @@ def test_power_is_watts_and_energy_joules(machine):
     assert found["rankscope_gpu_energy_joules_total"] == [({}, pytest.approx(3535))]
 
 
-def test_temperatures_of_a_gpu_that_tells_thresholds_and_of_one_that_tells_margins(machine):
+def test_temperatures_of_gpus_with_thresholds_and_with_margins(machine):
     hot = "timeline: {0: [{at: 0, temperature: 80}]}"
     old = published(machine, temperature.COLLECTOR, f"{{gpus: 1, model: A100, {hot}}}")
     assert old["rankscope_gpu_temperature_celsius"] == old["rankscope_gpu_memory_temperature_celsius"] == [({}, 80)]
@@ -185,12 +185,12 @@ def test_temperatures_of_a_gpu_that_tells_thresholds_and_of_one_that_tells_margi
     assert "rankscope_gpu_temperature_threshold_celsius" not in new
 
 
-def test_a_memory_without_a_sensor_has_no_temperature(machine):
+def test_memory_without_a_sensor_has_no_temperature(machine):
     found = published(machine, temperature.COLLECTOR, "{gpus: 1, timeline: {0: [{at: 0, fields: {82: 0}}]}}")
     assert "rankscope_gpu_memory_temperature_celsius" not in found
 
 
-def test_processes_are_counted_with_the_memory_of_all_of_them(machine):
+def test_processes_are_counted_with_their_total_memory(machine):
     both = "{pid: 5, memory: 1 GiB}, {pid: 6, memory: 2 GiB, contexts: [compute, graphics]}"
     found = published(machine, processes.COLLECTOR, f"{{gpus: 1, timeline: {{0: [{{at: 0, processes: [{both}]}}]}}}}")
     assert found == {
@@ -199,18 +199,18 @@ def test_processes_are_counted_with_the_memory_of_all_of_them(machine):
     }
 
 
-def test_the_memory_of_all_processes_is_absent_if_that_of_one_is_not_known():
+def test_the_total_memory_is_absent_if_one_size_is_unknown():
     assert samples(processes.COLLECTOR.families({GPU0: {5: 10, 6: None}})) == {"rankscope_gpu_processes": [({}, 2)]}
 
 
-def test_each_process_is_told_only_when_asked_for(machine):
+def test_single_processes_are_exported_only_on_request(machine):
     assert not process.COLLECTOR.is_on
     assert published(machine, process.COLLECTOR) == {
         "rankscope_gpu_process_memory_bytes": [({"pid": str(os.getpid())}, 2**30)]
     }
 
 
-def test_clocks_are_hertz_by_domain(machine):
+def test_clocks_are_in_hertz_by_domain(machine):
     found = published(machine, clocks.COLLECTOR)
     domains = {labels["domain"]: hertz for labels, hertz in found["rankscope_gpu_clock_max_hertz"]}
     assert domains == {"graphics": 1.98e9, "sm": 1.98e9, "memory": 2.619e9, "video": 1.545e9}
@@ -227,25 +227,25 @@ def test_throttled_time_is_integrated_by_reason(metered):
     for _ in range(30):
         seconds = gpu.after(1)
     assert seconds["hw_slowdown"] == seconds["sw_thermal_slowdown"] == 10
-    assert seconds["sw_power_cap"] == 0, "a reason exists before it ever held"
+    assert seconds["sw_power_cap"] == 0, "a reason starts at 0"
 
 
-def test_throttled_time_is_the_drivers_own_count_where_it_keeps_one(metered, monkeypatch):
+def test_throttled_time_is_the_drivers_counter_if_it_has_one(metered, monkeypatch):
     scenario = "{gpus: 1, timeline: {0: [{at: 2.5, throttle: [hw_thermal_slowdown, sw_power_cap, hw_slowdown]}]}}"
     gpu = metered(scenario, ThrottleMeter())
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "580.95.05")
     seconds = gpu.after(10, elapsed=1)
-    assert seconds["hw_thermal_slowdown"] == seconds["sw_power_cap"] == 7.5, "also from before the exporter began"
-    assert seconds["hw_slowdown"] == 1, "for this reason there is no counter"
+    assert seconds["hw_thermal_slowdown"] == seconds["sw_power_cap"] == 7.5, "includes time before the start"
+    assert seconds["hw_slowdown"] == 1, "this reason has no counter"
 
 
-def test_a_counter_whose_field_has_another_meaning_in_this_driver_is_not_asked(machine, monkeypatch):
+def test_a_field_with_another_meaning_in_this_driver_is_not_read(machine, monkeypatch):
     m = machine("{gpus: 1, timeline: {0: [{at: 0, fields: {269: 5, 270: 5, 271: 5}}]}}")
     monkeypatch.setattr(pynvml, "nvmlSystemGetDriverVersion", lambda: "575.57.08")
     assert "hw_thermal_slowdown" not in clock_event_seconds(m.device())
 
 
-def test_a_drivers_count_that_fails_is_absent_and_not_continued_by_hand(metered):
+def test_a_failing_driver_counter_is_absent_and_not_integrated(metered):
     faults = "{at: 5, throttle: [sw_power_cap], fails: {nvmlDeviceGetFieldValues: NOT_SUPPORTED}}"
     gpu = metered(f"{{gpus: 1, timeline: {{0: [{faults}]}}}}", ThrottleMeter())
     assert gpu.after(0, elapsed=1)["sw_power_cap"] == 0
@@ -259,7 +259,7 @@ def test_an_idle_gpu_is_not_throttled(metered):
     assert set(seconds.values()) == {0}
 
 
-def test_well_known_xids_are_there_from_the_start_and_others_with_their_first_event():
+def test_well_known_xids_start_at_0_and_others_appear_with_their_first_event():
     class Events:
         def xids(self):
             return {GPU0: Xids({79: 2, 999: 1}, {79: 1234.5})}
@@ -273,20 +273,20 @@ def test_well_known_xids_are_there_from_the_start_and_others_with_their_first_ev
     assert found["rankscope_gpu_xid_last_timestamp_seconds"] == [({"xid": "79"}, 1234.5)]
 
 
-def test_a_collector_asks_for_its_own_quantities_only(machine, monkeypatch):
+def test_a_collector_makes_only_its_own_driver_calls(machine, monkeypatch):
     m = machine(BUSY)
     device = m.device()
-    asked = []
+    called = []
     for name in ("nvmlDeviceGetPowerUsage", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetTemperature"):
         real = getattr(pynvml, name)
         monkeypatch.setattr(
-            pynvml, name, lambda *arguments, _real=real: asked.append(_real.__name__) or _real(*arguments)
+            pynvml, name, lambda *arguments, _real=real: called.append(_real.__name__) or _real(*arguments)
         )
     temperature.COLLECTOR.reader()(device, TICK)
-    assert asked == ["nvmlDeviceGetTemperature"]
+    assert called == ["nvmlDeviceGetTemperature"]
 
 
-def test_a_collector_publishes_the_last_readings():
+def test_a_collector_exports_the_last_readings():
     last = type("Last", (), {"texts": lambda _self, collector: [collector.cache(GPU0).write({7: 55})]})()
     collector = SampledCollector(process.COLLECTOR, last)
     assert collector.name == process.COLLECTOR.name

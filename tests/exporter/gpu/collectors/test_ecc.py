@@ -1,4 +1,4 @@
-"""Memory errors and repairs are told of whoever has them, as they become, and cost little."""
+"""Memory errors and repairs are exported for GPUs that have them, soon after they occur and at low cost."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ def test_a_turing_gpu_retires_pages_and_remaps_no_rows(watch):
     assert not [name for name in found if "remap" in name]
 
 
-def test_a_new_error_is_told_within_the_time_that_is_said_and_the_driver_is_not_asked_more_often(watch):
-    watched = watch("{gpus: 1, timeline: {0: [{at: 5, ecc: {uncorrected_dram: 1}}]}}", ecc.COLLECTOR)
+def test_a_new_error_is_exported_within_the_interval_without_more_driver_calls(watch):
+    gpu = watch("{gpus: 1, timeline: {0: [{at: 5, ecc: {uncorrected_dram: 1}}]}}", ecc.COLLECTOR)
     key = ("uncorrected", "dram")
-    told = [watched.after(1)[f"{PREFIX}ecc_errors_total"][key] for _ in range(int(ecc.EVERY) + 1)]
-    assert told == [0] * int(ecc.EVERY) + [1]
+    counts = [gpu.after(1)[f"{PREFIX}ecc_errors_total"][key] for _ in range(int(ecc.EVERY) + 1)]
+    assert counts == [0] * int(ecc.EVERY) + [1]
 
 
-def test_a_gpu_that_was_opened_anew_is_asked_at_once(watch):
-    watched = watch("{gpus: 1, timeline: {0: [{at: 2, ecc: {uncorrected_dram: 1}}]}}", ecc.COLLECTOR)
-    watched.after(1)
-    watched.reopen()
-    assert watched.after(1)[f"{PREFIX}ecc_errors_total"]["uncorrected", "dram"] == 1
+def test_a_reopened_gpu_is_read_at_once(watch):
+    gpu = watch("{gpus: 1, timeline: {0: [{at: 2, ecc: {uncorrected_dram: 1}}]}}", ecc.COLLECTOR)
+    gpu.after(1)
+    gpu.reopen()
+    assert gpu.after(1)[f"{PREFIX}ecc_errors_total"]["uncorrected", "dram"] == 1

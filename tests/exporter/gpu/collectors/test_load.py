@@ -1,4 +1,4 @@
-"""GPU time is integrated truly: every burst counts once, and nothing that was not seen."""
+"""GPU time is integrated exactly: every burst counts once, and unobserved time does not count."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ timeline:
 
 
 def burst_every(period: float, seconds: float, until: float) -> str:
-    """A scenario in which the GPU works for so many seconds at the beginning of every period."""
+    """Return a scenario in which the GPU is busy for `seconds` at the start of every period."""
     entries = []
     at = 0.0
     while at < until:
@@ -31,7 +31,7 @@ def burst_every(period: float, seconds: float, until: float) -> str:
 
 
 class Ring:
-    """A device whose samples a test sets."""
+    """A device with samples set by a test."""
 
     def __init__(self, *samples: tuple[float, float]) -> None:
         self.samples = list(samples)
@@ -65,11 +65,11 @@ def test_reading_twice_counts_once(metered):
     assert readings == pytest.approx([2] * 5)
 
 
-def test_what_happened_before_the_first_reading_is_not_counted(metered):
+def test_activity_before_the_first_reading_is_not_counted(metered):
     assert metered(BUSY, BusyMeter()).after(15, elapsed=0).busy_seconds == 0
 
 
-def test_a_gap_longer_than_the_ring_is_not_invented(metered):
+def test_a_gap_longer_than_the_ring_counts_only_the_ring(metered):
     gpu = metered(BUSY, BusyMeter())
     gpu.after(1, elapsed=0)
     seen = gpu.after(500).busy_seconds
@@ -77,7 +77,7 @@ def test_a_gap_longer_than_the_ring_is_not_invented(metered):
     assert gpu.after(1).busy_seconds == pytest.approx(seen + 1)
 
 
-def test_a_percent_above_a_hundred_is_all_the_time():
+def test_a_percent_above_100_counts_as_100():
     ring, meter = Ring((9.0, 0), (10.0, 0)), BusyMeter()
     meter(ring, Tick(10, 0))
     ring.samples.append((11.0, 250))
@@ -86,11 +86,11 @@ def test_a_percent_above_a_hundred_is_all_the_time():
 
 def test_the_last_busy_time_is_that_of_the_last_busy_sample(metered):
     gpu = metered("{gpus: 1, timeline: {0: [{at: 2, busy: 1}, {at: 3, busy: 0}]}}", BusyMeter())
-    assert gpu.after(1, elapsed=0).last_busy == gpu.clock(), "never seen busy: when it was first seen"
+    assert gpu.after(1, elapsed=0).last_busy == gpu.clock(), "never busy: time when first seen"
     assert gpu.after(5).last_busy == pytest.approx(gpu.machine.simulated.start_unix + 3, abs=0.2)
 
 
-def test_the_ring_tells_of_work_before_the_exporter_began(metered):
+def test_the_ring_has_activity_from_before_the_exporter_started(metered):
     gpu = metered("{gpus: 1, timeline: {0: [{at: 0, busy: 1}, {at: 1, busy: 0}]}}", BusyMeter())
     assert gpu.after(10, elapsed=0).last_busy == pytest.approx(gpu.machine.simulated.start_unix + 1, abs=0.2)
 
@@ -104,12 +104,12 @@ def test_without_a_ring_the_instantaneous_utilization_is_integrated(metered):
     assert load.last_busy == gpu.clock()
 
 
-def test_a_ring_that_never_holds_anything_is_none():
+def test_a_ring_that_is_always_empty_does_not_count():
     load = BusyMeter()(Ring(), Tick(100, 2))
     assert load.busy_seconds == 2
 
 
-def test_a_gpu_that_tells_nothing_of_its_utilization_has_no_load(metered):
+def test_a_gpu_without_utilization_has_no_load(metered):
     scenario = """
         gpus: 1
         timeline: {0: [{at: 0, fails: {nvmlDeviceGetSamples: NOT_SUPPORTED,
@@ -124,7 +124,7 @@ def test_each_engine_is_integrated_from_its_own_ring(metered):
     assert seconds == pytest.approx({"gpu": 4, "memory": 2, "encoder": 0, "decoder": 0})
 
 
-def test_an_engine_that_a_gpu_does_not_have_is_none(metered):
+def test_a_missing_engine_is_none(metered):
     loads = metered("gpus: 1", LoadReader()).after(1)
     assert loads["encoder"] is None
     assert loads["decoder"] is not None

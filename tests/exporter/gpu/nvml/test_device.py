@@ -1,4 +1,4 @@
-"""What the driver says becomes base units, and what it does not have becomes None."""
+"""The driver's values become base units, and unsupported values become None."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ def test_every_quantity_is_in_base_units(machine):
 
 @pytest.mark.parametrize("code", ["NOT_SUPPORTED", "NO_PERMISSION", "FUNCTION_NOT_FOUND", "ARGUMENT_VERSION_MISMATCH"])
 @pytest.mark.parametrize("quantity", QUANTITIES)
-def test_what_a_device_does_not_support_is_none(machine, quantity, code):
+def test_unsupported_values_are_none(machine, quantity, code):
     m = machine(f"{{gpus: 1, timeline: {{0: [{{at: 0, fails: {{{QUANTITIES[quantity]}: {code}}}}}]}}}}")
     assert getattr(m.device(), quantity)() is None
 
 
 @pytest.mark.parametrize("quantity", QUANTITIES)
-def test_a_lost_device_answers_nothing(machine, quantity):
+def test_a_lost_device_raises_device_lost(machine, quantity):
     m = machine("{gpus: 1, timeline: {0: [{at: 5, lost: true}]}}")
     device = m.device()
     m.clock.advance(5)
@@ -65,14 +65,14 @@ def test_a_lost_device_answers_nothing(machine, quantity):
 
 
 @pytest.mark.parametrize("code", ["UNKNOWN", "TIMEOUT", "IRQ_ISSUE", "1234"])
-def test_a_failure_is_an_error_even_if_its_code_is_newer_than_the_bindings(machine, code):
+def test_any_failure_is_an_error_even_with_an_unknown_code(machine, code):
     m = machine(f"{{gpus: 1, timeline: {{0: [{{at: 0, fails: {{nvmlDeviceGetPowerUsage: {code}}}}}]}}}}")
     with pytest.raises(DriverError, match="nvmlDeviceGetPowerUsage") as caught:
         m.device().power()
     assert not isinstance(caught.value, DeviceLostError)
 
 
-def test_a_driver_without_memory_v2_says_nothing_of_reserved_memory(machine):
+def test_a_driver_without_memory_v2_does_not_report_reserved_memory(machine):
     m = machine("""
         gpus: 1
         timeline: {0: [{at: 0, memory_used: 20 GiB, fails: {nvmlDeviceGetMemoryInfo_v2: FUNCTION_NOT_FOUND}}]}""")
@@ -80,7 +80,7 @@ def test_a_driver_without_memory_v2_says_nothing_of_reserved_memory(machine):
     assert memory == Memory(80 * GIB, used=20 * GIB + 640 * 2**20, free=60 * GIB - 640 * 2**20)
 
 
-def test_a_driver_that_knows_only_throttle_reasons_is_asked_by_that_name(machine):
+def test_a_driver_that_supports_only_throttle_reasons_is_queried_by_that_name(machine):
     m = machine("""
         gpus: 1
         timeline:
@@ -91,7 +91,7 @@ def test_a_driver_that_knows_only_throttle_reasons_is_asked_by_that_name(machine
     assert device.clock_event_reasons() == {"hw_slowdown", "sw_power_cap"}
 
 
-def test_a_throttle_reason_newer_than_this_version_is_called_other(machine, monkeypatch):
+def test_an_unknown_throttle_reason_is_called_other(machine, monkeypatch):
     device = machine("gpus: 1").device()
     monkeypatch.setattr(pynvml, "nvmlDeviceGetCurrentClocksEventReasons", lambda _handle: 1 << 40 | 0x4)
     assert device.clock_event_reasons() == {"other", "sw_power_cap"}
@@ -106,7 +106,7 @@ def test_a_process_with_both_kinds_of_context_counts_once(machine):
     assert m.device().pids() == {1, 2, 3}
 
 
-def test_graphics_processes_are_told_where_compute_ones_are_not(machine):
+def test_graphics_processes_are_reported_if_compute_processes_are_not(machine):
     m = machine("""
         gpus: 1
         timeline: {0: [{at: 0, processes: [{pid: 3, contexts: [graphics]}],
@@ -114,7 +114,7 @@ def test_graphics_processes_are_told_where_compute_ones_are_not(machine):
     assert m.device().pids() == {3}
 
 
-def test_samples_of_the_whole_ring_come_newest_first(machine):
+def test_all_samples_of_the_ring_are_returned_newest_first(machine):
     m = machine("{gpus: 1, timeline: {0: [{at: 0.5, busy: 1}]}}")
     device = m.device()
     m.clock.advance(1)
@@ -130,7 +130,7 @@ def test_a_device_without_a_ring_has_no_samples(machine):
     assert not device.samples_utilization()
 
 
-def test_a_sample_that_is_not_available_or_was_never_taken_is_left_out(machine, monkeypatch):
+def test_unavailable_and_unused_samples_are_omitted(machine, monkeypatch):
     device = machine("gpus: 1").device()
     samples = (pynvml.c_nvmlSample_t * 3)()
     samples[0].timeStamp, samples[0].sampleValue.uiVal = 1, 0xFFFFFFFF
@@ -140,13 +140,13 @@ def test_a_sample_that_is_not_available_or_was_never_taken_is_left_out(machine, 
     assert [sample.timestamp_us for sample in device.utilization_samples()] == [2]
 
 
-def test_samples_of_a_type_newer_than_the_bindings_are_left_out(machine, monkeypatch):
+def test_samples_of_an_unknown_type_are_omitted(machine, monkeypatch):
     device = machine("gpus: 1").device()
     monkeypatch.setattr(pynvml, "nvmlDeviceGetSamples", lambda *_arguments: (99, [pynvml.c_nvmlSample_t()]))
     assert list(device.utilization_samples()) == []
 
 
-def test_bindings_that_do_not_match_the_library_count_as_unsupported():
+def test_bindings_that_mismatch_the_library_count_as_unsupported():
     def mismatched() -> None:
         raise pynvml.NVMLLibraryMismatchError
 
