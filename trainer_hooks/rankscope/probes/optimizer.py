@@ -70,7 +70,7 @@ class StepMarker:
                 self._close_raised(optimizer)
             self._open[id(optimizer)] = self._timeline.enter(OPTIMIZER) or self._enter_elsewhere()
         except BaseException as error:
-            self._guard.blow(error)
+            self._guard.disable(error)
 
     def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """The optimizer's step ends, and with it, for the optimizer that marks them, the training step."""
@@ -92,7 +92,7 @@ class StepMarker:
             if number and (steps.marker == OPTIMIZER_STEP or steps.take_over(OPTIMIZER_STEP)):
                 steps.ended(number)
         except BaseException as error:
-            self._guard.blow(error)
+            self._guard.disable(error)
 
     def _note_marking(self, optimizer: Any) -> None:
         """Keep the optimizer that marks the steps, as the settings of the run are read from it."""

@@ -45,7 +45,7 @@ def around(
             try:
                 call = begin(args, kwargs)
             except BaseException as error:
-                guard.blow(error)
+                guard.disable(error)
                 call = None
             try:
                 result = original(*args, **kwargs)
@@ -56,7 +56,7 @@ def around(
                     try:
                         end(call, args, result, returned)
                     except BaseException as error:
-                        guard.blow(error)
+                        guard.disable(error)
 
         return skip_frame(watched)
 
@@ -95,7 +95,7 @@ def in_phase(
             try:
                 opened = timeline.enter(phase)
             except BaseException as error:
-                guard.blow(error)
+                guard.disable(error)
                 opened = None
             try:
                 result = original(*args, **kwargs)
@@ -107,7 +107,7 @@ def in_phase(
                         if done is not None:
                             done(args, result)
                     except BaseException as error:
-                        guard.blow(error)
+                        guard.disable(error)
 
         return skip_frame(watched)
 
