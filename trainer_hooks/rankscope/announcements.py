@@ -142,7 +142,8 @@ def summary(snapshot: RankSnapshot, step_marker: int) -> str:
     startup = snapshot.phase_seconds["startup"]
     if not snapshot["steps"]:
         passes = f"{snapshot['micro_steps']:.0f} backward passes but " if snapshot["micro_steps"] else ""
-        return f"{passes}no step in {duration(startup)}" + ("; call rankscope.step() at the end of each step" if passes else "")
+        advice = "; call rankscope.step() at the end of each step" if passes else ""
+        return f"{passes}no step in {duration(startup)}{advice}"
     by_phase, clock = shares(snapshot)
     total = sum(snapshot.phase_seconds.values()) - startup
     return (
@@ -155,7 +156,8 @@ def summary(snapshot: RankSnapshot, step_marker: int) -> str:
 def shares(snapshot: RankSnapshot) -> tuple[dict[str, float], str]:
     """Return each phase's share of the time after startup, and the clock, as in `rank:rankscope_phase:ratio`.
 
-    If the device's clock was measured, it gives all but the planned phases, because the host runs ahead. Else the host's.
+    If the device's clock was measured, it gives all but the planned phases, because the host runs ahead. Else the
+    host's.
     """
     host = {phase: seconds for phase, seconds in snapshot.phase_seconds.items() if phase != "startup"}
     total = sum(host.values()) or 1.0

@@ -78,7 +78,7 @@ class Attachment:
         return Guard(name, self._on_probe_failure, self.timeline.unwind)
 
     def _keep_descriptors(self) -> None:
-        """Reopen descriptors that the job has closed along with its own: of signals, of the record's lock, of stacks."""
+        """Reopen descriptors that the job has closed along with its own: the record's and the stack dump's."""
         if self.writer.renew():
             self._ending.renew()
         if self._stack_dump.renew():
@@ -232,6 +232,6 @@ def current() -> Attachment | None:
 
 
 def _after_fork() -> None:
-    """Keep the probes in a forked child, which may be a loader worker or a rank; if it trains it gets its own record."""
+    """Keep the probes in a forked child, which may be a loader worker or a rank. If it trains it gets a record."""
     if _attachment is not None:
         _attachment.begin_as_child()

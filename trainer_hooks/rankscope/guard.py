@@ -55,7 +55,7 @@ class Guard:
         return SimpleNamespace, (), {"blown": True}
 
     def disable(self, error: BaseException) -> None:
-        """Disable the probe because of `error`, which is being handled. Reraises what is not an error, such as Ctrl-C."""
+        """Disable the probe because of `error`, which is being handled. Reraises Ctrl-C and other non-errors."""
         if not isinstance(error, Exception):
             self._on_interrupt()
             try:

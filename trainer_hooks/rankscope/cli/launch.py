@@ -120,19 +120,15 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
     commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top|hang|report")
-    run = commands.add_parser(
-        "run", help="start a training command and watch every rank", description=RUN_DESCRIPTION
-    )
+    run = commands.add_parser("run", help="start a training command and watch every rank", description=RUN_DESCRIPTION)
     run.add_argument("--run", metavar="NAME", help="name of the run (default: Slurm job, torchrun id, or generated)")
-    run.add_argument(
-        "--run-dir", metavar="DIR", help="directory for the ranks' records (default: /run/rankscope or /dev/shm)"
-    )
+    run.add_argument("--run-dir", metavar="DIR", help="directory for the records (default: /run/rankscope or /dev/shm)")
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the training command")
-    stacks = commands.add_parser("stacks", help="print the stacks of all ranks' threads", description=STACKS_DESCRIPTION)
+    stacks = commands.add_parser("stacks", help="print the Python stacks of the ranks", description=STACKS_DESCRIPTION)
     stacks.add_argument("--run", metavar="NAME", help="only the ranks of this run")
     stacks.add_argument("--rank", metavar="N", help="only this rank")
     stacks.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="directory of the ranks' records (default: /run/rankscope, /dev/shm)"
+        "--run-dir", type=Path, metavar="DIR", help="directory of the records (default: /run/rankscope, /dev/shm)"
     )
     _add_explain(commands.add_parser("explain", help="explain why a run is slow", description=EXPLAIN_DESCRIPTION))
     _add_top(commands.add_parser("top", help="show what is wrong on this machine", description=TOP_DESCRIPTION))
@@ -154,7 +150,7 @@ def _add_report(report: argparse.ArgumentParser) -> None:
     report.add_argument("run_dir", type=Path, nargs="?", metavar="DIR", help="run directory: report from its records")
     report.add_argument("--run", metavar="NAME", help="name of the run (default: the only one)")
     report.add_argument("--slurm-job", metavar="ID", help="all runs of this Slurm job")
-    report.add_argument("--owner", metavar="UID", help="user ID of the run's owner, if several users have a run of this name or job")
+    report.add_argument("--owner", metavar="UID", help="user ID, if several users have a run of this name or job")
     report.add_argument(
         "--state-dir",
         type=Path,
@@ -162,9 +158,7 @@ def _add_report(report: argparse.ArgumentParser) -> None:
         help="the exporter's --state-dir (default: /var/lib/rankscope)",
     )
     report.add_argument("--url", help="URL of a Prometheus, with USER:PASSWORD@ if needed (default: PROMETHEUS_URL)")
-    report.add_argument(
-        "--by", choices=("user", "account", "partition"), help="print GPU-hours and lost time of each"
-    )
+    report.add_argument("--by", choices=("user", "account", "partition"), help="print GPU-hours and lost time of each")
     report.add_argument("--days", type=float, default=7.0, metavar="N", help="with --by: number of days (default: 7)")
     report.add_argument("--price", type=float, metavar="MONEY", help="price of a GPU-hour, in any currency")
     report.add_argument("--kwh-price", type=float, metavar="MONEY", help="price of a kilowatt-hour")
@@ -176,7 +170,7 @@ def _add_top(top: argparse.ArgumentParser) -> None:
         "--once", action="store_true", help="measure for 10 s (30 s if steps are long), print once and exit"
     )
     top.add_argument(
-        "--json", action="store_true", help="print one line of JSON, in the format of the exporter's /api/v1/runs (docs/api.md)"
+        "--json", action="store_true", help="print one line of JSON, as the exporter's /api/v1/runs (docs/api.md)"
     )
     _add_run_dirs(top)
 
@@ -188,7 +182,7 @@ def _add_run_dirs(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         action="append",
         default=[],
-        help="directory of the ranks' records; may be repeated (default: /run/rankscope, /dev/shm)",
+        help="directory of the records; may be repeated (default: /run/rankscope, /dev/shm)",
     )
 
 
@@ -199,8 +193,8 @@ def _add_explain(explain: argparse.ArgumentParser) -> None:
     )
     explain.add_argument("--run", metavar="NAME", help="name of the run (default: the only one)")
     explain.add_argument("--cluster", metavar="NAME", help="label cluster, if several clusters have a run of this name")
-    explain.add_argument("--owner", metavar="UID", help="user ID of the run's owner, if several users have a run of this name")
-    explain.add_argument("--at", metavar="TIME", help="explain a past time: 30m (ago), 2026-11-21T02:40 or unix seconds")
+    explain.add_argument("--owner", metavar="UID", help="user ID, if several users have a run of this name")
+    explain.add_argument("--at", metavar="TIME", help="past time: 30m (ago), 2026-11-21T02:40 or unix seconds")
     explain.add_argument("--json", action="store_true", help="print one line of JSON")
 
 

@@ -1,6 +1,6 @@
 """The probes, one file each: they watch torch and enter the phases.
 
-A probe is a module with `install(timeline, guard)`, which returns the functions that undo it. These lists register them.
+A probe is a module with `install(timeline, guard)`, which returns the functions that undo it. Register it below.
 """
 
 from __future__ import annotations

@@ -27,8 +27,8 @@ NOT_WITHIN = frozenset({layout.BACKWARD})
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch the function that all three run (torch ≥ 2.3). torch looks it up in its module at each call.
 
-    `grad` itself is not watched: torch.compile recognizes it by identity and traces it into the graph. `backward` is not
-    either: that would add a second wrapper to every step.
+    `grad` itself is not watched: torch.compile recognizes it by identity and traces it into the graph. `backward` is
+    not either: that would add a second wrapper to every step.
     """
 
     passes, steps = timeline.backward, timeline.steps

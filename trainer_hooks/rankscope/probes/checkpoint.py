@@ -1,7 +1,7 @@
 """Checkpoints: it watches the functions that write them, called by the script or by a framework.
 
-Of an asynchronous save, only the time that blocks the training thread is checkpoint time, and the save counts when it is
-finished. A save that raises does not count.
+Of an asynchronous save, only the time that blocks the training thread is checkpoint time, and the save counts when it
+is finished. A save that raises does not count.
 """
 
 from __future__ import annotations

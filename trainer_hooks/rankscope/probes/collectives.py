@@ -91,8 +91,8 @@ NOTHING: Payload = (0.0, False)
 class Collectives:
     """Counts collectives when they are issued and charges their waits to them.
 
-    The record names the collective that the thread is in. If one calls another (a process group in Python), it names the
-    outer one.
+    The record names the collective that the thread is in. If one calls another (a process group in Python), it names
+    the outer one.
     """
 
     def __init__(self, timeline: Timeline) -> None:

@@ -1,8 +1,8 @@
 """Data wait: the time in which the training thread waits for its next batch; and the samples of each batch.
 
 A DataLoader over a map-style dataset requests a batch by a list of indices, one per sample, so the list's length is the
-number of samples. Otherwise batch_size.py counts them. Batches fetched in the phase `evaluation` or without gradients do
-not count. timeline/batches.py assigns batches to steps.
+number of samples. Otherwise batch_size.py counts them. Batches fetched in the phase `evaluation` or without gradients
+do not count. timeline/batches.py assigns batches to steps.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from rankscope.timeline.timeline import Timeline
 LOADER = "loader"  # the role, in `timeline.job.objects`, of the iterator that the last batch came from
 MICRO_STEPS = INDEX["micro_steps"]
 MAP = dataloader._DatasetKind.Map  # noqa: SLF001 - no public API
-NESTING = frozenset({layout.EVALUATION, layout.DATA_WAIT})  # phases in which a batch may not be one of the training loop
+NESTING = frozenset({layout.EVALUATION, layout.DATA_WAIT})  # phases in which a batch may not be the training loop's
 MOST_LENGTHS = 4096  # lists of indices: more than a loader's workers prefetch
 
 

@@ -2,8 +2,8 @@
 
 A timer around the reducer measures the exposed wait. An early gradient of the backward pass queues a callback in the
 autograd engine. That runs when the backward computation is done, before the reducer's own callback waits for the
-all-reduce. The time from there to the end of the backward pass is the wait that overlap did not hide. If that end is not
-seen, a second callback, after the reducer's, ends the wait. No communication hook is used: a user may have one, and
+all-reduce. The time from there to the end of the backward pass is the wait that overlap did not hide. If that end is
+not seen, a second callback, after the reducer's, ends the wait. No communication hook is used: a user may have one, and
 results stay bit-identical.
 
 A backward pass is synchronized if the reducer was prepared for it. DDP's forward does that, and so do `replicate()`,
@@ -37,8 +37,8 @@ from rankscope.timeline.timeline import Timeline
 
 DDP_ALL_REDUCE = layout.OPS.index("ddp_all_reduce")
 DDP_BROADCAST = layout.OPS.index("ddp_broadcast")
-# DDP's logger (kDDPRuntimeLoggingSampleRate in torch's reducer) measures the first ten passes, then every hundredth. The
-# result is available at the next forward.
+# DDP's logger (kDDPRuntimeLoggingSampleRate in torch's reducer) measures the first ten passes, then every hundredth.
+# The result is available at the next forward.
 FIRST_SAMPLES, SAMPLING_RATE = 10, 100
 # Makes the autograd engine call a function at the end of the running backward pass.
 queue_callback = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001 - DDP and FSDP use it too
@@ -109,7 +109,7 @@ class ExposedWaitTimer:
             self.hook(watched, outputs)
 
     def hook(self, watched: WatchedModule, outputs: Any) -> None:
-        """Hook the outputs of a module whose parameters may get no gradient, to notice the first gradient."""
+        """Register hooks on the outputs of a module whose parameters may get no gradient, to notice the first gradient."""
         for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
             node.register_prehook(partial(self.queue, watched))
 

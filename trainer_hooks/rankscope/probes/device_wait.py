@@ -1,7 +1,8 @@
 """The host's waits for the device: synchronizations, and reads of its values.
 
-These are `torch.cuda.synchronize`, a stream's and an event's `synchronize`, and `item`, `tolist` and `cpu` of a device's
-tensor. Other waits (`if loss > 1`, an allocator out of memory, a full launch queue) stay in the phase around them.
+These are `torch.cuda.synchronize`, a stream's and an event's `synchronize`, and `item`, `tolist` and `cpu` of a
+device's tensor. Other waits (`if loss > 1`, an allocator out of memory, a full launch queue) stay in the phase around
+them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Accelerate's `dispatch_batches`: one rank fetches the batches of all ranks, and each rank gets its part.
 
-So each rank counts its part, not what the one rank fetches. The loader's `__iter__` is a generator, which must be watched
-before it starts. Each such loader makes a DataLoader first, so that is the time to patch.
+So each rank counts its part, not what the one rank fetches. The loader's `__iter__` is a generator, which must be
+watched before it starts. Each such loader makes a DataLoader first, so that is the time to patch.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Frameworks: the functions in which their own loops evaluate, save, and process a fetched batch.
 
-The probes of torch see everything else that frameworks do. Nothing is imported: a framework that is not in `sys.modules`
-when the training begins is not in use.
+The probes of torch see everything else that frameworks do. Nothing is imported: a framework that is not in
+`sys.modules` when the training begins is not in use.
 """
 
 from __future__ import annotations

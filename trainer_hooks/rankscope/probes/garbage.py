@@ -19,8 +19,8 @@ class PauseCounter:
     """The callback of the collector.
 
     It runs and writes on the thread that starts the collection. Collections do not overlap (the interpreter starts none
-    until the callbacks of the last have returned), and no other code writes these slots. So they have a single writer at
-    a time, like all slots.
+    until the callbacks of the last have returned), and no other code writes these slots. So they have a single writer
+    at a time, like all slots.
     """
 
     def __init__(self, timeline: Timeline, guard: Guard, clock: Callable[[], float] = time.monotonic) -> None:

@@ -1,7 +1,7 @@
 """Copies from the host to a device that the training thread waits for: `Tensor.to`, `.cuda` and `.copy_`.
 
-A `non_blocking` copy from pinned memory does not block the thread and is not counted. Only in a step that is measured on
-the device it enters the phase, so that the device's time for it has a name and a prefetcher's stream is recognized
+A `non_blocking` copy from pinned memory does not block the thread and is not counted. Only in a step that is measured
+on the device it enters the phase, so that the device's time for it has a name and a prefetcher's stream is recognized
 (streams.py).
 """
 

@@ -1,4 +1,4 @@
-"""The default process group: when one is made, also instead of another, and when it is destroyed."""
+"""The default process group: its creation, replacement and destruction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DESTROYS = "destroy_process_group"
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the one function with which torch sets the default group. What aborts a group finishes no work."""
+    """Watch the function with which torch sets the default group. An abort is not the end of the work."""
     if not dist.is_available():
         return []
     from torch.distributed import distributed_c10d
