@@ -112,17 +112,17 @@ class ProcessGroup:
 def test_within_a_collective_another_one_or_a_phase_may_open_and_close(timeline: Timeline, clock: Clock) -> None:
     collectives, process_group = Collectives(timeline), ProcessGroup()
     forward = timeline.enter(layout.FORWARD)
-    outer = collectives.begin(process_group, 0, timeline.groups.issuing)
-    inner = collectives.begin(process_group, 1, timeline.groups.issuing)
+    outer = collectives.begin(process_group, 0, timeline.groups.count_next)
+    inner = collectives.begin(process_group, 1, timeline.groups.count_next)
     clock.now += 1
     assert inner is not None
-    collectives.issued(inner, 1, NOTHING, None)
+    collectives.end_issue(inner, 1, NOTHING, None)
     clock.now += 1
     copy = timeline.enter(layout.H2D_COPY)
     clock.now += 4
     timeline.leave(copy)
     assert outer is not None
-    collectives.issued(outer, 0, NOTHING, None)
+    collectives.end_issue(outer, 0, NOTHING, None)
     clock.now += 8
     timeline.leave(forward)
     assert seconds(timeline) == {"collective_wait": 2.0, "h2d_copy": 4.0, "forward": 8.0}
@@ -132,10 +132,10 @@ def test_within_a_collective_another_one_or_a_phase_may_open_and_close(timeline:
 def test_a_collective_that_ends_after_the_phase_around_it_opens_nothing(timeline: Timeline, clock: Clock) -> None:
     collectives = Collectives(timeline)
     backward = timeline.enter(layout.BACKWARD)
-    call = collectives.begin(ProcessGroup(), 0, timeline.groups.issuing)
+    call = collectives.begin(ProcessGroup(), 0, timeline.groups.count_next)
     timeline.leave(backward)  # an exception in backward
     assert call is not None
-    collectives.issued(call, 0, NOTHING, None)
+    collectives.end_issue(call, 0, NOTHING, None)
     clock.now += 2
     timeline.leave(timeline.enter(layout.OPTIMIZER))
     assert seconds(timeline) == {"other": 2.0}
@@ -144,17 +144,17 @@ def test_a_collective_that_ends_after_the_phase_around_it_opens_nothing(timeline
 def test_a_collective_within_an_evaluation_is_the_evaluation_s(timeline: Timeline, clock: Clock) -> None:
     collectives = Collectives(timeline)
     evaluation = timeline.enter(layout.EVALUATION)
-    call = collectives.begin(ProcessGroup(), 0, timeline.groups.issuing)
+    call = collectives.begin(ProcessGroup(), 0, timeline.groups.count_next)
     clock.now += 2
     assert call is not None
-    collectives.issued(call, 0, NOTHING, None)
+    collectives.end_issue(call, 0, NOTHING, None)
     clock.now += 1
     timeline.leave(evaluation)
     assert seconds(timeline) == {"evaluation": 3.0}
 
 
 def test_unwinding_in_the_middle_of_a_collective_leaves_no_collective_open(timeline: Timeline, clock: Clock) -> None:
-    Collectives(timeline).begin(ProcessGroup(), 0, timeline.groups.issuing)
+    Collectives(timeline).begin(ProcessGroup(), 0, timeline.groups.count_next)
     timeline.unwind()
     clock.now += 2
     timeline.leave(timeline.enter(layout.OPTIMIZER))
@@ -168,10 +168,10 @@ ON_HOST = (400.0, True)  # a payload
 
 def issue_synchronously(timeline: Timeline, collectives: Collectives, clock: Clock) -> None:
     """A second of a call whose wait is to come next."""
-    call = collectives.begin(ProcessGroup(), 2, timeline.groups.issuing)
+    call = collectives.begin(ProcessGroup(), 2, timeline.groups.count_next)
     clock.now += 1
     assert call is not None
-    collectives.issued(call, 2, ON_HOST, KEY, is_awaited=True)
+    collectives.end_issue(call, 2, ON_HOST, KEY, is_awaited=True)
 
 
 def test_a_synchronous_collective_is_one_event(timeline: Timeline, clock: Clock) -> None:
@@ -184,7 +184,7 @@ def test_a_synchronous_collective_is_one_event(timeline: Timeline, clock: Clock)
     clock.now += 2
     assert (slots[INDEX["phase_since"]], slots[INDEX["collective_op"]]) == (began, 3)
     assert wait is not None
-    collectives.waited(wait, is_complete=True)
+    collectives.end_wait(wait, is_complete=True)
     assert (slots[INDEX["phase"]], slots[INDEX["collective_op"]]) == (layout.FORWARD, 0)
     clock.now += 4
     timeline.leave(forward)
@@ -200,25 +200,25 @@ def test_a_synchronous_collective_that_nobody_waits_for_ends_with_the_next_phase
     issue_synchronously(timeline, collectives, clock)
     timeline.leave(timeline.enter(layout.FORWARD))
     clock.now += 2
-    call = collectives.begin(ProcessGroup(), 5, timeline.groups.issuing)
+    call = collectives.begin(ProcessGroup(), 5, timeline.groups.count_next)
     assert slots[INDEX["collective_op"]] == 6
     assert call is not None
-    collectives.issued(call, 5, NOTHING, None)
+    collectives.end_issue(call, 5, NOTHING, None)
     assert seconds(timeline) == {"collective_wait": 1.0, "other": 2.0}
     assert slots[INDEX["collective_op"]] == 0
 
 
 def test_a_wait_for_another_collective_than_the_synchronous_one_is_its_own(timeline: Timeline, clock: Clock) -> None:
     collectives, slots = Collectives(timeline), timeline.writer.slots
-    call = collectives.begin(ProcessGroup(), 5, timeline.groups.issuing)
+    call = collectives.begin(ProcessGroup(), 5, timeline.groups.count_next)
     assert call is not None
-    collectives.issued(call, 5, ON_HOST, OTHER_KEY)
+    collectives.end_issue(call, 5, ON_HOST, OTHER_KEY)
     issue_synchronously(timeline, collectives, clock)
     wait = collectives.begin_wait(OTHER_KEY)
     assert slots[INDEX["collective_op"]] == 6
     clock.now += 2
     assert wait is not None
-    collectives.waited(wait, is_complete=True)
+    collectives.end_wait(wait, is_complete=True)
     clock.now += 4
     timeline.leave(timeline.enter(layout.FORWARD))
     assert seconds(timeline) == {"collective_wait": 3.0, "other": 4.0}

@@ -53,7 +53,7 @@ class DeviceReading:
         scale, skipped = self._host.tolist()
         return scale, skipped
 
-    def ask(self, scale: torch.Tensor) -> None:
+    def request(self, scale: torch.Tensor) -> None:
         """Start a copy from the device in the current stream, if one is due."""
         is_due = self._clock() >= self._next or len(self._decisions) >= MAX_UNREAD
         if self._copied is not None or not is_due:
@@ -81,7 +81,7 @@ class ScalerWatch:
         if not is_dynamo_compiling():
             self._begun.add(id(optimizer))
 
-    def stepped(self, call: tuple[Any, ...], _result: object) -> None:
+    def count_skipped(self, call: tuple[Any, ...], _result: object) -> None:
         """Count the steps skipped by `scaler.step(optimizer)`, which has returned, and read the scale."""
         scaler: Any = call[0]
         optimizer = call[1] if len(call) > 1 else None
@@ -123,7 +123,7 @@ class ScalerWatch:
         if arrived := reading.take():
             self._show(arrived[0])
             self._count(arrived[1])
-        reading.ask(scale)
+        reading.request(scale)
 
     def _show(self, scale: float) -> None:
         self._timeline.writer.slots[SCALE] = self._timeline.numbers.accept("the loss scale", scale)
@@ -144,7 +144,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
         # Unscaling, and the wait for its result, belong to the optimizer's time.
-        watched = in_phase(timeline, guard, layout.OPTIMIZER, watch.stepped)(original)
+        watched = in_phase(timeline, guard, layout.OPTIMIZER, watch.count_skipped)(original)
 
         def step(*args: Any, **kwargs: Any) -> Any:
             if not handles:

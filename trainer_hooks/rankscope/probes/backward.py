@@ -42,7 +42,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
         if passes.on_optimizer_steps is not None:
             passes.on_optimizer_steps()
         elif steps.marker < OPTIMIZER_STEP:
-            steps.unmarked_pass_ended()
+            steps.end_unmarked_pass()
 
     def nested(original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:

@@ -40,7 +40,7 @@ def argument(args: Arguments, kwargs: dict[str, Any], index: int, name: str) -> 
     return args[index] if len(args) > index else kwargs.get(name)
 
 
-def of_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
+def measure_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
     """Measure `torch.save(obj, f)` to a path, to a regular file, or of a state into memory, for the script to write.
 
     A save into a pipe is communication, and so is what torch.distributed serializes to send.
@@ -51,28 +51,28 @@ def of_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
         is_saved = holds_state(value) and not is_called_by("torch.distributed") if mode is None else stat.S_ISREG(mode)
         if not is_saved:
             return None
-    before = extent(target, before=True)
+    before = written_bytes(target, before=True)
 
     def size(_result: object) -> float | None:
-        written = extent(target) - before
+        written = written_bytes(target) - before
         return written if written >= SMALLEST or holds_state(value) else None
 
     return size
 
 
-def to_path(index: int, name: str) -> Measure:
+def measure_path(index: int, name: str) -> Measure:
     """Return a measure of functions that write one file, whose path is this argument."""
 
     def measure(args: Arguments, kwargs: dict[str, Any]) -> Size:
         path = argument(args, kwargs, index, name)
-        return lambda _result: extent(path)
+        return lambda _result: written_bytes(path)
 
     return measure
 
 
-def of_distributed(_args: Arguments, kwargs: dict[str, Any]) -> Size:
+def measure_distributed(_args: Arguments, kwargs: dict[str, Any]) -> Size:
     """Measure `torch.distributed.checkpoint.save`, which returns the metadata of the whole checkpoint to every rank."""
-    rank = rank_within(kwargs)
+    rank = rank_in_group(kwargs)
     return lambda metadata: bytes_of_rank(metadata, rank)
 
 
@@ -89,7 +89,7 @@ class AsyncSaves:
 
     def measure(self, _args: Arguments, kwargs: dict[str, Any]) -> Size:
         """Register a save. It is not a checkpoint yet when the call returns."""
-        rank = rank_within(kwargs)
+        rank = rank_in_group(kwargs)
 
         def started(result: Any) -> None:
             count = self._timeline.checkpoints.later()
@@ -122,12 +122,12 @@ def is_called_by(package: str) -> bool:
     return frame is not None and str(frame.f_globals.get("__name__")).startswith(package)
 
 
-def of_safetensors_bytes(_args: Arguments, _kwargs: dict[str, Any]) -> Size:
+def measure_safetensors_bytes(_args: Arguments, _kwargs: dict[str, Any]) -> Size:
     """Measure `safetensors.torch.save(tensors)`, which returns the bytes of a file for the script to write."""
     return lambda result: float(len(result)) if len(result) >= SMALLEST else None
 
 
-def extent(target: Any, before: bool = False) -> float:
+def written_bytes(target: Any, before: bool = False) -> float:
     """Return the bytes of a path's file (0 `before` it is overwritten), or the position of a file object."""
     try:
         if isinstance(target, (str, os.PathLike)):
@@ -149,7 +149,7 @@ def is_state(value: Any) -> bool:
     return hasattr(value, "_metadata") or (isinstance(value, Mapping) and {"state", "param_groups"} <= value.keys())
 
 
-def rank_within(kwargs: dict[str, Any]) -> int:
+def rank_in_group(kwargs: dict[str, Any]) -> int:
     """Return this rank's number among the ranks that save together, which is part of its files' names."""
     distributed = torch.distributed
     if kwargs.get("no_dist") or not (distributed.is_available() and distributed.is_initialized()):
@@ -178,24 +178,24 @@ class Patches:
         self._wrappers: dict[Function, Function] = {}
         self.saves = AsyncSaves(timeline)
         distributed = (
-            ("save", of_distributed),
-            ("_save_state_dict", of_distributed),
+            ("save", measure_distributed),
+            ("_save_state_dict", measure_distributed),
             ("async_save", self.saves.measure),
         )
         self._awaited: dict[str, Sequence[tuple[str, Measure]]] = {
-            "torch": (("save", of_torch_save),),
-            "torch.serialization": (("save", of_torch_save),),
+            "torch": (("save", measure_torch_save),),
+            "torch.serialization": (("save", measure_torch_save),),
             "torch.distributed.checkpoint": distributed,
             # A `save` imported from there before the patch still calls the second of the three.
             "torch.distributed.checkpoint.state_dict_saver": distributed,
             # transformers imports `save_file` before the patch; it calls the third of these.
             "safetensors.torch": (
-                *((name, to_path(1, "filename")) for name in ("save_file", "save_model", "serialize_file")),
-                ("save", of_safetensors_bytes),
+                *((name, measure_path(1, "filename")) for name in ("save_file", "save_model", "serialize_file")),
+                ("save", measure_safetensors_bytes),
             ),
             # It calls torch.save into memory, then writes that to the file.
-            "lightning.fabric.plugins.io.torch_io": (("TorchCheckpointIO.save_checkpoint", to_path(2, "path")),),
-            "lightning_fabric.plugins.io.torch_io": (("TorchCheckpointIO.save_checkpoint", to_path(2, "path")),),
+            "lightning.fabric.plugins.io.torch_io": (("TorchCheckpointIO.save_checkpoint", measure_path(2, "path")),),
+            "lightning_fabric.plugins.io.torch_io": (("TorchCheckpointIO.save_checkpoint", measure_path(2, "path")),),
         }
 
     def poll(self) -> None:

@@ -119,7 +119,7 @@ class Collectives:
             slots[OPEN_OP] = op + 1
         return opened, group, outer, timeline.last_event
 
-    def issued(self, call: Issue, op: int, payload: Payload, key: int | None, is_awaited: bool = False) -> None:
+    def end_issue(self, call: Issue, op: int, payload: Payload, key: int | None, is_awaited: bool = False) -> None:
         """Count an issued collective. A later wait finds it by `key`; None if there is nothing to wait for.
 
         If it `is_awaited`, its wait comes next and keeps the phase open: a synchronous call.
@@ -146,7 +146,7 @@ class Collectives:
             if len(self._pending) >= MAX_PENDING:
                 self._pending.clear()
             self._pending[key] = op, group, payload, began, now
-        elif is_on_host or op == BARRIER:  # `completed`, inlined
+        elif is_on_host or op == BARRIER:  # `add_completed`, inlined
             slots[COLLECTIVE_DURATION + op] += seconds
             slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 
@@ -178,7 +178,7 @@ class Collectives:
             sees_the_end = is_on_host and work is not None and not work.is_completed()
         return opened, pending, outer, began, sees_the_end
 
-    def waited(self, call: Wait, is_complete: bool) -> None:
+    def end_wait(self, call: Wait, is_complete: bool) -> None:
         """Charge a wait that has ended; `is_complete` unless it raised."""
         opened, pending, outer, began, sees_the_end = call
         timeline = self._timeline
@@ -197,7 +197,7 @@ class Collectives:
             slots[COLLECTIVE_DURATION + op] += now - issue_began
             slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 
-    def completed(self, op: int, group: Group, duration: float, size: float) -> None:
+    def add_completed(self, op: int, group: Group, duration: float, size: float) -> None:
         """Add a collective of `size` bytes that took `duration` seconds from issue to completion.
 
         Only for a known duration (from the host's clock or a device's events), so that bus bytes divided by duration is
@@ -242,9 +242,9 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
     op, index = layout.OPS.index(METHODS[name][0]), METHODS[name][1]
     at = 0 if index is None else index + 1  # index in the method's arguments; the first is the process group
     is_uneven, work_class = name in UNEVEN, dist.Work  # a Python subclass has its own wait
-    begin, issued, groups = collectives.begin, collectives.issued, collectives.groups
-    count = groups.catch_up if name in POINT_TO_POINT else groups.issuing
-    for called in (begin, issued, measure, groups.skip):
+    begin, end_issue, groups = collectives.begin, collectives.end_issue, collectives.groups
+    count = groups.catch_up if name in POINT_TO_POINT else groups.count_next
+    for called in (begin, end_issue, measure, groups.skip):
         skip_call(called)
 
     def wrap(original: Function) -> Function:
@@ -266,9 +266,9 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
                         if type(work) is work_class:
                             # Only torch's own functions wait next; since torch 2.8 asyncOp shows it.
                             is_awaited = getattr(args[-1], "asyncOp", True) is False
-                            issued(call, op, payload, id(work), is_awaited)
+                            end_issue(call, op, payload, id(work), is_awaited)
                         else:
-                            issued(call, op, payload, None if work is None else id(work))
+                            end_issue(call, op, payload, None if work is None else id(work))
                         if is_uneven:
                             groups.skip(call[1], args[0])
                     except BaseException as error:
@@ -281,9 +281,9 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
 
 def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
     """Wrap `Work.wait`: charge the wait to the work's collective."""
-    begin_wait, waited = collectives.begin_wait, collectives.waited
+    begin_wait, end_wait = collectives.begin_wait, collectives.end_wait
     skip_call(begin_wait)
-    skip_call(waited)
+    skip_call(end_wait)
 
     def wrap(original: Function) -> Function:
         def watched(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -301,7 +301,7 @@ def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Functi
             finally:
                 if call is not None:
                     try:
-                        waited(call, returned)
+                        end_wait(call, returned)
                     except BaseException as error:
                         guard.disable(error)
 

@@ -25,7 +25,7 @@ from rankscope.probes.timed_iterator import TimedIterator, timed_iterator
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
 from rankscope.timeline.batches import Batch, Source
-from rankscope.timeline.phases import flat
+from rankscope.timeline.phases import flatten
 from rankscope.timeline.timeline import Timeline
 
 LOADER = "loader"  # the role, in `timeline.job.objects`, of the iterator that the last batch came from
@@ -48,13 +48,13 @@ class BatchCounter:
         self._iterator: Callable[[], Any] = lambda: None  # a weak reference to the last one, and its lengths
         self._lengths: deque[int] = deque()
 
-    def began(self, _call: tuple[Any, ...], iterator: Any) -> None:
+    def note_start(self, _call: tuple[Any, ...], iterator: Any) -> None:
         """Note that a DataLoader returned an iterator; with persistent workers it is the same one again."""
         if iterator is not None and is_grad_enabled() and not self._is_nested():
             source = self._batches.begin(iterator, self._passes())
             self._timeline.job.objects[LOADER] = source.iterator
 
-    def ask(self, guard: Guard) -> Callable[[Function], Function]:
+    def watch_index(self, guard: Guard) -> Callable[[Function], Function]:
         """Wrap the method that gives a DataLoader's iterator its next index: usually a list with one per sample."""
 
         def wrap(original: Function) -> Function:
@@ -76,7 +76,7 @@ class BatchCounter:
 
         return wrap
 
-    def fetched(self, call: tuple[Any, ...], batch: Any) -> None:
+    def count_batch(self, call: tuple[Any, ...], batch: Any) -> None:
         """Note a `batch` from a DataLoader's iterator, `call[0]`; None also if it raised, usually as it is exhausted.
 
         Not called in a phase of `NESTING`.
@@ -94,13 +94,13 @@ class BatchCounter:
         ):
             batches.samples = source.lengths.popleft()
         else:
-            self.fetched_unusually(call, batch)
+            self.count_batch_slow_path(call, batch)
 
-    def fetched_unusually(self, call: tuple[Any, ...], batch: Any) -> None:
-        """Do what `fetched` does, in any phase and for any iterator."""
+    def count_batch_slow_path(self, call: tuple[Any, ...], batch: Any) -> None:
+        """Do what `count_batch` does, in any phase and for any iterator."""
         iterator = call[0]
         lengths = self._lengths_of(iterator)
-        length = lengths.popleft() if lengths and not is_used_up(batch) else None
+        length = lengths.popleft() if lengths and not is_exhausted(batch) else None
         source = self.note(iterator, batch, full_batch_size(iterator) if length is None else length)
         if source is not None:
             source.lengths = lengths
@@ -111,8 +111,8 @@ class BatchCounter:
             return None
         batches = self._batches
         if batch is None:
-            if is_used_up(batch):
-                batches.use_up(iterator, self._passes())
+            if is_exhausted(batch):
+                batches.note_exhausted(iterator, self._passes())
             return None
         source = batches.source(iterator, self._passes())
         source.fetched.append(size_of(batch) if length is None else Batch(length, tokens_of(batch)))
@@ -142,12 +142,12 @@ class BatchCounter:
         around = self._timeline.open_phases
         if around[1] is None:
             return False
-        phases = flat(around)
+        phases = flatten(around)
         waits = phases.count(layout.DATA_WAIT)
         return layout.EVALUATION in phases or waits > self._batches.timed_fetches
 
 
-def is_used_up(batch: Any) -> bool:
+def is_exhausted(batch: Any) -> bool:
     """Return whether the iterator that returned `batch` is exhausted. To be called in a `finally` block."""
     return batch is None and sys.exc_info()[0] is StopIteration
 
@@ -188,11 +188,11 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     """Watch DataLoader's `__iter__`, and the methods that all its iterators call."""
     iterator: Any = dataloader._BaseDataLoaderIter  # noqa: SLF001 - the base class of all loaders' iterators
     counter = BatchCounter(timeline)
-    nested = in_phase(timeline, guard, layout.DATA_WAIT, counter.fetched_unusually)
-    fetch = in_phase(timeline, guard, layout.DATA_WAIT, counter.fetched, unless_within=NESTING, left_alone=nested)
-    start = in_phase(timeline, guard, layout.DATA_WAIT, counter.began, unless_within=frozenset({layout.DATA_WAIT}))
+    nested = in_phase(timeline, guard, layout.DATA_WAIT, counter.count_batch_slow_path)
+    fetch = in_phase(timeline, guard, layout.DATA_WAIT, counter.count_batch, unless_within=NESTING, left_alone=nested)
+    start = in_phase(timeline, guard, layout.DATA_WAIT, counter.note_start, unless_within=frozenset({layout.DATA_WAIT}))
     return [
         replace(dataloader.DataLoader, "__iter__", start),
-        replace(iterator, "_next_index", counter.ask(guard)),
+        replace(iterator, "_next_index", counter.watch_index(guard)),
         replace(iterator, "__next__", fetch),
     ]

@@ -56,7 +56,7 @@ class WatchedModule:
         self.buffers = uncompiled(measure)(module.buffers())  # once: walking a large module is expensive
         self.handle: RemovableHandle | None = None
         self.passes_to_sample = FIRST_SAMPLES + 1  # until DDP has a new sample
-        self._sampled_at = logged(module)[1]
+        self._sampled_at = last_sample(module)[1]
         self.hooks_outputs = may_lack_gradients(module)
         if not self.hooks_outputs:
             self.handle = gradient_node(synchronized_parameters(module)[0]).register_prehook(partial(on_gradient, self))
@@ -66,7 +66,7 @@ class WatchedModule:
         module = self.module()
         if module is None or module._comm_hooks:  # noqa: SLF001 - no public API
             return 0.0
-        seconds, at = logged(module)
+        seconds, at = last_sample(module)
         is_new, self._sampled_at = at != self._sampled_at, at
         return seconds if is_new else 0.0
 
@@ -86,7 +86,7 @@ class ExposedWaitTimer:
         self._undo: list[Undo] = []  # of the patch for modules with hooked outputs, made for the first of them
         # Bound once, because every backward pass looks them up.
         self._first, self._second = self.before_reducer, self.after_reducer
-        self._count = self._collectives.groups.issued
+        self._count = self._collectives.groups.count_issued
 
     def add(self, module: DistributedDataParallel) -> None:
         """Remember the module of its reducer until the reducer is first prepared."""
@@ -109,7 +109,7 @@ class ExposedWaitTimer:
             self.hook(watched, outputs)
 
     def hook(self, watched: WatchedModule, outputs: Any) -> None:
-        """Register hooks on the outputs of a module whose parameters may get no gradient, to notice the first gradient."""
+        """Register hooks on the outputs of a module whose parameters may get no gradient."""
         for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
             node.register_prehook(partial(self.queue, watched))
 
@@ -139,8 +139,8 @@ class ExposedWaitTimer:
         watched.passes_to_sample = SAMPLING_RATE
         module = watched.module()
         if module is not None and (seconds := watched.new_sample()):
-            group = self._timeline.groups.of(module.process_group)
-            self._collectives.completed(DDP_ALL_REDUCE, group, seconds, watched.gradient_bytes)
+            group = self._timeline.groups.find(module.process_group)
+            self._collectives.add_completed(DDP_ALL_REDUCE, group, seconds, watched.gradient_bytes)
 
     def remove(self) -> None:
         """Remove all hooks and patches."""
@@ -196,7 +196,7 @@ class ExposedWaitTimer:
                     # The bytes of a communication hook are not known: it may compress.
                     if module is not None and not module._comm_hooks:  # noqa: SLF001 - no public API
                         size += watched.gradient_bytes
-                self._collectives.issued(self._call, DDP_ALL_REDUCE, (size, False), None)
+                self._collectives.end_issue(self._call, DDP_ALL_REDUCE, (size, False), None)
                 self._call = None
             self._in_flight = []
         except BaseException as error:
@@ -221,7 +221,7 @@ def calling_module(reducer: Any) -> DistributedDataParallel | None:
     return None
 
 
-def logged(module: DistributedDataParallel) -> tuple[float, int]:
+def last_sample(module: DistributedDataParallel) -> tuple[float, int]:
     """Return the seconds and the start (0: none yet) of the last all-reduce that DDP's own logger sampled.
 
     It lasts from the issue of the first bucket to the end of the last, overlapped or not. The call takes 15 µs.
@@ -334,13 +334,13 @@ def _broadcast(
     exposed_wait: ExposedWaitTimer, collectives: Collectives, guard: Guard
 ) -> Callable[[Function], Function]:
     """Wrap DDP's buffer broadcast in forward, where the ranks wait for the last one."""
-    issuing = collectives.groups.issuing
+    count_next = collectives.groups.count_next
 
     def begin(args: Arguments, _kwargs: dict[str, Any]) -> Issue | None:
-        return collectives.begin(args[0].process_group, DDP_BROADCAST, issuing)
+        return collectives.begin(args[0].process_group, DDP_BROADCAST, count_next)
 
     def end(call: Issue, args: Arguments, _result: None, _returned: bool) -> None:
         watched = exposed_wait.modules.get(id(args[0].reducer)) or exposed_wait.watch(args[0])
-        collectives.issued(call, DDP_BROADCAST, watched.buffers, None)
+        collectives.end_issue(call, DDP_BROADCAST, watched.buffers, None)
 
     return around(guard, begin, end)

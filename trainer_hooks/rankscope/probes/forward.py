@@ -147,7 +147,7 @@ class RootModules:
         inherits = "__call__" not in vars(module_class)
 
         def make(original: Function) -> Function:
-            return self._in_pass(original, next_in_line(module_class) if inherits else original)
+            return self._in_pass(original, inherited_call(module_class) if inherits else original)
 
         self._watched[module_class] = replace(module_class, "__call__", make)
 
@@ -201,7 +201,7 @@ def is_worth_watching(module_class: type[torch.nn.Module], calls: list[float]) -
     return len(calls) <= MANY_CALLS or min(calls) >= SHORT_SECONDS
 
 
-def next_in_line(module_class: type[torch.nn.Module]) -> Function:
+def inherited_call(module_class: type[torch.nn.Module]) -> Function:
     """Return the inherited `__call__`, looked up at each call: torch.fx replaces nn.Module's while it traces."""
 
     def inherited(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:

@@ -77,13 +77,13 @@ def _issue(collectives: Collectives, guard: Guard, op: int, index: int) -> Calla
         if module._are_we_tracing():  # noqa: SLF001 - as torch's code; tracing issues nothing
             return None
         named = kwargs["group"] if "group" in kwargs else args[index]
-        return collectives.begin(process_group(named), op, collectives.groups.issuing)
+        return collectives.begin(process_group(named), op, collectives.groups.count_next)
 
     def end(call: Issue, args: Arguments, result: Any, _returned: bool) -> None:
         pending = result if isinstance(result, list) else [result]
         waiting = [tensor for tensor in pending if isinstance(tensor, module.AsyncCollectiveTensor)]
         key = storage_of(waiting[-1].elem) if waiting else None
-        collectives.issued(call, op, measure(args[0]), key)
+        collectives.end_issue(call, op, measure(args[0]), key)
 
     return around(guard, begin, end)
 
@@ -96,6 +96,6 @@ def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Functi
         return collectives.begin_wait(storage_of(tensor))
 
     def end(call: Wait, _args: Arguments, _result: Any, returned: bool) -> None:
-        collectives.waited(call, returned)
+        collectives.end_wait(call, returned)
 
     return around(guard, begin, end)

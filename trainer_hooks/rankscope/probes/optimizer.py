@@ -90,7 +90,7 @@ class StepMarker:
                 return
             number = self._count_turn(optimizer, self._timeline.slots[MICRO_STEPS])
             if number and (steps.marker == OPTIMIZER_STEP or steps.take_over(OPTIMIZER_STEP)):
-                steps.ended(number)
+                steps.end(number)
         except BaseException as error:
             self._guard.disable(error)
 

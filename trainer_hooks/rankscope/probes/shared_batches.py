@@ -44,7 +44,7 @@ class Meshes:
         if steps.count > SETTLED_STEPS or steps.shares_batches:
             return
         optimizer = self._timeline.job.objects.get("optimizer")
-        if any(map(shares_batches, self._living())) or places_a_model(optimizer() if optimizer else None):
+        if any(map(shares_batches, self._living())) or is_tensor_parallel(optimizer() if optimizer else None):
             steps.share_batches()
 
     def _living(self) -> list[DeviceMesh]:
@@ -63,7 +63,7 @@ def is_sharing(name: str, position: int) -> bool:
     return position > 0 and not words.isdisjoint(SHARING) and words.isdisjoint(DIVIDING)
 
 
-def places_a_model(optimizer: Any) -> bool:
+def is_tensor_parallel(optimizer: Any) -> bool:
     """Return whether parameters on a mesh without names are placed by tensor parallelism, not by FSDP."""
     return any(map(_is_placed, parameters(optimizer)))
 

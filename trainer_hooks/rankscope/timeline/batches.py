@@ -36,21 +36,21 @@ class Source:
         self.iterator = iterator  # a weak reference
         self.lengths: deque[int] = deque()  # of the index lists whose batches a DataLoader has not returned yet
         self.fetched: deque[Batch] = deque(maxlen=MOST_BATCHES)
-        self.is_used_up = False
+        self.is_exhausted = False
         self.in_evaluation = False  # whether the model was in evaluation mode when the last batch was fetched
         self.has_trained = False  # whether a backward pass has ended since its first batch
         self._ahead: deque[Batch] = deque(maxlen=MOST_AHEAD)
         self._began_at = passes  # number of backward passes before its first batch
 
-    def use_up(self, passes: float) -> None:
+    def note_exhausted(self, passes: float) -> None:
         """Note that the iterator is exhausted after `passes` backward passes."""
-        self.is_used_up = True
+        self.is_exhausted = True
         self.has_trained = self.has_trained or passes > self._began_at
 
     def take(self, passes: int) -> list[Batch]:
         """Return the batches that `passes` backward passes have used. The remaining ones may be used later."""
         used = [self.fetched.pop() for _ in range(min(passes, len(self.fetched)))]
-        if self.is_used_up:
+        if self.is_exhausted:
             used += [self._ahead.pop() for _ in range(min(passes - len(used), len(self._ahead)))]
         self.has_trained = True
         self._ahead.extend(self.fetched)
@@ -60,7 +60,7 @@ class Source:
     @property
     def is_current(self) -> bool:
         """True if a loop takes its training batches from the iterator, as far as is known."""
-        if self.is_used_up:
+        if self.is_exhausted:
             return self.has_trained
         return bool(self.fetched) and self.iterator() is not None
 
@@ -88,7 +88,7 @@ class Batches:
 
     def expect_usual(self) -> None:
         """Expect the next step to use one batch of the source again, if there is only one source."""
-        if len(self.sources) == 1 and not self.sources[0].is_used_up:
+        if len(self.sources) == 1 and not self.sources[0].is_exhausted:
             self.usual = self.sources[0]
 
     def end_usual(self) -> None:
@@ -107,7 +107,7 @@ class Batches:
         self.end_usual()
         if passes > self.passes:
             self._take(passes)
-        self.sources = [source for source in self.sources if source.iterator() is not iterator or source.is_used_up]
+        self.sources = [source for source in self.sources if source.iterator() is not iterator or source.is_exhausted]
         self.sources.append(source := Source(weakref.ref(iterator), passes))
         return source
 
@@ -115,16 +115,16 @@ class Batches:
         """Return the source of an iterator that returns a batch after `passes` backward passes."""
         self.end_usual()
         for source in reversed(self.sources):
-            if source.iterator() is iterator and not source.is_used_up:
+            if source.iterator() is iterator and not source.is_exhausted:
                 return source
         return self.begin(iterator, passes)
 
-    def use_up(self, iterator: Any, passes: float) -> None:
+    def note_exhausted(self, iterator: Any, passes: float) -> None:
         """Note that an iterator is exhausted after `passes` backward passes."""
         self.end_usual()
         for source in self.sources:
-            if source.iterator() is iterator and not source.is_used_up:
-                source.use_up(passes)
+            if source.iterator() is iterator and not source.is_exhausted:
+                source.note_exhausted(passes)
 
     def take(self, passes: float) -> list[Batch]:
         """Return the batches of the step that ends after `passes` backward passes."""
@@ -144,7 +144,7 @@ class Batches:
 
     def _newest(self, passes: int) -> list[Source]:
         """Return the newest source, unless it was exhausted with more batches than backward passes."""
-        return [source for source in self.sources[-1:] if not source.is_used_up or len(source.fetched) <= passes]
+        return [source for source in self.sources[-1:] if not source.is_exhausted or len(source.fetched) <= passes]
 
     def _forget(self) -> None:
         self.sources = [source for source in self.sources if source.iterator() is not None]

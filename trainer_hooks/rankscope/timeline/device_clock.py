@@ -165,7 +165,7 @@ class DeviceClock:
         last = self._marks[-1]
         if phase in IDENTIFYING:
             current = self._device.current_stream()
-            self.streams.met(current, phase)
+            self.streams.note_stream(current, phase)
             if current != self.streams.main and not self.streams.main_waits:
                 return  # FSDP issues collectives on other streams, several per layer
         if phase == last.phase:

@@ -6,7 +6,7 @@ an index, and their sequence numbers are added, which has the same result on eve
 Sequence numbers are torch's own if the backend counts (gloo, NCCL, UCC): torch also counts collectives that DDP and
 compiled code issue in C++, where no patch sees them. Gloo also counts operations between two ranks of a group. These
 are subtracted; otherwise the ranks of a pipeline would never agree. torch's numbers are read once a step
-(`Groups.ask`).
+(`Groups.read_numbers`).
 """
 
 from __future__ import annotations
@@ -93,59 +93,57 @@ class Groups:
         # By id and weakly: a destroyed process group must be freed, with its connections and threads.
         self._known: dict[int, Group] = {}
         self._is_full = False
-        self.unasked: set[Group] = set()  # groups with collectives issued since torch's numbers were read
+        self.unread: set[Group] = set()  # groups with collectives issued since torch's numbers were read
 
     def notice_default(self, exists: bool) -> None:
         """Notify the listener that the default group was made or destroyed."""
         self.on_default(exists)
 
-    def of(self, process_group: Any) -> Group:
+    def find(self, process_group: Any) -> Group:
         """Return the group of a torch process group."""
         return self._known.get(id(process_group)) or self._add(process_group)
 
-    def issuing(self, process_group: Any) -> Group:
+    def count_next(self, process_group: Any) -> Group:
         """Count a collective of the whole group before it is issued and may block.
 
-        The number is the next one, without a call of torch. `ask` makes one call for all of a step, which also counts
-        what C++ code issued in between, in the same way on every rank.
+        The number is the next one, without a call of torch. `read_numbers` makes one call for all of a step, which also
+        counts what C++ code issued in between, in the same way on every rank.
         """
         group = self._known.get(id(process_group)) or self._add(process_group)
         if group.number_slot is not None:
             self._writer.slots[group.number_slot] += 1
         group.last += 1
-        self.unasked.add(group)
+        self.unread.add(group)
         return group
 
-    def issued(self, process_group: Any) -> Group:
+    def count_issued(self, process_group: Any) -> Group:
         """Count collectives of the whole group that C++ code has issued."""
         group = self._known.get(id(process_group)) or self._add(process_group)
         number = group.last + 1 if group.sequence is None else group.sequence(process_group)
-        if (
-            group.number_slot is not None and number > group.last
-        ):  # it is less if the backend does not count one of ours
+        if group.number_slot is not None and number > group.last:  # less if the backend does not count one of ours
             self._writer.slots[group.number_slot] += number - group.last
         group.last = number
-        self.unasked.discard(group)
+        self.unread.discard(group)
         return group
 
-    def ask(self) -> None:
+    def read_numbers(self) -> None:
         """Read torch's numbers of the groups with collectives since the last call. Called at a step's end."""
-        unasked, self.unasked = self.unasked, set()
-        for group in unasked:
+        unread, self.unread = self.unread, set()
+        for group in unread:
             process_group = group.reference() if group.reference else None
             if process_group is not None and group.sequence is not None:
                 try:
-                    self.issued(process_group)
+                    self.count_issued(process_group)
                 except RuntimeError:
                     group.sequence = None
                     logger.debug("rankscope: %s no longer counts collectives; counting them here", process_group)
 
     def catch_up(self, process_group: Any) -> Group:
         """Count collectives issued by C++ code, if the backend counts, and note the group as pairwise."""
-        group = self.of(process_group)
+        group = self.find(process_group)
         if not group.is_pairwise:
             self._note_pairs(group)
-        return group if group.sequence is None else self.issued(process_group)
+        return group if group.sequence is None else self.count_issued(process_group)
 
     def skip(self, group: Group, process_group: Any) -> None:
         """Do not count the last operation, which was not of the whole group, although the backend may have."""

@@ -151,7 +151,7 @@ class PhaseClock:
         self.open_phases = opened = (phase, outer)
         if self._absorber is NO_ABSORBER:
             if ABSORBS[phase]:
-                self._absorber = phase, len(flat(outer))
+                self._absorber = phase, len(flatten(outer))
             self._open(phase, now)
             self._find_usual_owner()
             if self._on_boundary is not None:
@@ -167,7 +167,7 @@ class PhaseClock:
 
     def _leave_slow_path(self, opened: Phases | None) -> None:
         """Do what `leave` does, with any number of phases open inside, or if it is closed already."""
-        phases, left = flat(self.open_phases), flat(opened)
+        phases, left = flatten(self.open_phases), flatten(opened)
         depth = len(left) - 1  # number of phases that stay open
         # The outermost phase has changed if startup ended in between.
         if depth > 0 and phases[-depth - 1 : -1] == left[:-1]:
@@ -176,7 +176,7 @@ class PhaseClock:
     def _close(self, depth: int) -> None:
         """Close all phases but the `depth` outermost ones."""
         outer = self.open_phases
-        for _ in flat(outer)[depth:]:
+        for _ in flatten(outer)[depth:]:
             outer = outer[1]
         now = self._pass()
         self._forget_kept()
@@ -239,7 +239,7 @@ class PhaseClock:
 
     def end_startup(self) -> None:
         """End startup at the last event. Phases open inside it go on."""
-        *within, _ = flat(self.open_phases)
+        *within, _ = flatten(self.open_phases)
         absorbing = [(phase, len(within) - depth) for depth, phase in enumerate(within) if ABSORBS[phase]]
         absorber = absorbing[-1] if absorbing else NO_ABSORBER  # the outermost
         phases: Phases = (layout.OTHER, None)
@@ -283,7 +283,7 @@ def runs_backward() -> bool:
     return int(sys.modules["torch"]._C._current_graph_task_id()) != NO_BACKWARD  # noqa: SLF001 - no public API
 
 
-def flat(phases: Phases | None) -> list[int]:
+def flatten(phases: Phases | None) -> list[int]:
     """Return all phases, the innermost first."""
     found = []
     while phases is not None:

@@ -63,7 +63,7 @@ class Steps:
         """The number of ended outermost backward passes."""
         return int(self._phases.slots[MICRO_STEPS])
 
-    def ended(self, number: int = 1) -> None:
+    def end(self, number: int = 1) -> None:
         """End a step at the last event of the training thread.
 
         If the `number` is larger than 1, earlier steps were not known to be steps. In the histogram they have the same
@@ -98,8 +98,8 @@ class Steps:
         entry[COPIES] = phases.copied
         slots[STEPS] = count  # last: from now on the entry counts
         self._last_end = now
-        if self._groups.unasked:
-            self._groups.ask()
+        if self._groups.unread:
+            self._groups.read_numbers()
         if self.on_end is not None:
             self.on_end(now, phases.charged_phase())
         if count >= self._wake_number:
@@ -156,7 +156,7 @@ class Steps:
         others = [Batch(one.samples if keeps_samples else 0.0, one.tokens * keeps_tokens) for one in batches]
         return [*others, Batch(samples or 0.0, tokens or 0.0)]
 
-    def unmarked_pass_ended(self) -> None:
+    def end_unmarked_pass(self) -> None:
         """Handle the end of a backward pass while nothing else marks steps.
 
         After many of these passes each counts as a step, including the earlier ones.
@@ -164,7 +164,7 @@ class Steps:
         if self.micro_steps > PASSES_WITHOUT_STEP:
             number = 1 if self.marker == BACKWARD_PASS else self.micro_steps
             self.marker = BACKWARD_PASS
-            self.ended(number)
+            self.end(number)
 
     def take_over(self, marker: int) -> bool:
         """Let `marker` mark the steps from now on. Returns False if a backward pass has already counted this step."""

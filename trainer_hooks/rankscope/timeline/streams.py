@@ -31,12 +31,12 @@ class Streams:
         if len(self._events) > MANY_EVENTS:  # most no longer exist
             self._events.clear()
 
-    def met(self, stream: Any, phase: int) -> None:
+    def note_stream(self, stream: Any, phase: int) -> None:
         """Note that `stream` is current while the training thread is in `phase`, one of IDENTIFYING."""
         if stream != self.main and self._phases.get(stream) != COLLECTIVE_WAIT:
             self._phases[stream] = phase
 
-    def recorded(self, event: Any, stream: Any) -> None:
+    def note_event(self, event: Any, stream: Any) -> None:
         """Note that `event` was recorded in `stream`."""
         phase = None if stream == self.main else self._phases.get(stream)
         if phase is not None:

@@ -31,9 +31,7 @@ class BackwardPasses:
     def restart(self) -> None:
         """Forget the passes that ran in the parent of this process."""
         self.nested = 0  # passes running inside it
-        self.on_optimizer_steps: Callable[[], object] | None = (
-            None  # called once at its end if optimizers have stepped in it
-        )
+        self.on_optimizer_steps: Callable[[], object] | None = None  # called at its end if optimizers stepped in it
         self.on_end: Callable[[], object] | None = None  # called once at its end
 
 
@@ -86,14 +84,14 @@ class Timeline(PhaseClock):
         self.checkpoints.restart()
 
     def step(self, number: int = 1) -> None:
-        """End a step on the calling thread. The first step ends startup. `number` as in `Steps.ended`."""
+        """End a step on the calling thread. The first step ends startup. `number` as in `Steps.end`."""
         if self._owner is None:
             return
         if self._on_event is not None:
             self._on_event(layout.OPTIMIZER)
         self.adopt()
         self._pass()
-        self.steps.ended(number)
+        self.steps.end(number)
 
     def stop(self) -> None:
         """Ignore all events from now on. Also stop calling the device, which a forked child must not do."""
