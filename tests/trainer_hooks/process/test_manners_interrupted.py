@@ -27,7 +27,7 @@ def test_after_ctrl_c_anywhere_in_the_hook_phases_and_steps_are_right(
     command = [sys.executable, str(JOB), steps_before, stride]
     done = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True)
     result = json.loads(done.stdout)
-    assert result["wrong"] == []
+    assert result["errors"] == []
     assert result["points"] > 200
 
 

@@ -25,7 +25,7 @@ def test_a_rank_that_is_killed_at_any_point_leaves_a_record_that_is_whole_and_tr
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
-    assert result["lies"] == []
+    assert result["errors"] == []
     assert result["endings"]["killed"] > 50  # the others were killed before they had a record
     assert result["files"] == 1
 
