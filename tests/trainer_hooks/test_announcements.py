@@ -202,9 +202,7 @@ def test_the_line_shows_that_steps_are_backward_passes() -> None:
     assert summary(snapshot(SLOW), BACKWARD_PASS).startswith("100 steps (backward passes) in 100 s")
 
 
-def test_the_closing_line_omits_the_time_after_the_last_event(
-    run_dir: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_closing_line_omits_the_time_after_the_last_event(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     clock = Clock(time.monotonic() - 1000)
     writer = RankWriter()
     info = {"run": "job", "rank": "0", "world_size": "1"}

@@ -33,9 +33,7 @@ getattr(Path(sys.argv[1]), sys.argv[2])()
 
 
 @needs_root
-def test_another_user_cannot_lock_a_new_record_before_its_rank(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_user_cannot_lock_a_new_record_before_its_rank(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attackers: list[Program] = []
     lockf: Callable[..., Any] = fcntl.lockf
 

@@ -32,9 +32,7 @@ def test_the_jobs_own_user_cannot_truncate_its_record_by_mistake(shared: Path) -
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
-def test_a_record_is_readable_by_all_users_and_writable_by_none_with_any_umask(
-    run_dir: Path, umask: int
-) -> None:
+def test_a_record_is_readable_by_all_users_and_writable_by_none_with_any_umask(run_dir: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
         _, path = publish(run_dir)

@@ -1,8 +1,8 @@
 """A job that is killed many times, at random bytecode instructions of the hook or at random times.
 
-`killed.py instructions 200` or `killed.py moments 200`. Each time a forked child trains, with its own record. The parent
-reads the record before and after it kills the child. It prints a JSON line with the number of each ending, and all wrong
-values.
+`killed.py instructions 200` or `killed.py moments 200`. Each time a forked child trains, with its own record. The
+parent reads the record before and after it kills the child. It prints a JSON line with the number of each ending, and
+all wrong values.
 """
 
 from __future__ import annotations

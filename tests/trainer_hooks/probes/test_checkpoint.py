@@ -62,7 +62,7 @@ def test_torch_save_to_a_path_is_a_checkpoint_of_the_files_size(timeline: Timeli
     assert before <= value(timeline, "checkpoint_last_unix") <= time.time()
 
 
-def test_the_time_of_a_save_is_checkpoint_time_and_agrees_with_the_scripts_timer(timeline: Timeline, tmp_path: Path) -> None:
+def test_the_time_of_a_save_is_checkpoint_time_by_the_scripts_own_timer(timeline: Timeline, tmp_path: Path) -> None:
     class Slow:
         def __reduce__(self) -> tuple[Any, ...]:
             time.sleep(0.2)
@@ -182,7 +182,7 @@ def test_files_saved_between_the_same_two_steps_are_one_checkpoint(timeline: Tim
     assert value(timeline, "checkpoint_bytes") == 2 * both
 
 
-def test_a_save_that_raises_is_not_a_checkpoint_and_the_script_gets_the_error(timeline: Timeline, tmp_path: Path) -> None:
+def test_a_save_that_raises_is_not_a_checkpoint_and_raises_in_the_script(timeline: Timeline, tmp_path: Path) -> None:
     class Unpicklable:
         def __reduce__(self) -> str:
             raise ZeroDivisionError("the user's own")

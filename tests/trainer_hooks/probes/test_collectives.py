@@ -11,8 +11,8 @@ from testing.torchrun import reports
 JOB = Path(__file__).parents[1] / "jobs" / "every_collective.py"
 LATE = 0.3  # seconds by which rank 3 is late, as in the job
 
-# By kind: the operation, the calls, a rank's payload bytes, and the bus bytes by NCCL-tests' factors for four ranks: 3/2
-# of an all-reduce, 3/4 of the whole size of a gather, scatter or exchange.
+# By kind: the operation, the calls, a rank's payload bytes, and the bus bytes by NCCL-tests' factors for four ranks:
+# 3/2 of an all-reduce, 3/4 of the whole size of a gather, scatter or exchange.
 EXPECTED: dict[str, tuple[str, int, float, float]] = {
     "all_reduce": ("all_reduce", 1, 400, 600),
     "async": ("all_reduce", 1, 400, 600),

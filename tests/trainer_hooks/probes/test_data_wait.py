@@ -325,9 +325,7 @@ def test_batches_fetched_in_evaluation_mode_do_not_count(timeline: Timeline, loa
     assert value(timeline, "samples") == 22
 
 
-def test_an_evaluation_between_a_steps_batch_and_its_end_does_not_count(
-    timeline: Timeline, loader: Any
-) -> None:
+def test_an_evaluation_between_a_steps_batch_and_its_end_does_not_count(timeline: Timeline, loader: Any) -> None:
     training, evaluations = Training(), []
     for number, batch in enumerate(loader):
         if number == 4:  # after steps that each used one batch of the only loader
@@ -440,9 +438,7 @@ def test_a_stream_counts_the_samples_of_every_step(timeline: Timeline) -> None:
     assert value(timeline, "samples") == 22
 
 
-def test_a_batch_fetched_before_the_return_to_training_mode_counts(
-    timeline: Timeline, loader: Any
-) -> None:
+def test_a_batch_fetched_before_the_return_to_training_mode_counts(timeline: Timeline, loader: Any) -> None:
     training = Training()
     for batch in loader:
         training.model.train()

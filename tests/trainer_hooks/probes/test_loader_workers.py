@@ -176,9 +176,7 @@ def train_as_a_rank(timeline: Timeline, pipe: Any) -> None:
         pipe.send(published(timeline))
 
 
-def test_a_forked_rank_counts_only_its_own_workers(
-    timeline: Timeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_forked_rank_counts_only_its_own_workers(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fork a rank from a launcher that has used a loader but has not trained."""
     monkeypatch.setattr(timeline, "on_event", lambda _phase: None)
     train(fork(Samples(), workers=1))

@@ -121,8 +121,8 @@ if os.fork() == 0:
     os._exit(3)
 os.wait()
 """
-# The status of `raise SystemExit(3)` in the main thread is not known: Python has cleared the error when atexit runs, and
-# does not call sys.excepthook for it.
+# The status of `raise SystemExit(3)` in the main thread is not known: Python has cleared the error when atexit runs,
+# and does not call sys.excepthook for it.
 ENDS = {
     "the end of the script": ("", "finished", 0),
     "sys.exit with success": ("sys.exit(0)", "finished", 0),
@@ -258,9 +258,7 @@ TERMINATE = "os.kill(os.getpid(), signal.SIGTERM)"
         (KILL, "killed"),
     ],
 )
-def test_a_rank_that_left_its_group_has_finished_unless_it_continues(
-    run_dir: Path, code: str, reason: str
-) -> None:
+def test_a_rank_that_left_its_group_has_finished_unless_it_continues(run_dir: Path, code: str, reason: str) -> None:
     assert end_of(run_dir, GROUP + code)[0] == reason
 
 

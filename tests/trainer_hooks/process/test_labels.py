@@ -88,9 +88,7 @@ def test_excess_labels_are_omitted_and_the_line_stays_short(
 
 @pytest.mark.usefixtures("hook_fails_loudly")
 @pytest.mark.parametrize(("text", "labels"), [("team=nlp,rank=3", {"team": "nlp"}), ("", None)])
-def test_the_record_has_the_labels(
-    monkeypatch: pytest.MonkeyPatch, text: str, labels: dict[str, str] | None
-) -> None:
+def test_the_record_has_the_labels(monkeypatch: pytest.MonkeyPatch, text: str, labels: dict[str, str] | None) -> None:
     monkeypatch.setenv("RANKSCOPE_LABELS", text)
     rankscope.instrument()
     parameter = torch.ones(2, requires_grad=True)
