@@ -166,9 +166,7 @@ def test_accumulation_is_unknown_without_backward_passes(run: Run) -> None:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_gradients_averaged_by_the_script_are_recognized_by_their_collectives(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_averaging_by_the_script_is_recognized_by_its_collectives(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     run.steps()
     assert run.settings.known["parallelism"] == ""

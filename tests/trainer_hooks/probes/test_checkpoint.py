@@ -1,4 +1,4 @@
-"""Which saves are checkpoints; their time and size in the record are those that the script measures."""
+"""Checkpoints: the saves that count, and their time and size, compared with the script's own measurements."""
 
 from __future__ import annotations
 

@@ -134,9 +134,7 @@ def test_an_error_in_the_middle_of_the_wait_ends_it(timeline: Timeline, model: t
     first.register_post_accumulate_grad_hook(lambda _: ddp.queue_callback(raising))
     with pytest.raises(RuntimeError, match="user error"):
         model(torch.ones(1, 2)).sum().backward()
-    DistributedDataParallel(torch.nn.Linear(2, 2))(
-        torch.ones(1, 2)
-    ).sum().backward()  # the failed model cannot be used again
+    DistributedDataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()  # the first model is unusable
     assert timeline.open_phases == (layout.OTHER, None)
     assert timeline.writer.slots[INDEX["collective_op"]] == 0
 

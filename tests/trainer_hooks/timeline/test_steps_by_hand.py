@@ -77,9 +77,7 @@ def accumulate(network: torch.nn.Module, passes: int) -> None:
 
 
 @pytest.mark.parametrize("mark", [by_optimizer, by_script])
-def test_a_real_step_replaces_backward_passes_permanently_and_none_counts_twice(
-    network: torch.nn.Module, mark: Marker
-) -> None:
+def test_a_real_step_replaces_backward_passes_and_none_counts_twice(network: torch.nn.Module, mark: Marker) -> None:
     accumulate(network, STEPS)
     assert snapshot()["steps"] == STEPS
     mark(network)  # the last pass was this step's end
