@@ -156,8 +156,7 @@ def summary(snapshot: RankSnapshot, step_marker: int) -> str:
 def shares(snapshot: RankSnapshot) -> tuple[dict[str, float], str]:
     """Return each phase's share of the time after startup, and the clock, as in `rank:rankscope_phase:ratio`.
 
-    If the device's clock was measured, it gives all but the planned phases, because the host runs ahead. Else the
-    host's.
+    The device's clock is used for all but the planned phases if it was measured, because the host runs ahead.
     """
     host = {phase: seconds for phase, seconds in snapshot.phase_seconds.items() if phase != "startup"}
     total = sum(host.values()) or 1.0

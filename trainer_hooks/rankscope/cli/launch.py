@@ -192,9 +192,11 @@ def _add_explain(explain: argparse.ArgumentParser) -> None:
         help="URL of Prometheus, with USER:PASSWORD@ if needed (default: PROMETHEUS_URL, else http://localhost:9090)",
     )
     explain.add_argument("--run", metavar="NAME", help="name of the run (default: the only one)")
-    explain.add_argument("--cluster", metavar="NAME", help="label cluster, if several clusters have a run of this name")
+    explain.add_argument(
+        "--cluster", metavar="NAME", help="value of the label cluster, if several have a run of this name"
+    )
     explain.add_argument("--owner", metavar="UID", help="user ID, if several users have a run of this name")
-    explain.add_argument("--at", metavar="TIME", help="past time: 30m (ago), 2026-11-21T02:40 or unix seconds")
+    explain.add_argument("--at", metavar="TIME", help="30m (ago), 2026-11-21T02:40 or unix seconds (default: now)")
     explain.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
