@@ -71,8 +71,8 @@ class Attachment:
         self._ending.watch()
 
     def _install(self, name: str, probe: ModuleType) -> None:
-        fuse = self._guard(name)
-        self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
+        probe_guard = self._guard(name)
+        self._undo.extend(probe_guard(probe.install)(self.timeline, probe_guard) or [])
 
     def _guard(self, name: str) -> Guard:
         return Guard(name, self._on_probe_failure, self.timeline.unwind)
@@ -100,7 +100,7 @@ class Attachment:
     def begin_as_child(self) -> None:
         """Start over in a forked child, which may become a rank of its own. Its parent's record stays as it is."""
         self.publication.restart()
-        identity.disown_group()
+        identity.mark_group_as_inherited()
         self._restart()
 
     def _restart(self) -> None:
@@ -123,7 +123,7 @@ class Attachment:
         if not self.publication.has_identity:
             return
         if exists:
-            self._ending.go_on()
+            self._ending.resume_group()
         else:
             self._ending.leave_group()
         self.timeline.on_event = self._find_rank
@@ -133,7 +133,7 @@ class Attachment:
         if not (is_distributed or event in UPDATE_EVENTS):
             return  # a rank may evaluate after it has left its group
         self.timeline.on_event = None
-        self._ending.go_on()
+        self._ending.resume_group()
         if not is_distributed:
             return
         if self.publication.is_same_rank():

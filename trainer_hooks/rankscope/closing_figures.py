@@ -60,9 +60,9 @@ class ClosingFigures:
         owner = type(run.source)
         if hasattr(owner, "_finish") and owner not in self._undo:
             # Both `finish()` and `__exit__` call it. A running `with` block has looked up its `__exit__` already.
-            self._undo[owner] = replace(owner, "_finish", self._writing_before)
+            self._undo[owner] = replace(owner, "_finish", self._wrap_finish)
 
-    def _writing_before(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_finish(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(source: Any, *args: Any, **kwargs: Any) -> Any:
             self._write_run(source)
             return original(source, *args, **kwargs)

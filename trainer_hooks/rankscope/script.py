@@ -76,7 +76,7 @@ class Script:
         if timeline.steps.marker != SCRIPT and not timeline.steps.take_over(SCRIPT):
             return  # the last backward pass has already counted as this step
         if samples is not None or tokens is not None:
-            timeline.steps.give(self._number("samples", samples), self._number("tokens", tokens))
+            timeline.steps.set_counts(self._number("samples", samples), self._number("tokens", tokens))
         timeline.step()
 
     def _number(self, name: str, value: object) -> float | None:

@@ -115,9 +115,9 @@ class Trackers:
     def _watch(self, watched: Watched) -> None:
         owner = _loaded(watched.module, watched.owner)
         if hasattr(owner, watched.method):
-            self._undo[watched] = replace(owner, watched.method, self._noting(watched.tracker))
+            self._undo[watched] = replace(owner, watched.method, self._wrap_log(watched.tracker))
 
-    def _noting(self, tracker: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _wrap_log(self, tracker: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         objects, note = self._objects, self._note
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:

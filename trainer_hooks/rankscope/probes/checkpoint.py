@@ -25,7 +25,7 @@ from rankscope.timeline.phases import Phases
 from rankscope.timeline.timeline import Timeline
 
 # A smaller file is a checkpoint only if it holds a model's or an optimizer's state: scripts save metrics too.
-SMALLEST = 64 * 1024
+MIN_CHECKPOINT_BYTES = 64 * 1024
 
 Count = Callable[[float, float], None]  # takes the bytes of a finished save, and its unix time
 
@@ -55,7 +55,7 @@ def measure_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
 
     def size(_result: object) -> float | None:
         written = written_bytes(target) - before
-        return written if written >= SMALLEST or holds_state(value) else None
+        return written if written >= MIN_CHECKPOINT_BYTES or holds_state(value) else None
 
     return size
 
@@ -92,7 +92,7 @@ class AsyncSaves:
         rank = rank_in_group(kwargs)
 
         def started(result: Any) -> None:
-            count = self._timeline.checkpoints.later()
+            count = self._timeline.checkpoints.count_later()
             future = getattr(result, "upload_completion", result)
             future.add_done_callback(lambda done: self._finished.append((done, count, rank, time.time())))
 
@@ -124,7 +124,7 @@ def is_called_by(package: str) -> bool:
 
 def measure_safetensors_bytes(_args: Arguments, _kwargs: dict[str, Any]) -> Size:
     """Measure `safetensors.torch.save(tensors)`, which returns the bytes of a file for the script to write."""
-    return lambda result: float(len(result)) if len(result) >= SMALLEST else None
+    return lambda result: float(len(result)) if len(result) >= MIN_CHECKPOINT_BYTES else None
 
 
 def written_bytes(target: Any, before: bool = False) -> float:

@@ -69,7 +69,7 @@ MAX_PENDING = 4096  # works not waited for yet; past that they are forgotten
 
 # A wait that finds its collective complete does not know when it completed. If the wait follows the issue this closely
 # (a synchronous call), the error is at most this.
-TIGHT = 50e-6  # seconds
+MAX_GAP = 50e-6  # seconds
 BARRIER = layout.OPS.index("barrier")  # has no tensors; its wait blocks the host on any device
 
 Count = Callable[[Any], Group]
@@ -173,14 +173,14 @@ class Collectives:
         if not outer:
             slots[OPEN_GROUP] = group.index
             slots[OPEN_OP] = op + 1
-        sees_the_end = is_on_host or op == BARRIER
-        if began - issued >= TIGHT:  # do not query a device's work: that would break a CUDA graph capture
-            sees_the_end = is_on_host and work is not None and not work.is_completed()
-        return opened, pending, outer, began, sees_the_end
+        sees_end = is_on_host or op == BARRIER
+        if began - issued >= MAX_GAP:  # do not query a device's work: that would break a CUDA graph capture
+            sees_end = is_on_host and work is not None and not work.is_completed()
+        return opened, pending, outer, began, sees_end
 
     def end_wait(self, call: Wait, is_complete: bool) -> None:
         """Charge a wait that has ended; `is_complete` unless it raised."""
-        opened, pending, outer, began, sees_the_end = call
+        opened, pending, outer, began, sees_end = call
         timeline = self._timeline
         timeline.leave(opened)
         now = timeline.last_event
@@ -193,7 +193,7 @@ class Collectives:
             slots[COLLECTIVE_SECONDS + op] += now - began
             if group.wait_slot is not None:
                 slots[group.wait_slot] += now - began
-        if is_complete and sees_the_end:  # likewise
+        if is_complete and sees_end:  # likewise
             slots[COLLECTIVE_DURATION + op] += now - issue_began
             slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 

@@ -60,7 +60,7 @@ class WorkerClock:
                 replace(fetcher, "fetch", stopwatch.time)
 
     @property
-    def is_mine(self) -> bool:
+    def has_started_workers(self) -> bool:
         """True if this process has started workers."""
         return self._owner == os.getpid()
 
@@ -110,7 +110,7 @@ class WorkerTimeRecorder:
         """Record the time since the last poll, for the workers of the loader that the last batch came from."""
         timeline = self._timeline
         seconds, self._until = timeline.last_event - self._until, timeline.last_event
-        if not self._clock.is_mine:
+        if not self._clock.has_started_workers:
             return
         iterator = timeline.job.objects[LOADER]() if LOADER in timeline.job.objects else None
         workers = getattr(iterator, "_num_workers", 0)
@@ -133,7 +133,7 @@ class Workers:
     def watch(self) -> None:
         """Watch torch's loaders."""
         self._watch(dataloader._MultiProcessingDataLoaderIter, _utils.worker)  # noqa: SLF001 - makes the workers
-        self._undo.append(replace(dataloader._BaseDataLoaderIter, "__init__", self._making))  # noqa: SLF001 - as above
+        self._undo.append(replace(dataloader._BaseDataLoaderIter, "__init__", self._wrap_init))  # noqa: SLF001 - as above
 
     def remove(self) -> None:
         """Restore everything."""
@@ -156,9 +156,9 @@ class Workers:
     def _watch(self, iterator: type, worker: Any) -> None:
         self._undo.append(replace(iterator, "_shutdown_workers", self._in_data_wait))
         # Pickled by name: a spawned worker gets the library's own function.
-        self._undo.append(replace(worker, "_worker_loop", self._working))
+        self._undo.append(replace(worker, "_worker_loop", self._wrap_worker_loop))
 
-    def _making(self, original: Function) -> Function:
+    def _wrap_init(self, original: Function) -> Function:
         def watched(iterator: Any, loader: Any) -> None:
             if loader.num_workers:
                 self._poll()
@@ -167,7 +167,7 @@ class Workers:
 
         return watched
 
-    def _working(self, original: Function) -> Function:
+    def _wrap_worker_loop(self, original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:
             self._time_this_worker()
             return original(*args, **kwargs)

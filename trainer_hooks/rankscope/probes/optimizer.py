@@ -55,7 +55,7 @@ class StepMarker:
         self._count_turn = Turns(on_change=self._note_marking).count
         self._concurrent_threads: set[int] = set()  # threads that train at the same time as the followed one
         # The last thread that stepped without being followed, and the timeline's last event then.
-        self._elsewhere = (0, 0.0)
+        self._last_unfollowed = (0, 0.0)
 
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
         """Enter the phase, as the pre hook. A step inside a backward pass belongs to that pass."""
@@ -67,8 +67,8 @@ class StepMarker:
                 self._timeline.backward.on_optimizer_steps = self._after_backward
                 return
             if self._open:
-                self._close_raised(optimizer)
-            self._open[id(optimizer)] = self._timeline.enter(OPTIMIZER) or self._enter_elsewhere()
+                self._close_failed(optimizer)
+            self._open[id(optimizer)] = self._timeline.enter(OPTIMIZER) or self._enter_on_new_thread()
         except BaseException as error:
             self._guard.disable(error)
 
@@ -125,7 +125,7 @@ class StepMarker:
             self._concurrent_threads.add(thread)
         return False
 
-    def _enter_elsewhere(self) -> Phases | None:
+    def _enter_on_new_thread(self) -> Phases | None:
         """Follow the training to this thread if the followed thread did nothing between two steps of this one.
 
         A notebook trains in one thread and later in another. A framework's own training thread is followed from its
@@ -133,13 +133,13 @@ class StepMarker:
         """
         timeline = self._timeline
         seen = get_ident(), timeline.last_event
-        if self._steps.has_started and (seen != self._elsewhere or timeline.open_phases[1] is not None):
-            self._elsewhere = seen
+        if self._steps.has_started and (seen != self._last_unfollowed or timeline.open_phases[1] is not None):
+            self._last_unfollowed = seen
             return None
         timeline.adopt()
         return timeline.enter(OPTIMIZER)
 
-    def _close_raised(self, beginning: Optimizer) -> None:
+    def _close_failed(self, beginning: Optimizer) -> None:
         """Close steps that raised and so never ended, when the next begins, unless that one is nested in them."""
         running = running_steps(beginning)
         for key, opened in list(self._open.items()):

@@ -12,7 +12,7 @@ from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.timeline.timeline import Timeline
 
-DESTROYS = "destroy_process_group"
+DESTROY_FUNCTION = "destroy_process_group"
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
@@ -26,7 +26,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     def wrap(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def watched(pg: Any) -> None:
             original(pg)
-            if pg is not None or sys._getframe(1).f_code.co_name == DESTROYS:  # noqa: SLF001 - the documented name
+            if pg is not None or sys._getframe(1).f_code.co_name == DESTROY_FUNCTION:  # noqa: SLF001 - the documented name
                 notice(pg is not None)
 
         return watched

@@ -118,7 +118,7 @@ class Ending:
         if self._writer.slots[INDEX["ended"]] == layout.RUNNING and sys.exc_info()[1] is None:
             self._writer.slots[INDEX["ended"]] = layout.LEFT_GROUP
 
-    def go_on(self) -> None:
+    def resume_group(self) -> None:
         """Record that the process still trains after it has left its group."""
         if self._writer.slots[INDEX["ended"]] == layout.LEFT_GROUP:
             self._writer.slots[INDEX["ended"]] = layout.RUNNING
@@ -147,7 +147,7 @@ class Ending:
     def _on_exit(self) -> None:
         """Record a clean end, unless an exception is being raised or went through another excepthook."""
         failure = self._failure
-        error = sys.exc_info()[1] or (failure if failure and has_left(failure) else None)
+        error = sys.exc_info()[1] or (failure if failure and is_uncaught(failure) else None)
         if isinstance(error, SystemExit):
             self.write(layout.FINISHED if is_success(error.code) else layout.EXCEPTION)
             return
@@ -198,7 +198,7 @@ def error_of_exit(exit_function: Callable[..., NoReturn], status: tuple[object, 
         return error
 
 
-def has_left(error: BaseException) -> bool:
+def is_uncaught(error: BaseException) -> bool:
     """Return whether the error ended the main thread: no code caught it, or the last handler raised it again.
 
     Python drops that error before it calls the exit functions. Its traceback is as the last handler got it: a function

@@ -27,7 +27,7 @@ GPU_UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]{1,120}")
 _inherited: weakref.ref[Any] | None = None  # the process group of the process that this one was forked from
 
 
-def disown_group() -> None:
+def mark_group_as_inherited() -> None:
     """Mark the process group as the parent's, in a forked child. Only a group that the child makes is its own."""
     global _inherited
     dist = sys.modules.get("torch.distributed")

@@ -57,11 +57,11 @@ def parent_rank(path: Path, directory: int) -> dict[str, Any]:
     pids = set(ancestors())
     words = set(map(str, pids))
 
-    def names_ancestor(name: str) -> bool:
+    def has_ancestor_id(name: str) -> bool:
         return not words.isdisjoint(name.split(".")[2:])  # after the run and the rank
 
     with opened_listing(directory) as listing:
-        ranks = living_ranks(path, listing, names_ancestor)
+        ranks = living_ranks(path, listing, has_ancestor_id)
         return next((rank.info for rank in ranks if rank.lock_pid in pids), {})
 
 

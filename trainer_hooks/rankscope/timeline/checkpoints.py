@@ -60,7 +60,7 @@ class CheckpointCounter:
         else:
             self._count(size or self._bytes)
 
-    def later(self) -> Callable[[float, float], None]:
+    def count_later(self) -> Callable[[float, float], None]:
         """Return a function to call with bytes and unix time when the open save has finished in the background.
 
         The save counts then, unless it is nested in another one, which counts by itself.

@@ -36,8 +36,8 @@ DRY_SECONDS = INDEX["device_dry_seconds"]
 # second. Because the step interval is a power of two, there may be 1.4 times as many marks, or as few.
 SECONDS_PER_MARK = 0.1
 LONGEST_GAP = 60.0  # seconds: even of steps with hundreds of marks, one per minute is measured
-STEADY = 0.7  # difference between the wanted and the current level before the level changes
-SHORTEST = 1e-6  # seconds between two steps, in case the clock stands still
+MIN_LEVEL_CHANGE = 0.7  # difference between the wanted and the current level before the level changes
+MIN_SECONDS = 1e-6  # seconds between two steps, in case the clock stands still
 UNUSED_STEPS = 64  # steps between two checks whether the job uses the device
 
 # Most marks that the device has not passed yet. A host that runs further ahead (a launch queue holds about a thousand
@@ -49,7 +49,7 @@ ISSUES_NOTHING = frozenset(index for index, phase in enumerate(phases.PHASES) if
 # Phases in which an idle device waits for the host to issue work, including the script's own phases.
 MAY_BE_DRY = frozenset({*map(PHASES.index, phases.ISSUING), *range(len(PHASES), MAX_PHASES)})
 # Ratio of the step by which the device may lag the host and still count as keeping up.
-KEEPS_UP = 0.05
+MAX_LAG_RATIO = 0.05
 
 
 class Event(Protocol):
@@ -198,8 +198,8 @@ class DeviceClock:
         before, ended = self._last
         self._last = number, now
         gap = min(self._count * SECONDS_PER_MARK, LONGEST_GAP)
-        wanted = log2(max(1.0, gap * (number - before) / max(now - ended, SHORTEST)))
-        if abs(wanted - self._level) > STEADY:
+        wanted = log2(max(1.0, gap * (number - before) / max(now - ended, MIN_SECONDS)))
+        if abs(wanted - self._level) > MIN_LEVEL_CHANGE:
             self._level = min(round(wanted), MAX_LEVEL)
         self._next = next_sampled(number + 1, self._level)
 
@@ -256,7 +256,7 @@ class DeviceClock:
             if seconds:
                 slots[DEVICE_SECONDS + phase] += seconds
         for phase, seconds, behind in step.behind:
-            if behind <= KEEPS_UP * length:
+            if behind <= MAX_LAG_RATIO * length:
                 slots[DRY_SECONDS + phase] += seconds
         nth = slots[DEVICE_STEPS] + 1
         entry = writer.device_ring[int(nth) % DEVICE_RING_STEPS]

@@ -146,7 +146,7 @@ class PhaseClock:
             self._on_event(phase)
         now = self._pass()
         if self._kept is not None:
-            self._give_up()
+            self._close_kept()
         outer = self.open_phases
         self.open_phases = opened = (phase, outer)
         if self._absorber is NO_ABSORBER:
@@ -200,7 +200,7 @@ class PhaseClock:
         """Return the phase that time is charged to. Not a property: compiler.skip_package finds only methods."""
         return self.open_phases[0] if self._absorber is NO_ABSORBER else self._absorber[0]
 
-    def _give_up(self) -> None:
+    def _close_kept(self) -> None:
         """Close the phase kept open for a wait that did not come: the collective ended with the last event."""
         self._forget_kept()
         self.open_phases = self.open_phases[1]

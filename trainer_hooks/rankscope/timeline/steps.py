@@ -49,7 +49,7 @@ class Steps:
         self._bucket = (inf, inf, STEP_BUCKETS)  # of the last step: bounds (none yet) and slot
         self.batches.restart()
         # The script's samples and tokens of the step that ends next.
-        self.given: tuple[float | None, float | None] | None = None
+        self.script_counts: tuple[float | None, float | None] | None = None
         self.samples_are_unknown = False  # of some used batch, so the sum means nothing
         self.shares_batches = False  # with another rank, which counts them
 
@@ -89,7 +89,7 @@ class Steps:
             slots[SAMPLES] += batches.samples
             batches.samples = 0
             batches.passes = slots[MICRO_STEPS]
-        elif batches.sources or self.given:
+        elif batches.sources or self.script_counts:
             self._count_samples()
         count = slots[STEPS] + number
         entry = phases.ring[int(count) % RING_STEPS]
@@ -125,8 +125,8 @@ class Steps:
         """Count the batches of the step that ends now, or the numbers that the script gave."""
         slots = self._phases.slots
         batches = self.batches.take(slots[MICRO_STEPS])
-        if self.given is not None:
-            batches = self._as_given(batches, *self.given)
+        if self.script_counts is not None:
+            batches = self._replace_counts(batches, *self.script_counts)
         if self.shares_batches:
             return
         self._add(batches)
@@ -144,14 +144,14 @@ class Steps:
             if tokens:
                 slots[TOKENS] += tokens
 
-    def give(self, samples: float | None, tokens: float | None) -> None:
+    def set_counts(self, samples: float | None, tokens: float | None) -> None:
         """Keep the script's numbers for the step that ends next."""
-        self.given = samples, tokens
+        self.script_counts = samples, tokens
         self.batches.end_usual()
 
-    def _as_given(self, batches: list[Batch], samples: float | None, tokens: float | None) -> list[Batch]:
+    def _replace_counts(self, batches: list[Batch], samples: float | None, tokens: float | None) -> list[Batch]:
         """Return the batches, with their numbers replaced by those that the script gave."""
-        self.given = None
+        self.script_counts = None
         keeps_samples, keeps_tokens = samples is None, tokens is None
         others = [Batch(one.samples if keeps_samples else 0.0, one.tokens * keeps_tokens) for one in batches]
         return [*others, Batch(samples or 0.0, tokens or 0.0)]
