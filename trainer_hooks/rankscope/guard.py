@@ -55,7 +55,7 @@ class Guard:
         return SimpleNamespace, (), {"blown": True}
 
     def disable(self, error: BaseException) -> None:
-        """Disable the probe because of `error`, which is being handled. Reraises Ctrl-C and other non-errors."""
+        """Disable the probe because of `error`, which is being handled. Raises Ctrl-C and other non-errors again."""
         if not isinstance(error, Exception):
             self._on_interrupt()
             try:

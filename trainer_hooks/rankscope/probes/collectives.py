@@ -264,7 +264,7 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
                     try:
                         payload = measure(args[at]) if at and at < len(args) else NOTHING
                         if type(work) is work_class:
-                            # Only torch's own functions wait next; since torch 2.8 asyncOp shows it.
+                            # asyncOp is False (since torch 2.8) in torch's own synchronous functions, which wait next.
                             is_awaited = getattr(args[-1], "asyncOp", True) is False
                             end_issue(call, op, payload, id(work), is_awaited)
                         else:

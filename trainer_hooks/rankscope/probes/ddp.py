@@ -179,7 +179,7 @@ class ExposedWaitTimer:
             if self._timeline.open_phases[1][0] == BACKWARD and not self._backward.nested:
                 self._call = (None, *call[1:])  # the phase ends with the enclosing backward pass
                 self._backward.on_end = self._second
-            else:  # the backward pass is not seen, or ends before the one that is
+            else:  # the backward pass is not watched, or is nested in a watched one
                 self._call = call
                 queue_callback(self._second)
         except BaseException as error:

@@ -118,7 +118,7 @@ class DeviceClock:
         self._marks: deque[Mark] = deque()
         self._free: dict[Any, list[Event]] = {}  # by device: an event stays on the device where it was first recorded
         self.measured: MeasuredStep | None = None  # the current step, if measured
-        self._next = self._level = 0  # the next step to measure; one of 2**level is
+        self._next = self._level = 0  # the next step to measure, and the level of sampling
         self._last = (0, 0.0)  # number and end of the last measured step; first, of the step before
         self._count = 0  # marks in the measured step
         self.streams = Streams()
