@@ -60,18 +60,18 @@ def test_without_cuda_nothing_is_known_and_nothing_is_initialized() -> None:
 
 
 def test_after_the_first_steps_it_is_read_once_a_second() -> None:
-    now, asked = [100.0], []
+    now, read_at = [100.0], []
     timeline = Timeline(RankWriter(), lambda: now[0])
 
     def read() -> dict[str, Any]:
-        asked.append(now[0])
+        read_at.append(now[0])
         return {}
 
     timeline.steps.polls.append(AllocatorReader(timeline, read).poll)
     for _ in range(SETTLED_STEPS):
         timeline.step()
-    asked.clear()
+    read_at.clear()
     for _ in range(40):
         now[0] += 0.125
         timeline.step()
-    assert asked == [101.0, 102.0, 103.0, 104.0, 105.0]
+    assert read_at == [101.0, 102.0, 103.0, 104.0, 105.0]

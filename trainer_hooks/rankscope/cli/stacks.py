@@ -52,15 +52,15 @@ def show(run: str | None, rank: str | None, directory: Path | None, out: TextIO 
     directories = _directories(directory)
     living = _living(directories)
     wanted = [one for one in living if _is_wanted(one, run, rank)]
-    mine = [one for one in wanted if _may_ask(one)]
-    if not mine:
+    permitted = [one for one in wanted if _may_ask(one)]
+    if not permitted:
         others = f"; {len(wanted)} of other users: run this as the job's user" if wanted else _available(living)
-        asked = ("" if rank is None else f" {rank}") + ("" if run is None else f" of run {run}")
-        _warn(f"no living rank{asked} in {', '.join(map(str, directories))}{others}")
+        selection = ("" if rank is None else f" {rank}") + ("" if run is None else f" of run {run}")
+        _warn(f"no living rank{selection} in {', '.join(map(str, directories))}{others}")
         return 2
-    if len(mine) > RANKS_LIMIT:
-        _warn(f"{len(mine)} ranks, showing only {RANKS_LIMIT}; select with --run and --rank")
-    return _show(sorted(take_turns(mine)[:RANKS_LIMIT], key=_order), out)
+    if len(permitted) > RANKS_LIMIT:
+        _warn(f"{len(permitted)} ranks, showing only {RANKS_LIMIT}; select with --run and --rank")
+    return _show(sorted(take_turns(permitted)[:RANKS_LIMIT], key=_order), out)
 
 
 def _show(ranks: Iterable[RecordedRank], out: TextIO) -> int:
@@ -202,8 +202,8 @@ def _open_answer(path: Path, owner: int) -> int:
 def _signal_and_file(snapshot: RankSnapshot) -> tuple[int, Path]:
     """Return the signal and the file for the answer. Raises NoStacksError if either is not as the hook makes it."""
     dump = snapshot.info.get("stacks")
-    asked: dict[str, Any] = dump if isinstance(dump, dict) else {}
-    number, descriptor = asked.get("signal"), asked.get("descriptor")
+    request: dict[str, Any] = dump if isinstance(dump, dict) else {}
+    number, descriptor = request.get("signal"), request.get("descriptor")
     # Only ever send a real-time signal, whatever the record says.
     if not (_is_within(number, signal.SIGRTMIN, signal.SIGRTMAX) and _is_within(descriptor, 0, LARGEST_DESCRIPTOR)):
         raise NoStacksError("its hook has no signal for its stacks; install py-spy")
