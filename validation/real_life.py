@@ -76,27 +76,27 @@ CASES = {
         Case(
             "a batch is a list of dicts, ragged, packed, an object",
             "trainer_hooks/probes/test_data_wait",
-            "test_a_loader_counts_the_samples_that_it_asks_for_whatever_the_batch_is",
+            "test_a_loader_counts_the_samples_that_it_requests_whatever_the_batch_is",
         ),
         Case(
             "batches are skipped at a resume",
             "trainer_hooks/probes/test_data_wait",
-            "test_batches_that_are_skipped_do_not_count",
+            "test_skipped_batches_do_not_count",
         ),
         Case(
             "a batch is only looked at",
             "trainer_hooks/probes/test_data_wait",
-            "test_a_batch_that_was_only_looked_at_does_not_count",
+            "test_a_batch_without_a_backward_pass_does_not_count",
         ),
         Case(
             "a loop breaks off",
             "trainer_hooks/probes/test_data_wait",
-            "test_a_loop_that_breaks_off_leaves_no_batch_behind",
+            "test_a_loop_with_a_break_leaves_no_batch_behind",
         ),
         Case(
             "batches are seen by an evaluation",
             "trainer_hooks/probes/test_data_wait",
-            "test_batches_that_are_fetched_in_evaluation_mode_do_not_count",
+            "test_batches_fetched_in_evaluation_mode_do_not_count",
         ),
         Case("ranks of one tensor-parallel group share their batches", "trainer_hooks/probes/test_shared_batches"),
         Case("Accelerate dispatches batches from rank 0", "trainer_hooks/probes/test_dispatched_batches"),
@@ -104,7 +104,7 @@ CASES = {
         Case(
             "two optimizers alternate",
             "trainer_hooks/test_instrument",
-            "test_two_optimizers_that_alternate_count_one_step_a_round",
+            "test_two_optimizers_that_alternate_count_one_step_per_round",
         ),
         Case("several models are updated by hand in turn", "trainer_hooks/timeline/test_steps_by_hand"),
         Case("workers are forked after training, ranks change at a restart", "trainer_hooks/process/test_other_ranks"),
@@ -112,7 +112,7 @@ CASES = {
         Case(
             "Ray Train kills workers that left their group",
             "trainer_hooks/process/test_endings",
-            "test_a_rank_that_left_its_group_in_order_has_finished_unless_it_goes_on",
+            "test_a_rank_that_left_its_group_has_finished_unless_it_continues",
         ),
         Case("a job closes its descriptors or becomes a daemon", "trainer_hooks/process/test_descriptors"),
         Case("a rank loses its lock", "exporter/ranks/test_lost_locks"),
@@ -120,12 +120,12 @@ CASES = {
         Case(
             "a phase's name is empty, long, of other scripts",
             "trainer_hooks/test_script",
-            "test_the_time_of_a_name_that_cannot_be_kept_is_other_and_logged_once",
+            "test_the_time_of_a_refused_name_is_other_and_logged_once",
         ),
         Case(
             "a run is named -c",
             "trainer_hooks/test_announcements",
-            "test_the_command_that_is_printed_is_one_that_the_parser_takes",
+            "test_the_parser_accepts_the_printed_command",
         ),
         Case("a rank is hidden for any reason", "rules/test_hidden_ranks"),
     ),
@@ -134,17 +134,17 @@ CASES = {
         Case(
             "a loader's workers start at each epoch",
             "trainer_hooks/probes/test_data_wait",
-            "test_what_starting_a_loader_takes_is_data_wait",
+            "test_the_start_of_a_loader_is_data_wait",
         ),
         Case(
             "a loader's workers end at each epoch",
             "trainer_hooks/probes/test_loader_workers",
-            "test_ending_the_workers_of_a_loader_is_data_wait",
+            "test_the_shutdown_of_a_loaders_workers_is_data_wait",
         ),
         Case(
             "torchdata's StatefulDataLoader",
             "trainer_hooks/probes/test_loader_workers",
-            "test_the_workers_of_a_stateful_loader_count_like_torchs",
+            "test_the_workers_of_a_stateful_loader_count_as_torchs_do",
         ),
         Case(
             "a plain loop validates its model",
@@ -154,7 +154,7 @@ CASES = {
         Case(
             "rank 0 validates DDP's inner module",
             "trainer_hooks/probes/test_forward",
-            "test_evaluation_with_the_module_within_ddp_is_evaluation",
+            "test_evaluation_with_the_module_in_ddp_is_evaluation",
         ),
         Case(
             "a frozen teacher works for each step",
@@ -164,7 +164,7 @@ CASES = {
         Case(
             "a checkpoint is saved into memory",
             "trainer_hooks/probes/test_checkpoint",
-            "test_a_checkpoint_that_is_written_from_memory_counts_once",
+            "test_a_checkpoint_written_from_memory_counts_once",
         ),
     ),
     "clusters": (

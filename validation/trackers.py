@@ -40,7 +40,7 @@ for step in range(30):
     {log}
 {end}
 """
-SUMMARY = re.compile(r"30 steps in [\d.]+ s after [\d.]+ s of start-up")
+SUMMARY = re.compile(r"30 steps in [\d.]+ s after [\d.]+ s of startup")
 
 
 class Case(NamedTuple):

@@ -1,4 +1,4 @@
-"""A run directory that every user may write to."""
+"""Fixtures of the attacks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ import pytest
 
 @pytest.fixture
 def shared(run_dir: Path) -> Path:
-    """A run directory as the node's is."""
+    """Make the run directory writable for every user, as on a node."""
     run_dir.chmod(0o1777)
     return run_dir

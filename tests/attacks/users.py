@@ -1,4 +1,4 @@
-"""The users of the attacks. Only root can be several of them."""
+"""The users of the attacks. Only root can become several users."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the hook's tests share."""
+"""Fixtures of the hook's tests."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope import guard
 from rankscope.attach import Attachment
 from rankscope.timeline.timeline import Timeline
 
-# The jobs that tests start are scripts, and find what tests share as the tests do.
+# The tests' jobs are scripts and import the same modules as the tests.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
 )
@@ -32,7 +32,7 @@ def hook_fails_loudly(run_dir: object, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 @pytest.fixture
 def attached(hook_fails_loudly: None) -> Attachment:
-    """This process, instrumented with every probe."""
+    """Instrument this process with every probe."""
     rankscope.instrument()
     return own_record.attachment()
 
@@ -44,7 +44,7 @@ def timeline(attached: Attachment) -> Timeline:
 
 @pytest.fixture
 def process_group() -> Iterator[None]:
-    """A process group of this process alone."""
+    """Make a process group of this process alone."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     leave()

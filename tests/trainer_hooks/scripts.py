@@ -1,4 +1,4 @@
-"""Training scripts that are watched without a change to them."""
+"""Training scripts that are watched without a change."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ WAIT = "sys.stdin.read()\n"
 
 
 def watched(**variables: str) -> dict[str, str]:
-    """Return the environment in which torch loads the hook."""
+    """Return an environment in which torch loads the hook."""
     return {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN": "job", **variables}
 
 
 @contextmanager
 def job(code: str, *options: str, setup: str = "", **variables: str) -> Iterator[Program]:
-    """Start a script that trains a step and does the setup; it is ready then, and goes on with the code."""
+    """Start a script that makes a step, runs `setup`, reports that it is ready, and runs `code`."""
     interpreter, *script = python(TRAIN + setup + READY + code)
     with running(interpreter, *options, *script, env=watched(**variables), stderr=PIPE) as program:
         yield program

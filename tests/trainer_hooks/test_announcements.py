@@ -1,4 +1,4 @@
-"""What rank 0 says on standard error, and that saying it never costs the job anything."""
+"""The lines of rank 0 on standard error; printing them never harms the job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from testing.clock import Clock
 
-from rankscope.announcements import Announcer, beginning, duration, figures, percent, say, summary
+from rankscope.announcements import Announcer, duration, figures, first_line, percent, print_line, summary
 from rankscope.cli import launch
 from rankscope.record import layout
 from rankscope.record.layout import INDEX
@@ -41,39 +41,39 @@ for (batch,) in DataLoader(TensorDataset(torch.ones(8, 2)), num_workers=WORKERS)
 def job(
     run_dir: Path, code: str = "", variables: Mapping[str, str] = MappingProxyType({}), **how: Any
 ) -> subprocess.CompletedProcess[str]:
-    """A script that trains with so many loader workers and then does what `code` says, watched."""
+    """Run a watched script that trains with a number of loader workers and then executes `code`."""
     environment = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN": "job", "RANKSCOPE_RUN_DIR": str(run_dir)}
     command = [sys.executable, "-c", TRAIN.replace("WORKERS", str(how.pop("workers", 0))) + code]
     pipes = {"stderr": subprocess.PIPE, **how}
     return subprocess.run(command, env={**environment, **variables}, text=True, check=False, timeout=120, **pipes)
 
 
-def said(process: subprocess.CompletedProcess[str]) -> list[str]:
+def hook_lines(process: subprocess.CompletedProcess[str]) -> list[str]:
     return [line for line in process.stderr.splitlines() if line.startswith("rankscope: ")]
 
 
-def test_one_line_at_the_beginning_and_one_at_the_end(run_dir: Path) -> None:
-    first, last = said(job(run_dir))
+def test_one_line_at_the_start_and_one_at_the_end(run_dir: Path) -> None:
+    first, last = hook_lines(job(run_dir))
     (path,) = run_dir.glob("*.rank")
-    assert first == f"rankscope: {beginning('job', path)}"
+    assert first == f"rankscope: {first_line('job', path)}"
     assert last.startswith("rankscope: 8 steps in ")
-    assert " of start-up, by the clock of the host: " in last
+    assert " of startup (host clock): " in last
 
 
 @pytest.mark.parametrize("variables", [{"RANKSCOPE_QUIET": "1"}, {"RANKSCOPE_QUIET": "True"}, {"RANK": "3"}], ids=str)
-def test_none_if_it_is_to_be_quiet_or_of_another_rank(run_dir: Path, variables: dict[str, str]) -> None:
-    assert said(job(run_dir, variables=variables)) == []
+def test_no_line_if_quiet_or_not_rank_0(run_dir: Path, variables: dict[str, str]) -> None:
+    assert hook_lines(job(run_dir, variables=variables)) == []
     assert len(list(run_dir.glob("*.rank"))) == 1
 
 
-def test_of_a_record_that_cannot_be_made_only_that_and_why(run_dir: Path) -> None:
+def test_only_one_warning_if_the_record_cannot_be_made(run_dir: Path) -> None:
     (run_dir / "file").touch()
-    (line,) = said(job(run_dir / "file"))
-    assert line.startswith("rankscope: no record of this rank, training goes on: ")
+    (line,) = hook_lines(job(run_dir / "file"))
+    assert line.startswith("rankscope: cannot record this rank; training continues: ")
     assert str(run_dir / "file") in line
 
 
-def test_of_a_process_that_does_not_train_nothing(run_dir: Path) -> None:
+def test_no_line_in_a_process_that_does_not_train(run_dir: Path) -> None:
     variables = {**os.environ, "RANKSCOPE": "1", "RANKSCOPE_RUN_DIR": str(run_dir)}
     command = [sys.executable, "-c", "import torch"]
     assert subprocess.run(command, env=variables, capture_output=True, check=True).stderr == b""
@@ -88,23 +88,23 @@ for _ in range(2):
 """
 
 
-def test_not_again_in_loader_workers_and_forked_children(run_dir: Path) -> None:
-    assert len(said(job(run_dir, FORKS, workers=2))) == 2
+def test_loader_workers_and_forked_children_do_not_repeat_the_lines(run_dir: Path) -> None:
+    assert len(hook_lines(job(run_dir, FORKS, workers=2))) == 2
 
 
 @pytest.mark.parametrize(("code", "ending"), [("raise KeyError('lost')", "KeyError: 'lost'"), ("sys.exit(3)", "")])
-def test_a_job_that_fails_says_it_before_its_traceback(run_dir: Path, code: str, ending: str) -> None:
+def test_a_failing_job_prints_the_line_before_its_traceback(run_dir: Path, code: str, ending: str) -> None:
     process = job(run_dir, code)
     assert process.returncode != 0
-    assert len(said(process)) == 2
+    assert len(hook_lines(process)) == 2
     assert process.stderr.splitlines()[-1].startswith(ending or "rankscope: 8 steps")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_a_job_that_is_killed_says_nothing_at_its_end(run_dir: Path, number: int) -> None:
+def test_a_killed_job_prints_no_line_at_its_end(run_dir: Path, number: int) -> None:
     process = job(run_dir, f"os.kill(os.getpid(), {int(number)})")
     assert process.returncode == -number
-    assert len(said(process)) == 1
+    assert len(hook_lines(process)) == 1
 
 
 OWN = """
@@ -118,19 +118,19 @@ sys.stderr = Own()
 
 
 @pytest.mark.parametrize("code", ["sys.stderr.close()", "sys.stderr = None", "os.close(2)", OWN])
-def test_without_a_standard_error_a_job_ends_as_it_would(run_dir: Path, code: str) -> None:
+def test_a_job_without_standard_error_ends_normally(run_dir: Path, code: str) -> None:
     assert job(run_dir, code).returncode == 0
 
 
 @pytest.mark.parametrize("code", ["", "signal.signal(signal.SIGPIPE, signal.SIG_DFL)"])
-def test_one_that_is_broken_neither_fails_nor_kills_the_job(run_dir: Path, code: str) -> None:
+def test_a_broken_pipe_does_not_harm_the_job(run_dir: Path, code: str) -> None:
     reading, writing = os.pipe()
     os.close(reading)
     assert job(run_dir, code, stderr=writing).returncode == 0
     os.close(writing)
 
 
-def test_one_that_nobody_reads_holds_nobody_up(run_dir: Path) -> None:
+def test_a_full_pipe_does_not_block_the_job(run_dir: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, b"x" * fcntl.fcntl(writing, fcntl.F_GETPIPE_SZ))
     assert job(run_dir, stderr=writing).returncode == 0
@@ -138,27 +138,27 @@ def test_one_that_nobody_reads_holds_nobody_up(run_dir: Path) -> None:
     os.close(reading)
 
 
-def test_whatever_a_name_holds_a_line_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unprintable_characters_do_not_break_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with (tmp_path / "errors").open("w") as errors:
         monkeypatch.setattr(sys, "stderr", errors)
-        say("run a\nb\x1b[2J\udcff " + "x" * 10000)
+        print_line("run a\nb\x1b[2J\udcff " + "x" * 10000)
     written = (tmp_path / "errors").read_bytes()
     assert written.startswith(b"rankscope: run a?b?[2J? xxx")
     assert written.count(b"\n") == 1
     assert written.endswith(b"x\n")
 
 
-def test_the_exporter_is_told_where_the_record_is_unless_it_looks_there_anyway(tmp_path: Path) -> None:
-    assert "rankscope-exporter. " in beginning("r", SHARED_MEMORY_RUN_DIR / "r.0.1.rank")
+def test_the_command_names_the_run_directory_unless_it_is_the_default(tmp_path: Path) -> None:
+    assert "rankscope-exporter. " in first_line("r", SHARED_MEMORY_RUN_DIR / "r.0.1.rank")
     there = tmp_path / "my runs" / "r.0.1.rank"
-    assert f"rankscope-exporter --run-dir '{tmp_path / 'my runs'}'. " in beginning("r", there)
-    assert beginning("my run", there).endswith("rankscope explain --run 'my run'")
+    assert f"rankscope-exporter --run-dir '{tmp_path / 'my runs'}'. " in first_line("r", there)
+    assert first_line("my run", there).endswith("rankscope explain --run 'my run'")
 
 
 def snapshot(
     host: dict[str, float], device: dict[str, float] | None = None, world_size: int = 1, steps: int = 100
 ) -> RankSnapshot:
-    """Of a record with so many seconds of the host and of the device, by phase."""
+    """Return a snapshot with these seconds of the host and of the device, by phase."""
     slots = [0.0] * layout.SLOTS
     slots[INDEX["steps"]] = float(steps)
     slots[INDEX["device_steps"]] = float(bool(device))
@@ -169,42 +169,40 @@ def snapshot(
     return RankSnapshot(Path(), True, tuple(slots), info, last_words_at=None, read_monotonic=sum(host.values()))
 
 
-HELD_UP = {"startup": 8.0, "data_wait": 42.0, "forward": 30.0, "backward": 21.0, "collective_wait": 5.0, "other": 2.0}
+SLOW = {"startup": 8.0, "data_wait": 42.0, "forward": 30.0, "backward": 21.0, "collective_wait": 5.0, "other": 2.0}
 COMPUTING = {"startup": 8.0, "forward": 470.0, "backward": 500.0, "optimizer": 20.0, "data_wait": 8.6, "other": 1.4}
 
 
-def test_it_names_the_largest_phases_and_what_kept_the_rank_from_computing() -> None:
-    assert summary(snapshot(HELD_UP), OPTIMIZER_STEP) == (
-        "100 steps in 100 s after 8.0 s of start-up, by the clock of the host: "
-        "42 % data_wait, 30 % forward, 21 % backward. Most beside computing: data_wait, the next batch is waited for."
+def test_the_line_names_the_largest_phases_and_the_largest_besides_computing() -> None:
+    assert summary(snapshot(SLOW), OPTIMIZER_STEP) == (
+        "100 steps in 100 s after 8.0 s of startup (host clock): 42% data_wait, 30% forward, 21% backward. "
+        "Largest phase besides computing: data_wait (waiting for the next batch)."
     )
 
 
-def test_of_a_rank_that_computes_most_of_the_time_it_says_so() -> None:
+def test_the_line_shows_the_share_of_computing_if_it_is_large() -> None:
     assert summary(snapshot(COMPUTING), OPTIMIZER_STEP) == (
-        "100 steps in 17 min after 8.0 s of start-up, by the clock of the host: "
-        "50 % backward, 47 % forward, 2.0 % optimizer. 99 % is computing."
+        "100 steps in 17 min after 8.0 s of startup (host clock): "
+        "50% backward, 47% forward, 2.0% optimizer. 99% is computing."
     )
 
 
-def test_among_others_it_says_how_long_it_waited_for_them_and_does_not_judge() -> None:
-    line = summary(snapshot(HELD_UP, world_size=4), OPTIMIZER_STEP)
-    assert line.endswith("It waited for others 5.0 % of the time; which rank is late, only all of them together tell.")
+def test_with_several_ranks_the_line_shows_the_wait_for_the_others() -> None:
+    line = summary(snapshot(SLOW, world_size=4), OPTIMIZER_STEP)
+    assert line.endswith(" 5.0% is waiting for other ranks; compare all ranks to find the straggler.")
 
 
-def test_where_the_device_was_measured_its_clock_tells_but_for_planned_phases() -> None:
+def test_a_measured_device_gives_all_phases_but_the_planned_ones() -> None:
     host, device = {"startup": 8.0, "device_wait": 90.0, "checkpoint": 10.0}, {"forward": 3.0, "backward": 6.0}
     line = summary(snapshot(host, device), OPTIMIZER_STEP)
-    assert "by the clock of the device: 60 % backward, 30 % forward, 10 % checkpoint." in line
+    assert "(device clock): 60% backward, 30% forward, 10% checkpoint." in line
 
 
-def test_steps_that_are_backward_passes_are_called_so() -> None:
-    assert summary(snapshot(HELD_UP), BACKWARD_PASS).startswith("100 steps (backward passes) in 100 s")
+def test_the_line_shows_that_steps_are_backward_passes() -> None:
+    assert summary(snapshot(SLOW), BACKWARD_PASS).startswith("100 steps (backward passes) in 100 s")
 
 
-def test_the_time_after_the_last_event_is_in_no_phase_of_the_closing_line(
-    run_dir: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_the_closing_line_omits_the_time_after_the_last_event(run_dir: Path, capfd: pytest.CaptureFixture[str]) -> None:
     clock = Clock(time.monotonic() - 1000)
     writer = RankWriter()
     info = {"run": "job", "rank": "0", "world_size": "1"}
@@ -216,20 +214,20 @@ def test_the_time_after_the_last_event_is_in_no_phase_of_the_closing_line(
     timeline.leave(opened)
     timeline.step()
     Announcer(timeline, lambda: info).end()
-    assert "2 steps in 10 s after 0.0 s of start-up, by the clock of the host: 100 % forward." in capfd.readouterr().err
+    assert "2 steps in 10 s after 0.0 s of startup (host clock): 100% forward." in capfd.readouterr().err
 
 
-def test_without_a_step_there_is_nothing_to_share() -> None:
+def test_without_a_step_there_are_no_figures() -> None:
     found = snapshot({"startup": 34.2}, steps=0)
     assert summary(found, OPTIMIZER_STEP) == "no step in 34 s"
     assert figures(found, OPTIMIZER_STEP) == {}
 
 
-def test_a_tracker_gets_the_line_and_the_ratios_that_it_is_made_of() -> None:
-    found = snapshot(HELD_UP, world_size=4)
+def test_a_tracker_gets_the_line_and_its_ratios() -> None:
+    found = snapshot(SLOW, world_size=4)
     assert figures(found, OPTIMIZER_STEP) == {
         "summary": summary(found, OPTIMIZER_STEP),
-        "rank": "",  # of a process that is not known to be one
+        "rank": "",  # not known to be a rank
         "clock": "host",
         "computing_ratio": 0.51,
         "data_wait_ratio": 0.42,
@@ -239,21 +237,21 @@ def test_a_tracker_gets_the_line_and_the_ratios_that_it_is_made_of() -> None:
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(1.0, "100 %"), (0.424, "42 %"), (0.0996, "10 %"), (0.0424, "4.2 %"), (0.0042, "0.4 %"), (0.0, "under 0.1 %")],
+    [(1.0, "100%"), (0.424, "42%"), (0.0996, "10%"), (0.0424, "4.2%"), (0.0042, "0.4%"), (0.0, "<0.1%")],
 )
-def test_a_share_has_two_digits(share: float, text: str) -> None:
+def test_a_percentage_has_at_most_two_significant_digits(share: float, text: str) -> None:
     assert percent(share) == text
 
 
 @pytest.mark.parametrize(
     ("seconds", "text"), [(0.0123, "0.0 s"), (8.24, "8.2 s"), (34.2, "34 s"), (720.0, "12 min"), (19440.0, "5.4 h")]
 )
-def test_a_time_has_as_many_digits_as_a_person_wants(seconds: float, text: str) -> None:
+def test_a_duration_has_a_readable_number_of_digits(seconds: float, text: str) -> None:
     assert duration(seconds) == text
 
 
 @pytest.mark.parametrize("run", ["mine", "my run", "-c-20261125T190000-1f2e", "--help", "-", "a=b", "it's"])
-def test_the_command_that_is_printed_is_one_that_the_parser_takes(tmp_path: Path, run: str) -> None:
-    program, *command = shlex.split(beginning(run, tmp_path / "r.0.1.rank").partition("With Prometheus: ")[2])
+def test_the_parser_accepts_the_printed_command(tmp_path: Path, run: str) -> None:
+    program, *command = shlex.split(first_line(run, tmp_path / "r.0.1.rank").partition("With Prometheus: ")[2])
     assert program == "rankscope"
     assert launch.make_parser().parse_args(command).run == run

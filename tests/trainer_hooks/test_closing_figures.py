@@ -1,4 +1,4 @@
-"""What a rank writes into its tracker's run at the end, when, and that a tracker cannot hold up the job."""
+"""A rank's summary in its tracker's run: its content and time; a tracker cannot block the job."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ FIGURES: Figures = {"summary": "100 steps", "data_wait_ratio": 0.4}
 
 
 @pytest.fixture
-def asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def enabled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKSCOPE_TRACKER_SUMMARY", "1")
 
 
@@ -38,7 +38,7 @@ def run_of(written: list[Any], source: Any = None) -> TrackerRun:
 
 
 class Run:
-    """The part of W&B's run that ends it."""
+    """The part of a W&B run that ends it."""
 
     def __init__(self) -> None:
         self.events: list[Any] = []
@@ -56,7 +56,7 @@ class Run:
         self._finish()
 
 
-def test_nothing_is_written_or_patched_unless_it_is_asked_for(closing: ClosingFigures) -> None:
+def test_nothing_is_written_or_patched_unless_it_is_enabled(closing: ClosingFigures) -> None:
     run, before, threads = Run(), vars(Run)["_finish"], threading.active_count()
     closing.watch("wandb", run_of(run.events, run))
     closing.write()
@@ -66,7 +66,7 @@ def test_nothing_is_written_or_patched_unless_it_is_asked_for(closing: ClosingFi
     assert threading.active_count() == threads
 
 
-@pytest.mark.usefixtures("asked_for")
+@pytest.mark.usefixtures("enabled")
 def test_each_run_gets_the_figures_once(closing: ClosingFigures) -> None:
     first: list[Any] = []
     second: list[Any] = []
@@ -77,8 +77,8 @@ def test_each_run_gets_the_figures_once(closing: ClosingFigures) -> None:
     assert (first, second) == ([FIGURES], [FIGURES])
 
 
-@pytest.mark.usefixtures("asked_for")
-def test_a_run_that_finishes_before_the_job_gets_them_before(closing: ClosingFigures) -> None:
+@pytest.mark.usefixtures("enabled")
+def test_a_run_that_finishes_before_the_job_gets_the_figures_first(closing: ClosingFigures) -> None:
     run = Run()
     closing.watch("wandb", run_of(run.events, run))
     run.finish()
@@ -86,22 +86,22 @@ def test_a_run_that_finishes_before_the_job_gets_them_before(closing: ClosingFig
     assert run.events == [FIGURES, "finished"]
 
 
-@pytest.mark.usefixtures("asked_for")
-def test_so_does_one_that_a_with_block_ends(closing: ClosingFigures) -> None:
+@pytest.mark.usefixtures("enabled")
+def test_a_run_that_a_with_block_ends_gets_the_figures_first(closing: ClosingFigures) -> None:
     with Run() as run:
         closing.watch("wandb", run_of(run.events, run))
     assert run.events == [FIGURES, "finished"]
 
 
-@pytest.mark.usefixtures("asked_for")
-def test_a_run_of_the_same_class_that_is_not_the_rank_s_gets_none(closing: ClosingFigures) -> None:
+@pytest.mark.usefixtures("enabled")
+def test_another_run_of_the_same_class_gets_no_figures(closing: ClosingFigures) -> None:
     run, other = Run(), Run()
     closing.watch("wandb", run_of(run.events, run))
     other.finish()
     assert (run.events, other.events) == ([], ["finished"])
 
 
-@pytest.mark.usefixtures("asked_for")
+@pytest.mark.usefixtures("enabled")
 def test_without_a_step_nothing_is_written() -> None:
     closing = ClosingFigures(Guard("trackers", fail), dict)
     written: list[Any] = []
@@ -111,8 +111,8 @@ def test_without_a_step_nothing_is_written() -> None:
     assert written == []
 
 
-@pytest.mark.usefixtures("asked_for")
-def test_a_tracker_that_raises_costs_no_other(closing: ClosingFigures) -> None:
+@pytest.mark.usefixtures("enabled")
+def test_a_tracker_that_raises_does_not_affect_another(closing: ClosingFigures) -> None:
     def refuse(_: Figures) -> None:
         raise ConnectionError
 
@@ -123,8 +123,8 @@ def test_a_tracker_that_raises_costs_no_other(closing: ClosingFigures) -> None:
     assert written == [FIGURES]
 
 
-@pytest.mark.usefixtures("asked_for")
-def test_a_tracker_that_never_answers_does_not_keep_the_job(
+@pytest.mark.usefixtures("enabled")
+def test_a_tracker_that_never_answers_does_not_block_the_job(
     closing: ClosingFigures, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(closing_figures, "LONGEST_WAIT", 0.01)
@@ -142,7 +142,7 @@ def test_a_tracker_that_never_answers_does_not_keep_the_job(
     assert written.wait(10)
 
 
-@pytest.mark.usefixtures("asked_for")
+@pytest.mark.usefixtures("enabled")
 def test_everything_is_restored(closing: ClosingFigures) -> None:
     run, before = Run(), vars(Run)["_finish"]
     closing.watch("wandb", run_of(run.events, run))
@@ -156,7 +156,7 @@ def test_everything_is_restored(closing: ClosingFigures) -> None:
 
 
 WANDB = '''
-"""Ends its run by an exit function, as W&B does, and takes nothing afterwards."""
+"""A module that ends its run in an exit function, like W&B, and accepts nothing afterwards."""
 import atexit, os
 
 class Summary:
@@ -193,7 +193,7 @@ NAMES = ["clock", "collective_wait_ratio", "computing_ratio", "data_wait_ratio",
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_however_the_job_ends_its_figures_come_before_the_end_of_the_run(
+def test_the_figures_are_written_before_the_end_of_the_run_for_every_end_of_the_job(
     tmp_path: Path, run_dir: Path, ending: str
 ) -> None:
     (tmp_path / "wandb.py").write_text(WANDB)

@@ -1,4 +1,4 @@
-"""Attaching to this process: once, exactly undone, and never at the expense of the training."""
+"""Attaching to this process: once, undone exactly, and never affecting the training."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def errors_raise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(steps: int = 5) -> list[torch.Tensor]:
-    """A few steps on one process; returns the parameters."""
+    """Make a few steps in this process and return the parameters."""
     torch.manual_seed(0)
     model = torch.nn.Linear(8, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -75,7 +75,7 @@ def test_uninstrument_restores_every_patched_object_exactly() -> None:
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_instrumenting_twice_is_once() -> None:
+def test_instrumenting_is_idempotent() -> None:
     rankscope.instrument()
     once = state()
     rankscope.instrument()
@@ -102,7 +102,7 @@ def test_a_plain_loop_is_counted_in_steps_and_phases() -> None:
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_two_optimizers_that_alternate_count_one_step_a_round() -> None:
+def test_two_optimizers_that_alternate_count_one_step_per_round() -> None:
     rankscope.instrument()
     models = [torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)]
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
@@ -114,7 +114,7 @@ def test_two_optimizers_that_alternate_count_one_step_a_round() -> None:
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_once_the_script_marks_its_steps_only_that_counts() -> None:
+def test_only_the_scripts_own_steps_count_once_it_marks_them() -> None:
     rankscope.instrument()
     rankscope.step()
     train(4)
@@ -123,7 +123,7 @@ def test_once_the_script_marks_its_steps_only_that_counts() -> None:
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_phases_of_the_users_own_are_published_under_their_names() -> None:
+def test_the_users_own_phases_are_published_under_their_names() -> None:
     rankscope.instrument()
     train(1)
     with rankscope.phase("tokenize"):
@@ -136,14 +136,14 @@ def test_phases_of_the_users_own_are_published_under_their_names() -> None:
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_phases_past_the_last_place_are_other_and_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+def test_excess_phases_are_other_and_logged(caplog: pytest.LogCaptureFixture) -> None:
     rankscope.instrument()
     train(1)
     for number in range(40):
         with rankscope.phase(f"phase {number}"):
             pass
     first_without = layout.MAX_PHASES - len(layout.PHASES)
-    assert f"no place for phase 'phase {first_without}'" in caplog.text
+    assert f"cannot record phase 'phase {first_without}'" in caplog.text
     assert len(snapshot().phase_seconds) == layout.MAX_PHASES
 
 
@@ -153,7 +153,7 @@ def test_phase_and_step_do_nothing_in_a_process_that_is_not_instrumented(run_dir
     assert list(run_dir.iterdir()) == []
 
 
-def test_a_run_directory_that_cannot_be_used_costs_one_warning_and_nothing_else(
+def test_an_unusable_run_directory_causes_only_one_warning(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = train()
@@ -163,18 +163,18 @@ def test_a_run_directory_that_cannot_be_used_costs_one_warning_and_nothing_else(
     assert all(map(torch.equal, expected, train()))
     warnings = [entry for entry in caplog.records if entry.levelno >= logging.WARNING]
     assert len(warnings) == 1
-    assert "training goes on" in warnings[0].getMessage()
+    assert "training continues" in warnings[0].getMessage()
 
 
 @pytest.mark.usefixtures("run_dir")
-@pytest.mark.parametrize(("owner", "method"), [(Timeline, "enter"), (Timeline, "leave"), (Steps, "ended")])
+@pytest.mark.parametrize(("owner", "method"), [(Timeline, "enter"), (Timeline, "leave"), (Steps, "end")])
 def test_an_error_in_a_probe_is_logged_once_and_changes_no_result(
     owner: type, method: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = train()
 
     def broken(*_: object) -> None:
-        raise RuntimeError("a bug of ours")
+        raise RuntimeError("a bug in the hook")
 
     monkeypatch.setattr(owner, method, broken)
     rankscope.instrument()
@@ -186,7 +186,7 @@ def test_an_error_in_a_probe_is_logged_once_and_changes_no_result(
 
 
 @pytest.mark.usefixtures("run_dir")
-def test_a_probe_that_failed_is_counted_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_probe_is_in_the_record(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = 0
     enter = Timeline.enter
 
@@ -194,7 +194,7 @@ def test_a_probe_that_failed_is_counted_in_the_record(monkeypatch: pytest.Monkey
         nonlocal calls
         calls += 1
         if calls == 5:
-            raise RuntimeError("a bug of ours")
+            raise RuntimeError("a bug in the hook")
         return enter(timeline, phase)
 
     monkeypatch.setattr(Timeline, "enter", broken_later)
@@ -204,12 +204,12 @@ def test_a_probe_that_failed_is_counted_in_the_record(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_an_exception_of_the_hosts_passes_untouched_and_unbalances_nothing() -> None:
+def test_an_exception_of_the_job_is_raised_unchanged_and_no_phase_stays_open() -> None:
     rankscope.instrument()
     train(1)
 
     def failing(_: torch.Tensor) -> None:
-        raise ZeroDivisionError("the user's own")
+        raise ZeroDivisionError("user error")
 
     weights = torch.ones(2, requires_grad=True)
     weights.register_hook(failing)
@@ -219,7 +219,7 @@ def test_an_exception_of_the_hosts_passes_untouched_and_unbalances_nothing() -> 
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_training_on_a_thread_of_its_own_is_counted() -> None:
+def test_training_on_another_thread_is_counted() -> None:
     rankscope.instrument()
     thread = threading.Thread(target=train, args=(5,))
     thread.start()
@@ -228,7 +228,7 @@ def test_training_on_a_thread_of_its_own_is_counted() -> None:
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_a_phase_may_be_named_by_anything() -> None:
+def test_a_phase_name_may_be_of_any_type() -> None:
     rankscope.instrument()
     train(1)
     with rankscope.phase(3):  # type: ignore[arg-type]
@@ -237,17 +237,17 @@ def test_a_phase_may_be_named_by_anything() -> None:
 
 
 @pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_a_full_table_of_phases_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_full_table_of_phases_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     rankscope.instrument()
     for number in range(60):
         with rankscope.phase(f"phase {number}"):
             pass
-    assert caplog.text.count("no place for phase") == 1
+    assert caplog.text.count("cannot record phase") == 1
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
 @pytest.mark.usefixtures("run_dir", "errors_raise")
-def test_a_compiled_optimizer_is_not_compiled_anew_because_of_us() -> None:
+def test_the_hook_does_not_cause_recompilations_of_a_compiled_optimizer() -> None:
     def compiled_frames(steps: int) -> int:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
@@ -261,5 +261,5 @@ def test_a_compiled_optimizer_is_not_compiled_anew_because_of_us() -> None:
         return int(torch._dynamo.utils.counters["frames"]["total"])
 
     rankscope.instrument()
-    compiled_frames(5)  # the first time compiles more of torch's own
+    compiled_frames(5)  # the first time compiles more of torch itself
     assert compiled_frames(20) == compiled_frames(5)

@@ -1,4 +1,4 @@
-"""No value that a script gives to `step` or `phase` costs the rank: the record leaves it out, and the log says so."""
+"""Invalid arguments of `step` and `phase` are omitted from the record and logged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAN, INFINITY = float("nan"), float("inf")
 
 
 class Broken:
-    """A type of the script's that is neither a number nor a text."""
+    """A type of the script that is neither a number nor text."""
 
     def __float__(self) -> float:
         raise ZeroDivisionError
@@ -36,7 +36,7 @@ class Broken:
 
 @pytest.fixture
 def trained(attached: Attachment) -> None:
-    """This process, instrumented, after two steps."""
+    """Instrument this process and make two steps."""
     parameter = torch.ones(2, requires_grad=True)
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     parameter.sum().backward()
@@ -89,7 +89,7 @@ def step_with_scale(scale: float) -> None:
 
 
 @pytest.mark.parametrize(("scale", "shown"), [(NAN, 0), (INFINITY, 0), (-2, 0), (2.0**127, 2.0**127), (0.0, 0)])
-def test_a_loss_scale_that_is_no_number_is_absent(scale: float, shown: float) -> None:
+def test_an_invalid_loss_scale_is_absent(scale: float, shown: float) -> None:
     step_with_scale(scale)
     assert snapshot()["amp_scale"] == shown
 
@@ -97,7 +97,7 @@ def test_a_loss_scale_that_is_no_number_is_absent(scale: float, shown: float) ->
 @pytest.mark.parametrize(
     "name", ["x", "x" * LABEL_LIMIT, "数据预处理", "de-tokenize / π", ' a "quoted\\" name ', "🚂" * 200, 3, None]
 )
-def test_a_name_that_can_be_printed_is_a_phase(name: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_printable_name_is_a_phase(name: Any, caplog: pytest.LogCaptureFixture) -> None:
     with rankscope.phase(name):
         pass
     assert str(name) in snapshot().phase_seconds
@@ -122,9 +122,7 @@ def test_a_name_that_can_be_printed_is_a_phase(name: Any, caplog: pytest.LogCapt
         pytest.param(10**5000, id="long"),
     ],
 )
-def test_the_time_of_a_name_that_cannot_be_kept_is_other_and_logged_once(
-    name: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_the_time_of_a_refused_name_is_other_and_logged_once(name: Any, caplog: pytest.LogCaptureFixture) -> None:
     before = snapshot()
     for _ in range(2):
         with rankscope.phase(name):
@@ -135,11 +133,11 @@ def test_the_time_of_a_name_that_cannot_be_kept_is_other_and_logged_once(
     assert [*before.phase_seconds, "tokenize"] == list(after.phase_seconds)
     assert after["steps"] == before["steps"] + 1
     assert after.info["probes_disabled"] == []
-    assert caplog.text.count("no place for phase") == 1
+    assert caplog.text.count("cannot record phase") == 1
 
 
 @pytest.mark.parametrize("character", ["文", "🚂", '"', "x"])
-def test_long_names_that_do_not_fit_together_are_other_and_cost_neither_steps_nor_the_rank(
+def test_long_names_that_do_not_fit_together_are_other_and_the_rank_is_still_recorded(
     character: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     for number in range(18):
@@ -150,10 +148,10 @@ def test_long_names_that_do_not_fit_together_are_other_and_cost_neither_steps_no
     assert rank["steps"] == 20
     assert "0" + character * 190 in rank.phase_seconds
     assert len(rank.phase_seconds) < len(layout.PHASES) + 18
-    assert caplog.text.count("no place for phase") == 1
+    assert caplog.text.count("cannot record phase") == 1
 
 
-def test_names_of_the_longest_kind_leave_room_for_all_groups(attached: Attachment) -> None:
+def test_the_longest_names_leave_space_for_all_groups(attached: Attachment) -> None:
     with rankscope.phase("🚂" * 200):
         pass
     attached.timeline.groups.names += ["9" * 137] * layout.MAX_GROUPS
@@ -163,7 +161,7 @@ def test_names_of_the_longest_kind_leave_room_for_all_groups(attached: Attachmen
     assert len(snapshot().groups) == layout.MAX_GROUPS
 
 
-def test_checkpoints_of_the_script_count_however_they_are_named(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_scripts_phase_checkpoint_counts_as_a_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
     with rankscope.phase("checkpoint"):
         pass
     assert snapshot()["checkpoints"] == 1

@@ -1,4 +1,4 @@
-"""What the record says of a run's settings, and when it says it."""
+"""A run's settings in its record, and the time when they are read."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def train(model: torch.nn.Module, steps: int, autocast: bool = False) -> None:
 
 
 def settings() -> dict[str, str]:
-    """As a reader finds them."""
+    """Return the settings in the record."""
     found: dict[str, str] = snapshot().info["settings"]
     return found
 
 
 @pytest.mark.usefixtures("attached")
-def test_a_plain_loop_is_described_once_it_has_settled() -> None:
+def test_a_plain_loop_has_settings_after_its_first_steps() -> None:
     train(torch.nn.Linear(8, 2), SETTLED_STEPS - 1)
     assert settings() == {}
     train(torch.nn.Linear(8, 2), SETTLED_STEPS)
@@ -61,7 +61,7 @@ def test_a_plain_loop_is_described_once_it_has_settled() -> None:
 
 
 @pytest.mark.usefixtures("attached", "process_group")
-def test_ddp_is_described_with_its_hook_and_buckets() -> None:
+def test_ddp_has_its_hook_and_buckets() -> None:
     model = DistributedDataParallel(torch.nn.Linear(8, 2), bucket_cap_mb=3)
     model.register_comm_hook(None, fp16_compress_hook)
     train(model, SETTLED_STEPS + 1)
@@ -72,7 +72,7 @@ def test_ddp_is_described_with_its_hook_and_buckets() -> None:
 
 
 @pytest.mark.usefixtures("attached", "process_group")
-def test_ddp_without_a_hook_says_so() -> None:
+def test_ddp_without_a_hook_has_none() -> None:
     train(DistributedDataParallel(torch.nn.Linear(8, 2)), SETTLED_STEPS + 1)
     assert settings()["comm_hook"] == "none"
 
@@ -83,7 +83,7 @@ def test_autocasts_type_is_the_precision() -> None:
     assert settings()["precision"] == "bfloat16 autocast"
 
 
-def test_the_watch_of_autocast_ends_once_the_run_has_settled(run_dir: Path) -> None:
+def test_the_watch_of_autocast_ends_after_the_first_steps(run_dir: Path) -> None:
     before = vars(torch.autocast)["__enter__"]
     rankscope.instrument()
     assert vars(torch.autocast)["__enter__"] is not before
@@ -94,11 +94,11 @@ def test_the_watch_of_autocast_ends_once_the_run_has_settled(run_dir: Path) -> N
 
 
 class Module(SimpleNamespace):
-    """Stands for a DDP module; a SimpleNamespace takes no weak references."""
+    """A stand-in for a DDP module; SimpleNamespace does not support weak references."""
 
 
 class Run:
-    """A timeline whose settings are read by hand."""
+    """A timeline with settings that the test polls."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -110,7 +110,7 @@ class Run:
     def changed(self) -> None:
         self.changes += 1
 
-    def sees(self, role: str, thing: Any) -> None:
+    def add(self, role: str, thing: Any) -> None:
         self.objects.append(thing)
         self.timeline.job.objects[role] = weakref.ref(thing)
 
@@ -126,14 +126,14 @@ def run() -> Run:
     return Run()
 
 
-def test_they_are_written_again_only_if_they_change_and_looked_at_every_ten_seconds(run: Run) -> None:
+def test_settings_are_read_every_ten_seconds_and_written_only_if_they_change(run: Run) -> None:
     run.steps()
     run.steps()
     assert run.changes == 1
     run.now += INTERVAL
     run.steps()
     assert run.changes == 1
-    run.sees("ddp", Module(_comm_hooks=[], bucket_bytes_cap=1))
+    run.add("ddp", Module(_comm_hooks=[], bucket_bytes_cap=1))
     run.steps()
     assert run.changes == 1
     run.now += INTERVAL
@@ -142,14 +142,14 @@ def test_they_are_written_again_only_if_they_change_and_looked_at_every_ten_seco
     assert run.settings.known["parallelism"] == "ddp"
 
 
-def test_what_the_job_has_dropped_is_not_kept_alive(run: Run) -> None:
-    run.sees("ddp", Module(_comm_hooks=[], bucket_bytes_cap=1))
+def test_objects_that_the_job_drops_are_not_kept_alive(run: Run) -> None:
+    run.add("ddp", Module(_comm_hooks=[], bucket_bytes_cap=1))
     run.objects.clear()
     run.steps()
     assert run.settings.known["parallelism"] == "single"
 
 
-def test_accumulation_is_rounded_over_the_steps_since_the_last_look(run: Run) -> None:
+def test_accumulation_is_rounded_over_the_steps_since_the_last_poll(run: Run) -> None:
     run.steps(micro_steps=4 * SETTLED_STEPS + 1)
     assert run.settings.known["accumulation_steps"] == "4"
     run.now += INTERVAL
@@ -160,13 +160,13 @@ def test_accumulation_is_rounded_over_the_steps_since_the_last_look(run: Run) ->
     assert run.settings.known["accumulation_steps"] == "2"
 
 
-def test_accumulation_is_unknown_where_nobody_counts_backward_passes(run: Run) -> None:
+def test_accumulation_is_unknown_without_backward_passes(run: Run) -> None:
     run.steps()
     assert run.settings.known["accumulation_steps"] == ""
 
 
 @pytest.mark.usefixtures("process_group")
-def test_gradients_averaged_by_hand_are_told_by_their_collectives(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_averaging_by_the_script_is_recognized_by_its_collectives(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "get_world_size", lambda: 2)
     run.steps()
     assert run.settings.known["parallelism"] == ""
@@ -176,49 +176,49 @@ def test_gradients_averaged_by_hand_are_told_by_their_collectives(run: Run, monk
     assert run.settings.known["parallelism"] == "hand"
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, of a mesh of one process
+@pytest.mark.filterwarnings("ignore")  # torch warns about a mesh of one process
 @pytest.mark.usefixtures("process_group")
-def test_fsdp2_is_told_by_its_parameters(run: Run) -> None:
+def test_fsdp2_is_recognized_by_its_parameters(run: Run) -> None:
     from torch.distributed.fsdp import fully_shard
 
     model = torch.nn.Linear(8, 2)
     fully_shard(model, mesh=torch.distributed.device_mesh.init_device_mesh("cpu", (1,)))
-    run.sees("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
+    run.add("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
     run.steps()
     assert run.settings.known["parallelism"] == "fsdp2"
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, of FSDP on a host
+@pytest.mark.filterwarnings("ignore")  # torch warns about FSDP on the CPU
 @pytest.mark.usefixtures("process_group")
 @pytest.mark.parametrize("use_orig_params", [True, False])
-def test_fsdp_is_told_by_its_parameters(run: Run, use_orig_params: bool) -> None:
+def test_fsdp_is_recognized_by_its_parameters(run: Run, use_orig_params: bool) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel
 
     model = FullyShardedDataParallel(
         torch.nn.Linear(8, 2), use_orig_params=use_orig_params, device_id=torch.device("cpu")
     )
-    run.sees("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
+    run.add("optimizer", torch.optim.SGD(model.parameters(), lr=0.1))
     run.steps()
     assert run.settings.known["parallelism"] == "fsdp"
 
 
 @pytest.mark.parametrize(("names", "parallelism"), [(("dp",), "fsdp2"), (("dp", "tp"), "fsdp2+tp"), (("tp",), "tp")])
-def test_a_mesh_says_what_it_is_for(run: Run, names: tuple[str, ...], parallelism: str) -> None:
+def test_a_mesh_shows_the_parallelism_by_its_names(run: Run, names: tuple[str, ...], parallelism: str) -> None:
     mesh = SimpleNamespace(mesh_dim_names=names)
     parameter = SimpleNamespace(device_mesh=mesh, dtype=torch.float32)
-    run.sees("optimizer", Module(param_groups=[{"params": [parameter]}]))
+    run.add("optimizer", Module(param_groups=[{"params": [parameter]}]))
     run.steps()
     assert run.settings.known["parallelism"] == parallelism
 
 
 def test_parameters_of_several_types_are_all_named(run: Run) -> None:
     types = [torch.float32, torch.bfloat16]
-    run.sees("optimizer", torch.optim.SGD([torch.nn.Parameter(torch.ones(1, dtype=dtype)) for dtype in types], lr=0.1))
+    run.add("optimizer", torch.optim.SGD([torch.nn.Parameter(torch.ones(1, dtype=dtype)) for dtype in types], lr=0.1))
     run.steps()
     assert run.settings.known["precision"] == "bfloat16+float32"
 
 
-def test_compilation_is_told_by_dynamos_counters(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compilation_is_recognized_by_dynamos_counters(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters={}))
     run.steps()
     assert run.settings.known["compiled"] == "false"
@@ -228,10 +228,10 @@ def test_compilation_is_told_by_dynamos_counters(run: Run, monkeypatch: pytest.M
     assert run.settings.known["compiled"] == "true"
 
 
-def test_long_names_leave_room_in_the_record(run: Run) -> None:
+def test_long_names_leave_space_in_the_record(run: Run) -> None:
     def hook() -> None: ...
 
     hook.__name__ = "h" * 10000
-    run.sees("ddp", Module(_comm_hooks=[(hook, None)], bucket_bytes_cap=1))
+    run.add("ddp", Module(_comm_hooks=[(hook, None)], bucket_bytes_cap=1))
     run.steps()
     assert len(json.dumps(run.settings.known)) < layout.INFO_CAPACITY / 8

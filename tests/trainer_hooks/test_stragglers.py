@@ -1,4 +1,4 @@
-"""One slow rank of four: the records name it and its phase. All cases: `make stragglers`."""
+"""One slow rank of four: the records identify it and its phase. All cases: `make stragglers`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ STEP = {"forward": 0.2, "backward": 0.3, "collective_wait": 0.4, "other": 0.1}
 def test_the_slow_rank_and_its_phase_are_named_in_each_kind_of_training() -> None:
     cases = ["ddp:data_wait:1", "by_hand:optimizer:2", "fsdp2:backward:3"]
     results = [stragglers.judge(observed) for observed in stragglers.observe(cases, steps=15)]
-    # On a busy machine another rank may lag as well: not our claim here.
+    # On a busy machine another rank may lag as well, which this does not test.
     named = {result["case"]: result["named"].get(result["case"][-1]) for result in results}
     assert named == dict(zip(cases, ("data_wait", "optimizer", "backward"), strict=True))
 
 
-def test_nobody_is_named_where_all_ranks_wait_alike() -> None:
+def test_no_rank_is_named_if_all_ranks_wait_equally() -> None:
     assert culprits(dict.fromkeys("0123", STEP), LIMITS) == {}
 
 

@@ -1,4 +1,4 @@
-"""Which run of an experiment tracker the record names. `make trackers` does the same with the real libraries."""
+"""The run of an experiment tracker in the record. `make trackers` tests the same with the real libraries."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Load = Callable[..., ModuleType]
 
 
 class Fixture:
-    """Trackers that look every time, and what they have called."""
+    """Trackers with a simulated clock, and the calls of their listeners."""
 
     def __init__(self) -> None:
         self.clock = Clock(100.0)
@@ -47,7 +47,7 @@ def found() -> Any:
 
 @pytest.fixture
 def load(monkeypatch: pytest.MonkeyPatch) -> Load:
-    """Load a module that has these attributes, as the job does."""
+    """Return a function that loads a module with these attributes, as the job does."""
 
     def loaded(name: str, **attributes: Any) -> ModuleType:
         module = ModuleType(name)
@@ -59,7 +59,7 @@ def load(monkeypatch: pytest.MonkeyPatch) -> Load:
 
 
 class WandbRun:
-    """The part of W&B's run that the hook reads, online."""
+    """The part of an online W&B run that the hook reads."""
 
     disabled = offline = False
     id = "x1"
@@ -71,11 +71,11 @@ class WandbRun:
         vars(self).update(attributes)
 
     def log(self, values: object) -> None:
-        """The job logs."""
+        """Do nothing."""
 
 
 class OfflineRun(WandbRun):
-    """Asking for its URL prints a warning."""
+    """A run that prints a warning if its URL is read."""
 
     offline = True
 
@@ -85,7 +85,7 @@ class OfflineRun(WandbRun):
 
 
 class ParentsRun(WandbRun):
-    """Reading any attribute in a forked child would connect to the service of W&B."""
+    """A run of the parent, whose attributes would connect to W&B's service in a forked child."""
 
     def __init__(self) -> None:
         super().__init__(_attach_pid=os.getpid() + 1)
@@ -109,13 +109,13 @@ class SummaryWriter:
         self.all_writers: dict[str, object] | None = {}
 
     def _get_file_writer(self) -> None:
-        """Called by everything that writes."""
+        """Do nothing. All methods that write call this."""
 
     def close(self) -> None:
         self.all_writers = None
 
 
-def test_without_a_tracker_nothing_is_found_and_nothing_imported(found: Fixture) -> None:
+def test_without_a_tracker_nothing_is_found_or_imported(found: Fixture) -> None:
     before = set(sys.modules)
     assert found.look() == ({}, {})
     assert set(sys.modules) == before
@@ -140,32 +140,32 @@ def test_a_tracker_that_starts_after_the_hook_is_found_and_one_that_ends_is_kept
     assert found.changes == 2
 
 
-def test_it_looks_again_only_after_the_interval_and_the_url_is_asked_for_once(found: Fixture, load: Load) -> None:
-    asked = []
+def test_runs_are_looked_for_once_per_interval_and_the_url_is_read_once(found: Fixture, load: Load) -> None:
+    reads = []
 
     class Run(WandbRun):
         @property
         def url(self) -> str:
-            asked.append(1)
+            reads.append(1)
             return "https://wandb.ai/x1"
 
     module = load("wandb", run=Run())
     for _ in range(3):
         found.look()
-    assert asked == [1]
+    assert reads == [1]
     module.run = WandbRun(id="x2")
     found.clock.advance(INTERVAL - 0.1)
     found.trackers.poll()
     assert found.trackers.ids == {"wandb": "x1"}
 
 
-def test_an_offline_run_has_no_page_and_is_not_asked_for_one(found: Fixture, load: Load) -> None:
+def test_an_offline_run_has_no_page_and_its_url_is_not_read(found: Fixture, load: Load) -> None:
     load("wandb", run=OfflineRun())
     assert found.look() == ({"wandb": "x1"}, {"wandb": ""})
 
 
 class StandIn:
-    """What W&B gives when it is switched off: every attribute is another one."""
+    """A stand-in of a disabled W&B: every attribute is another stand-in."""
 
     def __getattr__(self, name: str) -> StandIn:
         return self
@@ -175,7 +175,7 @@ class StandIn:
 
 
 @pytest.mark.parametrize("run", [WandbRun(disabled=True), ParentsRun(), StandIn(), WandbRun(id=None), WandbRun(id="")])
-def test_what_is_no_run_of_this_process_is_not_shown(found: Fixture, load: Load, run: object) -> None:
+def test_an_invalid_run_or_one_of_the_parent_is_not_shown(found: Fixture, load: Load, run: object) -> None:
     load("wandb", run=run)
     assert found.look() == ({}, {})
 
@@ -183,7 +183,7 @@ def test_what_is_no_run_of_this_process_is_not_shown(found: Fixture, load: Load,
 def test_a_run_that_is_not_the_global_one_is_found_when_the_job_logs_to_it(found: Fixture, load: Load) -> None:
     class Run(WandbRun):
         def log(self, values: object) -> None:
-            """The job logs."""
+            """Do nothing."""
 
     load("wandb", run=None)
     load("wandb.sdk.wandb_run", Run=Run)
@@ -215,7 +215,7 @@ def test_the_run_of_lightnings_logger_is_found_when_it_logs(found: Fixture, load
         _run_id, _experiment_id, _tracking_uri = "8a", "4", "http://mlflow:5000"
 
         def log_metrics(self) -> None:
-            """The job logs."""
+            """Do nothing."""
 
     mlflow(load, "", run_id=None)
     load("lightning.pytorch.loggers.mlflow", MLFlowLogger=MLFlowLogger)
@@ -234,7 +234,7 @@ def test_a_summary_writer_is_found_at_the_next_poll_after_it_writes(found: Fixtu
     assert (found.trackers.ids, found.trackers.urls) == ({"tensorboard": "runs/a"}, {"tensorboard": ""})
 
 
-def test_of_several_writers_the_first_stays_until_it_is_closed_or_gone(found: Fixture, load: Load) -> None:
+def test_the_first_of_several_writers_is_used_until_it_is_closed_or_freed(found: Fixture, load: Load) -> None:
     load("torch.utils.tensorboard.writer", SummaryWriter=SummaryWriter)
     found.look()
     first, second, third = (SummaryWriter(name) for name in ("a", "b", "c"))
@@ -276,12 +276,12 @@ def test_a_log_directory_is_shown_without_passwords_on_one_line(
 
 
 @pytest.mark.parametrize("url", ["javascript:alert(1)", "https://wandb.ai/" + "x" * 200, 'https://w/"><b', None])
-def test_a_url_that_is_no_link_is_left_out(found: Fixture, load: Load, url: str | None) -> None:
+def test_a_url_that_is_not_a_valid_link_is_omitted(found: Fixture, load: Load, url: str | None) -> None:
     load("wandb", run=WandbRun(url=url))
     assert found.look() == ({"wandb": "x1"}, {"wandb": ""})
 
 
-def test_a_tracker_that_raises_costs_no_other_and_is_asked_again(found: Fixture, load: Load) -> None:
+def test_a_tracker_that_raises_does_not_affect_another_and_is_read_again(found: Fixture, load: Load) -> None:
     class Broken(WandbRun):
         @property
         def id(self) -> str:  # type: ignore[override]
@@ -295,12 +295,12 @@ def test_a_tracker_that_raises_costs_no_other_and_is_asked_again(found: Fixture,
 
 
 @pytest.mark.parametrize("name", ["wandb", "mlflow"])
-def test_a_module_that_is_half_imported_or_only_has_the_name_is_none(found: Fixture, load: Load, name: str) -> None:
+def test_a_partially_imported_or_unrelated_module_is_ignored(found: Fixture, load: Load, name: str) -> None:
     load(name)
     assert found.look() == ({}, {})
 
 
-def test_a_module_is_not_asked_for_what_it_would_import(found: Fixture, load: Load) -> None:
+def test_attributes_that_a_module_would_import_are_not_read(found: Fixture, load: Load) -> None:
     def imports(name: str) -> None:
         raise AssertionError(name)
 
@@ -309,7 +309,7 @@ def test_a_module_is_not_asked_for_what_it_would_import(found: Fixture, load: Lo
     assert found.look() == ({}, {})
 
 
-def test_what_was_patched_is_restored(found: Fixture, load: Load) -> None:
+def test_patched_methods_are_restored(found: Fixture, load: Load) -> None:
     load("torch.utils.tensorboard.writer", SummaryWriter=SummaryWriter)
     before = vars(SummaryWriter)["_get_file_writer"]
     found.look()
@@ -318,7 +318,7 @@ def test_what_was_patched_is_restored(found: Fixture, load: Load) -> None:
     assert vars(SummaryWriter)["_get_file_writer"] is before
 
 
-def test_another_rank_begins_without_the_runs_of_the_one_before(found: Fixture, load: Load) -> None:
+def test_a_new_rank_starts_without_the_runs_of_the_last_one(found: Fixture, load: Load) -> None:
     module = load("wandb", run=WandbRun())
     found.look()
     module.run = None
@@ -326,7 +326,7 @@ def test_another_rank_begins_without_the_runs_of_the_one_before(found: Fixture, 
     assert found.look() == ({}, {})
 
 
-def test_the_record_has_what_was_found(attached: Any, load: Load) -> None:
+def test_the_record_has_the_run(attached: Any, load: Load) -> None:
     import torch
     from testing.own_record import snapshot
 

@@ -1,18 +1,18 @@
-"""Rankscope's half inside the training process: where every second of a rank goes.
+"""Rankscope's hook for training processes: it records where a rank's time goes.
 
     import rankscope
 
     rankscope.instrument()              # or no change at all: RANKSCOPE=1 torchrun … train.py
 
-Optional, for what cannot be seen from outside the script:
+Optional, for what only the script knows:
 
-    with rankscope.phase("tokenize"):   # time of your own kind; "checkpoint" and "evaluation" are known
+    with rankscope.phase("tokenize"):   # a phase of your own; "checkpoint" and "evaluation" are built in
         ...
-    rankscope.step()                    # the end of a step, in loops without an optimizer; takes samples= and tokens=
+    rankscope.step()                    # end of a step, in loops without an optimizer; takes samples= and tokens=
     for batch in rankscope.timed(…):    # data wait and samples, in loops without a DataLoader
 
-None of these ever raises because of Rankscope, and all of them are free when the process is not instrumented.
-Importing this module brings in neither torch nor anything that is not in the standard library.
+None of these raises because of Rankscope. In a process that is not instrumented they cost nothing.
+This module imports only the standard library, not torch.
 """
 
 from __future__ import annotations

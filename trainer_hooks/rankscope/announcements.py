@@ -1,6 +1,6 @@
-"""What rank 0 says on standard error: one line when its record begins, one when it ends. RANKSCOPE_QUIET=1: neither.
+"""Lines that rank 0 prints on standard error: one at its start, one at its end. RANKSCOPE_QUIET=1 turns them off.
 
-A rank knows only itself: where its own time went, and not whether it is the one that the others wait for.
+A rank knows only where its own time went, not whether it is the straggler.
 """
 
 from __future__ import annotations
@@ -27,104 +27,104 @@ from rankscope.timeline.timeline import Timeline
 
 logger = logging.getLogger("rankscope")
 
-LONGEST = select.PIPE_BUF  # bytes: so much is written at once, without a wait and unmixed with others' lines
-NAMED = 3  # phases
-WORTH_NAMING = 0.01  # of the time
-HOLDS_UP = 0.1  # as much of the time in one phase that is no computing
+MAX_LINE_BYTES = select.PIPE_BUF  # written atomically: without blocking, and not mixed with other processes' lines
+MAX_NAMED_PHASES = 3
+MIN_NAMED_RATIO = 0.01  # of the time
+LARGE_RATIO = 0.1  # of the time, in one phase that is not computing
 RATIO_DIGITS = 4
 MEANINGS = {phase.name: phase.meaning for phase in PHASES}
 
 
 class Announcer:
-    """Speaks for one record, if it is rank 0's and others can read it. `info` gives the record's."""
+    """Prints the lines of one record, if it is published and rank 0's. `info` returns the record's info."""
 
     def __init__(self, timeline: Timeline, info: Callable[[], dict[str, Any]]) -> None:
         self._timeline = timeline
         self._info = info
         self._has_warned = False
-        self._stderr: File | None = standard_error()  # a job may put a file of its own there later
+        self._stderr: File | None = standard_error()  # a job may replace it later
 
     def begin(self) -> None:
-        """The record has been made: say where, and how to look at it."""
+        """Print where the record is, and how to look at it."""
         if path := self._record():
-            say(beginning(self._info()["run"], path))
+            print_line(first_line(self._info()["run"], path))
 
     def poll(self) -> None:
-        """Warn once if backward passes have come to count as steps."""
+        """Warn once when backward passes start to count as steps."""
         if self._timeline.steps.marker == BACKWARD_PASS and not self._has_warned:
             self._has_warned = True
             if self._info().get("rank") == "0":
                 logger.warning(
-                    "rankscope: %d backward passes and no step of an optimizer: from now on each counts as a step; "
-                    "where a step is more than that, call rankscope.step() at its end",
+                    "rankscope: %d backward passes without an optimizer step; counting each backward pass as a step. "
+                    "If a step has more than one, call rankscope.step() at its end",
                     PASSES_WITHOUT_STEP,
                 )
 
     def end(self) -> None:
-        """The record has ended: say where its time went."""
+        """Print where the time of the record went."""
         if self._record():
-            say(summary(own_snapshot(self._timeline, self._info()), self._timeline.steps.marker))
+            print_line(summary(own_snapshot(self._timeline, self._info()), self._timeline.steps.marker))
 
     def _record(self) -> Path | None:
-        """Return the record's path if anything is said about it: not where standard error is another file by now."""
+        """Return the record's path if lines are printed about it: not if standard error has become another file."""
         path = self._timeline.writer.path
-        is_ours = self._stderr is not None and self._stderr == standard_error()
-        return path if path and is_ours and self._info()["rank"] == "0" and not is_quiet() else None
+        is_same = self._stderr is not None and self._stderr == standard_error()
+        return path if path and is_same and self._info()["rank"] == "0" and not is_quiet() else None
 
 
 def is_quiet() -> bool:
-    """Whether nothing is to be said, by the environment."""
+    """Return whether RANKSCOPE_QUIET turns the lines off."""
     return is_on("RANKSCOPE_QUIET")
 
 
 def standard_error() -> File | None:
-    """Return the file that standard error writes to; None if that is not known."""
+    """Return the file that standard error writes to, or None if it is not known."""
     try:
         return file_of(sys.stderr.fileno())
     except Exception:  # there is none, it is closed, or it is the job's own, which may raise anything
         return None
 
 
-def say(text: str) -> None:
-    """One line on standard error, if that takes it at once: never an error, never a wait for who reads it.
+def print_line(text: str) -> None:
+    """Print a line on standard error if that does not block. Never raises.
 
-    Past Python's buffer, as a thread that waits to write holds its lock until the process has ended.
+    It bypasses Python's buffer: a thread that blocks in a write would hold the buffer's lock until the process ends.
     """
     line = replace_unprintable(f"rankscope: {text}")
     try:
         descriptor = sys.stderr.fileno()
         poll = select.poll()
         poll.register(descriptor, select.POLLOUT)
-        if poll.poll(0) == [(descriptor, select.POLLOUT)]:  # with an error beside it, nobody reads any more
-            os.write(descriptor, line.encode(errors="replace")[: LONGEST - 1] + b"\n")
+        if poll.poll(0) == [(descriptor, select.POLLOUT)]:  # POLLERR too: the reader is gone
+            os.write(descriptor, line.encode(errors="replace")[: MAX_LINE_BYTES - 1] + b"\n")
     except Exception:  # there is none, it is broken or closed, or it is the job's own, which may raise anything
-        logger.debug("rankscope: nothing can be said on standard error", exc_info=True)
+        logger.debug("rankscope: cannot write to standard error", exc_info=True)
 
 
-def beginning(run: str, path: Path) -> str:
-    """That the hook is on: which run, where its record is, and how to look at it."""
-    is_usual = path.parent in (SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR)
-    exporter = "rankscope-exporter" if is_usual else f"rankscope-exporter --run-dir {shlex.quote(str(path.parent))}"
+def first_line(run: str, path: Path) -> str:
+    """Return the line at the start: the run, the path of its record, and how to look at it."""
+    is_default = path.parent in (SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR)
+    exporter = "rankscope-exporter" if is_default else f"rankscope-exporter --run-dir {shlex.quote(str(path.parent))}"
     return (
-        f"run {run}, recorded in {path}. Its page: {exporter}. "
+        f"recording run {run} to {path}. Status page: {exporter}. "
         f"With Prometheus: rankscope explain {shlex.join(run_option(run))}"
     )
 
 
 def run_option(run: str) -> list[str]:
-    """Return the arguments that choose a run. A name with a dash first, as of `python -c`, would be an option alone."""
+    """Return the arguments that select a run. A name may start with a dash, as that of `python -c` does."""
     return [f"--run={run}"] if run.startswith("-") else ["--run", run]
 
 
 def own_snapshot(timeline: Timeline, info: dict[str, Any]) -> RankSnapshot:
-    """Return the snapshot of this process's record, as of now."""
+    """Return a snapshot of this process's record."""
     slots, now, path = tuple(timeline.writer.slots), time.monotonic(), timeline.writer.path or Path()
-    # As what has ended: the time since the last event belongs to no phase, as in the record.
+    # As of an ended rank: the time since the last event belongs to no phase, as in the record.
     return RankSnapshot(path, False, slots, info, last_words_at=None, read_monotonic=now)
 
 
 def figures(snapshot: RankSnapshot, step_marker: int) -> dict[str, str | float]:
-    """Return the closing line and what it is made of, for the run of an experiment tracker; nothing without a step."""
+    """Return the closing line and its values, for an experiment tracker's run; empty if there was no step."""
     if not snapshot["steps"]:
         return {}
     by_phase, clock = shares(snapshot)
@@ -138,24 +138,25 @@ def figures(snapshot: RankSnapshot, step_marker: int) -> dict[str, str | float]:
 
 
 def summary(snapshot: RankSnapshot, step_marker: int) -> str:
-    """How many steps, where the time went, and what this rank can say of it alone."""
+    """Return the closing line: steps, their time by phase, and the largest phase that is not computing."""
     startup = snapshot.phase_seconds["startup"]
     if not snapshot["steps"]:
-        passes = f"{snapshot['micro_steps']:.0f} backward passes and " if snapshot["micro_steps"] else ""
-        return f"{passes}no step in {duration(startup)}" + ("; call rankscope.step() at a step's end" if passes else "")
+        passes = f"{snapshot['micro_steps']:.0f} backward passes but " if snapshot["micro_steps"] else ""
+        advice = "; call rankscope.step() at the end of each step" if passes else ""
+        return f"{passes}no step in {duration(startup)}{advice}"
     by_phase, clock = shares(snapshot)
     total = sum(snapshot.phase_seconds.values()) - startup
     return (
         f"{snapshot['steps']:.0f} steps{' (backward passes)' if step_marker == BACKWARD_PASS else ''} "
-        f"in {duration(total)} after {duration(startup)} of start-up, by the clock of the {clock}: {named(by_phase)}. "
+        f"in {duration(total)} after {duration(startup)} of startup ({clock} clock): {largest_phases(by_phase)}. "
         f"{verdict(by_phase, is_alone=snapshot.info.get('world_size') == '1')}"
     )
 
 
 def shares(snapshot: RankSnapshot) -> tuple[dict[str, float], str]:
-    """Each phase's part of the time after start-up, and by whose clock, as `rank:rankscope_phase:ratio` has it.
+    """Return each phase's share of the time after startup, and the clock, as in `rank:rankscope_phase:ratio`.
 
-    The host's, but for planned phases the device's where that was measured: there the host runs ahead.
+    The device's clock is used for all but the planned phases if it was measured, because the host runs ahead.
     """
     host = {phase: seconds for phase, seconds in snapshot.phase_seconds.items() if phase != "startup"}
     total = sum(host.values()) or 1.0
@@ -169,34 +170,34 @@ def shares(snapshot: RankSnapshot) -> tuple[dict[str, float], str]:
     return {**planned, **{phase: left * seconds / measured for phase, seconds in device.items()}}, "device"
 
 
-def named(by_phase: Mapping[str, float]) -> str:
-    """The largest phases with their shares, at most NAMED, none below WORTH_NAMING."""
-    largest = sorted(by_phase.items(), key=lambda item: -item[1])[:NAMED]
-    return ", ".join(f"{percent(share)} {phase}" for phase, share in largest if share >= WORTH_NAMING)
+def largest_phases(by_phase: Mapping[str, float]) -> str:
+    """Return the largest phases with their shares: at most MAX_NAMED_PHASES, none below MIN_NAMED_RATIO."""
+    largest = sorted(by_phase.items(), key=lambda item: -item[1])[:MAX_NAMED_PHASES]
+    return ", ".join(f"{percent(share)} {phase}" for phase, share in largest if share >= MIN_NAMED_RATIO)
 
 
 def verdict(by_phase: Mapping[str, float], *, is_alone: bool) -> str:
-    """What keeps this rank from computing most; of the others' share in that it knows how long it waited for them."""
-    beside = {phase: share for phase, share in by_phase.items() if phase not in COMPUTING}
-    largest = max(beside, key=lambda phase: beside[phase])
-    if beside[largest] >= HOLDS_UP:
-        text = f"Most beside computing: {largest}, {MEANINGS.get(largest, 'a part of its own')}."
+    """Return what takes the most time apart from computing; among several ranks also the time waiting for others."""
+    other = {phase: share for phase, share in by_phase.items() if phase not in COMPUTING}
+    largest = max(other, key=lambda phase: other[phase])
+    if other[largest] >= LARGE_RATIO:
+        text = f"Largest phase besides computing: {largest} ({MEANINGS.get(largest, 'a phase of the script')})."
     else:
-        text = f"{percent(1.0 - sum(beside.values()))} is computing."
+        text = f"{percent(1.0 - sum(other.values()))} is computing."
     if is_alone:
         return text
     waited = percent(by_phase.get("collective_wait", 0.0))
-    return f"{text} It waited for others {waited} of the time; which rank is late, only all of them together tell."
+    return f"{text} {waited} is waiting for other ranks; compare all ranks to find the straggler."
 
 
 def percent(share: float) -> str:
-    """Two digits that mean something: 42 %, 4.2 %."""
+    """Return a share with two significant digits: 42%, 4.2%."""
     percents = 100 * share
-    return f"{percents:.0f} %" if percents >= 9.95 else f"{percents:.1f} %" if percents >= 0.1 else "under 0.1 %"
+    return f"{percents:.0f}%" if percents >= 9.95 else f"{percents:.1f}%" if percents >= 0.1 else "<0.1%"
 
 
 def duration(seconds: float) -> str:
-    """As a person says it: 8.2 s, 34 s, 12 min, 5.4 h."""
+    """Return a duration for people: 8.2 s, 34 s, 12 min, 5.4 h."""
     if seconds < 120:
         return f"{seconds:.1f} s" if seconds < 9.95 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"

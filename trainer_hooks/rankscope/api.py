@@ -1,4 +1,4 @@
-"""What a training script may call. Each call costs next to nothing while the process is not instrumented."""
+"""Functions for training scripts. Each call costs next to nothing in a process that is not instrumented."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Item = TypeVar("Item")
 
 
 def instrument() -> None:
-    """Watch the training in this process: at best before the model is built. Twice is once; never raises."""
+    """Watch the training in this process. Call it before the model is built. Idempotent; never raises."""
     from rankscope import attach
 
     attach.instrument()
 
 
 def uninstrument() -> None:
-    """Undo `instrument()` exactly: every patched object is what it was."""
+    """Undo `instrument()` exactly: restore every patched object."""
     from rankscope import attach
 
     attach.uninstrument()
@@ -31,10 +31,9 @@ def uninstrument() -> None:
 def phase(name: str) -> Iterator[None]:
     """Charge the time inside to the phase `name`.
 
-    `evaluation` and `checkpoint` absorb what they contain (an evaluation's data wait is evaluation), and a
-    `checkpoint` that does not raise counts as one; a name of your own counts like `forward`: the innermost phase
-    gets the time. At most 21 names of your own a run; the time of one that is blank, longer than 200 characters, cannot
-    be printed or is one too many counts as `other`.
+    `evaluation` and `checkpoint` absorb what they contain: a data wait in an evaluation is evaluation. A `checkpoint`
+    that does not raise counts as one checkpoint. With a name of your own, as with `forward`, the innermost phase gets
+    the time. A run may have 21 such names, of at most 200 printable characters; the time of any other is `other`.
     """
     attachment = _attachment()
     if attachment is None:
@@ -47,19 +46,19 @@ def phase(name: str) -> Iterator[None]:
     finally:
         try:
             attachment.leave_phase(opened, succeeded)
-        except BaseException:  # Ctrl-C on the way in, past the guard
+        except BaseException:  # Ctrl-C before the guard is entered
             attachment.timeline.unwind()
             raise
 
 
 def step(samples: float | None = None, tokens: float | None = None) -> None:
-    """Mark the end of a training step; from the first call on, only these calls do.
+    """Mark the end of a training step. From the first call on, only these calls do.
 
-    Of use where no optimizer does it: in loops without one, or with its `step` compiled by torch.compile, which
-    cannot be watched without being compiled anew. There each backward pass counts as a step, once there were
-    more than a hundred, until this is called. `samples` and `tokens` are what this rank trained on in the step,
-    as plain numbers; without them they are taken from the batches that it fetched, as far as these tell. What is not a
-    finite number of 0 or more is not counted.
+    Needed in loops without an optimizer, or if torch.compile compiles the optimizer's `step`: watching that would
+    recompile it. Without these calls, each backward pass there counts as a step after the first hundred.
+
+    `samples` and `tokens` are the numbers that this rank trained on in the step. By default they are counted from the
+    batches that it fetched, where possible. A value that is negative or not finite is not counted.
     """
     attachment = _attachment()
     if attachment is not None:
@@ -67,10 +66,10 @@ def step(samples: float | None = None, tokens: float | None = None) -> None:
 
 
 def timed(iterable: Iterable[Item]) -> Iterator[Item]:
-    """The same items, as an iterator: the time in which each is waited for is data wait, and their samples count.
+    """Return an iterator over the same items that charges the wait for each to data wait and counts its samples.
 
-    What it returns has the methods and attributes of the iterator. For loops that get their batches from anything but
-    torch's DataLoader, which needs nothing of the kind.
+    The result has the methods and attributes of the iterator. For loops without torch's DataLoader, which is watched
+    anyway.
     """
     iterator, attachment = iter(iterable), _attachment()
     return iterator if attachment is None else attachment.timed(iterator) or iterator

@@ -1,4 +1,4 @@
-"""`instrument()` and its exact inverse: the probes and everything else that is put into the process."""
+"""`instrument()` and its exact inverse: they install and remove the probes and all other patches."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rankscope.trackers import Trackers
 
 
 class Attachment:
-    """Everything that Rankscope has put into this process: one timeline, one record, the probes."""
+    """Everything that Rankscope adds to this process: one timeline, one record, the probes."""
 
     def __init__(self) -> None:
         self.writer = RankWriter()
@@ -44,13 +44,13 @@ class Attachment:
         self._ending = Ending(self.writer, self._on_end)
         self._settings = Settings(self.timeline, self.publication.refresh)
         self.script = script = Script(self.timeline, self._guard, self.publication.refresh)
-        # What api.py calls, without a lookup more.
+        # For api.py, which saves a lookup.
         self.enter_phase, self.leave_phase = script.enter_phase, script.leave_phase
         self.step, self.timed = script.step, script.timed
 
     def install(self) -> None:
-        """Install every probe; one that cannot be installed is off, the others work."""
-        from rankscope.probes.compiler import skip_package, uncompiled  # as the probes, with torch
+        """Install every probe. One that fails is off; the others work."""
+        from rankscope.probes.compiler import skip_package, uncompiled  # imports torch, as the probes do
 
         record = self._guard("record")
         self._find_training = uncompiled(record(self._on_event))
@@ -71,14 +71,14 @@ class Attachment:
         self._ending.watch()
 
     def _install(self, name: str, probe: ModuleType) -> None:
-        fuse = self._guard(name)
-        self._undo.extend(fuse(probe.install)(self.timeline, fuse) or [])
+        probe_guard = self._guard(name)
+        self._undo.extend(probe_guard(probe.install)(self.timeline, probe_guard) or [])
 
     def _guard(self, name: str) -> Guard:
         return Guard(name, self._on_probe_failure, self.timeline.unwind)
 
     def _keep_descriptors(self) -> None:
-        """Get back what the job has closed with its own descriptors: where signals are noted, and the record's lock."""
+        """Reopen descriptors that the job has closed along with its own: the record's and the stack dump's."""
         if self.writer.renew():
             self._ending.renew()
         if self._stack_dump.renew():
@@ -89,7 +89,7 @@ class Attachment:
         self.timeline.stop()
         self._trackers.remove()
         for undo in reversed(self._undo):
-            _take_back(undo)
+            _restore(undo)
         self._undo.clear()
         self._ending.write(layout.FINISHED)
         self._ending.forget()
@@ -98,15 +98,15 @@ class Attachment:
         self.writer.detach()
 
     def begin_as_child(self) -> None:
-        """In a forked child: it is not the rank, and may become one. Its parent's record stays as it is."""
+        """Start over in a forked child, which may become a rank of its own. Its parent's record stays as it is."""
         self.publication.restart()
-        identity.disown_group()
-        self._begin_again()
+        identity.mark_group_as_inherited()
+        self._restart()
 
-    def _begin_again(self) -> None:
-        """Record from nothing, from the next event that shows that this process trains.
+    def _restart(self) -> None:
+        """Start an empty record at the next event that shows that this process trains.
 
-        The probes hold the timeline: it begins again and stays the same object.
+        The timeline stays the same object, because the probes hold it.
         """
         self._ending.forget()
         self._stack_dump.forget()
@@ -119,11 +119,11 @@ class Attachment:
         self._ending.watch()
 
     def _on_default_group(self, exists: bool) -> None:
-        """Find out at the next events whether the process trains on, and whether as another rank."""
+        """Find out at the next events whether the process still trains, and whether as another rank."""
         if not self.publication.has_identity:
             return
         if exists:
-            self._ending.go_on()
+            self._ending.resume_group()
         else:
             self._ending.leave_group()
         self.timeline.on_event = self._find_rank
@@ -131,9 +131,9 @@ class Attachment:
     def _on_event_in_new_group(self, event: int) -> None:
         is_distributed = identity.is_distributed()
         if not (is_distributed or event in UPDATE_EVENTS):
-            return  # after it has left its group, a rank may evaluate
+            return  # a rank may evaluate after it has left its group
         self.timeline.on_event = None
-        self._ending.go_on()
+        self._ending.resume_group()
         if not is_distributed:
             return
         if self.publication.is_same_rank():
@@ -141,11 +141,11 @@ class Attachment:
             return
         self._ending.write(layout.FINISHED)
         self.publication.leave_rank()
-        self._begin_again()
+        self._restart()
         self._on_event(event)
 
     def _on_event(self, event: int) -> None:
-        """Publish at the first event that shows that this process trains."""
+        """Publish the record at the first event that shows that this process trains."""
         if not self.publication.is_training(self.timeline, event):
             return
         self.timeline.on_event = None
@@ -189,12 +189,12 @@ _attachment: Attachment | None = None
 
 
 def instrument() -> None:
-    """Watch the training in this process. Twice is once. Never raises: without torch it warns and does nothing."""
+    """Watch the training in this process. Idempotent. Never raises: without torch it warns and does nothing."""
     global _attachment
     if _attachment is not None:
         return
     if sys.platform != "linux":
-        logger.warning("rankscope: only Linux is supported; this process is not watched")
+        logger.warning("rankscope: only Linux is supported; not watching this process")
         return
     try:
         attachment = Attachment()
@@ -202,7 +202,7 @@ def instrument() -> None:
     except Exception as error:
         if guard.reraise:
             raise
-        logger.warning("rankscope: this process is not watched: %s", error)
+        logger.warning("rankscope: not watching this process: %s", error)
         return
     _attachment = attachment
     forks.watch(_after_fork)
@@ -216,22 +216,22 @@ def uninstrument() -> None:
         attachment.remove()
 
 
-def _take_back(undo: Undo) -> None:
-    """One that fails keeps none of the others from being taken back, nor the host from going on."""
+def _restore(undo: Undo) -> None:
+    """Undo one patch. If that fails, the others are still undone and the job goes on."""
     try:
         undo()
     except Exception as error:
         if guard.reraise:
             raise
-        logger.warning("rankscope: a patch could not be taken back: %s", error, exc_info=error)
+        logger.warning("rankscope: cannot undo a patch: %s", error, exc_info=error)
 
 
 def current() -> Attachment | None:
-    """What `instrument()` attached, if it did."""
+    """Return what `instrument()` attached, or None."""
     return _attachment
 
 
 def _after_fork() -> None:
-    """A child may be a loader worker, a helper, or a rank: its probes stay, and if it trains it has its own record."""
+    """Keep the probes in a forked child, which may be a loader worker or a rank. If it trains it gets a record."""
     if _attachment is not None:
         _attachment.begin_as_child()

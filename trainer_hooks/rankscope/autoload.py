@@ -1,8 +1,8 @@
-"""The zero-code start: torch calls `autoload` inside `import torch` (entry point group `torch.backends`).
+"""Start without a code change: torch calls `autoload` inside `import torch` (entry point group `torch.backends`).
 
-It runs in every process that imports torch, launchers and loader workers among them, and an exception here would
-make `import torch` raise. So it does nothing unless RANKSCOPE says so, and swallows everything. PYTHONPATH may bring
-the package to a Python that pip would not install it for: what is imported here has to work with Python 3.8.
+It runs in every process that imports torch, including launchers and loader workers. An exception would make
+`import torch` fail, so it does nothing unless RANKSCOPE is set, and never raises. PYTHONPATH may bring the package to a
+Python that pip would not install it for, so everything imported here works with Python 3.8.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from rankscope.process.switches import is_on
 
 
 def autoload() -> None:
-    """Instrument this process if the environment asks for it."""
+    """Instrument this process if RANKSCOPE is set."""
     if not is_on("RANKSCOPE"):
         return
     try:
@@ -21,4 +21,4 @@ def autoload() -> None:
 
         instrument()
     except Exception as error:
-        logging.getLogger("rankscope").warning("rankscope: this process is not watched: %s", error)
+        logging.getLogger("rankscope").warning("rankscope: not watching this process: %s", error)

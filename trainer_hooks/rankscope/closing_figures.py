@@ -1,7 +1,7 @@
-"""What a rank knows of its own time, written into the tracker's run at its end: RANKSCOPE_TRACKER_SUMMARY=1.
+"""Writes a rank's own time by phase to the tracker's run at its end, if RANKSCOPE_TRACKER_SUMMARY=1.
 
-A tracker may wait for its server for minutes. So a thread writes, and the job goes on after two seconds at the latest.
-The thread starts when the run is found, because none can start while the interpreter shuts down (Python 3.12).
+A tracker may wait minutes for its server. So a thread writes, and the job continues after at most two seconds. The
+thread starts when the run is found, because Python 3.12 starts none during the interpreter's shutdown.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from rankscope.patch import Undo, replace
 from rankscope.process.switches import is_on
 from rankscope.trackers import Figures, TrackerRun
 
-LONGEST_WAIT = 2.0  # seconds: of the job, at its end, for all trackers
+LONGEST_WAIT = 2.0  # seconds that the job waits at its end, for all trackers together
 
 Write = Callable[[Figures], object]
 Task = tuple[list[Write], Figures, threading.Event]
 
 
 class ClosingFigures:
-    """Writes `figures()` into each run that it watches, once: before a run of W&B finishes, else at the job's end."""
+    """Writes `figures()` once to each watched run: before a W&B run finishes, else at the job's end."""
 
     def __init__(self, guard: Guard, figures: Callable[[], Figures]) -> None:
         self._figures = figures
@@ -35,7 +35,7 @@ class ClosingFigures:
         self._queue: queue.SimpleQueue[Task | None] | None = None
 
     def forget(self) -> None:
-        """Watch nothing any more, and restore what was patched. The thread ends when it has written."""
+        """Stop watching and restore what was patched. The thread ends when it has written."""
         self._runs.clear()
         if self._queue is not None:
             self._queue.put(None)
@@ -45,7 +45,7 @@ class ClosingFigures:
             self._undo.popitem()[1]()
 
     def watch(self, tracker: str, run: TrackerRun) -> None:
-        """Write into this run at its end, if the environment asks for it and the tracker has a summary."""
+        """Write to this run at its end, if RANKSCOPE_TRACKER_SUMMARY is set and the tracker has a summary."""
         if run.write is not None and is_on("RANKSCOPE_TRACKER_SUMMARY"):
             self._watch(tracker, run)
 
@@ -54,15 +54,15 @@ class ClosingFigures:
         if self._queue is None:
             self._queue = queue.SimpleQueue()
             threading.Thread(target=_work, args=(self._queue,), name="rankscope-trackers", daemon=True).start()
-        # Exit functions run last in, first out: this one before the tracker's own, which end the run.
+        # Exit functions run in reverse order: this one runs before the tracker's, which ends the run.
         atexit.unregister(self.write)
         atexit.register(self.write)
         owner = type(run.source)
         if hasattr(owner, "_finish") and owner not in self._undo:
-            # What `finish()` and the end of a `with` block call. The block has its `__exit__` since it began.
-            self._undo[owner] = replace(owner, "_finish", self._writing_before)
+            # Both `finish()` and `__exit__` call it. A running `with` block has looked up its `__exit__` already.
+            self._undo[owner] = replace(owner, "_finish", self._wrap_finish)
 
-    def _writing_before(self, original: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_finish(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(source: Any, *args: Any, **kwargs: Any) -> Any:
             self._write_run(source)
             return original(source, *args, **kwargs)
@@ -97,5 +97,5 @@ def _work(tasks: queue.SimpleQueue[Task | None]) -> None:
 def _try(write: Write, figures: Figures) -> None:
     try:
         write(figures)
-    except Exception:  # the tracker's own, which may raise anything
-        logger.debug("rankscope: a tracker did not take the summary", exc_info=True)
+    except Exception:  # a tracker may raise anything
+        logger.debug("rankscope: cannot write the summary to a tracker", exc_info=True)

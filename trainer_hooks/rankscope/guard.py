@@ -1,6 +1,6 @@
-"""An error of ours never reaches the training loop: the probe that made it is logged once and switched off.
+"""Keeps errors of the hook from the training loop: it logs a failed probe once and disables it.
 
-Only our own code is guarded, never the host's call. Tests set `reraise` to see the errors that this hides.
+Only the hook's own code is guarded, never the job's call. Tests set `reraise` to see these errors.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ reraise = False
 
 
 class Guard:
-    """The fuse of one probe. `on_failure` is called once, with the probe's name, after it blew.
+    """The guard of one probe. `on_failure` is called once, with the probe's name, after the probe is disabled.
 
-    Ctrl-C within our code is the host's, and passes; `on_interrupt` is called before, as it leaves a probe half-way.
+    Ctrl-C inside the hook's code is raised to the job; `on_interrupt` is called first, to clean up the probe.
     """
 
     def __init__(
@@ -32,9 +32,9 @@ class Guard:
         self._on_interrupt = on_interrupt
 
     def __call__(self, function: Callable[Arguments, Result]) -> Callable[Arguments, Result | None]:
-        """`function`, but returning None instead of raising, and no longer called once the fuse has blown.
+        """Wrap `function` so that it returns None instead of raising, and is not called once the probe is disabled.
 
-        Around it goes a frame of 80 ns. So what runs several times a step guards itself, with what `guarded` has.
+        The extra frame costs 80 ns. Code that runs several times a step has the body of `guarded` inline instead.
         """
 
         def guarded(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Result | None:
@@ -42,34 +42,34 @@ class Guard:
                 return None
             try:
                 return function(*args, **kwargs)
-            except BaseException as error:  # the whole point: nothing of ours may reach the host
-                self.blow(error)
+            except BaseException as error:  # no error of the hook may reach the job
+                self.disable(error)
                 return None
 
         return guarded
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A stand-in that is switched off and needs none of us: cloudpickle sends a class of `__main__` by value, with
-        what we have put on it, perhaps to a process without Rankscope.
+        """Pickle as a disabled stand-in without Rankscope: cloudpickle sends a patched class of `__main__` by value,
+        perhaps to a process that does not have Rankscope.
         """
         return SimpleNamespace, (), {"blown": True}
 
-    def blow(self, error: BaseException) -> None:
-        """Switch the probe off because of `error`, which is being handled; unless it is none of ours, as Ctrl-C."""
+    def disable(self, error: BaseException) -> None:
+        """Disable the probe because of `error`, which is being handled. Raises Ctrl-C and other non-errors again."""
         if not isinstance(error, Exception):
             self._on_interrupt()
             try:
                 raise error
             finally:
-                del error  # or the exception, through its traceback, would keep the job's objects until it is collected
+                del error  # its traceback would keep the job's objects alive until a garbage collection
         if reraise:
             raise error
         if self.blown:
             return
         self.blown = True
-        message = "rankscope: probe %s failed and is off for the rest of the run; training is not affected: %s"
+        message = "rankscope: probe %s failed; disabled for the rest of the run, training is not affected: %s"
         logger.warning(message, self.probe, error, exc_info=error)
         try:
             self._on_failure(self.probe)
         except Exception:
-            logger.debug("rankscope: the record could not say so", exc_info=True)
+            logger.debug("rankscope: cannot note the disabled probe in the record", exc_info=True)

@@ -1,4 +1,4 @@
-"""Replacing an attribute of somebody else's class or module, with the exact inverse."""
+"""Replacing an attribute of a foreign class or module, with the exact inverse."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ Undo = Callable[[], None]
 
 
 def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Undo:
-    """Put `make(original)` in the place of `owner.name`; returns what puts the original back.
+    """Replace `owner.name` with `make(original)`. Returns a function that restores the original.
 
-    The original is taken from `owner.__dict__` where it stands there: for a method of a C++ class, getattr gives
-    another object, and restoring that one breaks the class.
+    The original comes from `owner.__dict__` if it is there: for a method of a C++ class, getattr returns another
+    object, and restoring that would break the class.
     """
     inherited = name not in vars(owner)
     stored = getattr(owner, name) if inherited else vars(owner)[name]
@@ -21,7 +21,7 @@ def replace(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable
     setattr(owner, name, replacement)
 
     def undo() -> None:
-        # Somebody who patched after us keeps what he put there; our replacement is still harmless inside it.
+        # A later patch by other code stays; our replacement inside it does no harm.
         if vars(owner).get(name) is not replacement:
             return
         if inherited:

@@ -1,4 +1,4 @@
-"""When and where this process publishes its rank record, and what the record's info says."""
+"""Publishing the rank record of this process: the time, the place, and the content of its info."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from rankscope.record.text import replace_unprintable
 from rankscope.record.writer import RankWriter, encode_info, run_directory
 from rankscope.timeline.timeline import Timeline
 
-ERROR_LIMIT = 200  # characters of a path or an error: a path may have thousands
+ERROR_LIMIT = 200  # characters of a path or an error
 
-# Events after which a process without a process group is surely training. Fetching data is none of them: a
-# distributed script may look at its data before it knows its rank.
+# Events that show that a process without a process group is training. Fetching data is not one: a distributed script
+# may read data before it knows its rank.
 TRAINING_EVENTS = frozenset({layout.FORWARD, layout.BACKWARD, layout.OPTIMIZER})
 
-# After these a process that a rank has started trains, too: it may evaluate the model for that rank.
+# Events that show that a process started by a rank is training itself: it may evaluate the model for that rank.
 UPDATE_EVENTS = TRAINING_EVENTS - {layout.FORWARD}
 
-STEPS_WITHOUT_GROUP = 20  # a warm-up before init_process_group is shorter
-LEFT_OUT: dict[str, Any] = {
+STEPS_WITHOUT_GROUP = 20  # longer than a warm-up before init_process_group
+OMITTABLE: dict[str, Any] = {
     "settings": {},
     "group_descriptions": [],
     "tracker_urls": {},
@@ -39,12 +39,12 @@ LEFT_OUT: dict[str, Any] = {
     "labels": {},
     "slurm": {},
 }
-"""What is left out of an info that is too large, in this order, until it fits."""
-WHO = ("rank", "world_size", "group")  # a process of which one of these changes is another rank
+"""Entries that are omitted from an info that is too large, in this order, until it fits."""
+RANK_IDENTITY = ("rank", "world_size", "group")  # if one of these changes, the process is another rank
 
 
 class Publication:
-    """Publishes one record. `details` returns what its info has in addition to the rank's identity."""
+    """Publishes one record. `details` returns the entries of its info besides the rank's identity."""
 
     def __init__(self, writer: RankWriter, details: Callable[[], dict[str, Any]]) -> None:
         self._writer = writer
@@ -52,42 +52,42 @@ class Publication:
         self.restart()
 
     def restart(self) -> None:
-        """Begin again as a forked child, which is no rank before it trains itself."""
+        """Start over in a forked child, which is not a rank until it trains."""
         self._identity: dict[str, Any] = {}
         self._labels: dict[str, str] = {}  # the user's own
-        self._run = ""  # the name of the run that this process was a rank of before
-        self._parent: dict[str, Any] | None = None  # the info of the rank that has started this process, once read
+        self._run = ""  # the run of which this process was a rank before
+        self._parent: dict[str, Any] | None = None  # info of the rank that started this process; None: not read yet
 
     @property
     def has_identity(self) -> bool:
-        """Whether this process is known to be a rank."""
+        """True if this process is known to be a rank."""
         return bool(self._identity)
 
     def leave_rank(self) -> None:
-        """Begin again as another rank of the same run."""
+        """Start over as another rank of the same run."""
         self._identity, self._run = {}, self._identity["run"]
 
     def is_same_rank(self) -> bool:
-        """Whether this process still is the rank that it was; the names of its backend and GPU are read again."""
+        """Return whether this process is still the same rank. Also updates its backend and GPU."""
         now = identity.describe(self._identity["run"])
-        if any(now[label] != self._identity[label] for label in WHO):
+        if any(now[label] != self._identity[label] for label in RANK_IDENTITY):
             return False
         self._identity = {**now, "run": self._identity["run"]}
         return True
 
     def is_training(self, timeline: Timeline, event: int) -> bool:
-        """Whether this event shows that this process trains, and is no helper of a rank."""
+        """Return whether this event shows that this process trains and is not a helper of a rank."""
         if is_loader_worker():
             return False
         return identity.is_distributed() or (trains_alone(timeline, event) and not self._is_helper(event))
 
     def _is_helper(self, event: int) -> bool:
-        """Whether a rank has started this process to evaluate, or has a number that this process only inherits."""
+        """Return whether a rank started this process to evaluate, or this process only inherits its rank number."""
         parent = self._read_parent()
         return bool(parent) and (event not in UPDATE_EVENTS or identity.has_launcher() or bool(parent.get("backend")))
 
     def _read_parent(self) -> dict[str, Any]:
-        """Return the info of the rank that has started this process; empty if none has."""
+        """Return the info of the rank that started this process; empty if none did."""
         if self._parent is None:
             self._parent = {}
             with contextlib.suppress(OSError):
@@ -97,7 +97,7 @@ class Publication:
         return self._parent
 
     def publish(self) -> bool:
-        """Publish the record. If that fails, log why and return False: training goes on without it."""
+        """Publish the record. If that fails, log the reason and return False: training continues without it."""
         self._identity = identity.describe(self._run or self._read_parent().get("run", ""))
         self._labels = labels("RANKSCOPE_LABELS")
         try:
@@ -105,22 +105,22 @@ class Publication:
         except OSError as error:
             named = "RANKSCOPE_RUN_DIR: " if os.environ.get("RANKSCOPE_RUN_DIR") else ""
             reason = replace_unprintable(str(error), ERROR_LIMIT)
-            logger.warning("rankscope: no record of this rank, training goes on: %s%s", named, reason)
+            logger.warning("rankscope: cannot record this rank; training continues: %s%s", named, reason)
             return False
         return True
 
     def _publish(self) -> None:
         directory = run_directory()
         with opened(directory) as descriptor:
-            if (why := weakness(descriptor)) and self._identity["local_rank"] == "0":  # once a node is enough
+            if (problem := weakness(descriptor)) and self._identity["local_rank"] == "0":  # once per node
                 path = replace_unprintable(str(directory), ERROR_LIMIT)
-                logger.warning("rankscope: the run directory %s %s", path, why)
+                logger.warning("rankscope: the run directory %s %s", path, problem)
             if identity.is_distributed() or identity.has_launcher():
                 self._make_record(directory, descriptor)
                 return
             run = self._identity["run"]
             with free_rank(directory, descriptor, run, identity.file_prefix(run)) as rank:
-                if rank:  # next to rank 0, in a world of unknown size
+                if rank:  # not the only rank; the world size is unknown
                     self._identity |= {"rank": str(rank), "world_size": "", "group": str(rank)}
                 self._make_record(directory, descriptor)
 
@@ -129,17 +129,17 @@ class Publication:
         self._writer.publish(directory, identity.file_name(self._identity), self.info())
 
     def refresh(self) -> None:
-        """Write the info again, once the rank's identity is known."""
+        """Rewrite the info, if the rank's identity is known."""
         if self._identity:
             self._writer.write_info(self.info())
 
     def info(self) -> dict[str, Any]:
-        """Return the record's info as of now, without what is left out where it does not fit."""
+        """Return the record's current info, without entries that do not fit."""
         parent = {"parent": self._parent["pid"]} if self._parent else {}
         process = {"process_start": own_start(), "boot_id": boot_id()}
         own = {"labels": self._labels} if self._labels else {}
         info = {**self._identity, **own, "slurm": identity.slurm_job(), **parent, **process, **self._details()}
-        for name, empty in LEFT_OUT.items():
+        for name, empty in OMITTABLE.items():
             if len(encode_info(info)) <= layout.INFO_CAPACITY:
                 break
             info[name] = empty
@@ -147,7 +147,7 @@ class Publication:
 
 
 def trains_alone(timeline: Timeline, event: int) -> bool:
-    """Whether this is training without a process group: no evaluation, and under torchrun no warm-up before a group."""
+    """Return whether this is training without a process group, not evaluation or a warm-up before torchrun's group."""
     from torch import is_grad_enabled
 
     if event not in TRAINING_EVENTS or (event == layout.FORWARD and not is_grad_enabled()):
@@ -157,7 +157,7 @@ def trains_alone(timeline: Timeline, event: int) -> bool:
 
 
 def is_loader_worker() -> bool:
-    """Whether a DataLoader has started this process."""
+    """Return whether a DataLoader has started this process."""
     from torch.utils.data import get_worker_info
 
     return get_worker_info() is not None

@@ -1,4 +1,4 @@
-"""What a training script says of itself: named phases, the ends of steps, and iterators of batches (see api.py)."""
+"""The calls of a training script: its own phases, the ends of steps, and iterators of batches (see api.py)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope.timeline.phases import Phases
 from rankscope.timeline.steps import SCRIPT
 from rankscope.timeline.timeline import Timeline
 
-SHOWN = 40  # characters of a name that cannot be kept
+SHOWN = 40  # characters of a refused name in a warning
 
 
 class Script:
@@ -23,7 +23,7 @@ class Script:
         self.phases: list[str] = []
         self._timeline = timeline
         self._on_new_phase = on_new_phase
-        self._refusals: set[str] = set()  # that were logged
+        self._refusals: set[str] = set()  # logged already
         phase, self._timed = guard("phase"), guard("timed")
         self.enter_phase = phase(self._enter_phase)
         self.leave_phase = phase(self._leave_phase)
@@ -31,7 +31,7 @@ class Script:
         self.timed = self._timed(self._watch_iterator)
 
     def _phase_index(self, name: str) -> int:
-        """Return the index of a phase, one of the record's own or the script's; OTHER if its name cannot be kept."""
+        """Return the index of a built-in phase or one of the script's; OTHER if its name is refused."""
         names = [*layout.PHASES, *self.phases]
         if name in names:
             return names.index(name)
@@ -43,20 +43,20 @@ class Script:
         return len(names)
 
     def _refusal(self, name: str) -> str:
-        """Return why a new name cannot be kept; empty if it can."""
+        """Return why a new name is refused; empty if it is not."""
         if not is_name(name):
             return f"a name has 1 to {LABEL_LIMIT} printable characters"
         if len(layout.PHASES) + len(self.phases) == layout.MAX_PHASES:
-            return f"{layout.MAX_PHASES} are in use"
+            return f"all {layout.MAX_PHASES} phases are in use"
         if len(encode_info([*self.phases, name])) > layout.PHASE_NAMES_CAPACITY:
             return f"the names take more than {layout.PHASE_NAMES_CAPACITY} bytes"
         return ""
 
     def _log_refusal(self, name: str, refusal: str) -> None:
-        """Log the first name that each reason refuses."""
+        """Log the first refused name for each reason."""
         if refusal not in self._refusals:
             shown = replace_unprintable(name, SHOWN)
-            logger.warning("rankscope: no place for phase %r: %s; its time counts as other", shown, refusal)
+            logger.warning("rankscope: cannot record phase %r: %s; its time counts as other", shown, refusal)
         self._refusals.add(refusal)
 
     def _enter_phase(self, name: object) -> Phases | None:
@@ -74,9 +74,9 @@ class Script:
     def _step(self, samples: object, tokens: object) -> None:
         timeline = self._timeline
         if timeline.steps.marker != SCRIPT and not timeline.steps.take_over(SCRIPT):
-            return  # the backward pass before it was this step
+            return  # the last backward pass has already counted as this step
         if samples is not None or tokens is not None:
-            timeline.steps.give(self._number("samples", samples), self._number("tokens", tokens))
+            timeline.steps.set_counts(self._number("samples", samples), self._number("tokens", tokens))
         timeline.step()
 
     def _number(self, name: str, value: object) -> float | None:
@@ -89,8 +89,8 @@ class Script:
 
 
 def _text(name: object) -> str:
-    """Return the name as a text; an empty one if its type fails to give one."""
+    """Return the name as text; empty if its type raises."""
     try:
         return str(name)
-    except Exception:  # the type is the script's and may raise anything
+    except Exception:  # a type of the script may raise anything
         return ""

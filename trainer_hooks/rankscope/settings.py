@@ -1,7 +1,7 @@
 """The settings of a run that may explain its speed: the labels of rankscope_rank_settings_info.
 
-They are read from objects that the probes have met anyway, once the run has settled and then every ten seconds, and
-written only if they have changed. Reading looks at attributes; it calls nothing of the job's.
+They are read from objects that the probes know, after the first steps and then every ten seconds, and written if they
+have changed. Reading them only reads attributes; it calls no code of the job.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from rankscope.timeline.steps import BACKWARD_PASS, SETTLED_STEPS
 from rankscope.timeline.timeline import Timeline
 
 INTERVAL = 10.0  # seconds
-LONGEST = 80  # characters of a value: a hook may have any name, the info has a fixed size
-SOME = 64  # parameters whose types are looked at
+LONGEST = 80  # characters of a value; a hook may have any name, and the info has a fixed size
+MOST_PARAMETERS = 64  # looked at
 
 STEPS = INDEX["steps"]
 MICRO_STEPS = INDEX["micro_steps"]
 COLLECTIVES = INDEX["collectives"]
 
-# What a loop averages its gradients with if nobody does it for it.
+# Collectives with which a loop may average its gradients itself.
 AVERAGING = [layout.OPS.index(op) for op in ("all_reduce", "all_gather", "reduce_scatter")]
 
 
 class Settings:
-    """What is known of the settings; `on_change` is called when that has changed."""
+    """The known settings. `on_change` is called when they have changed."""
 
     def __init__(
         self, timeline: Timeline, on_change: Callable[[], None], clock: Callable[[], float] = time.monotonic
@@ -42,13 +42,13 @@ class Settings:
         self.restart()
 
     def restart(self) -> None:
-        """Forget what was read of the rank that this process was before."""
+        """Forget the settings of the rank that this process was before."""
         self.known: dict[str, str] = {}
         self._next = 0.0
         self._counted = (0.0, 0.0)  # steps and micro-steps at the last poll
 
     def poll(self) -> None:
-        """Read them again, if it is time to."""
+        """Read them again if that is due."""
         now = self._clock()
         if self._timeline.steps.count < SETTLED_STEPS or now < self._next:
             return
@@ -66,8 +66,8 @@ class Settings:
             "step_marker": layout.STEP_MARKERS[self._timeline.steps.marker],
             "accumulation_steps": self._accumulation_steps(),
             "compiled": compiled(),
-            **of_loader(loader),
-            **of_ddp(module),
+            **loader_settings(loader),
+            **ddp_settings(module),
         }
         return {name: replace_unprintable(found.get(name, ""), LONGEST) for name in layout.SETTINGS}
 
@@ -76,7 +76,7 @@ class Settings:
         return reference() if reference else None
 
     def _parallelism(self, module: Any, optimizer: Any) -> str:
-        """By the DDP module, the parameters' kind, and last what collectives there are."""
+        """Return the parallelism, by the DDP module, else the kind of parameters, else the collectives."""
         if module is not None:
             return "ddp"
         if sharding := next(filter(None, map(sharding_of, parameters(optimizer))), ""):
@@ -85,17 +85,17 @@ class Settings:
             return "single"
         slots = self._timeline.writer.slots
         averages = any(slots[COLLECTIVES + op] >= SETTLED_STEPS for op in AVERAGING)
-        return "hand" if averages and "deepspeed" not in sys.modules else ""  # which averages for the loop too
+        return "hand" if averages and "deepspeed" not in sys.modules else ""  # deepspeed averages too
 
     def _precision(self, optimizer: Any) -> str:
-        """What autocast computes in, else what the parameters are."""
+        """Return the data type of autocast, else of the parameters."""
         autocast = self._timeline.job.autocast
         return f"{autocast} autocast" if autocast else parameter_types(optimizer)
 
     def _accumulation_steps(self) -> str:
-        """Backward passes a step since the last poll, so that a change is seen; rounded, as the last one is open.
+        """Return the backward passes per step since the last poll, rounded, because the last step is not complete.
 
-        Where they mark the steps themselves, nobody knows.
+        Empty if backward passes mark the steps: then the number is not known.
         """
         slots, (steps, micro_steps) = self._timeline.writer.slots, self._counted
         if self._timeline.steps.marker == BACKWARD_PASS:
@@ -109,7 +109,7 @@ class Settings:
 
 
 def world_size() -> int:
-    """How many ranks the process group has; 1 without one."""
+    """Return the number of ranks in the process group; 1 without one."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1
@@ -117,14 +117,14 @@ def world_size() -> int:
 
 
 def parameters(optimizer: Any) -> Iterator[Any]:
-    """The first parameters that an optimizer trains, at most SOME of them."""
+    """Return the first parameters that an optimizer trains, at most MOST_PARAMETERS."""
     groups = getattr(optimizer, "param_groups", ())
-    return islice((parameter for group in groups for parameter in group["params"]), SOME)
+    return islice((parameter for group in groups for parameter in group["params"]), MOST_PARAMETERS)
 
 
 def sharding_of(parameter: Any) -> str:
-    """How a parameter is sharded: `fsdp`, `fsdp2` with its mesh's further dimensions, `tp`; empty if it is whole."""
-    if getattr(parameter, "_fsdp_flattened", False):  # FSDP marks what it manages, original parameters too
+    """Return how a parameter is sharded: `fsdp`, `fsdp2` with its mesh's other dimensions, `tp`; empty if it is not."""
+    if getattr(parameter, "_fsdp_flattened", False):  # FSDP marks all parameters that it manages
         return "fsdp"
     mesh = getattr(parameter, "device_mesh", None)
     if mesh is None:
@@ -134,24 +134,24 @@ def sharding_of(parameter: Any) -> str:
 
 
 def parameter_types(optimizer: Any) -> str:
-    """The floating-point types of the parameters, without `torch.`."""
+    """Return the floating-point types of the parameters, without `torch.`."""
     return "+".join(sorted({str(parameter.dtype).removeprefix("torch.") for parameter in parameters(optimizer)}))
 
 
-def of_loader(iterator: Any) -> dict[str, str]:
-    """Of a DataLoader's iterator; of any other one nothing is known."""
+def loader_settings(iterator: Any) -> dict[str, str]:
+    """Return the settings of a DataLoader's iterator; empty for another one."""
     if not hasattr(iterator, "_num_workers"):
         return {}
     size = getattr(getattr(iterator, "_index_sampler", None), "batch_size", None)
     return {
-        "loader_workers": str(iterator._num_workers),  # noqa: SLF001 - the loader itself is not to be had
+        "loader_workers": str(iterator._num_workers),  # noqa: SLF001 - it does not keep the loader
         "pin_memory": str(bool(getattr(iterator, "_pin_memory", False))).lower(),
         "batch_size": "" if size is None else str(size),
     }
 
 
-def of_ddp(module: Any) -> dict[str, str]:
-    """Its communication hook and the bytes of its buckets; nothing without a module."""
+def ddp_settings(module: Any) -> dict[str, str]:
+    """Return the communication hook and the bucket size of a DDP module; empty without one."""
     if module is None:
         return {}
     hooks = getattr(module, "_comm_hooks", None)
@@ -164,7 +164,7 @@ def of_ddp(module: Any) -> dict[str, str]:
 
 
 def compiled() -> str:
-    """Whether torch.compile has compiled anything, by its own counters."""
+    """Return `true` if torch.compile has compiled anything, by its own counters, else `false`."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     frames = getattr(dynamo, "counters", {}).get("frames", {})
     return "true" if frames.get("ok") else "false"

@@ -1,8 +1,8 @@
-"""Experiment trackers that the job uses: which run of W&B, MLflow or TensorBoard belongs to this rank.
+"""Finding this rank's run in the experiment tracker that the job uses: W&B, MLflow or TensorBoard.
 
-A tracker that is not in `sys.modules` is not in use: nothing is imported, and nothing is requested over the network. A
-tracker may start long after the hook, so this looks again every ten seconds. Objects that their library does not list
-are noted when the job logs with them.
+Only modules in `sys.modules` are used: nothing is imported, and nothing is requested over the network. A tracker may
+start long after the hook, so this looks again every ten seconds. Objects that their library does not list are noted
+when the job logs with them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Figures = Mapping[str, "str | float"]
 
 
 class TrackerRun(NamedTuple):
-    """A run of a tracker. `url` is called once for each run. `write` puts figures into the run's summary."""
+    """A run of a tracker. `url` is called once for each run. `write` adds figures to the run's summary."""
 
     id: str
     url: Callable[[], str]
@@ -44,7 +44,7 @@ class Watched(NamedTuple):
 WATCHED = (
     Watched("tensorboard", "torch.utils.tensorboard.writer", "SummaryWriter", "_get_file_writer"),
     Watched("tensorboard", "tensorboardX.writer", "SummaryWriter", "_get_file_writer"),
-    # It logs by a client of its own: MLflow has no active run then.
+    # It logs with its own client, without an active run of MLflow.
     Watched("mlflow", "lightning.pytorch.loggers.mlflow", "MLFlowLogger", "log_metrics"),
     Watched("mlflow", "pytorch_lightning.loggers.mlflow", "MLFlowLogger", "log_metrics"),
     # Runs of `wandb.init(reinit="create_new")` are not in `wandb.run`.
@@ -53,7 +53,7 @@ WATCHED = (
 
 
 class Trackers:
-    """The trackers' runs: `ids` and `urls` by tracker. `on_change` is called when they have changed."""
+    """The runs of the trackers: `ids` and `urls` by tracker. `on_change` is called when they have changed."""
 
     def __init__(
         self,
@@ -62,12 +62,12 @@ class Trackers:
         on_run: Callable[[str, TrackerRun], object] = lambda _tracker, _run: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`on_run` is called with each run that is found."""
+        """Start without runs. `on_run` is called with each run that is found."""
         self._on_change = on_change
         self._on_run = on_run
         self._clock = clock
         self._note = guard(self._note_object)
-        self._objects: dict[str, weakref.ref[Any]] = {}  # that the job logs with, one for each tracker
+        self._objects: dict[str, weakref.ref[Any]] = {}  # with which the job logs, one per tracker
         self._undo: dict[Watched, Undo] = {}
         self.restart()
 
@@ -75,7 +75,7 @@ class Trackers:
         """Forget the runs of the rank that this process was before."""
         self.ids: dict[str, str] = {}
         self.urls: dict[str, str] = {}
-        self._last: dict[str, str] = {}  # the ids as the trackers have them
+        self._last: dict[str, str] = {}  # the trackers' own ids
         self._objects.clear()
         self._next = 0.0
 
@@ -85,7 +85,7 @@ class Trackers:
             self._undo.popitem()[1]()
 
     def poll(self) -> None:
-        """Look for runs, if it is time to."""
+        """Look for runs if that is due."""
         now = self._clock()
         if now < self._next:
             return
@@ -102,11 +102,11 @@ class Trackers:
             if run is None or run.id == self._last.get(tracker):
                 return
             url = run.url()
-        except Exception:  # the tracker's own, which may raise anything
-            logger.debug("rankscope: the run of %s is not known", tracker, exc_info=True)
+        except Exception:  # a tracker may raise anything
+            logger.debug("rankscope: cannot find the run of %s", tracker, exc_info=True)
             return
         self._last[tracker] = run.id
-        # The end of a path says more than its beginning.
+        # The end of a path is more specific than its start.
         self.ids[tracker] = replace_unprintable(without_credentials(run.id)[-LABEL_LIMIT:])
         self.urls[tracker] = url if is_link(url) else ""
         self._on_run(tracker, run)
@@ -115,9 +115,9 @@ class Trackers:
     def _watch(self, watched: Watched) -> None:
         owner = _loaded(watched.module, watched.owner)
         if hasattr(owner, watched.method):
-            self._undo[watched] = replace(owner, watched.method, self._noting(watched.tracker))
+            self._undo[watched] = replace(owner, watched.method, self._wrap_log(watched.tracker))
 
-    def _noting(self, tracker: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def _wrap_log(self, tracker: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         objects, note = self._objects, self._note
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -135,7 +135,7 @@ class Trackers:
         self._next = 0.0
 
     def _object(self, tracker: str) -> Any:
-        """Return what the job logs with; None if it does not any more. A closed SummaryWriter has no writers."""
+        """Return the object with which the job logs; None without one. A closed SummaryWriter has no writers."""
         reference = self._objects.get(tracker)
         found = reference() if reference else None
         if found is None or getattr(found, "all_writers", ()) is None:
@@ -144,15 +144,15 @@ class Trackers:
 
 
 def _loaded(module: str, name: str) -> Any:
-    """Return an attribute of a module, if that is loaded. Its own `__getattr__`, which may import, is not called."""
+    """Return an attribute of a loaded module, without calling its `__getattr__`, which may import."""
     return vars(sys.modules[module]).get(name) if sys.modules.get(module) else None
 
 
 def _find_wandb(logged: Any) -> TrackerRun | None:
-    """Return the run of W&B, by its global run or the one that the job logs to.
+    """Return the run of W&B: its global run, or the one that the job logs to.
 
-    In a forked child an attribute of its parent's run would connect to W&B's service. Offline, asking for the URL would
-    print a warning.
+    In a forked child, reading its parent's run would connect to W&B's service. Offline, reading the URL would print a
+    warning.
     """
     current = _loaded("wandb", "run")
     run = logged if current is None else current
@@ -172,19 +172,19 @@ def _find_mlflow(logger: Any) -> TrackerRun | None:
     if run is not None:
         return _mlflow_run(run.info.run_id, run.info.experiment_id, tracking_uri)
     if logger is not None:
-        return _mlflow_run(logger._run_id, logger._experiment_id, lambda: logger._tracking_uri)  # noqa: SLF001 - its properties make a run
+        return _mlflow_run(logger._run_id, logger._experiment_id, lambda: logger._tracking_uri)  # noqa: SLF001 - its properties create a run
     return None
 
 
 def _mlflow_run(run_id: Any, experiment_id: Any, tracking_uri: Callable[[], str]) -> TrackerRun | None:
-    """Return a run of MLflow, at its page on a tracking server. A directory or a database has no page."""
+    """Return a run of MLflow with its page on the tracking server; a directory or a database has none."""
 
     def url() -> str:
         server = without_credentials(tracking_uri()).rstrip("/")
         return f"{server}/#/experiments/{experiment_id}/runs/{run_id}" if is_link(server) else ""
 
     def write(figures: Figures) -> None:
-        # Not by the active run, which is that of a thread. A run that has ended takes tags, too.
+        # Not through the active run, which belongs to a thread. An ended run accepts tags too.
         client = sys.modules["mlflow"].MlflowClient(tracking_uri=tracking_uri())
         for name, value in figures.items():
             client.set_tag(run_id, f"rankscope.{name}", value)
@@ -193,14 +193,14 @@ def _mlflow_run(run_id: Any, experiment_id: Any, tracking_uri: Callable[[], str]
 
 
 def _find_tensorboard(writer: Any) -> TrackerRun | None:
-    """Return the directory that a SummaryWriter writes to. TensorBoard has neither ids nor pages of its own."""
+    """Return the directory of a SummaryWriter as a run. TensorBoard has neither ids nor pages."""
     return None if writer is None else _checked(os.fspath(writer.log_dir), str)
 
 
 def _checked(
     identifier: Any, url: Callable[[], str], write: Callable[[Figures], object] | None = None, source: Any = None
 ) -> TrackerRun | None:
-    """Return the run, if its id is one: a tracker that is switched off may have stand-ins for everything."""
+    """Return the run if its id is valid: a disabled tracker may have stand-ins for everything."""
     return TrackerRun(identifier, url, write, source) if isinstance(identifier, str) and identifier else None
 
 

@@ -1,4 +1,4 @@
-"""A process that ends without a hook in it."""
+"""Fixtures of the attacks on a job."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope import guard
 
 @pytest.fixture
 def guest(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """For tests that instrument this process: as in production, an error of the hook's costs a warning."""
+    """Log errors of the hook, as in production, and remove the hook after the test."""
     monkeypatch.setattr(guard, "reraise", False)
     monkeypatch.setenv("RANKSCOPE_QUIET", "1")
     yield

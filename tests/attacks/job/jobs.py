@@ -1,4 +1,4 @@
-"""What these attacks share: a small job in this process or in one of its own, and users who are not root."""
+"""Jobs and users for these attacks: a small job in this process or in a new one, and users other than root."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from tests.attacks.users import MALLORY
 
-# Imports come first: the interpreter that runs the tests may lie in a home directory that others may not enter.
+# Imports come first: the tests' interpreter may be in a home directory that other users may not enter.
 AS_USER = """
 import fcntl, os, resource, stat, subprocess, sys
 from pathlib import Path
@@ -24,7 +24,7 @@ import rankscope.attach, rankscope.record.writer, torch.utils.data
 for name in [*rankscope.probes.all_probes(), *rankscope.probes.late_probes()]:
     importlib.import_module(f"rankscope.probes.{name}")
 """
-# Without an optimizer: making one imports torch's compiler, which takes longer than all the rest.
+# Without an optimizer: making one imports torch's compiler, which takes most of the time.
 TRAIN = """
 import rankscope, torch
 from rankscope import attach
@@ -37,7 +37,7 @@ def step():
 
 rankscope.instrument()
 """
-# Several jobs at the price of one: ranks that are started by fork have records of their own.
+# Several jobs for the cost of one: forked ranks have their own records.
 FOR_EACH = """
 def for_each(values, live):
     for value in values:
@@ -49,7 +49,7 @@ def for_each(values, live):
 
 
 def train(steps: int = 5) -> list[float]:
-    """A few steps; the parameters after them."""
+    """Make a few steps and return the parameters after them."""
     weights = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.SGD([weights], lr=0.1)
     for _ in range(steps):
@@ -59,20 +59,20 @@ def train(steps: int = 5) -> list[float]:
 
 
 def process(user: int, code: str, *arguments: object, imports: str = "") -> list[str]:
-    """The command of a process of that user's; a user 0 is who runs the tests."""
+    """Return the command of a process of a user; user 0 is the user who runs the tests."""
     before = AS_USER.format(imports=imports, user=user) if user else "import os, resource, sys\n"
     return [sys.executable, "-c", before + code, *map(str, arguments)]
 
 
 def attack(code: str, *arguments: object) -> str:
-    """What the second user's process has printed."""
+    """Run the code as the attacker and return its output."""
     return subprocess.run(process(MALLORY, code, *arguments), check=True, capture_output=True, text=True).stdout
 
 
 def run_job(
     code: str, run_dir: Path | bytes | str, user: int = 0, **environment: str | bytes
 ) -> subprocess.CompletedProcess[str]:
-    """A job with TRAIN's `step` that has ended, by itself or not."""
+    """Run a job that has the `step` of TRAIN."""
     quiet = {"RANKSCOPE_RUN": "job", "RANKSCOPE_QUIET": "1", "RANKSCOPE_RUN_DIR": run_dir}
     command = process(user, TRAIN + code, imports=HOOK)
     return subprocess.run(

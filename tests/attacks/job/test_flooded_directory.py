@@ -1,4 +1,4 @@
-"""The attack: a flood of names in the run directory, so that a job's first step lists and reads them all."""
+"""An attack: many files in the run directory, which a job's first step would list and read."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ print(len(opened), attach.current().writer.path.exists())
 
 
 def dead_record(directory: Path, name: str, run: str = "job", age: float = 1e6) -> Path:
-    """As far as a reader in this process can tell."""
+    """Publish the record of an ended rank. A reader in this process does not see its lock."""
     slots = {"started_unix": time.time() - age, "ended": layout.FINISHED}
     return publish(directory, name, slots, run=run)[1]
 
 
 @needs_root
-def test_a_flood_of_another_users_names_makes_a_job_open_none_of_them(shared: Path) -> None:
+def test_a_job_opens_none_of_another_users_many_files(shared: Path) -> None:
     attack(FLOOD, shared, 2000)
     done = run_job(COUNT, shared)
     assert (done.stdout, done.stderr) == ("1 True\n", "")  # its own
     assert len(list(shared.iterdir())) == 2001
 
 
-def test_a_job_reads_a_bounded_number_even_of_its_own_users_files(run_dir: Path) -> None:
+def test_a_job_reads_a_bounded_number_of_its_own_users_files(run_dir: Path) -> None:
     for number in range(2000):
         (run_dir / f"{number}.rank").touch()
     opened, is_published = run_job(COUNT, run_dir).stdout.split()
@@ -63,7 +63,7 @@ def test_a_job_looks_at_a_bounded_number_of_names(run_dir: Path, monkeypatch: py
 
 @needs_root
 @pytest.mark.usefixtures("guest")
-def test_a_job_of_roots_removes_its_own_old_records_and_nobody_elses(shared: Path) -> None:
+def test_a_job_of_root_removes_only_its_own_old_records(shared: Path) -> None:
     mine, other_run = dead_record(shared, "mine"), dead_record(shared, "other", run="other", age=1.0)
     theirs = dead_record(shared, "theirs")
     os.chown(theirs, MALLORY, MALLORY)

@@ -1,4 +1,4 @@
-"""The attack, or the slip: variables of the environment that hold anything but what they should."""
+"""An attack or a mistake: environment variables with invalid values."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NONSENSE = ["none", "-1", "1.5", "9" * 5000, "../../x", "\x1b[2J", "\udcff", "٣
 
 
 @pytest.fixture(autouse=True)
-def every_warning_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     if warned := getattr(sys.modules.get("rankscope.process.environment"), "_warned", None):
         warned.clear()
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
@@ -37,7 +37,7 @@ def every_warning_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def labels(run_dir: Path) -> dict[str, str]:
-    """Of the one rank that the exporter shows."""
+    """Return the labels of the only rank that the exporter shows."""
     scan = RunDirectory([run_dir]).scan()
     assert not scan.skipped
     (rank,) = scan.ranks
@@ -54,7 +54,7 @@ def labels(run_dir: Path) -> dict[str, str]:
         ("ü" * 128, "ü" * 128),
     ],
 )
-def test_a_run_has_a_name_that_can_be_shown_whatever_it_is_given(
+def test_a_run_has_a_printable_name_whatever_the_variable_holds(
     run_dir: Path, name: str, shown: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RANKSCOPE_RUN", name)
@@ -70,7 +70,7 @@ def test_a_run_has_a_name_that_can_be_shown_whatever_it_is_given(
 @pytest.mark.usefixtures("guest")
 @pytest.mark.parametrize("variable", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
 @pytest.mark.parametrize("value", NONSENSE, ids=range(len(NONSENSE)))
-def test_a_rank_whose_number_is_none_is_shown_and_one_warning_names_the_variable(
+def test_a_rank_with_an_invalid_number_is_shown_and_one_warning_names_the_variable(
     run_dir: Path, variable: str, value: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RANKSCOPE_RUN", "job")
@@ -82,12 +82,12 @@ def test_a_rank_whose_number_is_none_is_shown_and_one_warning_names_the_variable
     shown = labels(run_dir)
     assert [shown[name] for name in ("rank", "world_size", "local_rank", "uuid")] == ["0", "1", "0", "GPU-aa"]
     (message,) = caplog.messages
-    assert message.startswith(f"rankscope: {variable} is no number")
+    assert message.startswith(f"rankscope: {variable} is not a number")
     assert message.isprintable()
     assert len(message) < 200
 
 
-def test_the_name_of_a_slurm_job_never_takes_the_place_of_its_number(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_name_of_a_slurm_job_does_not_displace_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANKSCOPE_RUN", raising=False)
     monkeypatch.setenv("SLURM_JOB_NAME", "x" * 200)
     monkeypatch.setenv("SLURM_JOB_ID", "77")
@@ -97,7 +97,7 @@ def test_the_name_of_a_slurm_job_never_takes_the_place_of_its_number(monkeypatch
 
 @pytest.mark.usefixtures("guest")
 @pytest.mark.parametrize("devices", ["GPU-" + "x" * 100_000, "GPU-a\nb", "GPU-\udcff"])
-def test_a_gpu_that_cannot_be_one_is_not_named(run_dir: Path, devices: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invalid_gpu_is_not_named(run_dir: Path, devices: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", devices)
     rankscope.instrument()
     train()
@@ -118,7 +118,7 @@ def a_name_too_long(path: Path) -> Path:
     return path.with_name("x" * 5000)
 
 
-def a_thousand_in_one_another(path: Path) -> Path:
+def a_thousand_nested_directories(path: Path) -> Path:
     return Path(f"{path}{'/x' * 1500}")
 
 
@@ -126,7 +126,7 @@ def a_name_that_clears_the_screen(path: Path) -> Path:
     return a_file(path.with_name("\x1b[2J\n")) / "x"
 
 
-def a_name_in_no_encoding(path: Path) -> Path:
+def a_name_that_is_not_utf8(path: Path) -> Path:
     return a_file(path.with_name("\udcff")) / "x"
 
 
@@ -142,13 +142,13 @@ def a_link_to_nothing(path: Path) -> Path:
         a_file,
         a_pipe,
         a_name_too_long,
-        a_thousand_in_one_another,
+        a_thousand_nested_directories,
         a_name_that_clears_the_screen,
-        a_name_in_no_encoding,
+        a_name_that_is_not_utf8,
         a_link_to_nothing,
     ],
 )
-def test_a_run_directory_that_is_none_costs_one_warning_that_names_the_variable(
+def test_an_unusable_run_directory_causes_one_warning_that_names_the_variable(
     run_dir: Path, what: Callable[[Path], Path], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RANKSCOPE_RUN_DIR", str(what(run_dir / "named")))
@@ -156,13 +156,13 @@ def test_a_run_directory_that_is_none_costs_one_warning_that_names_the_variable(
     rankscope.instrument()
     assert train() == expected
     (message,) = caplog.messages
-    assert message.startswith("rankscope: no record of this rank, training goes on: RANKSCOPE_RUN_DIR: ")
+    assert message.startswith("rankscope: cannot record this rank; training continues: RANKSCOPE_RUN_DIR: ")
     assert message.isprintable()
     assert len(message) < 300
 
 
 @pytest.mark.usefixtures("guest")
-def test_a_run_directory_whose_name_is_in_no_encoding_is_one_as_any(
+def test_a_run_directory_with_a_name_that_is_not_utf8_is_used(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     named = run_dir / "\udcff\n"
@@ -175,7 +175,7 @@ def test_a_run_directory_whose_name_is_in_no_encoding_is_one_as_any(
 
 
 @needs_root
-def test_a_run_directory_without_permission_costs_one_warning_that_names_the_variable(run_dir: Path) -> None:
+def test_a_run_directory_without_permission_causes_one_warning_that_names_the_variable(run_dir: Path) -> None:
     run_dir.chmod(0o755)
     closed = run_dir / "closed"
     closed.mkdir(0o700)
@@ -183,18 +183,18 @@ def test_a_run_directory_without_permission_costs_one_warning_that_names_the_var
     assert (done.returncode, done.stdout) == (0, "trained\n" * 3)
     lines = done.stderr.splitlines()
     assert len(lines) == 3
-    assert all("training goes on: RANKSCOPE_RUN_DIR: [Errno 13]" in line for line in lines)
+    assert all("training continues: RANKSCOPE_RUN_DIR: [Errno 13]" in line for line in lines)
 
 
 @needs_root
-def test_a_run_directory_that_may_be_written_and_not_listed_has_its_records(run_dir: Path) -> None:
+def test_a_run_directory_that_may_not_be_listed_gets_the_record(run_dir: Path) -> None:
     run_dir.chmod(0o1733)  # so that users do not see each other's runs
     done = run_job("step()", run_dir, VICTIM)
     assert (done.returncode, done.stderr) == (0, "")
     assert labels(run_dir)["run"] == "job"
 
 
-def test_a_job_whose_every_variable_is_nonsense_trains_and_is_shown(run_dir: Path) -> None:
+def test_a_job_with_only_invalid_variables_trains_and_is_shown(run_dir: Path) -> None:
     nonsense = b"\xff\n\x1b[2J" + b"x" * 1000
     variables = ("RANKSCOPE_RUN", "RANKSCOPE_QUIET", "RANK", "WORLD_SIZE", "LOCAL_RANK", "CUDA_VISIBLE_DEVICES")
     environment: dict[str, str | bytes] = {**dict.fromkeys(variables, nonsense), "RANKSCOPE": "1"}

@@ -1,4 +1,4 @@
-"""The attacks: a lock on a record before its rank has it, and files of the names that a rank wants."""
+"""Attacks: locking a record before its rank does, and creating files with the names of a rank's record."""
 
 from __future__ import annotations
 
@@ -33,32 +33,30 @@ getattr(Path(sys.argv[1]), sys.argv[2])()
 
 
 @needs_root
-def test_another_user_gets_no_lock_between_the_making_of_a_record_and_its_own(
-    shared: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_user_cannot_lock_a_new_record_before_its_rank(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     attackers: list[Program] = []
     lockf: Callable[..., Any] = fcntl.lockf
 
     def attacked(*arguments: Any) -> Any:
         attackers.append(start(*process(MALLORY, LOCK_ALL, shared)))
-        said.extend(iter(attackers[-1].read_line, "tried"))
+        output.extend(iter(attackers[-1].read_line, "tried"))
         return lockf(*arguments)
 
-    said: list[str] = []
+    output: list[str] = []
     monkeypatch.setattr(writer.fcntl, "lockf", attacked)
     try:
         publish(shared)
     finally:
         for attacker in attackers:
             attacker.communicate()
-    assert said == ["Permission denied"]
+    assert output == ["Permission denied"]
     assert [path.name for path in shared.iterdir()] == ["r.0.rank"]
 
 
 @needs_root
 @pytest.mark.parametrize("taken", ["r.0.rank", ".r.0.rank"])
 @pytest.mark.parametrize("kind", ["touch", "mkdir"])
-def test_a_rank_whose_name_another_user_has_taken_is_shown_all_the_same(shared: Path, taken: str, kind: str) -> None:
+def test_a_rank_is_shown_although_another_user_has_taken_its_name(shared: Path, taken: str, kind: str) -> None:
     attack(TAKE, shared / taken, kind)
     with living_rank(shared, before=f"become({VICTIM})"):
         ranks = RunDirectory([shared]).scan().ranks

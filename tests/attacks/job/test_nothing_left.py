@@ -1,4 +1,4 @@
-"""The attacks: no descriptor, no room and no right to write left when a rank begins its record."""
+"""Attacks: no free descriptor, no space or no write permission when a rank starts its record."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ for_each(range(int(os.environ["CASES"])), live)
 """
 
 
-def test_a_job_without_descriptors_trains_with_a_record_or_with_one_warning(run_dir: Path) -> None:
+def test_a_job_without_free_descriptors_trains_with_a_record_or_with_one_warning(run_dir: Path) -> None:
     done = run_job(IMPORT_ALL + NO_DESCRIPTOR, run_dir, CASES="8")
     assert (done.returncode, done.stdout) == (0, "trained\n" * 8)
     records = [read_rank(path) for path in run_dir.iterdir()]
     warnings = done.stderr.splitlines()
-    assert [record["steps"] for record in records] == [2.0]  # the next one of a rank removes the last
+    assert [record["steps"] for record in records] == [2.0]  # a rank's next record replaces the last
     assert 0 < len(warnings) < 8
-    assert all("training goes on: RANKSCOPE_RUN_DIR: [Errno 24]" in line for line in warnings)
+    assert all("training continues: RANKSCOPE_RUN_DIR: [Errno 24]" in line for line in warnings)
 
 
-def test_a_job_that_cannot_even_import_the_rest_of_the_hook_trains(run_dir: Path) -> None:
+def test_a_job_that_cannot_import_the_rest_of_the_hook_trains(run_dir: Path) -> None:
     done = run_job(NO_DESCRIPTOR, run_dir, CASES="1")
     assert (done.returncode, done.stdout) == (0, "trained\n")
     assert sum(line.startswith("rankscope: ") for line in done.stderr.splitlines()) == 1
@@ -48,14 +48,14 @@ def test_a_job_that_cannot_even_import_the_rest_of_the_hook_trains(run_dir: Path
 
 @needs_root
 @pytest.mark.parametrize("options", ["size=16k", "ro", "nr_inodes=1"])
-def test_a_file_system_that_is_full_or_read_only_costs_one_warning(run_dir: Path, options: str) -> None:
+def test_a_full_or_read_only_file_system_causes_one_warning(run_dir: Path, options: str) -> None:
     mount = 'mount -t tmpfs -o "$1" none "$RANKSCOPE_RUN_DIR" || exit 99; shift; exec "$@"'
     job = process(0, TRAIN + "step(); step(); print('trained')")
     done = subprocess.run(
         ["unshare", "--mount", "sh", "-c", mount, "sh", options, *job], check=False, capture_output=True, text=True
     )
     if done.returncode in (1, 99) and not done.stdout:
-        pytest.skip(f"did not run: this machine lets root mount nothing: {done.stderr}")
+        pytest.skip(f"did not run: root cannot mount a file system here: {done.stderr}")
     assert (done.returncode, done.stdout) == (0, "trained\n")
     (line,) = done.stderr.splitlines()
-    assert "training goes on: RANKSCOPE_RUN_DIR: " in line
+    assert "training continues: RANKSCOPE_RUN_DIR: " in line

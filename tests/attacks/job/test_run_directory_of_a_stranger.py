@@ -1,4 +1,4 @@
-"""The attacks: a run directory that is another user's link or his own, and one where everybody can remove records."""
+"""Attacks: a run directory that is another user's or their link, and one where any user can remove records."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = [needs_root, pytest.mark.usefixtures("guest")]
 
 @pytest.fixture
 def target(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A directory, and beside it a link to it that the job is told to use."""
+    """Make a directory, and a link to it as the job's run directory."""
     target = run_dir / "target"
     target.mkdir()
     (run_dir / "link").symlink_to(target)
@@ -26,15 +26,15 @@ def target(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return target
 
 
-def give_away(path: Path) -> None:
+def give_to_attacker(path: Path) -> None:
     os.chown(path, MALLORY, MALLORY, follow_symlinks=False)
 
 
-def test_another_users_link_is_not_followed_and_the_job_goes_on(
+def test_another_users_link_is_not_followed_and_the_job_continues(
     target: Path, run_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = train()
-    give_away(run_dir / "link")
+    give_to_attacker(run_dir / "link")
     rankscope.instrument()
     assert train() == expected
     assert list(target.iterdir()) == []
@@ -42,21 +42,21 @@ def test_another_users_link_is_not_followed_and_the_job_goes_on(
     assert "RANKSCOPE_RUN_DIR: the run directory is a link that another user made" in warning
 
 
-def test_a_link_of_ones_own_is_followed(target: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_users_own_link_is_followed(target: Path, caplog: pytest.LogCaptureFixture) -> None:
     rankscope.instrument()
     train()
     assert len(list(target.iterdir())) == 1
     assert caplog.messages == []
 
 
-def test_a_link_that_comes_while_the_fallback_is_made_gives_nobody_the_right_to_write_to_its_target(
+def test_a_link_made_during_the_creation_of_the_fallback_does_not_make_its_target_writable(
     target: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fallback, mkdir = run_dir / "fallback", Path.mkdir
 
     def attacked(path: Path, *arguments: object, **options: object) -> None:
         fallback.symlink_to(target)
-        give_away(fallback)
+        give_to_attacker(fallback)
         mkdir(path, *arguments, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(writer, "SYSTEM_RUN_DIR", run_dir / "none")
@@ -71,7 +71,7 @@ def test_a_link_that_comes_while_the_fallback_is_made_gives_nobody_the_right_to_
     assert "is a link that another user made" in caplog.text
 
 
-def test_the_fallback_is_made_for_all_and_nobody_removes_anothers_records_there(
+def test_all_users_can_use_the_fallback_but_not_remove_the_records_of_others(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(writer, "SYSTEM_RUN_DIR", run_dir / "none")
@@ -88,13 +88,13 @@ def test_the_fallback_is_made_for_all_and_nobody_removes_anothers_records_there(
     ("owner", "mode", "warning"),
     [
         (MALLORY, 0o1777, f"belongs to another user ({MALLORY})"),
-        (0, 0o777, "is not sticky"),
+        (0, 0o777, "is world-writable but not sticky"),
         (0, 0o1777, None),
-        (65534, 0o1777, None),  # root's, as a container with a user namespace sees it
-        (0, 0o2770, None),  # for a group: those in it trust each other
+        (65534, 0o1777, None),  # root's, in a container with a user namespace
+        (0, 0o2770, None),  # for a group, whose users trust each other
     ],
 )
-def test_a_directory_where_others_can_remove_records_is_used_with_one_warning(
+def test_a_directory_where_other_users_can_remove_records_is_used_with_one_warning(
     run_dir: Path, owner: int, mode: int, warning: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_dir.chmod(mode)
@@ -107,7 +107,7 @@ def test_a_directory_where_others_can_remove_records_is_used_with_one_warning(
     assert warning is None or str(run_dir) in caplog.text
 
 
-def test_of_a_nodes_ranks_one_warns_of_the_directory(
+def test_only_one_rank_of_a_node_warns_about_the_directory(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     run_dir.chmod(0o777)

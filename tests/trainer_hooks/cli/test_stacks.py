@@ -1,4 +1,4 @@
-"""`rankscope stacks`: every thread of every living rank, also of a stuck one, and nobody is harmed by the question."""
+"""`rankscope stacks`: it shows all threads of all living ranks, also of stuck ones, and harms none of them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def loiter():
         print("still here", flush=True)
 loiter()
 """
-# The matching takes for ever, in one C call that never lets go of the GIL.
+# This match never ends: one C call that never releases the GIL.
 STUCK_IN_C = """
-def hopeless():
+def match_forever():
     print("ready", flush=True)
     re.match("(a+)+$", "a" * 60 + "b")
-hopeless()
+match_forever()
 """
 WITHOUT_HANDLER = """
 import os, sys
@@ -51,7 +51,7 @@ while sys.stdin.readline():
 
 @contextmanager
 def process(code: str, *arguments: object, **variables: str) -> Iterator[Program]:
-    """Start a script that is watched."""
+    """Start a watched script."""
     with running(*python(code, *arguments), env=watched(**variables)) as started:
         yield started
 
@@ -60,24 +60,24 @@ def is_still_here(job: Program) -> bool:
     return job.ask("") == "still here"
 
 
-def test_a_waiting_rank_answers_with_all_its_threads_and_goes_on(run_dir: Path) -> None:
-    thread = "def beside():\n    time.sleep(600)\nthreading.Thread(target=beside, daemon=True).start()\n"
+def test_a_waiting_rank_answers_with_all_its_threads_and_continues(run_dir: Path) -> None:
+    thread = "def helper():\n    time.sleep(600)\nthreading.Thread(target=helper, daemon=True).start()\n"
     with process(TRAIN + thread + LISTEN) as job:
         answers = [ask(run_dir) for _ in range(2)]
         assert is_still_here(job)
     for answer in answers:
         assert answer.returncode == 0, answer.stderr
         assert answer.stdout.startswith(f"=== run job, rank 0, pid {job.pid}: other for ")
-        assert answer.stdout.count("in loiter") == answer.stdout.count("in beside") == 1
+        assert answer.stdout.count("in loiter") == answer.stdout.count("in helper") == 1
 
 
 def test_a_rank_that_is_stuck_in_a_c_call_answers_too(run_dir: Path) -> None:
     with process(TRAIN + STUCK_IN_C):
         answer = ask(run_dir)
-    assert "in hopeless" in answer.stdout
+    assert "in match_forever" in answer.stdout
 
 
-def test_py_spy_is_asked_first_where_it_is_installed_and_permitted(run_dir: Path) -> None:
+def test_py_spy_is_used_if_it_is_installed_and_permitted(run_dir: Path) -> None:
     path = str(Path(sys.executable).parent)
     with process(TRAIN + LISTEN) as job:
         permitted = subprocess.run([f"{path}/py-spy", "dump", "--pid", str(job.pid)], capture_output=True, check=False)
@@ -88,7 +88,7 @@ def test_py_spy_is_asked_first_where_it_is_installed_and_permitted(run_dir: Path
     assert ("Python v3" in answer.stdout) == (permitted.returncode == 0)
 
 
-def test_a_py_spy_that_may_not_look_is_done_without(run_dir: Path, tmp_path: Path) -> None:
+def test_the_hook_answers_if_py_spy_is_not_permitted(run_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "py-spy").write_text("#!/bin/sh\necho 'Error: Permission Denied' >&2\nexit 1\n")
     (tmp_path / "py-spy").chmod(0o755)
     with process(TRAIN + LISTEN):
@@ -96,27 +96,27 @@ def test_a_py_spy_that_may_not_look_is_done_without(run_dir: Path, tmp_path: Pat
     assert "in loiter" in answer.stdout
 
 
-def test_only_the_ranks_that_are_asked_for_answer(run_dir: Path) -> None:
+def test_only_the_selected_ranks_are_shown(run_dir: Path) -> None:
     with process(TRAIN + LISTEN, RANK="0"), process(TRAIN + LISTEN, RANK="1"):
-        everybody, one = ask(run_dir), ask(run_dir, "--run=job", "--rank=1")
-    assert [line.split(",")[1] for line in everybody.stdout.splitlines() if "===" in line] == [" rank 0", " rank 1"]
+        both, one = ask(run_dir), ask(run_dir, "--run=job", "--rank=1")
+    assert [line.split(",")[1] for line in both.stdout.splitlines() if "===" in line] == [" rank 0", " rank 1"]
     assert [line.split(",")[1] for line in one.stdout.splitlines() if "===" in line] == [" rank 1"]
 
 
-def test_without_a_living_rank_it_says_so_and_exits_with_2(run_dir: Path) -> None:
+def test_without_a_living_rank_it_prints_a_message_and_exits_with_2(run_dir: Path) -> None:
     answer = ask(run_dir, "--run=job", "--rank=7")
     assert (answer.returncode, answer.stdout) == (2, "")
     assert answer.stderr == f"rankscope stacks: no living rank 7 of run job in {run_dir}\n"
 
 
-def test_a_rank_that_is_not_there_is_an_error_with_those_that_are(run_dir: Path) -> None:
+def test_an_unknown_rank_is_an_error_that_lists_the_available_ones(run_dir: Path) -> None:
     with process(TRAIN + LISTEN, RANK="1", RANKSCOPE_RUN="a\x1b[2Jb"):
         answer = ask(run_dir, "--rank=7")
     assert (answer.returncode, answer.stdout) == (2, "")
-    assert answer.stderr.endswith(f"no living rank 7 in {run_dir}; there are: a?[2Jb rank 1\n")
+    assert answer.stderr.endswith(f"no living rank 7 in {run_dir}; available: a?[2Jb rank 1\n")
 
 
-def test_whoever_reads_only_its_beginning_gets_no_traceback(run_dir: Path) -> None:
+def test_a_closed_pipe_causes_no_traceback(run_dir: Path) -> None:
     command = f"{sys.executable} -m rankscope.cli.launch stacks --run-dir={run_dir} | true"
     with process(TRAIN + LISTEN):
         script = f"set -o pipefail; {command}"
@@ -129,8 +129,8 @@ def test_whoever_reads_only_its_beginning_gets_no_traceback(run_dir: Path) -> No
     [
         (int(SIGNAL), "rankscope-stacks", "no longer handles signal"),
         (int(SIGNAL), "something-else", "no longer has the file"),
-        (int(signal.SIGKILL), "rankscope-stacks", "no signal for them"),
-        (int(signal.SIGUSR1), "rankscope-stacks", "no signal for them"),
+        (int(signal.SIGKILL), "rankscope-stacks", "no signal for its stacks"),
+        (int(signal.SIGUSR1), "rankscope-stacks", "no signal for its stacks"),
     ],
 )
 def test_a_process_that_the_signal_would_kill_never_gets_it(run_dir: Path, number: int, name: str, reason: str) -> None:
@@ -142,13 +142,13 @@ def test_a_process_that_the_signal_would_kill_never_gets_it(run_dir: Path, numbe
 
 
 @pytest.mark.parametrize("dump", [None, [], {}, {"signal": "44", "descriptor": 3}, {"signal": 44}, "x"])
-def test_a_record_that_says_nothing_useful_of_stacks_is_no_error(run_dir: Path, dump: object) -> None:
+def test_a_record_without_valid_stacks_is_not_an_error(run_dir: Path, dump: object) -> None:
     _, path = publish(run_dir, stacks=dump)
-    with pytest.raises(stacks.NoStacksError, match="no signal for them"):
-        stacks._asked_by(read_rank(path))
+    with pytest.raises(stacks.NoStacksError, match="no signal for its stacks"):
+        stacks._signal_and_file(read_rank(path))
 
 
-def test_a_signal_that_the_job_handles_is_left_to_it(run_dir: Path) -> None:
+def test_a_signal_that_the_job_handles_is_not_used(run_dir: Path) -> None:
     own = f"import signal\nsignal.signal({int(SIGNAL)}, lambda *_: None)\n"
     with process(own + TRAIN + LISTEN) as job:
         assert read_rank(next(run_dir.glob("*.rank"))).info["stacks"] == {}
@@ -156,7 +156,7 @@ def test_a_signal_that_the_job_handles_is_left_to_it(run_dir: Path) -> None:
         assert is_still_here(job)
 
 
-def test_a_stopped_rank_is_named_and_not_waited_for(
+def test_a_stopped_rank_is_reported_after_a_timeout(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
@@ -169,7 +169,7 @@ def test_a_stopped_rank_is_named_and_not_waited_for(
     assert "the process is stopped" in capsys.readouterr().out
 
 
-def test_a_forked_child_answers_no_more_and_its_parent_still_does(run_dir: Path) -> None:
+def test_a_forked_child_does_not_answer_and_its_parent_still_does(run_dir: Path) -> None:
     forked = """
 child = os.fork()
 if child == 0:
@@ -177,7 +177,7 @@ if child == 0:
 """
     with process(TRAIN + forked + LISTEN) as job:
         (child,) = map(int, Path(f"/proc/{job.pid}/task/{job.pid}/children").read_text().split())
-        # Its parent may have gone on before the child had CPU time.
+        # The parent may have continued before the child had CPU time.
         eventually(lambda: not stacks.catches(child, SIGNAL))
         assert stacks.catches(job.pid, SIGNAL)
         answer = ask(run_dir)
@@ -185,14 +185,14 @@ if child == 0:
     assert "in loiter" in answer.stdout
 
 
-def test_uninstrument_gives_the_signal_and_the_descriptor_back(run_dir: Path) -> None:
+def test_uninstrument_releases_the_signal_and_the_descriptor(run_dir: Path) -> None:
     code = "import rankscope\nrankscope.uninstrument()\n"
     with process(TRAIN + code + LISTEN) as job:
         assert not stacks.catches(job.pid, SIGNAL)
         assert not [fd for fd in Path(f"/proc/{job.pid}/fd").iterdir() if "memfd" in str(fd.readlink())]
 
 
-def test_a_handler_that_the_job_set_since_outlives_it() -> None:
+def test_a_handler_that_the_job_sets_later_is_kept() -> None:
     dump = StackDump()
     dump.watch()
     assert dump.info["signal"] == SIGNAL
@@ -207,7 +207,7 @@ def test_a_handler_that_the_job_set_since_outlives_it() -> None:
         signal.signal(SIGNAL, signal.SIG_DFL)
 
 
-def test_the_heading_names_the_collective_that_is_open(run_dir: Path) -> None:
+def test_the_heading_names_the_open_collective(run_dir: Path) -> None:
     slots = {"steps": 41, "phase": layout.COLLECTIVE_WAIT, "collective_group": 1}
     writer, path = publish(run_dir, slots=slots, pid="7", groups=["0-3", "0,2"])
     assert ", in " not in stacks.heading(read_rank(path))

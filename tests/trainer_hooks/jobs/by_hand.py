@@ -1,6 +1,6 @@
-"""A job that updates its parameters by hand: alone, or in DDP under torchrun. Prints what it has trained.
+"""A job that updates its parameters without an optimizer, alone or in DDP under torchrun. It prints its parameters.
 
-The first argument is how many backward passes.
+The first argument is the number of backward passes.
 """
 
 from __future__ import annotations

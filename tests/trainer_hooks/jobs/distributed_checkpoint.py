@@ -1,6 +1,6 @@
-"""A job for torchrun: saves a sharded model by torch.distributed.checkpoint in both ways; prints a JSON line a rank.
+"""A job for torchrun that saves a sharded model with torch.distributed.checkpoint, synchronously and asynchronously.
 
-The line says what the record holds, what the script's own clock measured, and what the rank's files take.
+Each rank prints a JSON line with the values in the record, the time by the script's own clock, and its files' size.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ def fields() -> dict[str, float]:
 
 
 def save(directory: Path, model: torch.nn.Module, background: bool) -> dict[str, Any]:
-    """Save once, let a step pass, and tell what was seen."""
+    """Save once, end a step, and return the measured values."""
     state = {"model": model.state_dict()}
     began = time.monotonic()
     future = (checkpoint.async_save if background else checkpoint.save)(state, checkpoint_id=directory)
     took = time.monotonic() - began
     if background:
         future.result()
-        time.sleep(0.2)  # whoever waits for a future is woken before its callbacks run
+        time.sleep(0.2)  # a waiter is woken before the future's callbacks run
     dist.barrier()
     rankscope.step()
     files = directory.glob(f"__{dist.get_rank()}_*.distcp")

@@ -1,6 +1,6 @@
-"""A job for torchrun, four ranks: every kind of collective with the hook on, then one JSON line a rank.
+"""A job for torchrun with four ranks that calls every kind of collective. Each rank prints one JSON line.
 
-Each line says what the record held after each kind: the caller compares with expectations made by hand.
+The line has the values in the record after each kind. The caller compares them with expected values.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ LATE = 0.3  # seconds
 
 
 def difference(before: RankSnapshot, after: RankSnapshot) -> dict[str, Any]:
-    """What a kind of collective added to the record, by field, of the operations (groups) that it changed."""
+    """Return the changes in the record by field, for the operations or groups that changed."""
     found: dict[str, Any] = {}
     for names, fields in ((OPS, FIELDS), (after.groups, ("group_collectives", "group_wait_seconds"))):
         for field in fields:
@@ -56,7 +56,7 @@ def synchronous() -> None:
 
 
 def asynchronous() -> None:
-    """Rank 3 comes late; the others wait for it at the end of something of their own."""
+    """Rank 3 is late; the others do other work and then wait for it."""
     time.sleep(LATE if dist.get_rank() == 3 else 0)
     work = dist.all_reduce(torch.ones(100), async_op=True)
     time.sleep(LATE / 3)
@@ -69,7 +69,7 @@ def asynchronous_and_complete() -> None:
     work.wait()
 
 
-def neighbours() -> None:
+def neighbors() -> None:
     rank = dist.get_rank()
     received = torch.empty(10)
     operations = [
@@ -109,7 +109,7 @@ def sharded(model: torch.nn.Module) -> None:
 
 
 def averaged(model: torch.nn.Module) -> None:
-    """Twelve passes, as DDP's logger has measured ten of them at the eleventh forward. Rank 3 is late in each."""
+    """Run twelve passes: DDP's logger has measured ten at the eleventh forward. Rank 3 is late in each."""
     for _ in range(12):
         outputs = model(torch.ones(2, 8))
         time.sleep(LATE / 10 if dist.get_rank() == 3 else 0)
@@ -136,7 +136,7 @@ def kinds() -> dict[str, Callable[[], object]]:
         "all_to_all": lambda: dist.all_to_all_single(torch.empty(100), ones),
         "barrier": dist.barrier,
         "monitored_barrier": dist.monitored_barrier,
-        "neighbours": neighbours,
+        "neighbors": neighbors,
         "one_pair": one_pair,
         "coalesced": coalesced,
         "objects": objects,

@@ -1,7 +1,7 @@
-"""A job for torchrun: trains a small DDP model with and without the hook, in several variants, and prints a JSON line.
+"""A job for torchrun that trains a small DDP model with and without the hook, in several variants.
 
-Each variant is trained twice from the same seed in the same process group; the line says whether the parameters
-are bit-identical and what the record says of the instrumented training.
+Each variant is trained twice from the same seed in the same process group. Each rank prints a JSON line: whether the
+parameters are bit-identical, and values of the record.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ class Bystander(torch.nn.Identity):
 
 def build(variant: str) -> DistributedDataParallel:
     torch.manual_seed(0)
-    # In "unused" the module's first parameter gets no gradient, as static_graph permits.
+    # In "unused" the module's first parameter gets no gradient; static_graph permits that.
     unused = [Bystander()] if variant == "unused" else []
     layers = [*unused, torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(), torch.nn.Linear(32, 4)]
     model = DistributedDataParallel(
         torch.nn.Sequential(*layers),
         static_graph=variant in ("static_graph", "unused"),
         find_unused_parameters=variant == "find_unused",
-        # torch 2.4 cannot train it with them: the forward in between broadcasts what the backward still needs.
+        # torch 2.4 fails with them: the forward in between broadcasts buffers that the backward still needs.
         broadcast_buffers=variant != "peek",
     )
     if variant == "fp16":
@@ -58,7 +58,7 @@ def train(variant: str) -> list[torch.Tensor]:
         accumulating = variant == "no_sync" and number % 2 == 0
         with model.no_sync() if accumulating else contextlib.nullcontext():
             loss = torch.nn.functional.cross_entropy(model(inputs), targets)
-            if variant == "peek":  # a forward that no backward follows, between the two
+            if variant == "peek":  # a forward without backward, between the two
                 with torch.no_grad():
                     model.module.eval()(inputs)
                     model(inputs)
@@ -73,7 +73,7 @@ def train(variant: str) -> list[torch.Tensor]:
 
 
 def instrumented(variant: str) -> tuple[list[torch.Tensor], RankSnapshot, float]:
-    """The parameters, the record, and when the timeline saw its last event."""
+    """Return the parameters, the record, and the time of the timeline's last event."""
     rankscope.instrument()
     result = train(variant)
     rank, last_event = snapshot(), attachment().timeline.last_event

@@ -1,7 +1,7 @@
-"""A job with Ctrl-C at every point within the hook where Python can deliver it; prints what was wrong afterwards.
+"""A job with Ctrl-C at every point in the hook where Python can raise it. It prints the errors after that.
 
-Signals are handled where a function begins and after a call into C. At each such point in the hook's code that a
-training step comes through, one KeyboardInterrupt is raised; then training goes on, as it does in a notebook.
+Python handles signals at the start of a function and after a call of C code. At each such point of the hook's code in a
+training step, one KeyboardInterrupt is raised. Then training continues, as in a notebook.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STEPS_AFTERWARDS = 2
 
 
 class Job:
-    """Everything that is watched, in a small step."""
+    """A small training step with everything that the hook watches."""
 
     def __init__(self, directory: str) -> None:
         self.model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4)))
@@ -54,14 +54,14 @@ class Job:
 
 @cache
 def points(code: CodeType) -> set[int]:
-    """Where in the code a signal may be handled. A call whose result is returned is left out: the exception would come
-    from the call itself, hence within a `try` around it, and not from the return, which is in none.
+    """Return the offsets at which a signal may be handled. A call whose result is returned is omitted: its exception
+    would be raised by the call, inside a `try` around it, not by the return, which is outside.
     """
     instructions = [it for it in dis.get_instructions(code) if it.opname not in ("CACHE", "EXTENDED_ARG")]
-    return {after.offset for before, after in pairwise(instructions) if is_place(before, after)}
+    return {after.offset for before, after in pairwise(instructions) if is_point(before, after)}
 
 
-def is_place(before: dis.Instruction, after: dis.Instruction) -> bool:
+def is_point(before: dis.Instruction, after: dis.Instruction) -> bool:
     return before.opname.startswith(("CALL", "RESUME")) and after.opname != "RETURN_VALUE"
 
 
@@ -72,14 +72,14 @@ class Interrupt:
         self.at = at
         self.seen = 0
         self.where = ""
-        self._came_back = False  # out of a function of the hook's own: that is no point, as only calls into C are
+        self._has_returned = False  # from a function of the hook: that is not a point, unlike a call of C code
 
     def __call__(self, frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         if not frame.f_code.co_filename.startswith(HOOK):
             return None
         frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        came_back, self._came_back = self._came_back, event == "return"
-        if event == "opcode" and not came_back and frame.f_lasti in points(frame.f_code):
+        has_returned, self._has_returned = self._has_returned, event == "return"
+        if event == "opcode" and not has_returned and frame.f_lasti in points(frame.f_code):
             self.seen += 1
             if self.seen == self.at:
                 self.where = f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
@@ -88,7 +88,7 @@ class Interrupt:
 
 
 def interrupted(job: Job, at: int) -> Interrupt | None:
-    """One step with an interrupt; None if it has no point of that number."""
+    """Run one step with an interrupt; return None if it has no point of that number."""
     interrupt = Interrupt(at)
     sys.settrace(interrupt)
     try:
@@ -100,17 +100,17 @@ def interrupted(job: Job, at: int) -> Interrupt | None:
         sys.settrace(None)
 
 
-def wrongs(job: Job) -> list[str]:
-    """What is wrong after a few steps without an interrupt."""
+def errors(job: Job) -> list[str]:
+    """Return what is wrong after a few steps without an interrupt."""
     names = ("steps", "micro_steps")
-    job.step()  # there is a record now, and what the optimizer had open is closed
+    job.step()  # now there is a record, and the optimizer's open phase is closed
     timeline, slots = attachment().timeline, attachment().writer.slots
     before = [slots[INDEX[name]] for name in names]
     for _ in range(STEPS_AFTERWARDS):
         job.step()
     counted = [slots[INDEX[name]] - count for name, count in zip(names, before, strict=True)]
     sums = sum(slots[INDEX["phase_seconds"] : INDEX["phase_seconds"] + layout.MAX_PHASES])
-    truths = {
+    checks = {
         f"open {timeline.open_phases}": timeline.open_phases == (layout.OTHER, None),
         f"in {slots[INDEX['phase']]}": slots[INDEX["phase"]] == layout.OTHER,
         f"in collective {slots[INDEX['collective_op']]}": slots[INDEX["collective_op"]] == 0,
@@ -118,11 +118,11 @@ def wrongs(job: Job) -> list[str]:
         "partition": abs(slots[INDEX["started_monotonic"]] + sums - timeline.last_event) < 1e-6,
         f"off {attachment()._disabled}": not attachment()._disabled,
     }
-    return [wrong for wrong, is_right in truths.items() if not is_right]
+    return [error for error, is_right in checks.items() if not is_right]
 
 
 def main() -> None:
-    """Interrupt the step after `sys.argv[1]` others, at each `sys.argv[2]`th point; each time with a fresh hook."""
+    """Interrupt the step after `sys.argv[1]` others, at each `sys.argv[2]`th point, each time with a new hook."""
     torch.set_num_threads(1)
     found, at = [], 1
     with tempfile.TemporaryDirectory() as directory:
@@ -135,12 +135,12 @@ def main() -> None:
             interrupt = interrupted(job, at)
             if interrupt is None:
                 break
-            job.model = DistributedDataParallel(job.model.module)  # its own state does not survive an interrupt
-            found += [f"{at}, {interrupt.where}: {wrong}" for wrong in wrongs(job)]
+            job.model = DistributedDataParallel(job.model.module)  # an interrupt breaks DDP's own state
+            found += [f"{at}, {interrupt.where}: {error}" for error in errors(job)]
             rankscope.uninstrument()
             at += int(sys.argv[2])
         leave()
-    print(json.dumps({"points": at, "wrong": found}))
+    print(json.dumps({"points": at, "errors": found}))
 
 
 main()

@@ -1,8 +1,8 @@
-"""A job that is killed again and again: at bytecode instructions of the hook, or at moments; prints what it left.
+"""A job that is killed many times, at random bytecode instructions of the hook or at random times.
 
-`killed.py instructions 200` or `killed.py moments 200`. Each time a forked child trains, with a record of its own as
-ranks that are started by fork have; the parent reads that before and after the child is killed and says, in one JSON
-line, how often each ending was read, and everything that was not true.
+`killed.py instructions 200` or `killed.py moments 200`. Each time a forked child trains, with its own record. The
+parent reads the record before and after it kills the child. It prints a JSON line with the number of each ending, and
+all wrong values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rankscope.record.reader import UnreadableRecordError, read_rank
 
 HOOK = str(Path(attach.__file__).parent)
 RUN_DIR = Path(os.environ["RANKSCOPE_RUN_DIR"])
-PUBLISHED, LEAVING, LEFT, STEPS, INSTRUCTIONS = 0, 1, 2, 3, 4  # what a child says of itself, in shared memory
+PUBLISHED, LEAVING, LEFT, STEPS, INSTRUCTIONS = 0, 1, 2, 3, 4  # the child's state in shared memory
 
 memory = memoryview(mmap.mmap(-1, 64)).cast("q")
 weights = torch.nn.Parameter(torch.ones(2))
@@ -37,7 +37,7 @@ optimizer = torch.optim.SGD([weights], lr=0.1)
 
 
 def train(steps: float) -> None:
-    """Steps, and with each a new info."""
+    """Make steps, each with a new info."""
     while memory[STEPS] < steps:
         with rankscope.phase(f"phase {memory[STEPS] % 20}"):
             weights.sum().backward()
@@ -55,7 +55,7 @@ def live_and_leave() -> None:
 
 
 def die_at(instruction: int) -> Callable[..., Any]:
-    """A trace function that kills this process at an instruction of the hook's."""
+    """Return a trace function that kills this process at an instruction of the hook."""
 
     def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
         if not frame.f_code.co_filename.startswith(HOOK):
@@ -71,7 +71,7 @@ def die_at(instruction: int) -> Callable[..., Any]:
 
 
 def child(live: Callable[[], None]) -> int:
-    """A rank that is started by fork."""
+    """Start a rank by fork and return its process ID."""
     memory[:] = memoryview(bytes(len(memory) * 8)).cast("q")
     pid = os.fork()
     if pid == 0:
@@ -81,7 +81,7 @@ def child(live: Callable[[], None]) -> int:
 
 
 def traced(instruction: int) -> int:
-    """The number of a child that has trained with `die_at`: to the end if the instruction never came."""
+    """Run a child with `die_at` and return its process ID. It trains to the end if there is no such instruction."""
 
     def live() -> None:
         sys.settrace(die_at(instruction))
@@ -92,8 +92,8 @@ def traced(instruction: int) -> int:
     return pid
 
 
-def lies(pid: int, truths: set[str | None] | None = None) -> list[str]:
-    """What the record of a child says that is not true; of a dead one if the truth about its end is not given."""
+def errors(pid: int, reasons: set[str | None] | None = None) -> list[str]:
+    """Return what is wrong in a child's record. Without `reasons`, the child is dead and they follow from its state."""
     paths = [path for path in RUN_DIR.glob(f"*.{pid}.rank") if path.name[0] != "."]
     if not paths:
         return ["no record"] if memory[PUBLISHED] else []
@@ -102,11 +102,11 @@ def lies(pid: int, truths: set[str | None] | None = None) -> list[str]:
         snapshot = read_rank(paths[0])
     except UnreadableRecordError as error:
         return [str(error)]
-    truths = truths or ({"killed", "finished"} if memory[LEAVING] and not memory[LEFT] else {ending()})
+    reasons = reasons or ({"killed", "finished"} if memory[LEAVING] and not memory[LEFT] else {ending()})
     endings[str(snapshot.exit_reason)] += 1
     are_steps = steps <= snapshot["steps"] <= memory[STEPS] + 1
-    is_true = snapshot.exit_reason in truths and are_steps
-    return [] if is_true else [f"{snapshot.exit_reason} after {snapshot['steps']} steps, not {truths} after {steps}"]
+    is_right = snapshot.exit_reason in reasons and are_steps
+    return [] if is_right else [f"{snapshot.exit_reason} after {snapshot['steps']} steps, not {reasons} after {steps}"]
 
 
 def ending() -> str:
@@ -118,7 +118,7 @@ def kill_at_instructions(times: int, choose: random.Random) -> list[str]:
     total, found = memory[INSTRUCTIONS], []
     for _ in range(times):
         instruction = choose.randrange(1, total)
-        found += [f"{lie} (instruction {instruction} of {total})" for lie in lies(traced(instruction))]
+        found += [f"{error} (instruction {instruction} of {total})" for error in errors(traced(instruction))]
     return found
 
 
@@ -130,10 +130,10 @@ def kill_at_moments(times: int, choose: random.Random) -> list[str]:
             time.sleep(0.001)
         moment = time.monotonic() + choose.uniform(0, 0.01)
         while time.monotonic() < moment:
-            found += lies(pid, {None})
+            found += errors(pid, {None})
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-        found += lies(pid)
+        found += errors(pid)
     return found
 
 
@@ -145,8 +145,8 @@ def main() -> None:
     kill = {"instructions": kill_at_instructions, "moments": kill_at_moments}[sys.argv[1]]
     rankscope.instrument()
     found = kill(int(sys.argv[2]), random.Random(4))
-    traced(0)  # whoever comes next removes what they left
-    print(json.dumps({"lies": found, "endings": endings, "files": len(list(RUN_DIR.iterdir()))}))
+    traced(0)  # the next rank removes their records
+    print(json.dumps({"errors": found, "endings": endings, "files": len(list(RUN_DIR.iterdir()))}))
     os._exit(0)
 
 

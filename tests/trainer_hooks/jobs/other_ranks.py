@@ -1,4 +1,4 @@
-"""Processes that become ranks, or other ranks than they were: each scenario has a run directory of its own."""
+"""Processes that become ranks or change their rank. Each scenario has its own run directory."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def train(steps: int) -> None:
 
 
 def train_in_group(rank: int, size: int, store: str, steps: int) -> None:
-    """Train in a process group that is made for it and destroyed."""
+    """Train in a new process group, and destroy it."""
     init = f"file://{os.environ['RANKSCOPE_RUN_DIR']}/{store}"
     dist.init_process_group("gloo", init_method=init, rank=rank, world_size=size)
     train(steps)
@@ -47,7 +47,7 @@ def start(target: Callable[..., None], *arguments: tuple[object, ...]) -> None:
 
 
 def forked_ranks() -> None:
-    """Train alone, then have two forked ranks train in a group."""
+    """Train alone, then let two forked ranks train in a group."""
     train(2)
     start(train_in_group, (0, 2, "store", 3), (1, 2, "store", 3))
 
@@ -59,7 +59,7 @@ def swap(rank: int) -> None:
 
 
 def swapped_ranks() -> None:
-    """Have two ranks change places in their second group."""
+    """Let two ranks swap their numbers in their second group."""
     start(swap, (0,), (1,))
 
 
@@ -71,7 +71,7 @@ def same_rank() -> None:
 
 
 def helper_of_a_rank() -> None:
-    """Train in a group, and have a forked helper compute and train something of its own."""
+    """Train in a group, and let a forked helper run its own backward pass."""
 
     def helper() -> None:
         torch.nn.Linear(2, 2)(torch.ones(1, 2)).sum().backward()
@@ -83,7 +83,7 @@ def helper_of_a_rank() -> None:
 
 
 def evaluator_of_a_rank() -> None:
-    """Train alone, and have a forked helper evaluate the model."""
+    """Train alone, and let a forked helper evaluate the model."""
 
     def evaluate() -> None:
         torch.nn.Linear(2, 2)(torch.ones(1, 2))
@@ -93,7 +93,7 @@ def evaluator_of_a_rank() -> None:
 
 
 def hogwild() -> None:
-    """Train in two processes at once, without a process group, then evaluate in the process that started them."""
+    """Train in two processes at once without a process group, then evaluate in their parent."""
     both_train = FORK.Barrier(2)
 
     def worker() -> None:
@@ -106,7 +106,7 @@ def hogwild() -> None:
 
 
 def programs_of_a_rank() -> None:
-    """Train alone, and have one program evaluate and another one train."""
+    """Train alone, and let one program evaluate and another one train."""
     train(2)
     model = "import torch\nmodel = torch.nn.Linear(2, 2)\nloss = model(torch.ones(1, 2)).sum()\n"
     optimizer = "loss.backward()\ntorch.optim.SGD(model.parameters(), lr=0.1).step()\n"

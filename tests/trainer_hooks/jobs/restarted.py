@@ -1,4 +1,4 @@
-"""A job for torchrun: rank 1 fails in the first attempt, the second attempt trains to its end."""
+"""A job for torchrun whose rank 1 fails in the first attempt; the second attempt trains to its end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 torch.set_num_threads(1)
 attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
-# A store of its own: else gloo at times finds the addresses of the first attempt in it (torch 2.13, hook or no hook).
+# A separate store: otherwise gloo sometimes finds the first attempt's addresses (torch 2.13, with or without the hook).
 agents = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False)
 rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 dist.init_process_group("gloo", store=dist.PrefixStore(f"attempt {attempt}", agents), rank=rank, world_size=size)

@@ -1,6 +1,6 @@
-"""One of three ranks that hang: `standing_still.py KIND FILE`. Rank 2 never comes to what the others are in.
+"""One of three ranks that hang: `standing_still.py KIND FILE`. Rank 2 never calls the collective of the others.
 
-They meet through FILE. Each trains three steps first, and writes the path of its record to standard output.
+They rendezvous through FILE. Each trains three steps first and prints the path of its record.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mixed precision: the gradient scaler's scale, its skipped steps, and that a skipped step is no step."""
+"""Mixed precision: the gradient scaler's scale and its skipped steps, which do not count as steps."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.distributed.fsdp.sharded_grad_scaler import ShardedGradScaler
 import rankscope
 
 STEPS = 8
-OVERFLOWS = (0, 3, 4)  # steps in which a gradient is not finite; the first of all comes before any optimizer stepped
+OVERFLOWS = (0, 3, 4)  # steps with a non-finite gradient; the first is before any optimizer step
 SCALE = 2.0**10
 
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("hook_fails_loudly")
 
 
 class OwnScaler(GradScaler):
-    """A subclass, as frameworks make them."""
+    """A subclass, as in frameworks."""
 
     def step(self, optimizer: torch.optim.Optimizer, *args: object, **kwargs: object) -> float | None:
         return super().step(optimizer, *args, **kwargs)
@@ -46,11 +46,11 @@ def train(
     unscale: bool = False,
     fused: bool = False,
 ) -> list[torch.Tensor]:
-    """Some steps, of which those in OVERFLOWS have a gradient that is not finite; returns the parameters."""
+    """Make steps, with a non-finite gradient in those in OVERFLOWS, and return the parameters."""
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 4)
     options = {"fused": True} if fused else {}
-    optimizer = optimizer_class(model.parameters(), lr=0.1, **options)  # type: ignore[call-arg]  # each class its own
+    optimizer = optimizer_class(model.parameters(), lr=0.1, **options)  # type: ignore[call-arg]  # differ by class
     scaler = make("cpu", init_scale=SCALE, enabled=enabled)
     for number in range(STEPS):
         optimizer.zero_grad()
@@ -69,7 +69,7 @@ def train(
     ("optimizer_class", "fused"),
     [(torch.optim.SGD, False), (torch.optim.AdamW, False), (torch.optim.SGD, True), (torch.optim.AdamW, True)],
 )
-def test_skipped_steps_are_counted_as_such_and_as_no_steps(
+def test_skipped_steps_are_counted_and_are_not_steps(
     make: type[GradScaler], optimizer_class: type[torch.optim.Optimizer], fused: bool, unscale: bool
 ) -> None:
     expected = train(make, optimizer_class, unscale=unscale, fused=fused)
@@ -83,7 +83,7 @@ def test_skipped_steps_are_counted_as_such_and_as_no_steps(
 
 
 @pytest.mark.usefixtures("process_group")
-def test_the_sharded_scaler_of_fsdp_is_seen_too() -> None:
+def test_the_sharded_scaler_of_fsdp_is_watched_too() -> None:
     rankscope.instrument()
     train(ShardedGradScaler)
     assert snapshot()["amp_skipped_steps"] == len(OVERFLOWS)
@@ -98,14 +98,14 @@ def test_a_scaler_that_is_not_enabled_has_no_scale() -> None:
     assert snapshot()["steps"] == STEPS
 
 
-def test_of_an_optimizer_that_calls_no_hooks_nothing_is_said() -> None:
+def test_no_skipped_step_is_counted_for_an_optimizer_that_calls_no_hooks() -> None:
     rankscope.instrument()
     train(optimizer_class=WithoutHooks)
     assert snapshot()["amp_skipped_steps"] == 0
     assert snapshot()["amp_scale"] > 0
 
 
-def test_a_scaler_that_refuses_to_step_raises_as_ever_and_counts_nothing() -> None:
+def test_a_scaler_that_refuses_to_step_raises_as_without_the_hook_and_counts_nothing() -> None:
     rankscope.instrument()
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1)
     scaler = GradScaler("cpu")
@@ -116,7 +116,7 @@ def test_a_scaler_that_refuses_to_step_raises_as_ever_and_counts_nothing() -> No
     assert snapshot().phase == "startup"
 
 
-def test_the_scalers_method_is_restored_and_no_hook_of_an_optimizer_stays() -> None:
+def test_the_scalers_method_is_restored_and_the_optimizer_hooks_are_removed() -> None:
     hooks = importlib.import_module("torch.optim.optimizer")._global_optimizer_pre_hooks  # torch.optim hides it
     before = dict(vars(GradScaler)), dict(hooks)
     rankscope.instrument()

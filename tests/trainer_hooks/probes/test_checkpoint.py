@@ -1,4 +1,4 @@
-"""What is a checkpoint and what is not, and that what the record says of one is what the script can measure."""
+"""Checkpoints: the saves that count, and their time and size, compared with the script's own measurements."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SIZE = 256 * 257 * 4
 
 @pytest.fixture
 def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
-    """Of this process, past its start-up, with the probe installed."""
+    """Make a timeline after startup, with the probe installed."""
     monkeypatch.setattr(guard, "reraise", True)
     timeline = Timeline(RankWriter())
     with installed(timeline, checkpoint):
@@ -62,7 +62,7 @@ def test_torch_save_to_a_path_is_a_checkpoint_of_the_files_size(timeline: Timeli
     assert before <= value(timeline, "checkpoint_last_unix") <= time.time()
 
 
-def test_its_time_is_checkpoint_time_and_agrees_with_the_scripts_own_timer(timeline: Timeline, tmp_path: Path) -> None:
+def test_the_time_of_a_save_is_checkpoint_time_by_the_scripts_own_timer(timeline: Timeline, tmp_path: Path) -> None:
     class Slow:
         def __reduce__(self) -> tuple[Any, ...]:
             time.sleep(0.2)
@@ -75,9 +75,9 @@ def test_its_time_is_checkpoint_time_and_agrees_with_the_scripts_own_timer(timel
     assert 0.2 <= seconds(timeline, layout.CHECKPOINT) <= took
 
 
-def test_torch_save_to_an_open_file_counts_what_it_wrote(timeline: Timeline, tmp_path: Path) -> None:
+def test_torch_save_to_an_open_file_counts_the_written_bytes(timeline: Timeline, tmp_path: Path) -> None:
     with (tmp_path / "model.pt").open("wb") as file:
-        file.write(b"a header of the user's")
+        file.write(b"a header of the user")
         header = file.tell()
         torch.save(MODEL.state_dict(), file)
         assert value(timeline, "checkpoint_last_bytes") == file.tell() - header
@@ -89,7 +89,7 @@ def test_arguments_may_be_given_by_name(timeline: Timeline, tmp_path: Path) -> N
 
 
 class Upload:
-    """Collects what is written to it, as a client of an object store does: no descriptor and no position."""
+    """A file without descriptor and position, like a client of an object store."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -99,11 +99,11 @@ class Upload:
         return len(content)
 
     def flush(self) -> None:
-        """Nothing is kept back."""
+        """Do nothing: there is no buffer."""
 
 
 @pytest.mark.parametrize("key", ["model", "optimizer", "ema"])
-def test_a_state_that_is_saved_into_memory_is_a_checkpoint(timeline: Timeline, key: str) -> None:
+def test_a_state_saved_into_memory_is_a_checkpoint(timeline: Timeline, key: str) -> None:
     optimizer = torch.optim.SGD(MODEL.parameters(), lr=0.1)
     states = {"model": MODEL.state_dict(), "optimizer": optimizer.state_dict(), "ema": MODEL}
     buffer = io.BytesIO()
@@ -112,7 +112,7 @@ def test_a_state_that_is_saved_into_memory_is_a_checkpoint(timeline: Timeline, k
     assert value(timeline, "checkpoint_bytes") == len(buffer.getvalue())
 
 
-def test_a_checkpoint_that_is_written_from_memory_counts_once(timeline: Timeline, tmp_path: Path) -> None:
+def test_a_checkpoint_written_from_memory_counts_once(timeline: Timeline, tmp_path: Path) -> None:
     for number in range(1, 4):
         buffer = io.BytesIO()
         torch.save(MODEL.state_dict(), buffer)
@@ -123,24 +123,24 @@ def test_a_checkpoint_that_is_written_from_memory_counts_once(timeline: Timeline
         assert value(timeline, "checkpoints") == number
 
 
-def test_a_checkpoint_that_is_uploaded_counts_though_its_size_is_not_known(timeline: Timeline) -> None:
+def test_an_uploaded_checkpoint_counts_with_unknown_size(timeline: Timeline) -> None:
     upload = Upload()
-    torch.save(MODEL.state_dict(), upload)  # type: ignore[arg-type]  # torch needs no more than this
+    torch.save(MODEL.state_dict(), upload)  # type: ignore[arg-type]  # torch needs only these methods
     assert upload.size > SIZE
     assert value(timeline, "checkpoints") == 1
     assert value(timeline, "checkpoint_bytes") == 0
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, of its own deprecated functions
+@pytest.mark.filterwarnings("ignore")  # torch uses its own deprecated functions
 @pytest.mark.usefixtures("process_group")
-def test_a_state_that_torch_distributed_sends_is_no_checkpoint(timeline: Timeline) -> None:
+def test_a_state_sent_by_torch_distributed_is_not_a_checkpoint(timeline: Timeline) -> None:
     from torch.distributed.optim.zero_redundancy_optimizer import _broadcast_object
 
     _broadcast_object(MODEL.state_dict(), src_rank=0, group=torch.distributed.group.WORLD)
     assert value(timeline, "checkpoints") == 0
 
 
-def test_what_is_saved_into_memory_without_state_or_into_a_pipe_is_no_checkpoint(timeline: Timeline) -> None:
+def test_a_save_into_memory_without_state_or_into_a_pipe_is_not_a_checkpoint(timeline: Timeline) -> None:
     torch.save({"batch": torch.zeros(256, 256)}, io.BytesIO())
     read_end, write_end = os.pipe()
     with os.fdopen(write_end, "wb") as pipe:
@@ -151,7 +151,7 @@ def test_what_is_saved_into_memory_without_state_or_into_a_pipe_is_no_checkpoint
 
 
 @pytest.mark.parametrize("metric", [torch.zeros(4), {"loss": 0.5, "step": 7}, [1, 2, 3]])
-def test_a_small_file_without_state_is_no_checkpoint(timeline: Timeline, tmp_path: Path, metric: object) -> None:
+def test_a_small_file_without_state_is_not_a_checkpoint(timeline: Timeline, tmp_path: Path, metric: object) -> None:
     torch.save(metric, tmp_path / "metric.pt")
     assert value(timeline, "checkpoints") == 0
 
@@ -166,7 +166,7 @@ def test_a_small_file_without_state_is_no_checkpoint(timeline: Timeline, tmp_pat
     ],
     ids=["module", "state_dict", "model in a dict", "optimizer in a dict"],
 )
-def test_a_small_file_with_state_is_one(timeline: Timeline, tmp_path: Path, state: object) -> None:
+def test_a_small_file_with_state_is_a_checkpoint(timeline: Timeline, tmp_path: Path, state: object) -> None:
     torch.save(state, tmp_path / "model.pt")
     assert value(timeline, "checkpoints") == 1
 
@@ -182,7 +182,7 @@ def test_files_saved_between_the_same_two_steps_are_one_checkpoint(timeline: Tim
     assert value(timeline, "checkpoint_bytes") == 2 * both
 
 
-def test_a_save_that_raises_is_no_checkpoint_and_the_error_is_the_scripts(timeline: Timeline, tmp_path: Path) -> None:
+def test_a_save_that_raises_is_not_a_checkpoint_and_raises_in_the_script(timeline: Timeline, tmp_path: Path) -> None:
     class Unpicklable:
         def __reduce__(self) -> str:
             raise ZeroDivisionError("the user's own")
@@ -196,7 +196,7 @@ def test_a_save_that_raises_is_no_checkpoint_and_the_error_is_the_scripts(timeli
     assert value(timeline, "checkpoints") == 1
 
 
-def test_a_save_on_another_thread_leaves_the_record_alone(timeline: Timeline, tmp_path: Path) -> None:
+def test_a_save_on_another_thread_does_not_change_the_record(timeline: Timeline, tmp_path: Path) -> None:
     thread = threading.Thread(target=torch.save, args=(MODEL.state_dict(), tmp_path / "model.pt"))
     thread.start()
     thread.join()
@@ -204,11 +204,11 @@ def test_a_save_on_another_thread_leaves_the_record_alone(timeline: Timeline, tm
     assert value(timeline, "checkpoints") == 0
 
 
-def test_safetensors_are_checkpoints_whether_imported_before_or_after_us(tmp_path: Path) -> None:
+def test_safetensors_are_checkpoints_whether_imported_before_or_after_the_hook(tmp_path: Path) -> None:
     sys.modules.pop("safetensors.torch", None)
     timeline = Timeline(RankWriter())
     with installed(timeline, checkpoint):
-        from safetensors.torch import load_file, save_file  # as transformers does, before the first poll
+        from safetensors.torch import load_file, save_file  # before the first poll, as transformers does
 
         timeline.step()
         save_file(MODEL.state_dict(), tmp_path / "taken.safetensors")
@@ -220,10 +220,10 @@ def test_safetensors_are_checkpoints_whether_imported_before_or_after_us(tmp_pat
     assert torch.equal(load_file(tmp_path / "taken.safetensors")["weight"], MODEL.weight)
 
 
-def test_safetensors_that_the_script_writes_itself_are_a_checkpoint_unless_they_are_small(timeline: Timeline) -> None:
+def test_safetensors_that_the_script_writes_are_a_checkpoint_unless_they_are_small(timeline: Timeline) -> None:
     import safetensors.torch
 
-    timeline.step()  # at the end of a step the hook finds modules that were imported after it
+    timeline.step()  # the hook finds later imports at the end of a step
     safetensors.torch.save({"loss": torch.zeros(4)})
     assert value(timeline, "checkpoints") == 0
     content = safetensors.torch.save(MODEL.state_dict())
@@ -231,8 +231,8 @@ def test_safetensors_that_the_script_writes_itself_are_a_checkpoint_unless_they_
     assert value(timeline, "checkpoint_bytes") == len(content)
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own: a checkpoint of a single process
-def test_a_distributed_save_counts_once_with_what_this_rank_wrote(timeline: Timeline, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore")  # torch warns about a single process
+def test_a_distributed_save_counts_once_with_this_ranks_bytes(timeline: Timeline, tmp_path: Path) -> None:
     distributed_checkpoint.save({"model": MODEL.state_dict()}, checkpoint_id=tmp_path / "1")
     written = sum(path.stat().st_size for path in (tmp_path / "1").glob("__0_*.distcp"))
     assert value(timeline, "checkpoints") == 1
@@ -240,14 +240,14 @@ def test_a_distributed_save_counts_once_with_what_this_rank_wrote(timeline: Time
     assert 0 < value(timeline, "checkpoint_last_seconds") <= seconds(timeline, layout.CHECKPOINT) * 1.01
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own, of its own deprecated functions
+@pytest.mark.filterwarnings("ignore")  # torch uses its own deprecated functions
 @pytest.mark.usefixtures("process_group")
 def test_torchs_asynchronous_save_counts_with_its_bytes(timeline: Timeline, tmp_path: Path) -> None:
     future = distributed_checkpoint.async_save({"model": MODEL.state_dict()}, checkpoint_id=tmp_path / "1")
     blocked = seconds(timeline, layout.CHECKPOINT)
     assert isinstance(future, Future)
     future.result()
-    deadline = time.monotonic() + 10  # what the future is waited with wakes us before its callbacks run
+    deadline = time.monotonic() + 10  # a waiter is woken before the future's callbacks run
     while value(timeline, "checkpoints") == 0 and time.monotonic() < deadline:
         timeline.step()
     assert value(timeline, "checkpoints") == 1
@@ -255,19 +255,19 @@ def test_torchs_asynchronous_save_counts_with_its_bytes(timeline: Timeline, tmp_
     assert 0 < value(timeline, "checkpoint_last_seconds") <= blocked
 
 
-def test_each_rank_of_a_sharded_save_counts_what_it_wrote(run_dir: Path, tmp_path: Path) -> None:
+def test_each_rank_of_a_sharded_save_counts_its_bytes(run_dir: Path, tmp_path: Path) -> None:
     for rank in reports(2, JOB, tmp_path):
-        for count, way in enumerate(("save", "async_save"), start=1):
-            seen, found = rank[way], rank[way]["record"]
-            assert found["checkpoints"] == count, way
-            assert found["checkpoint_last_bytes"] == seen["file_bytes"] > 0, way
-            assert found["checkpoint_bytes"] == count * seen["file_bytes"], way
-            assert 0 < found["checkpoint_last_seconds"] <= seen["took"], way
+        for count, kind in enumerate(("save", "async_save"), start=1):
+            seen, found = rank[kind], rank[kind]["record"]
+            assert found["checkpoints"] == count, kind
+            assert found["checkpoint_last_bytes"] == seen["file_bytes"] > 0, kind
+            assert found["checkpoint_bytes"] == count * seen["file_bytes"], kind
+            assert 0 < found["checkpoint_last_seconds"] <= seen["took"], kind
         both = rank["save"]["took"] + rank["async_save"]["took"]
         assert 0 < rank["async_save"]["record"]["phase_seconds"] <= both
 
 
-def test_an_asynchronous_save_counts_when_it_is_finished_with_the_time_that_it_blocked(timeline: Timeline) -> None:
+def test_an_asynchronous_save_counts_when_it_is_finished_with_its_blocking_time(timeline: Timeline) -> None:
     saves = checkpoint.AsyncSaves(timeline)
     future: Future[Any] = Future()
     save = checkpoint.in_checkpoint(timeline, Guard("checkpoint", lambda _: None), saves.measure)(lambda: future)
@@ -284,7 +284,7 @@ def test_an_asynchronous_save_counts_when_it_is_finished_with_the_time_that_it_b
     assert value(timeline, "checkpoint_last_seconds") <= blocked
 
 
-def test_an_asynchronous_save_within_another_one_adds_its_bytes_alone(timeline: Timeline) -> None:
+def test_a_nested_asynchronous_save_adds_only_its_bytes(timeline: Timeline) -> None:
     saves, metadata = checkpoint.AsyncSaves(timeline), SimpleNamespace(storage_data={})
     metadata.storage_data = {"weight": SimpleNamespace(relative_path="__0_0.distcp", length=7)}
     future: Future[Any] = Future()
@@ -302,7 +302,7 @@ def test_a_watched_function_can_still_be_pickled(timeline: Timeline) -> None:
     assert pickle.loads(pickle.dumps(distributed_checkpoint.save)) is distributed_checkpoint.save
 
 
-def test_an_asynchronous_save_that_fails_is_no_checkpoint(timeline: Timeline) -> None:
+def test_an_asynchronous_save_that_fails_is_not_a_checkpoint(timeline: Timeline) -> None:
     saves = checkpoint.AsyncSaves(timeline)
     future: Future[Any] = Future()
     checkpoint.in_checkpoint(timeline, Guard("checkpoint", lambda _: None), saves.measure)(lambda: future)()
@@ -311,7 +311,7 @@ def test_an_asynchronous_save_that_fails_is_no_checkpoint(timeline: Timeline) ->
     assert value(timeline, "checkpoints") == 0
 
 
-def test_lightnings_writer_counts_though_it_saves_into_memory_first(
+def test_lightnings_writer_counts_although_it_saves_into_memory_first(
     timeline: Timeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class TorchCheckpointIO:
@@ -329,7 +329,7 @@ def test_lightnings_writer_counts_though_it_saves_into_memory_first(
     assert value(timeline, "checkpoint_bytes") == (tmp_path / "last.ckpt").stat().st_size
 
 
-def test_every_function_is_what_it_was_afterwards() -> None:
+def test_every_function_is_restored() -> None:
     owners: list[Any] = [torch, torch.serialization, distributed_checkpoint, distributed_checkpoint.state_dict_saver]
     before = [dict(vars(owner)) for owner in owners]
     timeline = Timeline(RankWriter())
@@ -341,11 +341,11 @@ def test_every_function_is_what_it_was_afterwards() -> None:
 
 class TestTheUsersOwnPhase:
     @pytest.fixture(autouse=True)
-    def past_start_up(self, attached: Attachment) -> None:
+    def end_startup(self, attached: Attachment) -> None:
         self.record = attached.timeline
         rankscope.step()
 
-    def test_is_one_checkpoint_with_the_bytes_of_what_is_saved_in_it(self, tmp_path: Path) -> None:
+    def test_is_one_checkpoint_with_the_bytes_of_its_saves(self, tmp_path: Path) -> None:
         with rankscope.phase("checkpoint"):
             torch.save(MODEL.state_dict(), tmp_path / "model.pt")
             torch.save(MODEL.state_dict(), tmp_path / "best.pt")
@@ -353,14 +353,14 @@ class TestTheUsersOwnPhase:
         assert value(self.record, "checkpoints") == 1
         assert value(self.record, "checkpoint_last_bytes") == sizes
 
-    def test_counts_a_writer_that_we_do_not_know(self) -> None:
+    def test_counts_an_unknown_writer(self) -> None:
         with rankscope.phase("checkpoint"):
             time.sleep(0.01)
         assert value(self.record, "checkpoints") == 1
         assert value(self.record, "checkpoint_last_seconds") >= 0.01
         assert value(self.record, "checkpoint_last_bytes") == 0
 
-    def test_is_none_if_it_raises(self) -> None:
+    def test_does_not_count_if_it_raises(self) -> None:
         with pytest.raises(OSError, match="disk full"), rankscope.phase("checkpoint"):
             raise OSError("disk full")
         assert value(self.record, "checkpoints") == 0

@@ -1,4 +1,4 @@
-"""The allocator's counters reach the record, and CUDA is never initialized for their sake."""
+"""The allocator's counters are copied to the record, and CUDA is never initialized for them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.timeline.timeline import Timeline
 
 
 def stats(allocated: int, peak: int, reserved: int, retries: int = 0, failures: int = 0) -> dict[str, Any]:
-    """As `torch.cuda.memory_stats_as_nested_dict` gives it, with what is read of it."""
+    """Return the used part of `torch.cuda.memory_stats_as_nested_dict`."""
     return {
         "allocated_bytes": {"all": {"current": allocated, "peak": peak, "allocated": 10 * peak, "freed": 0}},
         "reserved_bytes": {"all": {"current": reserved, "peak": reserved, "allocated": reserved, "freed": 0}},
@@ -41,7 +41,7 @@ def test_the_allocators_counters_are_copied() -> None:
     }
 
 
-def test_the_peak_survives_a_reset_of_torchs_own() -> None:
+def test_the_peak_survives_a_reset_of_torchs_peak() -> None:
     timeline = Timeline(RankWriter())
     answers = iter([stats(100, 300, 512), stats(100, 100, 512)])
     reader = AllocatorReader(timeline, lambda: next(answers))
@@ -59,19 +59,19 @@ def test_without_cuda_nothing_is_known_and_nothing_is_initialized() -> None:
     assert timeline.steps.polls == []
 
 
-def test_once_the_run_has_settled_it_is_asked_once_a_second() -> None:
-    now, asked = [100.0], []
+def test_after_the_first_steps_it_is_read_once_a_second() -> None:
+    now, read_at = [100.0], []
     timeline = Timeline(RankWriter(), lambda: now[0])
 
     def read() -> dict[str, Any]:
-        asked.append(now[0])
+        read_at.append(now[0])
         return {}
 
     timeline.steps.polls.append(AllocatorReader(timeline, read).poll)
     for _ in range(SETTLED_STEPS):
         timeline.step()
-    asked.clear()
+    read_at.clear()
     for _ in range(40):
         now[0] += 0.125
         timeline.step()
-    assert asked == [101.0, 102.0, 103.0, 104.0, 105.0]
+    assert read_at == [101.0, 102.0, 103.0, 104.0, 105.0]

@@ -1,4 +1,4 @@
-"""Batches: how long they were waited for, and how many samples and tokens the training took from them."""
+"""Batches: the wait for them, and the samples and tokens of the batches that were trained on."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ IDS = torch.zeros(4, 16, dtype=torch.long)
 
 @pytest.fixture
 def loader() -> DataLoader[tuple[torch.Tensor, ...]]:
-    """22 samples in six batches; the last has two."""
+    """Make a loader of 22 samples in six batches; the last one has two."""
     return DataLoader(TensorDataset(torch.randn(22, 8)), batch_size=4)
 
 
 class Training:
-    """One step for each batch that it is given."""
+    """A small model with one step per batch."""
 
     def __init__(self) -> None:
         self.model = torch.nn.Linear(8, 2)
@@ -46,7 +46,7 @@ def value(timeline: Timeline, field: str) -> float:
     return float(timeline.writer.slots[INDEX[field]])
 
 
-def test_every_sample_counts_once_and_with_the_step_that_it_was_fetched_for(timeline: Timeline, loader: Any) -> None:
+def test_every_sample_counts_once_in_the_step_that_uses_it(timeline: Timeline, loader: Any) -> None:
     training, seen = Training(), []
     for batch in loader:
         training.step(batch)
@@ -82,18 +82,18 @@ def test_micro_batches_fetched_before_the_first_backward_all_count(timeline: Tim
     assert value(timeline, "samples") == 22
 
 
-@pytest.mark.parametrize("way", ["phase", "no_grad", "nothing"])
-def test_an_evaluations_batches_do_not_count(timeline: Timeline, loader: Any, way: str) -> None:
+@pytest.mark.parametrize("kind", ["phase", "no_grad", "plain"])
+def test_an_evaluations_batches_do_not_count(timeline: Timeline, loader: Any, kind: str) -> None:
     training, evaluation = Training(), DataLoader(TensorDataset(torch.randn(30, 8)), batch_size=3)
     for number, batch in enumerate(loader):
         if number % 3 == 0:
-            with {"phase": rankscope.phase("evaluation"), "no_grad": torch.no_grad(), "nothing": torch.enable_grad()}[
-                way
+            with {"phase": rankscope.phase("evaluation"), "no_grad": torch.no_grad(), "plain": torch.enable_grad()}[
+                kind
             ]:
                 for inputs in evaluation:
                     training.model(inputs[0])
         training.step(batch)
-    for inputs in evaluation:  # at the end of the training, and no step follows
+    for inputs in evaluation:  # after the last step
         training.model(inputs[0])
     assert value(timeline, "samples") == 22
 
@@ -105,7 +105,7 @@ def test_a_loader_with_workers_counts_the_same(timeline: Timeline) -> None:
     assert value(timeline, "samples") == 12
 
 
-def test_a_stream_of_batches_made_by_the_dataset_counts_by_their_leading_dimension(timeline: Timeline) -> None:
+def test_a_stream_of_batches_counts_by_their_leading_dimension(timeline: Timeline) -> None:
     class Stream(IterableDataset[tuple[torch.Tensor]]):
         def __iter__(self) -> Iterator[tuple[torch.Tensor]]:
             return iter([(torch.randn(5, 8),), (torch.randn(3, 8),)])
@@ -138,7 +138,7 @@ def test_tokens_are_the_elements_of_input_ids(timeline: Timeline) -> None:
 
 
 class Graphs:
-    """An object that gives its number of samples itself."""
+    """An object with its own number of samples."""
 
     def __init__(self, **attributes: object) -> None:
         vars(self).update(attributes)
@@ -147,7 +147,7 @@ class Graphs:
 class Failing:
     @property
     def batch_size(self) -> int:
-        raise RuntimeError("the user's own")
+        raise RuntimeError("user error")
 
 
 def packed(*lengths: int) -> Any:
@@ -198,7 +198,7 @@ def test_the_size_of_a_batch(batch: object, size: tuple[float, float]) -> None:
         pytest.param([], id="nothing"),
     ],
 )
-def test_what_does_not_tell_its_samples_is_unknown(batch: object) -> None:
+def test_the_samples_of_an_ambiguous_batch_are_unknown(batch: object) -> None:
     assert size_of(batch).samples is None
 
 
@@ -226,7 +226,7 @@ COLLATES: dict[str, tuple[Rows, Any]] = {
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("collate", COLLATES)
-def test_a_loader_counts_the_samples_that_it_asks_for_whatever_the_batch_is(
+def test_a_loader_counts_the_samples_that_it_requests_whatever_the_batch_is(
     timeline: Timeline, collate: str, workers: int
 ) -> None:
     rows, function = COLLATES[collate]
@@ -236,7 +236,7 @@ def test_a_loader_counts_the_samples_that_it_asks_for_whatever_the_batch_is(
     assert value(timeline, "samples") == 22
 
 
-def test_a_sampler_that_gives_batches_of_indices_counts_as_many_samples(timeline: Timeline) -> None:
+def test_a_sampler_of_batches_of_indices_counts_their_samples(timeline: Timeline) -> None:
     training, dataset = Training(), TensorDataset(torch.randn(22, 8))
     sampler = BatchSampler(SequentialSampler(dataset), batch_size=4, drop_last=False)
     for batch in DataLoader(dataset, sampler=sampler, batch_size=None):
@@ -245,7 +245,7 @@ def test_a_sampler_that_gives_batches_of_indices_counts_as_many_samples(timeline
 
 
 @pytest.mark.parametrize("key", ["a text", (1, 2)])
-def test_an_index_that_is_one_key_of_the_dataset_is_no_list_of_samples(timeline: Timeline, key: Any) -> None:
+def test_an_index_that_is_a_key_of_the_dataset_is_not_a_list_of_samples(timeline: Timeline, key: Any) -> None:
     training = Training()
     dataset: Any = {key: torch.randn(3, 8)}
     for batch in DataLoader(dataset, sampler=[key], batch_size=None):
@@ -270,7 +270,7 @@ def test_a_batch_that_the_script_collates_to_none_is_not_the_end_of_its_loader(t
     assert value(timeline, "samples") == 8
 
 
-def test_batches_that_are_skipped_do_not_count(timeline: Timeline, loader: Any) -> None:
+def test_skipped_batches_do_not_count(timeline: Timeline, loader: Any) -> None:
     training = Training()
     for number, batch in enumerate(loader):
         if number >= 3:
@@ -279,7 +279,7 @@ def test_batches_that_are_skipped_do_not_count(timeline: Timeline, loader: Any) 
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_a_batch_that_was_only_looked_at_does_not_count(timeline: Timeline, workers: int) -> None:
+def test_a_batch_without_a_backward_pass_does_not_count(timeline: Timeline, workers: int) -> None:
     training = Training()
     data = TensorDataset(torch.randn(12, 8))
     loader = DataLoader(data, batch_size=4, num_workers=workers, persistent_workers=bool(workers))
@@ -290,7 +290,7 @@ def test_a_batch_that_was_only_looked_at_does_not_count(timeline: Timeline, work
     assert value(timeline, "samples") == 12
 
 
-def test_a_loop_that_breaks_off_leaves_no_batch_behind(timeline: Timeline, loader: Any) -> None:
+def test_a_loop_with_a_break_leaves_no_batch_behind(timeline: Timeline, loader: Any) -> None:
     training = Training()
     for _epoch in range(3):
         for number, batch in enumerate(loader):
@@ -300,7 +300,7 @@ def test_a_loop_that_breaks_off_leaves_no_batch_behind(timeline: Timeline, loade
     assert value(timeline, "samples") == 3 * 8
 
 
-def test_an_evaluation_that_breaks_off_does_not_count(timeline: Timeline, loader: Any) -> None:
+def test_an_evaluation_with_a_break_does_not_count(timeline: Timeline, loader: Any) -> None:
     training, evaluation = Training(), DataLoader(TensorDataset(torch.randn(30, 8)), batch_size=3)
     for batch in loader:
         for number, inputs in enumerate(evaluation):
@@ -311,11 +311,11 @@ def test_an_evaluation_that_breaks_off_does_not_count(timeline: Timeline, loader
     assert value(timeline, "samples") == 22
 
 
-def test_batches_that_are_fetched_in_evaluation_mode_do_not_count(timeline: Timeline, loader: Any) -> None:
+def test_batches_fetched_in_evaluation_mode_do_not_count(timeline: Timeline, loader: Any) -> None:
     training = Training()
     evaluation = itertools.cycle(DataLoader(TensorDataset(torch.randn(30, 8)), batch_size=3))
     for number, batch in enumerate(loader):
-        if number >= 4:  # the hook knows the model by then
+        if number >= 4:  # the hook has found the model
             training.model.eval()
             for inputs in itertools.islice(evaluation, 2):
                 with torch.no_grad():
@@ -325,9 +325,7 @@ def test_batches_that_are_fetched_in_evaluation_mode_do_not_count(timeline: Time
     assert value(timeline, "samples") == 22
 
 
-def test_an_evaluation_that_begins_between_a_steps_batch_and_its_end_does_not_count(
-    timeline: Timeline, loader: Any
-) -> None:
+def test_an_evaluation_between_a_steps_batch_and_its_end_does_not_count(timeline: Timeline, loader: Any) -> None:
     training, evaluations = Training(), []
     for number, batch in enumerate(loader):
         if number == 4:  # after steps that each used one batch of the only loader
@@ -364,7 +362,7 @@ def test_a_second_loader_counts_from_the_step_that_uses_it(timeline: Timeline, l
     assert value(timeline, "samples") == 22 + 3 * 3
 
 
-def test_batches_that_are_skipped_after_steps_that_used_theirs_do_not_count(timeline: Timeline, loader: Any) -> None:
+def test_batches_skipped_after_normal_steps_do_not_count(timeline: Timeline, loader: Any) -> None:
     training = Training()
     for number, batch in enumerate(loader):
         if number not in (2, 3):
@@ -399,14 +397,14 @@ def test_a_batch_that_raises_leaves_the_others_counted(timeline: Timeline, worke
     class Damaged(list[int]):
         def __getitem__(self, index: Any) -> torch.Tensor:
             if index == 9:
-                raise ValueError("the user's own")
+                raise ValueError("user error")
             return torch.randn(8)
 
     training, loader = Training(), DataLoader(Damaged(range(18)), batch_size=4, num_workers=workers)  # type: ignore[arg-type]
     batches = iter(loader)
     for number in range(5):
         if number == 2:
-            with pytest.raises(ValueError, match="the user's own"):
+            with pytest.raises(ValueError, match="user error"):
                 next(batches)
         else:
             training.step([next(batches)])
@@ -429,7 +427,7 @@ def test_tokens_count_in_the_batches_of_a_loader_that_have_some(timeline: Timeli
     assert (value(timeline, "samples"), value(timeline, "tokens")) == (24, 12 * 16)
 
 
-def test_a_stream_counts_what_its_batches_have_in_every_step(timeline: Timeline) -> None:
+def test_a_stream_counts_the_samples_of_every_step(timeline: Timeline) -> None:
     class Stream(IterableDataset[torch.Tensor]):
         def __iter__(self) -> Iterator[torch.Tensor]:
             return iter(torch.randn(22, 8))
@@ -440,9 +438,7 @@ def test_a_stream_counts_what_its_batches_have_in_every_step(timeline: Timeline)
     assert value(timeline, "samples") == 22
 
 
-def test_a_loop_that_returns_to_training_mode_after_it_has_fetched_its_batch_counts_it(
-    timeline: Timeline, loader: Any
-) -> None:
+def test_a_batch_fetched_before_the_return_to_training_mode_counts(timeline: Timeline, loader: Any) -> None:
     training = Training()
     for batch in loader:
         training.model.train()
@@ -452,7 +448,7 @@ def test_a_loop_that_returns_to_training_mode_after_it_has_fetched_its_batch_cou
 
 
 @pytest.mark.parametrize("accumulated", [1, 2])
-def test_batches_that_are_fetched_ahead_count_once_each(timeline: Timeline, loader: Any, accumulated: int) -> None:
+def test_prefetched_batches_count_once_each(timeline: Timeline, loader: Any, accumulated: int) -> None:
     def ahead() -> Iterator[Any]:
         batches = iter(loader)
         current = next(batches)
@@ -469,7 +465,7 @@ def test_batches_that_are_fetched_ahead_count_once_each(timeline: Timeline, load
     assert value(timeline, "samples") == 22
 
 
-def test_an_epoch_of_one_batch_counts_though_its_end_is_known_before_the_step(timeline: Timeline) -> None:
+def test_an_epoch_of_one_batch_counts_although_it_ends_before_the_step(timeline: Timeline) -> None:
     training, loader = Training(), DataLoader(TensorDataset(torch.randn(5, 8)), batch_size=8)
     for _epoch in range(3):
         (batch,) = loader
@@ -477,7 +473,7 @@ def test_an_epoch_of_one_batch_counts_though_its_end_is_known_before_the_step(ti
     assert value(timeline, "samples") == 15
 
 
-def test_batches_that_fill_a_cache_are_not_those_of_the_steps(timeline: Timeline, loader: Any) -> None:
+def test_batches_that_fill_a_cache_do_not_count(timeline: Timeline, loader: Any) -> None:
     training = Training()
     for batch in list(loader):
         training.step(batch)
@@ -491,7 +487,7 @@ def test_a_new_iterator_for_each_step_counts_its_one_batch(timeline: Timeline, l
     assert value(timeline, "samples") == 20
 
 
-def test_accumulation_goes_on_over_the_end_of_an_epoch(timeline: Timeline) -> None:
+def test_accumulation_continues_over_the_end_of_an_epoch(timeline: Timeline) -> None:
     training, loader, count = Training(), DataLoader(TensorDataset(torch.randn(3, 8)), batch_size=1), 0
     for _epoch in range(4):
         for batch in loader:
@@ -530,18 +526,18 @@ def test_timed_around_a_loader_counts_its_batches_once(timeline: Timeline, loade
     assert value(timeline, "samples") == 22
 
 
-def test_an_error_in_the_iterable_is_the_scripts(timeline: Timeline) -> None:
+def test_the_script_gets_an_error_of_its_iterable(timeline: Timeline) -> None:
     def failing() -> Iterator[int]:
         yield 1
-        raise ZeroDivisionError("the user's own")
+        raise ZeroDivisionError("user error")
 
     batches = rankscope.timed(failing())
     assert next(batches) == 1
-    with pytest.raises(ZeroDivisionError, match="the user's own"):
+    with pytest.raises(ZeroDivisionError, match="user error"):
         next(batches)
 
 
-def test_what_the_script_says_of_a_step_is_what_counts(timeline: Timeline, loader: Any) -> None:
+def test_the_scripts_numbers_of_a_step_count(timeline: Timeline, loader: Any) -> None:
     rankscope.step()
     for batch in loader:
         Training().step(batch)
@@ -549,7 +545,7 @@ def test_what_the_script_says_of_a_step_is_what_counts(timeline: Timeline, loade
     assert (value(timeline, "samples"), value(timeline, "tokens")) == (600, 12000)
 
 
-def test_what_the_script_says_counts_from_the_step_that_it_is_said_of(timeline: Timeline, loader: Any) -> None:
+def test_the_scripts_numbers_count_from_the_first_step_that_has_them(timeline: Timeline, loader: Any) -> None:
     training = Training()
     for number, batch in enumerate(loader):
         training.backward(batch)
@@ -559,17 +555,17 @@ def test_what_the_script_says_counts_from_the_step_that_it_is_said_of(timeline: 
     assert value(timeline, "samples") == 4 * 4 + 3 * 100
 
 
-def test_a_step_may_tell_tokens_alone(timeline: Timeline) -> None:
+def test_a_step_may_have_only_tokens(timeline: Timeline) -> None:
     rankscope.step(tokens=5)
     assert (value(timeline, "samples"), value(timeline, "tokens")) == (0, 5)
 
 
-def test_what_starting_a_loader_takes_is_data_wait(timeline: Timeline) -> None:
-    class SlowToBegin(list[int]):
+def test_the_start_of_a_loader_is_data_wait(timeline: Timeline) -> None:
+    class SlowStart(list[int]):
         def __iter__(self) -> Iterator[int]:
             time.sleep(0.05)
             return super().__iter__()
 
     Training().step(torch.randn(1, 1, 8))
-    iter(DataLoader(TensorDataset(torch.randn(4, 8)), sampler=SlowToBegin(range(4)), batch_size=None))
+    iter(DataLoader(TensorDataset(torch.randn(4, 8)), sampler=SlowStart(range(4)), batch_size=None))
     assert timeline.writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT] >= 0.05

@@ -1,4 +1,4 @@
-"""DDP under torchrun: results are bit-identical, and the record tells what happened."""
+"""DDP under torchrun: results are bit-identical with the hook, and the record is correct."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PARAMETER_BYTES = 4 * (16 * 32 + 32 + 32 + 32 + 32 * 4 + 4)
 
 @pytest.fixture(scope="module", params=[1, 2, 3, 4], ids=lambda size: f"world size {size}")
 def ranks(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What each rank of a job printed that trained every variant with and without the hook."""
+    """Return the output of each rank of a job that trained every variant with and without the hook."""
     return reports(request.param, JOB, *VARIANTS, RANKSCOPE_RUN_DIR=str(tmp_path_factory.mktemp("run")))
 
 
@@ -54,7 +54,7 @@ def test_the_bytes_of_an_all_reduce_are_the_gradients_and_unknown_under_a_commun
         assert rank["variants"]["fp16"]["collective_bytes"][index] == 0
 
 
-def test_buffers_broadcast_in_forward_are_seen(ranks: list[dict[str, Any]]) -> None:
+def test_buffer_broadcasts_in_forward_are_counted(ranks: list[dict[str, Any]]) -> None:
     for rank in ranks:
         assert calls(rank["variants"]["plain"], "ddp_broadcast") == STEPS
 
@@ -70,10 +70,10 @@ def test_phases_sum_to_the_time_since_the_record_began(ranks: list[dict[str, Any
     for rank in ranks:
         for variant in VARIANTS:
             result = rank["variants"][variant]
-            assert abs(result["partition_error"]) < 1e-6, variant  # what summing floats makes
+            assert abs(result["partition_error"]) < 1e-6, variant  # rounding errors
 
 
-def test_ranks_agree_on_who_they_are(ranks: list[dict[str, Any]]) -> None:
+def test_ranks_agree_on_their_identity(ranks: list[dict[str, Any]]) -> None:
     size = len(ranks)
     results = [rank["variants"]["plain"] for rank in ranks]
     assert {result["run"] for result in results} == {results[0]["run"]}

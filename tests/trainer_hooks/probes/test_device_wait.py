@@ -1,4 +1,4 @@
-"""Values that are read from a device, with `meta` as the device: what is a wait for it, and that nobody can tell."""
+"""Reads of a device's values, with `meta` as the device: which are waits, without changing the tensor's methods."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def waits(timeline: Timeline) -> float:
 
 
 @pytest.mark.parametrize("method", device_wait.METHODS)
-def test_reading_a_devices_value_is_waiting_for_it(timeline: Timeline, method: str) -> None:
+def test_reading_a_devices_value_is_a_wait_for_it(timeline: Timeline, method: str) -> None:
     with pytest.raises((RuntimeError, NotImplementedError)):  # a meta tensor has no value
         getattr(torch.zeros(1, device="meta"), method)()
     assert waits(timeline) == 1
@@ -42,7 +42,7 @@ def test_reading_a_devices_value_is_waiting_for_it(timeline: Timeline, method: s
     assert timeline.open_phases == (layout.OTHER, None)
 
 
-def test_reading_the_hosts_is_not(timeline: Timeline) -> None:
+def test_reading_the_hosts_value_is_not_a_wait(timeline: Timeline) -> None:
     assert torch.ones(1).item() == 1
     assert torch.ones(2).tolist() == [1, 1]
     assert torch.ones(1).cpu().is_cpu
@@ -55,7 +55,7 @@ def test_the_class_keeps_its_methods(timeline: Timeline) -> None:
 
 
 @pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this torch is built for CUDA")
-def test_a_torch_for_the_cpu_has_no_device_to_wait_for(timeline: Timeline) -> None:
+def test_a_cpu_build_of_torch_has_no_device_to_wait_for(timeline: Timeline) -> None:
     synchronize = torch.cuda.synchronize
     assert device_wait.install(timeline, Guard("device_wait", lambda _: None)) == []
     assert torch.cuda.synchronize is synchronize

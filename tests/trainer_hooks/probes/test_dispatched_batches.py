@@ -1,4 +1,4 @@
-"""Loaders that fetch on one rank and give each rank its part: each rank counts its own."""
+"""Loaders that fetch on one rank and send each rank its part: each rank counts its own part."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RANKS = 2
 
 
 class DataLoaderDispatcher:
-    """What Accelerate's class of this name does, without the broadcast."""
+    """Accelerate's class of this name without the broadcast."""
 
     def __init__(self, loader: DataLoader[Any], rank: int) -> None:
         self.loader, self.rank = DataLoader(loader.dataset, batch_size=loader.batch_size), rank

@@ -1,4 +1,4 @@
-"""The forward pass of any model: root modules are found, submodules cost nothing, compiled code stays as it is."""
+"""The forward pass of any model: root modules are found, submodules cost nothing, compiled code does not change."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from torch.utils.data.dataloader import default_collate
 import rankscope
 from rankscope.record.layout import OPS
 
-SECONDS = 0.02  # that a slow module takes
+SECONDS = 0.02  # for a slow module
 
 
 pytestmark = pytest.mark.usefixtures("attached")
 
 
 class Slow(torch.nn.Module):
-    """Takes `SECONDS` for its forward."""
+    """A module whose forward takes `SECONDS`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Slow(torch.nn.Module):
 
 
 class Container(torch.nn.Module):
-    """Is never called itself, as many a GAN and many a LightningModule."""
+    """A module that is never called itself, like many GANs and LightningModules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ def forward_seconds() -> float:
 
 
 def steps(count: int, forward: Callable[[], torch.Tensor], *parameters: torch.nn.Parameter) -> None:
-    """So many training steps; start-up takes the first."""
+    """Make training steps. The first one is startup."""
     optimizer = torch.optim.SGD(parameters, lr=0.01)
     for _ in range(count):
         optimizer.zero_grad()
@@ -61,7 +61,7 @@ def steps(count: int, forward: Callable[[], torch.Tensor], *parameters: torch.nn
 
 
 def own_calls() -> dict[str, bool]:
-    """Which of torch's module classes have a `__call__` of their own now."""
+    """Return which module classes have their own `__call__` now."""
     classes = (torch.nn.Linear, torch.nn.Sequential, torch.nn.ReLU, Slow)
     return {module_class.__name__: "__call__" in vars(module_class) for module_class in classes}
 
@@ -74,7 +74,7 @@ def test_the_forward_of_a_plain_model_is_forward(wrap: Callable[[torch.nn.Module
     assert snapshot().phase_seconds["other"] < forward_seconds() / 2
 
 
-def test_parts_of_a_model_that_is_never_called_itself_are_each_a_root() -> None:
+def test_the_parts_of_a_model_that_is_never_called_are_root_modules() -> None:
     model = Container()
     steps(7, lambda: model.critic(model.generator(torch.ones(2, 4))), *model.parameters())
     assert forward_seconds() >= 12 * SECONDS
@@ -91,7 +91,7 @@ def test_the_forward_of_an_fsdp2_model_is_forward() -> None:
     assert own_calls() == {"Linear": False, "Sequential": False, "ReLU": False, "Slow": False}
 
 
-def test_only_classes_of_root_modules_are_watched_once_the_search_is_over() -> None:
+def test_only_classes_of_root_modules_are_watched_after_the_search() -> None:
     model = torch.nn.Sequential(Slow(), torch.nn.Linear(4, 4), torch.nn.ReLU())
     before = vars(torch.nn.Module)["__call__"]
     steps(3, lambda: model(torch.ones(2, 4)), *model.parameters())
@@ -99,7 +99,7 @@ def test_only_classes_of_root_modules_are_watched_once_the_search_is_over() -> N
     assert vars(torch.nn.Module)["__call__"] is before
 
 
-def test_uninstrument_restores_the_classes_exactly_in_the_midst_of_a_search_and_after_it() -> None:
+def test_uninstrument_restores_the_classes_during_a_search_and_after_it() -> None:
     rankscope.uninstrument()
     before = dict(vars(torch.nn.Module)), own_calls()
     for count in (2, 4):
@@ -111,16 +111,16 @@ def test_uninstrument_restores_the_classes_exactly_in_the_midst_of_a_search_and_
         assert (dict(vars(torch.nn.Module)), own_calls()) == before
 
 
-def test_a_second_model_that_comes_later_is_found() -> None:
+def test_a_second_model_that_is_used_later_is_found() -> None:
     student, teacher = torch.nn.Linear(4, 4), Slow()
 
-    def distil() -> torch.Tensor:
+    def distill() -> torch.Tensor:
         with torch.no_grad():
             teacher(torch.ones(2, 4))
         return student(torch.ones(2, 4))
 
     steps(10, lambda: student(torch.ones(2, 4)), *student.parameters())
-    steps(8, distil, *student.parameters())
+    steps(8, distill, *student.parameters())
     assert own_calls()["Slow"]
 
 
@@ -142,8 +142,8 @@ def test_passes_without_gradients_in_evaluation_mode_are_evaluation() -> None:
 
 
 @pytest.mark.usefixtures("process_group")
-@pytest.mark.parametrize("inner", [False, True], ids=["DDP", "the module within DDP"])
-def test_evaluation_with_the_module_within_ddp_is_evaluation(inner: bool) -> None:
+@pytest.mark.parametrize("inner", [False, True], ids=["DDP", "the module in DDP"])
+def test_evaluation_with_the_module_in_ddp_is_evaluation(inner: bool) -> None:
     ddp = DistributedDataParallel(Slow())
     steps(7, lambda: ddp(torch.ones(2, 4)), *ddp.parameters())
     evaluate(ddp, evaluated=ddp.module if inner else None)
@@ -155,12 +155,12 @@ def test_evaluation_with_the_module_within_ddp_is_evaluation(inner: bool) -> Non
 def test_a_teacher_that_never_trains_is_forward(mode: bool) -> None:
     student, teacher = Slow(), Slow().train(mode)
 
-    def distil() -> torch.Tensor:
+    def distill() -> torch.Tensor:
         with torch.no_grad():
             teacher(torch.ones(2, 4))
         return student(torch.ones(2, 4))
 
-    steps(7, distil, *student.parameters())
+    steps(7, distill, *student.parameters())
     assert forward_seconds() >= 12 * SECONDS
     assert snapshot().phase_seconds["evaluation"] == 0
 
@@ -185,7 +185,7 @@ def test_a_copy_of_the_model_that_averages_its_weights_is_forward() -> None:
     assert forward_seconds() - before >= 5 * SECONDS
 
 
-def test_what_a_user_calls_a_phase_within_a_model_stays_his() -> None:
+def test_a_phase_of_the_script_inside_a_model_gets_its_time() -> None:
     class Attention(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -204,7 +204,7 @@ def test_what_a_user_calls_a_phase_within_a_model_stays_his() -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.filterwarnings("ignore:.*autocast:FutureWarning")  # torch 2.4 warns of its own call
-def test_a_forward_that_is_recomputed_in_the_backward_pass_is_backward(reentrant: bool) -> None:
+def test_a_forward_recomputed_in_the_backward_pass_is_backward(reentrant: bool) -> None:
     block = torch.nn.Sequential(Slow())
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), block)
 
@@ -235,7 +235,7 @@ def test_a_module_that_transforms_data_belongs_to_the_data_wait() -> None:
     assert not own_calls()["Slow"]
 
 
-def test_blocks_that_a_script_calls_one_by_one_are_not_watched_where_that_would_cost_more_than_it_tells() -> None:
+def test_many_short_blocks_that_a_script_calls_one_by_one_are_not_watched() -> None:
     blocks = [torch.nn.ReLU() for _ in range(40)]
     weight = torch.nn.Parameter(torch.ones(1))
 
@@ -249,7 +249,7 @@ def test_blocks_that_a_script_calls_one_by_one_are_not_watched_where_that_would_
     assert not own_calls()["ReLU"]
 
 
-def test_watched_models_are_copied_pickled_and_traced_as_ever() -> None:
+def test_watched_models_are_copied_pickled_and_traced_as_without_the_hook() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
     root = torch.nn.Linear(4, 4)
     steps(5, lambda: root(model(torch.ones(2, 4))), *model.parameters())
@@ -259,7 +259,7 @@ def test_watched_models_are_copied_pickled_and_traced_as_ever() -> None:
     buffer.seek(0)
     loaded = torch.load(buffer, weights_only=False)
     assert torch.equal(loaded(torch.ones(2, 4)), model(torch.ones(2, 4)))
-    # torch.fx sees calls of modules by replacing nn.Module.__call__, which ours must still lead to.
+    # torch.fx traces calls of modules by replacing nn.Module.__call__, which the watched one must still call.
     assert [node.op for node in torch.fx.symbolic_trace(model).graph.nodes] == ["placeholder", "call_module", "output"]
 
 
@@ -284,17 +284,17 @@ print(pickle.load(sys.stdin.buffer)(torch.ones(1, 4)).item())
 """
 
 
-def test_a_model_of_the_script_itself_can_be_sent_to_a_process_without_the_hook() -> None:
+def test_a_model_class_of_the_script_can_be_sent_to_a_process_without_the_hook() -> None:
     sent = subprocess.run([sys.executable, "-c", SENDER], stdout=subprocess.PIPE, check=True).stdout
     received = subprocess.run([sys.executable, "-c", RECEIVER], input=sent, stdout=subprocess.PIPE, check=True).stdout
     assert float(received) == 7
 
 
-def test_an_exception_in_a_forward_passes_untouched_and_closes_the_phase() -> None:
+def test_an_exception_in_a_forward_is_raised_unchanged_and_closes_the_phase() -> None:
     class Failing(torch.nn.Module):
         def forward(self, fail: bool) -> torch.Tensor:
             if fail:
-                raise ZeroDivisionError("the user's own")
+                raise ZeroDivisionError("user error")
             return weight
 
     weight, model = torch.nn.Parameter(torch.ones(1)), Failing()
@@ -308,7 +308,7 @@ def test_an_exception_in_a_forward_passes_untouched_and_closes_the_phase() -> No
 def compilation(
     count: int, make: Callable[[], torch.nn.Module], wrap: Callable[[Any], Any]
 ) -> tuple[dict[str, int], list[torch.Tensor]]:
-    """What torch.compile counted over some steps with changing shapes, and the trained parameters."""
+    """Return torch.compile's counters over some steps with changing shapes, and the trained parameters."""
     torch._dynamo.reset()
     counters.clear()
     torch.manual_seed(0)
@@ -331,7 +331,7 @@ def in_a_function(model: torch.nn.Module) -> Any:
 
 
 def plain_first(model: torch.nn.Module) -> Any:
-    """Called eagerly for some steps, as long as the class needs to become a watched one; then compiled."""
+    """Call the model eagerly for some steps, until its class is watched, then compiled."""
     compiled = torch.compile(model, backend="aot_eager")
     calls = iter(range(100))
     return lambda inputs: (model if next(calls) < 4 else compiled)(inputs)
@@ -357,7 +357,7 @@ def test_compiled_models_compile_as_without_the_hook(
     make: Callable[[], torch.nn.Module], wrap: Callable[[Any], Any]
 ) -> None:
     rankscope.uninstrument()
-    compilation(12, make, wrap)  # the first time compiles more of torch's own
+    compilation(12, make, wrap)  # the first time compiles more of torch itself
     expected, parameters = compilation(12, make, wrap)
     rankscope.instrument()
     counted, watched_parameters = compilation(12, make, wrap)
@@ -375,6 +375,6 @@ def test_the_forward_of_a_compiled_model_is_forward(wrap: Callable[[Any], Any]) 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
 @pytest.mark.usefixtures("process_group")
-def test_the_exposed_wait_of_a_compiled_ddp_is_seen() -> None:
+def test_the_exposed_wait_of_a_compiled_ddp_is_counted() -> None:
     compilation(8, ddp, as_module)
     assert snapshot().many("collectives")[OPS.index("ddp_all_reduce")] == 8

@@ -1,4 +1,4 @@
-"""Frameworks: watched if the job has imported them, never imported, exactly restored."""
+"""Frameworks: watched if the job has imported them, never imported by the hook, and restored exactly."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 class Trainer:
-    """As that of transformers, as far as we watch it."""
+    """The watched part of transformers' Trainer."""
 
     def __init__(self) -> None:
         self.weight = torch.nn.Parameter(torch.ones(2))
@@ -45,7 +45,7 @@ METHODS = dict(vars(Trainer))
 
 @pytest.fixture
 def transformers(attached: Attachment, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module of that name, imported after the hook was put in."""
+    """Add a module of that name after the hook is installed."""
     module = ModuleType("transformers.trainer")
     module.Trainer = Trainer  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "transformers.trainer", module)
@@ -66,7 +66,7 @@ def test_an_evaluation_absorbs_what_it_contains(transformers: Any) -> None:
     assert after["backward"] == before["backward"]
 
 
-def test_a_checkpoint_that_fails_is_the_frameworks_own_error(transformers: Any) -> None:
+def test_the_error_of_a_failed_checkpoint_is_raised(transformers: Any) -> None:
     trainer = transformers.Trainer()
     trainer.train()
     with pytest.raises(OSError, match="no space left"):
@@ -74,7 +74,7 @@ def test_a_checkpoint_that_fails_is_the_frameworks_own_error(transformers: Any) 
     assert phases()["checkpoint"] > 0
 
 
-def test_a_framework_that_lacks_a_method_is_watched_without_it(transformers: Any) -> None:
+def test_a_framework_without_one_of_the_methods_is_watched(transformers: Any) -> None:
     trainer = transformers.Trainer()
     assert not hasattr(trainer, "predict")
     trainer.train()
@@ -99,12 +99,12 @@ def test_no_framework_is_imported() -> None:
 
 @pytest.mark.parametrize("framework", FRAMEWORKS, ids=lambda framework: framework.packages[0])
 @pytest.mark.parametrize(("file", "line"), [("testing/ways/frameworks.py", "from {}"), ("pyproject.toml", '"{}==')])
-def test_every_framework_that_is_watched_is_trained_under(framework: Framework, file: str, line: str) -> None:
+def test_every_watched_framework_has_a_training_script(framework: Framework, file: str, line: str) -> None:
     text = (ROOT / file).read_text(encoding="utf-8")
     assert any(line.format(package.partition(".")[0]) in text for package in framework.packages)
 
 
-def test_every_way_under_a_framework_is_trained() -> None:
+def test_every_training_script_of_a_framework_is_run() -> None:
     source = (ROOT / "testing/ways/frameworks.py").read_text(encoding="utf-8")
     ways = [f"frameworks.{name}" for name in re.findall(r"^def (\w+)\(run: Run\)", source, re.MULTILINE)]
     assert sorted(ways) == sorted(WAYS["frameworks"][1])

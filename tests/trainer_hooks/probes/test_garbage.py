@@ -1,4 +1,4 @@
-"""Garbage collection is counted by generation, whatever thread it happens on, and leaves no trace when undone."""
+"""Garbage collection is counted by generation, on any thread, and the probe can be removed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rankscope.timeline.timeline import Timeline
 
 @pytest.fixture
 def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
-    """With the probe installed, and no collections but those of the test."""
+    """Make a timeline with the probe installed and no other collections than the test's."""
     monkeypatch.setattr(guard, "reraise", True)
     gc.disable()
     timeline = Timeline(RankWriter())
@@ -49,7 +49,7 @@ def test_a_collection_on_another_thread_is_counted_too(timeline: Timeline) -> No
     assert collections(timeline) == [0.0, 0.0, 1.0]
 
 
-def test_the_time_is_that_between_start_and_stop() -> None:
+def test_the_time_is_from_start_to_stop() -> None:
     times = iter([0.0, 10.0, 12.5])
     timeline = Timeline(RankWriter())
     counter = PauseCounter(timeline, Guard("garbage", lambda _: None), lambda: next(times))
@@ -64,16 +64,16 @@ def test_a_collection_that_began_before_the_probe_is_not_counted() -> None:
     assert collections(timeline) == [0.0, 0.0, 0.0]
 
 
-def test_the_callbacks_are_what_they_were_afterwards() -> None:
+def test_the_callbacks_are_restored() -> None:
     before = list(gc.callbacks)
     with installed(Timeline(RankWriter()), garbage):
         assert len(gc.callbacks) == len(before) + 1
     assert gc.callbacks == before
 
 
-def test_an_error_in_the_probe_switches_it_off() -> None:
+def test_an_error_in_the_probe_disables_it() -> None:
     def broken() -> float:
-        raise RuntimeError("a bug of ours")
+        raise RuntimeError("a bug in the probe")
 
     failed: list[str] = []
     counter = PauseCounter(Timeline(RankWriter()), Guard("garbage", failed.append), lambda: 0.0)

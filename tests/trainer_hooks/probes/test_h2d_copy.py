@@ -1,4 +1,4 @@
-"""Blocking copies to a device, with `meta` as the device: what is counted, and that nobody can tell."""
+"""Blocking copies to a device, with `meta` as the device: which ones count, without changing torch's behavior."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def timeline(monkeypatch: pytest.MonkeyPatch) -> Iterator[Timeline]:
 
 
 def counted(timeline: Timeline) -> tuple[float, float]:
-    """Copies and their bytes."""
+    """Return the number of copies and their bytes."""
     slots = timeline.writer.slots
     return slots[INDEX["copies"]], slots[INDEX["copy_bytes"]]
 
@@ -55,13 +55,13 @@ COPIES = {
     "a tensor by keyword": lambda: BATCH.to(tensor=torch.zeros(1, device="meta")),
     "copy_": lambda: torch.empty(8, 4, device="meta").copy_(BATCH),
     "copy_ by keyword": lambda: torch.empty(8, 4, device="meta").copy_(other=BATCH),
-    "not pinned, hence blocking all the same": lambda: BATCH.to("meta", non_blocking=True),
+    "not pinned, so blocking": lambda: BATCH.to("meta", non_blocking=True),
     "a parameter": lambda: torch.nn.Parameter(BATCH).to("meta"),
 }
 
 
 @pytest.mark.parametrize("name", COPIES)
-def test_a_copy_that_blocks_is_counted_however_the_device_is_named(timeline: Timeline, name: str) -> None:
+def test_a_blocking_copy_is_counted_with_any_form_of_the_device(timeline: Timeline, name: str) -> None:
     assert COPIES[name]().device.type == "meta"
     assert counted(timeline) == (1, BATCH.nbytes)
     assert timeline.writer.slots[INDEX["phase_seconds"] + layout.H2D_COPY] > 0
@@ -69,7 +69,7 @@ def test_a_copy_that_blocks_is_counted_however_the_device_is_named(timeline: Tim
 
 OTHERS = {
     "to another type": lambda: BATCH.to(torch.float64),
-    "to where it is": lambda: BATCH.to("cpu"),
+    "to the same device": lambda: BATCH.to("cpu"),
     "between host tensors": lambda: torch.empty(8, 4).copy_(BATCH),
     "within the device": lambda: torch.empty(8, 4, device="meta").to("meta"),
     "on the device": lambda: torch.empty(2, device="meta").copy_(torch.empty(2, device="meta")),
@@ -78,13 +78,13 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_nothing_else_is(timeline: Timeline, name: str) -> None:
+def test_nothing_else_is_counted(timeline: Timeline, name: str) -> None:
     OTHERS[name]()
     assert counted(timeline) == (0, 0)
 
 
 @pytest.mark.parametrize("non_blocking", [True, False])
-def test_a_copy_from_pinned_memory_blocks_unless_it_is_told_not_to(
+def test_a_copy_from_pinned_memory_counts_unless_it_is_non_blocking(
     timeline: Timeline, monkeypatch: pytest.MonkeyPatch, non_blocking: bool
 ) -> None:
     monkeypatch.setattr(torch.Tensor, "is_pinned", lambda _: True)
@@ -95,7 +95,7 @@ def test_a_copy_from_pinned_memory_blocks_unless_it_is_told_not_to(
     assert counted(timeline)[0] == (0 if non_blocking else 4)
 
 
-def test_the_calls_errors_are_the_scripts_and_unbalance_nothing(timeline: Timeline) -> None:
+def test_the_script_gets_the_calls_errors_and_no_phase_stays_open(timeline: Timeline) -> None:
     with pytest.raises(RuntimeError, match="must match"):
         torch.empty(3, device="meta").copy_(BATCH)
     with pytest.raises(RuntimeError, match="nonsense"):
@@ -105,7 +105,7 @@ def test_the_calls_errors_are_the_scripts_and_unbalance_nothing(timeline: Timeli
 
 
 class Labeled(torch.Tensor):
-    """A subclass that compares what it is asked for by identity, with a table older than the patch."""
+    """A subclass that compares functions by identity with a table made before the patch."""
 
     KNOWN = (torch.Tensor.to, torch.Tensor.copy_)
 
@@ -113,7 +113,7 @@ class Labeled(torch.Tensor):
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         answer = super().__torch_function__(func, types, args, kwargs or {})
         if func in (torch.Tensor.is_cpu.__get__, torch.Tensor.device.__get__):  # type: ignore[attr-defined]
-            raise AssertionError("somebody asked a subclass about itself")
+            raise AssertionError("the hook read an attribute of a subclass")
         return answer if func in cls.KNOWN else torch.Tensor.as_subclass(answer, torch.Tensor)
 
 
@@ -124,7 +124,7 @@ def test_a_subclass_sees_the_functions_that_it_knows(timeline: Timeline) -> None
     assert counted(timeline) == (0, 0)
 
 
-def test_a_mode_sees_what_it_would_see_without_us(timeline: Timeline) -> None:
+def test_a_mode_sees_the_same_calls_as_without_the_hook(timeline: Timeline) -> None:
     class Log(TorchFunctionMode):
         def __init__(self) -> None:
             super().__init__()
@@ -139,7 +139,7 @@ def test_a_mode_sees_what_it_would_see_without_us(timeline: Timeline) -> None:
     assert log.seen == [torch.Tensor.to]
 
 
-def test_the_class_keeps_its_methods_and_gets_its_attributes_back() -> None:
+def test_the_class_keeps_its_methods_and_its_attributes_are_restored() -> None:
     before, originals = dict(vars(torch.Tensor)), [getattr(torch.Tensor, name) for name in METHODS]
     patches = watch(Timeline(RankWriter()))
     patches.poll()
@@ -149,7 +149,7 @@ def test_the_class_keeps_its_methods_and_gets_its_attributes_back() -> None:
     assert dict(vars(torch.Tensor)) == before
 
 
-def test_a_job_without_a_device_never_meets_the_patches() -> None:
+def test_a_job_without_a_device_never_gets_the_patches() -> None:
     before = dict(vars(torch.Tensor))
     timeline = Timeline(RankWriter())
     with installed(timeline, h2d_copy):
@@ -158,12 +158,12 @@ def test_a_job_without_a_device_never_meets_the_patches() -> None:
     assert timeline.steps.polls == []
 
 
-def test_an_error_of_ours_switches_the_probe_off_and_copies_go_on() -> None:
+def test_an_error_of_the_hook_disables_the_probe_and_copies_still_work() -> None:
     failed: list[str] = []
     timeline = Timeline(RankWriter())
     patches = watch(timeline, Guard("h2d_copy", failed.append))
     patches.poll()
-    timeline.writer.slots = memoryview(b"")  # nothing can be written any more
+    timeline.writer.slots = memoryview(b"")  # writes fail
     try:
         assert BATCH.to("meta").device.type == "meta"
         assert BATCH.to("meta").device.type == "meta"

@@ -1,4 +1,4 @@
-"""For how much of the time a loader's workers make batches: what is published, and of whom."""
+"""The working and idle time of a loader's workers in the record."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORKERS = 2
 
 
 class Samples(Dataset[torch.Tensor]):
-    """Ten, each of which takes PER_SAMPLE, and says which process made it."""
+    """Ten samples that take PER_SAMPLE each and hold the ID of their process."""
 
     def __len__(self) -> int:
         return 10
@@ -35,21 +35,21 @@ class Samples(Dataset[torch.Tensor]):
 
 
 class Stream(IterableDataset[torch.Tensor]):
-    """The same without an index."""
+    """The same samples as a stream."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return (Samples()[index] for index in range(5))
 
 
 class Nested(Stream):
-    """A loader within a loader."""
+    """A loader inside a loader."""
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         return iter(DataLoader(Samples(), batch_size=None))
 
 
 class Busy(Samples):
-    """Takes long, so that its worker cannot end at once."""
+    """Slow samples, so that the worker cannot end at once."""
 
     seconds = 0.3
 
@@ -63,7 +63,7 @@ class Busy(Samples):
 
 
 class Failing(Samples):
-    """Has one sample that cannot be read."""
+    """Samples that cannot be read."""
 
     def __getitem__(self, index: int) -> torch.Tensor:
         time.sleep(PER_SAMPLE)
@@ -75,7 +75,7 @@ def fork(dataset: Any, workers: int = WORKERS, **options: Any) -> DataLoader[tor
 
 
 def train(loader: DataLoader[torch.Tensor]) -> list[torch.Tensor]:
-    """Two steps and the polls after them."""
+    """Fetch all batches, make two steps with their polls, and return the batches."""
     batches = list(loader)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -86,19 +86,19 @@ def train(loader: DataLoader[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def published(timeline: Timeline, state: str = "working") -> float:
-    """Seconds of worker time."""
+    """Return the recorded seconds of worker time."""
     return float(timeline.writer.slots[INDEX["loader_worker_seconds"] + LOADER_WORKER_STATES.index(state)])
 
 
 @pytest.mark.parametrize("dataset", [Samples(), Stream()], ids=["indexed", "iterable"])
 @pytest.mark.parametrize("persistent", [False, True])
-def test_the_seconds_of_every_worker_count(timeline: Timeline, dataset: Any, persistent: bool) -> None:
+def test_the_time_of_every_worker_counts(timeline: Timeline, dataset: Any, persistent: bool) -> None:
     batches = train(fork(dataset, persistent_workers=persistent))
     assert len({float(batch[0, 0]) for batch in batches}) == WORKERS
     assert published(timeline) >= len(batches) * PER_SAMPLE
 
 
-def test_they_add_up_over_epochs_and_never_go_back(timeline: Timeline) -> None:
+def test_the_time_adds_up_over_epochs_and_never_decreases(timeline: Timeline) -> None:
     loader, seen = fork(Samples()), []
     for _ in range(3):
         train(loader)
@@ -106,7 +106,7 @@ def test_they_add_up_over_epochs_and_never_go_back(timeline: Timeline) -> None:
     assert all(later - before >= 10 * PER_SAMPLE for before, later in zip([0.0, *seen], seen, strict=False))
 
 
-def test_working_and_idle_are_all_of_the_workers_time(timeline: Timeline) -> None:
+def test_working_and_idle_sum_to_all_of_the_workers_time(timeline: Timeline) -> None:
     loader = fork(Samples(), persistent_workers=True)  # keeps its iterator after the epoch
     train(loader)
     before, began = sum(published(timeline, state) for state in LOADER_WORKER_STATES), timeline.last_event
@@ -117,13 +117,13 @@ def test_working_and_idle_are_all_of_the_workers_time(timeline: Timeline) -> Non
     assert published(timeline, "idle") > 0
 
 
-def test_idle_time_never_goes_back(timeline: Timeline) -> None:
+def test_idle_time_never_decreases(timeline: Timeline) -> None:
     clock = WorkerClock()
     recorder, seen = WorkerTimeRecorder(timeline, clock), []
     loader = fork(Samples(), persistent_workers=True)
     train(loader)
     clock.reserve(1)
-    for worked in (0.0, 50.0, 0.0):  # one batch took longer than all that has passed since the last poll
+    for worked in (0.0, 50.0, 0.0):  # one batch took longer than the time since the last poll
         clock._seconds[0] += worked
         recorder.poll()
         seen.append(published(timeline, "idle"))
@@ -131,37 +131,37 @@ def test_idle_time_never_goes_back(timeline: Timeline) -> None:
     assert published(timeline) == 50
 
 
-def test_without_workers_there_is_nothing(timeline: Timeline) -> None:
+def test_without_workers_there_is_no_time(timeline: Timeline) -> None:
     train(DataLoader(Samples()))
     assert published(timeline) == 0
 
 
-def test_a_loader_within_a_loader_counts_once(timeline: Timeline) -> None:
+def test_a_nested_loader_counts_once(timeline: Timeline) -> None:
     began = time.monotonic()
     train(fork(Nested(), workers=1))
     assert 10 * PER_SAMPLE <= published(timeline) <= time.monotonic() - began
 
 
-def test_spawned_workers_are_not_seen_and_work(timeline: Timeline) -> None:
+def test_spawned_workers_are_not_counted_but_work(timeline: Timeline) -> None:
     batches = train(DataLoader(Samples(), num_workers=1, multiprocessing_context="spawn"))
     assert len(batches) == 10
     assert published(timeline) == 0
 
 
-def test_a_sample_that_cannot_be_read_counts_and_raises_as_ever(timeline: Timeline) -> None:
+def test_a_sample_that_cannot_be_read_counts_and_raises(timeline: Timeline) -> None:
     with pytest.raises(ValueError, match="sample 0"):
         train(fork(Failing(), workers=1))
     train(DataLoader(Samples()))
     assert published(timeline) >= PER_SAMPLE
 
 
-def test_the_rank_itself_keeps_torchs_own_fetchers(timeline: Timeline) -> None:
+def test_the_rank_itself_keeps_torchs_fetchers(timeline: Timeline) -> None:
     before = _utils.fetch._MapDatasetFetcher.fetch
     train(fork(Samples()))
     assert _utils.fetch._MapDatasetFetcher.fetch is before
 
 
-def test_places_are_used_again_after_many_epochs(timeline: Timeline) -> None:
+def test_entries_are_reused_after_many_epochs(timeline: Timeline) -> None:
     clock = WorkerClock()
     clock.reserve(CLOCK_ENTRIES - 1)
     clock.reserve(2)
@@ -170,21 +170,19 @@ def test_places_are_used_again_after_many_epochs(timeline: Timeline) -> None:
     assert published(timeline) >= 10 * PER_SAMPLE
 
 
-def as_a_rank_of_its_own(timeline: Timeline, pipe: Any) -> None:
+def train_as_a_rank(timeline: Timeline, pipe: Any) -> None:
     for loader in (DataLoader(Samples()), fork(Samples(), workers=1)):
         train(loader)
         pipe.send(published(timeline))
 
 
-def test_a_rank_that_was_forked_counts_its_own_workers_only(
-    timeline: Timeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The launcher has used a loader, but has not trained: so those that it forks may be ranks."""
+def test_a_forked_rank_counts_only_its_own_workers(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fork a rank from a launcher that has used a loader but has not trained."""
     monkeypatch.setattr(timeline, "on_event", lambda _phase: None)
     train(fork(Samples(), workers=1))
     before = published(timeline)
     mine, theirs = multiprocessing.Pipe()
-    rank = multiprocessing.get_context("fork").Process(target=as_a_rank_of_its_own, args=(timeline, theirs))
+    rank = multiprocessing.get_context("fork").Process(target=train_as_a_rank, args=(timeline, theirs))
     rank.start()
     assert mine.recv() == 0
     assert mine.recv() >= 10 * PER_SAMPLE
@@ -193,7 +191,7 @@ def test_a_rank_that_was_forked_counts_its_own_workers_only(
     assert published(timeline) == before > 0
 
 
-def test_everything_is_taken_back() -> None:
+def test_everything_is_restored() -> None:
     before = dataloader._MultiProcessingDataLoaderIter.__init__, _utils.worker._worker_loop
     rankscope.instrument()
     assert _utils.worker._worker_loop is not before[1]
@@ -206,7 +204,7 @@ def data_wait(timeline: Timeline) -> float:
 
 
 def seconds_to_end(timeline: Timeline, make: Callable[..., DataLoader[torch.Tensor]]) -> float:
-    """Return the data wait of a loop that breaks off while a worker makes a batch."""
+    """Return the data wait of a loop that ends while a worker makes a batch."""
     dataset = Busy()
     iterator = iter(make(dataset, num_workers=1, multiprocessing_context="fork"))
     dataset.begins.wait()
@@ -215,7 +213,7 @@ def seconds_to_end(timeline: Timeline, make: Callable[..., DataLoader[torch.Tens
     return data_wait(timeline) - before
 
 
-def test_ending_the_workers_of_a_loader_is_data_wait(timeline: Timeline) -> None:
+def test_the_shutdown_of_a_loaders_workers_is_data_wait(timeline: Timeline) -> None:
     train(DataLoader(Samples()))
     assert seconds_to_end(timeline, DataLoader) >= Busy.seconds / 2
 
@@ -229,7 +227,7 @@ def stateful() -> Any:
 
 
 @pytest.mark.filterwarnings(DEPRECATED)
-def test_the_workers_of_a_stateful_loader_count_like_torchs(timeline: Timeline, stateful: Any) -> None:
+def test_the_workers_of_a_stateful_loader_count_as_torchs_do(timeline: Timeline, stateful: Any) -> None:
     for epoch in range(1, 3):
         batches = train(stateful(Samples(), num_workers=WORKERS, multiprocessing_context="fork"))
         assert len(batches) == 10
@@ -238,7 +236,7 @@ def test_the_workers_of_a_stateful_loader_count_like_torchs(timeline: Timeline, 
 
 
 @pytest.mark.filterwarnings(DEPRECATED)
-def test_ending_the_workers_of_a_stateful_loader_is_data_wait(timeline: Timeline, stateful: Any) -> None:
+def test_the_shutdown_of_a_stateful_loaders_workers_is_data_wait(timeline: Timeline, stateful: Any) -> None:
     train(stateful(Samples(), num_workers=1, multiprocessing_context="fork"))
     assert seconds_to_end(timeline, stateful) >= Busy.seconds / 2
 

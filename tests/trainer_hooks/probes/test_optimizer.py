@@ -1,4 +1,4 @@
-"""Steps and micro-steps in every kind of loop: each is trained with and without the hook."""
+"""Steps and micro-steps in every kind of loop, each trained with and without the hook."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rankscope.record.snapshot import RankSnapshot
 ROUNDS = 6
 SECONDS = 0.02
 
-Way = Callable[[], list[torch.nn.Parameter]]
+Loop = Callable[[], list[torch.nn.Parameter]]
 
 
 pytestmark = pytest.mark.usefixtures("hook_fails_loudly")
@@ -33,7 +33,7 @@ def loss(network: torch.nn.Module) -> torch.Tensor:
 
 
 def accumulated() -> list[torch.nn.Parameter]:
-    """Four backward passes a step."""
+    """Train with four backward passes per step."""
     network = model()
     optimizer = torch.optim.AdamW(network.parameters())
     for _ in range(ROUNDS):
@@ -45,7 +45,7 @@ def accumulated() -> list[torch.nn.Parameter]:
 
 
 def gan() -> list[torch.nn.Parameter]:
-    """A generator's step after three of its critic."""
+    """Train a generator, with three steps of its critic per step."""
     generator, critic = model(), model()
     optimizers = [torch.optim.Adam(network.parameters()) for network in (generator, critic)]
     for _ in range(ROUNDS):
@@ -57,7 +57,7 @@ def gan() -> list[torch.nn.Parameter]:
 
 
 def two_each_step() -> list[torch.nn.Parameter]:
-    """One optimizer for some parameters, another for the rest."""
+    """Train with one optimizer for some parameters and another for the rest."""
     network = model()
     matrices = [parameter for parameter in network.parameters() if parameter.ndim == 2]
     rest = [parameter for parameter in network.parameters() if parameter.ndim != 2]
@@ -71,7 +71,7 @@ def two_each_step() -> list[torch.nn.Parameter]:
 
 
 def in_backward() -> list[torch.nn.Parameter]:
-    """An optimizer for each parameter, which steps as soon as its gradient is there."""
+    """Train with an optimizer for each parameter that steps as soon as its gradient is computed."""
     network = model()
     for parameter in network.parameters():
         parameter.register_post_accumulate_grad_hook(stepping(torch.optim.AdamW([parameter])))
@@ -89,7 +89,7 @@ def stepping(optimizer: torch.optim.Optimizer) -> Callable[[torch.Tensor], None]
 
 
 def lbfgs() -> list[torch.nn.Parameter]:
-    """A closure that the optimizer calls several times a step."""
+    """Train with a closure that the optimizer calls several times per step."""
     network = model()
     optimizer = torch.optim.LBFGS(network.parameters(), max_iter=3, tolerance_grad=0, tolerance_change=0)
     inputs = torch.randn(8, 4)
@@ -106,7 +106,7 @@ def lbfgs() -> list[torch.nn.Parameter]:
 
 
 def closure_with_everything() -> list[torch.nn.Parameter]:
-    """As Lightning does it: forward and backward run within the optimizer's step."""
+    """Train like Lightning: forward and backward run inside the optimizer's step."""
     network = model()
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
 
@@ -122,7 +122,7 @@ def closure_with_everything() -> list[torch.nn.Parameter]:
 
 
 def gradient_penalty() -> list[torch.nn.Parameter]:
-    """A gradient of a gradient, which torch.autograd.grad computes within the forward pass."""
+    """Train with a gradient of a gradient: torch.autograd.grad computes one in the forward pass."""
     network = model()
     optimizer = torch.optim.Adam(network.parameters())
     for _ in range(ROUNDS):
@@ -135,7 +135,7 @@ def gradient_penalty() -> list[torch.nn.Parameter]:
 
 
 def warmed_up() -> list[torch.nn.Parameter]:
-    """First the head alone, then all: with another optimizer, while the first one lives on."""
+    """Train the head first, then all layers with another optimizer, while the first optimizer still exists."""
     network = model()
     head = torch.optim.SGD(list(network.parameters())[2:], lr=0.1)
     everything = torch.optim.SGD(network.parameters(), lr=0.1)
@@ -148,7 +148,7 @@ def warmed_up() -> list[torch.nn.Parameter]:
 
 
 def then_in_backward() -> list[torch.nn.Parameter]:
-    """First an ordinary optimizer, then one for each parameter, which steps within the backward pass."""
+    """Train with one optimizer first, then with one per parameter that steps inside the backward pass."""
     network = model()
     warm_up = torch.optim.SGD(network.parameters(), lr=0.1)
     for _ in range(20):
@@ -163,7 +163,7 @@ def then_in_backward() -> list[torch.nn.Parameter]:
 
 
 def models_in_turn() -> list[torch.nn.Parameter]:
-    """Three models with an optimizer each, trained one after the other in each of two epochs."""
+    """Train three models with their own optimizers, one after the other in each of two epochs."""
     networks = [model() for _ in range(3)]
     optimizers = [torch.optim.SGD(network.parameters(), lr=0.1) for network in networks]
     for _ in range(2):
@@ -175,19 +175,19 @@ def models_in_turn() -> list[torch.nn.Parameter]:
     return [parameter for network in networks for parameter in network.parameters()]
 
 
-def result(way: Way) -> list[torch.Tensor]:
+def result(loop: Loop) -> list[torch.Tensor]:
     torch.manual_seed(0)
-    return [parameter.detach().clone() for parameter in way()]
+    return [parameter.detach().clone() for parameter in loop()]
 
 
-def watched(way: Way) -> tuple[list[torch.Tensor], RankSnapshot]:
+def watched(loop: Loop) -> tuple[list[torch.Tensor], RankSnapshot]:
     rankscope.instrument()
-    parameters = result(way)
+    parameters = result(loop)
     return parameters, snapshot()
 
 
 @pytest.mark.parametrize(
-    ("way", "steps", "micro_steps"),
+    ("loop", "steps", "micro_steps"),
     [
         (accumulated, ROUNDS, 4 * ROUNDS),
         (gan, ROUNDS, 4 * ROUNDS),
@@ -199,19 +199,19 @@ def watched(way: Way) -> tuple[list[torch.Tensor], RankSnapshot]:
     ],
 )
 def test_steps_and_micro_steps_are_counted_and_results_stay_bit_identical(
-    way: Way, steps: int, micro_steps: int | None
+    loop: Loop, steps: int, micro_steps: int | None
 ) -> None:
-    expected = result(way)
-    parameters, rank = watched(way)
+    expected = result(loop)
+    parameters, rank = watched(loop)
     assert all(map(torch.equal, expected, parameters))
     assert rank["steps"] == steps
     assert micro_steps is None or rank["micro_steps"] == micro_steps
     assert rank.phase == "other"
 
 
-@pytest.mark.parametrize("way", [accumulated, gan, two_each_step, in_backward, lbfgs, closure_with_everything])
-def test_no_instant_is_counted_twice_or_left_out(way: Way) -> None:
-    watched(way)
+@pytest.mark.parametrize("loop", [accumulated, gan, two_each_step, in_backward, lbfgs, closure_with_everything])
+def test_every_instant_is_counted_once(loop: Loop) -> None:
+    watched(loop)
     before = time.monotonic()
     with rankscope.phase("last"):
         pass
@@ -225,29 +225,29 @@ def test_each_call_of_a_closure_is_a_micro_step() -> None:
     assert rank["micro_steps"] > 2 * ROUNDS
 
 
-@pytest.mark.parametrize(("way", "steps"), [(warmed_up, 303), (then_in_backward, 50), (models_in_turn, 120)])
-def test_every_step_of_optimizers_that_replace_each_other_is_counted(way: Way, steps: int) -> None:
-    expected = result(way)
-    parameters, rank = watched(way)
+@pytest.mark.parametrize(("loop", "steps"), [(warmed_up, 303), (then_in_backward, 50), (models_in_turn, 120)])
+def test_every_step_of_optimizers_that_replace_each_other_is_counted(loop: Loop, steps: int) -> None:
+    expected = result(loop)
+    parameters, rank = watched(loop)
     assert all(map(torch.equal, expected, parameters))
     assert rank["steps"] == steps
     in_histogram = sum(rank.many("step_buckets"))
-    assert in_histogram == steps - 1  # the first step ends start-up
+    assert in_histogram == steps - 1  # the first step ends startup
 
 
 class SlowSGD(torch.optim.SGD):
-    """Takes `SECONDS` for its own part of the step, and raises when told to."""
+    """An optimizer whose own part of the step takes `SECONDS`, and raises if `fail` is set."""
 
     fail = False
 
     def step(self, closure: Any = None) -> Any:
         if self.fail:
-            raise FloatingPointError("the user's own")
+            raise FloatingPointError("user error")
         time.sleep(SECONDS)
         return super().step(closure)
 
 
-def test_of_a_step_with_a_closure_only_the_rest_is_the_optimizers() -> None:
+def test_the_optimizers_time_does_not_include_its_closure() -> None:
     rankscope.instrument()
     network = model()
     optimizer = SlowSGD(network.parameters(), lr=0.1)
@@ -267,7 +267,7 @@ def test_of_a_step_with_a_closure_only_the_rest_is_the_optimizers() -> None:
     assert 2 * SECONDS <= seconds["optimizer"] < 6 * SECONDS
 
 
-def test_a_step_that_raised_is_closed_when_another_optimizer_goes_on() -> None:
+def test_a_step_that_raised_is_closed_when_another_optimizer_steps() -> None:
     rankscope.instrument()
     networks = [model(), model()]
     optimizers = [SlowSGD(network.parameters(), lr=0.1) for network in networks]
@@ -283,9 +283,9 @@ def test_a_step_that_raised_is_closed_when_another_optimizer_goes_on() -> None:
     assert snapshot().phase == "other"
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's own code is deprecated by torch
+@pytest.mark.filterwarnings("ignore")  # torch uses its own deprecated code
 @pytest.mark.usefixtures("process_group")
-def test_an_optimizer_within_another_keeps_both_open() -> None:
+def test_a_nested_optimizer_step_keeps_the_outer_one_open() -> None:
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     rankscope.instrument()
@@ -300,7 +300,7 @@ def test_an_optimizer_within_another_keeps_both_open() -> None:
 
 
 def test_optimizers_that_step_on_a_thread_of_the_autograd_engine_do_not_take_over() -> None:
-    """As on a GPU, where the hooks of a backward pass run on the device's thread while the caller waits."""
+    """Step as on a GPU, where the hooks of a backward pass run on the device's thread while the caller waits."""
     rankscope.instrument()
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -320,7 +320,7 @@ def test_optimizers_that_step_on_a_thread_of_the_autograd_engine_do_not_take_ove
 
 
 class SlowGradient(torch.autograd.Function):
-    """Takes `SECONDS` for its backward."""
+    """A function whose backward takes `SECONDS`."""
 
     @staticmethod
     def forward(ctx: Any, inputs: torch.Tensor) -> torch.Tensor:  # noqa: ARG004 - torch's signature
@@ -332,7 +332,7 @@ class SlowGradient(torch.autograd.Function):
         return gradients[0] * 2
 
 
-def test_gradients_that_the_script_asks_for_itself_are_backward_and_no_micro_steps() -> None:
+def test_gradients_by_autograd_grad_are_backward_but_not_micro_steps() -> None:
     rankscope.instrument()
     rankscope.step()
     weight = torch.nn.Parameter(torch.ones(1))
@@ -345,7 +345,7 @@ def test_gradients_that_the_script_asks_for_itself_are_backward_and_no_micro_ste
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
-def test_a_gradient_within_compiled_code_compiles_as_without_the_hook() -> None:
+def test_a_gradient_in_compiled_code_compiles_as_without_the_hook() -> None:
     def compiled_frames() -> tuple[int, int]:
         torch._dynamo.reset()
         torch._dynamo.utils.counters.clear()
@@ -361,13 +361,13 @@ def test_a_gradient_within_compiled_code_compiles_as_without_the_hook() -> None:
         counted = torch._dynamo.utils.counters
         return counted["frames"]["total"], sum(counted["graph_break"].values())
 
-    compiled_frames()  # the first time compiles more of torch's own
+    compiled_frames()  # the first time compiles more of torch itself
     expected = compiled_frames()
     rankscope.instrument()
     assert compiled_frames() == expected
 
 
-def test_once_the_script_marks_its_steps_those_within_backward_mark_none() -> None:
+def test_optimizer_steps_in_backward_mark_no_step_once_the_script_does() -> None:
     rankscope.instrument()
     rankscope.step()
     result(in_backward)

@@ -1,4 +1,4 @@
-"""Ranks that train on the same batches: the first of them counts the samples."""
+"""Ranks that train on the same batches: only the first of them counts the samples."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ WORLD = 8
 
 @pytest.fixture
 def rank(request: pytest.FixtureRequest, timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
-    """The rank that this process is, of eight; the others do not exist."""
-    monkeypatch.setenv("RANKSCOPE_RUN", "alone")  # nobody is there to agree with on a name
+    """Make this process one rank of eight; the others do not exist."""
+    monkeypatch.setenv("RANKSCOPE_RUN", "alone")  # there is no other rank to agree with on a name
     dist.init_process_group("fake", store=FakeStore(), rank=request.param, world_size=WORLD)
     yield request.param
     leave()
 
 
 def samples(timeline: Timeline, parameter: torch.Tensor | None = None) -> float:
-    """What the rank has counted after three steps of eight samples."""
+    """Return the rank's samples after three steps of eight."""
     weight = torch.nn.Parameter(torch.ones(1) if parameter is None else parameter)
     optimizer = torch.optim.SGD([weight], lr=0.0)
     for (batch,) in DataLoader(TensorDataset(torch.ones(24, 1)), batch_size=8):
@@ -63,7 +63,7 @@ def test_the_first_rank_along_a_shared_dimension_counts(
 
 @pytest.mark.parametrize("rank", [0, 7], indirect=True)
 @pytest.mark.parametrize(("placement", "is_shared"), [(Shard(0), False), (Shard(1), True), (Replicate(), True)])
-def test_parameters_on_a_mesh_without_names_tell_tensor_parallelism_from_fsdp(
+def test_parameters_on_a_mesh_without_names_distinguish_tensor_parallelism_from_fsdp(
     timeline: Timeline, rank: int, placement: Shard | Replicate, is_shared: bool
 ) -> None:
     mesh = DeviceMesh("cpu", torch.arange(WORLD))
@@ -72,7 +72,7 @@ def test_parameters_on_a_mesh_without_names_tell_tensor_parallelism_from_fsdp(
 
 
 @pytest.mark.parametrize("rank", [3], indirect=True)
-def test_a_mesh_that_the_rank_is_no_part_of_says_nothing(timeline: Timeline, rank: int) -> None:
+def test_a_mesh_without_this_rank_changes_nothing(timeline: Timeline, rank: int) -> None:
     mesh = DeviceMesh("cpu", torch.tensor([0, 1]), mesh_dim_names=("tp",))
     assert samples(timeline) == 24
     assert mesh.get_coordinate() is None

@@ -1,4 +1,4 @@
-"""`rankscope.timed` of an iterator can do what the iterator can."""
+"""`rankscope.timed` of an iterator supports everything that the iterator does."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def pickle_again(iterator: Any) -> Any:
 
 
 def batches() -> Iterator[Any]:
-    """A generator that gives what it is sent."""
+    """Yield a batch, then the value that is sent, then a constant after an exception."""
     given = yield (torch.randn(4, 8),)
     with contextlib.suppress(KeyError):
         yield given
@@ -47,7 +47,7 @@ def test_a_watched_generator_can_be_closed_sent_to_and_thrown_into(timeline: Tim
 
 
 class Reader:
-    """An iterator of the script's own, with all that one may have."""
+    """An iterator of the script, with many special methods."""
 
     def __init__(self) -> None:
         self.position, self.is_open = 0, False
@@ -73,7 +73,7 @@ class Reader:
         return {"position": self.position}
 
 
-def test_a_watched_iterator_has_what_the_scripts_own_has(timeline: Timeline) -> None:
+def test_a_watched_iterator_has_the_attributes_of_the_original(timeline: Timeline) -> None:
     reader = Reader()
     watched: Any = rankscope.timed(reader)
     assert len(watched) == 5
@@ -90,7 +90,7 @@ def test_a_watched_iterator_has_what_the_scripts_own_has(timeline: Timeline) -> 
     assert value(timeline, "samples") == 3
 
 
-def test_a_watched_iterator_lacks_what_the_scripts_own_lacks(timeline: Timeline) -> None:
+def test_a_watched_iterator_has_no_other_attributes(timeline: Timeline) -> None:
     watched: Any = rankscope.timed(batches())
     assert not any(hasattr(watched, name) for name in ("__len__", "__enter__", "state_dict"))
     assert value(timeline, "steps") == 0
@@ -99,7 +99,7 @@ def test_a_watched_iterator_lacks_what_the_scripts_own_lacks(timeline: Timeline)
 
 
 @pytest.mark.parametrize("copied", [pickle_again, copy.copy, copy.deepcopy], ids=["pickle", "copy", "deepcopy"])
-def test_a_watched_iterator_is_pickled_and_copied_as_the_scripts_own(
+def test_a_watched_iterator_is_pickled_and_copied_as_the_original(
     timeline: Timeline, copied: Callable[[Any], Any]
 ) -> None:
     watched: Any = rankscope.timed(iter([1, 2, 3]))
@@ -110,7 +110,7 @@ def test_a_watched_iterator_is_pickled_and_copied_as_the_scripts_own(
     assert value(timeline, "steps") == 0
 
 
-def test_a_generator_can_be_pickled_no_more_than_without_the_hook(timeline: Timeline) -> None:
+def test_a_generator_cannot_be_pickled_as_without_the_hook(timeline: Timeline) -> None:
     with pytest.raises(TypeError, match="generator"):
         pickle.dumps(rankscope.timed(batches()))
     assert value(timeline, "steps") == 0

@@ -1,4 +1,4 @@
-"""A job may do anything with descriptors: its rank stays alive, and nothing of ours gets into its files."""
+"""A job may do anything with descriptors: its rank stays alive, and the hook writes nothing into its files."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ CLOSINGS = {
     "closes all": "os.closerange(3, 20_000)",
     "closes ours one by one": "for number in list(ours()): os.close(number)\nstep()",
     "closes ours past Python": "import ctypes\nfor number in list(ours()): ctypes.CDLL(None).close(number)\nstep()",
-    "puts a file in the place of ours": "for number in list(ours()): os.dup2(held[0].fileno(), number)",
-    "puts a file in the place of ours past Python": (
+    "replaces ours by a file": "for number in list(ours()): os.dup2(held[0].fileno(), number)",
+    "replaces ours by a file past Python": (
         "import ctypes\nfor number in list(ours()): ctypes.CDLL(None).dup2(held[0].fileno(), number)\nstep()"
     ),
     "opens and closes its own record": "for name in os.listdir(directory): open(f'{directory}/{name}').close()\nstep()",
@@ -63,18 +63,18 @@ parent = os.getpid()
 if os.fork():
     os._exit(0)
 while os.getppid() == parent:
-    time.sleep(0.01)  # then it is rank 0, which says so on standard error
+    time.sleep(0.01)  # then it is rank 0, which prints lines on standard error
 os.setsid()
 os.closerange(0, 20_000)
 held.clear()
-hold()  # three of these are the standard streams by now
+hold()  # three of these are now the standard streams
 step()
 open(f"{directory}/trained", "w").close()
 time.sleep(600)
 """
 
 
-def test_a_job_that_becomes_a_daemon_is_alive_and_nothing_is_written_into_its_files(run_dir: Path) -> None:
+def test_a_job_that_becomes_a_daemon_is_alive_and_its_files_are_not_written(run_dir: Path) -> None:
     with job(OURS + DAEMON) as process:
         assert process.wait() == 0
         eventually(lambda: (run_dir / "trained").exists())
@@ -87,7 +87,7 @@ def test_a_job_that_becomes_a_daemon_is_alive_and_nothing_is_written_into_its_fi
     assert {path.read_bytes() for path in run_dir.glob("precious*")} == {b""}
 
 
-def test_what_is_taken_back_closes_no_file_of_the_jobs(run_dir: Path) -> None:
+def test_uninstrument_closes_no_file_of_the_job(run_dir: Path) -> None:
     code = """
 import ctypes, rankscope
 numbers = list(ours())
@@ -100,7 +100,7 @@ print(all(os.fstat(number) == os.fstat(held[0].fileno()) for number in numbers) 
         assert process.read_line() == "2"
 
 
-def test_the_last_line_is_not_written_into_a_file_that_has_taken_the_number_of_standard_error(run_dir: Path) -> None:
+def test_the_closing_line_is_not_written_into_a_file_with_the_number_of_standard_error(run_dir: Path) -> None:
     with job("os.close(2)\nhold()\nassert held[12].fileno() == 2\n", setup=OURS) as process:
         assert process.wait() == 0
     assert {path.read_bytes() for path in run_dir.glob("precious*")} == {b""}

@@ -1,4 +1,4 @@
-"""How a rank ended stands in its record: only what is true, and nothing that cannot be known."""
+"""The end of a rank in its record."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ for batch in DataLoader(Numbers(), num_workers=1):
 OUT_OF_MEMORY = {"raised": "raise MemoryError", "killed": "os.kill(os.getpid(), 9)"}
 NOTEBOOK = """
 import code
-sys.ps1 = "In : "  # as IPython sets it
+sys.ps1 = "In : "  # as in IPython
 console = code.InteractiveConsole(globals())
 for cell in ("step()", "raise KeyboardInterrupt", "1 / 0", "step()"):
     try:
@@ -82,7 +82,7 @@ def record_in(run_dir: Path) -> RankSnapshot:
 
 
 def end_of(run_dir: Path, code: str, *options: str, typed: str = "") -> tuple[str | None, int, str]:
-    """How the record says that the script ended, and the exit status and the errors that its parent sees."""
+    """Run a script; return its end in the record, its exit status and its standard error."""
     with job(code, *options) as process:
         _, errors = process.communicate(typed)
     return record_in(run_dir).exit_reason, process.returncode, errors
@@ -121,16 +121,16 @@ if os.fork() == 0:
     os._exit(3)
 os.wait()
 """
-# A main thread that leaves by an error that it raised itself, as `raise SystemExit(3)`, tells nobody its status: Python
-# has cleared the error when atexit runs, and sys.excepthook is not called for it.
+# The status of `raise SystemExit(3)` in the main thread is not known: Python has cleared the error when atexit runs,
+# and does not call sys.excepthook for it.
 ENDS = {
     "the end of the script": ("", "finished", 0),
     "sys.exit with success": ("sys.exit(0)", "finished", 0),
     "sys.exit with a status": ("sys.exit(3)", "exception", 3),
     "sys.exit with a text": ("sys.exit('no data')", "exception", 1),
-    "sys.exit with a status that the kernel takes for 0": ("sys.exit(256)", "finished", 0),
-    "sys.exit where an exception is caught, as Hydra does": (WRAPPED, "exception", 1),
-    "sys.exit within a finally, as Hydra's": (CLEANED_UP + "clean_up()", "exception", 1),
+    "sys.exit with a status that is 0 to the kernel": ("sys.exit(256)", "finished", 0),
+    "sys.exit in an except block, as in Hydra": (WRAPPED, "exception", 1),
+    "sys.exit before a finally, as in Hydra": (CLEANED_UP + "clean_up()", "exception", 1),
     "sys.exit that is caught": (CAUGHT_EXIT, "finished", 0),
     "sys.exit that is caught after a finally": (
         CLEANED_UP + "try:\n    clean_up()\nexcept SystemExit:\n    pass",
@@ -139,12 +139,12 @@ ENDS = {
     ),
     "sys.exit after Ctrl-C": (CTRL_C, "finished", 1),
     "sys.exit with the status of a signal": ("sys.exit(143)", "finished", 143),
-    "an error of sys.exit's kind that the script raises itself": ("raise SystemExit(3)", "finished", 3),
-    "an exit past Python with success": ("os._exit(0)", "finished", 0),
-    "an exit past Python with a status": ("os._exit(3)", "exception", 3),
-    "an exit past Python of a forked child": (FORKED_EXIT, "finished", 0),
+    "SystemExit raised by the script": ("raise SystemExit(3)", "finished", 3),
+    "os._exit with success": ("os._exit(0)", "finished", 0),
+    "os._exit with a status": ("os._exit(3)", "exception", 3),
+    "os._exit of a forked child": (FORKED_EXIT, "finished", 0),
     "an exception": ("raise KeyError('lost')", "exception", 1),
-    "an exception past an excepthook that does not hand on": (
+    "an exception with an excepthook that calls no other": (
         "sys.excepthook = lambda *_: None\nraise KeyError('lost')",
         "exception",
         1,
@@ -153,7 +153,7 @@ ENDS = {
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_the_record_says_how_the_script_ended(run_dir: Path, end: str) -> None:
+def test_the_record_has_the_end_of_the_script(run_dir: Path, end: str) -> None:
     code, reason, status = ENDS[end]
     assert end_of(run_dir, code)[:2] == (reason, status)
 
@@ -180,7 +180,7 @@ except ValueError:
         ("raise SystemExit(1)", "finished"),
     ],
 )
-def test_an_error_that_was_reported_to_torchrun_is_how_the_rank_ended(
+def test_an_error_reported_to_torchrun_is_the_end_of_the_rank(
     run_dir: Path, tmp_path: Path, code: str, reason: str
 ) -> None:
     with job(code, TORCHELASTIC_ERROR_FILE=str(tmp_path / "error.json")) as process:
@@ -212,7 +212,7 @@ def test_the_watched_exits_can_be_pickled_and_are_restored() -> None:
         (WAIT, signal.SIGINT, "interrupted"),
     ],
 )
-def test_the_record_says_which_signal_ended_the_rank_even_while_it_is_blocked(
+def test_the_record_has_the_signal_that_ended_the_rank_even_if_it_is_blocked(
     run_dir: Path, code: str, number: signal.Signals, reason: str
 ) -> None:
     with job(code) as process:
@@ -258,14 +258,12 @@ TERMINATE = "os.kill(os.getpid(), signal.SIGTERM)"
         (KILL, "killed"),
     ],
 )
-def test_a_rank_that_left_its_group_in_order_has_finished_unless_it_goes_on(
-    run_dir: Path, code: str, reason: str
-) -> None:
+def test_a_rank_that_left_its_group_has_finished_unless_it_continues(run_dir: Path, code: str, reason: str) -> None:
     assert end_of(run_dir, GROUP + code)[0] == reason
 
 
 @pytest.mark.parametrize("after", ["", "import rankscope\nrankscope.uninstrument()\n"])
-def test_a_handler_of_the_jobs_own_still_handles_sigterm(run_dir: Path, after: str) -> None:
+def test_the_jobs_own_handler_still_handles_sigterm(run_dir: Path, after: str) -> None:
     handler = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\n"
     with job(WAIT, setup=handler + after) as process:
         process.terminate()
@@ -273,7 +271,7 @@ def test_a_handler_of_the_jobs_own_still_handles_sigterm(run_dir: Path, after: s
     assert record_in(run_dir).exit_reason == "finished"
 
 
-def test_a_forked_child_neither_ends_nor_keeps_alive_its_parents_record(run_dir: Path) -> None:
+def test_a_forked_child_does_not_change_the_end_of_its_parents_record(run_dir: Path) -> None:
     forked = """
 child = os.fork()
 if child == 0:
@@ -294,7 +292,7 @@ print(helper, flush=True)
         os.kill(helper, signal.SIGKILL)
 
 
-def test_a_child_keeps_the_sigterm_handler_that_its_parent_set_after_us(run_dir: Path) -> None:
+def test_a_child_keeps_the_sigterm_handler_that_its_parent_set_after_the_hook(run_dir: Path) -> None:
     forked = """
 signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
 child = os.fork()
@@ -310,7 +308,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
         assert process.read_line() == "9"
 
 
-def test_a_faulthandler_that_the_job_registered_first_is_left_alone(run_dir: Path) -> None:
+def test_a_faulthandler_that_the_job_registered_first_is_kept(run_dir: Path) -> None:
     first = "import faulthandler, signal\nfaulthandler.register(signal.SIGTERM, chain=False)\n"
     with running(*python(first + TRAIN + READY + WAIT), env=watched(), stderr=subprocess.PIPE) as process:
         process.terminate()
@@ -319,19 +317,19 @@ def test_a_faulthandler_that_the_job_registered_first_is_left_alone(run_dir: Pat
     assert "Current thread" in errors
 
 
-def test_an_exception_in_backward_that_is_caught_is_no_end(run_dir: Path) -> None:
+def test_a_caught_exception_in_backward_is_not_the_end(run_dir: Path) -> None:
     assert end_of(run_dir, CAUGHT)[:2] == ("finished", 0)
     assert record_in(run_dir)["steps"] == 2
 
 
-@pytest.mark.parametrize("how", OUT_OF_MEMORY)
-def test_a_loader_worker_that_runs_out_of_memory_ends_its_rank_by_an_exception(run_dir: Path, how: str) -> None:
-    assert end_of(run_dir, LOADER.replace("FAIL", OUT_OF_MEMORY[how]))[:2] == ("exception", 1)
+@pytest.mark.parametrize("kind", OUT_OF_MEMORY)
+def test_a_loader_worker_that_runs_out_of_memory_ends_its_rank_by_an_exception(run_dir: Path, kind: str) -> None:
+    assert end_of(run_dir, LOADER.replace("FAIL", OUT_OF_MEMORY[kind]))[:2] == ("exception", 1)
     assert record_in(run_dir).phase in ("other", "startup", "data_wait")
 
 
-# Of a killed worker torch tells the main thread twice, wherever that is by then: no script survives it for sure.
-def test_a_loader_worker_whose_lack_of_memory_is_caught_ends_nothing(run_dir: Path) -> None:
+# For a killed worker torch raises in the main thread twice, at any point: a script cannot reliably catch that.
+def test_a_caught_memory_error_of_a_loader_worker_is_not_the_end(run_dir: Path) -> None:
     caught = LOADER.replace("FAIL", OUT_OF_MEMORY["raised"]).replace("for batch", "try:\n  for batch")
     caught = caught.replace("\n    step", "\n      step") + "except MemoryError:\n    step()\n"
     assert end_of(run_dir, caught)[:2] == ("finished", 0)
@@ -342,7 +340,7 @@ def stop(process: subprocess.Popen[str]) -> None:
     eventually(lambda: "T (stopped)" in Path(f"/proc/{process.pid}/status").read_text())
 
 
-def test_a_stopped_rank_is_alive_and_makes_no_progress_until_it_goes_on(run_dir: Path) -> None:
+def test_a_stopped_rank_is_alive_and_makes_no_progress_until_it_continues(run_dir: Path) -> None:
     with job("while sys.stdin.readline():\n    step(); print('step', flush=True)\n") as process:
         stop(process)
         before = record_in(run_dir)
@@ -358,32 +356,32 @@ def test_a_stopped_rank_is_alive_and_makes_no_progress_until_it_goes_on(run_dir:
     assert record_in(run_dir).exit_reason == "killed"
 
 
-def test_a_stopped_rank_that_is_killed_is_killed(run_dir: Path) -> None:
+def test_a_rank_that_is_killed_while_stopped_is_killed(run_dir: Path) -> None:
     with job(WAIT) as process:
         stop(process)
         process.end()
     assert record_in(run_dir).exit_reason == "killed"
 
 
-def test_an_exception_that_a_shell_survives_is_no_end(run_dir: Path) -> None:
+def test_an_exception_in_a_shell_is_not_the_end(run_dir: Path) -> None:
     typed = "raise KeyError('typed')\nstep()\n"
     assert end_of(run_dir, "raise KeyError('script')", "-i", typed=typed)[:2] == ("finished", 0)
     assert record_in(run_dir)["steps"] == 2
 
 
-def test_what_a_notebook_survives_is_no_end(run_dir: Path) -> None:
+def test_an_exception_in_a_notebook_is_not_the_end(run_dir: Path) -> None:
     assert end_of(run_dir, NOTEBOOK)[:2] == ("finished", 0)
     assert record_in(run_dir)["steps"] == 3
 
 
-def test_uninstrument_on_another_thread_takes_the_sigterm_watch_back(run_dir: Path) -> None:
+def test_uninstrument_on_another_thread_removes_the_sigterm_watch(run_dir: Path) -> None:
     code = """
 import rankscope
 thread = threading.Thread(target=rankscope.uninstrument)
 thread.start()
 thread.join()
 """
-    # One of these gets the number of the descriptor that the watch wrote to.
+    # One of these gets the number of the watch's descriptor.
     files = "held = [open(os.environ['RANKSCOPE_RUN_DIR'] + f'/precious{n}', 'w') for n in range(9)]\n"
     with job(WAIT, setup=code + files) as process:
         process.terminate()
@@ -393,7 +391,7 @@ thread.join()
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 @pytest.mark.parametrize(("argument", "reason"), [("fine", "finished"), ("bad", "exception")])
-def test_ranks_that_multiprocessing_started_end_as_they_did(
+def test_the_end_of_ranks_started_by_multiprocessing_is_recorded(
     run_dir: Path, tmp_path: Path, method: str, argument: str, reason: str
 ) -> None:
     script = tmp_path / "spawned.py"
@@ -412,23 +410,23 @@ def test_a_rank_does_not_remove_the_records_of_a_run_with_a_similar_name(run_dir
     assert len(list(run_dir.glob("*.rank"))) == 2
 
 
-def test_a_warm_up_before_the_process_group_does_not_publish_a_rank_on_its_own(run_dir: Path) -> None:
+def test_a_warm_up_before_the_process_group_is_not_published(run_dir: Path) -> None:
     train(watched(WORLD_SIZE="2"))
     assert list(run_dir.iterdir()) == []
 
 
-def test_nothing_happens_without_being_asked_for(run_dir: Path) -> None:
+def test_nothing_happens_unless_the_hook_is_enabled(run_dir: Path) -> None:
     train({**os.environ})
     assert list(run_dir.iterdir()) == []
 
 
-def test_the_next_start_of_a_run_removes_what_its_rank_left(run_dir: Path) -> None:
+def test_the_next_start_of_a_run_removes_the_ranks_old_record(run_dir: Path) -> None:
     for _ in range(2):
         train(watched())
     assert len(list(run_dir.glob("*.rank"))) == 1
 
 
-def test_a_directory_that_is_named_is_made(tmp_path: Path) -> None:
+def test_a_given_directory_is_created(tmp_path: Path) -> None:
     run_dir = tmp_path / "not" / "yet"
     process = train(watched(RANKSCOPE_QUIET="1", RANKSCOPE_RUN_DIR=str(run_dir)))
     assert len(list(run_dir.glob("*.rank"))) == 1

@@ -1,4 +1,4 @@
-"""A run has one name on every rank; ranks and GPUs are named as the launcher and CUDA name them."""
+"""A run has the same name on every rank; ranks and GPUs have the launcher's and CUDA's names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"SLURM_JOB_ID": "77", "SLURM_JOB_NAME": "llama", "TORCHELASTIC_RUN_ID": "abc"}, "llama-77"),
     ],
 )
-def test_the_user_names_the_run_before_slurm_and_slurm_before_torchrun(
+def test_the_users_name_of_the_run_precedes_slurms_and_slurms_precedes_torchruns(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], name: str
 ) -> None:
     for variable, value in variables.items():
@@ -42,7 +42,7 @@ def test_torchruns_id_names_the_run_unless_it_is_none(monkeypatch: pytest.Monkey
     assert identity.run_name() not in ("none", "")
 
 
-def test_the_slurm_job_is_its_number_and_what_slurm_calls_it_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_slurm_job_has_its_id_and_name_if_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert identity.slurm_job() == {}
     monkeypatch.setenv("SLURM_JOB_NAME", "left over")
     assert identity.slurm_job() == {}
@@ -56,7 +56,7 @@ def test_the_slurm_job_is_its_number_and_what_slurm_calls_it_if_there_is_one(mon
 
 
 @pytest.mark.parametrize("blank", ["", " ", "\t\n", "\xa0"])
-def test_a_blank_name_is_no_name_wherever_it_comes_from(monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
+def test_a_blank_name_is_ignored_in_every_variable(monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
     for variable in ("RANKSCOPE_RUN", "SLURM_JOB_ID", "SLURM_JOB_NAME", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(variable, blank)
     assert identity.run_name().strip(" ?")
@@ -79,7 +79,7 @@ def test_the_node_is_the_host_unless_the_environment_names_it(
 
 
 @pytest.mark.parametrize(("visible", "uuid"), [("GPU-aa, GPU-bb", "GPU-bb"), ("0,1", "")])
-def test_the_gpu_is_the_ranks_place_in_a_list_of_uuids(
+def test_the_gpu_is_at_the_local_rank_in_a_list_of_uuids(
     monkeypatch: pytest.MonkeyPatch, visible: str, uuid: str
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
@@ -87,13 +87,13 @@ def test_the_gpu_is_the_ranks_place_in_a_list_of_uuids(
     assert identity.gpu_uuid() == uuid
 
 
-def test_the_file_name_is_safe_whatever_the_run_is_called() -> None:
+def test_the_file_name_is_safe_with_any_name_of_the_run() -> None:
     name = identity.file_name({"run": "../a b/ü", "rank": "3", "pid": "9"})
     assert name == "_a_b__.3.9"
 
 
 @pytest.mark.parametrize("name", [None, "gloo", "cpu:gloo"])
-def test_the_backend_in_use_is_named_however_the_group_was_made(name: str | None) -> None:
+def test_the_backend_in_use_is_named_for_every_kind_of_group(name: str | None) -> None:
     dist.init_process_group(name, store=dist.HashStore(), rank=0, world_size=1)
     try:
         assert identity.backend() == "gloo"

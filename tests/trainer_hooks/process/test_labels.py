@@ -1,4 +1,4 @@
-"""RANKSCOPE_LABELS: what a user may call a rank, and what is said of the rest."""
+"""RANKSCOPE_LABELS: valid labels of a rank, and the warning about invalid ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def as_list(labels: dict[str, str]) -> str:
 
 
 @pytest.fixture(autouse=True)
-def nothing_was_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def forget_warnings(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment, "_warned", set())
 
 
@@ -46,37 +46,37 @@ def test_labels_are_names_with_values(
 
 
 @pytest.mark.parametrize(
-    ("wrong", "reason"),
+    ("invalid", "reason"),
     [
-        ("nlp", "no NAME=VALUE"),
-        ("=nlp", "the name is no name of a Prometheus label"),
-        ("my-team=nlp", "the name is no name of a Prometheus label"),
-        ("7team=nlp", "the name is no name of a Prometheus label"),
-        ("__name__=up", "the name is no name of a Prometheus label"),
-        ("tëam=nlp", "the name is no name of a Prometheus label"),
+        ("nlp", "not NAME=VALUE"),
+        ("=nlp", "the name is not valid in Prometheus"),
+        ("my-team=nlp", "the name is not valid in Prometheus"),
+        ("7team=nlp", "the name is not valid in Prometheus"),
+        ("__name__=up", "the name is not valid in Prometheus"),
+        ("tëam=nlp", "the name is not valid in Prometheus"),
         (f"{'t' * 41}=nlp", "has more than 40 characters"),
-        ("rank=3", "rank is a label of Rankscope's own"),
-        ("job=nlp", "job is a label of Rankscope's own"),
-        ("instance=nlp", "instance is a label of Rankscope's own"),
-        ("kept=twice", "kept is named twice"),
-        (f"team={'x' * (VALUE_LIMIT + 1)}", "the value is no printable text of 1 to 128 characters"),
-        ("team=a\nb", "the value is no printable text of 1 to 128 characters"),
-        ("team=\x1b[2J", "the value is no printable text of 1 to 128 characters"),
+        ("rank=3", "rank is a reserved label"),
+        ("job=nlp", "job is a reserved label"),
+        ("instance=nlp", "instance is a reserved label"),
+        ("kept=twice", "kept is a duplicate"),
+        (f"team={'x' * (VALUE_LIMIT + 1)}", "the value is not printable text of 1 to 128 characters"),
+        ("team=a\nb", "the value is not printable text of 1 to 128 characters"),
+        ("team=\x1b[2J", "the value is not printable text of 1 to 128 characters"),
     ],
 )
-def test_one_that_is_wrong_costs_a_line_and_no_other_label(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, wrong: str, reason: str
+def test_an_invalid_label_is_logged_and_the_others_are_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, invalid: str, reason: str
 ) -> None:
-    monkeypatch.setenv("RANKSCOPE_LABELS", f"kept=yes,{wrong},too=yes")
+    monkeypatch.setenv("RANKSCOPE_LABELS", f"kept=yes,{invalid},too=yes")
     for _ in range(2):
         assert environment.labels("RANKSCOPE_LABELS") == {"kept": "yes", "too": "yes"}
     (line,) = caplog.messages
-    assert line.startswith("rankscope: RANKSCOPE_LABELS has labels that are not used: ")
+    assert line.startswith("rankscope: RANKSCOPE_LABELS has invalid labels, ignoring them: ")
     assert reason in line
     assert line.isprintable()
 
 
-def test_too_many_are_left_out_and_the_line_stays_short(
+def test_excess_labels_are_omitted_and_the_line_stays_short(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("RANKSCOPE_LABELS", as_list(MANY) + "," + ",".join(f"more_{n}={'x' * 99}" for n in range(500)))
@@ -88,9 +88,7 @@ def test_too_many_are_left_out_and_the_line_stays_short(
 
 @pytest.mark.usefixtures("hook_fails_loudly")
 @pytest.mark.parametrize(("text", "labels"), [("team=nlp,rank=3", {"team": "nlp"}), ("", None)])
-def test_the_record_of_a_rank_that_trains_has_them(
-    monkeypatch: pytest.MonkeyPatch, text: str, labels: dict[str, str] | None
-) -> None:
+def test_the_record_has_the_labels(monkeypatch: pytest.MonkeyPatch, text: str, labels: dict[str, str] | None) -> None:
     monkeypatch.setenv("RANKSCOPE_LABELS", text)
     rankscope.instrument()
     parameter = torch.ones(2, requires_grad=True)

@@ -1,4 +1,4 @@
-"""A guest's manners: what the hook keeps, and what it leaves behind, in a process that lives long."""
+"""The hook in a long-running process: its memory, its threads, and what remains after `uninstrument`."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rankscope.record.clock import boot_id
 from rankscope.record.reader import read_rank
 
 HOOK = str(Path(attach.__file__).parent)
-STEPS = 25  # past the search for root modules and the settled settings
+STEPS = 25  # more than the search for root modules and the first polls take
 
 
 @pytest.fixture(autouse=True)
@@ -41,8 +41,8 @@ def named_run(hook_fails_loudly: None, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def train(steps: int = STEPS) -> list[torch.Tensor]:
-    """Everything that is watched; returns the parameters."""
-    gc.collect()  # an optimizer is part of a cycle, and the one that marks the steps does so as long as it is there
+    """Train with everything that the hook watches, and return the parameters."""
+    gc.collect()  # free the last optimizer, which is part of a cycle and would still mark the steps
     torch.manual_seed(0)
     network = torch.nn.Linear(4, 4)
     model = DistributedDataParallel(network) if dist.is_initialized() else network
@@ -62,14 +62,14 @@ def train(steps: int = STEPS) -> list[torch.Tensor]:
 
 
 def is_ours(value: Any) -> bool:
-    """Whether this is a function or an object of the hook's. Only its type is asked: some of torch's warn at more."""
+    """Return whether this is a function or object of the hook. Reads only its type: some of torch's objects warn."""
     if type(value) is FunctionType:
         return value.__code__.co_filename.startswith(HOOK) or is_ours(vars(value).get("__wrapped__"))
     return type(value).__module__.startswith("rankscope")
 
 
 def ours_in_torch() -> list[str]:
-    """Every attribute of a module or class of torch's that is the hook's."""
+    """Return every attribute of torch's modules and classes that belongs to the hook."""
     modules = [module for name, module in list(sys.modules.items()) if name.partition(".")[0] == "torch"]
     owners: list[Any] = [module for module in modules if isinstance(module, ModuleType)]
     classes = {value for module in owners for value in vars(module).values() if issubclass(type(value), type)}
@@ -78,7 +78,7 @@ def ours_in_torch() -> list[str]:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_uninstrument_leaves_nothing_of_ours_in_torch() -> None:
+def test_uninstrument_leaves_nothing_of_the_hook_in_torch() -> None:
     excepthook = sys.excepthook
     rankscope.instrument()
     train()
@@ -90,13 +90,13 @@ def test_uninstrument_leaves_nothing_of_ours_in_torch() -> None:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_a_probe_that_cannot_be_taken_back_does_not_keep_the_others(
+def test_a_patch_that_cannot_be_undone_does_not_prevent_the_others_from_being_undone(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(guard, "reraise", False)
 
     def broken() -> None:
-        raise RuntimeError("somebody else's import hook")
+        raise RuntimeError("foreign import hook")
 
     rankscope.instrument()
     train()
@@ -107,7 +107,7 @@ def test_a_probe_that_cannot_be_taken_back_does_not_keep_the_others(
     assert len(caplog.records) == 1
 
 
-def test_instrumenting_again_begins_a_new_record_of_the_same_run_in_the_place_of_the_first(run_dir: Path) -> None:
+def test_instrumenting_again_replaces_the_record_of_the_same_run(run_dir: Path) -> None:
     rankscope.instrument()
     train(5)
     rankscope.uninstrument()
@@ -115,7 +115,7 @@ def test_instrumenting_again_begins_a_new_record_of_the_same_run_in_the_place_of
     first = read_rank(path)
     assert (first.exit_reason, first["steps"]) == ("finished", 5)
     assert first.info["boot_id"] == boot_id()
-    train(5)  # on his own: nobody counts
+    train(5)  # not counted
     rankscope.instrument()
     train(2)
     (path,) = run_dir.iterdir()
@@ -125,7 +125,7 @@ def test_instrumenting_again_begins_a_new_record_of_the_same_run_in_the_place_of
     assert second["started_unix"] > first["started_unix"]
 
 
-def test_training_that_moves_to_another_thread_and_back_is_followed() -> None:
+def test_training_is_followed_to_another_thread_and_back() -> None:
     rankscope.instrument()
     for expected in (10, 20, 30):
         if expected == 20:
@@ -138,7 +138,7 @@ def test_training_that_moves_to_another_thread_and_back_is_followed() -> None:
         assert attachment().timeline.open_phases == (layout.OTHER, None)
 
 
-def test_a_thread_that_alone_trains_loses_no_backward_pass() -> None:
+def test_all_backward_passes_of_a_single_training_thread_are_counted() -> None:
     rankscope.instrument()
     thread = threading.Thread(target=train, args=(10,))
     thread.start()
@@ -148,7 +148,7 @@ def test_a_thread_that_alone_trains_loses_no_backward_pass() -> None:
 
 
 @pytest.mark.parametrize("threads", [2, 3])
-def test_threads_of_a_pool_that_take_turns_lose_no_step(threads: int) -> None:
+def test_all_steps_of_alternating_threads_of_a_pool_are_counted(threads: int) -> None:
     rankscope.instrument()
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -186,7 +186,7 @@ def test_a_thread_that_evaluates_between_steps_is_not_followed() -> None:
     assert attachment().timeline.steps.count == 20
 
 
-def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:
+def test_of_two_threads_that_train_at_once_only_one_is_recorded() -> None:
     def both(barrier: threading.Barrier) -> None:
         weights = torch.nn.Parameter(torch.ones(2))
         optimizer = torch.optim.SGD([weights], lr=0.1)
@@ -199,7 +199,7 @@ def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:
 
     rankscope.instrument()
     barrier = threading.Barrier(2)
-    train(1)  # the main thread is the one
+    train(1)  # the main thread is followed
     thread = threading.Thread(target=both, args=(barrier,))
     thread.start()
     both(barrier)
@@ -212,37 +212,37 @@ def test_two_threads_that_both_train_do_not_take_turns_in_the_record() -> None:
 
 
 @pytest.mark.usefixtures("process_group")
-def test_modules_that_the_script_drops_leave_nothing() -> None:
+def test_modules_that_the_script_drops_are_freed() -> None:
     rankscope.instrument()
     for _ in range(50):
         train(2)
     gc.collect()
-    watched = [item for item in gc.get_objects() if type(item) is WatchedModule]  # isinstance would ask the item
+    watched = [item for item in gc.get_objects() if type(item) is WatchedModule]  # isinstance reads attributes
     assert len(watched) <= 1
 
 
 @pytest.mark.usefixtures("process_group")
-def test_thousands_of_steps_take_no_memory() -> None:
+def test_memory_does_not_grow_with_steps() -> None:
     rankscope.instrument()
     train(200)
     gc.collect()
     tracemalloc.start()
     try:
-        before = size_of_ours()
+        before = allocated_bytes()
         train(2000)
         gc.collect()
-        assert size_of_ours() - before < 20_000  # of what a training has at once; 10 bytes a step would be as much
+        assert allocated_bytes() - before < 20_000  # 10 bytes per step would be as much
     finally:
         tracemalloc.stop()
 
 
-def size_of_ours() -> int:
-    """Bytes that the hook's own lines have allocated."""
+def allocated_bytes() -> int:
+    """Return the bytes allocated by the hook's own lines."""
     snapshot = tracemalloc.take_snapshot().filter_traces([tracemalloc.Filter(True, f"{HOOK}/*")])
     return sum(statistic.size for statistic in snapshot.statistics("filename"))
 
 
-def test_process_groups_that_come_and_go_keep_their_name_and_their_number_grows() -> None:
+def test_recreated_process_groups_keep_their_name_and_their_sequence_number_grows() -> None:
     rankscope.instrument()
     numbers = []
     for _ in range(3):
@@ -261,15 +261,15 @@ def test_process_groups_that_come_and_go_keep_their_name_and_their_number_grows(
     assert 20 < numbers[0] < numbers[1] < numbers[2]
 
 
-def no_room(_: Path) -> Callable[[], None]:
-    """No file may have more than 4 KiB: what a full file system looks like to one who writes 32."""
+def full_file_system(_: Path) -> Callable[[], None]:
+    """Limit files to 4 KiB, so that writing a record fails as on a full file system."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (4096, before[1]))
     return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def not_a_directory(run_dir: Path) -> Callable[[], None]:
-    """As unwritable to root as to everybody."""
+    """Replace the directory by a file, which even root cannot use."""
     run_dir.rmdir()
     run_dir.touch()
 
@@ -280,8 +280,8 @@ def not_a_directory(run_dir: Path) -> Callable[[], None]:
     return restore
 
 
-@pytest.mark.parametrize("spoil", [no_room, not_a_directory])
-def test_a_run_directory_without_room_or_that_is_none_costs_one_warning_and_nothing_else(
+@pytest.mark.parametrize("spoil", [full_file_system, not_a_directory])
+def test_a_full_or_invalid_run_directory_causes_only_one_warning(
     run_dir: Path, spoil: Callable[[Path], Callable[[], None]], caplog: pytest.LogCaptureFixture
 ) -> None:
     expected = train()
@@ -292,11 +292,11 @@ def test_a_run_directory_without_room_or_that_is_none_costs_one_warning_and_noth
     finally:
         restore()
     assert [entry.levelno for entry in caplog.records] == [logging.WARNING]
-    assert "training goes on" in caplog.text
+    assert "training continues" in caplog.text
     assert list(run_dir.iterdir()) == []
 
 
-def test_a_run_directory_that_vanishes_changes_nothing(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_deleted_run_directory_does_not_affect_training(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     expected = train()
     rankscope.instrument()
     train(2)

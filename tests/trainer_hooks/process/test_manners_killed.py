@@ -1,4 +1,4 @@
-"""A process may be killed at any instruction: its record says so, and is whole."""
+"""A process may be killed at any instruction: its record is complete and shows that."""
 
 from __future__ import annotations
 
@@ -19,24 +19,24 @@ JOB = Path(__file__).parents[1] / "jobs" / "killed.py"
 
 
 @pytest.mark.parametrize("where", ["instructions", "moments"])
-def test_a_rank_that_is_killed_at_any_point_leaves_a_record_that_is_whole_and_true(run_dir: Path, where: str) -> None:
+def test_a_rank_killed_at_any_point_leaves_a_complete_and_correct_record(run_dir: Path, where: str) -> None:
     environment = {**os.environ, "RANKSCOPE_RUN": "job", "RANKSCOPE_QUIET": "1"}
     command = [sys.executable, str(JOB), where, "100"]
     done = subprocess.run(command, env=environment, check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     result = json.loads(done.stdout)
-    assert result["lies"] == []
-    assert result["endings"]["killed"] > 50  # the others were killed before they had a record
+    assert result["errors"] == []
+    assert result["endings"]["killed"] > 50  # the others were killed without a record
     assert result["files"] == 1
 
 
-def test_what_a_killed_process_left_half_made_does_not_keep_the_next_of_its_number_from_a_record(run_dir: Path) -> None:
+def test_an_incomplete_record_of_a_killed_process_does_not_block_the_next_with_its_id(run_dir: Path) -> None:
     (run_dir / ".r.0.rank").write_bytes(b"half")
     publish(run_dir)
     assert [path.name for path in run_dir.iterdir()] == ["r.0.rank"]
 
 
-def test_a_new_info_does_not_touch_the_old_one_before_it_is_whole(run_dir: Path) -> None:
+def test_a_new_info_does_not_change_the_old_one_before_it_is_complete(run_dir: Path) -> None:
     writer, path = publish(run_dir)
     for number in range(20):
         before = writer.slots[INDEX["info_place"]]

@@ -1,4 +1,4 @@
-"""Elastic restarts, and several runs on one node: records are told apart."""
+"""Records of elastic restarts, and of several runs on one node."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ JOBS = Path(__file__).parents[1] / "jobs"
 
 
 def start(run: str | None, *options: str) -> subprocess.Popen[str]:
-    """A job of two ranks that fails once and is started again by torchrun."""
+    """Start a job of two ranks that fails once and is restarted by torchrun."""
     variables = {"RANKSCOPE": "1", **({"RANKSCOPE_RUN": run} if run else {})}
     command = torchrun(2, JOBS / "restarted.py", options=("--max-restarts=1", *options))
     return subprocess.Popen(command, env=environment(**variables), text=True, stderr=subprocess.PIPE)
@@ -26,7 +26,7 @@ def records(run_dir: Path) -> list[RankSnapshot]:
 
 
 @pytest.mark.parametrize("run", ["job", None])  # None: torchrun's own id, the same in both attempts
-def test_a_restarted_run_has_the_records_of_its_last_attempt_only(run_dir: Path, run: str | None) -> None:
+def test_a_restarted_run_has_only_the_records_of_its_last_attempt(run_dir: Path, run: str | None) -> None:
     with start(run, "--standalone") as job:
         _, errors = job.communicate()
     assert job.returncode == 0, errors
@@ -38,7 +38,7 @@ def test_a_restarted_run_has_the_records_of_its_last_attempt_only(run_dir: Path,
     assert len({rank.info["run"] for rank in found}) == 1
 
 
-def test_two_runs_on_a_node_at_once_keep_their_records_apart(run_dir: Path) -> None:
+def test_two_concurrent_runs_on_a_node_have_separate_records(run_dir: Path) -> None:
     jobs = [start(run, "--standalone") for run in ("one", "two")]
     for job in jobs:
         job.communicate()

@@ -1,4 +1,4 @@
-"""A process is the rank that it becomes: forked workers that train, and ranks in a new process group."""
+"""Processes that become ranks: forked workers that train, and ranks in a new process group."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ JOB = Path(__file__).parents[1] / "jobs" / "other_ranks.py"
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the directory in which each scenario of the job has left its run directory."""
+    """Return the parent directory of the scenarios' run directories."""
     path = tmp_path_factory.mktemp("runs")
     command = [sys.executable, "-W", "ignore", JOB, path]
     done = subprocess.run(command, env=watched(), check=False, capture_output=True, text=True)
@@ -30,18 +30,18 @@ def newest_by_rank(run_dir: Path) -> dict[str, RankSnapshot]:
     return {str(record.info["rank"]): record for record in records}
 
 
-def test_ranks_that_are_forked_after_their_parent_has_trained_have_records(runs: Path) -> None:
+def test_ranks_forked_after_their_parent_has_trained_have_records(runs: Path) -> None:
     found = [read_rank(path) for path in (runs / "forked_ranks").glob("*.rank")]
-    who = sorted((rank.info["rank"], rank.info["world_size"], rank.info["group"], rank["steps"]) for rank in found)
-    assert who == [("0", "1", "0", 2), ("0", "2", "0-1", 3), ("1", "2", "0-1", 3)]
+    found_as = sorted((rank.info["rank"], rank.info["world_size"], rank.info["group"], rank["steps"]) for rank in found)
+    assert found_as == [("0", "1", "0", 2), ("0", "2", "0-1", 3), ("1", "2", "0-1", 3)]
     (parent,) = (rank for rank in found if rank.info["world_size"] == "1")
     assert {rank.info.get("parent") for rank in found} == {None, parent.info["pid"]}
 
 
-def test_ranks_that_change_places_in_a_new_group_begin_new_records(runs: Path) -> None:
+def test_ranks_that_swap_numbers_in_a_new_group_start_new_records(runs: Path) -> None:
     found = newest_by_rank(runs / "swapped_ranks")
     assert {rank: record["steps"] for rank, record in found.items()} == {"0": 4, "1": 4}
-    # The process that was started first was rank 0 first.
+    # The process that was started first was rank 0 in the first group.
     assert int(found["1"].info["pid"]) < int(found["0"].info["pid"])
 
 
@@ -52,7 +52,7 @@ def test_a_process_that_stays_the_same_rank_keeps_its_record(runs: Path) -> None
     assert record.info["backend"] == "gloo"
 
 
-def test_processes_that_train_at_once_without_a_group_are_ranks_of_their_own(runs: Path) -> None:
+def test_processes_that_train_at_once_without_a_group_are_separate_ranks(runs: Path) -> None:
     found = newest_by_rank(runs / "hogwild")
     assert {rank: (record["steps"], record.info["group"]) for rank, record in found.items()} == {
         "0": (2, "0"),
@@ -60,7 +60,7 @@ def test_processes_that_train_at_once_without_a_group_are_ranks_of_their_own(run
     }
 
 
-def test_a_program_that_a_rank_starts_is_a_rank_only_if_it_trains(runs: Path) -> None:
+def test_a_program_started_by_a_rank_is_a_rank_only_if_it_trains(runs: Path) -> None:
     found = newest_by_rank(runs / "programs_of_a_rank")
     assert {rank: record["steps"] for rank, record in found.items()} == {"0": 2, "1": 1}
 

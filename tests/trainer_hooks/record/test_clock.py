@@ -1,4 +1,4 @@
-"""The node's clocks, and a record's unix times: by one setting of the clock, and by the newest when one is written."""
+"""The node's clocks, and a record's unix times, which all belong to the newest setting when one is written."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankscope.record import layout
 from rankscope.record.clock import NodeClock, boot_id
 from rankscope.record.directory import opened
 from rankscope.record.layout import INDEX
-from rankscope.record.old_records import RECORD_OUTLIVES_ITS_PROCESS, remove_old_records
+from rankscope.record.old_records import RECORD_LIFETIME, remove_old_records
 from rankscope.record.reader import read_rank
 from rankscope.record.writer import RankWriter
 from rankscope.timeline.timeline import Timeline
@@ -24,7 +24,7 @@ NOW = 1_700_000_000.0
 STEPS = (-86_400.0, -600.0, -0.2, 0.2, 600.0, 86_400.0)
 
 
-def test_a_moment_keeps_its_unix_time_while_the_clock_is_only_slewed() -> None:
+def test_a_time_keeps_its_unix_time_while_the_clock_is_only_slewed() -> None:
     unix, monotonic = Clock(NOW), Clock(100.0)
     clock = NodeClock(unix, monotonic)
     offset = clock.offset()
@@ -35,26 +35,26 @@ def test_a_moment_keeps_its_unix_time_while_the_clock_is_only_slewed() -> None:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_moment_has_another_unix_time_once_the_clock_is_set(step: float) -> None:
+def test_a_time_has_another_unix_time_after_the_clock_is_set(step: float) -> None:
     unix, monotonic = Clock(NOW), Clock(100.0)
     clock = NodeClock(unix, monotonic)
     unix.advance(step)
     assert clock.offset() == pytest.approx(NOW - 100 + step)
 
 
-def test_a_boot_has_a_name() -> None:
+def test_a_boot_has_an_id() -> None:
     assert boot_id()
 
 
 @pytest.fixture
 def set_clock(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
-    """Sets the clock of this process by so many seconds."""
+    """Return a function that shifts the clock of this process."""
     real = time.time
     return lambda seconds: monkeypatch.setattr(time, "time", lambda: real() + seconds)
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_rank_that_ends_after_the_clock_was_set_has_all_its_times_by_the_new_one(
+def test_a_rank_that_ends_after_the_clock_was_set_has_all_times_by_the_new_setting(
     set_clock: Callable[[float], None], step: float
 ) -> None:
     writer = RankWriter()
@@ -68,7 +68,7 @@ def test_a_rank_that_ends_after_the_clock_was_set_has_all_its_times_by_the_new_o
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_checkpoint_after_the_clock_was_set_is_by_the_same_clock_as_the_start(
+def test_a_checkpoint_after_the_clock_was_set_changes_the_start_to_the_same_setting(
     set_clock: Callable[[float], None], step: float
 ) -> None:
     writer = RankWriter()
@@ -80,18 +80,18 @@ def test_a_checkpoint_after_the_clock_was_set_is_by_the_same_clock_as_the_start(
     assert writer.slots[INDEX["checkpoint_last_unix"]] == pytest.approx(time.time(), abs=0.15)
 
 
-@pytest.mark.parametrize("wrong_by", STEPS)
-@pytest.mark.parametrize(("ago", "is_kept"), [(60.0, True), (RECORD_OUTLIVES_ITS_PROCESS + 60, False)])
-def test_a_record_is_old_by_the_time_since_its_rank_worked_whatever_its_clock_was(
-    run_dir: Path, wrong_by: float, ago: float, is_kept: bool
+@pytest.mark.parametrize("clock_error", STEPS)
+@pytest.mark.parametrize(("ago", "is_kept"), [(60.0, True), (RECORD_LIFETIME + 60, False)])
+def test_a_records_age_does_not_depend_on_its_ranks_clock(
+    run_dir: Path, clock_error: float, ago: float, is_kept: bool
 ) -> None:
-    slots = {"started_unix": time.time() - ago + wrong_by, "started_monotonic": time.monotonic() - ago}
+    slots = {"started_unix": time.time() - ago + clock_error, "started_monotonic": time.monotonic() - ago}
     _, path = publish(run_dir, slots=slots, boot_id=boot_id())
     with opened(run_dir) as directory:
         remove_old_records(run_dir, directory, {"run": "another", "rank": "0"})
     assert path.exists() == is_kept
 
 
-def test_a_record_of_another_boot_has_its_times_by_the_clock_of_its_start(run_dir: Path) -> None:
+def test_a_record_of_another_boot_has_its_times_by_the_clock_at_its_start(run_dir: Path) -> None:
     _, path = publish(run_dir, slots={"started_unix": NOW, "started_monotonic": 1e9}, boot_id="another")
     assert read_rank(path).unix(1e9 + 5) == NOW + 5

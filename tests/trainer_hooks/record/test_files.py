@@ -1,4 +1,4 @@
-"""A record is read as it was written, or refused with a reason; liveness needs nothing but the file."""
+"""A record is read as it was written or refused with a reason; the file alone shows whether the rank is alive."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_slots_and_info_are_read_as_written(run_dir: Path) -> None:
     assert list(snapshot.phase_seconds)[-1] == "tokenize"
 
 
-def test_what_was_counted_before_publishing_is_in_the_file(run_dir: Path) -> None:
+def test_counts_from_before_publishing_are_in_the_file(run_dir: Path) -> None:
     _, path = publish(run_dir, slots={"steps": 3})
     assert read_rank(path)["steps"] == 3
 
@@ -77,7 +77,7 @@ def test_a_foreign_file_is_refused(run_dir: Path) -> None:
 @pytest.mark.parametrize(
     ("field", "value"), [("steps", float("nan")), ("phase", 99.0), ("info_place", 1e12), ("info_place", -1.0)]
 )
-def test_values_that_no_rank_writes_are_refused(run_dir: Path, field: str, value: float) -> None:
+def test_invalid_values_are_refused(run_dir: Path, field: str, value: float) -> None:
     content = bytearray(publish(run_dir)[1].read_bytes())
     struct.pack_into("d", content, layout.SLOTS_OFFSET + 8 * INDEX[field], value)
     path = run_dir / "odd.rank"
@@ -85,7 +85,7 @@ def test_values_that_no_rank_writes_are_refused(run_dir: Path, field: str, value
     assert refusal(path) == "foreign"
 
 
-def test_a_record_of_another_version_says_so(run_dir: Path) -> None:
+def test_a_record_of_another_version_is_refused_as_such(run_dir: Path) -> None:
     content = bytearray(publish(run_dir)[1].read_bytes())
     struct.pack_into("<I", content, 8, layout.VERSION + 1)
     path = run_dir / "newer.rank"
@@ -136,14 +136,14 @@ def test_a_reader_never_sees_half_of_an_info(run_dir: Path) -> None:
     thread.start()
     try:
         for _ in range(300):
-            with contextlib.suppress(UnreadableRecordError):  # a writer that never pauses may outrun the attempts
+            with contextlib.suppress(UnreadableRecordError):  # the writer never pauses, so every attempt may fail
                 assert len(set(read_rank(path).info["run"])) == 1
     finally:
         stop.set()
         thread.join()
 
 
-def test_a_store_is_never_seen_half_done(run_dir: Path) -> None:
+def test_a_store_is_atomic(run_dir: Path) -> None:
     path = run_dir / "busy"
     path.write_bytes(bytes(layout.SIZE))
     with running(*python(BUSY_WRITER, path)):
@@ -155,11 +155,11 @@ def test_a_store_is_never_seen_half_done(run_dir: Path) -> None:
     assert {struct.pack("d", value) for value in seen} <= {bytes(8), b"\x11" * 8, b"\xee" * 8}
 
 
-def test_a_phase_is_open_since_the_last_event_and_one_that_absorbs_since_it_began(run_dir: Path) -> None:
+def test_a_phase_is_open_since_the_last_event_and_an_absorbing_one_since_its_start(run_dir: Path) -> None:
     now = 100.0
     writer = RankWriter()
     timeline = Timeline(writer, lambda: now)
-    timeline.step()  # ends start-up
+    timeline.step()  # ends startup
     writer.publish(run_dir, "r.0", rank_info())
     assert writer.path is not None
     found = []
@@ -178,15 +178,15 @@ def test_a_phase_is_open_since_the_last_event_and_one_that_absorbs_since_it_bega
 
 
 @pytest.mark.parametrize("size", [0, 100, layout.SIZE - 1])
-def test_what_a_process_left_that_was_killed_while_it_wrote_is_removed_by_the_next(run_dir: Path, size: int) -> None:
+def test_an_incomplete_record_of_a_killed_process_is_removed_by_the_next(run_dir: Path, size: int) -> None:
     (run_dir / ".r.0.1.rank").write_bytes(layout.header().ljust(layout.SIZE, b"\0")[:size])
-    (run_dir / "r.0.2.rank").write_bytes(b"")  # of no writer: it renames only what is whole
+    (run_dir / "r.0.2.rank").write_bytes(b"")  # not by a writer, which renames only complete files
     with opened(run_dir) as directory:
         remove_old_records(run_dir, directory, rank_info())
     assert [path.name for path in run_dir.iterdir()] == ["r.0.2.rank"]
 
 
-def test_a_rank_whose_unfinished_record_is_removed_takes_another_name(
+def test_a_rank_whose_incomplete_record_is_removed_takes_another_name(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write = os.write

@@ -1,4 +1,4 @@
-"""A group's name in the record and back."""
+"""Conversion of a group's ranks to its name in the record, and back."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ def test_groups_are_written_compactly_and_read_back(ranks, name) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "0,1,2…abc", "0-", "a", "0-999999999", "3-1"])
-def test_what_names_no_ranks_has_no_members(name) -> None:
+def test_an_invalid_name_has_no_members(name) -> None:
     assert members(name) == ()

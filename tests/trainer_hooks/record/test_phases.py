@@ -1,4 +1,4 @@
-"""What else has to say something about each phase of the table: a new one is missed here by the name of the file."""
+"""All other places that must name each phase of the table. For a new phase, the failing tests name the files."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from rankscope.record import layout
 from rankscope.record.phases import COMPUTING, NAMES, PHASES
 
 ROOT = Path(__file__).resolve().parents[3]
-# A rank's lag is blamed on any phase but these: what is planned is its own alert's, and waiting for others is no cause.
+# A rank's lag may be caused by any phase but planned ones, which have their own alert, and waiting for other ranks.
 BLAMED = [phase.name for phase in PHASES if not phase.planned and phase.name != "collective_wait"]
-# run:rankscope_lost:ratio has each as a cause of its own, but for those that it takes apart.
+# The phases that are a cause in run:rankscope_lost:ratio. It splits the others.
 LOST_TO = [name for name in NAMES if name not in (*COMPUTING, "collective_wait", "data_wait", "h2d_copy")]
 
 
@@ -35,14 +35,14 @@ def test_causes_yml_gives_each_phase_a_color(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", BLAMED)
-def test_causes_yml_has_the_words_for_a_rank_that_lags_in_it(phase: str) -> None:
+def test_causes_yml_has_a_text_for_a_rank_that_lags_in_it(phase: str) -> None:
     assert phase in chain.from_iterable(
         cause.split("|") for cause in causes()["alerts"]["RankscopeRankLagging"]["causes"]
     )
 
 
 @pytest.mark.parametrize("phase", BLAMED)
-def test_the_runbook_says_what_to_do_about_a_rank_that_lags_in_it(phase: str) -> None:
+def test_the_runbook_has_advice_for_a_rank_that_lags_in_it(phase: str) -> None:
     runbook = (ROOT / "docs/runbooks/RankscopeRankLagging.md").read_text(encoding="utf-8")
     assert f"`{phase}`" in "".join(re.findall(r"^\*\*(.+?)\*\*", runbook, re.MULTILINE))
 

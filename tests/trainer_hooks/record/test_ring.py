@@ -1,4 +1,4 @@
-"""The rings of the last steps, the host's and the device's: what is read was written, however fast the writer is."""
+"""The rings of the last steps, of the host and the device: no entry is torn, however fast the writer is."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankscope.timeline.timeline import Timeline
 DEVICE_STEPS = layout.INDEX["device_steps"]
 INFO = {"run": "r", "rank": "0", "phases": []}
 
-# Each step n lasts n seconds by the writer's clock, all of them in forward: any mixture of two entries shows.
+# Step n lasts n seconds by the writer's clock, all in forward, so a mixture of two entries is detected.
 FAST_WRITER = """
 import sys
 from pathlib import Path
@@ -41,7 +41,7 @@ while True:
     timeline.step()
 """
 
-# Each number of step n is n, so that any mixture of two entries shows.
+# Each number of step n is n, so a mixture of two entries is detected.
 FAST_DEVICE = """
 import sys
 from array import array
@@ -60,7 +60,7 @@ while True:
 
 
 class Job:
-    """A timeline on a clock of its own, published in a directory."""
+    """A published timeline with a simulated clock."""
 
     def __init__(self, directory: Path) -> None:
         self.now = 1000.0
@@ -80,7 +80,7 @@ class Job:
         return read_rank(self.writer.path, with_steps=True).steps_after(number)
 
     def measure(self, number: int, end: float = 1.0, sequence: int = 1, **phases: float) -> None:
-        """The device has done step `number`."""
+        """Write the measured step `number`."""
         slots, nth = self.writer.slots, self.writer.slots[DEVICE_STEPS] + 1
         entry = (nth, number, end, sequence, *(phases.get(phase, 0.0) for phase in layout.PHASES))
         self.writer.device_ring[int(nth) % layout.DEVICE_RING_STEPS][:] = array("d", entry)
@@ -97,7 +97,7 @@ def in_phase(step: Step | DeviceStep, phase: str) -> float:
 
 def test_a_step_has_its_end_its_length_and_its_phases(run_dir: Path) -> None:
     job = Job(run_dir)
-    job.step(forward=1.0)  # in start-up
+    job.step(forward=1.0)  # in startup
     job.step(forward=1.0, collective_wait=0.5)
     (step,) = job.steps_after(0)
     assert (step.number, step.end, step.seconds) == (2, 1002.5, 1.5)
@@ -118,18 +118,18 @@ def test_a_record_without_steps_has_none(run_dir: Path) -> None:
     assert Job(run_dir).steps_after(0) == []
 
 
-def test_what_was_overwritten_and_what_the_writer_may_be_at_is_left_out(run_dir: Path) -> None:
+def test_entries_that_are_or_may_be_overwritten_are_omitted(run_dir: Path) -> None:
     job = Job(run_dir)
     for _ in range(300):
         job.step(forward=1.0)
     numbers = [step.number for step in job.steps_after(0)]
-    # The writer may be at entry 301, which overwrites 173; of 174 the beginning is then unknown.
+    # The writer may be writing entry 301, which overwrites 173; then the start of 174 is not known.
     assert numbers == list(range(300 - layout.RING_STEPS + 3, 301))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lengths=st.lists(st.floats(0.001, 1000), min_size=1, max_size=200), after=st.integers(0, 220))
-def test_whatever_was_stepped_is_read_back(run_dir: Path, lengths: list[float], after: int) -> None:
+def test_steps_of_any_lengths_are_read_as_written(run_dir: Path, lengths: list[float], after: int) -> None:
     (run_dir / "job.rank").unlink(missing_ok=True)
     job = Job(run_dir)
     for seconds in lengths:
@@ -140,7 +140,7 @@ def test_whatever_was_stepped_is_read_back(run_dir: Path, lengths: list[float], 
         assert in_phase(step, "backward") == pytest.approx(lengths[step.number - 1], abs=1e-6)
 
 
-def test_a_writer_that_steps_as_fast_as_it_can_never_shows_a_torn_step(run_dir: Path) -> None:
+def test_a_reader_never_sees_a_torn_step_of_a_fast_writer(run_dir: Path) -> None:
     seen, last, readings = 0, 0, 0
     with running(*python(FAST_WRITER, run_dir)):
         while readings < 3000 or seen <= 3000:
@@ -152,7 +152,7 @@ def test_a_writer_that_steps_as_fast_as_it_can_never_shows_a_torn_step(run_dir: 
             readings += 1
 
 
-def test_a_device_that_is_measured_as_fast_as_can_be_never_shows_a_torn_step(run_dir: Path) -> None:
+def test_a_reader_never_sees_a_torn_measured_step_of_a_fast_writer(run_dir: Path) -> None:
     seen, last, readings = 0, 0, 0
     with running(*python(FAST_DEVICE, run_dir)):
         while readings < 3000 or seen <= 3000:
@@ -165,7 +165,7 @@ def test_a_device_that_is_measured_as_fast_as_can_be_never_shows_a_torn_step(run
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 1e300])
 @pytest.mark.parametrize("index", [0, 1, 4, 5])
-def test_an_entry_that_no_rank_writes_is_left_out(run_dir: Path, value: float, index: int) -> None:
+def test_an_invalid_entry_is_omitted(run_dir: Path, value: float, index: int) -> None:
     job = Job(run_dir)
     for _ in range(5):
         job.step(forward=1.0)
@@ -174,7 +174,7 @@ def test_an_entry_that_no_rank_writes_is_left_out(run_dir: Path, value: float, i
 
 
 @pytest.mark.parametrize("value", [2.0**53, 2.0**62])
-def test_a_number_of_steps_that_nobody_took_costs_no_time(run_dir: Path, value: float) -> None:
+def test_a_forged_number_of_steps_takes_no_time(run_dir: Path, value: float) -> None:
     job = Job(run_dir)
     job.step(forward=1.0)
     job.writer.slots[layout.INDEX["steps"]] = value
@@ -182,7 +182,7 @@ def test_a_number_of_steps_that_nobody_took_costs_no_time(run_dir: Path, value: 
 
 
 @pytest.mark.parametrize("ring", [layout.RING_OFFSET, layout.DEVICE_RING_OFFSET])
-def test_a_record_that_is_cut_within_a_ring_is_truncated(run_dir: Path, ring: int) -> None:
+def test_a_record_that_ends_in_a_ring_is_truncated(run_dir: Path, ring: int) -> None:
     job = Job(run_dir)
     assert job.writer.path is not None
     data = job.writer.path.read_bytes()
@@ -192,7 +192,7 @@ def test_a_record_that_is_cut_within_a_ring_is_truncated(run_dir: Path, ring: in
     assert caught.value.reason == "truncated"
 
 
-def test_a_measured_step_has_its_number_its_end_what_was_issued_and_its_phases(run_dir: Path) -> None:
+def test_a_measured_step_has_its_number_its_end_its_sequence_number_and_its_phases(run_dir: Path) -> None:
     job = Job(run_dir)
     job.measure(7, end=1002.5, sequence=21, forward=0.5, collective_wait=0.25)
     (step,) = job.device_steps_after(0)
@@ -210,17 +210,17 @@ def test_only_the_measured_steps_after_the_given_one_are_read(run_dir: Path) -> 
     assert job.device_steps_after(10) == job.device_steps_after(11) == []
 
 
-def test_measured_steps_that_were_overwritten_are_left_out(run_dir: Path) -> None:
+def test_overwritten_measured_steps_are_omitted(run_dir: Path) -> None:
     job = Job(run_dir)
     for number in range(1, 101):
         job.measure(number, forward=1.0)
-    # The writer may be at entry 101, which overwrites 69.
+    # The writer may be writing entry 101, which overwrites 69.
     assert [step.nth for step in job.device_steps_after(0)] == list(range(100 - layout.DEVICE_RING_STEPS + 2, 101))
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf, 2.0**201])
 @pytest.mark.parametrize("index", range(6))
-def test_a_measured_step_that_no_rank_writes_is_left_out(run_dir: Path, value: float, index: int) -> None:
+def test_an_invalid_measured_step_is_omitted(run_dir: Path, value: float, index: int) -> None:
     job = Job(run_dir)
     for number in range(1, 6):
         job.measure(number, forward=1.0)
@@ -228,14 +228,14 @@ def test_a_measured_step_that_no_rank_writes_is_left_out(run_dir: Path, value: f
     assert [step.nth for step in job.device_steps_after(0)] == [1, 2, 4, 5]
 
 
-def test_a_measured_step_without_any_time_is_left_out(run_dir: Path) -> None:
+def test_a_measured_step_without_any_time_is_omitted(run_dir: Path) -> None:
     job = Job(run_dir)
     job.measure(1)
     assert job.device_steps_after(0) == []
 
 
 @pytest.mark.parametrize("value", [2.0**53, 2.0**62])
-def test_a_number_of_measured_steps_that_nobody_took_costs_no_time(run_dir: Path, value: float) -> None:
+def test_a_forged_number_of_measured_steps_takes_no_time(run_dir: Path, value: float) -> None:
     job = Job(run_dir)
     job.measure(1, forward=1.0)
     job.writer.slots[DEVICE_STEPS] = value

@@ -1,4 +1,4 @@
-"""Which steps are measured: by their number alone, evenly over time, and in no rhythm that a job may have itself."""
+"""Sampling of steps: by their number alone, evenly over time, and not in a rhythm that a job may have."""
 
 from __future__ import annotations
 
@@ -16,52 +16,52 @@ SMALL_LEVELS = st.integers(0, 10)
 
 
 @given(step=STEPS)
-def test_at_level_0_it_is_every_step(step: int) -> None:
+def test_at_level_0_every_step_is_sampled(step: int) -> None:
     assert is_sampled(step, 0)
 
 
 @given(block=st.integers(0, 2**40), level=SMALL_LEVELS)
-def test_of_each_block_it_is_exactly_one_step(block: int, level: int) -> None:
+def test_each_block_has_exactly_one_sampled_step(block: int, level: int) -> None:
     first = block << level
     assert sum(is_sampled(step, level) for step in range(first, first + 2**level)) == 1
 
 
 @given(block=st.integers(0, 2**40), level=st.integers(0, MAX_LEVEL - 1))
-def test_what_a_level_chooses_all_lower_ones_choose_too(block: int, level: int) -> None:
-    chosen = next_sampled(block << level + 1, level + 1)
-    assert all(is_sampled(chosen, lower) for lower in range(level + 2))
+def test_a_step_sampled_at_a_level_is_sampled_at_all_lower_ones(block: int, level: int) -> None:
+    sampled = next_sampled(block << level + 1, level + 1)
+    assert all(is_sampled(sampled, lower) for lower in range(level + 2))
 
 
 @given(step=STEPS, level=LEVELS)
-def test_the_next_one_is_chosen_and_none_before_it_is(step: int, level: int) -> None:
-    chosen = next_sampled(step, level)
-    assert step <= chosen < step + 2 ** (level + 1)
-    assert is_sampled(chosen, level)
-    assert not any(is_sampled(between, level) for between in range(step, min(chosen, step + 1000)))
+def test_the_next_step_is_sampled_and_none_before_it_is(step: int, level: int) -> None:
+    sampled = next_sampled(step, level)
+    assert step <= sampled < step + 2 ** (level + 1)
+    assert is_sampled(sampled, level)
+    assert not any(is_sampled(between, level) for between in range(step, min(sampled, step + 1000)))
 
 
 @given(step=STEPS, level=SMALL_LEVELS)
-def test_a_step_is_chosen_if_it_is_the_next_one_from_itself_on(step: int, level: int) -> None:
+def test_a_step_is_sampled_if_it_is_the_next_one_from_itself_on(step: int, level: int) -> None:
     assert is_sampled(step, level) == (next_sampled(step, level) == step)
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 5])
 @pytest.mark.parametrize("period", [2, 3, 4, 7, 8, 10, 32, 50, 64, 100, 128, 1000])
-def test_what_happens_each_nth_step_is_met_neither_always_nor_never(period: int, level: int) -> None:
-    """As often as by chance: the share of one in 2**level, within four standard deviations of independent draws."""
+def test_an_event_in_every_nth_step_is_neither_always_nor_never_sampled(period: int, level: int) -> None:
+    """Compare with the share of one in 2**level, within four standard deviations of independent draws."""
     occasions = 20_000
     for phase in {0, 1, period - 1}:
-        met = sum(is_sampled(period * occasion + phase, level) for occasion in range(occasions))
+        count = sum(is_sampled(period * occasion + phase, level) for occasion in range(occasions))
         share = 2.0**-level
-        assert met == pytest.approx(occasions * share, abs=4 * math.sqrt(occasions * share * (1 - share)) + 1)
+        assert count == pytest.approx(occasions * share, abs=4 * math.sqrt(occasions * share * (1 - share)) + 1)
 
 
 @pytest.mark.parametrize("level", [3, 6])
-def test_the_places_within_blocks_have_no_pattern(level: int) -> None:
+def test_the_offsets_in_blocks_have_no_pattern(level: int) -> None:
     offsets = [next_sampled(block << level, level) - (block << level) for block in range(4096)]
     counts = [offsets.count(offset) for offset in range(2**level)]
     expected = len(offsets) / 2**level
     assert all(abs(count - expected) < 5 * math.sqrt(expected) for count in counts)
-    for distance in range(1, 9):  # blocks beside each other have the same offset as often as by chance
+    for distance in range(1, 9):  # nearby blocks have the same offset as often as by chance
         equal = sum(a == b for a, b in zip(offsets, offsets[distance:], strict=False))
         assert abs(equal - expected) < 5 * math.sqrt(expected)

@@ -1,4 +1,4 @@
-"""Which texts may be shown as links, and what is left of those that name a password."""
+"""Texts that may be shown as links, and the removal of credentials."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ def test_a_url_is_a_link(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", NO_LINKS)
-def test_anything_else_is_none(text: str) -> None:
+def test_other_text_is_not_a_link(text: str) -> None:
     assert not is_link(text)
 
 
 @pytest.mark.parametrize(
-    ("text", "left"),
+    ("text", "expected"),
     [
         ("https://user:password@host:80/a/b", "https://host:80/a/b"),
         ("https://token@host", "https://host"),
@@ -61,5 +61,5 @@ def test_anything_else_is_none(text: str) -> None:
         ("/logs/a#b", "/logs/a#b"),
     ],
 )
-def test_user_password_and_query_are_left_out(text: str, left: str) -> None:
-    assert without_credentials(text) == left
+def test_user_password_and_query_are_removed(text: str, expected: str) -> None:
+    assert without_credentials(text) == expected

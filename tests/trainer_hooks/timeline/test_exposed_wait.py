@@ -1,4 +1,4 @@
-"""Where the exposed wait of DDP's all-reduce ends: with the backward pass, or by a callback of its own."""
+"""The end of the exposed wait of DDP's all-reduce: with the backward pass, or by a callback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Forward = Callable[[torch.Tensor], torch.Tensor]
 @pytest.fixture
 def timeline() -> Timeline:
     timeline = Timeline(RankWriter())
-    timeline.step()  # ends start-up
+    timeline.step()  # ends startup
     return timeline
 
 
@@ -47,7 +47,7 @@ def model(watched: None) -> torch.nn.Module:
 
 
 def found(timeline: Timeline) -> tuple[float, float, bool]:
-    """All-reduces, the collective that the record says is open, and whether its wait is all of the phase's time."""
+    """Return the all-reduces, the open collective in the record, and whether their wait is all of the phase's time."""
     slots = timeline.writer.slots
     seconds = slots[INDEX["collective_seconds"] + ALL_REDUCE]
     in_phase = slots[INDEX["phase_seconds"] + layout.COLLECTIVE_WAIT]
@@ -63,7 +63,7 @@ def test_each_backward_pass_has_one_wait(timeline: Timeline, model: torch.nn.Mod
 
 
 class TrainsByMethod(DistributedDataParallel):
-    """A subclass that prepares the reducer in a method of its own and never calls DDP's forward."""
+    """A subclass that prepares the reducer in its own method and never calls DDP's forward."""
 
     def train_step(self, inputs: torch.Tensor) -> torch.Tensor:
         outputs: torch.Tensor = self.module(inputs)
@@ -72,7 +72,7 @@ class TrainsByMethod(DistributedDataParallel):
 
 
 class PreparesLate(DistributedDataParallel):
-    """A subclass that prepares the reducer after a forward pass under `no_sync`, as the stage of a pipeline does."""
+    """A subclass that prepares the reducer after a forward pass under `no_sync`, like a pipeline stage."""
 
     def train_step(self, inputs: torch.Tensor) -> torch.Tensor:
         with self.no_sync():
@@ -95,7 +95,7 @@ def prepared_late(**options: Any) -> Forward:
 
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=["all used", "some unused"])
 @pytest.mark.parametrize("make", [composable, by_method, prepared_late])
-def test_whoever_prepares_the_reducer_each_backward_pass_has_one_wait(
+def test_each_backward_pass_has_one_wait_for_every_preparation_of_the_reducer(
     timeline: Timeline, make: Callable[..., Forward], options: dict[str, bool]
 ) -> None:
     forward = make(**options)
@@ -120,7 +120,7 @@ def test_a_backward_pass_that_replicate_does_not_synchronize_has_no_wait(timelin
     assert found(timeline) == (1, 0, True)
 
 
-def test_gradients_that_are_asked_for_end_it_too(timeline: Timeline, model: torch.nn.Module) -> None:
+def test_a_backward_pass_with_given_inputs_ends_the_wait(timeline: Timeline, model: torch.nn.Module) -> None:
     model(torch.ones(1, 2)).sum().backward(inputs=list(model.parameters()))
     assert timeline.open_phases == (layout.OTHER, None)
     assert found(timeline) == (1, 0, True)
@@ -128,19 +128,19 @@ def test_gradients_that_are_asked_for_end_it_too(timeline: Timeline, model: torc
 
 def test_an_error_in_the_middle_of_the_wait_ends_it(timeline: Timeline, model: torch.nn.Module) -> None:
     def raising() -> None:
-        raise RuntimeError("of the job's")
+        raise RuntimeError("user error")
 
     first = next(model.parameters())
     first.register_post_accumulate_grad_hook(lambda _: ddp.queue_callback(raising))
-    with pytest.raises(RuntimeError, match="of the job's"):
+    with pytest.raises(RuntimeError, match="user error"):
         model(torch.ones(1, 2)).sum().backward()
-    DistributedDataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()  # DDP's own is of no more use
+    DistributedDataParallel(torch.nn.Linear(2, 2))(torch.ones(1, 2)).sum().backward()  # the first model is unusable
     assert timeline.open_phases == (layout.OTHER, None)
     assert timeline.writer.slots[INDEX["collective_op"]] == 0
 
 
 class TrainsWithin(torch.autograd.Function):
-    """A function whose backward pass trains a model of its own, as reentrant checkpointing runs a segment's."""
+    """A function whose backward pass trains another model, as reentrant checkpointing runs a segment."""
 
     @staticmethod
     def forward(ctx: Any, values: torch.Tensor, model: torch.nn.Module, timeline: Timeline) -> torch.Tensor:
@@ -156,7 +156,7 @@ class TrainsWithin(torch.autograd.Function):
         return gradients[0], None, None
 
 
-def test_of_a_backward_pass_within_another_it_ends_with_the_inner(timeline: Timeline, model: torch.nn.Module) -> None:
+def test_the_wait_of_a_nested_backward_pass_ends_with_the_inner_one(timeline: Timeline, model: torch.nn.Module) -> None:
     TrainsWithin.apply(torch.ones(2, requires_grad=True), model, timeline).sum().backward()
     assert timeline.open_phases == (layout.OTHER, None)
     assert found(timeline) == (1, 0, True)
@@ -164,7 +164,7 @@ def test_of_a_backward_pass_within_another_it_ends_with_the_inner(timeline: Time
 
 def test_a_model_that_is_evaluated_before_it_is_trained(timeline: Timeline) -> None:
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2)))
-    with torch.inference_mode():  # as Lightning's check before the training: the buffers are broadcast here, too
+    with torch.inference_mode():  # like Lightning's sanity check: the buffers are broadcast here too
         model(torch.ones(2, 2))
     model(torch.ones(2, 2)).sum().backward()
     assert found(timeline)[:2] == (1, 0)

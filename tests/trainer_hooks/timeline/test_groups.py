@@ -1,4 +1,4 @@
-"""Groups of ranks: a hang as an outsider sees it, and what happens without names, indices or torch's numbers."""
+"""Groups of ranks: the records of a hang, and groups without names, indices or torch's numbers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEADLINE = 60.0  # seconds
 
 @pytest.fixture
 def hang(tmp_path: Path) -> Iterator[Callable[[str], dict[str, RankSnapshot]]]:
-    """Starts a job that hangs in the kind given; gives the records of its ranks, once nothing moves any more."""
+    """Return a function that starts a hanging job and returns the records of its ranks once they stand still."""
     processes: list[subprocess.Popen[str]] = []
 
     def start(kind: str) -> dict[str, RankSnapshot]:
@@ -48,7 +48,7 @@ def first_line(process: subprocess.Popen[str]) -> str:
 
 
 def standing_still(paths: list[Path]) -> dict[str, RankSnapshot]:
-    """The ranks' records once no event has happened in any for a second."""
+    """Return the ranks' records once none has had an event for a second."""
     before = time.monotonic() + DEADLINE
     while time.monotonic() < before:
         ranks = [read_rank(path) for path in paths]
@@ -59,7 +59,7 @@ def standing_still(paths: list[Path]) -> dict[str, RankSnapshot]:
 
 
 def opened(rank: RankSnapshot) -> tuple[str, str] | None:
-    """The operation and the group that a record says the rank is in."""
+    """Return the open operation and its group in a record."""
     op = int(rank["collective_op"])
     return (OPS[op - 1], rank.groups[int(rank["collective_group"])]) if op else None
 
@@ -69,7 +69,7 @@ def number(rank: RankSnapshot, group: str) -> float:
 
 
 @pytest.mark.parametrize(("kind", "op"), [("all_reduce", "all_reduce"), ("ddp", "ddp_all_reduce")])
-def test_who_never_came_to_a_collective_of_all_is_behind_by_one(
+def test_a_rank_that_misses_a_collective_of_all_ranks_is_behind_by_one(
     hang: Callable[[str], dict[str, RankSnapshot]], kind: str, op: str
 ) -> None:
     ranks = hang(kind)
@@ -78,7 +78,7 @@ def test_who_never_came_to_a_collective_of_all_is_behind_by_one(
     assert number(ranks["0"], "0-2") == number(ranks["1"], "0-2") == number(ranks["2"], "0-2") + 1
 
 
-def test_who_never_came_to_a_collective_of_two_is_behind_in_their_group_only(
+def test_a_rank_that_misses_a_collective_of_two_ranks_is_behind_only_in_their_group(
     hang: Callable[[str], dict[str, RankSnapshot]],
 ) -> None:
     ranks = hang("pair")
@@ -88,7 +88,7 @@ def test_who_never_came_to_a_collective_of_two_is_behind_in_their_group_only(
 
 
 class UncountedProcessGroup:
-    """A backend whose collectives torch does not count, as MPI's."""
+    """A backend whose collectives torch does not count, like MPI."""
 
     def size(self) -> int:
         return 2
@@ -113,7 +113,7 @@ class CountedProcessGroup:
 
 @pytest.fixture
 def groups(monkeypatch: pytest.MonkeyPatch) -> Groups:
-    """Groups of a process whose process groups are called as the tests say."""
+    """Make groups of a process whose process groups have the names that the tests set."""
     monkeypatch.setattr("rankscope.process.identity.is_distributed", lambda: True)
     monkeypatch.setattr("rankscope.process.identity.group_name", lambda group=None: getattr(group, "called", "0-3"))
     return Groups(RankWriter())
@@ -126,62 +126,62 @@ def numbers(groups: Groups) -> list[float]:
 
 def test_a_backend_that_does_not_count_is_counted_here(groups: Groups) -> None:
     process_group = UncountedProcessGroup()
-    group = groups.issuing(process_group)
+    group = groups.count_next(process_group)
     assert groups.catch_up(process_group) is group
     groups.skip(group, process_group)
-    assert groups.issued(process_group) is group
+    assert groups.count_issued(process_group) is group
     assert numbers(groups)[0] == 2
 
 
-def test_what_was_issued_past_every_patch_is_counted_by_torch(groups: Groups) -> None:
+def test_collectives_of_cpp_code_are_counted_by_torch(groups: Groups) -> None:
     process_group = CountedProcessGroup()
     process_group.number = 5
-    groups.issued(process_group)
+    groups.count_issued(process_group)
     assert numbers(groups)[0] == 5
 
 
-def test_what_was_issued_past_every_patch_between_two_of_ours_is_counted_at_the_step(groups: Groups) -> None:
+def test_collectives_of_cpp_code_between_watched_ones_are_counted_at_the_step(groups: Groups) -> None:
     process_group = CountedProcessGroup()
     for _ in range(2):
-        groups.issuing(process_group)
+        groups.count_next(process_group)
     assert numbers(groups)[0] == 2
     process_group.number = 5
-    assert groups.unasked
-    groups.ask()
+    assert groups.unread
+    groups.read_numbers()
     assert numbers(groups)[0] == 5
-    assert not groups.unasked
+    assert not groups.unread
 
 
-def test_a_number_never_falls_where_the_backend_counts_less_than_we_do(groups: Groups) -> None:
+def test_a_number_never_decreases_if_the_backend_counts_less(groups: Groups) -> None:
     process_group = CountedProcessGroup()
     for _ in range(3):
-        groups.issuing(process_group)
-    process_group.number = 1  # as if it took three for one
-    groups.ask()
+        groups.count_next(process_group)
+    process_group.number = 1  # as if it counted three as one
+    groups.read_numbers()
     assert numbers(groups)[0] == 3
     process_group.number = 2
-    groups.issued(process_group)
+    groups.count_issued(process_group)
     assert numbers(groups)[0] == 4
 
 
-def test_groups_in_which_nothing_was_issued_are_not_asked(groups: Groups) -> None:
+def test_the_numbers_of_idle_groups_are_not_read(groups: Groups) -> None:
     quiet, busy = CountedProcessGroup(), CountedProcessGroup()
     for process_group in (quiet, busy):
-        groups.of(process_group)
-    groups.issuing(busy)
+        groups.find(process_group)
+    groups.count_next(busy)
     quiet.number = busy.number = 7
-    groups.ask()
-    assert groups.of(quiet).last == 0
-    assert groups.of(busy).last == 7
+    groups.read_numbers()
+    assert groups.find(quiet).last == 0
+    assert groups.find(busy).last == 7
 
 
-def test_a_process_group_that_was_shut_down_is_counted_here_from_then_on(groups: Groups) -> None:
+def test_a_process_group_that_was_shut_down_is_counted_here(groups: Groups) -> None:
     process_group = CountedProcessGroup()
-    groups.issuing(process_group)
+    groups.count_next(process_group)
     process_group.is_shut_down = True
-    groups.ask()
-    groups.issuing(process_group)
-    groups.ask()
+    groups.read_numbers()
+    groups.count_next(process_group)
+    groups.read_numbers()
     assert numbers(groups)[0] == 2
 
 
@@ -189,37 +189,35 @@ def test_a_second_process_group_of_the_same_ranks_adds_to_their_number(groups: G
     for _ in range(2):
         process_group = CountedProcessGroup()
         process_group.number = 3
-        groups.issued(process_group)
+        groups.count_issued(process_group)
     assert groups.names == ["0-3"]
     assert numbers(groups)[0] == 6
 
 
 def test_a_process_group_is_not_kept_alive(groups: Groups) -> None:
     process_group = CountedProcessGroup()
-    groups.of(process_group)
+    groups.find(process_group)
     del process_group
     gc.collect()
     assert groups._known == {}
 
 
-def test_groups_past_the_last_place_are_not_counted_and_said_once(
-    groups: Groups, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_excess_groups_are_not_counted_and_logged_once(groups: Groups, caplog: pytest.LogCaptureFixture) -> None:
     alive = []
     for index in range(layout.MAX_GROUPS + 5):
         process_group = CountedProcessGroup()
         process_group.called = str(index)  # type: ignore[attr-defined]  # read by the fixture's names
         process_group.number = 1
-        groups.issued(process_group)
+        groups.count_issued(process_group)
         alive.append(process_group)
     assert len(groups.names) == layout.MAX_GROUPS
-    assert groups.of(alive[-1]).index == UNCOUNTED
+    assert groups.find(alive[-1]).index == UNCOUNTED
     assert numbers(groups) == [0.0] + [1.0] * (layout.MAX_GROUPS - 1)
     assert groups._writer.slots[layout.INDEX["group_wait_seconds"]] == 0
     assert len(caplog.records) == 1
 
 
-def test_a_process_group_that_torch_does_not_know_by_its_ranks_is_not_counted_by_group(
+def test_a_process_group_with_unknown_ranks_is_not_counted_by_group(
     groups: Groups, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def unknown(group: object = None) -> str:
@@ -228,16 +226,16 @@ def test_a_process_group_that_torch_does_not_know_by_its_ranks_is_not_counted_by
         raise KeyError(group)
 
     monkeypatch.setattr("rankscope.process.identity.group_name", unknown)
-    assert groups.of(CountedProcessGroup()).index == UNCOUNTED
+    assert groups.find(CountedProcessGroup()).index == UNCOUNTED
     assert groups.names == ["0-3"]
 
 
-def test_names_of_scattered_ranks_stay_short_and_apart(groups: Groups) -> None:
+def test_names_of_scattered_ranks_are_short_and_unique(groups: Groups) -> None:
     alive = []
     for last in (901, 902):
         process_group = CountedProcessGroup()
         process_group.called = ",".join(map(str, [*range(0, 900, 7), last]))  # type: ignore[attr-defined]  # as above
-        groups.of(process_group)
+        groups.find(process_group)
         alive.append(process_group)
     assert len(set(groups.names)) == 3
     assert all(len(name) < 140 for name in groups.names)
@@ -257,37 +255,37 @@ class Described(UncountedProcessGroup):
         self.called, self.group_desc = called, group_desc
 
 
-def test_a_group_is_described_as_the_script_called_it(groups: Groups) -> None:
+def test_a_group_has_the_scripts_description(groups: Groups) -> None:
     whole, first = Described("0-3", "default_pg"), Described("0-1", "mesh_pp")
     described, unnamed = Described("0-3", "mesh_dp"), Described("2-3", "undefined")
     for group in (whole, first, described, unnamed):
-        groups.issuing(group)
+        groups.count_next(group)
     assert groups.names == ["0-3", "0-1", "2-3"]
     assert groups.descriptions == ["mesh_dp", "mesh_pp", ""]
 
 
-def test_a_description_of_any_length_or_none_is_bounded(groups: Groups) -> None:
-    groups.issuing(Described("0-1", "x\n" * 100))
-    groups.issuing(UncountedProcessGroup())
+def test_a_long_or_missing_description_is_accepted(groups: Groups) -> None:
+    groups.count_next(Described("0-1", "x\n" * 100))
+    groups.count_next(UncountedProcessGroup())
     assert groups.descriptions == ["", ("x?" * 100)[:48]]
 
 
-def test_a_group_that_cannot_say_what_it_is_called_is_counted_all_the_same(groups: Groups) -> None:
+def test_a_group_whose_description_raises_is_counted(groups: Groups) -> None:
     class Silent(UncountedProcessGroup):
         @property
         def group_desc(self) -> str:
             raise RuntimeError("no backend")
 
-    groups.issuing(Silent())
+    groups.count_next(Silent())
     assert groups.descriptions == [""]
 
 
-def test_groups_in_which_ranks_send_to_each_other_are_noted_once(groups: Groups) -> None:
+def test_groups_whose_ranks_send_to_each_other_are_noted_once(groups: Groups) -> None:
     announced = []
     groups.on_new = lambda: announced.append([*groups.pairwise])
     whole, pair = Described("0-3", ""), Described("0-1", "")
-    groups.issuing(whole)
-    groups.issuing(pair)
+    groups.count_next(whole)
+    groups.count_next(pair)
     assert groups.pairwise == []
     for _ in range(3):
         groups.catch_up(pair)

@@ -1,4 +1,4 @@
-"""A loop that updates its parameters by hand: nothing but its backward passes tells of its steps."""
+"""Loops without an optimizer: only their backward passes show their steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from rankscope.record.layout import PASSES_WITHOUT_STEP
 from rankscope.record.reader import read_rank
 
 JOB = str(Path(__file__).parents[1] / "jobs" / "by_hand.py")
-MORE = 30  # passes, after as many as are waited
+MORE = 30  # passes after PASSES_WITHOUT_STEP
 STEPS = PASSES_WITHOUT_STEP + MORE
-HINT = f"{PASSES_WITHOUT_STEP} backward passes and no step of an optimizer"
+HINT = f"{PASSES_WITHOUT_STEP} backward passes without an optimizer step"
 
 
 def run_job(ranks: int, passes: int, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -29,7 +29,7 @@ def run_job(ranks: int, passes: int, **variables: str) -> subprocess.CompletedPr
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_its_backward_passes_are_its_steps_and_this_is_said_once(run_dir: Path, ranks: int) -> None:
+def test_backward_passes_count_as_steps_and_this_is_logged_once(run_dir: Path, ranks: int) -> None:
     passes = STEPS
     plain, watched = run_job(ranks, passes), run_job(ranks, passes, RANKSCOPE="1")
     assert watched.stdout == plain.stdout
@@ -46,15 +46,15 @@ def test_its_backward_passes_are_its_steps_and_this_is_said_once(run_dir: Path, 
         )
 
 
-def test_a_job_that_has_made_fewer_passes_has_no_step_and_says_so_at_its_end(run_dir: Path) -> None:
+def test_a_job_with_fewer_passes_has_no_step_and_prints_that_at_its_end(run_dir: Path) -> None:
     job = run_job(1, PASSES_WITHOUT_STEP, RANKSCOPE="1")
     (path,) = run_dir.glob("*.rank")
     assert read_rank(path)["steps"] == 0
-    assert f"{PASSES_WITHOUT_STEP} backward passes and no step in" in job.stderr.splitlines()[-1]
+    assert f"{PASSES_WITHOUT_STEP} backward passes but no step in" in job.stderr.splitlines()[-1]
     assert "rankscope.step()" in job.stderr.splitlines()[-1]
 
 
-# Who marks steps after many backward passes: each is called after the pass that ends its step.
+# Marks a step after many backward passes; called after the pass that ends the step.
 Marker = Callable[[torch.nn.Module], None]
 
 
@@ -77,7 +77,7 @@ def accumulate(network: torch.nn.Module, passes: int) -> None:
 
 
 @pytest.mark.parametrize("mark", [by_optimizer, by_script])
-def test_a_real_step_takes_over_for_good_and_none_is_counted_twice(network: torch.nn.Module, mark: Marker) -> None:
+def test_a_real_step_replaces_backward_passes_and_none_counts_twice(network: torch.nn.Module, mark: Marker) -> None:
     accumulate(network, STEPS)
     assert snapshot()["steps"] == STEPS
     mark(network)  # the last pass was this step's end
@@ -88,7 +88,7 @@ def test_a_real_step_takes_over_for_good_and_none_is_counted_twice(network: torc
     assert snapshot()["steps"] == STEPS + 1
 
 
-def test_optimizers_that_step_within_the_backward_pass_take_over_too(network: torch.nn.Module) -> None:
+def test_optimizers_that_step_inside_the_backward_pass_replace_it_too(network: torch.nn.Module) -> None:
     accumulate(network, STEPS)
     for parameter in network.parameters():
         optimizer = torch.optim.SGD([parameter], lr=0.1)
@@ -99,7 +99,7 @@ def test_optimizers_that_step_within_the_backward_pass_take_over_too(network: to
 
 
 @pytest.mark.parametrize("mark", [by_optimizer, by_script])
-def test_a_step_after_no_more_passes_than_are_waited_is_an_ordinary_one(network: torch.nn.Module, mark: Marker) -> None:
+def test_a_step_within_the_limit_of_passes_is_an_ordinary_one(network: torch.nn.Module, mark: Marker) -> None:
     for step in range(1, 4):
         accumulate(network, PASSES_WITHOUT_STEP)
         assert snapshot()["steps"] == step - 1
@@ -108,7 +108,7 @@ def test_a_step_after_no_more_passes_than_are_waited_is_an_ordinary_one(network:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch.compile warns about torch's own code
-def test_steps_of_an_optimizer_that_is_compiled_are_the_backward_passes(network: torch.nn.Module) -> None:
+def test_the_steps_of_a_compiled_optimizer_are_its_backward_passes(network: torch.nn.Module) -> None:
     optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
     step = torch.compile(optimizer.step, backend="eager")
     for _ in range(STEPS):
@@ -118,7 +118,7 @@ def test_steps_of_an_optimizer_that_is_compiled_are_the_backward_passes(network:
 
 
 @pytest.mark.parametrize("update", ["data", "in place"])
-def test_models_that_are_updated_by_hand_in_turn_lose_no_step(attached: Attachment, update: str) -> None:
+def test_all_steps_of_models_without_an_optimizer_that_alternate_are_counted(attached: Attachment, update: str) -> None:
     models = [torch.nn.Linear(4, 4) for _ in range(3)]
     for _ in range(13):
         for model in models:

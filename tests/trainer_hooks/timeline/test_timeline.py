@@ -1,4 +1,4 @@
-"""Phases partition the time; steps and start-up are counted as the metrics' documentation says."""
+"""Phases partition the time; steps and startup are counted as the documentation of the metrics says."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def clock() -> Clock:
 @pytest.fixture
 def timeline(clock: Clock) -> Timeline:
     timeline = Timeline(RankWriter(), clock)
-    timeline.step()  # ends start-up
+    timeline.step()  # ends startup
     return timeline
 
 
 def seconds(timeline: Timeline) -> dict[str, float]:
-    """Closed phases that have any time."""
+    """Return the seconds of all phases that have any, without the open one's."""
     values = timeline.writer.slots[INDEX["phase_seconds"] : INDEX["phase_seconds"] + len(layout.PHASES)].tolist()
     return {name: value for name, value in zip(layout.PHASES, values, strict=True) if value}
 
@@ -56,7 +56,7 @@ def test_evaluation_and_checkpoint_absorb_what_they_contain(timeline: Timeline, 
     assert seconds(timeline) == {layout.PHASES[absorbing]: 3.0}
 
 
-def test_start_up_absorbs_everything_up_to_the_end_of_the_first_step(clock: Clock) -> None:
+def test_startup_absorbs_everything_up_to_the_end_of_the_first_step(clock: Clock) -> None:
     timeline = Timeline(RankWriter(), clock)
     clock.now += 4
     forward = timeline.enter(layout.FORWARD)
@@ -68,7 +68,7 @@ def test_start_up_absorbs_everything_up_to_the_end_of_the_first_step(clock: Cloc
     assert seconds(timeline) == {"startup": 9.0, "other": 1.0}
 
 
-def test_a_phase_open_across_the_end_of_start_up_still_closes_in_its_place(clock: Clock) -> None:
+def test_a_phase_open_at_the_end_of_startup_closes_correctly(clock: Clock) -> None:
     timeline = Timeline(RankWriter(), clock)
     epoch = timeline.enter(layout.FORWARD)
     timeline.step()
@@ -79,16 +79,16 @@ def test_a_phase_open_across_the_end_of_start_up_still_closes_in_its_place(clock
     assert seconds(timeline) == {"forward": 1.0, "other": 2.0}
 
 
-def test_leaving_an_outer_phase_closes_what_was_left_open_within_it(timeline: Timeline, clock: Clock) -> None:
+def test_leaving_an_outer_phase_closes_the_phases_inside(timeline: Timeline, clock: Clock) -> None:
     backward = timeline.enter(layout.BACKWARD)
-    timeline.enter(layout.COLLECTIVE_WAIT)  # an exception in backward: nobody leaves it
+    timeline.enter(layout.COLLECTIVE_WAIT)  # an exception in backward: it is never left
     timeline.leave(backward)
     clock.now += 7
     timeline.leave(timeline.enter(layout.FORWARD))
     assert seconds(timeline) == {"other": 7.0}
 
 
-def test_of_two_phases_that_overlap_the_outer_closes_the_inner(timeline: Timeline, clock: Clock) -> None:
+def test_the_outer_of_two_overlapping_phases_closes_the_inner(timeline: Timeline, clock: Clock) -> None:
     outer = timeline.enter(layout.FORWARD)
     inner = timeline.enter(layout.H2D_COPY)
     clock.now += 1
@@ -100,7 +100,7 @@ def test_of_two_phases_that_overlap_the_outer_closes_the_inner(timeline: Timelin
 
 
 class ProcessGroup:
-    """Torch counts none of its collectives."""
+    """A process group whose collectives torch does not count."""
 
     def size(self) -> int:
         return 2
@@ -109,52 +109,52 @@ class ProcessGroup:
         raise RuntimeError("this process group does not yet support sequence numbers")
 
 
-def test_within_a_collective_another_one_or_a_phase_may_open_and_close(timeline: Timeline, clock: Clock) -> None:
+def test_another_collective_or_phase_may_open_and_close_inside_a_collective(timeline: Timeline, clock: Clock) -> None:
     collectives, process_group = Collectives(timeline), ProcessGroup()
     forward = timeline.enter(layout.FORWARD)
-    outer = collectives.begin(process_group, 0, timeline.groups.issuing)
-    inner = collectives.begin(process_group, 1, timeline.groups.issuing)
+    outer = collectives.begin(process_group, 0, timeline.groups.count_next)
+    inner = collectives.begin(process_group, 1, timeline.groups.count_next)
     clock.now += 1
     assert inner is not None
-    collectives.issued(inner, 1, NOTHING, None)
+    collectives.end_issue(inner, 1, NOTHING, None)
     clock.now += 1
     copy = timeline.enter(layout.H2D_COPY)
     clock.now += 4
     timeline.leave(copy)
     assert outer is not None
-    collectives.issued(outer, 0, NOTHING, None)
+    collectives.end_issue(outer, 0, NOTHING, None)
     clock.now += 8
     timeline.leave(forward)
     assert seconds(timeline) == {"collective_wait": 2.0, "h2d_copy": 4.0, "forward": 8.0}
     assert timeline.writer.slots[INDEX["phase"]] == layout.OTHER
 
 
-def test_a_collective_that_ends_after_the_phase_around_it_opens_nothing(timeline: Timeline, clock: Clock) -> None:
+def test_a_collective_that_ends_after_its_outer_phase_opens_nothing(timeline: Timeline, clock: Clock) -> None:
     collectives = Collectives(timeline)
     backward = timeline.enter(layout.BACKWARD)
-    call = collectives.begin(ProcessGroup(), 0, timeline.groups.issuing)
+    call = collectives.begin(ProcessGroup(), 0, timeline.groups.count_next)
     timeline.leave(backward)  # an exception in backward
     assert call is not None
-    collectives.issued(call, 0, NOTHING, None)
+    collectives.end_issue(call, 0, NOTHING, None)
     clock.now += 2
     timeline.leave(timeline.enter(layout.OPTIMIZER))
     assert seconds(timeline) == {"other": 2.0}
 
 
-def test_a_collective_within_an_evaluation_is_the_evaluation_s(timeline: Timeline, clock: Clock) -> None:
+def test_a_collective_inside_an_evaluation_is_evaluation(timeline: Timeline, clock: Clock) -> None:
     collectives = Collectives(timeline)
     evaluation = timeline.enter(layout.EVALUATION)
-    call = collectives.begin(ProcessGroup(), 0, timeline.groups.issuing)
+    call = collectives.begin(ProcessGroup(), 0, timeline.groups.count_next)
     clock.now += 2
     assert call is not None
-    collectives.issued(call, 0, NOTHING, None)
+    collectives.end_issue(call, 0, NOTHING, None)
     clock.now += 1
     timeline.leave(evaluation)
     assert seconds(timeline) == {"evaluation": 3.0}
 
 
-def test_unwinding_in_the_middle_of_a_collective_leaves_no_collective_open(timeline: Timeline, clock: Clock) -> None:
-    Collectives(timeline).begin(ProcessGroup(), 0, timeline.groups.issuing)
+def test_unwinding_inside_a_collective_leaves_no_collective_open(timeline: Timeline, clock: Clock) -> None:
+    Collectives(timeline).begin(ProcessGroup(), 0, timeline.groups.count_next)
     timeline.unwind()
     clock.now += 2
     timeline.leave(timeline.enter(layout.OPTIMIZER))
@@ -167,11 +167,11 @@ ON_HOST = (400.0, True)  # a payload
 
 
 def issue_synchronously(timeline: Timeline, collectives: Collectives, clock: Clock) -> None:
-    """A second of a call whose wait is to come next."""
-    call = collectives.begin(ProcessGroup(), 2, timeline.groups.issuing)
+    """Issue a collective that takes one second and whose wait comes next."""
+    call = collectives.begin(ProcessGroup(), 2, timeline.groups.count_next)
     clock.now += 1
     assert call is not None
-    collectives.issued(call, 2, ON_HOST, KEY, is_awaited=True)
+    collectives.end_issue(call, 2, ON_HOST, KEY, is_awaited=True)
 
 
 def test_a_synchronous_collective_is_one_event(timeline: Timeline, clock: Clock) -> None:
@@ -184,7 +184,7 @@ def test_a_synchronous_collective_is_one_event(timeline: Timeline, clock: Clock)
     clock.now += 2
     assert (slots[INDEX["phase_since"]], slots[INDEX["collective_op"]]) == (began, 3)
     assert wait is not None
-    collectives.waited(wait, is_complete=True)
+    collectives.end_wait(wait, is_complete=True)
     assert (slots[INDEX["phase"]], slots[INDEX["collective_op"]]) == (layout.FORWARD, 0)
     clock.now += 4
     timeline.leave(forward)
@@ -193,32 +193,30 @@ def test_a_synchronous_collective_is_one_event(timeline: Timeline, clock: Clock)
     assert [slots[INDEX[field] + 2] for field in fields] == [1, 400, 3, 3]
 
 
-def test_a_synchronous_collective_that_nobody_waits_for_ends_with_the_next_phase(
-    timeline: Timeline, clock: Clock
-) -> None:
+def test_a_synchronous_collective_without_a_wait_ends_with_the_next_phase(timeline: Timeline, clock: Clock) -> None:
     collectives, slots = Collectives(timeline), timeline.writer.slots
     issue_synchronously(timeline, collectives, clock)
     timeline.leave(timeline.enter(layout.FORWARD))
     clock.now += 2
-    call = collectives.begin(ProcessGroup(), 5, timeline.groups.issuing)
+    call = collectives.begin(ProcessGroup(), 5, timeline.groups.count_next)
     assert slots[INDEX["collective_op"]] == 6
     assert call is not None
-    collectives.issued(call, 5, NOTHING, None)
+    collectives.end_issue(call, 5, NOTHING, None)
     assert seconds(timeline) == {"collective_wait": 1.0, "other": 2.0}
     assert slots[INDEX["collective_op"]] == 0
 
 
-def test_a_wait_for_another_collective_than_the_synchronous_one_is_its_own(timeline: Timeline, clock: Clock) -> None:
+def test_a_wait_for_another_collective_than_the_synchronous_one_is_separate(timeline: Timeline, clock: Clock) -> None:
     collectives, slots = Collectives(timeline), timeline.writer.slots
-    call = collectives.begin(ProcessGroup(), 5, timeline.groups.issuing)
+    call = collectives.begin(ProcessGroup(), 5, timeline.groups.count_next)
     assert call is not None
-    collectives.issued(call, 5, ON_HOST, OTHER_KEY)
+    collectives.end_issue(call, 5, ON_HOST, OTHER_KEY)
     issue_synchronously(timeline, collectives, clock)
     wait = collectives.begin_wait(OTHER_KEY)
     assert slots[INDEX["collective_op"]] == 6
     clock.now += 2
     assert wait is not None
-    collectives.waited(wait, is_complete=True)
+    collectives.end_wait(wait, is_complete=True)
     clock.now += 4
     timeline.leave(timeline.enter(layout.FORWARD))
     assert seconds(timeline) == {"collective_wait": 3.0, "other": 4.0}
@@ -271,7 +269,7 @@ def test_events_of_other_threads_are_ignored(timeline: Timeline, clock: Clock) -
     ("phase", "graph_task", "is_counted"),
     [(layout.BACKWARD, 3, True), (layout.BACKWARD, -1, False), (layout.FORWARD, 3, False)],
 )
-def test_the_autograd_engines_own_thread_acts_for_the_one_that_waits_for_it(
+def test_the_autograd_engines_thread_counts_for_the_thread_that_waits_for_it(
     timeline: Timeline, clock: Clock, monkeypatch: pytest.MonkeyPatch, phase: int, graph_task: int, is_counted: bool
 ) -> None:
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: graph_task)
@@ -284,13 +282,13 @@ def test_the_autograd_engines_own_thread_acts_for_the_one_that_waits_for_it(
         is_done.set()
 
     outer = timeline.enter(phase)
-    _thread.start_new_thread(hook_of_a_gradient, ())  # as the engine's: none that Python's threading knows
+    _thread.start_new_thread(hook_of_a_gradient, ())  # like the engine's: unknown to Python's threading
     is_done.wait()
     timeline.leave(outer)
     assert seconds(timeline) == {"collective_wait" if is_counted else layout.PHASES[phase]: 5.0}
 
 
-def test_a_thread_of_the_scripts_own_with_a_backward_pass_of_its_own_is_ignored(
+def test_another_thread_of_the_script_with_its_own_backward_pass_is_ignored(
     timeline: Timeline, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch._C, "_current_graph_task_id", lambda: 3)
@@ -317,7 +315,7 @@ def test_a_stopped_timeline_changes_nothing(timeline: Timeline, clock: Clock) ->
     assert timeline.writer.slots.tolist() == before
 
 
-def test_no_part_of_the_timeline_has_as_many_attributes_as_make_every_access_to_it_slow(timeline: Timeline) -> None:
+def test_no_part_of_the_timeline_has_so_many_attributes_that_access_is_slow(timeline: Timeline) -> None:
     shared_keys_limit = 30  # CPython 3.11's SHARED_KEYS_MAX_SIZE
     parts = [timeline, timeline.steps, timeline.groups, timeline.backward, timeline.checkpoints, timeline.job]
     assert max(len(vars(part)) for part in parts) < shared_keys_limit

@@ -1,4 +1,4 @@
-"""Which of several optimizers marks the steps, and how many steps that makes."""
+"""Choice of the optimizer that marks the steps, and the number of steps."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from rankscope.timeline.turns import FIRST_PATIENCE, LEAST_PATIENCE, Turns
 
 
 class Optimizer:
-    """Stands for an optimizer: only its identity matters."""
+    """A stand-in for an optimizer: only its identity matters."""
 
 
 A, B, C, D = (Optimizer() for _ in range(4))
 
-Event = tuple[Optimizer, int]  # an optimizer's step, and how many backward passes ran before it
+Event = tuple[Optimizer, int]  # an optimizer's step, and the number of backward passes before it
 
 
 def after_each_pass(*optimizers: Optimizer) -> list[Event]:
@@ -32,28 +32,28 @@ def steps_of(events: Iterable[Event]) -> int:
 
 @pytest.mark.parametrize("second", [LEAST_PATIENCE + 1, 50, 200])
 @pytest.mark.parametrize("accumulation", [1, 4])
-def test_stages_with_an_optimizer_each_count_every_step(second: int, accumulation: int) -> None:
+def test_every_step_of_stages_with_their_own_optimizers_counts(second: int, accumulation: int) -> None:
     assert steps_of([(A, accumulation)] * 50 + [(B, accumulation)] * second) == 50 + second
 
 
-def test_a_stage_after_a_single_step_counts_every_step_once_that_has_been_waited_for() -> None:
+def test_a_stage_after_a_single_step_counts_every_step_after_the_first_patience() -> None:
     assert steps_of(after_each_pass(A, *[B] * FIRST_PATIENCE)) == 1
     assert steps_of(after_each_pass(A, *[B] * (FIRST_PATIENCE + 1))) == 1 + FIRST_PATIENCE + 1
 
 
 @pytest.mark.parametrize("length", [10, 40])
-def test_models_that_are_trained_in_turn_count_every_step(length: int) -> None:
+def test_every_step_of_models_that_alternate_counts(length: int) -> None:
     fold = [optimizer for optimizer in (A, B, C, D) for _ in range(length)]
     assert steps_of(after_each_pass(*fold * 3)) == 3 * 4 * length
 
 
-def test_stages_in_turn_of_two_optimizers_a_step_count_each_step_once() -> None:
+def test_each_step_of_stages_with_two_optimizers_counts_once() -> None:
     both = [[(first, 1), (second, 0)] for first, second in [(A, B)] * 20 + [(C, D)] * 20]
     assert steps_of([event for step in both for event in step]) == 40
 
 
 @pytest.mark.parametrize("critic_steps", [1, 3, 5, 10, 100])
-def test_a_generator_and_its_critic_count_once_a_round(critic_steps: int) -> None:
+def test_a_generator_and_its_critic_count_once_per_round(critic_steps: int) -> None:
     assert steps_of(after_each_pass(*[A, *[B] * critic_steps] * 6)) == 6
 
 
@@ -61,16 +61,16 @@ def test_a_critic_that_steps_first_counts_each_of_its_steps() -> None:
     assert steps_of(after_each_pass(*[B, B, B, A] * 6)) == 18
 
 
-def test_an_actor_that_is_updated_at_every_second_step_of_its_critic_counts_no_step() -> None:
+def test_an_actor_updated_at_every_second_step_of_its_critic_counts_no_step() -> None:
     assert steps_of(after_each_pass(*[A, A, B, C, B, C] * 20)) == 40
 
 
-def test_a_longer_gap_that_was_seen_is_waited_for_again() -> None:
+def test_a_longer_gap_increases_the_patience() -> None:
     rare = [A, A, *[B] * LEAST_PATIENCE, A, *[B] * (2 * LEAST_PATIENCE)]
     assert steps_of(after_each_pass(*rare, A)) == 4
 
 
-def test_jobs_without_backward_passes_count_every_step_of_each_stage() -> None:
+def test_every_step_of_each_stage_counts_without_backward_passes() -> None:
     assert steps_of([(A, 0)] * 20 + [(B, 0)] * 20) == 40
 
 

@@ -1,1 +1,1 @@
-"""The commands: `rankscope run`, `rankscope stacks` and `rankscope explain`. Nothing here is imported in training."""
+"""The commands of `rankscope`. Training processes do not import this package."""

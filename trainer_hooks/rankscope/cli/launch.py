@@ -1,7 +1,6 @@
-"""The command `rankscope`: `rankscope run -- torchrun … train.py` starts a job watched, without a change to it;
-`rankscope stacks` says where the threads of the ranks on this machine are; `rankscope explain` what holds a run back;
-`rankscope top` what is wrong on this machine; `rankscope hang` who holds up a run that stands still; `rankscope report`
-what a job's GPU time went to.
+"""The command line `rankscope`: `rankscope run -- torchrun … train.py` starts an unchanged job with the hook.
+
+The other commands show and explain what the hook and the exporter have recorded.
 """
 
 from __future__ import annotations
@@ -17,106 +16,102 @@ from pathlib import Path
 from rankscope._version import __version__
 from rankscope.cli.printable import printable
 
-DESCRIPTION = "Rankscope's hook for training jobs: which rank holds the others up, and why."
+DESCRIPTION = "Find out which rank slows down a training job, and why."
 RUN_DESCRIPTION = """\
-Start COMMAND with every rank watched: sets RANKSCOPE=1 and replaces itself with the command, so nothing stands
-between the job and its launcher. The same without this command: RANKSCOPE=1 torchrun … train.py; or in the
-script: import rankscope; rankscope.instrument(). Rank 0 says on standard error where the record is and, at the end,
-where its time went; RANKSCOPE_QUIET=1 keeps it from that."""
-
-
+Start COMMAND and watch every rank: sets RANKSCOPE=1 and replaces itself with COMMAND, so the launcher sees no extra
+process. The same without this command: RANKSCOPE=1 torchrun … train.py, or in the script: import rankscope;
+rankscope.instrument(). Rank 0 prints where its record is and, at the end, where its time went; RANKSCOPE_QUIET=1 turns
+these lines off."""
 STACKS_DESCRIPTION = """\
-Print the Python stacks of every thread of every living rank on this machine: by py-spy where it is installed and
-permitted, else by the hook itself. To be run as the job's user, in the job's container if it has one; root is shown
-everybody's ranks. Changes nothing in the job. Exits with 1 if a rank does not answer, with 2 if there is none."""
+Print the Python stacks of all threads of all living ranks on this machine, from py-spy if it is installed and
+permitted, else from the hook. Run it as the job's user, inside the job's container if it has one; root sees the ranks
+of all users. Changes nothing in the job. Exits with 1 if a rank does not answer, with 2 if there is no rank."""
 EXPLAIN_DESCRIPTION = """\
-Say what holds a run back: its GPU time by what it is lost to, the alert that the rules have come to, the numbers
-compared, and where to read on. Asks a Prometheus that has Rankscope's rules. To be run anywhere. Where no Prometheus
-is named and none answers, it says what the ranks on this machine show (needs rankscope[top]). Exits with 2 if there is
-nothing to explain."""
-
+Explain why a run is slow: its lost GPU time by cause, the firing alert, the values behind it, and its runbook. Needs a
+Prometheus with Rankscope's rules; runs on any machine. Without --url, if no Prometheus answers, it explains the runs on
+this machine instead (needs rankscope[top]). Exits with 2 if there is nothing to explain."""
 TOP_DESCRIPTION = """\
-Show what is wrong on this machine, from the ranks' records and the NVIDIA driver alone: what is found in each run and
-what to do about it, its ranks with their time by phase, and the GPUs. Needs neither an exporter nor a Prometheus, and
-changes nothing in the job. Needs pip install 'rankscope[top]'. Ctrl-C ends it."""
+Show what is wrong on this machine: findings and advice for each run, its ranks with their time by phase, and the GPUs.
+Reads the ranks' records and the NVIDIA driver; needs neither an exporter nor Prometheus, and changes nothing in the
+job. Install it with: pip install 'rankscope[top]'. Press Ctrl-C to quit."""
 HANG_DESCRIPTION = """\
-Say in a few lines who holds up a run that stands still, in which operation, and who waits for it: from the dumps of
-torch's flight recorder in DIR, or from the records of the ranks on this machine. Changes nothing in the job. Exits with
-2 if there is nothing to read."""
+Show which ranks block a run that hangs, in which operation, and which ranks wait for them. Reads the dumps of torch's
+flight recorder in DIR, or the records of the ranks on this machine. Changes nothing in the job. Exits with 2 if there
+is nothing to read."""
 REPORT_DESCRIPTION = """\
-Print what a job's GPU time went to over its whole life, in parts that sum to one, with its GPUs, CPUs, energy,
-findings and advice: on one page for a mail, or as one short line of JSON for Slurm's AdminComment. From what the
-exporter of this node has saved, from a Prometheus (--url), or from the ranks' records in DIR alone. With --by, the
-GPU-hours of a week of each user, account or partition. Exits with 2 if there is nothing to report."""
+Print where a job's GPU time went over its whole life, in shares that sum to 100%, with its GPUs, CPUs, energy, findings
+and advice: as one page for an email, or as one short line of JSON for Slurm's AdminComment. Reads the exporter's state
+on this node, a Prometheus (--url), or the ranks' records in DIR. With --by, prints the GPU-hours per user, account or
+partition over a week. Exits with 2 if there is nothing to report."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line and do what it says. Exits with 2 if it is wrong."""
+    """Parse the command line and run the command. Exits with 2 if the command line is wrong."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     if options.action != "run" and isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a name that this terminal's encoding does not have
+        sys.stdout.reconfigure(errors="backslashreplace")  # a name that the terminal's encoding cannot show
     if options.action == "stacks":
         from rankscope.cli.stacks import show
 
-        sys.exit(_told(lambda: show(options.run, options.rank, options.run_dir)))
+        sys.exit(_status_of(lambda: show(options.run, options.rank, options.run_dir)))
     if options.action == "explain":
         from rankscope.cli.explaining.command import show as explain
 
-        sys.exit(_told(lambda: explain(*_asked(options), explain_node=_explain_node(options))))
+        sys.exit(_status_of(lambda: explain(*_explain_arguments(options), explain_node=_explain_node(options))))
     if options.action == "top":
         from rankscope.cli.top import show as top
 
-        sys.exit(_told(lambda: top(options.run_dir, once=options.once, is_json=options.json)))
+        sys.exit(_status_of(lambda: top(options.run_dir, once=options.once, is_json=options.json)))
     if options.action == "hang":
         from rankscope.cli.top import hang
 
-        sys.exit(_told(lambda: hang(options.dumps, options.run, options.run_dir)))
+        sys.exit(_status_of(lambda: hang(options.dumps, options.run, options.run_dir)))
     if options.action == "report":
         from rankscope.cli.top import report
 
-        sys.exit(_told(lambda: report(options)))
+        sys.exit(_status_of(lambda: report(options)))
     _run(parser, options)
 
 
-def _asked(options: argparse.Namespace) -> tuple[str, str | None, str | None, str | None, str | None, bool]:
+def _explain_arguments(options: argparse.Namespace) -> tuple[str, str | None, str | None, str | None, str | None, bool]:
     url = options.url or os.environ.get("PROMETHEUS_URL") or "http://localhost:9090"
     return url, options.run, options.cluster, options.owner, options.at, options.json
 
 
 def _explain_node(options: argparse.Namespace) -> Callable[[], bool]:
-    """Return what explains this node's runs without a Prometheus: not where one is named, which then has to answer."""
+    """Return the fallback without a Prometheus: it explains this node's runs, unless a Prometheus was given."""
     from rankscope.cli.top import explain
 
     is_named = bool(options.url or options.cluster or os.environ.get("PROMETHEUS_URL"))
     return lambda: not is_named and explain(options.run, options.owner)
 
 
-def _told(tell: Callable[[], int]) -> int:
-    """The status of what writes to the standard output, also where nobody reads that to the end, as `| head` does."""
+def _status_of(show: Callable[[], int]) -> int:
+    """Return the exit status of a command that prints; 0 if the reader stops early, as `| head` does."""
     try:
-        status = tell()
+        status = show()
         sys.stdout.flush()
     except BrokenPipeError:
-        # At its end Python tries once more to write what is left.
+        # Python flushes again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     return status
 
 
 def _run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    """Become the command, under its process ID. Does not return."""
+    """Replace this process with the command. Does not return."""
     command = options.command[1:] if options.command[:1] == ["--"] else options.command
     if not command:
-        parser.error("run: no command given, as in: rankscope run -- torchrun --nproc-per-node 8 train.py")
+        parser.error("run: no command given; example: rankscope run -- torchrun --nproc-per-node 8 train.py")
     if shutil.which(command[0]) is None:
         parser.error(f"run: no such command: {printable(command[0])}")
     if options.run and not options.run.isprintable():
-        parser.error(f"run: the name {printable(options.run)} is not printable: no exporter would show such a run")
+        parser.error(f"run: the name {printable(options.run)} is not printable; no exporter would show this run")
     os.environ.update(_environment(options))
     try:
-        os.execvp(command[0], command)  # noqa: S606 - running the user's command is what this is for
-    except OSError as error:  # of another machine's format, or an environment that is too large
+        os.execvp(command[0], command)  # noqa: S606 - the user's command
+    except OSError as error:  # wrong executable format, or environment too large
         parser.error(f"run: {printable(command[0])}: {error.strerror}")
 
 
@@ -125,63 +120,57 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rankscope", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"rankscope {__version__}")
     commands = parser.add_subparsers(required=True, dest="action", metavar="run|stacks|explain|top|hang|report")
-    run = commands.add_parser(
-        "run", help="start a training command with every rank watched", description=RUN_DESCRIPTION
-    )
-    run.add_argument("--run", metavar="NAME", help="name of the run (default: Slurm's job, torchrun's id, or agreed)")
-    run.add_argument(
-        "--run-dir", metavar="DIR", help="where the ranks' records go (default: /run/rankscope or /dev/shm)"
-    )
+    run = commands.add_parser("run", help="start a training command and watch every rank", description=RUN_DESCRIPTION)
+    run.add_argument("--run", metavar="NAME", help="name of the run (default: Slurm job, torchrun id, or generated)")
+    run.add_argument("--run-dir", metavar="DIR", help="directory for the records (default: /run/rankscope or /dev/shm)")
     run.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND …", help="the training command")
-    stacks = commands.add_parser("stacks", help="where every thread of every rank is", description=STACKS_DESCRIPTION)
+    stacks = commands.add_parser("stacks", help="print the Python stacks of the ranks", description=STACKS_DESCRIPTION)
     stacks.add_argument("--run", metavar="NAME", help="only the ranks of this run")
     stacks.add_argument("--rank", metavar="N", help="only this rank")
     stacks.add_argument(
-        "--run-dir", type=Path, metavar="DIR", help="where the ranks' records are (default: /run/rankscope, /dev/shm)"
+        "--run-dir", type=Path, metavar="DIR", help="directory of the records (default: /run/rankscope, /dev/shm)"
     )
-    _add_explain(commands.add_parser("explain", help="what holds a run back", description=EXPLAIN_DESCRIPTION))
-    _add_top(commands.add_parser("top", help="what is wrong on this machine", description=TOP_DESCRIPTION))
-    hang = commands.add_parser("hang", help="who holds up a run that stands still", description=HANG_DESCRIPTION)
+    _add_explain(commands.add_parser("explain", help="explain why a run is slow", description=EXPLAIN_DESCRIPTION))
+    _add_top(commands.add_parser("top", help="show what is wrong on this machine", description=TOP_DESCRIPTION))
+    hang = commands.add_parser("hang", help="show which ranks block a run that hangs", description=HANG_DESCRIPTION)
     hang.add_argument(
         "dumps",
         type=Path,
         nargs="?",
         metavar="DIR",
-        help="directory of torch's dumps, or their prefix (/tmp/nccl_trace_rank_)",
+        help="directory or file prefix of torch's dumps (such as /tmp/nccl_trace_rank_)",
     )
-    hang.add_argument("--run", metavar="NAME", help="which run of this machine, without DIR (default: the only one)")
+    hang.add_argument("--run", metavar="NAME", help="run on this machine, if no DIR is given (default: the only one)")
     _add_run_dirs(hang)
-    _add_report(commands.add_parser("report", help="what a job's GPU time went to", description=REPORT_DESCRIPTION))
+    _add_report(commands.add_parser("report", help="print where a job's GPU time went", description=REPORT_DESCRIPTION))
     return parser
 
 
 def _add_report(report: argparse.ArgumentParser) -> None:
-    report.add_argument("run_dir", type=Path, nargs="?", metavar="DIR", help="a run directory: what its records say")
-    report.add_argument("--run", metavar="NAME", help="which run (default: the only one)")
+    report.add_argument("run_dir", type=Path, nargs="?", metavar="DIR", help="run directory: report from its records")
+    report.add_argument("--run", metavar="NAME", help="name of the run (default: the only one)")
     report.add_argument("--slurm-job", metavar="ID", help="all runs of this Slurm job")
-    report.add_argument("--owner", metavar="UID", help="whose, where several users have runs of that name or job")
+    report.add_argument("--owner", metavar="UID", help="user ID, if several users have a run of this name or job")
     report.add_argument(
         "--state-dir",
         type=Path,
         metavar="DIR",
-        help="what the exporter was given as such (default: /var/lib/rankscope)",
+        help="the exporter's --state-dir (default: /var/lib/rankscope)",
     )
-    report.add_argument("--url", help="of a Prometheus, with USER:PASSWORD@ if it asks (default: PROMETHEUS_URL)")
-    report.add_argument(
-        "--by", choices=("user", "account", "partition"), help="GPU-hours of each, and what they were lost to"
-    )
-    report.add_argument("--days", type=float, default=7.0, metavar="N", help="with --by: how many (default: 7)")
-    report.add_argument("--price", type=float, metavar="MONEY", help="of a GPU-hour, in any currency")
-    report.add_argument("--kwh-price", type=float, metavar="MONEY", help="of a kilowatt-hour")
-    report.add_argument("--json", action="store_true", help="one line of JSON, shorter than 1,024 bytes")
+    report.add_argument("--url", help="URL of a Prometheus, with USER:PASSWORD@ if needed (default: PROMETHEUS_URL)")
+    report.add_argument("--by", choices=("user", "account", "partition"), help="print GPU-hours and lost time of each")
+    report.add_argument("--days", type=float, default=7.0, metavar="N", help="with --by: number of days (default: 7)")
+    report.add_argument("--price", type=float, metavar="MONEY", help="price of a GPU-hour, in any currency")
+    report.add_argument("--kwh-price", type=float, metavar="MONEY", help="price of a kilowatt-hour")
+    report.add_argument("--json", action="store_true", help="print one line of JSON, at most 1,023 bytes")
 
 
 def _add_top(top: argparse.ArgumentParser) -> None:
     top.add_argument(
-        "--once", action="store_true", help="look for ten seconds (30 where steps are long) and print once"
+        "--once", action="store_true", help="measure for 10 s (30 s if steps are long), print once and exit"
     )
     top.add_argument(
-        "--json", action="store_true", help="the same as one line of JSON, as the exporter's /api/v1/runs (docs/api.md)"
+        "--json", action="store_true", help="print one line of JSON, as the exporter's /api/v1/runs (docs/api.md)"
     )
     _add_run_dirs(top)
 
@@ -193,28 +182,30 @@ def _add_run_dirs(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         action="append",
         default=[],
-        help="where the ranks' records are; may be given more than once (default: /run/rankscope, /dev/shm)",
+        help="directory of the records; may be repeated (default: /run/rankscope, /dev/shm)",
     )
 
 
 def _add_explain(explain: argparse.ArgumentParser) -> None:
     explain.add_argument(
         "--url",
-        help="of the Prometheus, with USER:PASSWORD@ if it asks (default: PROMETHEUS_URL, else http://localhost:9090)",
+        help="URL of Prometheus, with USER:PASSWORD@ if needed (default: PROMETHEUS_URL, else http://localhost:9090)",
     )
-    explain.add_argument("--run", metavar="NAME", help="which run (default: the only one)")
-    explain.add_argument("--cluster", metavar="NAME", help="which cluster, where several have such a run (its label)")
-    explain.add_argument("--owner", metavar="UID", help="whose run, where several users have one of that name")
+    explain.add_argument("--run", metavar="NAME", help="name of the run (default: the only one)")
+    explain.add_argument(
+        "--cluster", metavar="NAME", help="value of the label cluster, if several have a run of this name"
+    )
+    explain.add_argument("--owner", metavar="UID", help="user ID, if several users have a run of this name")
     explain.add_argument("--at", metavar="TIME", help="30m (ago), 2026-11-21T02:40 or unix seconds (default: now)")
-    explain.add_argument("--json", action="store_true", help="one line of JSON")
+    explain.add_argument("--json", action="store_true", help="print one line of JSON")
 
 
 def _environment(options: argparse.Namespace) -> dict[str, str]:
     if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
-        _warn("TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading the hook; call instrument() instead")
+        _warn("TORCH_DEVICE_BACKEND_AUTOLOAD=0 stops torch from loading the hook; call instrument() instead")
     inherited = os.environ.get("RANKSCOPE_RUN", "")
     if not options.run and not inherited.isprintable():
-        _warn(f"RANKSCOPE_RUN={printable(inherited, 200)} is not printable: no exporter will show this run")
+        _warn(f"RANKSCOPE_RUN={printable(inherited, 200)} is not printable; no exporter will show this run")
     named = {"RANKSCOPE": "1", "RANKSCOPE_RUN": options.run, "RANKSCOPE_RUN_DIR": options.run_dir}
     return {name: value for name, value in named.items() if value}
 

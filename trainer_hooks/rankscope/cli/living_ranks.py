@@ -1,4 +1,4 @@
-"""The ranks in a run directory, for `rankscope stacks`, `rankscope hang` and `rankscope report`."""
+"""Reading the ranks in a run directory, for `rankscope stacks`, `rankscope hang` and `rankscope report`."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.text import NUMBER
 
-NAMES_LIMIT = 100_000  # looked at in one directory: a second
-FILES_LIMIT = 1024  # read
+NAMES_LIMIT = 100_000  # in one directory; this takes one second
+FILES_LIMIT = 1024
 
 
 class RunDirectoryError(Exception):
-    """Why a run directory cannot be read."""
+    """A run directory cannot be read; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class RecordedRank:
-    """A rank by its record; it lives if a process has that locked. `owner` is the user id of the record's file."""
+    """A rank by its record. It is alive if a process has locked that. `owner` is the user ID of the record's file."""
 
     snapshot: RankSnapshot
     owner: int
 
     @property
     def run(self) -> str:
-        """As its record says."""
+        """The run's name in the record."""
         return str(self.snapshot.info["run"])
 
     @property
     def rank(self) -> str:
-        """A number of at most ten digits."""
+        """The rank's number, of at most ten digits."""
         return str(self.snapshot.info["rank"])
 
 
 def living_ranks(directory: Path) -> list[RecordedRank]:
-    """Return the living ranks of one directory; none if it does not exist. Raises RunDirectoryError."""
+    """Return the living ranks of a directory; none if it does not exist. Raises RunDirectoryError."""
     return [rank for rank in all_ranks(directory) if rank.snapshot.alive]
 
 
 def all_ranks(directory: Path) -> list[RecordedRank]:
-    """Return the ranks of one directory, those that have ended too. Raises RunDirectoryError."""
+    """Return all ranks of a directory, including ended ones. Raises RunDirectoryError."""
     try:
         descriptor = open_directory(directory)
     except FileNotFoundError:
@@ -64,7 +64,7 @@ def all_ranks(directory: Path) -> list[RecordedRank]:
 
 
 def _newest_first(directory: Path, descriptor: int) -> list[RankFile]:
-    """Return what may be a record. A shorter file is none, and takes no place of one."""
+    """Return the files that are large enough to be records, newest first."""
     listing = Listing(directory, NAMES_LIMIT, NAMES_LIMIT)
     try:
         files = listing.look(descriptor).files
@@ -74,11 +74,11 @@ def _newest_first(directory: Path, descriptor: int) -> list[RankFile]:
 
 
 def _read(file: RankFile) -> RecordedRank | None:
-    """Return the rank, or None if its record does not name a run and rank as the hook does."""
+    """Return the rank of a record, or None if its run or rank is not as the hook writes them."""
     try:
         snapshot = read_rank(file.path, file.descriptor)
     except (FileNotFoundError, UnreadableRecordError):
         return None
     run, rank = snapshot.info.get("run"), snapshot.info.get("rank")
-    is_one = isinstance(run, str) and isinstance(rank, str) and NUMBER.fullmatch(rank)
-    return RecordedRank(snapshot, file.owner) if is_one else None
+    is_valid = isinstance(run, str) and isinstance(rank, str) and NUMBER.fullmatch(rank)
+    return RecordedRank(snapshot, file.owner) if is_valid else None

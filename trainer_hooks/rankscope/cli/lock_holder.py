@@ -1,6 +1,6 @@
-"""Which process is a rank: the one that the kernel says has its record locked for writing, and is its owner's.
+"""Finding the process of a rank: the one that holds the write lock of its record, by the kernel, and has its owner.
 
-A record's own words prove nothing, as anybody may write one and name any process in it.
+A record proves nothing by itself: any user can write one that names any process.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rankscope.record.reader import lock_holder
 
 
 class NotTheRankError(Exception):
-    """Why a process is not taken for a rank."""
+    """A process is not the rank; the message has the reason."""
 
 
 class Process:
-    """A process that is a rank. `still` says so again, which is due before anything is done to it."""
+    """The process of a rank. Call `verify` again before each action on it."""
 
     def __init__(self, pid: int, descriptor: int, record: Path, owner: int) -> None:
         self.pid = pid
@@ -30,15 +30,15 @@ class Process:
         self._record = record
         self._owner = owner
 
-    def still(self) -> None:
-        """Raises NotTheRankError if the lock or the process is another's by now."""
+    def verify(self) -> None:
+        """Raise NotTheRankError if the process no longer holds the lock, or is no longer the owner's."""
         if _locked_by(self._record, self._owner) != self.pid:
             raise NotTheRankError("its process no longer holds the record's lock")
-        if set(_users(self.pid)) != {self._owner}:
-            raise NotTheRankError("the process that holds its record's lock is not of the user whose record it is")
+        if set(_user_ids(self.pid)) != {self._owner}:
+            raise NotTheRankError("the process that holds its record's lock belongs to another user than the record")
 
     def send(self, number: int) -> None:
-        """A signal, to this process and never to one that has its number since. Raises OSError."""
+        """Send a signal to this process, never to a later one with the same process ID. Raises OSError."""
         if self._descriptor >= 0:
             signal.pidfd_send_signal(self._descriptor, number)
         else:
@@ -47,11 +47,11 @@ class Process:
 
 @contextlib.contextmanager
 def process_of(record: Path, pid: int, owner: int) -> Iterator[Process]:
-    """The process that holds the lock of a record of `owner`. Raises NotTheRankError if it is not `pid`."""
+    """Yield the process that holds the lock of a record of `owner`. Raises NotTheRankError if it is not `pid`."""
     descriptor = _pidfd(pid)
     try:
         process = Process(pid, descriptor, record, owner)
-        process.still()
+        process.verify()
         yield process
     finally:
         if descriptor >= 0:
@@ -59,23 +59,23 @@ def process_of(record: Path, pid: int, owner: int) -> Iterator[Process]:
 
 
 def _pidfd(pid: int) -> int:
-    """-1 on a kernel before 5.3, as that of RHEL 8."""
+    """Return a pidfd; -1 on kernels before 5.3, such as RHEL 8's."""
     try:
         return os.pidfd_open(pid)
     except OSError as error:
-        if error.errno in (errno.ENOSYS, errno.EPERM):  # EPERM: a container's filter that does not know the call
+        if error.errno in (errno.ENOSYS, errno.EPERM):  # EPERM: a container's seccomp filter
             return -1
         raise NotTheRankError(f"its process {pid}: {error.strerror}") from error
 
 
 def _locked_by(record: Path, owner: int) -> int | None:
-    """Return who holds the write lock of the record. Raises NotTheRankError if the record is not of `owner`."""
+    """Return the process that holds the record's write lock. Raises NotTheRankError if the record is not `owner`'s."""
     try:
         descriptor = open_untrusted(record)
         try:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode) or status.st_uid != owner:
-                raise NotTheRankError("its record is another user's by now")
+                raise NotTheRankError("its record now belongs to another user")
             return lock_holder(descriptor)
         finally:
             os.close(descriptor)
@@ -83,8 +83,8 @@ def _locked_by(record: Path, owner: int) -> int | None:
         raise NotTheRankError(f"its record: {error.strerror}") from error
 
 
-def _users(pid: int) -> list[int]:
-    """Real, effective, saved and of files: a lock outlives exec, also that of a program that becomes another user."""
+def _user_ids(pid: int) -> list[int]:
+    """Return the real, effective, saved and file system user ID: a lock survives the exec of a setuid program."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
     except OSError as error:

@@ -1,12 +1,12 @@
-"""Text that others wrote, made harmless for a terminal: names of runs, threads and functions are anybody's."""
+"""Escaping untrusted text for a terminal: any user can name a run, a thread or a function."""
 
 from __future__ import annotations
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    """One line: what is not printable as in Python's source (`\\x1b`), and no more than `limit` characters of it.
+    """Return the text on one line, at most `limit` characters, with unprintable ones escaped as in Python (`\\x1b`).
 
-    A terminal obeys escapes, a line break forges a line, and a mark for right-to-left text turns a name around.
+    Otherwise an escape sequence controls the terminal, a line break forges a line, and a bidi mark reverses a name.
     """
     if limit is not None and len(text) > limit:
         return f"{printable(text[:limit])}..."

@@ -1,4 +1,4 @@
-"""Asks py-spy for a process's stacks. The process may be hostile, so: so long, so many bytes, so much memory."""
+"""Getting a process's stacks from py-spy. The process may be hostile, so time, output and memory are limited."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ import signal
 import subprocess
 import time
 
-WITHIN = 30.0  # seconds; it reads the symbols of every library first
-ENDS_WITHIN = 5.0  # once it is killed; one that the kernel does not let go is left to it
-MEMORY = 2 * 1024**3  # bytes; of a process with torch it takes 12 MiB
+WITHIN = 30.0  # seconds; py-spy reads the symbols of every library first
+ENDS_WITHIN = 5.0  # seconds after SIGKILL; a process blocked in the kernel is left behind
+MEMORY = 2 * 1024**3  # bytes; a process with torch takes 12 MiB
 
 
 def stacks_by_py_spy(pid: int, limit: int) -> str:
-    """At most `limit` bytes of what it says; empty where it is not installed or permitted, or comes to no end."""
+    """Return at most `limit` bytes of py-spy's output; empty if it is not installed, not permitted or too slow."""
     command = shutil.which("py-spy")
     if command is None:
         return ""
     deadline = time.monotonic() + WITHIN
     try:
-        # A session of its own, so that what it started ends with it.
+        # In a new session, so that its child processes end with it.
         process = subprocess.Popen(  # noqa: S603 - the user's own py-spy, with a number
             [command, "dump", "--pid", str(pid)],
             stdin=subprocess.DEVNULL,
@@ -36,14 +36,14 @@ def stacks_by_py_spy(pid: int, limit: int) -> str:
     try:
         with contextlib.suppress(OSError):
             resource.prlimit(process.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
-        return _said(process, limit, deadline)
+        return _read_output(process, limit, deadline)
     except (TimeoutError, subprocess.TimeoutExpired):
         return ""
     finally:
         _end(process)
 
 
-def _said(process: subprocess.Popen[bytes], limit: int, deadline: float) -> str:
+def _read_output(process: subprocess.Popen[bytes], limit: int, deadline: float) -> str:
     assert process.stdout is not None
     data = bytearray()
     while len(data) < limit:
@@ -51,13 +51,13 @@ def _said(process: subprocess.Popen[bytes], limit: int, deadline: float) -> str:
             raise TimeoutError
         piece = os.read(process.stdout.fileno(), limit - len(data))
         if not piece:
-            # Only what it calls complete: else the hook is asked, which does not need its permissions.
-            return data.decode(errors="replace") if _ends_well(process, deadline) else ""
+            # Discard the output if py-spy failed: the hook, which needs no permission, is asked instead.
+            return data.decode(errors="replace") if _succeeds(process, deadline) else ""
         data += piece
     return data.decode(errors="replace")
 
 
-def _ends_well(process: subprocess.Popen[bytes], deadline: float) -> bool:
+def _succeeds(process: subprocess.Popen[bytes], deadline: float) -> bool:
     return process.wait(max(0.0, deadline - time.monotonic())) == 0
 
 

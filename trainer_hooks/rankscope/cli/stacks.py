@@ -1,10 +1,9 @@
-"""The command `rankscope stacks`: where every thread of every living rank of this machine is in its Python code.
+"""The command `rankscope stacks`: it prints the Python stacks of all threads of all living ranks on this machine.
 
-By py-spy where it is installed and may look, else by the hook's own answer to a signal (stack_dump.py). That signal
-kills a process that has no handler for it, so three things are made sure of before it is sent: that the process holds
-the lock of the record and is of the record's owner (lock_holder.py), that it has the file for the answer, and that it
-catches the signal now. Root asks other users' processes, which may be hostile: all that they say is bounded, and
-printed as printable text.
+They come from py-spy if it is installed and permitted, else from the hook, which answers a signal (stack_dump.py). That
+signal kills a process without a handler for it. So before it is sent, three things are checked: the process holds the
+lock of the record and has the record's owner (lock_holder.py), has the file for the answer, and catches the signal.
+Root asks other users' processes, which may be hostile: their output is limited and escaped.
 """
 
 from __future__ import annotations
@@ -33,35 +32,35 @@ from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 ANSWER_WITHIN = 5.0  # seconds; a stopped process does not answer
 COMPLETE_AFTER = 0.1  # seconds without a further line; a dump takes a millisecond
 LOOK_EVERY = 0.01
-ANSWER_LIMIT = 1024**2  # bytes; a hundred threads, the most that faulthandler writes, are a tenth of it
-RANKS_LIMIT = 256  # asked, as many as the exporter shows
-OWNER_WITHIN = 120.0  # seconds that the ranks of one user may take: nobody holds up the answer about all others
-NAME_LIMIT = 200  # characters, as of a label
+ANSWER_LIMIT = 1024**2  # bytes; ten times faulthandler's maximum of 100 threads
+RANKS_LIMIT = 256  # as in the exporter
+OWNER_WITHIN = 120.0  # seconds for all ranks of one user, so that no user delays the others' stacks
+NAME_LIMIT = 200  # characters, as in a label
 LARGEST_DESCRIPTOR = 2**31
-NAMED = 8  # ranks, where none is as it was asked for
+NAMED = 8  # ranks listed if none matches
 
 
 class NoStacksError(Exception):
-    """Why a rank's stacks cannot be had."""
+    """A rank's stacks are not available; the message has the reason."""
 
 
 def show(run: str | None, rank: str | None, directory: Path | None, out: TextIO = sys.stdout) -> int:
-    """Print the stacks of the living ranks that are asked for. The exit status: 1 if one does not answer, 2 if none is.
+    """Print the stacks of the selected ranks. Returns the exit status: 1 if a rank does not answer, 2 if there is none.
 
-    `directory` None is where ranks leave their records by default. Root asks everybody's ranks, others their own.
+    `directory` None means the default run directories. Root gets the ranks of all users, other users their own.
     """
     directories = _directories(directory)
     living = _living(directories)
     wanted = [one for one in living if _is_wanted(one, run, rank)]
-    mine = [one for one in wanted if _may_ask(one)]
-    if not mine:
-        others = f"; {len(wanted)} of other users: run this as the job's user" if wanted else _there(living)
-        asked = ("" if rank is None else f" {rank}") + ("" if run is None else f" of run {run}")
-        _complain(f"no living rank{asked} in {', '.join(map(str, directories))}{others}")
+    permitted = [one for one in wanted if _may_ask(one)]
+    if not permitted:
+        others = f"; {len(wanted)} of other users: run this as the job's user" if wanted else _available(living)
+        selection = ("" if rank is None else f" {rank}") + ("" if run is None else f" of run {run}")
+        _warn(f"no living rank{selection} in {', '.join(map(str, directories))}{others}")
         return 2
-    if len(mine) > RANKS_LIMIT:
-        _complain(f"{len(mine)} ranks, of which {RANKS_LIMIT} are asked; choose with --run and --rank")
-    return _show(sorted(take_turns(mine)[:RANKS_LIMIT], key=_order), out)
+    if len(permitted) > RANKS_LIMIT:
+        _warn(f"{len(permitted)} ranks, showing only {RANKS_LIMIT}; select with --run and --rank")
+    return _show(sorted(take_turns(permitted)[:RANKS_LIMIT], key=_order), out)
 
 
 def _show(ranks: Iterable[RecordedRank], out: TextIO) -> int:
@@ -71,7 +70,7 @@ def _show(ranks: Iterable[RecordedRank], out: TextIO) -> int:
         began = time.monotonic()
         try:
             if spent[one.owner] > 1000 * OWNER_WITHIN:
-                raise NoStacksError(f"not asked: other ranks of its user took {OWNER_WITHIN:.0f} s")
+                raise NoStacksError(f"skipped: other ranks of the same user took {OWNER_WITHIN:.0f} s")
             text = stacks(one)
         except NoStacksError as error:
             text, status = f"no stacks: {error}", 1
@@ -86,19 +85,19 @@ def _may_ask(one: RecordedRank) -> bool:
     return os.geteuid() in (0, one.owner)
 
 
-def _complain(what: str) -> None:
-    print(f"rankscope stacks: {printable(what)}", file=sys.stderr)  # noqa: T201 - a command
+def _warn(text: str) -> None:
+    print(f"rankscope stacks: {printable(text)}", file=sys.stderr)  # noqa: T201 - a command
 
 
-def _there(living: Iterable[RecordedRank]) -> str:
-    """Which ranks there are that may be asked."""
+def _available(living: Iterable[RecordedRank]) -> str:
+    """Return a list of the ranks that this user may ask, as the end of a message."""
     infos = [one.snapshot.info for one in living if _may_ask(one)]
     names = [f"{info.get('run')} rank {info.get('rank')}" for info in infos]
-    return f"; there are: {', '.join(names[:NAMED])}{', ...' * (len(names) > NAMED)}" if names else ""
+    return f"; available: {', '.join(names[:NAMED])}{', ...' * (len(names) > NAMED)}" if names else ""
 
 
 def heading(snapshot: RankSnapshot) -> str:
-    """Who it is, and what it has been doing for how long."""
+    """Return the line above a rank's stacks: its run, rank and process ID, and its phase and for how long."""
     info = snapshot.info
     since = snapshot.read_monotonic - snapshot.phase_since
     pid = snapshot.lock_pid or info.get("pid")
@@ -112,7 +111,7 @@ def heading(snapshot: RankSnapshot) -> str:
 
 
 def _user(owner: int) -> str:
-    """Whose it is, where that is not who asks: a run's name is anybody's."""
+    """Return the owner, if it is another user: any user can choose the name of a run."""
     if owner == os.geteuid():
         return ""
     try:
@@ -130,17 +129,17 @@ def _collective(snapshot: RankSnapshot) -> str:
 
 
 def stacks(rank: RecordedRank) -> str:
-    """The stacks of all threads. Raises NoStacksError."""
+    """Return the stacks of all threads of a rank. Raises NoStacksError."""
     pid = rank.snapshot.lock_pid
     if not pid:
-        raise NoStacksError("its process cannot be seen from here, as it is in another container")
+        raise NoStacksError("its process is in another container and not visible from here")
     try:
         with process_of(rank.snapshot.path, pid, rank.owner) as process:
-            said = stacks_by_py_spy(pid, ANSWER_LIMIT) or _by_signal(rank, process)
+            text = stacks_by_py_spy(pid, ANSWER_LIMIT) or _by_signal(rank, process)
     except NotTheRankError as error:
         raise NoStacksError(str(error)) from error
-    is_whole = len(said.encode(errors="replace")) < ANSWER_LIMIT
-    return said if is_whole else f"{said}\n(cut off after {ANSWER_LIMIT} bytes)"
+    is_complete = len(text.encode(errors="replace")) < ANSWER_LIMIT
+    return text if is_complete else f"{text}\n(cut off after {ANSWER_LIMIT} bytes)"
 
 
 def _directories(directory: Path | None) -> Sequence[Path]:
@@ -157,7 +156,7 @@ def _living_in(directory: Path) -> list[RecordedRank]:
     try:
         return living_ranks(directory)
     except RunDirectoryError as error:
-        _complain(str(error))
+        _warn(str(error))
         return []
 
 
@@ -170,16 +169,16 @@ def _is_wanted(one: RecordedRank, run: str | None, rank: str | None) -> bool:
 
 
 def _by_signal(rank: RecordedRank, process: Process) -> str:
-    number, answer_path = _asked_by(rank.snapshot)
+    number, answer_path = _signal_and_file(rank.snapshot)
     try:
-        descriptor = _opened(answer_path, rank.owner)
+        descriptor = _open_answer(answer_path, rank.owner)
     except OSError as error:
         raise NoStacksError(f"{answer_path}: {error.strerror}; run this as the job's user") from error
     try:
         before = os.fstat(descriptor).st_size
         if not catches(process.pid, number):
             raise NoStacksError(f"its process no longer handles signal {number}")
-        process.still()
+        process.verify()
         process.send(number)
         return _answer(descriptor, before)
     except OSError as error:
@@ -188,33 +187,33 @@ def _by_signal(rank: RecordedRank, process: Process) -> str:
         os.close(descriptor)
 
 
-def _opened(path: Path, owner: int) -> int:
-    """The file for the answer, if it is one in memory and the rank's: nothing of a device, pipe or mount is opened."""
+def _open_answer(path: Path, owner: int) -> int:
+    """Open the file for the answer if it is an in-memory file of the rank's owner; never a device, pipe or mount."""
     found = os.open(path, os.O_PATH | os.O_CLOEXEC)
     try:
         status = os.fstat(found)
         if not stat.S_ISREG(status.st_mode) or status.st_nlink or status.st_uid != owner:
-            raise NoStacksError("its process no longer has the file for them")
+            raise NoStacksError("its process no longer has the file for its stacks")
         return os.open(f"/proc/self/fd/{found}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     finally:
         os.close(found)
 
 
-def _asked_by(snapshot: RankSnapshot) -> tuple[int, Path]:
-    """The signal, and where the answer will be. Raises NoStacksError unless both are what only the hook makes."""
+def _signal_and_file(snapshot: RankSnapshot) -> tuple[int, Path]:
+    """Return the signal and the file for the answer. Raises NoStacksError if either is not as the hook makes it."""
     dump = snapshot.info.get("stacks")
-    asked: dict[str, Any] = dump if isinstance(dump, dict) else {}
-    number, descriptor = asked.get("signal"), asked.get("descriptor")
-    # Whatever a record says, nothing is ever sent but a real-time signal.
+    request: dict[str, Any] = dump if isinstance(dump, dict) else {}
+    number, descriptor = request.get("signal"), request.get("descriptor")
+    # Only ever send a real-time signal, whatever the record says.
     if not (_is_within(number, signal.SIGRTMIN, signal.SIGRTMAX) and _is_within(descriptor, 0, LARGEST_DESCRIPTOR)):
-        raise NoStacksError("its hook has no signal for them; install py-spy")
+        raise NoStacksError("its hook has no signal for its stacks; install py-spy")
     path = Path(f"/proc/{snapshot.lock_pid}/fd/{descriptor}")
     try:
         target = str(path.readlink())
     except OSError as error:
         raise NoStacksError(f"{path}: {error.strerror}; run this as the job's user") from error
     if not target.startswith(f"/memfd:{MEMORY_FILE}"):
-        raise NoStacksError("its process no longer has the file for them")
+        raise NoStacksError("its process no longer has the file for its stacks")
     return number, path
 
 
@@ -223,12 +222,12 @@ def _is_within(number: object, least: int, largest: int) -> TypeGuard[int]:
 
 
 def _answer(descriptor: int, before: int) -> str:
-    """What is written after `before` bytes, once nothing more comes. Raises NoStacksError if nothing does."""
+    """Return what is written after `before` bytes, once it is complete. Raises NoStacksError if nothing is."""
     size, changed, began = before, time.monotonic(), time.monotonic()
     while size <= before or (size < before + ANSWER_LIMIT and time.monotonic() - changed < COMPLETE_AFTER):
         if time.monotonic() - began > ANSWER_WITHIN:
             if size > before:
-                break  # it writes on and on; this much is the answer
+                break  # it never stops writing
             raise NoStacksError(f"no answer within {ANSWER_WITHIN:.0f} s: the process is stopped, or blocks the signal")
         time.sleep(LOOK_EVERY)
         now = os.fstat(descriptor).st_size

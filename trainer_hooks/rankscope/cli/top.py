@@ -1,4 +1,4 @@
-"""Commands of the exporter's package that the hook does not need: says which package is missing, else runs them."""
+"""Commands of the exporter's package, imported on demand. If a package that they need is missing, they say which."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pathlib import Path
 from rankscope.record.writer import SHARED_MEMORY_RUN_DIR, SYSTEM_RUN_DIR
 
 REQUIRED = ("pynvml", "prometheus_client", "rich")
-"""The import names of what `rankscope[top]` brings."""
+"""Import names of the packages that `rankscope[top]` installs."""
 STATE_DIR = Path("/var/lib/rankscope")
-"""Of the exporter as deploy/node/rankscope-exporter.service starts it."""
+"""The exporter's --state-dir in deploy/node/rankscope-exporter.service."""
 
 
 def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
@@ -29,7 +29,7 @@ def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
 
 
 def explain(run: str | None, owner: str | None) -> bool:
-    """Print what is wrong with the runs on this node; return whether there is one and its packages are installed."""
+    """Print what is wrong with the runs on this node. Returns False if there is no run or a package is missing."""
     if missing(REQUIRED):
         return False
     from rankscope_exporter.top.explained import explain as explain_runs
@@ -38,14 +38,14 @@ def explain(run: str | None, owner: str | None) -> bool:
 
 
 def hang(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
-    """Print who holds up a run that stands still. Returns the exit status; it needs no other package."""
+    """Print which ranks block a run that hangs. Returns the exit status; needs no other package."""
     from rankscope_exporter.hangs.command import show as show_hang
 
     return show_hang(dumps, run, run_dirs or default_run_dirs())
 
 
 def report(options: argparse.Namespace) -> int:
-    """Print what a job's GPU time went to. Returns the exit status; it needs no other package."""
+    """Print where a job's GPU time went. Returns the exit status; needs no other package."""
     from rankscope_exporter.job_report.command import Question
     from rankscope_exporter.job_report.command import show as show_report
     from rankscope_exporter.job_report.page import Prices
@@ -73,6 +73,6 @@ def missing(names: Sequence[str], find: Callable[[str], object] = importlib.util
 
 
 def default_run_dirs() -> Sequence[Path]:
-    """Return where ranks leave their records unless they are told otherwise."""
+    """Return the directories in which ranks write their records by default."""
     named = os.environ.get("RANKSCOPE_RUN_DIR")
     return (Path(named),) if named else (SYSTEM_RUN_DIR, SHARED_MEMORY_RUN_DIR)

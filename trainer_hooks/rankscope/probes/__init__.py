@@ -1,7 +1,6 @@
-"""The probes, one file each: what is watched in torch, and which phase it means.
+"""The probes, one file each: they watch torch and enter the phases.
 
-A probe is a module with `install(timeline, guard)`, which returns what takes everything back. These lists are the
-registration.
+A probe is a module with `install(timeline, guard)`, which returns the functions that undo it. Register it below.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import ModuleType
 
-PROBES = (  # in the order in which they are installed
+PROBES = (  # in order of installation
     "data_wait",
     "dispatched_batches",
     "shared_batches",
@@ -31,16 +30,16 @@ PROBES = (  # in the order in which they are installed
     "autocast",
     "amp",
 )
-LATE_PROBES = ("frameworks",)  # when the training begins, because what they watch is imported only after us
+LATE_PROBES = ("frameworks",)  # installed when the training begins, because frameworks are imported after the hook
 
 
 def all_probes() -> dict[str, ModuleType]:
-    """Those that `instrument` installs, by name. Imports torch."""
+    """Return the probes that `instrument` installs, by name. Imports torch."""
     return _modules(PROBES)
 
 
 def late_probes() -> dict[str, ModuleType]:
-    """Those that are installed when the training begins, by name."""
+    """Return the probes that are installed when the training begins, by name."""
     return _modules(LATE_PROBES)
 
 

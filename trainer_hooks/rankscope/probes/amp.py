@@ -1,8 +1,8 @@
 """Mixed precision with a GradScaler: its scale, and the optimizer steps that it skipped.
 
-A skipped step is found without asking a device. For most optimizers the scaler decides on the host: it does not call
-`optimizer.step` at all. A fused optimizer is always called and decides on the device: what it decided is copied to
-the host asynchronously, as is the scale, at most once a second, and read when the copy has arrived.
+Skipped steps are found without waiting for a device. For most optimizers the scaler decides on the host and does not
+call `optimizer.step`. A fused optimizer is always called and decides on the device. Its decisions and the scale are
+copied to the host asynchronously, at most once a second, and read when the copy is complete.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rankscope.record.layout import INDEX
 from rankscope.timeline.timeline import Timeline
 
 SCALE, SKIPPED = INDEX["amp_scale"], INDEX["amp_skipped_steps"]
-READ_SECONDS = 1.0  # between two readings of a device
-MAX_UNREAD = 256  # steps whose decision waits to be read; a scaler that makes more in a second is read earlier
+READ_SECONDS = 1.0  # between two reads of a device
+MAX_UNREAD = 256  # decisions not read yet; past that the device is read before the second is over
 
 
 class DeviceReading:
-    """Scale and skipped steps that only a CUDA device knows: on the host a second or so later, without waiting."""
+    """The scale and the skipped steps of a CUDA device, copied to the host about a second later, without waiting."""
 
     def __init__(self, device: torch.device, clock: Callable[[], float]) -> None:
         self._device = device
@@ -42,19 +42,19 @@ class DeviceReading:
         self._next = clock()
 
     def add(self, decisions: Iterable[torch.Tensor]) -> None:
-        """What a fused optimizer decided, one number a device: not 0 if it skipped."""
+        """Add the decision of a fused optimizer, one number per device: nonzero if it skipped the step."""
         self._decisions += [decision.to(self._device, non_blocking=True) for decision in decisions]
 
     def take(self) -> tuple[float, float] | None:
-        """The scale, and how many steps were skipped since the last time; None while nothing new has arrived."""
+        """Return the scale and the number of skipped steps since the last call; None while no copy is complete."""
         if self._copied is None or not self._copied.query():
             return None
         self._copied = None
         scale, skipped = self._host.tolist()
         return scale, skipped
 
-    def ask(self, scale: torch.Tensor) -> None:
-        """Have the device copy the numbers, in the current stream, if it is time to."""
+    def request(self, scale: torch.Tensor) -> None:
+        """Start a copy from the device in the current stream, if one is due."""
         is_due = self._clock() >= self._next or len(self._decisions) >= MAX_UNREAD
         if self._copied is not None or not is_due:
             return
@@ -66,28 +66,28 @@ class DeviceReading:
 
 
 class ScalerWatch:
-    """What `GradScaler.step` did, each time that it returns."""
+    """Records what each call of `GradScaler.step` did."""
 
     def __init__(self, timeline: Timeline, clock: Callable[[], float] = time.monotonic) -> None:
         self._timeline = timeline
         self._clock = clock
         self._begun: set[int] = set()  # optimizers whose step was called, by id
-        # Steps that may have been skipped, of optimizers that were not seen to step yet: not all call their hooks.
+        # Possibly skipped steps of optimizers whose hooks have not run yet: not all optimizers call their hooks.
         self._unsure: weakref.WeakKeyDictionary[Optimizer, int | None] = weakref.WeakKeyDictionary()
         self._readings: dict[torch.device, DeviceReading] = {}
 
     def begin(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
-        """Note that an optimizer's step begins, as a hook of every optimizer: the scaler has not skipped it then."""
+        """Note that an optimizer's step begins, so the scaler did not skip it. A hook of every optimizer."""
         if not is_dynamo_compiling():
             self._begun.add(id(optimizer))
 
-    def stepped(self, call: tuple[Any, ...], _result: object) -> None:
-        """Count what `scaler.step(optimizer)`, which has returned, turns out to have skipped, and read the scale."""
+    def count_skipped(self, call: tuple[Any, ...], _result: object) -> None:
+        """Count the steps skipped by `scaler.step(optimizer)`, which has returned, and read the scale."""
         scaler: Any = call[0]
         optimizer = call[1] if len(call) > 1 else None
         if optimizer is None or not scaler.is_enabled():
             return
-        state = scaler._per_optimizer_states.get(id(optimizer), {})  # noqa: SLF001 - no public question
+        state = scaler._per_optimizer_states.get(id(optimizer), {})  # noqa: SLF001 - no public API
         if state.get("stage") is not OptState.STEPPED or scaler._scale is None:  # noqa: SLF001 - as above
             return  # it raised
         decided = state["found_inf_per_device"].values()
@@ -97,7 +97,7 @@ class ScalerWatch:
         self._read(scaler._scale, decided)  # noqa: SLF001 - its get_scale() waits for the device
 
     def _skipped(self, optimizer: Optimizer) -> int:
-        """How many steps turn out now to have been skipped."""
+        """Return how many steps are now known to have been skipped."""
         unsure = self._unsure.get(optimizer, 0)
         if id(optimizer) in self._begun:
             self._begun.discard(id(optimizer))
@@ -123,7 +123,7 @@ class ScalerWatch:
         if arrived := reading.take():
             self._show(arrived[0])
             self._count(arrived[1])
-        reading.ask(scale)
+        reading.request(scale)
 
     def _show(self, scale: float) -> None:
         self._timeline.writer.slots[SCALE] = self._timeline.numbers.accept("the loss scale", scale)
@@ -133,7 +133,7 @@ class ScalerWatch:
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the one method of every GradScaler that steps; the optimizers only once a scaler is in use."""
+    """Watch `GradScaler.step`, and the optimizers once a scaler is in use."""
     watch = ScalerWatch(timeline)
     handles: list[RemovableHandle] = []
     begin: Any = guard(watch.begin)
@@ -143,8 +143,8 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
             handle.remove()
 
     def make(original: Callable[..., Any]) -> Callable[..., Any]:
-        # Unscaling and the wait for what it found belong to the optimizer's time.
-        watched = in_phase(timeline, guard, layout.OPTIMIZER, watch.stepped)(original)
+        # Unscaling, and the wait for its result, belong to the optimizer's time.
+        watched = in_phase(timeline, guard, layout.OPTIMIZER, watch.count_skipped)(original)
 
         def step(*args: Any, **kwargs: Any) -> Any:
             if not handles:

@@ -1,4 +1,4 @@
-"""The type that autocast computes in, for the run's settings. Watched until the run has settled, then let go."""
+"""The data type of autocast, for the run's settings. Watched only during the first steps."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from rankscope.timeline.timeline import Timeline
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Note the type at each entry: nowhere else is it known once the forward pass is over."""
+    """Note the data type at each entry, because it is not known after the forward pass."""
 
     @guard
     def note(context: Any) -> None:
-        if context._enabled:  # noqa: SLF001 - no public question
+        if context._enabled:  # noqa: SLF001 - no public API
             timeline.job.autocast = str(context.fast_dtype).removeprefix("torch.")
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,7 @@
-"""The backward pass: `loss.backward()`, `torch.autograd.backward`, and gradients by `torch.autograd.grad`.
+"""The backward pass: `loss.backward()`, `torch.autograd.backward` and `torch.autograd.grad`.
 
-Each outermost call of the first two is a micro-step, and a step where nothing else marks steps for long. A gradient
-penalty's `grad` is none, nor is the segment that reentrant activation checkpointing runs backward within the backward
-pass.
+Each outermost call of the first two is a micro-step, and also a step if nothing else marks steps for long. A gradient
+penalty's `grad` is not, and neither is a backward pass of reentrant activation checkpointing inside another one.
 """
 
 from __future__ import annotations
@@ -26,10 +25,10 @@ NOT_WITHIN = frozenset({layout.BACKWARD})
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the one function that all three run (torch ≥ 2.3), which torch looks up in its module at each call.
+    """Watch the function that all three run (torch ≥ 2.3). torch looks it up in its module at each call.
 
-    Not `grad` itself: torch.compile knows that by its identity and takes it into the graph. Not `backward` either:
-    it would be a second wrapper on every step's way.
+    `grad` itself is not watched: torch.compile recognizes it by identity and traces it into the graph. `backward` is
+    not either: that would add a second wrapper to every step.
     """
 
     passes, steps = timeline.backward, timeline.steps
@@ -38,12 +37,12 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
         if passes.on_end is not None:
             passes.on_end()
         if gradients:
-            return  # only `grad` is given some
+            return  # only `grad` returns gradients
         timeline.slots[MICRO_STEPS] += 1
         if passes.on_optimizer_steps is not None:
             passes.on_optimizer_steps()
         elif steps.marker < OPTIMIZER_STEP:
-            steps.unmarked_pass_ended()
+            steps.end_unmarked_pass()
 
     def nested(original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:

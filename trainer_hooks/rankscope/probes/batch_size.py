@@ -1,7 +1,7 @@
-"""The samples and tokens of a batch, as far as its structure tells them.
+"""Counting the samples and tokens of a batch by its structure.
 
-What it does not tell for certain is unknown: tensors of several leading dimensions, lists of tensors (a pair of inputs
-and targets, or one tensor a sample), texts, objects of the script's own.
+If the structure is ambiguous, the size is unknown: tensors of several leading dimensions, lists of tensors (inputs and
+targets, or one tensor per sample), texts, and objects of the script.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from torch.nn.utils.rnn import PackedSequence
 from rankscope.record.numbers import as_number
 from rankscope.timeline.batches import Batch
 
-MOST_ITEMS = 64  # of a batch that are looked at
+MOST_ITEMS = 64  # looked at in a batch
 MOST_LEVELS = 4  # of nested containers
-SIZES = ("batch_size", "num_graphs")  # attributes by which objects give their samples: TensorDict, DGL; PyG
+SIZES = ("batch_size", "num_graphs")  # attributes with the number of samples: of TensorDict and DGL; of PyG
 
 
 class UnknownSizeError(Exception):
-    """The structure of a batch does not tell its samples."""
+    """The structure of a batch is ambiguous."""
 
 
 def size_of(batch: Any) -> Batch:
-    """Return the size of a batch of any type. The batch is the script's, and asking it may raise anything."""
+    """Return the size of a batch of any type. Never raises, although the script's object may."""
     try:
         return Batch(samples_of(batch), tokens_of(batch))
     except Exception:
@@ -34,7 +34,7 @@ def size_of(batch: Any) -> Batch:
 
 
 def tokens_of(batch: Any) -> float:
-    """Return the elements of `input_ids`, in the batch or in one of its items; 0 if there are none."""
+    """Return the number of elements of `input_ids` in the batch or in one of its items; 0 if there is none."""
     if type(batch) is list and batch and type(batch[0]) is Tensor:  # nearly always: the default collation of pairs
         return 0.0
     if isinstance(batch, Mapping):
@@ -46,7 +46,7 @@ def tokens_of(batch: Any) -> float:
 
 
 def samples_of(batch: Any) -> float | None:
-    """Return the samples of a batch; None if its structure does not tell them."""
+    """Return the number of samples of a batch; None if its structure is ambiguous."""
     try:
         sizes = set(_sizes(batch, MOST_LEVELS))
     except UnknownSizeError:
@@ -55,7 +55,7 @@ def samples_of(batch: Any) -> float | None:
 
 
 def _sizes(batch: Any, levels: int) -> Iterator[float]:
-    """Yield what each part of a batch says of its samples; parts such as a number or a text say nothing."""
+    """Yield the number of samples of each part of a batch; nothing for parts such as a number or a text."""
     if isinstance(batch, PackedSequence):
         yield float(batch.batch_sizes[0])
     elif isinstance(batch, Tensor):
@@ -80,7 +80,7 @@ def _each(items: Iterable[Any], levels: int) -> Iterator[float]:
 
 
 def _own_size(batch: Any) -> float | None:
-    """Return the samples that an object, or an array of another library, gives itself."""
+    """Return the number of samples from the attributes of an object or of another library's array."""
     shape = getattr(batch, "shape", None)
     if isinstance(shape, tuple) and shape:
         return as_number(shape[0])
@@ -94,7 +94,7 @@ def _own_size(batch: Any) -> float | None:
 
 
 def is_list_of_samples(batch: list[Any]) -> bool:
-    """Whether a list may hold one item a sample: containers, or tensors of the same number of dimensions."""
+    """Return whether a list may hold one item per sample: containers, or tensors with equally many dimensions."""
     if all(isinstance(item, (Mapping, list, tuple)) for item in batch):
         return True
     dimensions = [item.dim() for item in batch if isinstance(item, Tensor)]

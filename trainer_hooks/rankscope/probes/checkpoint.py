@@ -1,7 +1,7 @@
-"""Checkpoints: the functions that write them, whether the script or a framework calls them.
+"""Checkpoints: it watches the functions that write them, called by the script or by a framework.
 
-Of a save that goes on in the background only what keeps the training thread is checkpoint time; it counts when it
-is finished. A save that raises counts for nothing.
+Of an asynchronous save, only the time that blocks the training thread is checkpoint time, and the save counts when it
+is finished. A save that raises does not count.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ from rankscope.probes.span import Arguments, Function, around
 from rankscope.timeline.phases import Phases
 from rankscope.timeline.timeline import Timeline
 
-# Smaller files are checkpoints only if they hold a model's or an optimizer's state: metrics are saved too.
-SMALLEST = 64 * 1024
+# A smaller file is a checkpoint only if it holds a model's or an optimizer's state: scripts save metrics too.
+MIN_CHECKPOINT_BYTES = 64 * 1024
 
-Count = Callable[[float, float], None]  # of a save that is finished: its bytes, and when in unix time
+Count = Callable[[float, float], None]  # takes the bytes of a finished save, and its unix time
 
-# From a save's result, how many bytes it wrote (0: not known; None: it was no checkpoint after all).
+# Takes a save's result; returns the bytes that it wrote (0: not known; None: not a checkpoint).
 Size = Callable[[Any], float | None]
-# Asked before a save: None if it is no checkpoint.
+# Called before a save; returns None if it is not a checkpoint.
 Measure = Callable[[Arguments, dict[str, Any]], Size | None]
 
 
 def argument(args: Arguments, kwargs: dict[str, Any], index: int, name: str) -> Any:
-    """An argument of a call by index or name; None if it is missing."""
+    """Return an argument of a call by index or name; None if it is missing."""
     return args[index] if len(args) > index else kwargs.get(name)
 
 
-def of_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
-    """`torch.save(obj, f)`: to a path, to a regular file, or of a state into memory, from where the script writes it.
+def measure_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
+    """Measure `torch.save(obj, f)` to a path, to a regular file, or of a state into memory, for the script to write.
 
-    What goes into a pipe is communication, and so is what torch.distributed serializes to send it.
+    A save into a pipe is communication, and so is what torch.distributed serializes to send.
     """
     value, target = argument(args, kwargs, 0, "obj"), argument(args, kwargs, 1, "f")
     if not isinstance(target, (str, os.PathLike)):
@@ -51,36 +51,36 @@ def of_torch_save(args: Arguments, kwargs: dict[str, Any]) -> Size | None:
         is_saved = holds_state(value) and not is_called_by("torch.distributed") if mode is None else stat.S_ISREG(mode)
         if not is_saved:
             return None
-    before = extent(target, before=True)
+    before = written_bytes(target, before=True)
 
     def size(_result: object) -> float | None:
-        written = extent(target) - before
-        return written if written >= SMALLEST or holds_state(value) else None
+        written = written_bytes(target) - before
+        return written if written >= MIN_CHECKPOINT_BYTES or holds_state(value) else None
 
     return size
 
 
-def to_path(index: int, name: str) -> Measure:
-    """A function that writes one file, which this argument names."""
+def measure_path(index: int, name: str) -> Measure:
+    """Return a measure of functions that write one file, whose path is this argument."""
 
     def measure(args: Arguments, kwargs: dict[str, Any]) -> Size:
         path = argument(args, kwargs, index, name)
-        return lambda _result: extent(path)
+        return lambda _result: written_bytes(path)
 
     return measure
 
 
-def of_distributed(_args: Arguments, kwargs: dict[str, Any]) -> Size:
-    """`torch.distributed.checkpoint.save`: every rank learns the metadata of the whole checkpoint."""
-    rank = rank_within(kwargs)
+def measure_distributed(_args: Arguments, kwargs: dict[str, Any]) -> Size:
+    """Measure `torch.distributed.checkpoint.save`, which returns the metadata of the whole checkpoint to every rank."""
+    rank = rank_in_group(kwargs)
     return lambda metadata: bytes_of_rank(metadata, rank)
 
 
 class AsyncSaves:
-    """`torch.distributed.checkpoint.async_save`: what goes on after it returned.
+    """Saves by `torch.distributed.checkpoint.async_save` that continue after it returns.
 
-    Its future is finished on another thread, which may not write to the record: that thread only notes it, and the
-    training thread counts it at the next poll, or at the end of the process.
+    Another thread finishes the future. It must not write to the record, so it only notes the save; the training thread
+    counts it at the next poll or at the end of the process.
     """
 
     def __init__(self, timeline: Timeline) -> None:
@@ -88,18 +88,18 @@ class AsyncSaves:
         self._finished: deque[tuple[Any, Count, int, float]] = deque()
 
     def measure(self, _args: Arguments, kwargs: dict[str, Any]) -> Size:
-        """As `Measure`: never a checkpoint when the call returns."""
-        rank = rank_within(kwargs)
+        """Register a save. It is not a checkpoint yet when the call returns."""
+        rank = rank_in_group(kwargs)
 
         def started(result: Any) -> None:
-            count = self._timeline.checkpoints.later()
+            count = self._timeline.checkpoints.count_later()
             future = getattr(result, "upload_completion", result)
             future.add_done_callback(lambda done: self._finished.append((done, count, rank, time.time())))
 
         return started
 
     def poll(self) -> None:
-        """Count what was finished since the last poll."""
+        """Count the saves finished since the last poll."""
         while self._finished:
             future, count, rank, unix = self._finished.popleft()
             if not future.cancelled() and future.exception() is None:
@@ -115,42 +115,42 @@ def file_mode(target: Any) -> int | None:
 
 
 def is_called_by(package: str) -> bool:
-    """Whether the watched function was called by code of this package."""
+    """Return whether code of this package called the watched function."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented name
     while frame is not None and str(frame.f_globals.get("__name__")).startswith("rankscope."):
         frame = frame.f_back
     return frame is not None and str(frame.f_globals.get("__name__")).startswith(package)
 
 
-def of_safetensors_bytes(_args: Arguments, _kwargs: dict[str, Any]) -> Size:
-    """`safetensors.torch.save(tensors)`: returns the bytes of a file, which the script writes."""
-    return lambda result: float(len(result)) if len(result) >= SMALLEST else None
+def measure_safetensors_bytes(_args: Arguments, _kwargs: dict[str, Any]) -> Size:
+    """Measure `safetensors.torch.save(tensors)`, which returns the bytes of a file for the script to write."""
+    return lambda result: float(len(result)) if len(result) >= MIN_CHECKPOINT_BYTES else None
 
 
-def extent(target: Any, before: bool = False) -> float:
-    """Bytes in a path's file (none `before` it is written over), or up to where a file object stands."""
+def written_bytes(target: Any, before: bool = False) -> float:
+    """Return the bytes of a path's file (0 `before` it is overwritten), or the position of a file object."""
     try:
         if isinstance(target, (str, os.PathLike)):
             return 0.0 if before else float(os.stat(target).st_size)  # noqa: PTH116 - any PathLike, as torch takes it
         return float(target.tell())
-    except (AttributeError, OSError):  # no file of this name, or no position: the size is not known
+    except (AttributeError, OSError):  # no such file, or no position: the size is not known
         return 0.0
 
 
 def holds_state(value: Any) -> bool:
-    """Whether this is what a module's or an optimizer's `state_dict` gave, or a dict that has one in it."""
+    """Return whether this is the `state_dict` of a module or an optimizer, or a dict that contains one."""
     return is_state(value) or (isinstance(value, Mapping) and any(map(is_state, value.values())))
 
 
 def is_state(value: Any) -> bool:
-    """Whether this is a module or a `state_dict`: a module's carries `_metadata`, an optimizer's has two known keys."""
+    """Return whether this is a module, or a `state_dict` by its `_metadata` (module) or its two keys (optimizer)."""
     if isinstance(value, torch.nn.Module):
         return True
     return hasattr(value, "_metadata") or (isinstance(value, Mapping) and {"state", "param_groups"} <= value.keys())
 
 
-def rank_within(kwargs: dict[str, Any]) -> int:
-    """This rank's number among those that save together, which names its files."""
+def rank_in_group(kwargs: dict[str, Any]) -> int:
+    """Return this rank's number among the ranks that save together, which is part of its files' names."""
     distributed = torch.distributed
     if kwargs.get("no_dist") or not (distributed.is_available() and distributed.is_initialized()):
         return 0
@@ -158,7 +158,7 @@ def rank_within(kwargs: dict[str, Any]) -> int:
 
 
 def bytes_of_rank(metadata: Any, rank: int) -> float:
-    """What `rank` wrote, by the metadata of the whole: torch's writers name its files `__<rank>_<number>.distcp`."""
+    """Return the bytes that `rank` wrote, from the checkpoint's metadata: its files are `__<rank>_<number>.distcp`."""
     stored = getattr(metadata, "storage_data", None)
     if not isinstance(stored, Mapping):
         return 0.0
@@ -168,38 +168,38 @@ def bytes_of_rank(metadata: Any, rank: int) -> float:
 
 
 class Patches:
-    """The functions that are watched, of the modules that the job has imported so far."""
+    """The watched functions of the modules that the job has imported so far."""
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
         self._guard = guard
         self._undo: list[Undo] = []
-        # One for each function, however many modules have it: pickle finds a function by its own module's name.
+        # One wrapper per function, however many modules have it: pickle finds a function by its own module's name.
         self._wrappers: dict[Function, Function] = {}
         self.saves = AsyncSaves(timeline)
         distributed = (
-            ("save", of_distributed),
-            ("_save_state_dict", of_distributed),
+            ("save", measure_distributed),
+            ("_save_state_dict", measure_distributed),
             ("async_save", self.saves.measure),
         )
         self._awaited: dict[str, Sequence[tuple[str, Measure]]] = {
-            "torch": (("save", of_torch_save),),
-            "torch.serialization": (("save", of_torch_save),),
+            "torch": (("save", measure_torch_save),),
+            "torch.serialization": (("save", measure_torch_save),),
             "torch.distributed.checkpoint": distributed,
-            # Whoever took `save` from there before us still ends up in the second of the three.
+            # A `save` imported from there before the patch still calls the second of the three.
             "torch.distributed.checkpoint.state_dict_saver": distributed,
-            # As transformers does with `save_file`, which ends up in the third.
+            # transformers imports `save_file` before the patch; it calls the third of these.
             "safetensors.torch": (
-                *((name, to_path(1, "filename")) for name in ("save_file", "save_model", "serialize_file")),
-                ("save", of_safetensors_bytes),
+                *((name, measure_path(1, "filename")) for name in ("save_file", "save_model", "serialize_file")),
+                ("save", measure_safetensors_bytes),
             ),
-            # It has torch.save write into memory, then writes that.
-            "lightning.fabric.plugins.io.torch_io": (("TorchCheckpointIO.save_checkpoint", to_path(2, "path")),),
-            "lightning_fabric.plugins.io.torch_io": (("TorchCheckpointIO.save_checkpoint", to_path(2, "path")),),
+            # It calls torch.save into memory, then writes that to the file.
+            "lightning.fabric.plugins.io.torch_io": (("TorchCheckpointIO.save_checkpoint", measure_path(2, "path")),),
+            "lightning_fabric.plugins.io.torch_io": (("TorchCheckpointIO.save_checkpoint", measure_path(2, "path")),),
         }
 
     def poll(self) -> None:
-        """Watch what has been imported since, and count what was finished since."""
+        """Watch modules imported since the last poll, and count saves finished since then."""
         for module in [name for name in self._awaited if name in sys.modules]:
             for path, measure in self._awaited.pop(module):
                 self._watch(sys.modules[module], path, measure)
@@ -222,7 +222,7 @@ class Patches:
 
 
 def in_checkpoint(timeline: Timeline, guard: Guard, measure: Measure) -> Callable[[Function], Function]:
-    """A wrapper that counts a call as a checkpoint, if `measure` says that it is one."""
+    """Return a wrapper that counts a call as a checkpoint if `measure` does not return None."""
 
     def begin(args: Arguments, kwargs: dict[str, Any]) -> tuple[Phases, Size] | None:
         size = measure(args, kwargs)
@@ -241,10 +241,10 @@ def in_checkpoint(timeline: Timeline, guard: Guard, measure: Measure) -> Callabl
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch what is imported already, and later, at a step's end, what has come."""
+    """Watch the modules that are imported already; at each poll, those imported since."""
     patches = Patches(timeline, guard)
     poll: Any = guard(patches.poll)
-    last_poll: Any = guard(patches.saves.poll)  # the last save of a job is often finished after its last step
+    last_poll: Any = guard(patches.saves.poll)  # a job's last save often finishes after its last step
     poll()
     timeline.steps.polls.append(poll)
     atexit.register(last_poll)

@@ -1,7 +1,7 @@
-"""Plain collectives: what the script calls through torch.distributed, by operation and group, seconds and bytes.
+"""Collectives that Python code calls through torch.distributed: their seconds and bytes by operation and group.
 
-DDP's own all-reduce happens in C++ and does not pass here (ddp.py measures its exposed wait), nor do functional
-collectives (functional.py).
+Not DDP's all-reduce, which C++ code calls (ddp.py measures its exposed wait), and not functional collectives
+(functional.py).
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ COLLECTIVE_BYTES = INDEX["collective_bytes"]
 COLLECTIVE_BUS_BYTES = INDEX["collective_bus_bytes"]
 OPEN_GROUP = INDEX["collective_group"]
 
-# ProcessGroup's method: the operation, and which argument holds this rank's payload (None: there is none). One method
-# has several names, as torch renamed it; C++ code never calls one through another.
+# ProcessGroup's method: the operation, and which argument holds this rank's payload (None: there is none). Some methods
+# have several names because torch renamed them; C++ code never calls one of these through another.
 METHODS: dict[str, tuple[str, int | None]] = {
     "allreduce": ("all_reduce", 0),
     "allreduce_coalesced": ("all_reduce", 0),
@@ -61,29 +61,29 @@ METHODS: dict[str, tuple[str, int | None]] = {
     "recv": ("recv", 0),
     "recv_anysource": ("recv", 0),
 }
-# Not everybody of the group does these, or not equally often: gloo's monitored barrier is made of sends.
+# Not all ranks of the group call these, or not equally often: gloo's monitored barrier consists of sends.
 POINT_TO_POINT = frozenset({"send", "recv", "recv_anysource"})
 UNEVEN = POINT_TO_POINT | {"monitored_barrier"}
 
-MAX_PENDING = 4096  # works that nobody has waited for yet; past that they are forgotten, not kept alive
+MAX_PENDING = 4096  # works not waited for yet; past that they are forgotten
 
-# A wait that finds its collective complete cannot know when that was. Where it follows so closely upon the issue (a
-# synchronous call), the answer is this exact all the same.
-TIGHT = 50e-6  # seconds
-BARRIER = layout.OPS.index("barrier")  # has no tensors; its wait blocks the host whatever the device
+# A wait that finds its collective complete does not know when it completed. If the wait follows the issue this closely
+# (a synchronous call), the error is at most this.
+MAX_GAP = 50e-6  # seconds
+BARRIER = layout.OPS.index("barrier")  # has no tensors; its wait blocks the host on any device
 
 Count = Callable[[Any], Group]
 
 
-# Plain tuples, as a named one costs five times as much to make, and four a call are made:
+# Plain tuples: a named tuple takes five times as long to create, and each call creates four.
 Payload = tuple[float, bool]  # bytes, and whether the host sees the collective's end: its tensors are on the CPU
-# The operation, the group, the payload, when it began to be issued and when it was issued.
+# The operation, the group, the payload, the time before the issue and after it.
 Pending = tuple[int, Group, Payload, float, float]
-# Of the phase (None: it has ended already), the group, what the record said before, when it began.
+# The open phases (None: already left), the group, the operation in the record before, the time of the start.
 Issue = tuple[Phases | None, Group, float, float]
 Wait = tuple[
     Phases | None, Pending | None, float, float, bool
-]  # likewise; whether the wait's end will be the collective's
+]  # likewise; and whether the collective ends with the wait
 
 NOTHING: Payload = (0.0, False)
 
@@ -91,21 +91,21 @@ NOTHING: Payload = (0.0, False)
 class Collectives:
     """Counts collectives when they are issued and charges their waits to them.
 
-    What the record says of the collective that the thread is in: of one within another (a process group written in
-    Python), the outer.
+    The record names the collective that the thread is in. If one calls another (a process group in Python), it names
+    the outer one.
     """
 
     def __init__(self, timeline: Timeline) -> None:
         self.groups = timeline.groups
         self._timeline = timeline
-        # By a number and without a reference: keeping a work alive would keep its tensors alive.
+        # By a number, not by reference: keeping a work alive would keep its tensors alive.
         self._pending: dict[int, Pending] = {}
 
     def begin(self, process_group: Any, op: int, count: Count, on_behalf: bool = False) -> Issue | None:
-        """The training thread issues a collective, or is about to wait for what C++ code has issued.
+        """Begin a collective: the training thread issues it, or waits for one that C++ code has issued.
 
-        `count` is the method of `groups` that counts it and gives its group; so the record says it all before the
-        thread blocks. `on_behalf` as in `Timeline.enter`.
+        `count` is the method of `groups` that counts it and returns its group. The record is complete before the thread
+        blocks. `on_behalf` as in `Timeline.enter`.
         """
         timeline = self._timeline
         opened = timeline.enter(COLLECTIVE_WAIT, on_behalf)
@@ -119,10 +119,10 @@ class Collectives:
             slots[OPEN_OP] = op + 1
         return opened, group, outer, timeline.last_event
 
-    def issued(self, call: Issue, op: int, payload: Payload, key: int | None, is_awaited: bool = False) -> None:
-        """The call returned. `key` is what a later wait will name it by; None if there is nothing to wait for.
+    def end_issue(self, call: Issue, op: int, payload: Payload, key: int | None, is_awaited: bool = False) -> None:
+        """Count an issued collective. A later wait finds it by `key`; None if there is nothing to wait for.
 
-        If it `is_awaited`, its wait comes next, and goes on with the phase that is open: a synchronous call is one.
+        If it `is_awaited`, its wait comes next and keeps the phase open: a synchronous call.
         """
         opened, group, outer, began = call
         size, is_on_host = payload
@@ -146,17 +146,17 @@ class Collectives:
             if len(self._pending) >= MAX_PENDING:
                 self._pending.clear()
             self._pending[key] = op, group, payload, began, now
-        elif is_on_host or op == BARRIER:  # as `completed`, without its call
+        elif is_on_host or op == BARRIER:  # `add_completed`, inlined
             slots[COLLECTIVE_DURATION + op] += seconds
             slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 
     def abandon(self, call: Issue) -> None:
-        """The call ended nobody knows how: an exception came up past us."""
+        """Drop a call whose end was not seen, because an exception passed by."""
         self._timeline.leave(call[0])
         self._timeline.slots[OPEN_OP] = call[2]
 
     def begin_wait(self, key: int, work: Any = None) -> Wait | None:
-        """The training thread waits for a collective. `work` is what can be asked whether it is complete, if any."""
+        """Begin a wait for a collective. `work`, if given, knows whether the collective is complete."""
         timeline = self._timeline
         kept: Wait | None = timeline.resume(key)
         if kept is not None:
@@ -173,14 +173,14 @@ class Collectives:
         if not outer:
             slots[OPEN_GROUP] = group.index
             slots[OPEN_OP] = op + 1
-        sees_the_end = is_on_host or op == BARRIER
-        if began - issued >= TIGHT:  # a device's work is not asked: that would break a CUDA graph being captured
-            sees_the_end = is_on_host and work is not None and not work.is_completed()
-        return opened, pending, outer, began, sees_the_end
+        sees_end = is_on_host or op == BARRIER
+        if began - issued >= MAX_GAP:  # do not query a device's work: that would break a CUDA graph capture
+            sees_end = is_on_host and work is not None and not work.is_completed()
+        return opened, pending, outer, began, sees_end
 
-    def waited(self, call: Wait, is_complete: bool) -> None:
-        """The wait returned; `is_complete` unless it raised."""
-        opened, pending, outer, began, sees_the_end = call
+    def end_wait(self, call: Wait, is_complete: bool) -> None:
+        """Charge a wait that has ended; `is_complete` unless it raised."""
+        opened, pending, outer, began, sees_end = call
         timeline = self._timeline
         timeline.leave(opened)
         now = timeline.last_event
@@ -193,15 +193,15 @@ class Collectives:
             slots[COLLECTIVE_SECONDS + op] += now - began
             if group.wait_slot is not None:
                 slots[group.wait_slot] += now - began
-        if is_complete and sees_the_end:  # likewise
+        if is_complete and sees_end:  # likewise
             slots[COLLECTIVE_DURATION + op] += now - issue_began
             slots[COLLECTIVE_BUS_BYTES + op] += size * group.bus_factors[op]
 
-    def completed(self, op: int, group: Group, duration: float, size: float) -> None:
-        """A collective of `size` bytes took `duration` seconds from its issue to its completion.
+    def add_completed(self, op: int, group: Group, duration: float, size: float) -> None:
+        """Add a collective of `size` bytes that took `duration` seconds from issue to completion.
 
-        Only for those whose duration is known (from the host's clock or from a device's events, read later), so that
-        bus bytes divided by duration is their bandwidth.
+        Only for a known duration (from the host's clock or a device's events), so that bus bytes divided by duration is
+        the bandwidth.
         """
         slots = self._timeline.slots
         slots[COLLECTIVE_DURATION + op] += duration
@@ -209,7 +209,7 @@ class Collectives:
 
 
 def tensors(value: Any) -> list[Tensor]:
-    """The tensors of a payload: one, or nested lists of them."""
+    """Return the tensors of a payload: one, or nested lists of them."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, Iterable):
@@ -218,7 +218,7 @@ def tensors(value: Any) -> list[Tensor]:
 
 
 def measure(value: Any) -> Payload:
-    """The payload that an argument of a collective holds. A sparse tensor's size is not asked lightly."""
+    """Return the payload in an argument of a collective. Sparse tensors count 0 bytes: their size is expensive."""
     first = value[0] if type(value) is list and len(value) == 1 else value
     if type(first) is Tensor and first.layout is strided:  # nearly always
         return first.nbytes, first.is_cpu
@@ -228,7 +228,7 @@ def measure(value: Any) -> Payload:
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the process group's methods and the wait of what they return. Nothing to do without distributed."""
+    """Watch the methods of ProcessGroup, and `Work.wait`. Does nothing without torch.distributed."""
     if not dist.is_available():
         return []
     collectives = Collectives(timeline)
@@ -238,13 +238,13 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 
 def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Function], Function]:
-    """Around the process group's method `name`: counts its collective and charges what the call itself takes."""
+    """Wrap the process group's method `name`: count its collective and charge the time of the call."""
     op, index = layout.OPS.index(METHODS[name][0]), METHODS[name][1]
-    at = 0 if index is None else index + 1  # among the method's arguments, of which the first is the process group
-    is_uneven, work_class = name in UNEVEN, dist.Work  # a subclass in Python has a wait of its own
-    begin, issued, groups = collectives.begin, collectives.issued, collectives.groups
-    count = groups.catch_up if name in POINT_TO_POINT else groups.issuing
-    for called in (begin, issued, measure, groups.skip):
+    at = 0 if index is None else index + 1  # index in the method's arguments; the first is the process group
+    is_uneven, work_class = name in UNEVEN, dist.Work  # a Python subclass has its own wait
+    begin, end_issue, groups = collectives.begin, collectives.end_issue, collectives.groups
+    count = groups.catch_up if name in POINT_TO_POINT else groups.count_next
+    for called in (begin, end_issue, measure, groups.skip):
         skip_call(called)
 
     def wrap(original: Function) -> Function:
@@ -255,7 +255,7 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
             try:
                 call = begin(args[0], op, count)
             except BaseException as error:
-                guard.blow(error)
+                guard.disable(error)
             try:
                 work = original(*args, **kwargs)
                 return work
@@ -264,15 +264,15 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
                     try:
                         payload = measure(args[at]) if at and at < len(args) else NOTHING
                         if type(work) is work_class:
-                            # Of torch's own functions only; from torch 2.8 on they say so.
+                            # asyncOp is False (since torch 2.8) in torch's own synchronous functions, which wait next.
                             is_awaited = getattr(args[-1], "asyncOp", True) is False
-                            issued(call, op, payload, id(work), is_awaited)
+                            end_issue(call, op, payload, id(work), is_awaited)
                         else:
-                            issued(call, op, payload, None if work is None else id(work))
+                            end_issue(call, op, payload, None if work is None else id(work))
                         if is_uneven:
                             groups.skip(call[1], args[0])
                     except BaseException as error:
-                        guard.blow(error)
+                        guard.disable(error)
 
         return skip_frame(watched)
 
@@ -280,10 +280,10 @@ def _issue(collectives: Collectives, guard: Guard, name: str) -> Callable[[Funct
 
 
 def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
-    """Around `Work.wait`: charges the wait to the collective that the work is of."""
-    begin_wait, waited = collectives.begin_wait, collectives.waited
+    """Wrap `Work.wait`: charge the wait to the work's collective."""
+    begin_wait, end_wait = collectives.begin_wait, collectives.end_wait
     skip_call(begin_wait)
-    skip_call(waited)
+    skip_call(end_wait)
 
     def wrap(original: Function) -> Function:
         def watched(work: Any, *args: Any, **kwargs: Any) -> Any:
@@ -293,7 +293,7 @@ def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Functi
             try:
                 call = begin_wait(id(work), work)
             except BaseException as error:
-                guard.blow(error)
+                guard.disable(error)
             try:
                 result = original(work, *args, **kwargs)
                 returned = True
@@ -301,9 +301,9 @@ def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Functi
             finally:
                 if call is not None:
                     try:
-                        waited(call, returned)
+                        end_wait(call, returned)
                     except BaseException as error:
-                        guard.blow(error)
+                        guard.disable(error)
 
         return skip_frame(watched)
 

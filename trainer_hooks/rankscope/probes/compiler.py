@@ -1,8 +1,8 @@
-"""Keeping torch.compile out of our own functions.
+"""Keeping torch.compile out of the hook's own functions.
 
-While compiled code runs, torch.compile takes up every Python frame that it comes across outside its graphs, ours among
-them: our wrapper of DDP's forward was compiled, to its transparent path, so that the call was lost to us, and
-`Timeline.enter` was, with graph breaks of its own. Frames are told apart by their code, without loading torch._dynamo.
+While compiled code runs, torch.compile compiles every Python frame outside its graphs, also the hook's. It compiled the
+wrapper of DDP's forward to its path without the hook, so the call was not seen, and `Timeline.enter` with graph breaks.
+Frames are identified by their code objects, without loading torch._dynamo.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def skip_frame(function: Function) -> Function:
-    """Have torch.compile leave the frames of `function` to Python, and still look at what it calls: a wrapper."""
+    """Keep torch.compile from compiling `function`, but not from compiling what it calls. For wrappers."""
     _skip(function.__code__, within="DEFAULT")
     return function
 
 
 def skip_call(function: Function) -> Function:
-    """Have torch.compile leave the frames of `function` and of all that it calls to Python: code of ours alone."""
+    """Keep torch.compile from compiling `function` and everything that it calls. For code of the hook alone."""
     _skip(function.__code__, within="SKIP")
     return function
 
 
 def skip_package() -> None:
-    """Have torch.compile leave every frame of ours to Python where it can only be told of single ones (torch < 2.7)."""
+    """Keep torch.compile from compiling each function of this package, where torch skips single frames only (< 2.7)."""
     if not hasattr(torch._C._dynamo.eval_frame, "skip_code"):  # noqa: SLF001 - as below
         return
     package = __name__.partition(".")[0]
@@ -51,10 +51,10 @@ def _skip_with_nested(code: CodeType) -> None:
 
 
 def uncompiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """`function`, with torch.compile off while it runs, also where `skip_call` cannot keep it from what that calls.
+    """Wrap `function` to run with torch.compile off, also in torch < 2.7, where `skip_call` skips one frame only.
 
-    For what is rare and calls others' code: before torch 2.7 the publication of the record, at an event within code
-    that is compiled, was compiled itself, a hundred frames of json and pathlib.
+    For rare calls of foreign code: before torch 2.7, publishing the record from compiled code compiled a hundred frames
+    of json and pathlib.
     """
     api: Any = torch._C._dynamo.eval_frame  # noqa: SLF001 - as below
     if not hasattr(api, "skip_code"):
@@ -71,9 +71,9 @@ def uncompiled(function: Callable[Arguments, Result]) -> Callable[Arguments, Res
 
 
 def _skip(code: CodeType, within: str) -> None:
-    """What torch._dynamo.eval_frame.skip_code does; nothing where a version of torch has neither way."""
+    """Do what torch._dynamo.eval_frame.skip_code does; nothing if this version of torch has no such function."""
     api: Any = torch._C._dynamo.eval_frame  # noqa: SLF001 - no public one, and in torch 2.4 no module to import
-    if hasattr(api, "skip_code"):  # torch < 2.7: of the frame alone
+    if hasattr(api, "skip_code"):  # torch < 2.7: skips the frame alone
         api.skip_code(code)
     elif hasattr(api, "set_code_exec_strategy"):
         action = api._FrameAction  # noqa: SLF001 - torch's own name for it

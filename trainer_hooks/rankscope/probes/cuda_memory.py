@@ -1,8 +1,7 @@
-"""CUDA's caching allocator: what living tensors take, what it holds, and how often it ran short.
+"""CUDA's caching allocator: allocated and reserved memory, and how often it ran out.
 
-Asked at a step's end, at most once a second, and only once CUDA is in use. The answer is a copy of the allocator's own
-counters, taken under its lock (`DeviceCachingAllocator::getStats` in torch's c10/cuda/CUDACachingAllocator.cpp): no
-call of the driver's, nothing is synchronized.
+Read at a step's end, at most once a second, once CUDA is in use. torch copies the allocator's counters under its lock
+(`DeviceCachingAllocator::getStats` in c10/cuda/CUDACachingAllocator.cpp), without a driver call or a synchronization.
 """
 
 from __future__ import annotations
@@ -27,14 +26,14 @@ Read = Callable[[], Mapping[str, Any]]
 
 
 class AllocatorReader:
-    """Copies the allocator's counters into the record. `read` gives them, or nothing while CUDA is not in use."""
+    """Copies the allocator's counters into the record. `read` returns them; empty while CUDA is not in use."""
 
     def __init__(self, timeline: Timeline, read: Read) -> None:
         self._timeline = timeline
         self._read = read
 
     def poll(self) -> None:
-        """Copy the counters; the peak only if it is higher, as the script may reset torch's."""
+        """Copy the counters; the peak only if it is higher, because the script may reset torch's."""
         stats = self._read()
         if not stats:
             return
@@ -48,12 +47,12 @@ class AllocatorReader:
 
 
 def read_current_device() -> Mapping[str, Any]:
-    """The counters of the device that the training thread uses; empty, and nothing is initialized, without one."""
+    """Return the counters of the training thread's device; empty if CUDA is not in use. Initializes nothing."""
     return torch.cuda.memory_stats_as_nested_dict()
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Poll it. Nothing to take back but that: the allocator is only asked."""
+    """Add the reader to the polls of a step."""
     poll: Any = guard(AllocatorReader(timeline, read_current_device).poll)
     timeline.steps.polls.append(poll)
     return [lambda: timeline.steps.polls.remove(poll)]

@@ -1,13 +1,13 @@
 """DistributedDataParallel: its forward, its buffer broadcast, and the exposed wait of its gradient all-reduce.
 
-A timer around the reducer measures the exposed wait: an early gradient of the backward pass queues a callback in the
-autograd engine. It runs when the backward computation is done, before the reducer's own callback waits for the
-all-reduce. What lies between it and the end of the backward pass is the wait that the overlap with the backward
-computation did not hide; where that end is not seen, a second callback after the reducer's ends it. No communication
-hook is used: a user may have one, and results stay bit-identical.
+A timer around the reducer measures the exposed wait. An early gradient of the backward pass queues a callback in the
+autograd engine. That runs when the backward computation is done, before the reducer's own callback waits for the
+all-reduce. The time from there to the end of the backward pass is the wait that overlap did not hide. If that end is
+not seen, a second callback, after the reducer's, ends the wait. No communication hook is used: a user may have one, and
+results stay bit-identical.
 
 A backward pass is synchronized if the reducer was prepared for it. DDP's forward does that, and so do `replicate()`,
-pipeline stages and subclasses with methods of their own, so the reducer is watched and not the module's forward.
+pipeline stages and subclasses with their own methods. So the reducer is watched, not the module's forward.
 """
 
 from __future__ import annotations
@@ -37,69 +37,69 @@ from rankscope.timeline.timeline import Timeline
 
 DDP_ALL_REDUCE = layout.OPS.index("ddp_all_reduce")
 DDP_BROADCAST = layout.OPS.index("ddp_broadcast")
-# DDP's logger (kDDPRuntimeLoggingSampleRate in torch's reducer) measures the first ten passes, then each hundredth, and
-# has the result at the next forward.
+# DDP's logger (kDDPRuntimeLoggingSampleRate in torch's reducer) measures the first ten passes, then every hundredth.
+# The result is available at the next forward.
 FIRST_SAMPLES, SAMPLING_RATE = 10, 100
-# Has the autograd engine call something at the end of the backward pass that is running.
-queue_callback = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001 - as DDP's and FSDP's own code
-MAX_CALLERS = 8  # of `prepare_for_backward` that may be the module's method
-MAX_OUTPUTS = 16  # outputs whose nodes get a hook; one would do, but any of them may stay out of the loss
+# Makes the autograd engine call a function at the end of the running backward pass.
+queue_callback = torch.autograd.Variable._execution_engine.queue_callback  # noqa: SLF001 - DDP and FSDP use it too
+MAX_CALLERS = 8  # frames above `prepare_for_backward` in which the module is looked for
+MAX_OUTPUTS = 16  # outputs whose nodes get a hook; one suffices, but any of them may not be part of the loss
 
 
 class WatchedModule:
-    """One DDP module: whether its next backward will synchronize, and the hook that notices its first gradient."""
+    """A DDP module: whether its next backward pass will synchronize, and the hook on its first gradient."""
 
     def __init__(self, module: DistributedDataParallel, on_gradient: Callable[[WatchedModule, object], None]) -> None:
         self.module = weakref.ref(module)
         self.armed = False
         self.gradient_bytes = gradient_bytes(module)
-        self.buffers = uncompiled(measure)(module.buffers())  # once, as walking a large module costs more than the rest
+        self.buffers = uncompiled(measure)(module.buffers())  # once: walking a large module is expensive
         self.handle: RemovableHandle | None = None
         self.passes_to_sample = FIRST_SAMPLES + 1  # until DDP has a new sample
-        self._sampled_at = logged(module)[1]
+        self._sampled_at = last_sample(module)[1]
         self.hooks_outputs = may_lack_gradients(module)
         if not self.hooks_outputs:
             self.handle = gradient_node(synchronized_parameters(module)[0]).register_prehook(partial(on_gradient, self))
 
     def new_sample(self) -> float:
-        """Seconds of an all-reduce that DDP has measured since we last asked; 0 if there was none."""
+        """Return the seconds of an all-reduce that DDP has measured since the last call; 0 if there is none."""
         module = self.module()
-        if module is None or module._comm_hooks:  # noqa: SLF001 - no public question
+        if module is None or module._comm_hooks:  # noqa: SLF001 - no public API
             return 0.0
-        seconds, at = logged(module)
+        seconds, at = last_sample(module)
         is_new, self._sampled_at = at != self._sampled_at, at
         return seconds if is_new else 0.0
 
 
 class ExposedWaitTimer:
-    """Times the exposed all-reduce wait of each backward pass that DDP synchronizes."""
+    """Measures the exposed all-reduce wait of each backward pass that DDP synchronizes."""
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         self._timeline = timeline
         self._backward = timeline.backward
         self._guard = guard
         self._collectives = Collectives(timeline)
-        self._in_flight: list[WatchedModule] = []  # those that the backward which is running will synchronize
-        self._call: Issue | None = None  # the wait, while it lasts
-        self.modules: dict[int, WatchedModule] = {}  # by the id of the reducer: a weak dictionary is slow
+        self._in_flight: list[WatchedModule] = []  # modules that the running backward pass will synchronize
+        self._call: Issue | None = None  # the current wait
+        self.modules: dict[int, WatchedModule] = {}  # by the reducer's id: a weak dictionary is slow
         self._unprepared: weakref.WeakValueDictionary[int, DistributedDataParallel] = weakref.WeakValueDictionary()
-        self._undo: list[Undo] = []  # of what is replaced as the first module is met whose outputs get hooks
-        # Bound once, as each of them is looked up at every backward.
+        self._undo: list[Undo] = []  # of the patch for modules with hooked outputs, made for the first of them
+        # Bound once, because every backward pass looks them up.
         self._first, self._second = self.before_reducer, self.after_reducer
-        self._count = self._collectives.groups.issued
+        self._count = self._collectives.groups.count_issued
 
     def add(self, module: DistributedDataParallel) -> None:
-        """Remember whose reducer this is, until it is prepared for the first time."""
+        """Remember the module of its reducer until the reducer is first prepared."""
         self._unprepared[id(module.reducer)] = module
         if may_lack_gradients(module):
             self._watch_outputs()
 
     def arm(self, reducer: Any, *outputs: Any) -> None:
-        """After the reducer was prepared for outputs: it synchronizes the next backward pass."""
+        """Note that the reducer was prepared for outputs, and so synchronizes the next backward pass."""
         watched = self.modules.get(id(reducer)) or self._find(reducer)
         if watched is None:
             return
-        if self._in_flight:  # an exception in the last backward left it so
+        if self._in_flight:  # left over from an exception in the last backward pass
             self._close()
         watched.armed = True
         watched.passes_to_sample -= 1
@@ -109,41 +109,41 @@ class ExposedWaitTimer:
             self.hook(watched, outputs)
 
     def hook(self, watched: WatchedModule, outputs: Any) -> None:
-        """Notice the first gradient at the outputs of a module whose parameters may get none."""
+        """Register hooks on the outputs of a module whose parameters may get no gradient."""
         for node in graph_nodes(outputs)[:MAX_OUTPUTS]:
             node.register_prehook(partial(self.queue, watched))
 
     def _find(self, reducer: Any) -> WatchedModule | None:
-        """Return the module of a reducer that was not prepared before; None if it belongs to no DDP module."""
+        """Return the module of a reducer that is prepared for the first time; None if it belongs to no DDP module."""
         module = self._unprepared.pop(id(reducer), None) or calling_module(reducer)
         return None if module is None else self.watch(module)
 
     def watch(self, module: DistributedDataParallel) -> WatchedModule:
-        """What is kept of a module, made when it is first seen."""
+        """Start to watch a module."""
         key, modules = id(module.reducer), self.modules
         modules[key] = watched = WatchedModule(module, self.queue)
         if watched.hooks_outputs:
             self._watch_outputs()
-        weakref.finalize(module, modules.pop, key, None).atexit = False  # before its id is another's
+        weakref.finalize(module, modules.pop, key, None).atexit = False  # before its id is reused
         self._timeline.job.objects["ddp"] = watched.module
         return watched
 
     def _watch_outputs(self) -> None:
-        """DDP's forward and `replicate()` prepare the reducer in `_post_forward`, for the outputs that it returns."""
+        """Watch `_post_forward`, where DDP's forward and `replicate()` prepare the reducer for the outputs."""
         if not self._undo:
             wrapper = _post_forward(self, self._guard)
             self._undo.append(replace(DistributedDataParallel, "_post_forward", wrapper))
 
     def _take_sample(self, watched: WatchedModule) -> None:
-        """Only what was sampled gets a duration and bus bytes: their quotient is the bandwidth, nothing is guessed."""
+        """Count a sampled all-reduce. Only these get a duration and bus bytes, so their quotient is the bandwidth."""
         watched.passes_to_sample = SAMPLING_RATE
         module = watched.module()
         if module is not None and (seconds := watched.new_sample()):
-            group = self._timeline.groups.of(module.process_group)
-            self._collectives.completed(DDP_ALL_REDUCE, group, seconds, watched.gradient_bytes)
+            group = self._timeline.groups.find(module.process_group)
+            self._collectives.add_completed(DDP_ALL_REDUCE, group, seconds, watched.gradient_bytes)
 
     def remove(self) -> None:
-        """Take every hook off the modules."""
+        """Remove all hooks and patches."""
         while self._undo:
             self._undo.pop()()
         for watched in self.modules.values():
@@ -152,7 +152,7 @@ class ExposedWaitTimer:
         self.modules.clear()
 
     def queue(self, watched: WatchedModule, _gradients: object) -> None:
-        """A gradient arrived. The first of a backward pass that will synchronize counts."""
+        """Queue the callback at the first gradient of a backward pass that will synchronize."""
         try:
             if not watched.armed or self._guard.blown:
                 return
@@ -161,46 +161,46 @@ class ExposedWaitTimer:
                 queue_callback(self._first)
             self._in_flight.append(watched)
         except BaseException as error:
-            self._guard.blow(error)
+            self._guard.disable(error)
 
     def before_reducer(self) -> None:
-        """The backward computation is done, and the wait for the other ranks' gradients begins."""
+        """Begin the wait for the other ranks' gradients: the backward computation is done."""
         try:
             if self._guard.blown or not self._in_flight:
                 return
             module = self._in_flight[-1].module()
             if module is None:
                 return
-            # The reducer has issued all its buckets now; the record says so before it waits for the other ranks.
-            # The engine may run this on a device's thread; the training thread waits for the engine.
+            # The reducer has issued all buckets. The record says so before the wait for the other ranks begins.
+            # The engine may run this on a device's thread while the training thread waits for the engine.
             call = self._collectives.begin(module.process_group, DDP_ALL_REDUCE, self._count, True)
             if call is None:
                 return
             if self._timeline.open_phases[1][0] == BACKWARD and not self._backward.nested:
-                self._call = (None, *call[1:])  # the phase will have ended with the backward pass around it
+                self._call = (None, *call[1:])  # the phase ends with the enclosing backward pass
                 self._backward.on_end = self._second
-            else:  # a backward that is not seen, or one that ends before that which is
+            else:  # the backward pass is not watched, or is nested in a watched one
                 self._call = call
                 queue_callback(self._second)
         except BaseException as error:
-            self._guard.blow(error)
+            self._guard.disable(error)
 
     def after_reducer(self) -> None:
-        """The gradients are averaged, and the wait for them has ended."""
+        """End the wait: the gradients are averaged."""
         try:
             self._backward.on_end = None
             if self._call is not None and not self._guard.blown:
                 size = 0.0
                 for watched in self._in_flight:
                     module = watched.module()
-                    # A communication hook's bytes are its own affair (it may compress).
-                    if module is not None and not module._comm_hooks:  # noqa: SLF001 - no public question
+                    # The bytes of a communication hook are not known: it may compress.
+                    if module is not None and not module._comm_hooks:  # noqa: SLF001 - no public API
                         size += watched.gradient_bytes
-                self._collectives.issued(self._call, DDP_ALL_REDUCE, (size, False), None)
+                self._collectives.end_issue(self._call, DDP_ALL_REDUCE, (size, False), None)
                 self._call = None
             self._in_flight = []
         except BaseException as error:
-            self._guard.blow(error)
+            self._guard.disable(error)
 
     def _close(self) -> None:
         self._backward.on_end = None
@@ -211,7 +211,7 @@ class ExposedWaitTimer:
 
 
 def calling_module(reducer: Any) -> DistributedDataParallel | None:
-    """Return the module that prepares its reducer now; it was made before the hook was installed."""
+    """Return the module that is preparing its reducer, for modules made before the probe was installed."""
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented name
     for _ in range(MAX_CALLERS):
         module = frame.f_locals.get("self") if frame is not None else None
@@ -221,30 +221,30 @@ def calling_module(reducer: Any) -> DistributedDataParallel | None:
     return None
 
 
-def logged(module: DistributedDataParallel) -> tuple[float, int]:
-    """What DDP's own logger says of the last all-reduce that it sampled: its seconds, and when it began (0: none yet).
+def last_sample(module: DistributedDataParallel) -> tuple[float, int]:
+    """Return the seconds and the start (0: none yet) of the last all-reduce that DDP's own logger sampled.
 
-    From the issue of the first bucket to the end of the last, overlapped or not. It costs 15 µs: ask seldom.
+    It lasts from the issue of the first bucket to the end of the last, overlapped or not. The call takes 15 µs.
     """
-    logging_data: Any = module._get_ddp_logging_data  # noqa: SLF001 - documented as a prototype; there is no other
+    logging_data: Any = module._get_ddp_logging_data  # noqa: SLF001 - documented as a prototype; no public API
     data = logging_data()
     return data.get("backward_comm_time", 0) / 1e9, data.get("backward_comm_time_start", 0)
 
 
 def gradient_bytes(module: DistributedDataParallel) -> float:
-    """Bytes of all gradients that the module's backward synchronizes."""
+    """Return the bytes of all gradients that the module's backward pass synchronizes."""
     return float(sum(parameter.nbytes for parameter in synchronized_parameters(module)))
 
 
 def synchronized_parameters(module: DistributedDataParallel) -> list[torch.nn.Parameter]:
-    """The parameters that DDP averages the gradients of."""
+    """Return the parameters whose gradients DDP averages."""
     ignored = module.parameters_to_ignore
     named = module.module.named_parameters()
     return [parameter for name, parameter in named if parameter.requires_grad and name not in ignored]
 
 
 def gradient_node(parameter: torch.Tensor) -> Node:
-    """The node that accumulates the parameter's gradient: one and the same as long as DDP's reducer holds it."""
+    """Return the node that accumulates the parameter's gradient. It is the same while DDP's reducer holds it."""
     with torch.inference_mode(False), torch.enable_grad():
         view = parameter.expand_as(parameter)
     assert view.grad_fn is not None
@@ -254,16 +254,15 @@ def gradient_node(parameter: torch.Tensor) -> Node:
 
 
 def may_lack_gradients(module: DistributedDataParallel) -> bool:
-    """Whether DDP may do without some parameters' gradients.
+    """Return whether some parameters may get no gradient in a backward pass.
 
-    Else any one parameter tells of each backward pass, and its node is as old as the module: it is hooked once and not
-    at every forward.
+    Otherwise any one parameter shows each backward pass, and its node is hooked once instead of at every forward pass.
     """
     return module.find_unused_parameters or module.static_graph or module.mixed_precision is not None
 
 
 def graph_nodes(value: Any) -> list[Node]:
-    """The autograd nodes that made a module's output, whatever containers hold its tensors."""
+    """Return the autograd nodes of a module's output, whatever containers hold its tensors."""
     if isinstance(value, torch.Tensor):
         return [] if value.grad_fn is None else [value.grad_fn]
     if isinstance(value, dict):
@@ -292,7 +291,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 
 def _initialize(exposed_wait: ExposedWaitTimer, guard: Guard) -> Callable[[Function], Function]:
-    """A module may prepare its reducer without DDP's own forward, as pipeline stages and older frameworks do."""
+    """Wrap `__init__`: pipeline stages and older frameworks prepare the reducer without DDP's forward."""
 
     def end(_call: bool, args: Arguments, _result: None, returned: bool) -> None:
         if returned:
@@ -302,7 +301,7 @@ def _initialize(exposed_wait: ExposedWaitTimer, guard: Guard) -> Callable[[Funct
 
 
 def _prepare(exposed_wait: ExposedWaitTimer, guard: Guard) -> Callable[[Function], Function]:
-    """Not in `around`: this is called at each step, and needs nothing before the call."""
+    """Wrap `prepare_for_backward`, without `around`: it runs in each step, with nothing to do before the call."""
     skip_call(exposed_wait.arm)
 
     def wrap(original: Function) -> Function:
@@ -312,7 +311,7 @@ def _prepare(exposed_wait: ExposedWaitTimer, guard: Guard) -> Callable[[Function
                 try:
                     exposed_wait.arm(*args)
                 except BaseException as error:
-                    guard.blow(error)
+                    guard.disable(error)
             return result
 
         return skip_frame(watched)
@@ -334,14 +333,14 @@ def _post_forward(exposed_wait: ExposedWaitTimer, guard: Guard) -> Callable[[Fun
 def _broadcast(
     exposed_wait: ExposedWaitTimer, collectives: Collectives, guard: Guard
 ) -> Callable[[Function], Function]:
-    """By default DDP broadcasts its buffers in forward: the ranks wait there for whoever comes late to it."""
-    issuing = collectives.groups.issuing
+    """Wrap DDP's buffer broadcast in forward, where the ranks wait for the last one."""
+    count_next = collectives.groups.count_next
 
     def begin(args: Arguments, _kwargs: dict[str, Any]) -> Issue | None:
-        return collectives.begin(args[0].process_group, DDP_BROADCAST, issuing)
+        return collectives.begin(args[0].process_group, DDP_BROADCAST, count_next)
 
     def end(call: Issue, args: Arguments, _result: None, _returned: bool) -> None:
         watched = exposed_wait.modules.get(id(args[0].reducer)) or exposed_wait.watch(args[0])
-        collectives.issued(call, DDP_BROADCAST, watched.buffers, None)
+        collectives.end_issue(call, DDP_BROADCAST, watched.buffers, None)
 
     return around(guard, begin, end)

@@ -1,7 +1,7 @@
-"""The GPU's time by phase, where torch was built for CUDA or ROCm: what the device clock asks of torch.cuda.
+"""The GPU's time by phase, if torch was built for CUDA or ROCm: the device clock's access to torch.cuda.
 
-Nothing is asked before the job has initialized CUDA itself: to ask a driver is to initialize it, and a process that has
-done so cannot fork ranks or loader workers that use it.
+It calls nothing before the job has initialized CUDA: a call initializes the driver, and then the process cannot fork
+ranks or loader workers that use CUDA.
 """
 
 from __future__ import annotations
@@ -22,33 +22,33 @@ from rankscope.timeline.timeline import Timeline
 
 
 class Cuda:
-    """torch.cuda, which is ROCm's too. Other accelerators have no question for a capture under way."""
+    """torch.cuda, which is also ROCm's. Other accelerators have no query for a running capture."""
 
     def is_in_use(self) -> bool:
-        """False in a child that was forked after CUDA's start, too."""
+        """Return whether CUDA is initialized. False also in a child forked after that."""
         return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]  # torch's
 
     def is_capturing(self) -> bool:
-        """Whether the current stream is being captured into a graph."""
+        """Return whether the current stream is being captured into a graph."""
         return torch.cuda.is_current_stream_capturing()
 
     def current_stream(self) -> torch.cuda.Stream:
-        """The calling thread's, of its current device. In an autograd callback that is the caller's of backward."""
+        """Return the calling thread's current stream; in an autograd callback that of the caller of backward."""
         return torch.cuda.current_stream()
 
     def new_event(self) -> Event:
-        """Able to tell the time, which torch's are not by default."""
+        """Return an event with timing enabled."""
         event: Event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]  # torch's
         return event
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Start the clock. Nothing to do in a torch for the CPU."""
+    """Start the clock. Does nothing in a CPU build of torch."""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # torch's
         return []
     clock = DeviceClock(timeline, guard, Cuda())
     clock.start()
-    # A stream's wait_event, wait_stream and record_event all end in these two, which torch looks up at each call.
+    # A stream's wait_event, wait_stream and record_event all call these two, which torch looks up at each call.
     return [
         clock.stop,
         replace(torch.cuda.Event, "record", _record(clock, guard)),
@@ -57,16 +57,16 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 
 def _record(clock: DeviceClock, guard: Guard) -> Callable[[Function], Function]:
-    """Around an event's record: out of which stream it comes, in measured steps and those before them."""
+    """Wrap an event's record: note its stream, in measured steps and the steps before them."""
     streams = clock.streams
 
     def wrap(original: Function) -> Function:
         def watched(event: Any, stream: Any = None) -> Any:
             if streams.are_watched and not guard.blown and not is_dynamo_compiling():
                 try:
-                    streams.recorded(event, torch.cuda.current_stream() if stream is None else stream)
+                    streams.note_event(event, torch.cuda.current_stream() if stream is None else stream)
                 except BaseException as error:
-                    guard.blow(error)
+                    guard.disable(error)
             return original(event, stream)
 
         return skip_frame(watched)
@@ -75,7 +75,7 @@ def _record(clock: DeviceClock, guard: Guard) -> Callable[[Function], Function]:
 
 
 def _wait(clock: DeviceClock, timeline: Timeline, guard: Guard) -> Callable[[Function], Function]:
-    """Around a stream's wait for an event: between two marks if it is for other ranks or a batch, in measured steps."""
+    """Wrap a stream's wait for an event: in measured steps, mark waits for other ranks and for batches."""
     streams = clock.streams
 
     def begin(args: Arguments, _kwargs: dict[str, Any]) -> Phases | None:

@@ -1,8 +1,8 @@
-"""The host's waiting for the device: what synchronizes with it, and values that are read from it.
+"""The host's waits for the device: synchronizations, and reads of its values.
 
-`torch.cuda.synchronize`, a stream's and an event's `synchronize`, and `item`, `tolist` and `cpu` of a device's tensor.
-What waits without calling one of these (`if loss > 1`, a caching allocator that has run out of memory, a launch queue
-that is full) stays in the phase that it happens in.
+These are `torch.cuda.synchronize`, a stream's and an event's `synchronize`, and `item`, `tolist` and `cpu` of a
+device's tensor. Other waits (`if loss > 1`, an allocator out of memory, a full launch queue) stay in the phase around
+them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ METHODS = ("item", "tolist", "cpu")
 
 
 def methods(timeline: Timeline) -> dict[str, tuple[Begin, bool]]:
-    """What is watched of a device's tensors, as `TensorMethods` wants it."""
+    """Return the watched methods of a device's tensors, for `TensorMethods`."""
 
     def begin(_tensor: Any, _args: Arguments, _kwargs: dict[str, Any]) -> End:
         opened = timeline.enter(layout.DEVICE_WAIT)
@@ -41,7 +41,7 @@ def methods(timeline: Timeline) -> dict[str, tuple[Begin, bool]]:
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch them all; the tensors' methods once CUDA is in use. Nothing to do in a torch for the CPU."""
+    """Watch them all; the tensors' methods once CUDA is in use. Does nothing in a CPU build of torch."""
     if not torch.backends.cuda.is_built():  # type: ignore[no-untyped-call]  # torch's
         return []
 
@@ -49,7 +49,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
         timeline.writer.slots[DEVICE_WAITS] += 1
 
     watch = in_phase(timeline, guard, layout.DEVICE_WAIT, count)
-    # Newer torch has a module that knows no kind of device.
+    # Newer torch has a device-agnostic module.
     agnostic = [torch.accelerator] if hasattr(torch, "accelerator") else []
     owners: list[Any] = [torch.cuda, torch.cuda.Stream, torch.cuda.Event, *agnostic]
     reads = TensorMethods(methods(timeline), guard, torch.cuda.is_initialized)

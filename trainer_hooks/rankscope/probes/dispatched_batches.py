@@ -1,7 +1,7 @@
-"""Accelerate's `dispatch_batches`: one rank fetches the batches of all, and each rank gets its part.
+"""Accelerate's `dispatch_batches`: one rank fetches the batches of all ranks, and each rank gets its part.
 
-So each rank's part counts, on every rank, and not what that one fetches. The loader's `__iter__` is a generator, which
-must be watched before it begins: each such loader makes a DataLoader first.
+So each rank counts its part, not what the one rank fetches. The loader's `__iter__` is a generator, which must be
+watched before it starts. Each such loader makes a DataLoader first, so that is the time to patch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rankscope.timeline.timeline import Timeline
 
 
 class Dispatchers:
-    """Watches the class of these loaders once it is imported."""
+    """The patch of the class of these loaders, made once the class is imported."""
 
     def __init__(self, timeline: Timeline, guard: Guard) -> None:
         counter = BatchCounter(timeline)
@@ -34,7 +34,7 @@ class Dispatchers:
         self._undo: list[Undo] = []
 
     def poll(self) -> None:
-        """Put the patch in place, at the first poll after the import."""
+        """Patch the class at the first poll after its import."""
         dispatcher = getattr(sys.modules.get("accelerate.data_loader"), "DataLoaderDispatcher", None)
         if dispatcher is not None and not self._undo:
             self._undo.append(replace(dispatcher, "__iter__", self._watch))
@@ -50,7 +50,7 @@ class Dispatchers:
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Look for the class when a DataLoader is made."""
+    """Look for the class whenever a DataLoader is made."""
     dispatchers = Dispatchers(timeline, guard)
     poll = guard(dispatchers.poll)
 

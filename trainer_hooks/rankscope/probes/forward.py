@@ -1,12 +1,12 @@
-"""The forward pass of any model: the calls of root modules, those that the training thread calls outermost.
+"""The forward pass of any model: the calls of root modules, which the training thread calls outermost.
 
-Nobody says which modules these are. So they are looked for: during a few steps `nn.Module.__call__` is watched, and
-afterwards only the `__call__` of the classes whose instances were found at the root; nothing is put on instances, which
-are copied, pickled and compiled. The loss is a module, too, and counts as forward. DDP's own class is ddp.py's; that
-of the module within it is watched, too, as scripts call it for evaluation.
+The root modules are found by search: for a few steps the probe watches `nn.Module.__call__`, afterwards only the
+`__call__` of the classes whose instances it found. It puts nothing on instances, because they are copied, pickled and
+compiled. A loss is a module too, and counts as forward. ddp.py watches DDP's class; the class of the module inside is
+watched here, because scripts call it for evaluation.
 
-A pass without gradients of a module in evaluation mode is evaluation if that module also trains in training mode. One
-that never does (a teacher, a reference model, an encoder that is frozen) works for the training: that is forward.
+A pass without gradients, in evaluation mode, is evaluation if the module also trains in training mode. A module that
+never does (a teacher, a reference model, a frozen encoder) is part of training: its pass is forward.
 """
 
 from __future__ import annotations
@@ -29,22 +29,21 @@ from rankscope.probes.span import Function, in_phase
 from rankscope.record.layout import BACKWARD, DATA_WAIT, EVALUATION, FORWARD
 from rankscope.timeline.timeline import Timeline
 
-# A module called within these is part of them: a submodule, a recomputed activation, a transform of the data.
+# A module called in these phases is part of them: a submodule, a recomputed activation, a data transform.
 NOT_WITHIN = frozenset({FORWARD, BACKWARD, DATA_WAIT})
 
-# An evaluation may call DDP's forward, around the module that trains.
+# An evaluation may call DDP's forward, which calls the trained module.
 NO_EVALUATION_WITHIN = frozenset({EVALUATION, BACKWARD, DATA_WAIT})
 
 # Replacing nn.Module.__call__ updates every module class of the process: 0.15 ms with torch's own 400 classes, 0.9 ms
-# with 3,400. So the search is rare: after the first step (which is start-up) and then at powers of ten. It lasts two
-# steps, so that what happens at every second step is not missed for ever.
+# with 3,400. So searches are rare: after the first step (which is startup) and then at powers of ten. A search lasts
+# two steps, so that it also sees what happens in every second step.
 SEARCH_FACTOR, SEARCH_STEPS = 10, 2
 
-# A script may call its blocks itself, one by one. Where calls are many and short they are not worth what it costs to
-# watch each (4 µs).
+# A script may call its blocks one by one. Many short calls are not worth the cost of watching each (4 µs).
 MANY_CALLS, SHORT_SECONDS = 16, 100e-6
 
-WRAPPED = ("module", "_orig_mod")  # attributes by which a module names the one that it wraps: DDP, torch.compile
+WRAPPED = ("module", "_orig_mod")  # attributes with the wrapped module: of DDP, of torch.compile
 
 
 class TrainedModules:
@@ -55,25 +54,25 @@ class TrainedModules:
         self.ids: set[int] = set()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A stand-in without anything, as `Guard.__reduce__` explains."""
+        """Pickle as an empty stand-in, as `Guard.__reduce__` does."""
         return SimpleNamespace, ()
 
     def is_evaluated(self, module: torch.nn.Module) -> bool:
-        """Whether this pass of a module is evaluation; a pass with gradients shows how the module trains."""
+        """Return whether this pass is evaluation. Passes with gradients show in which mode the module trains."""
         is_known = id(module) in self.ids
         if not is_grad_enabled():
             return is_known and not module.training
         if module.training and not is_known:
             self._add(module)
         elif is_known and not module.training:
-            self.ids.discard(id(module))  # it trains in evaluation mode, too
+            self.ids.discard(id(module))  # it also trains in evaluation mode
             self._job.model = lambda: None
         return False
 
     def _add(self, module: torch.nn.Module) -> None:
         self.ids.add(id(module))
         self._job.model = weakref.ref(module)
-        weakref.finalize(module, self.ids.discard, id(module)).atexit = False  # before its id is another's
+        weakref.finalize(module, self.ids.discard, id(module)).atexit = False  # before its id is reused
 
 
 class RootModules:
@@ -84,8 +83,8 @@ class RootModules:
         self._guard = guard
         self._objects = timeline.job.objects
         self._watched: dict[type[torch.nn.Module], Undo] = {}
-        self._found: dict[type[torch.nn.Module], list[float]] = {}  # by class, the seconds of each call
-        self._forward_seconds = 0.0  # that the record had when the search began, or at the last call that it found
+        self._found: dict[type[torch.nn.Module], list[float]] = {}  # seconds of each call, by class
+        self._forward_seconds = 0.0  # in the record at the start of the search, or at the last call found
         self._next_search = 1
         self._end_search: Undo | None = None
         self._in_search = in_phase(timeline, guard, FORWARD, self._note, unless_within=NOT_WITHIN)
@@ -93,7 +92,7 @@ class RootModules:
         skip_call(self._trained.is_evaluated)
 
     def wake(self, step: int) -> int:
-        """Begin or end a search at the end of `step`; returns the step at whose end to be called again."""
+        """Begin or end a search at the end of `step`. Returns the step for the next call."""
         self._stop_searching()
         if step < self._next_search:
             return self._next_search
@@ -116,7 +115,7 @@ class RootModules:
             handler.register_start_callback(self._pause_search)
 
     def _note(self, call: tuple[Any, ...], _result: object) -> None:
-        """Of a call of a root module, keep its class and its seconds for the end of the search."""
+        """Keep the class and the seconds of a root module's call until the end of the search."""
         before, self._forward_seconds = self._forward_seconds, self._timeline.seconds[FORWARD]
         seconds = self._forward_seconds - before
         self._found.setdefault(type(call[0]), []).append(seconds)
@@ -124,7 +123,7 @@ class RootModules:
             self._found.setdefault(type(wrapped), []).append(seconds)
 
     def _pause_search(self, *_: object) -> None:
-        """Before torch.compile traces: what it compiles shall be what it would compile without us."""
+        """Stop the search before torch.compile traces, so that it compiles the same as without the hook."""
         if self._end_search:
             self._end_search()
             self._end_search = None
@@ -148,14 +147,14 @@ class RootModules:
         inherits = "__call__" not in vars(module_class)
 
         def make(original: Function) -> Function:
-            return self._in_pass(original, next_in_line(module_class) if inherits else original)
+            return self._in_pass(original, inherited_call(module_class) if inherits else original)
 
         self._watched[module_class] = replace(module_class, "__call__", make)
 
     def _in_pass(self, original: Function, plain: Function) -> Function:
-        """Wrap `plain`, a call of a module of a watched class: it is forward or evaluation.
+        """Wrap `plain`, a call of a module of a watched class, as forward or evaluation.
 
-        torch.compile gets the `original`: code that looks it up would be compiled again at the next search.
+        torch.compile gets `original`: code that looks it up would be recompiled at the next search.
         """
         timeline, guard, trained = self._timeline, self._guard, self._trained
         known = trained.ids
@@ -175,7 +174,7 @@ class RootModules:
                 else:
                     opened = timeline.enter(FORWARD)
             except BaseException as error:
-                guard.blow(error)
+                guard.disable(error)
                 opened = None
             try:
                 return plain(module, *args, **kwargs)
@@ -184,26 +183,26 @@ class RootModules:
                     try:
                         timeline.leave(opened)
                     except BaseException as error:
-                        guard.blow(error)
+                        guard.disable(error)
 
         return skip_frame(watched)
 
 
 def wrapped_module(module: torch.nn.Module) -> torch.nn.Module | None:
-    """Return the module that another one wraps, which a script may call without it; None if it wraps none."""
+    """Return the module that another one wraps, which a script may call directly; None if it wraps none."""
     submodules = vars(module)["_modules"]
     return next((submodules[name] for name in WRAPPED if submodules.get(name) is not None), None)
 
 
 def is_worth_watching(module_class: type[torch.nn.Module], calls: list[float]) -> bool:
-    """Whether a class whose instances were called at the root, for so many seconds each, gets a watch."""
+    """Return whether to watch a class, by the seconds of each root call of its instances."""
     if issubclass(module_class, DistributedDataParallel):
         return False
     return len(calls) <= MANY_CALLS or min(calls) >= SHORT_SECONDS
 
 
-def next_in_line(module_class: type[torch.nn.Module]) -> Function:
-    """What `module_class` inherits as `__call__`, at each call: torch.fx replaces nn.Module's while it traces."""
+def inherited_call(module_class: type[torch.nn.Module]) -> Function:
+    """Return the inherited `__call__`, looked up at each call: torch.fx replaces nn.Module's while it traces."""
 
     def inherited(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return super(module_class, module).__call__(*args, **kwargs)  # type: ignore[misc]  # torch does not declare it
@@ -212,13 +211,13 @@ def next_in_line(module_class: type[torch.nn.Module]) -> Function:
 
 
 def _compiler_callbacks() -> Any:
-    """torch.compile's register of who wants to know when it compiles; None as long as nothing has loaded it."""
+    """Return torch.compile's registry of callbacks; None if torch._dynamo is not loaded."""
     dynamo = sys.modules.get("torch._dynamo")
     return getattr(dynamo, "callback_handler", None)
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Look for root modules from the end of the first step on."""
+    """Search for root modules from the end of the first step on."""
     roots = RootModules(timeline, guard)
     timeline.steps.wake_at(1, guard(roots.wake))
     return [roots.remove]

@@ -1,7 +1,7 @@
-"""Frameworks: where their own loops evaluate, save, and work on a batch that they have fetched.
+"""Frameworks: the functions in which their own loops evaluate, save, and process a fetched batch.
 
-All else they do through torch, where the other probes are. Nothing is imported: a framework that is not in
-`sys.modules` by the time the training begins is not in use.
+The probes of torch see everything else that frameworks do. Nothing is imported: a framework that is not in
+`sys.modules` when the training begins is not in use.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from rankscope.probes.span import in_phase
 from rankscope.record import layout
 from rankscope.timeline.timeline import Timeline
 
-Method = tuple[str, str, str, int]  # its module within the package, its class (none: a function), its name, the phase
+Method = tuple[str, str, str, int]  # module within the package, class (empty: a function), name, phase
 
 
 class Framework(NamedTuple):
-    """Methods that mean a phase, and the packages that the framework is imported as, of which a job uses one."""
+    """The methods of a framework that are a phase, and its alternative package names."""
 
     packages: tuple[str, ...]
     methods: tuple[Method, ...]
 
 
-# A new framework is an entry here and a way to train (testing/ways); its tests name what is missing of the two.
+# A new framework needs an entry here and a script in testing/ways; the tests name what is missing.
 FRAMEWORKS = (
     Framework(
         ("lightning.pytorch", "pytorch_lightning"),
         (
-            # A validation loop has no public name; `Trainer.validate` is not called within `fit`.
+            # The validation loop has no public name; `fit` does not call `Trainer.validate`.
             ("loops.evaluation_loop", "_EvaluationLoop", "run", layout.EVALUATION),
             ("loops.prediction_loop", "_PredictionLoop", "run", layout.EVALUATION),
             ("trainer.trainer", "Trainer", "save_checkpoint", layout.CHECKPOINT),
@@ -51,7 +51,7 @@ FRAMEWORKS = (
         (
             ("accelerator", "Accelerator", "save_state", layout.CHECKPOINT),
             ("accelerator", "Accelerator", "save_model", layout.CHECKPOINT),
-            # Its loader is a generator, which may run already; this is the most that it does after fetching.
+            # Its loader is a generator, which may be running already; this is most of its work after a fetch.
             ("data_loader", "", "send_to_device", layout.DATA_WAIT),
         ),
     ),
@@ -59,7 +59,7 @@ FRAMEWORKS = (
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the methods of those frameworks that are imported. A version that lacks one is watched without it."""
+    """Watch the methods of all imported frameworks, as far as their versions have them."""
     undo = []
     for framework in FRAMEWORKS:
         for package, (module, name, method, phase) in product(framework.packages, framework.methods):

@@ -1,7 +1,7 @@
-"""Functional collectives: tensor parallelism, DTensor and gradient clipping under FSDP2 go through them.
+"""Functional collectives: tensor parallelism, DTensor and gradient clipping under FSDP2 use them.
 
-They are issued in C++, past the process group's Python methods, and waited for by `wait_tensor` at the first use of
-their result. What torch.compile has compiled calls neither: there only the sequence numbers tell of them.
+C++ code issues them, without the process group's Python methods; `wait_tensor` waits at the first use of their result.
+Code compiled by torch.compile calls neither; there only sequence numbers show them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rankscope.probes.span import Arguments, Function, around
 from rankscope.record import layout
 from rankscope.timeline.timeline import Timeline
 
-# The function: the operation, and which argument is the group. Of two names for one, the newer comes first.
+# The function's names (the newer first): its operation, and the index of its group argument.
 FUNCTIONS: dict[tuple[str, ...], tuple[str, int]] = {
     ("all_reduce",): ("all_reduce", 2),
     ("all_reduce_coalesced",): ("all_reduce", 2),
@@ -34,7 +34,7 @@ FUNCTIONS: dict[tuple[str, ...], tuple[str, int]] = {
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the module's functions, which everybody calls through the module. Nothing to do without distributed."""
+    """Watch the module's functions, which callers look up in the module. Does nothing without torch.distributed."""
     if not dist.is_available():
         return []
     module, collectives = _module(), Collectives(timeline)
@@ -47,12 +47,12 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
 
 
 def storage_of(tensor: torch.Tensor) -> int:
-    """What torch knows a pending result by: its storage, as views of it are waited for too."""
+    """Return the address of a pending result's storage. torch identifies it by that, because views wait too."""
     return tensor.untyped_storage().data_ptr()
 
 
 def process_group(named: Any, tag: str = "") -> Any:
-    """The process group that a functional collective's argument means: one, its name, a mesh, or a mesh's dimension."""
+    """Return the process group of a collective's argument: a group, its name, a mesh, or a mesh's dimension."""
     if isinstance(named, dist.ProcessGroup):
         return named
     if isinstance(named, DeviceMesh):
@@ -60,7 +60,7 @@ def process_group(named: Any, tag: str = "") -> Any:
     if isinstance(named, tuple):
         return named[0].get_group(named[1])
     functional = _module()
-    name = named if isinstance(named, str) else functional._resolve_group_name(named, tag)  # noqa: SLF001 - no public one
+    name = named if isinstance(named, str) else functional._resolve_group_name(named, tag)  # noqa: SLF001 - no public API
     return functional.c10d._resolve_process_group(name)  # noqa: SLF001 - likewise
 
 
@@ -74,16 +74,16 @@ def _issue(collectives: Collectives, guard: Guard, op: int, index: int) -> Calla
     module = _module()
 
     def begin(args: Arguments, kwargs: dict[str, Any]) -> Issue | None:
-        if module._are_we_tracing():  # noqa: SLF001 - torch's own question: nothing is issued then
+        if module._are_we_tracing():  # noqa: SLF001 - as torch's code; tracing issues nothing
             return None
         named = kwargs["group"] if "group" in kwargs else args[index]
-        return collectives.begin(process_group(named), op, collectives.groups.issuing)
+        return collectives.begin(process_group(named), op, collectives.groups.count_next)
 
     def end(call: Issue, args: Arguments, result: Any, _returned: bool) -> None:
         pending = result if isinstance(result, list) else [result]
         waiting = [tensor for tensor in pending if isinstance(tensor, module.AsyncCollectiveTensor)]
         key = storage_of(waiting[-1].elem) if waiting else None
-        collectives.issued(call, op, measure(args[0]), key)
+        collectives.end_issue(call, op, measure(args[0]), key)
 
     return around(guard, begin, end)
 
@@ -91,11 +91,11 @@ def _issue(collectives: Collectives, guard: Guard, op: int, index: int) -> Calla
 def _wait(collectives: Collectives, guard: Guard) -> Callable[[Function], Function]:
     def begin(args: Arguments, _kwargs: dict[str, Any]) -> Wait | None:
         tensor = args[0]
-        if type(tensor) is not torch.Tensor:  # a compiler's: it has no storage, and nothing is waited for
+        if type(tensor) is not torch.Tensor:  # a compiler's tensor has no storage and does not wait
             return None
         return collectives.begin_wait(storage_of(tensor))
 
     def end(call: Wait, _args: Arguments, _result: Any, returned: bool) -> None:
-        collectives.waited(call, returned)
+        collectives.end_wait(call, returned)
 
     return around(guard, begin, end)

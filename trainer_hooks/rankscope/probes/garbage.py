@@ -1,4 +1,4 @@
-"""Garbage collection: how often Python's cyclic collector ran, and how long it held every thread up."""
+"""Garbage collection: runs of Python's cyclic collector, and how long they paused all threads."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SECONDS = INDEX["gc_seconds"]
 class PauseCounter:
     """The callback of the collector.
 
-    It runs on whatever thread the collection happens to start on, and writes there: no two collections overlap (the
-    interpreter refuses a second one until the callbacks of the first have returned) and nobody else writes these
-    slots, so they too have a single writer at a time.
+    It runs and writes on the thread that starts the collection. Collections do not overlap (the interpreter starts none
+    until the callbacks of the last have returned), and no other code writes these slots. So they have a single writer
+    at a time, like all slots.
     """
 
     def __init__(self, timeline: Timeline, guard: Guard, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,10 +28,10 @@ class PauseCounter:
         self._guard = guard
         self._clock = clock
         self._began = clock()
-        self._is_open = False  # the first callback may be the stop of a collection that began before us
+        self._is_open = False  # the first callback may be the stop of a collection that began earlier
 
     def __call__(self, moment: str, info: dict[str, int]) -> None:
-        """A collection starts or stops, as `moment` says; `info` has its generation."""
+        """Handle the start or stop of a collection, as `moment` says; `info` has its generation."""
         if self._guard.blown:
             return
         try:
@@ -45,16 +45,16 @@ class PauseCounter:
                     slots[COLLECTIONS + generation] += 1
                     slots[SECONDS + generation] += now - self._began
         except BaseException as error:
-            self._guard.blow(error)
+            self._guard.disable(error)
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Join the collector's callbacks."""
+    """Add the counter to the collector's callbacks."""
     counter = PauseCounter(timeline, guard)
     gc.callbacks.append(counter)
 
     def leave() -> None:
-        if counter in gc.callbacks:  # somebody else may have emptied the list
+        if counter in gc.callbacks:  # other code may have emptied the list
             gc.callbacks.remove(counter)
 
     return [leave]

@@ -1,8 +1,8 @@
 """Copies from the host to a device that the training thread waits for: `Tensor.to`, `.cuda` and `.copy_`.
 
-What is copied with `non_blocking` from pinned memory does not hold the thread up and is not counted. Only while a step
-is measured by the device's clock does it count as the phase that it is: so the device's time for it has its name, and
-the stream of a prefetcher is known for what it is (streams.py).
+A `non_blocking` copy from pinned memory does not block the thread and is not counted. Only in a step that is measured
+on the device it enters the phase, so that the device's time for it has a name and a prefetcher's stream is recognized
+(streams.py).
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from rankscope.timeline.timeline import Timeline
 COPIES = INDEX["copies"]
 COPY_BYTES = INDEX["copy_bytes"]
 
-# A copy's source, its target, and whether the thread need not wait for it.
+# A copy's source, its target, and whether it is non-blocking.
 Copy = tuple[Any, Any, bool]
 
 
 class Copies:
-    """Decides which calls are copies to one of `devices` (device types), and counts those that the thread waits for."""
+    """Finds the calls that copy to one of `devices` (device types), and counts those that the thread waits for."""
 
     def __init__(self, timeline: Timeline, devices: frozenset[str]) -> None:
         self._timeline = timeline
         self._devices = devices
 
     def begin(self, read: Callable[[Any, Arguments, dict[str, Any]], Copy]) -> Begin:
-        """For a method whose calls `read` reads as copies."""
+        """Return the watch of a method; `read` returns the copy that a call makes."""
 
         def begin(tensor: Any, args: Arguments, kwargs: dict[str, Any]) -> End | None:
             source, target, is_non_blocking = read(tensor, args, kwargs)
@@ -60,7 +60,7 @@ class Copies:
 
 
 def read_to(tensor: Any, args: Arguments, kwargs: dict[str, Any]) -> Copy:
-    """`tensor.to(…)`."""
+    """Return the copy of `tensor.to(…)`."""
     target = kwargs.get("device", args[0] if args else kwargs.get("tensor"))
     # to(device, dtype, non_blocking, …), to(dtype, non_blocking, …), to(tensor, non_blocking, …)
     index = 1 if isinstance(target, torch.Tensor) else 2
@@ -68,39 +68,39 @@ def read_to(tensor: Any, args: Arguments, kwargs: dict[str, Any]) -> Copy:
 
 
 def read_cuda(tensor: Any, args: Arguments, kwargs: dict[str, Any]) -> Copy:
-    """`tensor.cuda(device, non_blocking)`."""
+    """Return the copy of `tensor.cuda(device, non_blocking)`."""
     return tensor, "cuda", non_blocking(args, kwargs, 1)
 
 
 def read_copy(tensor: Any, args: Arguments, kwargs: dict[str, Any]) -> Copy:
-    """`tensor.copy_(source, non_blocking)`."""
+    """Return the copy of `tensor.copy_(source, non_blocking)`."""
     return (args[0] if args else kwargs.get("other")), tensor, non_blocking(args, kwargs, 1)
 
 
 def non_blocking(args: Arguments, kwargs: dict[str, Any], index: int) -> bool:
-    """The flag that all these methods have, by name or index."""
+    """Return the argument `non_blocking` of a call, by name or index."""
     return bool(kwargs.get("non_blocking", args[index] if len(args) > index else False))
 
 
 def device_type(target: Any) -> str | None:
-    """The type of a device however torch lets it be named; None if this names none."""
+    """Return the type of a device given in any form that torch takes; None if this is not a device."""
     if isinstance(target, torch.device):
         return target.type
     if type(target) in PLAIN:
         return str(target.device.type)
     if isinstance(target, str):
         return target.partition(":")[0]
-    return "cuda" if isinstance(target, int) else None  # a plain number is a number of the accelerator's
+    return "cuda" if isinstance(target, int) else None  # a plain number is the index of an accelerator
 
 
 def methods(timeline: Timeline, devices: frozenset[str]) -> dict[str, tuple[Begin, bool]]:
-    """What is watched: by name, what a call begins, and whether it is called of the host's tensors."""
+    """Return the watched methods by name: what a call begins, and whether it is called on the host's tensors."""
     begin = Copies(timeline, devices).begin
     return {"to": (begin(read_to), True), "cuda": (begin(read_cuda), True), "copy_": (begin(read_copy), False)}
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Wait for CUDA to be in use. Asking whether there is a GPU would initialize the driver before the job does."""
+    """Watch once CUDA is in use. A query for GPUs would initialize the driver before the job does."""
     watch = TensorMethods(methods(timeline, frozenset({"cuda"})), guard, torch.cuda.is_initialized)
     poll: Any = guard(watch.poll)
     timeline.steps.polls.append(poll)

@@ -1,11 +1,11 @@
-"""Loader workers: for how much of the time they make batches, by their own clocks.
+"""Loader workers: the time in which they make batches, by their own clocks.
 
-Data wait tells that a batch came late, not which loader is slow: batches that are loaded ahead let ranks whose loaders
-are nearly as slow never wait. The share of time that a loader's workers are at work is how near it is to that.
+Data wait shows that a batch was late, not which loader is slow: with prefetched batches, a rank whose loader is almost
+too slow never waits. The working share of a loader's workers shows how close it is to that.
 
-A worker that is forked writes into memory that it shares with the rank; one that is spawned has none and is not seen.
-torchdata's StatefulDataLoader has iterators and a worker loop of its own, which are watched once it is in use. The end
-of a loader's workers is data wait, as their start is.
+A forked worker writes into memory that it shares with the rank. A spawned worker has none and is not seen. torchdata's
+StatefulDataLoader has its own iterators and worker loop, which are watched once it is in use. The start and the
+shutdown of a loader's workers are data wait.
 """
 
 from __future__ import annotations
@@ -30,60 +30,60 @@ from rankscope.timeline.timeline import Timeline
 WORKING = INDEX["loader_worker_seconds"]
 IDLE = WORKING + layout.LOADER_WORKER_STATES.index("idle")
 
-CLOCK_ENTRIES = 512  # an entry is used again when so many workers have been started since
+CLOCK_ENTRIES = 512  # an entry is reused after this many workers
 
 TORCHDATA = "torchdata.stateful_dataloader"
 DATA_WAIT = frozenset({layout.DATA_WAIT})
 
 
 class WorkerClock:
-    """What the workers write: seconds, an entry each. A process has its own, as ranks may be forked from it."""
+    """The workers' seconds, one entry per worker. Each process has its own, because ranks may be forked from it."""
 
     def __init__(self) -> None:
         self._owner = 0  # the process whose workers write here
-        self._first = 0  # the index of worker 0 of the loader that is being started, or was last
+        self._first = 0  # the index of worker 0 of the loader started last
         self._next = 0
         self._seconds: Any = ()
 
     def reserve(self, workers: int) -> None:
-        """Entries for the workers of a loader that this process is about to start."""
+        """Reserve entries for the workers of a loader that this process is about to start."""
         if self._owner != os.getpid():
             memory = mmap.mmap(-1, 8 * CLOCK_ENTRIES)
             self._owner, self._next, self._seconds = os.getpid(), 0, memoryview(memory).cast("d")
         self._first, self._next = self._next, (self._next + workers) % CLOCK_ENTRIES
 
     def time_this_worker(self) -> None:
-        """In a worker: have it write down what each batch takes. Not if it was not forked from the clock's owner."""
+        """Measure each batch of this worker, if it was forked from the clock's owner. Called in the worker."""
         if self._owner == os.getppid():
             stopwatch = Stopwatch(self._add)
             for fetcher in (_utils.fetch._MapDatasetFetcher, _utils.fetch._IterableDatasetFetcher):  # noqa: SLF001
                 replace(fetcher, "fetch", stopwatch.time)
 
     @property
-    def is_mine(self) -> bool:
-        """Whether this process has started workers."""
+    def has_started_workers(self) -> bool:
+        """True if this process has started workers."""
         return self._owner == os.getpid()
 
     def total(self) -> float:
-        """Seconds of all workers that this process has started, of the batches that are finished."""
+        """Return the seconds of all finished batches of the workers that this process has started."""
         return float(sum(self._seconds))
 
     def _add(self, seconds: float) -> None:
-        """In a worker, whose number is known only by the time of its first batch."""
+        """Add seconds of this worker, whose number is not known before its first batch."""
         worker = _utils.worker.get_worker_info()
         if worker is not None:
             self._seconds[(self._first + worker.id) % CLOCK_ENTRIES] += seconds
 
 
 class Stopwatch:
-    """Hands the seconds of each batch to `add`. A dataset that has a loader of its own inside counts once."""
+    """Passes the seconds of each batch to `add`. A batch of a loader inside the dataset does not count twice."""
 
     def __init__(self, add: Callable[[float], None]) -> None:
         self._add = add
         self._runs = False
 
     def time(self, original: Function) -> Function:
-        """A wrapper of the fetcher's `original` that hands its seconds to `add`."""
+        """Wrap the fetcher's `original` to pass its seconds to `add`."""
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             if self._runs:
@@ -99,20 +99,18 @@ class Stopwatch:
 
 
 class WorkerTimeRecorder:
-    """The workers' time in the record, divided into working and idle. Both are of the same moment: so their ratio is
-    exact, however seldom that is.
-    """
+    """Records the workers' time as working and idle. Both are updated together, so that their ratio is exact."""
 
     def __init__(self, timeline: Timeline, clock: WorkerClock) -> None:
         self._timeline = timeline
         self._clock = clock
-        self._until = timeline.last_event  # monotonic: what is in the record
+        self._until = timeline.last_event  # monotonic; recorded up to here
 
     def poll(self) -> None:
-        """Take what has passed since the last poll, by the workers of the loader that the last batch came from."""
+        """Record the time since the last poll, for the workers of the loader that the last batch came from."""
         timeline = self._timeline
         seconds, self._until = timeline.last_event - self._until, timeline.last_event
-        if not self._clock.is_mine:
+        if not self._clock.has_started_workers:
             return
         iterator = timeline.job.objects[LOADER]() if LOADER in timeline.job.objects else None
         workers = getattr(iterator, "_num_workers", 0)
@@ -123,7 +121,7 @@ class WorkerTimeRecorder:
 
 
 class Workers:
-    """Watches where workers are made, where they begin and where they end, in torch and in torchdata."""
+    """Watches the creation, the start and the shutdown of workers, in torch and in torchdata."""
 
     def __init__(self, timeline: Timeline, guard: Guard, clock: WorkerClock) -> None:
         self._in_data_wait = in_phase(timeline, guard, layout.DATA_WAIT, unless_within=DATA_WAIT)
@@ -135,7 +133,7 @@ class Workers:
     def watch(self) -> None:
         """Watch torch's loaders."""
         self._watch(dataloader._MultiProcessingDataLoaderIter, _utils.worker)  # noqa: SLF001 - makes the workers
-        self._undo.append(replace(dataloader._BaseDataLoaderIter, "__init__", self._making))  # noqa: SLF001 - as above
+        self._undo.append(replace(dataloader._BaseDataLoaderIter, "__init__", self._wrap_init))  # noqa: SLF001 - as above
 
     def remove(self) -> None:
         """Restore everything."""
@@ -144,23 +142,23 @@ class Workers:
         self._undo.clear()
 
     def _watch_torchdata(self) -> None:
-        """Watch torchdata's loaders, when one of its iterators is made for the first time."""
+        """Watch torchdata's loaders when the first of its iterators is made."""
         module = sys.modules.get(f"{TORCHDATA}.stateful_dataloader")
         if module is None or self._watches_torchdata:
             return
         self._watches_torchdata = True
         self._watch(module._StatefulMultiProcessingDataLoaderIter, sys.modules[f"{TORCHDATA}.worker"])  # noqa: SLF001
-        # Two names of one function, which a spawned worker is given by its first one.
+        # The function has two names; pickle finds it for a spawned worker by the first.
         worker_loop = sys.modules[f"{TORCHDATA}.worker"]._worker_loop  # noqa: SLF001 - as above
         self._undo.append(replace(module, "_worker_loop", lambda _original: worker_loop))
         self._undo.append(replace(module.StatefulDataLoader, "__iter__", self._in_data_wait))
 
     def _watch(self, iterator: type, worker: Any) -> None:
         self._undo.append(replace(iterator, "_shutdown_workers", self._in_data_wait))
-        # Pickled by name: in a spawned worker it is the library's own.
-        self._undo.append(replace(worker, "_worker_loop", self._working))
+        # Pickled by name: a spawned worker gets the library's own function.
+        self._undo.append(replace(worker, "_worker_loop", self._wrap_worker_loop))
 
-    def _making(self, original: Function) -> Function:
+    def _wrap_init(self, original: Function) -> Function:
         def watched(iterator: Any, loader: Any) -> None:
             if loader.num_workers:
                 self._poll()
@@ -169,7 +167,7 @@ class Workers:
 
         return watched
 
-    def _working(self, original: Function) -> Function:
+    def _wrap_worker_loop(self, original: Function) -> Function:
         def watched(*args: Any, **kwargs: Any) -> Any:
             self._time_this_worker()
             return original(*args, **kwargs)
@@ -178,7 +176,7 @@ class Workers:
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the workers of every loader; take their sum at each poll."""
+    """Watch the workers of every loader, and record their time at each poll."""
     clock = WorkerClock()
     workers = Workers(timeline, guard, clock)
     workers.watch()

@@ -1,9 +1,9 @@
-"""The optimizer and the step boundary: a step ends where the optimizer that marks the steps ends its own.
+"""The optimizer and the step boundary: a training step ends with the step of the optimizer that marks the steps.
 
-One optimizer marks them at a time (timeline/turns.py), so that two that alternate (a GAN's) do not count twice.
-Optimizers that step within the backward pass, one a parameter, are one in this. Once the script calls
-`rankscope.step()`, only that does. An optimizer step that torch.compile compiles is not seen, nor is an update by hand:
-there each backward pass counts as a step after a while (timeline/steps.py).
+One optimizer marks the steps at a time (timeline/turns.py), so two that alternate (a GAN's) do not count twice.
+Optimizers that step within the backward pass, one per parameter, count as one. Once the script calls
+`rankscope.step()`, only these calls end a step. A compiled optimizer step is not seen, nor is a manual update; there
+each backward pass counts as a step after a while (timeline/steps.py).
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from rankscope.timeline.timeline import Timeline
 from rankscope.timeline.turns import Turns
 
 MICRO_STEPS = INDEX["micro_steps"]
-BEGINNINGS = frozenset({FORWARD, BACKWARD})  # phases that a step may begin with
-MOST_THREADS = 1024  # that are remembered
+FIRST_PHASES = frozenset({FORWARD, BACKWARD})  # that a step may begin with
+MOST_THREADS = 1024  # remembered
 
 
 class WithinBackward:
-    """Stands for all the optimizers that step within backward passes."""
+    """Represents all optimizers that step within backward passes."""
 
 
 WITHIN_BACKWARD = WithinBackward()
@@ -53,27 +53,27 @@ class StepMarker:
         self._guard = guard
         self._open: dict[int, Phases | None] = {}
         self._count_turn = Turns(on_change=self._note_marking).count
-        self._beside: set[int] = set()  # threads that train while another one does
-        # The thread that stepped last of those that we do not follow, and our last event then.
-        self._elsewhere = (0, 0.0)
+        self._concurrent_threads: set[int] = set()  # threads that train at the same time as the followed one
+        # The last thread that stepped without being followed, and the timeline's last event then.
+        self._last_unfollowed = (0, 0.0)
 
     def before(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
-        """Enter the phase, as the pre hook: unless this is within a backward pass, whose time it then is."""
+        """Enter the phase, as the pre hook. A step inside a backward pass belongs to that pass."""
         if is_dynamo_compiling() or self._guard.blown:
-            return  # a compiled optimizer would be compiled anew at each of our changing values
+            return  # a compiled optimizer would be recompiled at each changing value
         try:
             if self._timeline.open_phases[1] is not None and self._timeline.is_within((BACKWARD,)):
-                # Perhaps on a thread of the autograd engine. Hundreds a step: their time stays the backward's.
+                # Perhaps on a thread of the autograd engine. Hundreds per step: their time stays the backward pass's.
                 self._timeline.backward.on_optimizer_steps = self._after_backward
                 return
             if self._open:
-                self._close_raised(optimizer)
-            self._open[id(optimizer)] = self._timeline.enter(OPTIMIZER) or self._enter_elsewhere()
+                self._close_failed(optimizer)
+            self._open[id(optimizer)] = self._timeline.enter(OPTIMIZER) or self._enter_on_new_thread()
         except BaseException as error:
-            self._guard.blow(error)
+            self._guard.disable(error)
 
     def after(self, optimizer: Optimizer, args: object, kwargs: object) -> None:  # noqa: ARG002 - torch's signature
-        """The optimizer's step ends, and with it, for the optimizer that marks them, the training step."""
+        """Leave the phase, as the post hook. If this optimizer marks the steps, end the training step."""
         if is_dynamo_compiling() or self._guard.blown:
             return
         try:
@@ -84,23 +84,23 @@ class StepMarker:
             steps = self._steps
             if steps.marker == SCRIPT:
                 return
-            # A tensor, from the scaler, during a fused optimizer's step.
+            # The scaler's tensor, set during a fused optimizer's step.
             found = getattr(optimizer, "found_inf", None)
             if found is not None and was_skipped(found):
                 return
             number = self._count_turn(optimizer, self._timeline.slots[MICRO_STEPS])
             if number and (steps.marker == OPTIMIZER_STEP or steps.take_over(OPTIMIZER_STEP)):
-                steps.ended(number)
+                steps.end(number)
         except BaseException as error:
-            self._guard.blow(error)
+            self._guard.disable(error)
 
     def _note_marking(self, optimizer: Any) -> None:
-        """Keep the optimizer that marks the steps, as the settings of the run are read from it."""
+        """Keep the optimizer that marks the steps, for the settings of the run."""
         if optimizer is not WITHIN_BACKWARD:
             self._timeline.job.objects["optimizer"] = weakref.ref(optimizer)
 
     def _after_backward(self) -> None:
-        """A backward pass has ended in which optimizers stepped."""
+        """End the training step after a backward pass in which optimizers stepped."""
         steps = self._steps
         self._timeline.backward.on_optimizer_steps = None
         if steps.marker == SCRIPT:
@@ -111,36 +111,36 @@ class StepMarker:
             self._timeline.step(number)
 
     def follow(self, phase: int) -> bool:
-        """Follow the training to another thread that begins a step where the one that we follow has ended one.
+        """Follow the training to another thread that begins a step after the followed thread has ended one.
 
-        The threads of a pool take turns like that. Those that train at the same time do not: of them one is followed.
+        The threads of a pool alternate like that. Threads that train at the same time do not; one of them is followed.
         """
         thread = get_ident()
-        if phase not in BEGINNINGS or thread in self._beside or not is_grad_enabled():
+        if phase not in FIRST_PHASES or thread in self._concurrent_threads or not is_grad_enabled():
             return False
         if self._steps.is_between:
             self._timeline.adopt()
             return True
-        if len(self._beside) < MOST_THREADS:
-            self._beside.add(thread)
+        if len(self._concurrent_threads) < MOST_THREADS:
+            self._concurrent_threads.add(thread)
         return False
 
-    def _enter_elsewhere(self) -> Phases | None:
-        """Follow the training to another thread, if the one that we follow did nothing between two steps of this one.
+    def _enter_on_new_thread(self) -> Phases | None:
+        """Follow the training to this thread if the followed thread did nothing between two steps of this one.
 
-        A notebook trains in one thread and then in another; two threads that both train do not take turns. Some
-        frameworks train on a thread of their own: that is followed from its first step on.
+        A notebook trains in one thread and later in another. A framework's own training thread is followed from its
+        first step on. Of two threads that train at the same time, one is followed.
         """
         timeline = self._timeline
         seen = get_ident(), timeline.last_event
-        if self._steps.has_started and (seen != self._elsewhere or timeline.open_phases[1] is not None):
-            self._elsewhere = seen
+        if self._steps.has_started and (seen != self._last_unfollowed or timeline.open_phases[1] is not None):
+            self._last_unfollowed = seen
             return None
         timeline.adopt()
         return timeline.enter(OPTIMIZER)
 
-    def _close_raised(self, beginning: Optimizer) -> None:
-        """A step that raised never ended: it is closed when the next begins, unless that one is within it."""
+    def _close_failed(self, beginning: Optimizer) -> None:
+        """Close steps that raised and so never ended, when the next begins, unless that one is nested in them."""
         running = running_steps(beginning)
         for key, opened in list(self._open.items()):
             if key == id(beginning) or key not in running:
@@ -149,15 +149,15 @@ class StepMarker:
 
 
 def was_skipped(found: torch.Tensor) -> bool:
-    """Whether a fused optimizer's step did nothing because the GradScaler `found` a gradient that is not finite.
+    """Return whether a fused optimizer's step did nothing because the GradScaler `found` a non-finite gradient.
 
-    False where only a GPU knows: asking it would make the host wait. amp.py finds out later.
+    False if only a GPU knows: reading the value would block the host. amp.py finds out later.
     """
     return found.device.type == "cpu" and bool(found.item())
 
 
 def running_steps(beginning: Optimizer) -> set[int]:
-    """The ids of the optimizers whose steps are running in this thread, that of `beginning` among them."""
+    """Return the ids of the optimizers whose steps are running in this thread, including `beginning`."""
     hooked = getattr(type(beginning).step, "__code__", None)  # torch's wrapper, one function for all optimizers
     ids = set()
     frame: FrameType | None = sys._getframe()  # noqa: SLF001 - the documented name
@@ -169,7 +169,7 @@ def running_steps(beginning: Optimizer) -> set[int]:
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Register global optimizer hooks (torch ≥ 2.0), which see every optimizer, made before or after."""
+    """Register global optimizer hooks (torch ≥ 2.0), which see every optimizer."""
     marker = StepMarker(timeline, guard)
     before: Any = marker.before
     after: Any = marker.after

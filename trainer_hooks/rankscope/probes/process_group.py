@@ -1,4 +1,4 @@
-"""The default process group: when one is made, also instead of another, and when it is destroyed."""
+"""The default process group: its creation, replacement and destruction."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from rankscope.guard import Guard
 from rankscope.patch import Undo, replace
 from rankscope.timeline.timeline import Timeline
 
-DESTROYS = "destroy_process_group"
+DESTROY_FUNCTION = "destroy_process_group"
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Watch the one function with which torch sets the default group. What aborts a group finishes no work."""
+    """Watch the function with which torch sets the default group. An abort is not the end of the work."""
     if not dist.is_available():
         return []
     from torch.distributed import distributed_c10d
@@ -26,7 +26,7 @@ def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
     def wrap(original: Callable[[Any], None]) -> Callable[[Any], None]:
         def watched(pg: Any) -> None:
             original(pg)
-            if pg is not None or sys._getframe(1).f_code.co_name == DESTROYS:  # noqa: SLF001 - the documented name
+            if pg is not None or sys._getframe(1).f_code.co_name == DESTROY_FUNCTION:  # noqa: SLF001 - the documented name
                 notice(pg is not None)
 
         return watched

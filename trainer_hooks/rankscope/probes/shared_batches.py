@@ -1,8 +1,8 @@
-"""Whether another rank trains on the same batches, as under tensor, sequence, context and pipeline parallelism.
+"""Ranks that train on the same batches, as under tensor, sequence, context and pipeline parallelism.
 
-The device meshes of the job tell: the ranks along a dimension of these share their batches, and the first one counts
-them. Dimensions are known by their names, or in a mesh without names by how parameters are placed on it. Where a job
-divides its model without a device mesh, each rank counts.
+The job's device meshes show them: the ranks along such a dimension share their batches, and the first of them counts
+them. A dimension is recognized by its name; in a mesh without names, by the placement of parameters. In a job that
+splits its model without a device mesh, each rank counts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rankscope.settings import parameters
 from rankscope.timeline.steps import SETTLED_STEPS
 from rankscope.timeline.timeline import Timeline
 
-# Words of which a dimension's name consists, as in `dp_shard`.
+# Words in the name of a dimension, such as `dp_shard`.
 SHARING = frozenset({"tp", "sp", "cp", "pp", "mp", "tensor", "sequence", "seq", "context", "pipeline", "pipe", "model"})
 DIVIDING = frozenset({"dp", "ddp", "fsdp", "hsdp", "replicate", "shard", "data", "batch", "ep", "expert"})
 
@@ -34,17 +34,17 @@ class Meshes:
         self._meshes: list[weakref.ref[DeviceMesh]] = []
 
     def add(self, _call: bool, args: Arguments, _result: None, returned: bool) -> None:
-        """Remember a mesh that was made."""
+        """Remember a new mesh."""
         if returned:
             self._meshes.append(weakref.ref(args[0]))
 
     def poll(self) -> None:
-        """Until the run has settled, look whether another rank counts the batches."""
+        """Find out during the first steps whether another rank counts the batches."""
         steps = self._timeline.steps
         if steps.count > SETTLED_STEPS or steps.shares_batches:
             return
         optimizer = self._timeline.job.objects.get("optimizer")
-        if any(map(shares_batches, self._living())) or places_a_model(optimizer() if optimizer else None):
+        if any(map(shares_batches, self._living())) or is_tensor_parallel(optimizer() if optimizer else None):
             steps.share_batches()
 
     def _living(self) -> list[DeviceMesh]:
@@ -52,19 +52,19 @@ class Meshes:
 
 
 def shares_batches(mesh: DeviceMesh) -> bool:
-    """Whether this rank is not the first one along a dimension of the mesh whose ranks share their batches."""
+    """Return whether this rank shares the batches of an earlier rank along a dimension of the mesh."""
     coordinate = mesh.get_coordinate() or ()
     return any(map(is_sharing, mesh.mesh_dim_names or (), coordinate))
 
 
 def is_sharing(name: str, position: int) -> bool:
-    """Whether a rank at this position of the dimension shares the batches of the first one."""
+    """Return whether a rank at this position of the dimension shares the batches of the first one."""
     words = set(name.lower().split("_"))
     return position > 0 and not words.isdisjoint(SHARING) and words.isdisjoint(DIVIDING)
 
 
-def places_a_model(optimizer: Any) -> bool:
-    """Whether parameters on a mesh without names are placed as tensor parallelism does it, and not FSDP."""
+def is_tensor_parallel(optimizer: Any) -> bool:
+    """Return whether parameters on a mesh without names are placed by tensor parallelism, not by FSDP."""
     return any(map(_is_placed, parameters(optimizer)))
 
 
@@ -76,7 +76,7 @@ def _is_placed(parameter: Any) -> bool:
 
 
 def install(timeline: Timeline, guard: Guard) -> Sequence[Undo]:
-    """Note each device mesh, and look at them in the first steps."""
+    """Note each device mesh, and check them in the first steps."""
     if not dist.is_available():
         return []
     meshes = Meshes(timeline)

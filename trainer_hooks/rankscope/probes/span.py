@@ -1,7 +1,7 @@
-"""The shape that most probes share: a call of the host's, with a beginning and an end of ours around it.
+"""Wrappers that most probes share: they run code of the hook before and after a call of the job.
 
-Errors of the beginning and the end are their own: they blow the guard, and the call goes on. Those of the call pass
-untouched. While torch.compile traces, nothing is done: reading a clock there would break the user's graph.
+An error in that code disables the probe, and the call goes on. An error of the call is raised unchanged. While
+torch.compile traces, the wrappers do nothing: reading a clock there would break the user's graph.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ Done = Callable[[Arguments, Any], None]
 NEVER: frozenset[int] = frozenset()
 
 
-# The fast path has it written out, in `in_phase` below and `_issue` and `_wait` of collectives.py: its two calls more
-# are 56 ns on the 730 of a phase and 124 on the 2,120 of a collective's issue, with warm caches.
+# The fast path has this inline, in `in_phase` below and in `_issue` and `_wait` of collectives.py: two more calls would
+# add 56 ns to the 730 of a phase, and 124 to the 2,120 of a collective's issue, with warm caches.
 def around(
     guard: Guard,
     begin: Callable[[Arguments, dict[str, Any]], Call | None],
     end: Callable[[Call, Arguments, Any, bool], None],
 ) -> Callable[[Function], Function]:
-    """A wrapper that calls `begin` with a call's arguments and, unless that gave None, `end` after it.
+    """Return a wrapper that calls `begin` before a call and, unless that returns None, `end` after it.
 
-    `end` gets what `begin` gave, the call's positional arguments, its result, and whether it returned at all.
+    `end` gets the result of `begin`, the call's positional arguments, its result, and whether it returned.
     """
     skip_call(begin)
     skip_call(end)
@@ -45,7 +45,7 @@ def around(
             try:
                 call = begin(args, kwargs)
             except BaseException as error:
-                guard.blow(error)
+                guard.disable(error)
                 call = None
             try:
                 result = original(*args, **kwargs)
@@ -56,7 +56,7 @@ def around(
                     try:
                         end(call, args, result, returned)
                     except BaseException as error:
-                        guard.blow(error)
+                        guard.disable(error)
 
         return skip_frame(watched)
 
@@ -72,10 +72,10 @@ def in_phase(
     unless_within: frozenset[int] = NEVER,
     left_alone: Callable[[Function], Function] = lambda original: original,
 ) -> Callable[[Function], Function]:
-    """A wrapper that opens `phase` around a call.
+    """Return a wrapper that opens `phase` around a call.
 
-    `done` gets the call's arguments and its result, None if it raised, if the call was one of the training thread's.
-    Within any of the phases `unless_within` a call is left alone, in the wrapper `left_alone`.
+    On the training thread, `done` gets the call's arguments and its result (None if it raised). In any of the phases
+    `unless_within`, the call goes through the wrapper `left_alone` instead.
     """
     skip_call(timeline.enter)
     skip_call(timeline.leave)
@@ -95,7 +95,7 @@ def in_phase(
             try:
                 opened = timeline.enter(phase)
             except BaseException as error:
-                guard.blow(error)
+                guard.disable(error)
                 opened = None
             try:
                 result = original(*args, **kwargs)
@@ -107,7 +107,7 @@ def in_phase(
                         if done is not None:
                             done(args, result)
                     except BaseException as error:
-                        guard.blow(error)
+                        guard.disable(error)
 
         return skip_frame(watched)
 

@@ -1,9 +1,9 @@
-"""Watching methods of a tensor that move data between the host and a device, once a device is in use.
+"""Watching the tensor methods that move data between the host and a device.
 
-The patch is a descriptor and not a function: `torch.Tensor.to` itself stays what it was, and only `tensor.to` finds
-ours. For torch hands `getattr(torch.Tensor, "to")` to the `__torch_function__` of a subclass, which compares it by
-identity or looks it up in tables that are older than we (torchvision's tv_tensors do); any other object there would
-change what the job computes. It is put in place once a device is in use, so a job without one never meets it.
+The patch is a descriptor: `torch.Tensor.to` remains the original object, and only `tensor.to` returns the wrapper.
+torch passes `getattr(torch.Tensor, "to")` to the `__torch_function__` of a subclass, which compares it by identity or
+looks it up in existing tables (torchvision's tv_tensors do). Another object would change what the job computes. The
+patch is installed once a device is in use, so a job without one never gets it.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from rankscope.guard import Guard
 from rankscope.patch import Undo
 from rankscope.probes.span import Arguments, around
 
-PLAIN = (torch.Tensor, torch.nn.Parameter)  # subclasses have a mind of their own, fake tensors among them
+PLAIN = (torch.Tensor, torch.nn.Parameter)  # subclasses, such as fake tensors, may behave differently
 
-# These two are private and as old as the oldest torch that we support.
-function_mode_is_on = torch._C._is_torch_function_mode_enabled  # noqa: SLF001 - a mode would see our questions
+# Private, but in every supported version of torch.
+function_mode_is_on = torch._C._is_torch_function_mode_enabled  # noqa: SLF001 - a mode would see the hook's calls
 
-# Ends what a call means; with whether the call returned.
+# Called after the call, with whether it returned.
 End = Callable[[bool], None]
-# Begins what a call of a tensor's method means and returns what ends it; None if it means nothing.
+# Called before a call of a tensor's method; returns its End, or None if the call does not count.
 Begin = Callable[[Any, Arguments, dict[str, Any]], "End | None"]
 
 
 class WatchedMethod:
-    """Stands in `torch.Tensor` for one of its methods: the class gives the method itself, a plain tensor ours."""
+    """A descriptor in `torch.Tensor`: the class returns the original method, a plain tensor the watched one."""
 
     def __init__(self, original: Any, begin: Begin, guard: Guard, on_cpu: bool) -> None:
         self._original = original
@@ -39,21 +39,21 @@ class WatchedMethod:
             lambda args, kwargs: begin(args[0], args[1:], kwargs),
             lambda end, _args, _result, returned: end(returned),
         )(original)
-        self._on_cpu = on_cpu  # whether the tensor that the method is called of must be the host's
+        self._on_cpu = on_cpu  # whether the method's tensor must be on the host
 
     def __get__(self, tensor: torch.Tensor | None, owner: type) -> Any:
         if tensor is None:
             return self._original
-        # The usual case first: a model's `.to(dtype)` of a device's tensor, hundreds a step.
+        # The usual case first: a model's `.to(dtype)` of a device's tensor, hundreds per step.
         if owner not in PLAIN or function_mode_is_on() or tensor.is_cpu is not self._on_cpu:
             return self._original.__get__(tensor, owner)
         return MethodType(self._watched, tensor)
 
 
 class TensorMethods:
-    """Watches methods once `is_in_use` says that there is a device.
+    """Watches methods once `is_in_use` returns True.
 
-    `methods` has for each name what a call begins, and whether it is called of the host's tensors or of a device's.
+    `methods` has for each name what a call begins, and whether its tensor is on the host or on a device.
     """
 
     def __init__(self, methods: Mapping[str, tuple[Begin, bool]], guard: Guard, is_in_use: Callable[[], bool]) -> None:
@@ -63,7 +63,7 @@ class TensorMethods:
         self._undo: list[Undo] = []
 
     def poll(self) -> None:
-        """Put the patches in place, at the first poll at which they are of use."""
+        """Install the patches at the first poll with a device in use."""
         if not self._undo and self._is_in_use():
             self._undo = [self._replace(name, *watch) for name, watch in self._methods.items()]
 
@@ -81,7 +81,7 @@ class TensorMethods:
 
         def undo() -> None:
             if vars(torch.Tensor).get(name) is not watched:
-                return  # somebody patched after us: what he put there ends in the method itself
+                return  # other code patched it later; its patch calls the original method
             if inherited:
                 delattr(torch.Tensor, name)
             else:

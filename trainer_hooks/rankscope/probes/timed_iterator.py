@@ -1,4 +1,4 @@
-"""An iterator of the script's whose fetches are watched, and which can do all that the script's own can."""
+"""A wrapper of the script's iterator that watches its fetches and has all its methods."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from typing import Any
 
-MOST_TYPES = 32  # of iterators, whose watched types are kept
-FETCHES = frozenset({"send", "throw"})  # a generator's methods that give an item, in addition to `__next__`
+MOST_TYPES = 32  # types of iterators whose watched types are cached
+FETCHES = frozenset({"send", "throw"})  # methods of a generator that return an item, in addition to `__next__`
 
 
 class TimedIterator:
-    """Stands for an iterator. Its attributes are those of the iterator; `fetch` calls what gives the next item."""
+    """A wrapper with the attributes of an iterator. `fetch` is called with the method that returns the next item."""
 
     __slots__ = ("__weakref__", "_fetch", "_iterator", "has_loader")
 
@@ -19,7 +19,7 @@ class TimedIterator:
         set_own = partial(object.__setattr__, self)
         set_own("_iterator", iterator)
         set_own("_fetch", fetch)
-        set_own("has_loader", False)  # the last item came from a DataLoader, which is watched, too
+        set_own("has_loader", False)  # whether the last item came from a DataLoader, which is watched too
 
     def __iter__(self) -> TimedIterator:
         return self
@@ -47,7 +47,7 @@ class TimedIterator:
 
 
 def timed_iterator(iterator: Iterator[Any], fetch: Callable[..., Any]) -> TimedIterator:
-    """Return what stands for `iterator`, with the special methods that its type has."""
+    """Return a wrapper of `iterator` with the special methods of its type."""
     return _watched_type(type(iterator))(iterator, fetch)
 
 
@@ -62,7 +62,7 @@ def _watched_type(kind: type) -> type[TimedIterator]:
 
 
 def _forward(name: str) -> Callable[..., Any]:
-    """Return a special method that calls the iterator's, as Python looks these up in the type."""
+    """Return a special method that calls the iterator's: Python looks these up in the type."""
 
     def forward(self: TimedIterator, *args: Any, **kwargs: Any) -> Any:
         iterator = self._iterator

@@ -1,1 +1,1 @@
-"""The training process as a whole: who it is, what it forks, how it ends, and where its threads are."""
+"""The training process as a whole: its identity, its forks, its end, and the stacks of its threads."""

@@ -1,4 +1,4 @@
-"""The calls with which a job closes or replaces descriptors that it did not open itself: ours are among them."""
+"""Watching the calls with which a job may close or replace the hook's file descriptors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CALLS = ("closerange", "dup2")
 
 
 def watch(on_change: Callable[[], object]) -> list[Undo]:
-    """Call `on_change` after each of these calls; return what takes that back."""
+    """Call `on_change` after each of these calls. Returns the functions that undo that."""
 
     def wrap(original: Callable[..., Any]) -> Callable[..., Any]:
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -26,7 +26,7 @@ def watch(on_change: Callable[[], object]) -> list[Undo]:
 
     undo = []
     for name in CALLS:
-        # Under both names one function: multiprocessing pickles it by the second one.
+        # The same function under both names: multiprocessing pickles it by the second.
         undo.append(replace(posix, name, wrap))
         undo.append(replace(os, name, lambda _, name=name: getattr(posix, name)))  # type: ignore[misc]
     return undo

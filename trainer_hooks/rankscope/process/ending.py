@@ -1,9 +1,8 @@
-"""How the process ended, written into its record while it still can speak.
+"""Writing into the record how the process ended.
 
-A clean exit, an uncaught exception and Ctrl-C say so themselves, `os._exit` and `sys.exit` say with which status.
-SIGTERM (a planned stop) is noted by faulthandler, which runs even while the process is blocked in a C call, and then
-hands on to whatever handled SIGTERM before. What ends without any of these was killed; the reader concludes that from
-the freed lock.
+The process itself notes a clean exit, an uncaught exception, Ctrl-C, and the status of `os._exit` and `sys.exit`.
+faulthandler notes SIGTERM (a planned stop), even while the process is blocked in a C call, and then calls the previous
+handler. A process that ends without any of these was killed; the reader concludes that from the released lock.
 """
 
 from __future__ import annotations
@@ -30,12 +29,12 @@ from rankscope.record.clock import renew_unix_times
 from rankscope.record.layout import INDEX
 from rankscope.record.writer import RankWriter
 
-FILE_CLOCK_LAG = 0.1  # seconds: a file's time is that of the kernel's last tick
-SIGNALS = 128  # a shell's statuses above it name the signal that ended a program
+FILE_CLOCK_LAG = 0.1  # seconds; a file's time is that of the kernel's last tick
+SIGNALS = 128  # a shell's exit status above this names the signal that ended a program
 
 
 class Ending:
-    """Watches for the end of this process on behalf of one writer; `forget` is the exact inverse of the watches."""
+    """Watches for the end of this process, for one writer. `forget` is the exact inverse of the watches."""
 
     def __init__(self, writer: RankWriter, on_end: Callable[[], object] = lambda: None) -> None:
         """`on_end` is called once, after the end is in the record."""
@@ -43,26 +42,26 @@ class Ending:
         self._on_end = on_end
         self._excepthook: Callable[..., object] = sys.excepthook
         self._error_before: BaseException | None = None
-        self._failure: SystemExit | None = None  # with which the script has asked to exit, while that may be on its way
+        self._failure: SystemExit | None = None  # the script's request to exit, as long as it may not be caught
         self._undo: list[Undo] = []
         self._finalizer: multiprocessing.util.Finalize | None = None
         self._sigterm_before: object = None
         self._watches_sigterm = False
 
     def watch(self) -> None:
-        """Notice a clean exit and an uncaught exception from now on."""
+        """Start to watch for a clean exit and an uncaught exception."""
         self._excepthook = sys.excepthook
         self._error_before = getattr(sys, "last_value", None)
         sys.excepthook = self._on_exception
         atexit.register(self._on_exit)
-        # Under both names one function: multiprocessing pickles it by the second one.
+        # The same function under both names: multiprocessing pickles it by the second.
         self._undo = [replace(posix, "_exit", self._watch_os_exit), replace(os, "_exit", lambda _: posix._exit)]  # noqa: SLF001 - its name
         self._undo.append(replace(sys, "exit", self._watch_sys_exit))
 
     def watch_published(self) -> None:
-        """Notice what can only be noticed, or has only to be, once the record is a file."""
-        # A process of multiprocessing leaves by os._exit, without atexit, but runs its finalizers. They are cleared
-        # before its target runs, hence not in `watch`.
+        """Start the watches that need a record, or that are needed only once there is one."""
+        # A multiprocessing child ends by os._exit, without atexit, but runs its finalizers. They are cleared before its
+        # target runs, so this is not in `watch`.
         self._finalizer = multiprocessing.util.Finalize(None, self._on_exit, exitpriority=0)
         if not has_foreign_handler(signal.SIGTERM):
             self._sigterm_before = signal.getsignal(signal.SIGTERM)
@@ -70,15 +69,15 @@ class Ending:
             self._watches_sigterm = True
 
     def renew(self) -> None:
-        """Note SIGTERM in the record at its descriptor's present number; not at all if it has none any more."""
+        """Register SIGTERM with the record's current descriptor; unregister it if the record has none."""
         if self._watches_sigterm and self._writer.fileno() >= 0:
-            # Registered already, so this changes the number alone, and no handler.
+            # Already registered: this changes only the number, not the handler.
             faulthandler.register(signal.SIGTERM, file=self._writer.fileno(), all_threads=False, chain=True)
         elif self._watches_sigterm:
             self._forget_sigterm()
 
     def forget(self) -> None:
-        """Take every watch back."""
+        """Undo every watch."""
         if sys.excepthook == self._on_exception:
             sys.excepthook = self._excepthook
         atexit.unregister(self._on_exit)
@@ -91,13 +90,13 @@ class Ending:
             self._forget_sigterm()
 
     def _forget_sigterm(self) -> None:
-        """faulthandler puts back what it found; a handler that the job has set since has to survive that.
+        """Unregister faulthandler, which restores the handler that it found, but keep one that the job has set since.
 
-        One that the job has registered with faulthandler itself since does not: there is one a signal.
+        One that the job has registered with faulthandler itself is lost: faulthandler has only one per signal.
         """
         now = signal.getsignal(signal.SIGTERM)
         is_ours = now is self._sigterm_before or now is None
-        # Only the main thread may set a handler. On another, ours stays where the job's stands in front of it.
+        # Only the main thread may set a handler. On another thread, ours stays registered behind the job's.
         if is_ours or threading.current_thread() is threading.main_thread():
             faulthandler.unregister(signal.SIGTERM)
             if not is_ours:
@@ -105,7 +104,7 @@ class Ending:
         self._watches_sigterm = False
 
     def write(self, how: float) -> None:
-        """Record how it ended, unless that is already known."""
+        """Record how the process ended, unless that is already recorded."""
         slots = self._writer.slots
         if slots[INDEX["ended"]] in layout.NOT_ENDED:
             now = time.time()
@@ -115,22 +114,22 @@ class Ending:
             self._on_end()
 
     def leave_group(self) -> None:
-        """Record that the process has left its group: it has finished its work. Not while an error is handled."""
+        """Record that the process has left its group: its work is finished. Does nothing while an error is handled."""
         if self._writer.slots[INDEX["ended"]] == layout.RUNNING and sys.exc_info()[1] is None:
             self._writer.slots[INDEX["ended"]] = layout.LEFT_GROUP
 
-    def go_on(self) -> None:
-        """Record that the process trains on after it has left its group."""
+    def resume_group(self) -> None:
+        """Record that the process still trains after it has left its group."""
         if self._writer.slots[INDEX["ended"]] == layout.LEFT_GROUP:
             self._writer.slots[INDEX["ended"]] = layout.RUNNING
 
     def forget_failure(self) -> None:
-        """Take it that the script has caught its own exit, as it goes on."""
+        """Forget the script's request to exit: it goes on, so it has caught it."""
         self._failure = None
 
     def _watch_os_exit(self, original: Callable[[int], NoReturn]) -> Callable[[int], NoReturn]:
         def watched(status: int) -> NoReturn:
-            if isinstance(status, int):  # else it raises, and nothing ends
+            if isinstance(status, int):  # else it raises
                 self.write(layout.FINISHED if is_success(status) else layout.EXCEPTION)
             original(status)
 
@@ -146,9 +145,9 @@ class Ending:
         return watched
 
     def _on_exit(self) -> None:
-        """In order, unless an exception is on its way out, or went through an excepthook that was not ours."""
+        """Record a clean end, unless an exception is being raised or went through another excepthook."""
         failure = self._failure
-        error = sys.exc_info()[1] or (failure if failure and has_left(failure) else None)
+        error = sys.exc_info()[1] or (failure if failure and is_uncaught(failure) else None)
         if isinstance(error, SystemExit):
             self.write(layout.FINISHED if is_success(error.code) else layout.EXCEPTION)
             return
@@ -167,7 +166,7 @@ class Ending:
             self.write(layout.INTERRUPTED if isinstance(error, KeyboardInterrupt) else layout.EXCEPTION)
 
     def _has_reported_error(self) -> bool:
-        """Whether torch has written an error for torchrun (`@record`), after which this process did not train."""
+        """Return whether torch has written an error for torchrun (`@record`) after this process stopped training."""
         slots = self._writer.slots
         progress = slots[INDEX["started_unix"]] + sum(self._writer.phase_seconds[: layout.MAX_PHASES])
         try:
@@ -177,14 +176,14 @@ class Ending:
 
 
 def is_success(code: object) -> bool:
-    """Whether a process that exits with this code has the status 0, of which the kernel keeps eight bits."""
+    """Return whether the exit code is status 0, of which the kernel keeps eight bits."""
     return code is None or (isinstance(code, int) and code & 0xFF == 0)
 
 
 def is_failure(error: SystemExit) -> bool:
-    """Whether the script exits by this error because it failed, and was not asked to stop.
+    """Return whether the script exits by this error because it failed, not because it was asked to stop.
 
-    A script that handles SIGTERM itself, catches Ctrl-C or exits with a shell's status for a signal may have been.
+    It may have been asked if it handles SIGTERM, catches Ctrl-C, or exits with a shell's status for a signal.
     """
     is_asked = callable(signal.getsignal(signal.SIGTERM)) or isinstance(error.__context__, KeyboardInterrupt)
     is_status_of_signal = isinstance(error.code, int) and error.code > SIGNALS
@@ -199,12 +198,11 @@ def error_of_exit(exit_function: Callable[..., NoReturn], status: tuple[object, 
         return error
 
 
-def has_left(error: BaseException) -> bool:
-    """Whether nothing handled the error, or what did so last was left by it.
+def is_uncaught(error: BaseException) -> bool:
+    """Return whether the error ended the main thread: no code caught it, or the last handler raised it again.
 
-    Python drops the error with which the main thread ends before it calls the exit functions. Its traceback is as the
-    last handler got it, and a function that caught it has gone on to another instruction. After a `finally`, the last
-    one of the function raises the error again.
+    Python drops that error before it calls the exit functions. Its traceback is as the last handler got it: a function
+    that caught the error has gone on to another instruction, and a `finally` ends with one that raises again.
     """
     handled = error.__traceback__
     if handled is None:
@@ -214,21 +212,21 @@ def has_left(error: BaseException) -> bool:
 
 
 def is_interactive() -> bool:
-    """Whether this process is a shell or a notebook, or becomes one (`python -i`): those survive an exception."""
+    """Return whether this process is or becomes a shell or notebook (`python -i`), which survives an exception."""
     return hasattr(sys, "ps1") or bool(sys.flags.interactive) or bool(os.environ.get("PYTHONINSPECT"))
 
 
 def has_foreign_handler(number: int) -> bool:
-    """Whether C code other than Python's handles the signal: the job's faulthandler, say. It would lose its file."""
+    """Return whether foreign C code handles the signal, such as the job's faulthandler, which would lose its file."""
     if signal.getsignal(number) not in (signal.SIG_DFL, signal.SIG_IGN):
         return signal.getsignal(number) is None
     with contextlib.suppress(OSError, ValueError):
         return catches("self", number)
-    return True  # unknown: better without last words than the job without its handler
+    return True  # unknown: keep the job's handler
 
 
 def catches(pid: int | str, number: int) -> bool:
-    """Whether the process handles the signal now, by /proc/PID/status. Raises OSError."""
+    """Return whether the process handles the signal now, by /proc/PID/status. Raises OSError."""
     with Path(f"/proc/{pid}/status").open(errors="replace") as lines:  # a process's name may be any bytes
         caught = next((int(line.split()[1], 16) for line in lines if line.startswith("SigCgt:")), 0)
     return bool(caught >> (number - 1) & 1)

@@ -1,8 +1,7 @@
-"""Forks of a watched process: the child is told before a signal can reach it with its parent's handlers.
+"""Forks of a watched process: the child is detached from its parent's record before a signal can reach it.
 
-Loader workers and helpers are forked from ranks and get SIGTERM at any time. For as long as a child still has its
-parent's SIGTERM watch, that signal would be noted in the parent's record; so it is held back until the child has
-let go of everything.
+Loader workers and helpers are forked from ranks and get SIGTERM at any time. While a child has its parent's SIGTERM
+watch, the signal would be noted in the parent's record. So SIGTERM is blocked until the child has undone the watches.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _masks: dict[int, set[int]] = {}  # by thread; real-time signals are plain numbe
 
 
 def watch(on_child: Callable[[], None]) -> None:
-    """Call `on_child` in every forked child from now on. Once a process: there is no way to take it back."""
+    """Call `on_child` in every forked child from now on. Registered once per process; cannot be undone."""
     global _on_child
     if _on_child is None:
         os.register_at_fork(before=_hold_sigterm, after_in_parent=_release_sigterm, after_in_child=_begin_child)

@@ -1,4 +1,4 @@
-"""Who this rank is: run, rank, node, GPU and process group, from torchrun, Slurm, torch and the environment."""
+"""The identity of this rank: run, rank, node, GPU, process group; from torchrun, Slurm, torch and the environment."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from rankscope.record.text import LABEL_LIMIT, replace_unprintable
 
 RUN_NAME_LIMIT = 128
 JOB_ID_LIMIT = 32
-SCRIPT_LIMIT = 96  # so that the time after it is not cut
+SCRIPT_LIMIT = 96  # leaves space for the time after it
 GPU_UUID = re.compile(r"(GPU|MIG)-[A-Za-z0-9/-]{1,120}")
 
 
 _inherited: weakref.ref[Any] | None = None  # the process group of the process that this one was forked from
 
 
-def disown_group() -> None:
-    """Take the process group for the parent's, in a forked child: only one that the child makes is its own."""
+def mark_group_as_inherited() -> None:
+    """Mark the process group as the parent's, in a forked child. Only a group that the child makes is its own."""
     global _inherited
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
@@ -36,7 +36,7 @@ def disown_group() -> None:
 
 
 def is_distributed() -> bool:
-    """Whether this process has a process group now."""
+    """Return whether this process has a process group now."""
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
@@ -45,14 +45,14 @@ def is_distributed() -> bool:
 
 
 def has_launcher() -> bool:
-    """Whether a launcher has given this process, or the rank that started it, a rank."""
+    """Return whether a launcher has assigned a rank to this process, or to the rank that started it."""
     return bool(environment.number("RANK", "SLURM_PROCID", default=""))
 
 
 def describe(run: str = "") -> dict[str, Any]:
-    """The labels of `rankscope_rank_info`, all of them strings. What is not known is an empty string.
+    """Return the labels of `rankscope_rank_info`. An unknown value is an empty string.
 
-    `run` is the name that the run has already, if this process or its parent is a rank of it.
+    `run` is the run's existing name, if this process or its parent is a rank of it.
     """
     import torch
 
@@ -73,7 +73,7 @@ def describe(run: str = "") -> dict[str, Any]:
 
 
 def slurm_job() -> dict[str, str]:
-    """Return what is known of the Slurm job of this process; empty without one."""
+    """Return the known values of this process's Slurm job; empty without one."""
     if not os.environ.get("SLURM_JOB_ID"):
         return {}
     job = {name: os.environ.get(f"SLURM_JOB_{name.removeprefix('job_').upper()}", "") for name in layout.SLURM}
@@ -81,9 +81,9 @@ def slurm_job() -> dict[str, str]:
 
 
 def backend() -> str:
-    """Return the process group's backend for the type of device that the process uses; empty without a group.
+    """Return the process group's backend for the device type that the process uses; empty without a group.
 
-    A group that was made without a name, or with a name for each type of device, has several backends.
+    A group created without a backend name, or with one for each device type, has several backends.
     """
     if not is_distributed():
         return ""
@@ -100,11 +100,10 @@ def backend() -> str:
 
 
 def run_name(before: str = "") -> str:
-    """One name on every rank of a run and on every node.
+    """Return the name of the run, the same on every rank and node.
 
-    RANKSCOPE_RUN, else the Slurm job, else torchrun's run id unless that is `none` (its default without a
-    rendezvous id), else a name that the ranks agree on through the process group's store: `before`, if the run has a
-    name already.
+    RANKSCOPE_RUN, else the Slurm job, else torchrun's run id unless that is `none` (its default without a rendezvous
+    id), else a name that the ranks agree on through the process group's store: `before`, if the run already has one.
     """
     if name := environment.text("RANKSCOPE_RUN", RUN_NAME_LIMIT):
         return name
@@ -123,14 +122,14 @@ def _agreed_name(before: str) -> str:
         return proposal
     from torch.distributed.distributed_c10d import _get_default_store
 
-    # compare_set neither waits nor needs an order: whoever comes first names the run, the others read it.
-    # (A get would block for the store's half hour if rank 0 were not instrumented.)
+    # compare_set does not wait: the first rank names the run, the others read the name.
+    # (A get would block for the store's timeout of 30 min if rank 0 were not instrumented.)
     agreed = _get_default_store().compare_set("rankscope/run", "", proposal)
     return agreed.decode() if isinstance(agreed, bytes) else str(agreed)
 
 
 def group_name(process_group: Any = None) -> str:
-    """The ranks that synchronize with each other, compactly: `0-3`, `0-6:2`, `1,4,5`. None is the default group."""
+    """Return the ranks of a group in short form: `0-3`, `0-6:2`, `1,4,5`. None means the default group."""
     if not is_distributed():
         return environment.number("RANK", default="0")
     import torch.distributed as dist
@@ -140,9 +139,9 @@ def group_name(process_group: Any = None) -> str:
 
 
 def gpu_uuid() -> str:
-    """The UUID of this rank's GPU: the CUDA device in use, else that at its index in a CUDA_VISIBLE_DEVICES of UUIDs.
+    """Return the UUID of the CUDA device in use, else the one at this rank's index in a CUDA_VISIBLE_DEVICES of UUIDs.
 
-    CUDA is asked only where the job has already initialized it: doing so ourselves would cost hundreds of MB.
+    CUDA is called only if the job has already initialized it: initializing it takes hundreds of MB.
     """
     import torch
 
@@ -156,12 +155,12 @@ def gpu_uuid() -> str:
 
 
 def file_name(info: dict[str, Any]) -> str:
-    """The record's file name without its suffix: readable, safe in any file system, one a process."""
+    """Return the record's file name without its suffix: readable, safe in any file system, unique per process."""
     return f"{file_prefix(info['run'])}{info['rank']}.{info['pid']}"
 
 
 def file_prefix(run: str) -> str:
-    """Return what the names of the records of a run begin with."""
+    """Return the prefix of the file names of a run's records."""
     return re.sub(r"[^A-Za-z0-9_.-]", "_", run).lstrip(".") + "."
 
 

@@ -1,7 +1,7 @@
-"""The Python stacks of every thread, written by faulthandler when its signal comes: `rankscope stacks` asks for them.
+"""Python stacks of all threads for `rankscope stacks`: faulthandler writes them when it gets a signal.
 
-faulthandler's handler runs in C: it answers from a process that is stuck in a call, too. It writes into a nameless file
-in memory, which the process's own user can open below /proc and which goes when the process goes.
+faulthandler's handler runs in C, so it works in a process that is stuck in a call. It writes to an anonymous file in
+memory, which the process's user can open below /proc, and which ends with the process.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 from rankscope.process.ending import has_foreign_handler
 from rankscope.record.own_descriptor import OwnDescriptor
 
-SIGNAL = getattr(signal, "SIGRTMIN", 0) + 10  # a Mac has none; nothing is watched there, but this is imported
+SIGNAL = getattr(signal, "SIGRTMIN", 0) + 10  # macOS has none, but imports this module
 MEMORY_FILE = "rankscope-stacks"
 
 
@@ -26,14 +26,14 @@ class StackDump:
 
     @property
     def info(self) -> dict[str, int]:
-        """What who asks has to know: the signal, and which descriptor the answer is in. Empty while nobody answers."""
+        """The signal to send and the descriptor of the answer; empty while the signal is not handled."""
         return {"signal": SIGNAL, "descriptor": self._descriptor.number} if self._descriptor else {}
 
     def watch(self) -> None:
-        """Answer from now on, unless the signal is somebody's already."""
+        """Handle the signal from now on, unless the job already does."""
         if signal.getsignal(SIGNAL) is not signal.SIG_DFL or has_foreign_handler(SIGNAL):
             return
-        with contextlib.suppress(OSError):  # no memory for it: then there are no stacks
+        with contextlib.suppress(OSError):  # no memory: no stacks
             self._open()
 
     def _open(self) -> None:
@@ -41,7 +41,7 @@ class StackDump:
         faulthandler.register(SIGNAL, file=self._descriptor.number, all_threads=True, chain=False)
 
     def renew(self) -> bool:
-        """Answer in a new file if the job has closed the descriptor. Return whether that was so."""
+        """Open a new file if the job has closed the descriptor. Return whether it had."""
         if self._descriptor is None or self._descriptor.is_ours:
             return False
         try:
@@ -51,10 +51,10 @@ class StackDump:
         return True
 
     def forget(self) -> None:
-        """Answer the signal no more, and close the file."""
+        """Stop handling the signal, and close the file."""
         if self._descriptor is None:
             return
-        # Whoever has taken the signal since keeps it: unregister would put back what we found.
+        # Keep a handler that was set since: unregister would restore the one before ours.
         if signal.getsignal(SIGNAL) is signal.SIG_DFL:
             faulthandler.unregister(SIGNAL)
         self._descriptor.close()

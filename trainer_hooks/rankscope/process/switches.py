@@ -1,4 +1,4 @@
-"""Environment variables that are on or off. Imported with torch by every process: nothing but `os` is imported here."""
+"""Environment variables that are on or off. Every process that imports torch imports this, so it imports only `os`."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ ON = frozenset({"1", "true", "yes", "on"})
 
 
 def is_on(variable: str) -> bool:
-    """Whether the environment says so; anything else than ON's words does not."""
+    """Return whether the variable is one of the words in ON."""
     return os.environ.get(variable, "").lower() in ON

@@ -1,1 +1,1 @@
-"""The rank record: its layout, and both of its ends. The contract between the hook and the exporter."""
+"""The rank record, which the hook writes and the exporter reads: its layout, writer and reader."""

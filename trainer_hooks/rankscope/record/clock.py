@@ -1,6 +1,6 @@
-"""The node's two clocks. Ages come from CLOCK_MONOTONIC; the other one may be set at any time, in both directions.
+"""The node's two clocks. Ages come from CLOCK_MONOTONIC, because the wall clock may be set in either direction.
 
-Unix times are only for people and for Prometheus, by the clock as it is set now.
+Unix times are only for people and Prometheus, by the wall clock's current setting.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 from rankscope.record.layout import INDEX
 
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-# Seconds: a smaller change of the difference of both clocks is NTP's slewing, or the time between the two readings.
+# Seconds. A smaller change of the clocks' difference is NTP slewing, or the time between the two reads.
 STEP = 0.1
 UNIX_TIMES = (INDEX["started_unix"], INDEX["checkpoint_last_unix"])
 
 
 @lru_cache(maxsize=1)
 def boot_id() -> str:
-    """Return the kernel's name for this boot; empty if it tells none. Monotonic times of another boot mean nothing."""
+    """Return the kernel's ID of this boot; empty if there is none. Monotonic times hold for one boot only."""
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
@@ -28,9 +28,9 @@ def boot_id() -> str:
 
 
 class NodeClock:
-    """Gives monotonic times their unix times, by the node's clock as it is set now.
+    """Converts monotonic times to unix times, by the current setting of the node's clock.
 
-    A moment keeps its unix time until the clock is set by more than STEP: else it would be another one at each reading.
+    A time keeps its unix time until the clock is set by more than STEP; otherwise it would change with each read.
     """
 
     def __init__(self, unix: Callable[[], float] = time.time, monotonic: Callable[[], float] = time.monotonic) -> None:
@@ -39,7 +39,7 @@ class NodeClock:
         self._offset = unix() - monotonic()
 
     def offset(self) -> float:
-        """Return what to add to a monotonic time for its unix time."""
+        """Return the offset from monotonic to unix time."""
         offset = self._unix() - self._monotonic()
         if abs(offset - self._offset) > STEP:
             self._offset = offset
@@ -47,9 +47,9 @@ class NodeClock:
 
 
 def renew_unix_times(slots: memoryview[float], unix: float, monotonic: float) -> None:
-    """Change the record's unix times to the node's clock as it is set now, of which these are the times.
+    """Shift the record's unix times to the clock's current setting, given by `unix` and `monotonic`.
 
-    Call it before writing a unix time, so that all of them and the monotonic start belong together.
+    Call it before writing a unix time, so that all of them match the monotonic start.
     """
     change = unix - monotonic - (slots[INDEX["started_unix"]] - slots[INDEX["started_monotonic"]])
     if abs(change) > STEP:

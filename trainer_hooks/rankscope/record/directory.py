@@ -1,6 +1,6 @@
-"""The run directory, opened: one rule for the hook and the exporter, as everybody may write where it lies.
+"""Opening the run directory safely, for the hook and the exporter: any user may write to its parent directory.
 
-What follows is done by the descriptor, so that what was looked at is what is used.
+Callers then use the descriptor, so that they use the directory that was checked.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-# Whose number a user namespace does not map, root's included (a container of pyxis maps one user): he may be anybody.
+# The owner of files whose user ID a user namespace does not map, even root's (a pyxis container maps one user).
 UNKNOWN_USER = 65534
 
 
@@ -20,10 +20,10 @@ class ForeignLinkError(OSError):
 
 
 def open_directory(path: Path, flags: int = os.O_RDONLY) -> int:
-    """A descriptor of the directory. Raises FileNotFoundError, ForeignLinkError or another OSError.
+    """Open the directory and return its descriptor. Raises FileNotFoundError, ForeignLinkError or another OSError.
 
     A link is followed only if root or this process's user made it (the rule of the kernel's fs.protected_symlinks,
-    which is not on everywhere): in /dev/shm anybody may make one, to a mount that hangs, say.
+    which is not on everywhere): any user may make one in /dev/shm, for example to a mount that hangs.
     """
     flags |= os.O_DIRECTORY | os.O_CLOEXEC
     if not path.is_symlink():
@@ -34,18 +34,17 @@ def open_directory(path: Path, flags: int = os.O_RDONLY) -> int:
 
 
 def open_untrusted(path: Path | str, directory: int | None = None) -> int:
-    """Open a file that another user may have put there, in the open `directory` if there is one. Raises OSError.
+    """Open a file that another user may have made, in the open `directory` if given. Raises OSError.
 
-    This neither follows a link nor waits: a pipe waits for its writer, and a file under another process's lease for
-    that to be given back.
+    It does not follow a link and does not block, as the open of a pipe or of a file under a lease would.
     """
     return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[int]:
-    """The directory, to make and exchange names in it; the right to list it is not needed. Raises as above."""
-    descriptor = open_directory(path, getattr(os, "O_PATH", os.O_RDONLY))  # a Mac has none; the exporter runs there
+    """Yield a descriptor to create and rename files, which needs no right to list. Raises as `open_directory`."""
+    descriptor = open_directory(path, getattr(os, "O_PATH", os.O_RDONLY))  # macOS has none
     try:
         yield descriptor
     finally:
@@ -53,10 +52,10 @@ def opened(path: Path) -> Iterator[int]:
 
 
 def weakness(descriptor: int) -> str:
-    """Why somebody else can remove the records of whoever writes there; empty if nobody but root is known to."""
+    """Return why another user than root can remove this user's records in the directory; empty if none can."""
     status = os.fstat(descriptor)
     if status.st_uid not in (0, os.geteuid(), UNKNOWN_USER):
-        return f"belongs to another user ({status.st_uid}), who can remove every record in it"
+        return f"belongs to another user ({status.st_uid}), who can remove any record in it"
     if status.st_mode & stat.S_IWOTH and not status.st_mode & stat.S_ISVTX:
-        return "can be written by everybody and is not sticky (chmod +t): everybody can remove every record in it"
+        return "is world-writable but not sticky (chmod +t); any user can remove every record in it"
     return ""

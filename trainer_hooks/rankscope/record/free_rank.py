@@ -1,4 +1,4 @@
-"""The rank of a process that has none of a launcher: the lowest of its run that no living process has."""
+"""Choosing a rank for a process without a launcher: the lowest one of its run that no living process has."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from pathlib import Path
 
 from rankscope.record.old_records import living_ranks, opened_listing
 
-TURN_TIMEOUT = 0.2  # seconds: any user who may open the directory can hold its lock
+LOCK_TIMEOUT = 0.2  # seconds; any user who may open the directory can hold its lock
 LOOK_EVERY = 0.004
 
 
 @contextmanager
 def free_rank(path: Path, directory: int, run: str, prefix: str) -> Iterator[int]:
-    """Yield the rank. No other process of this user gets the same one before the block ends.
+    """Yield the rank. No other process of this user gets it before the block ends.
 
-    `directory` is `path`, opened. In one that may not be listed every process gets rank 0. The names of the run's
-    records begin with `prefix`.
+    `directory` is `path`, opened. If it may not be listed, every process gets rank 0. The names of the run's records
+    begin with `prefix`.
     """
     with contextlib.ExitStack() as stack:
         taken = set()
         with contextlib.suppress(OSError):
             listing = stack.enter_context(opened_listing(directory))
-            _wait_for_turn(listing)
+            _wait_for_lock(listing)
             living = living_ranks(path, listing, lambda name: name.startswith(prefix))
             taken = {rank.info.get("rank") for rank in living if rank.info.get("run") == run}
         yield next(rank for rank in count() if str(rank) not in taken)
 
 
-def _wait_for_turn(directory: int) -> None:
-    """Lock the directory; go on without the lock if another process does not free it in time."""
-    deadline = time.monotonic() + TURN_TIMEOUT
+def _wait_for_lock(directory: int) -> None:
+    """Lock the directory. Go on without the lock if another process does not release it in time."""
+    deadline = time.monotonic() + LOCK_TIMEOUT
     while time.monotonic() < deadline:
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)

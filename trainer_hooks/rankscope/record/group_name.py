@@ -1,4 +1,4 @@
-"""What a group of ranks is called in a record: `0-3`, `0-6:2`, or numbers with commas."""
+"""The name of a group of ranks in a record: `0-3`, `0-6:2`, or numbers with commas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ LARGEST = 100_000  # ranks of a group
 
 
 def compact(ranks: list[int]) -> str:
-    """Sorted ranks as `first-last`, `first-last:stride`, or a list with commas where they have no single stride."""
+    """Return sorted ranks as `first-last`, `first-last:stride`, or a list with commas if there is no single stride."""
     if len(ranks) == 1:
         return str(ranks[0])
     stride = ranks[1] - ranks[0]
@@ -19,7 +19,7 @@ def compact(ranks: list[int]) -> str:
 
 
 def members(name: str) -> tuple[int, ...]:
-    """Return the ranks that a name stands for. Empty for one that was cut off, or that no rank writes."""
+    """Return the ranks of a name. Empty if it was cut off or is not as a rank writes it."""
     match = FORM.fullmatch(name)
     if match is None:
         return ()

@@ -1,6 +1,6 @@
-"""List a run directory in which every user may write: bounded, fair to each owner, and without following a link.
+"""Listing a run directory in which any user may write: bounded, fair to each owner, without following links.
 
-The exporter and `rankscope stacks` list with this module; a training process does not import it.
+The exporter and `rankscope stacks` use this module; a training process does not import it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rankscope.record.layout import SIZE
 from rankscope.record.reader import UnreadableRecordError
 from rankscope.record.writer import SUFFIX
 
-# Of one directory in one scan, measured on tmpfs. The next scan continues with the rest.
+# Limits of one scan of one directory, with times on tmpfs. The next scan continues with the rest.
 NAMES_LIMIT = 32_768  # of any kind: 40 ms
-CANDIDATES_LIMIT = 4096  # with a record's suffix, and looked up: 60 ms
+CANDIDATES_LIMIT = 4096  # with a record's suffix: 60 ms
 
 
 @dataclass(frozen=True)
@@ -34,36 +34,36 @@ class RankFile:
     modified: float
     size: int = SIZE
     stamp: tuple[int, int, int] = (0, 0, 0)
-    """Device and number of its inode, and when that changed."""
+    """The device and number of its inode, and the inode's change time."""
 
     @property
     def path(self) -> Path:
-        """The path, for messages and to tell files apart."""
+        """The path, for messages and to distinguish files."""
         return _join(self.directory, self.name)
 
 
 @dataclass(frozen=True)
 class Listed:
-    """What a scan found in one directory."""
+    """The result of a scan of one directory."""
 
     files: list[RankFile]
     are_more: bool
-    """Whether there are names that the scan did not look at."""
+    """True if there are names that the scan did not look at."""
     failures: int
     error: UnreadableRecordError | None
-    """Why files could not be looked up, if there were any."""
+    """The reason if files could not be looked up."""
 
 
 @lru_cache(maxsize=CANDIDATES_LIMIT)
 def _join(directory: Path, name: str) -> Path:
-    """Return the same path for the same file at every scan: a new one and its hash cost as much as reading the file."""
+    """Return the same path for the same file at every scan: a new one and its hash take as long as reading the file."""
     return directory / name
 
 
 class Listing:
-    """The names in one run directory. If there are more than a scan may look at, the next scan continues there.
+    """The names in one run directory. If there are more than a scan may look at, the next scan continues.
 
-    So every file is found after some scans, whatever the directory's order and whoever fills it.
+    So every file is found after some scans, in any order of the directory, whoever fills it.
     """
 
     def __init__(self, path: Path, names_limit: int = NAMES_LIMIT, candidates_limit: int = CANDIDATES_LIMIT) -> None:
@@ -77,7 +77,7 @@ class Listing:
     def look(self, descriptor: int, known: Iterable[str] = ()) -> Listed:
         """Return the files in the open directory that may be records, including the names in `known`. Raises OSError.
 
-        Each file fails alone: in a directory that may be read and not entered every file fails, and all are counted.
+        Each file fails by itself. In a directory that may be read but not entered, all files fail and are counted.
         """
         directory = os.fstat(descriptor)
         files, failures, why = [], 0, ""
@@ -89,7 +89,7 @@ class Listing:
             except OSError as error:
                 failures, why = failures + 1, error.strerror or str(error)
                 continue
-            if status.st_dev != directory.st_dev:  # who mounted it there chose the owner that it shows
+            if status.st_dev != directory.st_dev:  # a mounted file's owner proves nothing
                 failures, why = failures + 1, "something is mounted there"
                 continue
             stamp = (status.st_dev, status.st_ino, status.st_ctime_ns)
@@ -105,7 +105,7 @@ class Listing:
         self._open, self._rest = None, iter(())
 
     def _names(self, descriptor: int, status: os.stat_result) -> list[str]:
-        """Return the next names that may be of records; close the listing after the last."""
+        """Return the next names that may belong to records; close the listing after the last."""
         directory = (status.st_dev, status.st_ino)
         if self._open is None or directory != self._directory:
             self.close()
@@ -140,9 +140,9 @@ OwnedT = TypeVar("OwnedT", bound=_Owned)
 def take_turns(
     items: Iterable[OwnedT], owner_limit: float = float("inf"), weight: Callable[[OwnedT], int] = lambda _: 1
 ) -> list[OwnedT]:
-    """Return the first item of each owner, then the second of each, and so on: an owner of many hides no other owner.
+    """Return the first item of each owner, then the second of each, and so on, so that no owner hides the others.
 
-    An item of `weight` n takes n of its owner's turns; what exceeds `owner_limit` is left out.
+    An item of `weight` n takes n of its owner's turns; items beyond `owner_limit` are omitted.
     """
     spent: Counter[int] = Counter()
     in_turn = []

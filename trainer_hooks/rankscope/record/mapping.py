@@ -1,7 +1,7 @@
-"""Map a file into memory without keeping a descriptor of it.
+"""Mapping a file into memory without keeping a descriptor of it.
 
-`mmap.mmap` duplicates the descriptor and closes that number when it goes: if the job has closed it before, that may be
-a file of the job's own by then.
+`mmap.mmap` duplicates the descriptor and later closes that number. If the job has closed it before, the number may then
+belong to a file of the job.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def _libc() -> ctypes.CDLL:
 
 
 def map_shared(descriptor: int, size: int) -> memoryview[int]:
-    """Return the file's first `size` bytes, mapped until no view of them is left. Raises OSError."""
+    """Return the file's first `size` bytes, mapped as long as there is a view of them. Raises OSError."""
     address = _libc().mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, descriptor, 0)
     if address == ctypes.c_void_p(-1).value:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     memory = (ctypes.c_char * size).from_address(address)
-    # Not at the end of the process: exit functions still write.
+    # Not at process exit: exit functions still write.
     weakref.finalize(memory, _libc().munmap, address, size).atexit = False
     return memoryview(memory).cast("B")

@@ -1,7 +1,7 @@
-"""Records that are over are removed when the next one of their owner is made.
+"""Removing ended records when the next record of their owner is made.
 
-Everybody may write beside them, so: a bounded number of names is looked at, and only files of this process's user are
-read. Without that, 300,000 empty files of another user made a job's first step 3.5 s longer.
+Any user may write to the directory. So the number of names is limited, and only files of this process's user are read:
+300,000 empty files of another user made a job's first step 3.5 s longer.
 """
 
 from __future__ import annotations
@@ -20,54 +20,54 @@ from rankscope.record.snapshot import RankSnapshot
 from rankscope.record.text import NUMBER
 from rankscope.record.writer import SUFFIX
 
-RECORD_OUTLIVES_ITS_PROCESS = 600.0  # seconds: as long as the exporter shows it
-NAMES_LIMIT = 8192  # looked at: as many as the exporter looks at
-READ_LIMIT = 256  # records read: a node has some eight of a run
+RECORD_LIFETIME = 600.0  # seconds after the rank's end, as long as the exporter shows it
+NAMES_LIMIT = 8192  # looked at, as many as the exporter looks at
+READ_LIMIT = 256  # records read; a node has about eight per run
 
 
 def remove_old_records(path: Path, directory: int, info: dict[str, Any]) -> None:
-    """Remove this rank's dead records of the same run, and any that ended longer ago than they are shown.
+    """Remove this rank's ended records of the same run, and all records that the exporter no longer shows.
 
-    `directory` is `path`, opened. One that may not be listed keeps them.
+    `directory` is `path`, opened. If it may not be listed, nothing is removed.
     """
     with contextlib.suppress(OSError), opened_listing(directory) as listing:
         for name in islice(_own_names(listing), READ_LIMIT):
-            with contextlib.suppress(OSError, UnreadableRecordError):  # gone already, or no record
+            with contextlib.suppress(OSError, UnreadableRecordError):  # already removed, or not a record
                 if _is_over(path / name, listing, info):
                     os.unlink(name, dir_fd=listing)
 
 
 def living_ranks(path: Path, listing: int, is_wanted: Callable[[str], bool]) -> Iterator[RankSnapshot]:
-    """Yield the living ranks of this process's user of which the file's name is wanted; others are not read.
+    """Yield the living ranks of this process's user whose file name is wanted. Other files are not read.
 
-    `listing` is `path`, opened so that it can be listed.
+    `listing` is `path`, opened for listing.
     """
     for name in islice(filter(is_wanted, _own_names(listing)), READ_LIMIT):
-        with contextlib.suppress(OSError, UnreadableRecordError):  # gone already, or no record
+        with contextlib.suppress(OSError, UnreadableRecordError):  # already removed, or not a record
             rank = read_rank(path / name, listing)
             if rank.alive:
                 yield rank
 
 
 def parent_rank(path: Path, directory: int) -> dict[str, Any]:
-    """Return the info of the living rank that has started this process, or a parent of it; empty if none has.
+    """Return the info of the living rank that started this process or an ancestor of it; empty if there is none.
 
     `directory` is `path`, opened. Raises OSError if it may not be listed.
     """
     pids = set(ancestors())
     words = set(map(str, pids))
 
-    def names_ancestor(name: str) -> bool:
+    def has_ancestor_id(name: str) -> bool:
         return not words.isdisjoint(name.split(".")[2:])  # after the run and the rank
 
     with opened_listing(directory) as listing:
-        ranks = living_ranks(path, listing, names_ancestor)
+        ranks = living_ranks(path, listing, has_ancestor_id)
         return next((rank.info for rank in ranks if rank.lock_pid in pids), {})
 
 
 @contextlib.contextmanager
 def opened_listing(directory: int) -> Iterator[int]:
-    """Open the directory, which is open already, so that it can be listed and locked. Raises OSError."""
+    """Reopen the open directory for listing and locking. Raises OSError."""
     listing = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=directory)
     try:
         yield listing
@@ -76,10 +76,10 @@ def opened_listing(directory: int) -> Iterator[int]:
 
 
 def _own_names(listing: int) -> Iterator[str]:
-    """What may be a record of this user's, also one that its process was killed before it had its name."""
+    """Yield the names of this user's possible records, including temporary ones of killed processes."""
     with os.scandir(listing) as entries:
         for entry in islice(entries, NAMES_LIMIT):
-            with contextlib.suppress(OSError):  # gone since
+            with contextlib.suppress(OSError):  # removed since
                 if entry.name.endswith(SUFFIX) and entry.stat(follow_symlinks=False).st_uid == os.geteuid():
                     yield entry.name
 
@@ -88,15 +88,15 @@ def _is_over(path: Path, directory: int, info: dict[str, Any]) -> bool:
     try:
         rank = read_rank(path, directory)
     except UnreadableRecordError as error:
-        # A process that was killed before it had written its record. One that is about to takes another name.
+        # Its process was killed before it had written it. A process that is still writing it takes another name.
         return path.name.startswith(".") and error.reason == "truncated"
     is_mine = all(rank.info.get(label) == info[label] for label in ("run", "rank"))
-    is_old = time.time() - rank.unix(rank.last_progress) > RECORD_OUTLIVES_ITS_PROCESS
+    is_old = time.time() - rank.unix(rank.last_progress) > RECORD_LIFETIME
     return (is_mine or is_old) and not (rank.alive or _runs_without_lock(rank))
 
 
 def _runs_without_lock(rank: RankSnapshot) -> bool:
-    """Whether a rank that has not ended by its own account lives: the job may have lost the lock for it."""
+    """Return whether a rank without a recorded end is running: the job may have lost its lock."""
     info, pid = rank.info, str(rank.info.get("pid"))
     if rank.exit_unix is not None:
         return False

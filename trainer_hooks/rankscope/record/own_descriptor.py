@@ -1,7 +1,7 @@
-"""A file descriptor of ours in the job's process, which may close it and open a file of its own at its number.
+"""File descriptors of the hook in the job's process, which may close them and reuse their numbers.
 
-Nothing is done with a number before its file has been compared. Ours are high numbers, which a job does not get for
-its own files, as the kernel gives the lowest that is free.
+Each use first checks that the number is still open for the same file. The numbers are high, because the kernel gives a
+job's own files the lowest free ones.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import fcntl
 import os
 import resource
 
-LOWEST = 4096  # a process that has a descriptor there has a table of 64 KiB
-RESERVE = 64  # numbers below the process's limit, where that is lower
+LOWEST = 4096  # with a descriptor there, the process's table takes 64 KiB
+RESERVE = 64  # numbers below the process's limit, if that is lower
 
 File = tuple[int, int]  # device and inode
 
 
 def file_of(descriptor: int) -> File | None:
-    """Return the file that is open at this number; None if there is none."""
+    """Return the file that is open at this number, or None."""
     try:
         status = os.fstat(descriptor)
     except (OSError, OverflowError):
@@ -27,7 +27,7 @@ def file_of(descriptor: int) -> File | None:
 
 
 class OwnDescriptor:
-    """Owns a descriptor, which it moves to a high number."""
+    """A descriptor, moved to a high number."""
 
     def __init__(self, descriptor: int) -> None:
         self.number = _moved(descriptor)
@@ -35,7 +35,7 @@ class OwnDescriptor:
 
     @property
     def is_ours(self) -> bool:
-        """Whether our file is still open at the number."""
+        """True if the same file is still open at the number."""
         return self.file is not None and file_of(self.number) == self.file
 
     def close(self) -> None:
@@ -45,7 +45,7 @@ class OwnDescriptor:
 
 
 def _moved(descriptor: int) -> int:
-    """Return a high number of the same open file; `descriptor` if there is none. Closing frees a lock: lock later."""
+    """Return a high number of the same open file, or `descriptor` if none is free. This releases locks of the file."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     lowest = LOWEST if limit == resource.RLIM_INFINITY else min(LOWEST, limit - RESERVE)
     with contextlib.suppress(OSError, ValueError):

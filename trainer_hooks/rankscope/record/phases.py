@@ -1,8 +1,8 @@
-"""The phases of a rank's time: one table, which the record, the exporter, the rules and the dashboards read.
+"""The phases of a rank's time: the table for the record, the exporter, the rules, `rankscope explain` and dashboards.
 
-To add a phase, add it here and a probe that enters it. The record (whose layout digest changes), the exporter, the
-rules and `rankscope explain` read this table. tests/trainer_hooks/record/test_phases.py fails for what else has to name
-it: layout.py's constant, causes.yml, the runbook of a lagging rank, and docs/lost-time.md.
+To add a phase, add it here, and a probe that enters it. The record's layout digest changes. The test
+tests/trainer_hooks/record/test_phases.py fails until all other places name it: layout.py's constant, causes.yml, the
+runbook of a lagging rank, and docs/lost-time.md.
 """
 
 from __future__ import annotations
@@ -11,40 +11,40 @@ from typing import NamedTuple
 
 
 class Phase(NamedTuple):
-    """One that every record has. The script's own follow these there, and are neither planned nor computing."""
+    """A phase of every record. A script's own phases follow them and are neither planned nor computing."""
 
     name: str
     meaning: str
     planned: bool = False
-    """It may take long without being a fault, and absorbs what it contains: a data wait in it is part of it."""
+    """It may take long without being a fault, and absorbs what it contains, such as a data wait."""
     computing: bool = False
     """It is the model's own work."""
     waiting: bool = False
-    """The host waits in it for what it is named after."""
+    """The host waits for what the phase is named after."""
     issues_nothing: bool = False
-    """The host gives the device nothing to do in it."""
+    """The host issues no work to the device in it."""
 
 
 PHASES = (
-    Phase("other", "outside the model: what no probe has a name for"),
-    Phase("startup", "until the end of the first step", planned=True),
-    Phase("data_wait", "the next batch is waited for", waiting=True, issues_nothing=True),
-    Phase("h2d_copy", "a copy from the host to the device is waited for", waiting=True),
+    Phase("other", "outside the model: not seen by any probe"),
+    Phase("startup", "up to the end of the first step", planned=True),
+    Phase("data_wait", "waiting for the next batch", waiting=True, issues_nothing=True),
+    Phase("h2d_copy", "waiting for a copy from the host to the device", waiting=True),
     Phase("forward", "the model's forward pass", computing=True),
     Phase("backward", "the backward pass", computing=True),
-    Phase("collective_wait", "other ranks or the network are waited for", waiting=True),
+    Phase("collective_wait", "waiting for other ranks or the network", waiting=True),
     Phase(
         "device_wait",
-        "the host waits for the device: a synchronization, a value that is read",
+        "the host waits for the device: a synchronization, or a value that it reads",
         waiting=True,
         issues_nothing=True,
     ),
     Phase("optimizer", "the optimizer's step", computing=True),
-    Phase("checkpoint", "a checkpoint is written", planned=True),
-    Phase("evaluation", "the model is evaluated", planned=True),
+    Phase("checkpoint", "writing a checkpoint", planned=True),
+    Phase("evaluation", "evaluating the model", planned=True),
 )
 NAMES = tuple(phase.name for phase in PHASES)
 PLANNED = tuple(phase.name for phase in PHASES if phase.planned)
 COMPUTING = tuple(phase.name for phase in PHASES if phase.computing)
-# In which a device that has nothing to do waits for the host to issue work; the script's own may be such, too.
+# Phases in which an idle device waits for the host to issue work; a script's own phases may do so too.
 ISSUING = tuple(phase.name for phase in PHASES if not phase.planned and not phase.waiting)

@@ -1,4 +1,4 @@
-"""What the kernel says of a process in /proc/PID/stat: whether it lives, its parent, and when it started."""
+"""The state of a process in /proc/PID/stat: whether it is alive, its parent, and its start time."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 PROCFS = Path("/proc")
-DEAD = frozenset("ZXx")  # states: ended, and perhaps its parent has not waited for it
+DEAD = frozenset("ZXx")  # states of ended processes, also of zombies
 ANCESTORS_LIMIT = 64
 
 
 class ProcessStat(NamedTuple):
-    """A process ID and a start time together name one process: the kernel uses the numbers again."""
+    """The state of a process. Its ID and start time together identify it, because the kernel reuses IDs."""
 
     is_alive: bool
     parent: int
@@ -22,17 +22,17 @@ class ProcessStat(NamedTuple):
 
 
 def read_process_stat(pid: int | str, procfs: Path = PROCFS) -> ProcessStat:
-    """Return what /proc/PID/stat says. Raises OSError if the process is gone or hidden."""
+    """Read /proc/PID/stat. Raises OSError if the process has ended or is hidden."""
     text = (procfs / str(pid) / "stat").read_bytes()
-    # The name in parentheses may hold anything, parentheses too.
+    # The name in parentheses may contain anything, even parentheses.
     fields = text.rpartition(b")")[2].split()
     return ProcessStat(fields[0].decode() not in DEAD, int(fields[1]), int(fields[19]))
 
 
 def is_running(pid: int, start: object) -> bool | None:
-    """Return whether the process of this number and start time lives; None if that is not known.
+    """Return whether the process with this ID and start time is alive; None if that is not known.
 
-    Numbers alone do not tell: after a process has ended, the next one may get its number.
+    The ID alone is not enough, because the kernel reuses IDs.
     """
     if not (pid and start and isinstance(start, int)):
         return None
@@ -44,7 +44,7 @@ def is_running(pid: int, start: object) -> bool | None:
 
 
 def exists(pid: int) -> bool:
-    """Return whether there is a process of this number, whoever may look at it."""
+    """Return whether there is a process with this ID, even if it is hidden from this user."""
     try:
         os.kill(pid, 0)
     except PermissionError:
@@ -55,7 +55,7 @@ def exists(pid: int) -> bool:
 
 
 def own_start() -> int:
-    """Return when this process started, in clock ticks since boot; 0 if that is not known."""
+    """Return the start time of this process in clock ticks since boot; 0 if that is not known."""
     try:
         return read_process_stat("self").start
     except OSError:
@@ -63,7 +63,7 @@ def own_start() -> int:
 
 
 def ancestors() -> Iterator[int]:
-    """Yield the parent of this process, its parent and so on, as far as this process may see them."""
+    """Yield the parent of this process, its parent and so on, as far as they are visible."""
     return islice(_ancestors(), ANCESTORS_LIMIT)
 
 

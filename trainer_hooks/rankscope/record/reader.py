@@ -1,6 +1,7 @@
-"""The reading end of a rank record: one consistent `RankSnapshot` of a file that another user may have written.
+"""The reader of a rank record: it returns a consistent `RankSnapshot` of a file that another user may have written.
 
-Nothing here writes to the file, follows a link or maps it (a mapping that somebody truncates kills its reader).
+It never writes to the file, follows a link or maps it (if another process truncates a mapped file, its reader is
+killed).
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from rankscope.record.process_stat import is_running
 from rankscope.record.snapshot import RankSnapshot, Rings
 from rankscope.record.text import is_link, is_name
 
-_FLOCK = struct.Struct("hhqqi4x")  # l_type, l_whence, l_start, l_len, l_pid: Linux's struct flock on 64 bits
+_FLOCK = struct.Struct("hhqqi4x")  # Linux's struct flock on 64 bits; the last field is l_pid
 _READ_ATTEMPTS = 50
 _BUCKETS = slice(INDEX["step_buckets"], INDEX["step_buckets"] + FIELDS["step_buckets"])
 _SLOTS = struct.Struct(f"{layout.SLOTS}d")
-INFOS_REMEMBERED = 1024  # of at most 8 kB each: as many as the exporter reads in a second
+INFOS_REMEMBERED = 1024  # of at most 8 kB each; as many as the exporter reads in a second
 
 
 class UnreadableRecordError(Exception):
-    """A file that is no record this version can read. `reason` is one of the few words that metrics count by."""
+    """A file is not a record that this version can read. `reason` is one of a few words, a metric's label."""
 
     def __init__(self, reason: str, path: Path, detail: str) -> None:
         super().__init__(f"{path}: {detail}")
@@ -47,15 +48,15 @@ class UnreadableRecordError(Exception):
 def read_rank(
     path: Path, directory: int | None = None, *, with_steps: bool = False, unix_offset: float | None = None
 ) -> RankSnapshot:
-    """Read one record consistently; `directory` is an open descriptor of where it lies, if there is one.
+    """Return a consistent snapshot of a record. `directory`, if given, is an open descriptor of its directory.
 
-    The rings of the last steps, which are half of the file, are read only `with_steps`. `unix_offset` is what to add to
-    a monotonic time for its unix time; by default as the clocks are set now.
-    Raises FileNotFoundError if it is gone, UnreadableRecordError with the reason otherwise.
+    The rings of the last steps, half of the file, are read only `with_steps`. `unix_offset` is the offset from
+    monotonic to unix time; by default by the clocks' current setting. Raises FileNotFoundError if there is no such
+    file, else UnreadableRecordError.
     """
     with _opened(path, directory) as descriptor:
         _check_header(path, os.fstat(descriptor), os.pread(descriptor, layout.HEADER.size, 0))
-        # The lock before the data: what a dead process left is then final, and no clean end looks like a kill.
+        # The lock before the data: then the data of a dead process is final, and a clean end never looks like a kill.
         lock_pid = lock_holder(descriptor)
         data = _consistent(descriptor, path, is_final=lock_pid is None)
         rings = _rings(descriptor, path) if with_steps else Rings()
@@ -63,7 +64,7 @@ def read_rank(
         modified = os.fstat(descriptor).st_mtime
     info = _info(path, data)
     if lock_pid and is_running(lock_pid, info.get("process_start")) is False:
-        lock_pid = None  # another process with the same descriptors keeps the lock of one that has ended
+        lock_pid = None  # a process with the same descriptors keeps the lock of an ended one
     if unix_offset is None:
         unix_offset = time.time() - time.monotonic()
     is_of_this_boot = lock_pid is not None or (info.get("boot_id") or None) == boot_id()
@@ -86,7 +87,7 @@ def _rings(descriptor: int, path: Path) -> Rings:
 
 
 def _ring(descriptor: int, path: Path, offset: int, slots: int, counter: str) -> tuple[bytes, float]:
-    """A ring, and then the counter of its entries: the sooner, the fewer are thought to be overwritten meanwhile."""
+    """Read a ring and, right after it, the counter of its entries, to know which may have been overwritten."""
     ring = _read(descriptor, path, 8 * slots, offset)
     (after,) = struct.unpack("d", _read(descriptor, path, 8, layout.SLOTS_OFFSET + 8 * INDEX[counter]))
     return ring, after
@@ -106,7 +107,7 @@ def _opened(path: Path, directory: int | None) -> Iterator[int]:
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             raise UnreadableRecordError("foreign", path, "not a regular file")
         yield descriptor
-    except OSError as error:  # a file system may fail at any call, locks included
+    except OSError as error:  # a file system may fail at any call, even for locks
         raise UnreadableRecordError("unreadable", path, error.strerror or str(error)) from error
     finally:
         os.close(descriptor)
@@ -119,13 +120,13 @@ def _check_header(path: Path, status: os.stat_result, header: bytes) -> None:
     if magic != layout.MAGIC:
         raise UnreadableRecordError("foreign", path, "not a rank record")
     if (version, digest) != (layout.VERSION, layout.LAYOUT):
-        raise UnreadableRecordError("version", path, f"a record of layout {version}/{digest.hex()}, not ours")
+        raise UnreadableRecordError("version", path, f"record layout {version}/{digest.hex()} is not this version's")
     if status.st_size < layout.SIZE:
         raise UnreadableRecordError("truncated", path, f"{status.st_size} bytes of {layout.SIZE}")
 
 
 def _consistent(descriptor: int, path: Path, is_final: bool) -> bytes:
-    """The record's bytes before the ring, read while its info was not being changed; a dead process changes none."""
+    """Return the record's bytes before the ring, read while its info did not change."""
     for _ in range(_READ_ATTEMPTS):
         data = _read(descriptor, path, layout.RING_OFFSET, 0)
         sequence = _info_sequence(data)
@@ -133,7 +134,7 @@ def _consistent(descriptor: int, path: Path, is_final: bool) -> bytes:
             return data
     if is_final:
         return data
-    raise UnreadableRecordError("unreadable", path, "its info changed at every attempt to read it")
+    raise UnreadableRecordError("unreadable", path, "its info changed during each read")
 
 
 def _read(descriptor: int, path: Path, size: int, offset: int) -> bytes:
@@ -150,18 +151,18 @@ def _info_sequence(data: bytes) -> float:
 def _info(path: Path, data: bytes) -> dict[str, Any]:
     (text_at,) = struct.unpack_from("d", data, layout.SLOTS_OFFSET + 8 * INDEX["info_place"])
     offset, length = divmod(text_at, layout.INFO_OFFSET_UNIT)
-    if not (offset >= 0 and length >= 1 and offset + length <= layout.INFO_CAPACITY):  # NaN is none of these
-        raise UnreadableRecordError("foreign", path, f"an info at {text_at}")
+    if not (offset >= 0 and length >= 1 and offset + length <= layout.INFO_CAPACITY):  # false for NaN
+        raise UnreadableRecordError("foreign", path, f"invalid place of its info: {text_at}")
     begin = layout.INFO_OFFSET + int(offset)
     try:
         return _parsed(data[begin : begin + int(length)])
-    except (ValueError, RecursionError) as error:  # brackets in thousands exhaust the parser's stack
-        raise UnreadableRecordError("foreign", path, f"its info is none: {error}") from error
+    except (ValueError, RecursionError) as error:  # thousands of brackets exhaust the parser's stack
+        raise UnreadableRecordError("foreign", path, f"its info is invalid: {error}") from error
 
 
 @lru_cache(maxsize=INFOS_REMEMBERED)
 def _parsed(text: bytes) -> dict[str, Any]:
-    """The same dictionary for the same text: it changes a few times in a rank's life, and is read once a second."""
+    """Return the parsed info, cached by its text: it is read every second and rarely changes."""
     info = json.loads(text)
     if (
         not isinstance(info, dict)
@@ -174,8 +175,8 @@ def _parsed(text: bytes) -> dict[str, Any]:
         or not all(_are_texts_by(layout.TRACKERS, info.get(name, {})) for name in ("tracker_ids", "tracker_urls"))
         or not all(url == "" or is_link(url) for url in info.get("tracker_urls", {}).values())
     ):
-        raise ValueError("not of the form we know")
-    # Of what is remembered, nothing that takes many times as much memory as its text.
+        raise ValueError("unexpected structure")
+    # Cache nothing that takes many times as much memory as its text.
     return {name: value for name, value in info.items() if _is_flat(value)}
 
 
@@ -202,23 +203,23 @@ def _are_names(value: object) -> bool:
 def _slots(path: Path, data: bytes, info: dict[str, Any]) -> tuple[float, ...]:
     slots = _SLOTS.unpack_from(data, layout.SLOTS_OFFSET)
     phases = len(layout.PHASES) + len(info.get("phases", ()))
-    # What is no number makes the sum none, and then it is not below anything.
+    # NaN makes the sum NaN, and each comparison with NaN is false.
     are_values = min(slots) >= 0.0 and sum(slots) <= LARGEST and slots[INDEX["phase"]] < phases
     since = slots[INDEX["phase_since"]]
     is_in_order = since == 0.0 or slots[INDEX["started_monotonic"]] <= since
-    # OpenMetrics wants whole numbers in a histogram's buckets.
+    # OpenMetrics requires integers in a histogram's buckets.
     if not (are_values and is_in_order and all(map(float.is_integer, slots[_BUCKETS]))):
-        raise UnreadableRecordError("foreign", path, "values that no rank writes")
+        raise UnreadableRecordError("foreign", path, "values that no rank can have written")
     return slots
 
 
 def lock_holder(descriptor: int) -> int | None:
-    """Return who holds the record's write lock: None if it is free, 0 if this pid namespace does not show its holder.
+    """Return the process that holds the record's write lock: None if free, 0 if not visible in this pid namespace.
 
-    Only a write lock shows that the rank lives: it takes a descriptor that may write, which only the owner gets. Any
-    user who can read a record may hold a read lock on it. Only a write lock conflicts with a read lock, so this asks
-    the kernel about a read lock.
+    Only a write lock shows that the rank is alive: it takes a writable descriptor, which only the owner gets. Any user
+    who can read the record can hold a read lock. So this asks the kernel about a read lock, which conflicts only with a
+    write lock.
     """
-    question = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, question))
-    return None if kind == fcntl.F_UNLCK else max(0, int(pid))  # -1: a lock of an open file, of no process
+    request = _FLOCK.pack(fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+    kind, _, _, _, pid = _FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, request))
+    return None if kind == fcntl.F_UNLCK else max(0, int(pid))  # -1: the lock of an open file description

@@ -1,1 +1,1 @@
-"""Where a rank's time goes: phases, steps, waits, groups, checkpoints, and the clock of its device."""
+"""Accounting of a rank's time: phases, steps, waits, groups, checkpoints, and the device's clock."""

@@ -1,4 +1,4 @@
-"""Counts checkpoints: how many, how large, and how long each kept the training thread."""
+"""Counting of checkpoints: their number, their sizes, and how long they blocked the training thread."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NO_STEP = -1.0
 
 
 class CheckpointCounter:
-    """The saves of one timeline's thread.
+    """Counts the saves of one timeline's thread.
 
-    A save within a save counts once. So does what is saved one after the other between the same two steps: model,
-    optimizer and scheduler in files of their own are one checkpoint.
+    A nested save does not count twice. Consecutive saves between the same two steps count as one checkpoint: a script
+    may save model, optimizer and scheduler in separate files.
     """
 
     def __init__(self, phases: PhaseClock) -> None:
@@ -35,11 +35,11 @@ class CheckpointCounter:
         """Forget the saves of the process that this one was forked from."""
         self._open = 0
         self._began = 0.0
-        self._bytes = 0.0  # of the saves within the outermost one
+        self._bytes = 0.0  # of the saves nested in the outermost one
         self._last_step = NO_STEP
 
     def begin(self) -> Phases | None:
-        """A save begins; pass what this returns to `end`."""
+        """Begin a save. Pass the result to `end`."""
         opened = self._phases.enter(layout.CHECKPOINT)
         if opened:
             if self._open == 0:
@@ -48,7 +48,7 @@ class CheckpointCounter:
         return opened
 
     def end(self, opened: Phases | None, size: float | None) -> None:
-        """A save ended that wrote `size` bytes: 0 if that is not known, None if it was no checkpoint or failed."""
+        """End a save of `size` bytes: 0 if not known, None if it was not a checkpoint or failed."""
         self._phases.leave(opened)
         if not opened:
             return
@@ -60,10 +60,10 @@ class CheckpointCounter:
         else:
             self._count(size or self._bytes)
 
-    def later(self) -> Callable[[float, float], None]:
-        """The open save goes on in the background: what to call with its bytes and unix time when it is finished.
+    def count_later(self) -> Callable[[float, float], None]:
+        """Return a function to call with bytes and unix time when the open save has finished in the background.
 
-        It counts then, unless it lies within another one, which counts by itself.
+        The save counts then, unless it is nested in another one, which counts by itself.
         """
         seconds, is_nested = self._phases.clock() - self._began, self._open > 1
 

@@ -1,14 +1,13 @@
-"""The device's time by phase: events in the training thread's stream, read when the device has passed them.
+"""The device's time by phase, by events in the training thread's stream that are read once the device has passed them.
 
-On a GPU the host runs ahead, so its own phases say when work was issued and not how long it took. Where the phase
-changes, an event is recorded in the stream that the training thread computes in; what lies between two of them is
-charged to the phase that the host was in when it issued that work. Single steps are measured so, from begin to end,
-the same ones on every rank (sampling.py). They are charged when the device has done all of a step, so that shares of
-the seconds are right however few steps that is.
+On a GPU the host runs ahead, so the host's phases show when work was issued, not how long it took. So an event is
+recorded in the training thread's stream at each change of phase. The time between two events is charged to the phase in
+which the host issued the work. Single steps are measured like that from start to end, the same ones on every rank
+(sampling.py). A step is charged when the device has finished all of it, so that shares are correct even for few steps.
 
-Nothing here waits for the device: an event is asked whether it is done (`query`), and two that are give the time
-between them. A step of which a part cannot be known (a graph capture, no event left), or within which a gradient scaler
-has skipped others, is not charged at all.
+Nothing here waits for the device: `query` shows whether an event is done, and two that are done give the time between
+them. A step with an unknown part (a graph capture, no free event), or in which a gradient scaler has skipped others, is
+not charged at all.
 """
 
 from __future__ import annotations
@@ -34,86 +33,86 @@ DRY_SECONDS = INDEX["device_dry_seconds"]
 GROUP_WAIT = INDEX["device_group_wait_seconds"]
 OPEN_OP, OPEN_GROUP = INDEX["collective_op"], INDEX["collective_group"]
 
-# A mark costs up to ten microseconds in all (a stream's look-up, a record, a query and a reading), and a step has a
-# dozen. At one mark each 0.1 s that is 0.01 % of the time: steps of a second and more are all measured, of shorter ones
-# about one a second. As it is one step of a power of two, the marks may be 1.4 times as many or as few.
+# A mark takes up to 10 µs in all (a stream's look-up, a record, a query and a read), and a step has a dozen. With one
+# mark every 0.1 s that is 0.01% of the time: all steps of a second and more are measured, of shorter ones about one per
+# second. Because the step interval is a power of two, there may be 1.4 times as many marks, or as few.
 SECONDS_PER_MARK = 0.1
-LONGEST_GAP = 60.0  # seconds: of steps with hundreds of marks one a minute is measured all the same
-STEADY = 0.7  # by how much the budget's power may differ from the one in use before that changes
-SHORTEST = 1e-6  # seconds between two steps, so that the clock may stand still
-UNUSED_STEPS = 64  # between two questions whether the job uses the device by now
+LONGEST_GAP = 60.0  # seconds: even of steps with hundreds of marks, one per minute is measured
+MIN_LEVEL_CHANGE = 0.7  # difference between the wanted and the current level before the level changes
+MIN_SECONDS = 1e-6  # seconds between two steps, in case the clock stands still
+UNUSED_STEPS = 64  # steps between two checks whether the job uses the device
 
-# Marks that the device has not passed yet. A host that runs further ahead than this (a launch queue holds about a
-# thousand kernels) leaves a gap.
+# Most marks that the device has not passed yet. A host that runs further ahead (a launch queue holds about a thousand
+# kernels) leaves a gap.
 CAPACITY = 1024
 
-# If the device has passed the beginning of one of these when it ends, it has nothing to do by then.
+# If the device has passed the start of one of these phases when it ends, the device is idle.
 ISSUES_NOTHING = frozenset(index for index, phase in enumerate(phases.PHASES) if phase.issues_nothing)
-# In these a device that has nothing to do waits for the host to issue something; in the script's own phases, too.
+# Phases in which an idle device waits for the host to issue work, including the script's own phases.
 MAY_BE_DRY = frozenset({*map(PHASES.index, phases.ISSUING), *range(len(PHASES), MAX_PHASES)})
-# By which part of the step the device may be behind the host while it still counts as one that keeps up with it.
-KEEPS_UP = 0.05
+# Ratio of the step by which the device may lag the host and still count as keeping up.
+MAX_LAG_RATIO = 0.05
 
 
 class Event(Protocol):
-    """A point in a stream, as torch.cuda.Event."""
+    """A point in a stream, like torch.cuda.Event."""
 
     def record(self, stream: Any) -> None:
-        """Put it at the stream's end; it may have been elsewhere before."""
+        """Record it at the stream's end; it may have been recorded before."""
 
     def query(self) -> bool:
-        """Whether the device has passed it."""
+        """Return whether the device has passed it."""
 
     def elapsed_time(self, end_event: Any) -> float:
-        """Milliseconds from here to another that the device has passed too."""
+        """Return the milliseconds from this event to another; the device must have passed both."""
 
 
 class Device(Protocol):
-    """What the clock asks of a kind of device. Streams are hashable, equal if they are the same, and know `device`."""
+    """The interface of a device. Streams are hashable, equal if they are the same, and have `device`."""
 
     def is_in_use(self) -> bool:
-        """Whether the job has initialized it in this very process, not in the one that it was forked from."""
+        """Return whether the job has initialized it in this process, not in a parent."""
 
     def is_capturing(self) -> bool:
-        """Whether the current stream is being captured into a graph: then an event belongs to the graph."""
+        """Return whether the current stream is being captured into a graph: then an event belongs to the graph."""
 
     def current_stream(self) -> Any:
-        """The one that the calling thread's work goes into."""
+        """Return the calling thread's current stream."""
 
     def new_event(self) -> Event:
-        """Not recorded yet, and able to tell the time, which torch's are not by default."""
+        """Return a new event with timing enabled."""
 
 
 @dataclass(slots=True)
 class MeasuredStep:
-    """A step between its first mark and the moment in which the device has passed its last."""
+    """A step, from its first mark until the device has passed its last."""
 
-    skipped_before: float = 0.0  # optimizer steps that a gradient scaler had skipped when it began
-    is_whole: bool = True  # nothing of it is missing
+    skipped_before: float = 0.0  # optimizer steps that a gradient scaler had skipped before it
+    is_whole: bool = True  # no part of it is missing
     number: int = 0
     end: float = 0.0
     sequence: float = 0.0
     seconds: list[float] = field(default_factory=lambda: [0.0] * MAX_PHASES)
     group_waits: list[tuple[int, float]] = field(default_factory=list)  # a group's index and the seconds of one wait
     behind: list[tuple[int, float, float]] = field(default_factory=list)
-    """Intervals in which the device may have been dry: the phase, its seconds, by how many it was behind the host."""
+    """Intervals in which the device may have been idle: the phase, its seconds, the device's lag behind the host."""
 
 
 @dataclass(slots=True)
 class Mark:
-    """The device passed `event` in `stream`, and from there on worked for `phase` of `step`; None: of none."""
+    """An event in a stream: from there on, the device worked for `phase` of `step`, or of no measured step."""
 
     event: Event
     stream: Any
     phase: int
     step: MeasuredStep | None
     issued: float  # by the host's clock
-    found_dry: bool = False  # the device had passed everything that was issued before
-    group: int = MAX_GROUPS  # index of the collective's group if the mark ends a wait; MAX_GROUPS: not known
+    found_dry: bool = False  # whether the device had finished all work issued before
+    group: int = MAX_GROUPS  # index of the collective's group if the mark ends a wait; MAX_GROUPS if unknown
 
 
 class DeviceClock:
-    """Marks the phases of the steps that are measured and reads the marks later, all for the training thread."""
+    """Marks the phases of measured steps, and reads the marks later. For the training thread only."""
 
     def __init__(self, timeline: Timeline, guard: Guard, device: Device) -> None:
         self._timeline = timeline
@@ -121,26 +120,26 @@ class DeviceClock:
         self._guarded_read = guard(self._read)
         self._device = device
         self._marks: deque[Mark] = deque()
-        self._free: dict[Any, list[Event]] = {}  # by device, for an event stays on the one where it was first recorded
-        self.measured: MeasuredStep | None = None  # the step that is being measured
-        self._next = self._level = 0  # the step that is to be measured next, and of how many it is one
-        self._last = (0, 0.0)  # number and end of the step before the one that was measured first, then of the last one
-        self._count = 0  # marks in the step that is measured
+        self._free: dict[Any, list[Event]] = {}  # by device: an event stays on the device where it was first recorded
+        self.measured: MeasuredStep | None = None  # the current step, if measured
+        self._next = self._level = 0  # the next step to measure, and the level of sampling
+        self._last = (0, 0.0)  # number and end of the last measured step; first, of the step before
+        self._count = 0  # marks in the measured step
         self.streams = Streams()
-        self._behind: float | None = None  # how far the device was behind the host at the mark read last, if known
+        self._behind: float | None = None  # the device's lag behind the host at the last mark read, if known
 
     def start(self) -> None:
-        """Decide at the end of each step whether the next one shall be measured."""
+        """Start to decide at the end of each step whether to measure the next one."""
         self._timeline.steps.on_end = self._guarded_step
 
     def stop(self) -> None:
-        """Measure no more; what the device has not passed yet stays unknown."""
+        """Stop measuring. Marks that the device has not passed yet are dropped."""
         self._timeline.steps.on_end = self._timeline.on_boundary = None
         self._guarded_read()
         self._forget()
 
     def step(self, now: float, phase: int) -> None:
-        """A step ended at `now` (the host's clock), with `phase` open."""
+        """Handle the end of a step at `now` (the host's clock), with `phase` open."""
         number = int(self._timeline.writer.slots[STEPS])
         if number == 1:
             self._restart()
@@ -163,16 +162,16 @@ class DeviceClock:
             self._timeline.on_boundary = self._guarded_mark if self.measured else None
 
     def mark(self, phase: int) -> None:
-        """What is issued from now on is issued in `phase`."""
+        """Charge the work issued from now on to `phase`."""
         step = self.measured
         if step is None:
             return
         last = self._marks[-1]
         if phase in IDENTIFYING:
             current = self._device.current_stream()
-            self.streams.met(current, phase)
+            self.streams.note_stream(current, phase)
             if current != self.streams.main and not self.streams.main_waits:
-                return  # FSDP issues its collectives so, several a layer: the main stream has nothing of it
+                return  # FSDP issues collectives on other streams, several per layer
         if phase == last.phase:
             return
         self._count += 1
@@ -180,7 +179,7 @@ class DeviceClock:
         self._put(phase, self._timeline.last_event, step, step, found_dry)
 
     def _begin(self, number: int, now: float, phase: int, ended: MeasuredStep | None) -> None:
-        """Measure the step after `number`, or if that cannot be the next that is to be."""
+        """Measure the step after `number`, or, if that is not possible, the next sampled one."""
         stream = self._device.current_stream()
         if ended is not None and stream != self.streams.main:
             self._put(phase, now, None, ended)
@@ -199,23 +198,23 @@ class DeviceClock:
         slots = self._timeline.writer.slots
         step.number, step.end, step.sequence = number, now, slots[GROUP_COLLECTIVES]
         if slots[SKIPPED] > step.skipped_before:
-            step.is_whole = False  # as long as several: while a scaler's scale collapses, as long as minutes
+            step.is_whole = False  # it took as long as several, or minutes while a scaler's scale collapses
         before, ended = self._last
         self._last = number, now
         gap = min(self._count * SECONDS_PER_MARK, LONGEST_GAP)
-        wanted = log2(max(1.0, gap * (number - before) / max(now - ended, SHORTEST)))
-        if abs(wanted - self._level) > STEADY:
+        wanted = log2(max(1.0, gap * (number - before) / max(now - ended, MIN_SECONDS)))
+        if abs(wanted - self._level) > MIN_LEVEL_CHANGE:
             self._level = min(round(wanted), MAX_LEVEL)
         self._next = next_sampled(number + 1, self._level)
 
     def _put(
         self, phase: int, now: float, step: MeasuredStep | None, ending: MeasuredStep | None, found_dry: bool = False
     ) -> None:
-        """Put a mark into the main stream; where that cannot be, the steps on both sides of it are not whole."""
+        """Put a mark into the main stream. If that is not possible, the steps on both sides are incomplete."""
         if self._device.is_capturing() or not self._has_room():
-            for spoilt in (step, ending):
-                if spoilt is not None:
-                    spoilt.is_whole = False
+            for incomplete in (step, ending):
+                if incomplete is not None:
+                    incomplete.is_whole = False
             return
         stream = self.streams.main
         free = self._free.setdefault(stream.device, [])
@@ -231,7 +230,7 @@ class DeviceClock:
         return len(self._marks) < CAPACITY
 
     def _read(self) -> None:
-        """Charge what lies between marks that the device has passed. Not in a capture: asking would end that."""
+        """Charge the time between marks that the device has passed. Not in a capture, which a query would break."""
         marks = self._marks
         if not marks or self._device.is_capturing():
             return
@@ -267,7 +266,7 @@ class DeviceClock:
         for group, seconds in step.group_waits:
             slots[GROUP_WAIT + group] += seconds
         for phase, seconds, behind in step.behind:
-            if behind <= KEEPS_UP * length:
+            if behind <= MAX_LAG_RATIO * length:
                 slots[DRY_SECONDS + phase] += seconds
         nth = slots[DEVICE_STEPS] + 1
         entry = writer.device_ring[int(nth) % DEVICE_RING_STEPS]
@@ -275,7 +274,7 @@ class DeviceClock:
         others = (step.seconds[OTHER] + own, *step.seconds[OTHER + 1 : len(PHASES)])
         for index, value in enumerate((nth, step.number, step.end, step.sequence, *others)):
             entry[index] = value
-        slots[DEVICE_STEPS] = nth  # last: now the entry counts
+        slots[DEVICE_STEPS] = nth  # last: from now on the entry counts
 
     def _pop(self) -> Mark:
         mark = self._marks.popleft()
@@ -283,7 +282,7 @@ class DeviceClock:
         return mark
 
     def _restart(self) -> None:
-        """Measure from the record's first step on: there may have been another record before."""
+        """Start over with the record's first step: there may have been another record before."""
         self._forget()
         self._next = self._level = 0
 

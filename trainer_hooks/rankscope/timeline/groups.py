@@ -1,11 +1,12 @@
 """The groups of ranks that this rank synchronizes with: their names, indices in the record and sequence numbers.
 
-A group is its ranks. Two process groups of the same ranks (a second one for gloo beside NCCL's) share an index, and
-their sequence numbers are summed: on every rank of the group alike.
+A group is identified by its ranks. Two process groups of the same ranks (such as one for NCCL and one for gloo) share
+an index, and their sequence numbers are added, which has the same result on every rank of the group.
 
-Sequence numbers are torch's own where the backend counts (gloo, NCCL, UCC): DDP and compiled code issue collectives
-in C++, past every patch, and torch counts them too. Gloo also counts what only two of a group's ranks do, so these are
-taken out again; else the ranks of a pipeline would never agree. Torch is asked once a step (`Groups.ask`).
+Sequence numbers are torch's own if the backend counts (gloo, NCCL, UCC): torch also counts collectives that DDP and
+compiled code issue in C++, where no patch sees them. Gloo also counts operations between two ranks of a group. These
+are subtracted; otherwise the ranks of a pipeline would never agree. torch's numbers are read once a step
+(`Groups.read_numbers`).
 """
 
 from __future__ import annotations
@@ -26,15 +27,12 @@ GROUP_COLLECTIVES = INDEX["group_collectives"]
 GROUP_WAIT = INDEX["group_wait_seconds"]
 NAME_LIMIT = 128  # characters: MAX_GROUPS such names fit into the info
 DESCRIPTION_LIMIT = 48
-UNDESCRIBED = (
-    "undefined",
-    "default_pg",
-)  # torch's own words for a group that was given none, and for the default group
-UNCOUNTED = layout.MAX_GROUPS  # the index of a group for which none is left
+UNDESCRIBED = ("undefined", "default_pg")  # torch's descriptions of a group without one, and of the default group
+UNCOUNTED = layout.MAX_GROUPS  # the index of groups that do not fit into the record
 
 
 class Group:
-    """One process group: its index in the record, its last sequence number, the factors of its bus bytes."""
+    """A process group: its index in the record, its last sequence number, its factors of bus bytes."""
 
     __slots__ = ("bus_factors", "index", "is_pairwise", "last", "number_slot", "reference", "sequence", "wait_slot")
 
@@ -43,19 +41,18 @@ class Group:
         is_counted = index != UNCOUNTED
         self.number_slot = GROUP_COLLECTIVES + index if is_counted else None  # of the record
         self.wait_slot = GROUP_WAIT + index if is_counted else None
-        self.last = 0  # with what was issued since torch was asked
-        self.sequence = sequence  # torch's number of a process group; None where the backend does not count
+        self.last = 0  # including collectives issued since torch's number was read
+        self.sequence = sequence  # returns torch's number of a process group; None if the backend does not count
         self.bus_factors = bus_factors(ranks)
         self.reference: weakref.ref[Any] | None = None
-        self.is_pairwise = False  # whether two of its ranks have sent something to each other
+        self.is_pairwise = False  # whether ranks of it send to each other
 
 
 def bus_factors(ranks: int) -> tuple[float, ...]:
-    """By operation: bytes over each rank's link for a byte of payload, in a group of `ranks`.
+    """Return the bytes over each rank's link per byte of payload, by operation, in a group of `ranks`.
 
-    After NCCL-tests' PERFORMANCE.md (bus bandwidth; gather, scatter and all-to-all from their .cu files). There the
-    size of an all-gather or gather is that of the whole result, of which a rank's payload is one part in `ranks`; the
-    same with what scatter gives to a rank.
+    As in NCCL-tests' PERFORMANCE.md (bus bandwidth; gather, scatter and all-to-all as in their .cu files). There the
+    size of an all-gather, gather or scatter is that of the whole, of which a rank's payload is one part in `ranks`.
     """
     others = ranks - 1.0
     factors = {
@@ -77,93 +74,93 @@ def bus_factors(ranks: int) -> tuple[float, ...]:
 
 
 class Groups:
-    """Every process group that took part in a collective, and their slots. The default group has index 0."""
+    """All process groups with a collective, and their slots. The default group has index 0."""
 
     def __init__(self, writer: RankWriter) -> None:
         self.names: list[str] = []
-        self.descriptions: list[str] = []  # of each name what the script or framework calls it, as torch has it
-        self.pairwise: list[str] = []  # indices of those in which ranks send to each other, as stages of a pipeline do
-        self.on_new: Callable[[], None] | None = None  # called when a name was added
+        self.descriptions: list[str] = []  # of each name, torch's description of the group
+        self.pairwise: list[str] = []  # indices of groups whose ranks send to each other, such as a pipeline's
+        self.on_new: Callable[[], None] | None = None  # called when a name is added
         self.on_default: Callable[[bool], object] = lambda _: None  # called when the default group is made or destroyed
         self._writer = writer
         self.restart()
 
     def restart(self) -> None:
-        """Forget the groups of the rank that this process was before, or that it was forked from."""
+        """Forget the groups of the rank that this process or its parent was before."""
         self.names.clear()
         self.descriptions.clear()
         self.pairwise.clear()
-        # By id and weakly: a process group that the script destroys must go, with its connections and threads.
+        # By id and weakly: a destroyed process group must be freed, with its connections and threads.
         self._known: dict[int, Group] = {}
         self._is_full = False
-        self.unasked: set[Group] = set()  # those of which collectives were issued since torch was asked for its numbers
+        self.unread: set[Group] = set()  # groups with collectives issued since torch's numbers were read
 
     def notice_default(self, exists: bool) -> None:
-        """Pass on that the default group was made, or destroyed."""
+        """Notify the listener that the default group was made or destroyed."""
         self.on_default(exists)
 
-    def of(self, process_group: Any) -> Group:
-        """The group of a torch process group. Only the first call for each costs anything."""
-        return self._known.get(id(process_group)) or self._meet(process_group)
+    def find(self, process_group: Any) -> Group:
+        """Return the group of a torch process group."""
+        return self._known.get(id(process_group)) or self._add(process_group)
 
-    def issuing(self, process_group: Any) -> Group:
-        """A collective of the whole group is about to be issued: its number is in the record before it blocks.
+    def count_next(self, process_group: Any) -> Group:
+        """Count a collective of the whole group before it is issued and may block.
 
-        It is taken for the next one without a call into torch: `ask` makes one for all of a step, so that what C++ code
-        issued in between counts by then. On every rank alike.
+        The number is the next one, without a call of torch. `read_numbers` makes one call for all of a step, which also
+        counts what C++ code issued in between, in the same way on every rank.
         """
-        group = self._known.get(id(process_group)) or self._meet(process_group)
+        group = self._known.get(id(process_group)) or self._add(process_group)
         if group.number_slot is not None:
             self._writer.slots[group.number_slot] += 1
         group.last += 1
-        self.unasked.add(group)
+        self.unread.add(group)
         return group
 
-    def issued(self, process_group: Any) -> Group:
-        """C++ code has issued collectives of the whole group."""
-        group = self._known.get(id(process_group)) or self._meet(process_group)
+    def count_issued(self, process_group: Any) -> Group:
+        """Count collectives of the whole group that C++ code has issued."""
+        group = self._known.get(id(process_group)) or self._add(process_group)
         number = group.last + 1 if group.sequence is None else group.sequence(process_group)
-        if group.number_slot is not None and number > group.last:  # less, if one of ours is none to the backend
+        if group.number_slot is not None and number > group.last:  # less if the backend does not count one of ours
             self._writer.slots[group.number_slot] += number - group.last
         group.last = number
-        self.unasked.discard(group)
+        self.unread.discard(group)
         return group
 
-    def ask(self) -> None:
-        """At a step's end: torch's own numbers of the groups of which collectives were issued since."""
-        unasked, self.unasked = self.unasked, set()
-        for group in unasked:
+    def read_numbers(self) -> None:
+        """Read torch's numbers of the groups with collectives since the last call. Called at a step's end."""
+        unread, self.unread = self.unread, set()
+        for group in unread:
             process_group = group.reference() if group.reference else None
             if process_group is not None and group.sequence is not None:
                 try:
-                    self.issued(process_group)
+                    self.count_issued(process_group)
                 except RuntimeError:
                     group.sequence = None
-                    logger.debug("rankscope: %s no longer counts collectives; Rankscope does", process_group)
+                    logger.debug("rankscope: %s no longer counts collectives; counting them here", process_group)
 
     def catch_up(self, process_group: Any) -> Group:
-        """Count what was issued past us, if the backend did."""
-        group = self.of(process_group)
+        """Count collectives issued by C++ code, if the backend counts, and note the group as pairwise."""
+        group = self.find(process_group)
         if not group.is_pairwise:
             self._note_pairs(group)
-        return group if group.sequence is None else self.issued(process_group)
+        return group if group.sequence is None else self.count_issued(process_group)
 
     def skip(self, group: Group, process_group: Any) -> None:
-        """What was issued last was not for the whole group: the backend may have counted it all the same."""
+        """Do not count the last operation, which was not of the whole group, although the backend may have."""
         if group.sequence is not None:
             group.last = group.sequence(process_group)
 
-    def _meet(self, process_group: Any) -> Group:
+    def _add(self, process_group: Any) -> Group:
         if not self.names and identity.is_distributed():
             self._index_of(identity.group_name())
         index = self._index_of(_name(process_group), _description(process_group))
         group = Group(index, process_group.size(), None)
         try:
-            process_group._get_sequence_number_for_group()  # noqa: SLF001 - torch has no public one
-            # Of the class: a bound method would keep the process group.
+            process_group._get_sequence_number_for_group()  # noqa: SLF001 - no public API
+            # The class's function: a bound method would keep the process group alive.
             group.sequence = type(process_group)._get_sequence_number_for_group  # noqa: SLF001 - likewise
         except RuntimeError:
-            logger.debug("rankscope: %s counts no collectives; Rankscope does", process_group)
+            logger.debug("rankscope: %s does not count collectives; counting them here", process_group)
         key, known = id(process_group), self._known
         group.reference = weakref.ref(process_group, lambda _: known.pop(key, None))
         known[key] = group
@@ -187,7 +184,7 @@ class Groups:
             return index
         if len(self.names) == layout.MAX_GROUPS:
             if not self._is_full:
-                logger.warning("rankscope: group %s and further ones are not counted by group: too many", name)
+                logger.warning("rankscope: too many groups; not counting group %s and later ones", name)
             self._is_full = True
             return UNCOUNTED
         self.names.append(name)
@@ -201,10 +198,10 @@ class Groups:
 
 
 def _name(process_group: Any) -> str | None:
-    """The group's ranks, short enough for the info; None if torch.distributed does not know them."""
+    """Return the group's ranks, short enough for the info; None if torch.distributed does not know them."""
     try:
         name = identity.group_name(process_group) if identity.is_distributed() else None
-    except (KeyError, ValueError):  # made past torch.distributed: its ranks have no global numbers
+    except (KeyError, ValueError):  # not made by torch.distributed: its ranks have no global numbers
         return None
     if name is None or len(name) <= NAME_LIMIT:
         return name
@@ -212,7 +209,7 @@ def _name(process_group: Any) -> str | None:
 
 
 def _description(process_group: Any) -> str:
-    """What it was called when it was made, such as `mesh_tp` or `PIPELINE_MODEL_PARALLEL_GROUP`; empty if nothing."""
+    """Return the group's description, such as `mesh_tp` or `PIPELINE_MODEL_PARALLEL_GROUP`; empty if it has none."""
     try:
         description = replace_unprintable(str(process_group.group_desc), DESCRIPTION_LIMIT)
     except (AttributeError, RuntimeError):  # an older torch, or a process group without a backend

@@ -1,8 +1,8 @@
-"""The phases of the training thread's time: which are open, and to which of them the time is charged.
+"""The open phases of the training thread, and the charging of time to them.
 
-Phases nest and the innermost counts, except that evaluation, checkpoint and start-up absorb what they contain.
-Whatever happens, every instant belongs to exactly one phase: the seconds of all phases, with the open one, are
-the time since the record began.
+Phases nest, and time is charged to the innermost one, except that evaluation, checkpoint and startup absorb what they
+contain. Every instant belongs to exactly one phase: the seconds of all phases, including the open one, sum to the time
+since the start of the record.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from rankscope.record import layout
 from rankscope.record.layout import ABSORBS, INDEX
 from rankscope.record.writer import RankWriter
 
-# The phases that are open: the innermost, and likewise those around it (None: there is none). It never changes, so that
-# identity tells whether what `enter` opened is still what is open.
+# The open phases as a linked list: the innermost, and the tuple of those around it (or None). Tuples are immutable, so
+# identity shows whether the phase that `enter` opened is still the innermost.
 Phases = tuple[int, Any]
 
-# The open phase that absorbs what it contains, and how many are open around it.
+# The open phase that absorbs what it contains, and the number of open phases around it.
 Absorber = tuple[int, int]
-NOBODY: Absorber = (-1, -1)
+NO_ABSORBER: Absorber = (-1, -1)
 
-# Of a phase that stays open for the wait that comes next: what names that wait, and what whoever waits gets then.
+# A phase kept open for the next wait: the key of that wait, and the value that the wait gets.
 Kept = tuple[int | None, Any]
 
-NO_BACKWARD = -1  # torch's number of a pass that there is not
+NO_BACKWARD = -1  # torch's graph task ID outside a backward pass
 
 OPEN = INDEX["phase"] - INDEX["phase_seconds"]  # in `RankWriter.phase_seconds`
 PHASE_SINCE = INDEX["phase_since"]
@@ -36,7 +36,7 @@ OPEN_OP = INDEX["collective_op"]
 
 
 class PhaseClock:
-    """Charges the time of one thread to the phase that is open in it; the events of other threads are ignored.
+    """Charges the time of one thread to its open phase. Events of other threads are ignored.
 
     Nothing is charged until `restart` has been called. `clock` gives seconds of CLOCK_MONOTONIC.
     """
@@ -47,32 +47,32 @@ class PhaseClock:
         self._find_slots()
         self.clock = clock
         self._on_event: Callable[[int], object] | None = None
-        # Called with a phase that begins on another thread; returns whether that is the one to follow from now on.
+        # Called with a phase that starts on another thread; returns whether to follow that thread from now on.
         self.follows: Callable[[int], bool] = lambda _phase: False
 
     def _find_slots(self) -> None:
-        """Keep what the fast path writes into."""
+        """Keep the slots that the fast path writes."""
         writer = self.writer
         self.slots, self.seconds = writer.slots, writer.phase_seconds
         self.copied, self.ring = writer.copied, writer.ring
 
     def restart(self) -> None:
-        """Begin again, in start-up, as the calling process."""
+        """Start over in the calling process, in the phase startup."""
         self._owner: int | None = threading.main_thread().ident
         self._on_boundary: Callable[[int], object] | None = None
-        # The outermost is start-up, and OTHER when that ends.
+        # The outermost phase is startup, and later OTHER.
         self.open_phases: Phases = (layout.STARTUP, None)
         self._absorber: Absorber = (layout.STARTUP, 0)
-        self._kept: Kept | None = None  # what `keep_open` was given, until its wait comes
-        self._owner_after_wait: int | None = None  # what `usual_owner` will be again
+        self._kept: Kept | None = None  # the argument of `keep_open`, until its wait
+        self._owner_after_wait: int | None = None  # value of `usual_owner` after that wait
         self._find_usual_owner()
-        self.last_event = self.clock()  # when it was
+        self.last_event = self.clock()
         self.slots[PHASE_SINCE] = self.last_event
         self.seconds[OPEN] = layout.STARTUP
 
     @property
     def on_event(self) -> Callable[[int], object] | None:
-        """Called with each phase that is entered."""
+        """A listener that is called with each entered phase."""
         return self._on_event
 
     @on_event.setter
@@ -82,7 +82,7 @@ class PhaseClock:
 
     @property
     def on_boundary(self) -> Callable[[int], object] | None:
-        """Called with each phase that begins, also where one goes on that was interrupted."""
+        """A listener that is called with each phase that starts or resumes."""
         return self._on_boundary
 
     @on_boundary.setter
@@ -91,8 +91,8 @@ class PhaseClock:
         self._find_usual_owner()
 
     def _find_usual_owner(self) -> None:
-        """After a change of what makes an event unusual: a listener, an absorbing phase, another thread."""
-        is_usual = self._on_event is None and self._on_boundary is None and self._absorber is NOBODY
+        """Update `usual_owner` after a change of the listeners, the absorbing phase or the thread."""
+        is_usual = self._on_event is None and self._on_boundary is None and self._absorber is NO_ABSORBER
         usual_owner = self._owner if is_usual else None
         if self._kept is None:
             self.usual_owner = usual_owner
@@ -100,17 +100,17 @@ class PhaseClock:
             self.usual_owner, self._owner_after_wait = None, usual_owner
 
     # The fast path: every probe calls these two, a dozen times a step, each time after the model's own work has emptied
-    # the caches (docs/decisions/0016). In them the usual case comes first: the thread that trains, nobody who listens,
-    # nothing that absorbs, no wait to come.
+    # the caches (docs/decisions/0016). The usual case comes first: the training thread, no listener, no absorbing
+    # phase, no kept wait.
 
     def enter(self, phase: int, on_behalf: bool = False) -> Phases | None:
-        """Open `phase` in the training thread; pass what this returns to `leave`: None if that is not done.
+        """Open `phase` in the training thread. Pass the result to `leave`; it is None if the phase was not opened.
 
-        `on_behalf` is for code that runs on another thread while the training thread waits for it.
+        `on_behalf` is for code on another thread for which the training thread waits.
         """
         if get_ident() != self.usual_owner or ABSORBS[phase]:
-            return self._enter_unusually(phase, on_behalf)
-        now = self.clock()  # from here on without a call, after which Ctrl-C might come in between
+            return self._enter_slow_path(phase, on_behalf)
+        now = self.clock()  # no call from here on, because Ctrl-C may be raised after a call
         outer = self.open_phases
         self.seconds[outer[0]] += now - self.last_event
         self.last_event = now
@@ -119,25 +119,25 @@ class PhaseClock:
         return opened
 
     def leave(self, opened: Phases | None) -> None:
-        """Close the phase that `enter` opened, and whatever was left open within it.
+        """Close the phase that `enter` opened, and all phases left open in it.
 
-        Nothing is done if it was not entered, or somebody further out has closed it already.
+        Does nothing if it was not opened or is closed already.
         """
         inner = self.open_phases
-        # One phase within it, as DDP's exposed wait in backward, ends in the same event.
+        # One phase inside it, such as DDP's exposed wait in backward, ends with the same event.
         if self.usual_owner is None or (inner is not opened and (opened is None or inner[1] is not opened)):
-            self._leave_unusually(opened)
+            self._leave_slow_path(opened)
             return
-        now = self.clock()  # from here on without a call, as above
+        now = self.clock()  # no call from here on, as above
         self.seconds[inner[0]] += now - self.last_event
         self.last_event = now
         self.open_phases = outer = opened[1]
         self.seconds[OPEN] = outer[0]
 
-    def _enter_unusually(self, phase: int, on_behalf: bool) -> Phases | None:
-        """`enter` where anything is unusual: it asks for each case in turn."""
+    def _enter_slow_path(self, phase: int, on_behalf: bool) -> Phases | None:
+        """Do what `enter` does, in all other cases."""
         if phase == layout.BACKWARD and self.open_phases == (layout.STARTUP, None):
-            self.adopt()  # some frameworks train on a thread of their own
+            self.adopt()  # some frameworks train on their own thread
         if self._owner is None:
             return None
         if get_ident() != self._owner and not (on_behalf or self._is_in_our_backward() or self.follows(phase)):
@@ -146,12 +146,12 @@ class PhaseClock:
             self._on_event(phase)
         now = self._pass()
         if self._kept is not None:
-            self._give_up()
+            self._close_kept()
         outer = self.open_phases
         self.open_phases = opened = (phase, outer)
-        if self._absorber is NOBODY:
+        if self._absorber is NO_ABSORBER:
             if ABSORBS[phase]:
-                self._absorber = phase, len(flat(outer))
+                self._absorber = phase, len(flatten(outer))
             self._open(phase, now)
             self._find_usual_owner()
             if self._on_boundary is not None:
@@ -159,49 +159,49 @@ class PhaseClock:
         return opened
 
     def _is_in_our_backward(self) -> bool:
-        """Whether the calling thread is the autograd engine's, which runs the backward pass that the owner waits for.
+        """Return whether the calling thread is the autograd engine's and runs the owner's backward pass.
 
-        Of a device's tensors the engine runs it in a thread of its own, made in C++: FSDP's hooks come from there.
+        For a device's tensors the engine uses its own thread, made in C++. FSDP's hooks run there.
         """
         return self.is_within((layout.BACKWARD,)) and runs_backward()
 
-    def _leave_unusually(self, opened: Phases | None) -> None:
-        """`leave` of any open phase, however many are open within it, and of one that is closed already."""
-        phases, left = flat(self.open_phases), flat(opened)
-        depth = len(left) - 1  # how many stay open
-        # The outermost is another by now, if start-up ended in between.
+    def _leave_slow_path(self, opened: Phases | None) -> None:
+        """Do what `leave` does, with any number of phases open inside, or if it is closed already."""
+        phases, left = flatten(self.open_phases), flatten(opened)
+        depth = len(left) - 1  # number of phases that stay open
+        # The outermost phase has changed if startup ended in between.
         if depth > 0 and phases[-depth - 1 : -1] == left[:-1]:
             self._close(depth)
 
     def _close(self, depth: int) -> None:
-        """Leave only the `depth` outermost phases open."""
+        """Close all phases but the `depth` outermost ones."""
         outer = self.open_phases
-        for _ in flat(outer)[depth:]:
+        for _ in flatten(outer)[depth:]:
             outer = outer[1]
         now = self._pass()
         self._forget_kept()
-        self.open_phases = outer  # from here on without a call, after which Ctrl-C might come in between
+        self.open_phases = outer  # no call from here on, because Ctrl-C may be raised after a call
         if self._absorber[1] >= depth:
-            self._absorber = NOBODY
-        if self._absorber is NOBODY:
+            self._absorber = NO_ABSORBER
+        if self._absorber is NO_ABSORBER:
             self._open(outer[0], now)
             self._find_usual_owner()
             if self._on_boundary is not None:
                 self._on_boundary(outer[0])
 
     def _pass(self) -> float:
-        """Charge the time until now to the phase that is open; returns now."""
+        """Charge the time until now to the open phase. Returns the current time."""
         now = self.clock()
         self.seconds[self.charged_phase()] += now - self.last_event
         self.last_event = now
         return now
 
     def charged_phase(self) -> int:
-        """The phase that the time is charged to. No property: compiler.skip_package finds methods only."""
-        return self.open_phases[0] if self._absorber is NOBODY else self._absorber[0]
+        """Return the phase that time is charged to. Not a property: compiler.skip_package finds only methods."""
+        return self.open_phases[0] if self._absorber is NO_ABSORBER else self._absorber[0]
 
-    def _give_up(self) -> None:
-        """Nobody waits for the synchronous collective that was issued last: it ended with the last event."""
+    def _close_kept(self) -> None:
+        """Close the phase kept open for a wait that did not come: the collective ended with the last event."""
         self._forget_kept()
         self.open_phases = self.open_phases[1]
         self._find_usual_owner()
@@ -212,9 +212,9 @@ class PhaseClock:
             self.slots[OPEN_OP] = 0.0
 
     def keep_open(self, key: int | None, wait: Any) -> bool:
-        """Leave the innermost phase open for the wait that `key` names and that comes next; `wait` is kept for it.
+        """Keep the innermost phase open for the next wait, if its key is `key`, and keep `wait` for it.
 
-        Whether that is done. Whatever else comes next ends the phase.
+        Returns whether that is done. Any other event ends the phase.
         """
         if self.usual_owner is None:
             return False
@@ -223,7 +223,7 @@ class PhaseClock:
         return True
 
     def resume(self, key: int) -> Any:
-        """What was kept for the wait that `key` names, and that begins now in the open phase; None if nothing was."""
+        """Return the value kept for the wait `key`, which continues in the open phase; None if there is none."""
         kept = self._kept
         if kept is None or kept[0] != key:
             return None
@@ -232,26 +232,26 @@ class PhaseClock:
         return kept[1]
 
     def unwind(self) -> None:
-        """Close everything but start-up: what a probe that failed half-way may have left open."""
+        """Close all phases that a failed probe may have left open."""
         self._find_slots()  # Ctrl-C may have come while the record moved
         self._close(1)
         self.slots[OPEN_OP] = 0.0
 
     def end_startup(self) -> None:
-        """Start-up ended with the last event. What is open within it goes on."""
-        *within, _ = flat(self.open_phases)
+        """End startup at the last event. Phases open inside it go on."""
+        *within, _ = flatten(self.open_phases)
         absorbing = [(phase, len(within) - depth) for depth, phase in enumerate(within) if ABSORBS[phase]]
-        absorber = absorbing[-1] if absorbing else NOBODY  # the outermost
+        absorber = absorbing[-1] if absorbing else NO_ABSORBER  # the outermost
         phases: Phases = (layout.OTHER, None)
         for phase in reversed(within):
             phases = phase, phases
-        # From here on without a call, after which Ctrl-C might come in between.
+        # No call before the next line, because Ctrl-C may be raised after a call.
         self.open_phases, self._absorber = phases, absorber
         self._open(self.charged_phase(), self.last_event)
         self._find_usual_owner()
 
     def is_within(self, phases: Collection[int]) -> bool:
-        """Whether one of these phases is open. Usually `open_phases` has but one, which tells without this call."""
+        """Return whether one of these phases is open. Usually only one phase is open, and callers skip this call."""
         opened: Phases | None = self.open_phases
         while opened is not None:
             phase, opened = opened
@@ -260,7 +260,7 @@ class PhaseClock:
         return False
 
     def adopt(self) -> None:
-        """Record the calling thread's time from now on, as it is the one that trains."""
+        """Record the calling thread's time from now on, because it trains."""
         thread = get_ident()
         if self._owner not in (None, thread):
             self._owner = thread
@@ -276,15 +276,15 @@ class PhaseClock:
 
 
 def runs_backward() -> bool:
-    """Whether the calling thread runs a part of a backward pass and was not made by Python, as a script's are."""
-    thread = threading._active.get(get_ident())  # type: ignore[attr-defined]  # noqa: SLF001 - current_thread() would make one
-    if thread is not None and not isinstance(thread, threading._DummyThread):  # noqa: SLF001 - its only name
+    """Return whether the calling thread runs part of a backward pass and was not made by Python."""
+    thread = threading._active.get(get_ident())  # type: ignore[attr-defined]  # noqa: SLF001 - current_thread() would create one
+    if thread is not None and not isinstance(thread, threading._DummyThread):  # noqa: SLF001 - no public API
         return False
-    return int(sys.modules["torch"]._C._current_graph_task_id()) != NO_BACKWARD  # noqa: SLF001 - torch has no public one
+    return int(sys.modules["torch"]._C._current_graph_task_id()) != NO_BACKWARD  # noqa: SLF001 - no public API
 
 
-def flat(phases: Phases | None) -> list[int]:
-    """Each phase, the innermost first."""
+def flatten(phases: Phases | None) -> list[int]:
+    """Return all phases, the innermost first."""
     found = []
     while phases is not None:
         phase, phases = phases

@@ -1,4 +1,4 @@
-"""The ends of steps: counted, sorted into the histogram, written into the ring, announced to listeners."""
+"""The ends of steps: counting them, and updating the histogram, the ring and the listeners."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope.timeline.phases import PhaseClock
 
 NOTHING, BACKWARD_PASS, OPTIMIZER_STEP, SCRIPT = range(len(layout.STEP_MARKERS))
 
-SETTLED_STEPS = 20  # at the end of each of the first ones the polls are called, later once a second
+SETTLED_STEPS = 20  # polls run after each of these first steps, later at most once a second
 POLL_INTERVAL = 1.0  # seconds
 
 STEPS = INDEX["steps"]
@@ -23,7 +23,7 @@ SAMPLES = INDEX["samples"]
 TOKENS = INDEX["tokens"]
 STEP_SECONDS = INDEX["step_seconds"]
 STEP_BUCKETS = INDEX["step_buckets"]
-# Of an entry of the ring: the copies of slots, and that of the seconds of forward passes.
+# In an entry of the ring: the copied slots, and among them the seconds of forward passes.
 COPIES = slice(2, None)
 FORWARD_COPY = COPIES.start + INDEX["phase_seconds"] + FORWARD - SAMPLES
 
@@ -34,47 +34,47 @@ class Steps:
     def __init__(self, phases: PhaseClock, groups: Groups) -> None:
         self._phases = phases
         self._groups = groups
-        self.marker = NOTHING  # what ends the steps, as layout.STEP_MARKERS
-        self.on_end: Callable[[float, int], object] | None = None  # with the step's end and the phase that is open
-        self.polls: list[Callable[[], None]] = []  # called at a step's end, at most once a second: what may cost
+        self.marker = NOTHING  # index in layout.STEP_MARKERS
+        self.on_end: Callable[[float, int], object] | None = None  # called with the step's end and the open phase
+        self.polls: list[Callable[[], None]] = []  # called at a step's end, at most once a second: costly work
         self.batches = Batches()
         self._wake_number: float = inf
         self._on_wake: Callable[[int], int | None] = lambda _: None
         self.restart()
 
     def restart(self) -> None:
-        """Begin again, as the calling process: its first step ends start-up."""
+        """Start over in the calling process. Its first step ends startup."""
         self.has_started = False
         self._last_end = self._next_poll = 0.0
-        self._bucket = (inf, inf, STEP_BUCKETS)  # of the histogram: its bounds (none is known yet) and its slot
+        self._bucket = (inf, inf, STEP_BUCKETS)  # of the last step: bounds (none yet) and slot
         self.batches.restart()
-        # Numbers that the script gave for the step that ends next: its samples and tokens.
-        self.given: tuple[float | None, float | None] | None = None
-        self.samples_are_unknown = False  # of a batch that a step has used; the sum says nothing then
-        self.shares_batches = False  # another rank trains on the same batches and counts them
+        # The script's samples and tokens of the step that ends next.
+        self.script_counts: tuple[float | None, float | None] | None = None
+        self.samples_are_unknown = False  # of some used batch, so the sum means nothing
+        self.shares_batches = False  # with another rank, which counts them
 
     @property
     def count(self) -> int:
-        """How many steps have ended, the one that ended start-up among them."""
+        """The number of ended steps, including the one that ended startup."""
         return int(self._phases.slots[STEPS])
 
     @property
     def micro_steps(self) -> int:
-        """How many outermost backward passes have ended."""
+        """The number of ended outermost backward passes."""
         return int(self._phases.slots[MICRO_STEPS])
 
-    def ended(self, number: int = 1) -> None:
-        """The end of a step was the last event, one of the training thread's.
+    def end(self, number: int = 1) -> None:
+        """End a step at the last event of the training thread.
 
-        It is the last of a `number` of steps if the earlier ones were not known to be steps. They have the same length
-        in the histogram and no entries in the ring.
+        If the `number` is larger than 1, earlier steps were not known to be steps. In the histogram they have the same
+        length; in the ring they have no entries.
         """
         phases = self._phases
         now = phases.last_event
         slots = phases.slots
         elapsed = now - self._last_end
         seconds = elapsed / number
-        lowest, highest, bucket = self._bucket  # the last step's, and nearly always this one's, too
+        lowest, highest, bucket = self._bucket  # nearly always the same as the last step's
         if lowest < seconds <= highest:
             slots[STEP_SECONDS] += elapsed
             slots[bucket] += number
@@ -89,17 +89,17 @@ class Steps:
             slots[SAMPLES] += batches.samples
             batches.samples = 0
             batches.passes = slots[MICRO_STEPS]
-        elif batches.sources or self.given:
+        elif batches.sources or self.script_counts:
             self._count_samples()
         count = slots[STEPS] + number
         entry = phases.ring[int(count) % RING_STEPS]
         entry[0] = count
         entry[1] = now
         entry[COPIES] = phases.copied
-        slots[STEPS] = count  # last: now the entry counts
+        slots[STEPS] = count  # last: from now on the entry counts
         self._last_end = now
-        if self._groups.unasked:
-            self._groups.ask()
+        if self._groups.unread:
+            self._groups.read_numbers()
         if self.on_end is not None:
             self.on_end(now, phases.charged_phase())
         if count >= self._wake_number:
@@ -109,24 +109,24 @@ class Steps:
 
     @property
     def is_between(self) -> bool:
-        """Whether a step has ended, and its thread has begun no forward pass of the next one."""
+        """True if a step has ended and its thread has not started a forward pass since."""
         phases = self._phases
         forward_then = phases.ring[self.count % RING_STEPS][FORWARD_COPY]
         is_idle = phases.open_phases[1] is None and phases.seconds[FORWARD] == forward_then
         return self.has_started and is_idle
 
     def share_batches(self) -> None:
-        """Count no samples or tokens from now on: another rank of the run trains on the same ones."""
+        """Stop counting samples and tokens: another rank trains on the same batches."""
         self.shares_batches = True
         self.batches.end_usual()
         self._phases.slots[SAMPLES] = self._phases.slots[TOKENS] = 0.0
 
     def _count_samples(self) -> None:
-        """Count the batches that the step which ends now was trained on, or what the script says of it."""
+        """Count the batches of the step that ends now, or the numbers that the script gave."""
         slots = self._phases.slots
         batches = self.batches.take(slots[MICRO_STEPS])
-        if self.given is not None:
-            batches = self._as_given(batches, *self.given)
+        if self.script_counts is not None:
+            batches = self._replace_counts(batches, *self.script_counts)
         if self.shares_batches:
             return
         self._add(batches)
@@ -144,35 +144,35 @@ class Steps:
             if tokens:
                 slots[TOKENS] += tokens
 
-    def give(self, samples: float | None, tokens: float | None) -> None:
-        """Keep what the script says of the step that ends next."""
-        self.given = samples, tokens
+    def set_counts(self, samples: float | None, tokens: float | None) -> None:
+        """Keep the script's numbers for the step that ends next."""
+        self.script_counts = samples, tokens
         self.batches.end_usual()
 
-    def _as_given(self, batches: list[Batch], samples: float | None, tokens: float | None) -> list[Batch]:
-        """Return the batches with what the script says of them in the place of what they said."""
-        self.given = None
+    def _replace_counts(self, batches: list[Batch], samples: float | None, tokens: float | None) -> list[Batch]:
+        """Return the batches, with their numbers replaced by those that the script gave."""
+        self.script_counts = None
         keeps_samples, keeps_tokens = samples is None, tokens is None
         others = [Batch(one.samples if keeps_samples else 0.0, one.tokens * keeps_tokens) for one in batches]
         return [*others, Batch(samples or 0.0, tokens or 0.0)]
 
-    def unmarked_pass_ended(self) -> None:
-        """The end of a backward pass, the last event, while nothing but backward passes can mark steps.
+    def end_unmarked_pass(self) -> None:
+        """Handle the end of a backward pass while nothing else marks steps.
 
-        Once there were many of them, the earlier ones were steps, too.
+        After many of these passes each counts as a step, including the earlier ones.
         """
         if self.micro_steps > PASSES_WITHOUT_STEP:
             number = 1 if self.marker == BACKWARD_PASS else self.micro_steps
             self.marker = BACKWARD_PASS
-            self.ended(number)
+            self.end(number)
 
     def take_over(self, marker: int) -> bool:
-        """Have `marker` mark the steps from now on. Whether this one counts: a backward pass may have marked it."""
+        """Let `marker` mark the steps from now on. Returns False if a backward pass has already counted this step."""
         before, self.marker = self.marker, marker
         return before != BACKWARD_PASS
 
     def wake_at(self, number: int, on_wake: Callable[[int], int | None]) -> None:
-        """Call `on_wake` with the number of a step when that has ended; it returns the next to be called at."""
+        """Call `on_wake` with the number of a step when it has ended. It returns the number for the next call."""
         self._wake_number, self._on_wake = number, on_wake
 
     def _find_bucket(self, seconds: float) -> int:

@@ -1,9 +1,8 @@
-"""What a wait of the training thread's stream for another stream is: for other ranks, for a batch, or not known.
+"""Classifying waits of the training thread's stream for another stream: for other ranks, for a batch, or unknown.
 
-Collectives and prefetched batches have streams of their own in FSDP, HSDP, DeepSpeed, Megatron and many loops by hand;
-what the device then waits for is an event out of such a stream (`wait_event`, `wait_stream`). Nobody says what a stream
-is for. So it is known by the phase in which the training thread was met in it: one in which it issued a collective is
-for communication, one in which it copied a batch is for copies.
+FSDP, HSDP, DeepSpeed, Megatron and many custom loops use separate streams for collectives and prefetched batches, and
+the device waits for an event of such a stream (`wait_event`, `wait_stream`). A stream is classified by what the
+training thread did in it: if it issued a collective, it is for communication; if it copied a batch, for copies.
 """
 
 from __future__ import annotations
@@ -17,28 +16,28 @@ MANY_EVENTS = 4096
 
 
 class Streams:
-    """Those of one step that is measured. Streams are compared and hashed, as torch's."""
+    """The streams of a measured step. Streams are compared and hashed, as torch's."""
 
     def __init__(self) -> None:
-        self.main: Any = None  # the one in which the training thread computes
-        self.are_watched = False  # a step is measured, or the next one is, in which events of this one are waited for
-        self.main_waits = False  # the main stream is about to be made to wait, whichever stream is current
-        self._phases: dict[Any, int] = {}  # by stream: what a wait for it is
-        self._events: dict[int, int] = {}  # by the id of an event out of it, which is noted anew at each recording
+        self.main: Any = None  # the stream in which the training thread computes
+        self.are_watched = False  # this step is measured or the next one, which may wait for events of this one
+        self.main_waits = False  # the main stream is about to wait, whichever stream is current
+        self._phases: dict[Any, int] = {}  # the phase of a wait, by stream
+        self._events: dict[int, int] = {}  # likewise, by the id of an event, updated at each record
 
     def begin_step(self, main: Any) -> None:
-        """Another step is measured."""
+        """Begin to measure another step."""
         self.main = main
-        if len(self._events) > MANY_EVENTS:  # most of them are gone
+        if len(self._events) > MANY_EVENTS:  # most no longer exist
             self._events.clear()
 
-    def met(self, stream: Any, phase: int) -> None:
-        """The training thread is in `phase`, one of IDENTIFYING, with `stream` current."""
+    def note_stream(self, stream: Any, phase: int) -> None:
+        """Note that `stream` is current while the training thread is in `phase`, one of IDENTIFYING."""
         if stream != self.main and self._phases.get(stream) != COLLECTIVE_WAIT:
             self._phases[stream] = phase
 
-    def recorded(self, event: Any, stream: Any) -> None:
-        """`event` was recorded in `stream`."""
+    def note_event(self, event: Any, stream: Any) -> None:
+        """Note that `event` was recorded in `stream`."""
         phase = None if stream == self.main else self._phases.get(stream)
         if phase is not None:
             self._events[id(event)] = phase
@@ -46,11 +45,11 @@ class Streams:
             self._events.pop(id(event), None)
 
     def phase_of_wait(self, event: Any, stream: Any) -> int | None:
-        """What it is that `stream` waits for until `event`; None if that is not known, or it is not the main one."""
+        """Return the phase of a wait of `stream` for `event`; None if unknown or not the main stream."""
         return self._events.get(id(event)) if stream == self.main else None
 
     def forget(self) -> None:
-        """The device is another process's."""
+        """Forget everything: the device is no longer in use by this process."""
         self._phases.clear()
         self._events.clear()
         self.are_watched = False

@@ -1,8 +1,8 @@
-"""One training thread's timeline: its phases, steps, collectives and checkpoints, written straight into the record.
+"""The timeline of a training thread: its phases, steps, collectives and checkpoints, written directly to the record.
 
-Each concern has an object of its own (steps.py, groups.py, checkpoints.py); the phases are the timeline itself
-(phases.py), because every probe enters and leaves them and a hop more would be one at each event. Those objects may
-have 29 attributes each: CPython 3.11 keeps the 30th, and with it all the others, in a slower dictionary.
+Steps, groups and checkpoints are separate objects (steps.py, groups.py, checkpoints.py). The phases are the timeline
+itself (phases.py), because every probe enters and leaves them, and an indirection would add time to each event. Each
+object may have at most 29 attributes: with a 30th, CPython 3.11 moves all of them to a slower dictionary.
 """
 
 from __future__ import annotations
@@ -23,37 +23,37 @@ from rankscope.timeline.steps import Steps
 
 
 class BackwardPasses:
-    """What happens within the outermost backward pass that is running, and at its end."""
+    """The running outermost backward pass: nested passes, and callbacks at its end."""
 
     def __init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        """Forget the passes that ran in the process that this one was forked from."""
-        self.nested = 0  # passes that run within it
-        self.on_optimizer_steps: Callable[[], object] | None = None  # called once if optimizers have stepped in it
-        self.on_end: Callable[[], object] | None = None  # called once when it has ended
+        """Forget the passes that ran in the parent of this process."""
+        self.nested = 0  # passes running inside it
+        self.on_optimizer_steps: Callable[[], object] | None = None  # called at its end if optimizers stepped in it
+        self.on_end: Callable[[], object] | None = None  # called once at its end
 
 
 class Job:
-    """What the probes have met of the job, for those who want to know it: its settings are read from these."""
+    """Objects of the job that the probes have seen. The settings are read from these."""
 
     def __init__(self) -> None:
         self.objects: dict[str, Callable[[], Any]] = {}  # weak references, by role
-        self.autocast = ""  # the type that autocast was last entered with
-        self.model: Callable[[], Any] = lambda: None  # a weak reference to a module that trains in training mode
+        self.autocast = ""  # the data type of the last autocast
+        self.model: Callable[[], Any] = lambda: None  # weak reference to a module that trains in training mode
 
     def is_evaluating(self) -> bool:
-        """Whether the module that trains is in evaluation mode."""
+        """Return whether the trained module is in evaluation mode."""
         model = self.model()
         return model is not None and not model.training
 
 
 class Timeline(PhaseClock):
-    """Phases, steps and collectives of one thread: the main thread, until a step happens on another.
+    """The phases, steps and collectives of one thread: the main thread, until another thread makes a step.
 
-    Events of other threads are ignored, so that the record keeps its single writer. While `on_event` is set the
-    record is not published yet: it is at the first event that tells that this process trains.
+    Events of other threads are ignored, so that the record has a single writer. While `on_event` is set, the record is
+    not published yet: that happens at the first event that shows that this process trains.
     """
 
     def __init__(self, writer: RankWriter, clock: Callable[[], float] = time.monotonic) -> None:
@@ -67,11 +67,11 @@ class Timeline(PhaseClock):
         self.restart()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A stand-in without anything, as `Guard.__reduce__` explains."""
+        """Pickle as an empty stand-in, as `Guard.__reduce__` does."""
         return SimpleNamespace, ()
 
     def restart(self) -> None:
-        """Begin again from nothing, in start-up, as the calling process."""
+        """Start over with an empty record in the calling process, in the phase startup."""
         slots = self.slots
         for index in range(layout.SLOTS):
             slots[index] = 0.0
@@ -84,16 +84,16 @@ class Timeline(PhaseClock):
         self.checkpoints.restart()
 
     def step(self, number: int = 1) -> None:
-        """The end of a step, on the thread that trains. The first one ends start-up. `number` as in `Steps.ended`."""
+        """End a step on the calling thread. The first step ends startup. `number` as in `Steps.end`."""
         if self._owner is None:
             return
         if self._on_event is not None:
             self._on_event(layout.OPTIMIZER)
         self.adopt()
         self._pass()
-        self.steps.ended(number)
+        self.steps.end(number)
 
     def stop(self) -> None:
-        """Ignore every event from now on; ask nothing of the device either, which a forked child may not do."""
+        """Ignore all events from now on. Also stop calling the device, which a forked child must not do."""
         super().stop()
         self.steps.on_end = None

@@ -1,10 +1,10 @@
-"""Which of several optimizers marks the steps, and what happens when another one takes over.
+"""Choice of the optimizer that marks the steps, if there are several.
 
 The first optimizer that steps marks the steps. Others that step between two of its steps (a GAN's, or one for the
-biases) belong to its step. An optimizer is out of use when it has not stepped for longer than twice its longest gap.
-Then the one that steps marks the steps, and its steps since then count.
+biases) are part of its step. If it does not step for more than twice its longest gap, it is no longer in use. Then the
+next one that steps marks the steps, and its steps since the last marked one count.
 
-Gaps are counted in backward passes. Where a job makes none, the steps of another optimizer stand for them.
+Gaps are measured in backward passes; in a job without them, in steps of another optimizer.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from math import ceil
 from typing import Any
 
 PATIENCE_RATIO = 2  # of the longest gap
-LEAST_PATIENCE = 8  # a gap that is seldom longer than usual makes no change
-FIRST_PATIENCE = 256  # until the optimizer has stepped twice and its gap is known
-UNKNOWN = -1  # a gap, until then: shorter than any
+LEAST_PATIENCE = 8  # backward passes; an occasional longer gap changes nothing
+FIRST_PATIENCE = 256  # as long as its gap is not known
+UNKNOWN = -1  # as a gap: shorter than any
 
 
 class Turns:
     """The optimizer that marks the steps, and the steps of the others since its last one."""
 
     def __init__(self, on_change: Callable[[Any], object]) -> None:
-        self._on_change = on_change  # called with the optimizer that marks the steps from now on
+        self._on_change = on_change  # called with the new marking optimizer
         self._marking: Callable[[], Any] = lambda: None  # a weak reference
-        self._marked_at = 0.0  # how many backward passes had ended at its last step
-        self._longest_gap: float = UNKNOWN  # the most passes between two of its steps
-        self._waiting: dict[int, int] = {}  # the steps of each other optimizer since then, by its id
+        self._marked_at = 0.0  # number of backward passes before its last step
+        self._longest_gap: float = UNKNOWN  # largest number of passes between two of its steps
+        self._waiting: dict[int, int] = {}  # steps of each other optimizer since then, by id
 
     def count(self, optimizer: Any, passes: float) -> int:
-        """Return how many training steps end as `optimizer` steps after so many backward passes."""
+        """Return the number of training steps that end as `optimizer` steps after `passes` backward passes."""
         if self._marking() is optimizer:
             if passes - self._marked_at > self._longest_gap or self._waiting:
                 self._learn_gap(passes)
@@ -54,7 +54,7 @@ class Turns:
         self._waiting.clear()
 
     def _is_in_use(self, gap: float) -> bool:
-        """Whether the optimizer that marks the steps exists and may still step, after a gap that has lasted so long."""
+        """Return whether the marking optimizer exists and may still step after this gap."""
         if self._marking() is None:
             return False
         if self._longest_gap == UNKNOWN:

@@ -1,4 +1,4 @@
-"""A timeline on a simulated device."""
+"""Fixtures with a timeline on a simulated device."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ def timeline(gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Timeline:
 
 @pytest.fixture
 def clock(gpu: Gpu, timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> DeviceClock:
-    """One that measures every step."""
+    """Make a clock that measures every step."""
     monkeypatch.setattr(device_clock, "SECONDS_PER_MARK", 0.0)
     return started(timeline, gpu)
 
 
 @pytest.fixture
 def cuda(timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> Iterator[Cuda]:
-    """torch.cuda on the device above, watched, every step measured; start-up is over."""
+    """Replace torch.cuda by the simulated device, watch it and measure every step; startup is over."""
     monkeypatch.setattr(device_clock, "SECONDS_PER_MARK", 0.0)
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     stand_in = Cuda(gpu)

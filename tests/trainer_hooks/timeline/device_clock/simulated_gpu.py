@@ -1,4 +1,4 @@
-"""A device that computes what the host issues, on a clock that only a test moves; and a training on it."""
+"""A simulated device with a clock that the test advances, and a training loop on it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rankscope.timeline.timeline import Timeline
 
 @dataclass(eq=False)
 class Stream:
-    """Work runs in order and no earlier than it was issued."""
+    """A stream: work runs in order, and not before it is issued."""
 
     device: str
-    end: float = 0.0  # when the device will have done what was issued
+    end: float = 0.0  # the time at which the issued work is done
 
 
 class Event:
-    """As torch.cuda.Event: it says no time before the device has passed it."""
+    """An event like torch.cuda.Event: it has no time before the device has passed it."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.gpu = gpu
@@ -37,7 +37,7 @@ class Event:
         self.at = stream.end = max(stream.end, self.gpu.host.now)
 
     def query(self) -> bool:
-        assert not self.gpu.capturing, "asking ends a capture"
+        assert not self.gpu.capturing, "a query ends a capture"
         return self.at <= self.gpu.host.now
 
     def elapsed_time(self, end: Event) -> float:
@@ -51,7 +51,7 @@ class Event:
 
 @dataclass
 class Gpu:
-    """A device that computes what the host issues, as much later as it takes."""
+    """A device that executes the issued work asynchronously."""
 
     host: Clock = field(default_factory=lambda: Clock(100.0))
     initialized: bool = True
@@ -64,11 +64,11 @@ class Gpu:
         return self.initialized
 
     def is_capturing(self) -> bool:
-        assert self.initialized, "CUDA was asked before the job initialized it"
+        assert self.initialized, "CUDA was called before the job initialized it"
         return self.capturing
 
     def current_stream(self) -> Stream:
-        assert self.initialized, "CUDA was asked before the job initialized it"
+        assert self.initialized, "CUDA was called before the job initialized it"
         return self.stream
 
     def new_event(self) -> Event:
@@ -76,16 +76,16 @@ class Gpu:
         return self.events[-1]
 
     def issue(self, seconds: float) -> None:
-        """Work for the device, in the current stream; the host goes on at once."""
+        """Issue work in the current stream, without blocking the host."""
         self.stream.end = max(self.stream.end, self.host.now) + seconds
 
     def synchronize(self) -> None:
-        """The host waits for all of it."""
+        """Block the host until all work is done."""
         self.host.now = max(self.host.now, self.stream.end)
 
 
 class Cuda:
-    """What the hook asks of torch.cuda, with classes that may be patched."""
+    """The part of torch.cuda that the hook uses, with classes that can be patched."""
 
     def __init__(self, gpu: Gpu) -> None:
         self.is_initialized, self.is_current_stream_capturing = gpu.is_in_use, gpu.is_capturing
@@ -93,14 +93,14 @@ class Cuda:
 
         class CudaEvent(Event):
             def __init__(self, enable_timing: bool = False) -> None:
-                self.can_tell_the_time = enable_timing
+                self.has_timing = enable_timing
                 super().__init__(gpu)
 
             def record(self, stream: Stream | None = None) -> None:
                 super().record(stream or gpu.stream)
 
             def wait(self, stream: Stream | None = None) -> None:
-                """The stream goes on when the event has come; the host goes on at once."""
+                """Block the stream until the event, without blocking the host."""
                 waiting = stream or gpu.stream
                 waiting.end = max(waiting.end, self.at)
 
@@ -115,12 +115,12 @@ class Cuda:
 def started(timeline: Timeline, gpu: Gpu) -> DeviceClock:
     clock = DeviceClock(timeline, Guard("device_time", fail), gpu)
     clock.start()
-    timeline.step()  # ends start-up
+    timeline.step()  # ends startup
     return clock
 
 
 def phase(timeline: Timeline, gpu: Gpu, phase: int, seconds: float) -> None:
-    """The host issues the work of a phase, which takes it a millisecond."""
+    """Issue the work of a phase, which takes the host one millisecond."""
     opened = timeline.enter(phase)
     gpu.issue(seconds)
     gpu.host.now += 0.001
@@ -128,7 +128,7 @@ def phase(timeline: Timeline, gpu: Gpu, phase: int, seconds: float) -> None:
 
 
 def train(timeline: Timeline, gpu: Gpu, steps: int = 1) -> None:
-    """Six seconds of the device's a step, issued in four milliseconds of the host's."""
+    """Make steps of six seconds of device time, issued in four milliseconds."""
     for _ in range(steps):
         phase(timeline, gpu, layout.FORWARD, 2)
         gpu.issue(0.5)  # the loss
@@ -148,7 +148,7 @@ def wait_for_the_device(timeline: Timeline, gpu: Gpu) -> None:
 
 
 def finish(timeline: Timeline, gpu: Gpu) -> None:
-    """The device does all that was issued, and the end of a step sees it."""
+    """Let the device finish all issued work, and end a step."""
     gpu.synchronize()
     timeline.step()
 
@@ -157,12 +157,12 @@ STEP = {"other": 0.5, "forward": 2, "backward": 2, "collective_wait": 1, "optimi
 
 
 def steps_of(count: int) -> dict[str, float]:
-    """Return the device's seconds by phase in so many steps."""
+    """Return the device's seconds by phase in `count` steps."""
     return {phase: count * value for phase, value in STEP.items()}
 
 
 def seconds(timeline: Timeline) -> dict[str, float]:
-    """Phases that have any time of the device's."""
+    """Return the device's seconds of all phases that have any."""
     index = INDEX["device_seconds"]
     values = timeline.writer.slots[index : index + len(layout.PHASES)].tolist()
     return {name: value for name, value in zip(layout.PHASES, values, strict=True) if value}

@@ -1,4 +1,4 @@
-"""For how long, and in which phase of the host's, the device had nothing to do."""
+"""Time in which the device had no issued work, by the host's phase."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope.timeline.device_clock import DeviceClock
 from rankscope.timeline.timeline import Timeline
 
 
-def test_nobody_waits_for_the_host_while_the_device_is_behind(timeline: Timeline, gpu: Gpu, clock: DeviceClock) -> None:
+def test_the_device_is_not_dry_while_it_lags_the_host(timeline: Timeline, gpu: Gpu, clock: DeviceClock) -> None:
     train(timeline, gpu, 3)
     wait_for_the_device(timeline, gpu)
     train(timeline, gpu, 3)
@@ -26,7 +26,7 @@ def test_nobody_waits_for_the_host_while_the_device_is_behind(timeline: Timeline
 
 
 @pytest.mark.usefixtures("clock")
-def test_the_device_is_dry_while_it_keeps_up_with_a_host_that_issues_slowly(timeline: Timeline, gpu: Gpu) -> None:
+def test_the_device_is_dry_while_it_keeps_up_with_a_slow_host(timeline: Timeline, gpu: Gpu) -> None:
     for _ in range(3):
         wait_for_the_device(timeline, gpu)
         for name in ("forward", "backward", "optimizer"):
@@ -41,10 +41,10 @@ def test_the_device_is_dry_while_it_keeps_up_with_a_host_that_issues_slowly(time
 
 
 @pytest.mark.usefixtures("clock")
-def test_after_a_value_was_read_the_device_is_dry_until_it_gets_work(timeline: Timeline, gpu: Gpu) -> None:
+def test_after_a_value_is_read_the_device_is_dry_until_it_gets_work(timeline: Timeline, gpu: Gpu) -> None:
     for _ in range(4):
         train(timeline, gpu)
         wait_for_the_device(timeline, gpu)
         gpu.host.now += 2  # the host logs what it has read
     finish(timeline, gpu)
-    assert dry(timeline) == pytest.approx({"other": 6}, rel=0.01)  # the last one's step has not ended
+    assert dry(timeline) == pytest.approx({"other": 6}, rel=0.01)  # the last step has not ended

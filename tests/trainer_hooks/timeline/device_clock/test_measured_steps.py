@@ -1,4 +1,4 @@
-"""Which steps are measured: as many as the marks may cost, the same ones on every rank."""
+"""Choice of measured steps: within the budget of marks, and the same steps on every rank."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from rankscope.timeline import device_clock
 from rankscope.timeline.timeline import Timeline
 
 
-def test_the_device_is_not_asked_before_the_job_uses_it(timeline: Timeline, gpu: Gpu) -> None:
+def test_the_device_is_not_called_before_the_job_uses_it(timeline: Timeline, gpu: Gpu) -> None:
     gpu.initialized = False
     started(timeline, gpu)
     train(timeline, gpu, 3)
@@ -31,7 +31,7 @@ def test_the_device_is_not_asked_before_the_job_uses_it(timeline: Timeline, gpu:
     assert gpu.events
 
 
-def test_steps_that_last_longer_than_their_marks_may_cost_are_all_measured(timeline: Timeline, gpu: Gpu) -> None:
+def test_all_long_steps_are_measured(timeline: Timeline, gpu: Gpu) -> None:
     started(timeline, gpu)
     for _ in range(5):
         phase(timeline, gpu, layout.FORWARD, 1)
@@ -41,9 +41,7 @@ def test_steps_that_last_longer_than_their_marks_may_cost_are_all_measured(timel
     assert seconds(timeline) == pytest.approx({"forward": 5})
 
 
-def test_of_short_steps_as_many_are_measured_as_the_marks_may_cost_each_from_start_to_end(
-    timeline: Timeline, gpu: Gpu
-) -> None:
+def test_short_steps_are_measured_completely_within_the_budget_of_marks(timeline: Timeline, gpu: Gpu) -> None:
     started(timeline, gpu)
     for _ in range(10_240):
         for number in (layout.FORWARD, layout.BACKWARD):
@@ -51,11 +49,11 @@ def test_of_short_steps_as_many_are_measured_as_the_marks_may_cost_each_from_sta
         timeline.step()
     found = seconds(timeline)
     assert found["forward"] == pytest.approx(found["backward"])
-    # Five marks a step of 2 ms, at one mark each 0.1 s at the most: one of 250, hence one of 256, and the very first.
+    # Five marks per step of 2 ms, at most one mark per 0.1 s: one of 250 steps, so one of 256, and the first step.
     assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(40, abs=2)
 
 
-def test_ranks_whose_steps_look_differently_long_measure_the_same_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_with_slightly_different_step_times_measure_the_same_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.guard.reraise", True)
 
     def measured(step_seconds: float) -> list[int]:
@@ -75,22 +73,22 @@ def test_ranks_whose_steps_look_differently_long_measure_the_same_ones(monkeypat
     assert len({*measured(0.0249)} & {*slower}) > 0.9 * len(slower)
 
 
-def test_of_steps_with_very_many_marks_one_a_minute_is_measured(timeline: Timeline, gpu: Gpu) -> None:
+def test_one_step_per_minute_is_measured_if_steps_have_many_marks(timeline: Timeline, gpu: Gpu) -> None:
     started(timeline, gpu)
     for _ in range(1300):
         for _ in range(1000):
             timeline.leave(timeline.enter(layout.FORWARD))
         gpu.host.now += 1
         timeline.step()
-    # 2000 marks a step of a second: by the budget one of 256, and one of 64 as it is at least one a minute.
+    # 2000 marks per step of one second: one of 256 steps by the budget, but one of 64 for at least one per minute.
     assert timeline.writer.slots[INDEX["device_steps"]] == pytest.approx(1300 / 64, abs=2)
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_step_within_which_a_scaler_skipped_others_is_not_measured(timeline: Timeline, gpu: Gpu) -> None:
+def test_a_step_that_contains_skipped_ones_is_not_measured(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
     phase(timeline, gpu, layout.FORWARD, 100)
     timeline.writer.slots[INDEX["amp_skipped_steps"]] += 1
-    train(timeline, gpu, 2)  # the first of them ends the step that is too long
+    train(timeline, gpu, 2)  # the first one ends the long step
     finish(timeline, gpu)
     assert seconds(timeline) == pytest.approx(steps_of(2))

@@ -1,4 +1,4 @@
-"""The clock on torch.cuda: the events are torch's, a stream's wait for another has a name, and all is taken back."""
+"""The clock on torch.cuda: it uses torch's events, classifies waits of streams, and is removed completely."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ from rankscope.timeline import device_clock
 from rankscope.timeline.timeline import Timeline
 
 
-def test_a_torch_for_the_cpu_has_no_device_to_time(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cpu_build_of_torch_has_no_device_to_time(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: False)
     assert device_time.install(timeline, Guard("device_time", fail)) == []
     assert timeline.steps.on_end is None
 
 
-def test_a_torch_for_cuda_is_watched_until_it_is_taken_back(
+def test_a_cuda_build_of_torch_is_watched_until_the_probe_is_removed(
     timeline: Timeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     with installed(timeline, device_time):
-        timeline.step()  # CUDA itself stays untouched, where there is none
+        timeline.step()  # CUDA itself is not called
         timeline.step()
         assert timeline.steps.on_end is not None
     assert (timeline.steps.on_end, timeline.on_boundary) == (None, None)
 
 
-def test_on_cuda_the_events_are_torchs_and_nothing_of_torchs_that_waits_is_called(
+def test_the_clock_uses_torchs_events_and_calls_no_function_that_waits(
     timeline: Timeline, gpu: Gpu, cuda: Cuda
 ) -> None:
     train(timeline, gpu, 2)
@@ -51,15 +51,16 @@ def test_on_cuda_the_events_are_torchs_and_nothing_of_torchs_that_waits_is_calle
 
 
 @pytest.mark.parametrize(
-    ("met_in", "named"), [("collective_wait", "collective_wait"), ("h2d_copy", "h2d_copy"), ("forward", "other")]
+    ("other_phase", "expected"),
+    [("collective_wait", "collective_wait"), ("h2d_copy", "h2d_copy"), ("forward", "other")],
 )
-def test_a_wait_of_the_main_stream_is_named_for_what_the_thread_did_in_the_other(
-    timeline: Timeline, gpu: Gpu, cuda: Cuda, met_in: str, named: str
+def test_a_wait_of_the_main_stream_is_classified_by_the_phase_in_the_other_stream(
+    timeline: Timeline, gpu: Gpu, cuda: Cuda, other_phase: str, expected: str
 ) -> None:
     main, side = gpu.stream, cuda.Stream("cuda:0")
     for _ in range(2):
         gpu.stream = side
-        phase(timeline, gpu, layout.PHASES.index(met_in), 5)
+        phase(timeline, gpu, layout.PHASES.index(other_phase), 5)
         event = cuda.Event()
         event.record()
         gpu.stream = main
@@ -69,8 +70,8 @@ def test_a_wait_of_the_main_stream_is_named_for_what_the_thread_did_in_the_other
         timeline.step()
         finish(timeline, gpu)
     found = {name: value for name, value in seconds(timeline).items() if value > 0.01}
-    waited = 6 if named != "other" else 8
-    assert found == pytest.approx({"forward": 4, "other": 2, named: waited}, abs=0.01)
+    waited = 6 if expected != "other" else 8
+    assert found == pytest.approx({"forward": 4, "other": 2, expected: waited}, abs=0.01)
 
 
 def test_a_wait_of_the_main_stream_counts_whichever_stream_is_current(timeline: Timeline, gpu: Gpu, cuda: Cuda) -> None:
@@ -86,17 +87,17 @@ def test_a_wait_of_the_main_stream_counts_whichever_stream_is_current(timeline: 
     assert seconds(timeline)["collective_wait"] == pytest.approx(5, abs=0.01)
 
 
-def test_an_event_of_the_step_before_is_known(
+def test_an_event_of_the_last_step_is_known(
     timeline: Timeline, gpu: Gpu, cuda: Cuda, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main, side = gpu.stream, cuda.Stream("cuda:0")
     gpu.stream = side
-    phase(timeline, gpu, layout.H2D_COPY, 1)  # now the stream is known
+    phase(timeline, gpu, layout.H2D_COPY, 1)  # classifies the stream
     gpu.stream = main
     monkeypatch.setattr(device_clock, "SECONDS_PER_MARK", 0.1)
     event = cuda.Event()
     for _ in range(200):
-        event.wait(main)  # of the batch that was copied in the last step
+        event.wait(main)  # for the batch copied in the last step
         gpu.stream = side
         gpu.issue(0.05)
         event = cuda.Event()
@@ -111,9 +112,7 @@ def test_an_event_of_the_step_before_is_known(
     assert slots[INDEX["device_seconds"] + layout.H2D_COPY] > 0.9 * 0.04 * measured
 
 
-def test_a_communication_stream_that_waits_for_another_holds_nobody_up(
-    timeline: Timeline, gpu: Gpu, cuda: Cuda
-) -> None:
+def test_a_wait_of_a_communication_stream_for_another_does_not_count(timeline: Timeline, gpu: Gpu, cuda: Cuda) -> None:
     main, side, third = gpu.stream, cuda.Stream("cuda:0"), cuda.Stream("cuda:0")
     gpu.stream = side
     phase(timeline, gpu, layout.COLLECTIVE_WAIT, 5)
@@ -127,7 +126,7 @@ def test_a_communication_stream_that_waits_for_another_holds_nobody_up(
     assert {name for name, value in seconds(timeline).items() if value > 0.01} == {"forward"}
 
 
-def test_waiting_for_the_device_is_a_phase_of_the_hosts_and_no_time_of_the_devices(
+def test_waiting_for_the_device_is_a_phase_of_the_host_but_not_of_the_device(
     timeline: Timeline, gpu: Gpu, cuda: Cuda
 ) -> None:
     phase(timeline, gpu, layout.FORWARD, 2)
@@ -142,7 +141,7 @@ def test_waiting_for_the_device_is_a_phase_of_the_hosts_and_no_time_of_the_devic
     assert seconds(timeline) == pytest.approx({"forward": 2, "backward": 3})
 
 
-def test_everything_is_taken_back(timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_everything_is_restored(timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch) -> None:
     before = {owner: dict(vars(owner)) for owner in (torch.cuda, torch.cuda.Event, torch.cuda.Stream, torch.Tensor)}
     monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: True)
     with installed(timeline, device_time, device_wait):

@@ -1,4 +1,4 @@
-"""The device's time by phase: true where it can be known, absent where not, and nothing ever waits for the device."""
+"""The device's time by phase: correct if it is known, otherwise absent; nothing ever waits for the device."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ from rankscope.timeline.timeline import Timeline
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_phase_gets_the_devices_time_of_the_work_that_was_issued_in_it(timeline: Timeline, gpu: Gpu) -> None:
+def test_a_phase_gets_the_devices_time_of_the_work_issued_in_it(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
     finish(timeline, gpu)
     assert seconds(timeline) == pytest.approx(STEP)
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_step_counts_when_the_device_has_passed_all_of_it_and_not_before(timeline: Timeline, gpu: Gpu) -> None:
+def test_a_step_counts_when_the_device_has_finished_all_of_it(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
     gpu.host.now += 5.9
     timeline.step()
@@ -90,17 +90,17 @@ def test_nothing_ever_waits_for_the_device(timeline: Timeline, gpu: Gpu) -> None
 
 
 @pytest.mark.usefixtures("clock")
-def test_the_ring_has_each_measured_step_whole(timeline: Timeline, gpu: Gpu) -> None:
+def test_the_ring_has_each_measured_step_completely(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu, 3)
     ended = gpu.host.now
-    timeline.writer.slots[INDEX["group_collectives"]] = 7  # by the next step's end
+    timeline.writer.slots[INDEX["group_collectives"]] = 7  # belongs to the next step
     finish(timeline, gpu)
     phases = [STEP.get(name, 0.0) for name in layout.PHASES]
     assert last_entry(timeline) == pytest.approx([3, 4, ended, 0, *phases])
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_phase_of_the_scripts_own_is_other_in_the_ring(timeline: Timeline, gpu: Gpu) -> None:
+def test_the_scripts_own_phase_is_other_in_the_ring(timeline: Timeline, gpu: Gpu) -> None:
     phase(timeline, gpu, len(layout.PHASES), 2)
     timeline.step()
     finish(timeline, gpu)
@@ -108,7 +108,7 @@ def test_a_phase_of_the_scripts_own_is_other_in_the_ring(timeline: Timeline, gpu
 
 
 @pytest.mark.usefixtures("clock")
-def test_events_are_used_again(timeline: Timeline, gpu: Gpu) -> None:
+def test_events_are_reused(timeline: Timeline, gpu: Gpu) -> None:
     for _ in range(50):
         train(timeline, gpu)
         gpu.synchronize()
@@ -116,7 +116,7 @@ def test_events_are_used_again(timeline: Timeline, gpu: Gpu) -> None:
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_host_that_runs_too_far_ahead_leaves_a_gap_and_nothing_wrong(timeline: Timeline, gpu: Gpu) -> None:
+def test_a_host_that_runs_too_far_ahead_leaves_a_gap_and_no_error(timeline: Timeline, gpu: Gpu) -> None:
     steps = device_clock.CAPACITY
     train(timeline, gpu, steps)
     assert len(gpu.events) == device_clock.CAPACITY
@@ -130,7 +130,7 @@ def test_a_host_that_runs_too_far_ahead_leaves_a_gap_and_nothing_wrong(timeline:
 
 
 @pytest.mark.usefixtures("clock")
-def test_a_graph_capture_gets_no_event_and_is_asked_nothing(timeline: Timeline, gpu: Gpu) -> None:
+def test_a_graph_capture_gets_no_event_and_no_query(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
     gpu.synchronize()
     capture = timeline.enter(layout.FORWARD)
@@ -138,13 +138,13 @@ def test_a_graph_capture_gets_no_event_and_is_asked_nothing(timeline: Timeline, 
     train(timeline, gpu)
     gpu.capturing = False
     timeline.leave(capture)
-    train(timeline, gpu, 2)  # the capture has ended in the first
+    train(timeline, gpu, 2)  # the capture ends in the first
     finish(timeline, gpu)
     assert seconds(timeline) == pytest.approx(steps_of(2))
 
 
 @pytest.mark.usefixtures("clock")
-def test_what_is_issued_in_another_stream_is_no_time_of_the_main_one(timeline: Timeline, gpu: Gpu) -> None:
+def test_work_in_another_stream_does_not_count(timeline: Timeline, gpu: Gpu) -> None:
     first, second = gpu.stream, Stream("cuda:0")
     phase(timeline, gpu, layout.FORWARD, 2)
     gpu.stream = second
@@ -167,7 +167,7 @@ def test_a_step_may_begin_in_another_stream(timeline: Timeline, gpu: Gpu) -> Non
 
 
 @pytest.mark.usefixtures("clock")
-def test_each_device_has_events_of_its_own(timeline: Timeline, gpu: Gpu) -> None:
+def test_each_device_has_its_own_events(timeline: Timeline, gpu: Gpu) -> None:
     train(timeline, gpu)
     finish(timeline, gpu)
     gpu.stream = Stream("cuda:1")
@@ -177,9 +177,7 @@ def test_each_device_has_events_of_its_own(timeline: Timeline, gpu: Gpu) -> None
     assert seconds(timeline) == pytest.approx(steps_of(2))
 
 
-def test_stopping_reads_what_is_done_and_leaves_nothing_behind(
-    timeline: Timeline, gpu: Gpu, clock: DeviceClock
-) -> None:
+def test_stop_reads_finished_work_and_leaves_nothing_behind(timeline: Timeline, gpu: Gpu, clock: DeviceClock) -> None:
     train(timeline, gpu)
     gpu.host.now += 6
     clock.stop()
@@ -199,7 +197,7 @@ def test_a_forked_child_does_not_touch_the_device(timeline: Timeline, gpu: Gpu) 
 
 
 @pytest.mark.usefixtures("clock")
-def test_an_error_of_the_device_switches_the_clock_off_and_not_the_training(
+def test_an_error_of_the_device_disables_the_clock_but_not_the_training(
     timeline: Timeline, gpu: Gpu, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rankscope.guard.reraise", False)
@@ -214,10 +212,10 @@ def test_an_error_of_the_device_switches_the_clock_off_and_not_the_training(
 
 
 @pytest.mark.usefixtures("process_group")
-def test_ddps_exposed_wait_lies_between_two_events(timeline: Timeline, gpu: Gpu, clock: DeviceClock) -> None:
+def test_ddps_exposed_wait_is_between_two_events(timeline: Timeline, gpu: Gpu, clock: DeviceClock) -> None:
     with installed(timeline, ddp, backward):
-        gpu.issue(1)  # the device does not come to what follows
-        model = DistributedDataParallel(torch.nn.Linear(2, 2))  # which the probe holds weakly
+        gpu.issue(1)  # the device does not reach the following work
+        model = DistributedDataParallel(torch.nn.Linear(2, 2))  # the probe holds it weakly
         model(torch.ones(1, 2)).sum().backward()
     phases = [layout.OTHER, layout.FORWARD, layout.OTHER, layout.BACKWARD, layout.COLLECTIVE_WAIT]
     assert [mark.phase for mark in clock._marks] == [*phases, layout.OTHER]
