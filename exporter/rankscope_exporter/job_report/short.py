@@ -1,6 +1,6 @@
-"""A job's report as one short line of JSON: for Slurm's AdminComment, which takes 1,024 bytes.
+"""The job report as one short line of JSON for Slurm's AdminComment, which takes 1,024 bytes.
 
-sacctmgr writes a quotation mark as a backtick, so that there is no other backtick in it: `tr` makes it JSON again.
+sacctmgr replaces quotation marks with backticks. The line has no other backticks, so `tr` restores the JSON.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from rankscope_exporter.job_report.job import Job
 from rankscope_exporter.job_report.page import Prices
 
 LIMIT = 1000
-"""Bytes."""
+"""The longest line in bytes."""
 REST, ROUNDING = "rest", 0.002
 NAME_LIMIT = 60
 
 
 def as_json(job: Job, prices: Prices) -> str:
-    """Return the line. What there is no room for is left out: findings first, then the smallest causes."""
+    """Return the line. Leave out findings first, then the smallest causes, until it fits."""
     text = ""
     for line in _shorter(job, prices):
         text = json.dumps(line, separators=(",", ":")).replace("`", "'")
@@ -38,7 +38,7 @@ def _line(job: Job, prices: Prices, findings: int, causes: int) -> dict[str, Any
     useful = ratios.pop("none", 0.0)
     lost = {cause[:NAME_LIMIT]: round(ratio, 4) for cause, ratio in [*ratios.items()][:causes] if round(ratio, 4)}
     rest = round((1.0 if job.ratios else 0.0) - round(useful, 4) - sum(lost.values()), 4)
-    if rest:  # what is left out, or a rounding that the largest takes
+    if rest:  # causes left out, or a rounding error, which is added to the largest
         name = REST if rest >= ROUNDING or not lost else next(iter(lost))
         lost[name] = round(lost.get(name, 0.0) + rest, 4)
     hours = job.gpu_seconds / 3600

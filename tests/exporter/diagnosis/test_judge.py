@@ -228,9 +228,9 @@ def test_what_is_found_first_is_shown_as_pending_with_what_it_lacks() -> None:
 def test_gpu_time_that_was_lost_is_counted_once() -> None:
     trial = Trial()
     trial.train(100, SLOW)
-    lost = sum(verdict.newly_spent.get("straggler", 0.0) for verdict in trial.verdicts)
+    lost = sum(verdict.new_gpu_seconds.get("straggler", 0.0) for verdict in trial.verdicts)
     assert lost == pytest.approx(3 * 0.12 / 0.33 * 95, rel=0.1)
-    assert sum(sum(verdict.newly_spent.values()) for verdict in trial.verdicts) == pytest.approx(4 * 95, rel=0.1)
+    assert sum(sum(verdict.new_gpu_seconds.values()) for verdict in trial.verdicts) == pytest.approx(4 * 95, rel=0.1)
 
 
 def test_a_network_that_was_always_slow_is_found_and_one_that_got_slower_by_what_it_was() -> None:
@@ -305,7 +305,7 @@ def test_what_is_lost_while_the_exporter_restarts_is_counted(clock, away) -> Non
     trial.judge = RunJudge(trial.judge.run)
     trial.judge.restore(saved, 63.0)
     trial.train(60, SLOW)
-    lost = sum(verdict.newly_spent.get("straggler", 0.0) for verdict in trial.verdicts)
+    lost = sum(verdict.new_gpu_seconds.get("straggler", 0.0) for verdict in trial.verdicts)
     assert lost == pytest.approx(0.27 * 4 * (120.0 + away), rel=0.06)
 
 
@@ -313,7 +313,7 @@ def test_what_is_lost_after_a_kill_is_not_counted_twice() -> None:
     trial = Trial()
     trial.train(60, SLOW)
     trial.judge = restarted(trial)
-    assert not trial.train(1, SLOW).newly_spent
+    assert not trial.train(1, SLOW).new_gpu_seconds
 
 
 @pytest.mark.parametrize(
@@ -326,7 +326,7 @@ def test_a_damaged_account_of_what_is_not_counted_yet_is_refused_or_counts_nothi
     with suppress(*UNREADABLE):
         judge.restore({**state, "settled": value}, 60.0)
     trial.judge = judge
-    assert not trial.train(1, SLOW).newly_spent
+    assert not trial.train(1, SLOW).new_gpu_seconds
 
 
 def test_a_restart_of_the_exporter_goes_on_with_an_open_finding() -> None:

@@ -72,7 +72,7 @@ def test_a_collector_that_fails_costs_the_others_nothing():
 
 
 def test_a_collector_that_is_late_loses_its_own_series_and_no_others(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watcher_module, "PATIENCE", 0.05)
+    monkeypatch.setattr(watcher_module, "POLL_TIMEOUT", 0.05)
     clock, slow = Clock(100.0), Late()
     watcher = RankWatcher(Directory(), [slow, Counting()], monotonic=clock)
     late, counting = watcher.collectors

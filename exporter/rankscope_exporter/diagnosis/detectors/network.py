@@ -1,11 +1,13 @@
-"""Every rank waits in collectives, the last to come too: transfer takes much of the time.
+"""All ranks wait in collectives, even the last one to arrive: data transfer takes much of the time.
 
-    transfer = what the rank waits in each step that waits least
+    transfer = the least wait of any rank in each step
 
-Well-tuned jobs have up to `network_allowance` of it; where the run has had less, that is what it is compared with. The
-cause is `link` if a GPU has fewer PCIe lanes or NVLinks than it can have, and then its rank is named, or if a network
-port of a node is at fault (`diagnosis/ports.py`), and then that is named; `network` where steps were compared, so that
-late ranks are excluded; else `unknown`.
+Well-tuned jobs spend up to `network_allowance` on transfer. If the run has had less, it is compared with that. Causes:
+
+- `link`: a GPU has fewer PCIe lanes or NVLinks than it supports (the finding names its rank), or a network port of a
+  node has a fault (the finding names the port; `diagnosis/ports.py`)
+- `network`: steps were compared between ranks, so late ranks are excluded as the cause
+- `unknown`: steps were not compared
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ KIND = "network"
 
 
 def measure(window: Window) -> Mapping[int | None, float]:
-    """Return the transfer, without that of many small collectives: it is not the network's fault."""
+    """Return the transfer time, without that of many small collectives, which the network does not cause."""
     if not any(one.lag is not None for one in window.run.ranks):
         return {}
     small = small_collectives.measure(window).get(None, 0.0)
@@ -29,7 +31,7 @@ def measure(window: Window) -> Mapping[int | None, float]:
 
 
 def explain(window: Window, _rank: int | None) -> Candidate | None:
-    """Return the loss with the rank whose link is reduced, or the port that is at fault, if there is one."""
+    """Return the loss with the rank whose link is reduced or the port that has a fault, if any."""
     ratio = measure(window).get(None, 0.0)
     ranks = window.run.ranks
     evidence = {"straggler": window.lost.get("straggler", 0.0)}
@@ -45,7 +47,7 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
 
 
 def allowance(thresholds: Thresholds, _ranks: int) -> float:
-    """Return how much of the time well-tuned jobs spend in transfer."""
+    """Return the ratio of time that well-tuned jobs spend in transfer."""
     return thresholds.network_allowance
 
 
