@@ -39,9 +39,7 @@ def are_shown(directory: RunDirectory) -> bool:
 
 
 @pytest.mark.parametrize("suffix", ["rank", "txt"])
-def test_a_shown_rank_stays_when_the_directory_is_flooded(
-    run_dir: Path, directory: RunDirectory, suffix: str
-) -> None:
+def test_a_shown_rank_stays_when_the_directory_is_flooded(run_dir: Path, directory: RunDirectory, suffix: str) -> None:
     ended(run_dir, VICTIM, "mine")
     assert owned(directory.scan(), VICTIM)
     flood(run_dir, 9000, suffix)
@@ -49,9 +47,7 @@ def test_a_shown_rank_stays_when_the_directory_is_flooded(
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_new_rank_is_found_among_nine_thousand_files(
-    run_dir: Path, directory: RunDirectory, is_first: bool
-) -> None:
+def test_a_new_rank_is_found_among_nine_thousand_files(run_dir: Path, directory: RunDirectory, is_first: bool) -> None:
     """Test both orders, since file systems list either the oldest or the newest file first."""
     if is_first:
         ended(run_dir, VICTIM, "mine")
@@ -85,9 +81,7 @@ def test_files_of_a_thousand_uids_do_not_hide_a_shown_rank(run_dir: Path, direct
     assert all(owned(directory.scan(), VICTIM) for _ in range(SCANS))
 
 
-def test_a_new_rank_is_found_among_newer_files_of_a_thousand_uids(
-    run_dir: Path, directory: RunDirectory
-) -> None:
+def test_a_new_rank_is_found_among_newer_files_of_a_thousand_uids(run_dir: Path, directory: RunDirectory) -> None:
     flood_with_many_owners(run_dir)
     ended(run_dir, VICTIM, "mine")
     os.utime(run_dir / "mine.rank", (0, 0))

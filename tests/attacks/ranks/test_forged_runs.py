@@ -99,9 +99,7 @@ def test_a_forgery_that_waits_does_not_take_over_when_the_rank_dies(run_dir: Pat
             assert [rank.snapshot.info["node"] for rank in owned(directory.scan(), VICTIM)] == ["here"]
 
 
-def test_a_restarted_run_replaces_its_ended_rank_at_once(
-    run_dir: Path, directory: RunDirectory
-) -> None:
+def test_a_restarted_run_replaces_its_ended_rank_at_once(run_dir: Path, directory: RunDirectory) -> None:
     with living(run_dir, VICTIM, "first") as first:
         directory.scan()
         first.end()
@@ -129,9 +127,7 @@ def test_an_end_in_the_future_counts_from_when_it_is_noticed(run_dir: Path) -> N
     assert directory.scan().ranks == ()
 
 
-def test_a_record_that_changes_its_rank_does_not_duplicate_series(
-    run_dir: Path, directory: RunDirectory
-) -> None:
+def test_a_record_that_changes_its_rank_does_not_duplicate_series(run_dir: Path, directory: RunDirectory) -> None:
     processes = RankProcesses()
     with living(run_dir, MALLORY, "first", rank="7") as first:
         processes.poll(directory.scan())

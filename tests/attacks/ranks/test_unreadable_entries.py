@@ -18,7 +18,7 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 pytestmark = needs_root
 
 
-def as_nobody(work: str) -> str:
+def as_unprivileged_user(work: str) -> str:
     """Return the result of the work in a child that is not root, like the exporter."""
     reading, writing = os.pipe()
     child = os.fork()
@@ -61,7 +61,7 @@ def test_a_directory_that_cannot_be_entered_does_not_hide_ranks_in_another(
     directories: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(WORK, "scan", lambda: text_of(RunDirectory(directories, clock).scan()))
-    assert as_nobody("scan") == "1 {'unreadable': 3}"
+    assert as_unprivileged_user("scan") == "1 {'unreadable': 3}"
 
 
 def test_it_is_logged_once_for_the_directory(directories: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,7 +74,7 @@ def test_it_is_logged_once_for_the_directory(directories: list[Path], monkeypatc
         return "\n".join(lines)
 
     monkeypatch.setitem(WORK, "log", logged)
-    line = as_nobody("log")
+    line = as_unprivileged_user("log")
     assert line == f"skipped a file in the run directory: {directories[0]}: files in it: Permission denied"
 
 
@@ -96,4 +96,4 @@ def test_a_scan_without_free_descriptors_counts_it_and_the_next_one_works(
         return f"{before}, then {text_of(directory.scan())}"
 
     monkeypatch.setitem(WORK, "starve", starved)
-    assert as_nobody("starve") == "1 {}, then 1 {}"
+    assert as_unprivileged_user("starve") == "1 {}, then 1 {}"

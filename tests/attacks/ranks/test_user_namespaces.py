@@ -15,7 +15,9 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 UNSHARED = subprocess.run([*as_user(MALLORY), "unshare", "--user", "true"], capture_output=True, check=False)
 pytestmark = [
     needs_root,
-    pytest.mark.skipif(UNSHARED.returncode != 0, reason="did not run: users cannot create user namespaces on this machine"),
+    pytest.mark.skipif(
+        UNSHARED.returncode != 0, reason="did not run: users cannot create user namespaces on this machine"
+    ),
 ]
 # Become root of a user namespace that maps only this user, like unshare(1). The process first makes itself dumpable,
 # because a process that has changed its uid does not own its /proc entries.

@@ -206,7 +206,7 @@ def test_the_same_fault_after_a_restart_is_another_finding() -> None:
 
 
 def test_counters_that_decrease_are_not_a_finding() -> None:
-    """After a restart, the exporter's counters start at 0, while the rank's continue."""
+    """The exporter's counters start at 0 after a restart, while the rank's continue."""
     trial = Trial()
     trial.train(60)
     trial.training.adjust = lambda one: counting(one, aligned=AlignedCounters()) if one.at < 65 else one
@@ -258,7 +258,7 @@ def loaders(trial: Trial, *, became_slow: float) -> None:
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("last", [0, 1])
 def test_time_before_a_loss_does_not_affect_its_cause(ranks, last) -> None:
-    """One rank's data comes last, but all loaders are too slow since the loss began."""
+    """The data of rank `last` comes last, but all loaders are too slow since the loss began."""
     trial = Trial(Training(ranks))
     loaders(trial, became_slow=30.0)
     trial.train(30)

@@ -218,9 +218,7 @@ def test_the_json_survives_sacctmgr_which_replaces_quotation_marks_with_backtick
     assert json.loads(text)["findings"][0][2] == "a 'b' \"c\""
 
 
-def test_names_from_users_are_escaped_for_the_terminal(
-    state_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_from_users_are_escaped_for_the_terminal(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entry: dict[str, Any] = {"user": "", "slurm": {"job_id": "7", "job_name": "\x1b[2J"}, "nodes": ["a\nb"], "gpus": {}}
     entry |= {"run": "r\x1b]0;x", "owner": "1", "began": 1.0, "at": 2.0, "ended": 2.0, "steps": 1.0, "ranks": {}}
     entry |= {

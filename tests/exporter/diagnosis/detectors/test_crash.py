@@ -102,7 +102,7 @@ def test_a_restarted_rank_has_not_crashed() -> None:
 
 
 def test_a_run_that_waits_for_a_dead_rank_has_one_finding() -> None:
-    """If torchrun is gone as well, the others hang."""
+    """The others hang if torchrun is gone as well."""
     trial = Trial()
     trial.train(60)
     *_, (_, still) = trial.training.train(1)

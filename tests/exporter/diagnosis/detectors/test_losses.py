@@ -64,7 +64,7 @@ def test_late_data_on_every_rank_is_a_data_loss(ranks, clock) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 def test_late_data_on_one_rank_is_not_a_data_loss(ranks) -> None:
-    """One of two ranks waits 60% of the time for its data, the other 0%."""
+    """The slow one of two ranks waits 60% of the time for its data, the other 0%."""
     assert "data" not in found(window(Training(ranks), spend("data_wait", 0.3, 1)))
 
 
@@ -279,7 +279,7 @@ def test_occasional_device_reads_are_not_a_loss() -> None:
 @pytest.mark.parametrize("missing", [0.0, 1.0])
 @pytest.mark.parametrize("seconds", [1.0, 2.0, 20.0])
 def test_a_missing_wait_at_the_edge_of_a_window_makes_no_difference(missing, seconds) -> None:
-    """In the first and last steps of a part, the host may have waited already or not yet."""
+    """The host may have waited already, or not yet, in the first and last steps of a part."""
     change = dry({"forward": 0.03, "backward": 0.03}, 1.0, 0.1)
 
     def late(one: RankReading) -> RankReading:

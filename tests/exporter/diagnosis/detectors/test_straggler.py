@@ -195,7 +195,7 @@ def sends_more(reading: RankReading) -> RankReading:
 
 
 @pytest.mark.parametrize("phase", ["other", "backward"])
-def test_rank_0_that_sends_more_to_collectives_than_rank_1_aggregates(phase) -> None:
+def test_rank_0_that_sends_more_in_collectives_than_rank_1_aggregates(phase) -> None:
     assert cause(adjusted(0, sends_more), phase, rank=0) == "aggregation"
     assert cause(adjusted(0, sends_more), "data_wait", rank=0) == "data_wait"
     assert cause(adjusted(2, sends_more), phase, rank=2) == phase
@@ -252,7 +252,7 @@ def test_a_run_that_makes_no_steps_has_no_lag() -> None:
 
 
 def test_ranks_are_compared_within_their_group_only() -> None:
-    """One of two replicas has twice the work, but no rank waits for it."""
+    """No rank waits for the replica that has twice the work of the other."""
 
     def grouped(reading: RankReading) -> RankReading:
         group = "0-1" if reading.rank < 2 else "2-3"
