@@ -23,8 +23,8 @@ ROW_SECONDS = 15.0
 MINUTE = 60.0
 ROWS, MINUTES = 30, 5
 """The fewest rows of a baseline, and the fewest minutes over which skipped steps are counted."""
-SHORTEST_PAUSE = 0.5
-KNOWN_AFTER = 600.0
+MIN_PAUSE = 0.5
+BASELINE_AFTER = 600.0
 """Seconds of steps after which a run has a baseline."""
 PAUSES_KEPT = 64
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)
@@ -79,7 +79,7 @@ class History:
     @property
     def has_baseline(self) -> bool:
         """Return whether the rows cover enough time."""
-        return bool(self._rows) and self._rows[-1].at - self._rows[0].at >= KNOWN_AFTER
+        return bool(self._rows) and self._rows[-1].at - self._rows[0].at >= BASELINE_AFTER
 
     def observe(self, at: float, ranks: Iterable[RankReading]) -> None:
         """Add the readings of the living ranks at one moment."""
@@ -112,7 +112,7 @@ class History:
         moved = [one for one in ranks if one.last_progress > self._progress]
         # A rank that only enters the planned phase of the others does not end the pause.
         if moved and not (self._planned and all(one.phase == self._planned for one in moved)):
-            if self._stalled > SHORTEST_PAUSE and has_stepped:
+            if self._stalled > MIN_PAUSE and has_stepped:
                 self._add_pause(Pause(at, self._stalled, self._planned))
             self._planned, self._progress = "", progress
         self._stalled = at - self._progress
@@ -168,7 +168,7 @@ class History:
         recent = [minute for minute in self._minutes if at - minute.at <= limits.amp_seconds + self._minute]
         skips = recent[-1].amp_skips - recent[0].amp_skips if recent else 0.0
         return Past(
-            longest_pause=max(usual, default=SHORTEST_PAUSE) if is_known else None,
+            longest_pause=max(usual, default=MIN_PAUSE) if is_known else None,
             longest_planned_pauses=planned,
             checkpoint_ratio=self._checkpoint,
             highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),

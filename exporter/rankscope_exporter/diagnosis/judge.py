@@ -16,10 +16,9 @@ from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
 from rankscope_exporter.diagnosis.history import History
 from rankscope_exporter.diagnosis.parts import Key
-from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, restored
+from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, findings_from_json
 from rankscope_exporter.diagnosis.priority import explanation
-from rankscope_exporter.diagnosis.readings import RankReading, Run, saved
-from rankscope_exporter.diagnosis.readings import restored as restored_reading
+from rankscope_exporter.diagnosis.readings import RankReading, Run, reading_from_json, reading_to_json
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 Readings = Mapping[int, RankReading]
@@ -28,7 +27,7 @@ MIN_PART_SECONDS = 0.9
 """The shortest part: a little less than the time between two polls."""
 ACCOUNTING_SECONDS = 5.0
 """Seconds between two accounts of where the GPU time went."""
-LONGEST_WITHOUT_ALIGNED = 15.0
+MAX_SECONDS_WITHOUT_ALIGNED = 15.0
 """Seconds after which a part ends although none of its steps was compared."""
 RECENT_READINGS = 24
 """The number of newest readings that are all kept; older ones are thinned out, so that gaps grow with age."""
@@ -131,7 +130,7 @@ class RunJudge:
             if now.counters.aligned.steps > then.counters.aligned.steps:
                 has_compared = True
         is_compared = any(one.counters.aligned.steps for one in readings.values())
-        return has_compared or not is_compared or at - begin > LONGEST_WITHOUT_ALIGNED
+        return has_compared or not is_compared or at - begin > MAX_SECONDS_WITHOUT_ALIGNED
 
     def _end_part(self, at: float, readings: Readings) -> None:
         begin, before = self._readings[-1]
@@ -147,8 +146,8 @@ class RunJudge:
             # Drop the older reading that is closest to its neighbors, relative to its age.
             older = range(1, len(self._readings) - RECENT_READINGS)
             moments = [moment for moment, _ in self._readings]
-            crowded = min(older, key=lambda i: (moments[i + 1] - moments[i - 1]) / (at - moments[i] + 1.0))
-            del self._readings[crowded]
+            densest = min(older, key=lambda i: (moments[i + 1] - moments[i - 1]) / (at - moments[i] + 1.0))
+            del self._readings[densest]
 
     def _window(self, before: Readings, readings: Readings) -> Window:
         facts = compare(self.run, before, readings)
@@ -212,16 +211,16 @@ class RunJudge:
         """Return the state that a restart needs, as JSON values; if `is_last`, with the time not accounted for yet."""
         accounted = []
         if is_last and self._accounted:
-            accounted = [at - self._accounted[0], [*map(saved, self._accounted[1].values())]]
+            accounted = [at - self._accounted[0], [*map(reading_to_json, self._accounted[1].values())]]
         return {**self.history.state(at), "findings": self._losses.state(at), "settled": accounted}
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
         """Restore what `state` returned. Raise one of history.UNREADABLE if it is damaged."""
-        findings, accounted = restored(state["findings"], at), None
+        findings, accounted = findings_from_json(state["findings"], at), None
         if state.get("settled"):
             age, readings = state["settled"]
             begin = at - float(age)
-            accounted = begin, {one.rank: one for one in (restored_reading(saved, begin) for saved in readings)}
+            accounted = begin, {one.rank: one for one in (reading_from_json(saved, begin) for saved in readings)}
         self.history.restore(state, at)
         self._losses.restore(findings, at)
         self._accounted = accounted

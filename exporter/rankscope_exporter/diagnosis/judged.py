@@ -62,7 +62,7 @@ class Judges:
         """Add the readings of one moment, by run. `known_gpus` are the UUIDs of the GPUs that are read."""
         gpus = frozenset(known_gpus)
         by_rank = {run: {one.rank: one for one in ranks} for run, ranks in readings.items()}
-        not_judged = {run: why for run, ranks in by_rank.items() if (why := why_not(ranks, gpus))}
+        not_judged = {run: reason for run, ranks in by_rank.items() if (reason := reason_not_judged(ranks, gpus))}
         for run in _too_many(by_rank, not_judged):
             not_judged[run] = "too_many_runs"
         verdicts = []
@@ -82,7 +82,7 @@ class Judges:
                 del self.judges[run], self._seen[run]
 
 
-def why_not(ranks: Mapping[int, RankReading], gpus: frozenset[str]) -> str:
+def reason_not_judged(ranks: Mapping[int, RankReading], gpus: frozenset[str]) -> str:
     """Return the reason why this node cannot judge a run; empty if it can."""
     living = [one for one in ranks.values() if one.ended is None]
     sizes = {one.world_size for one in living or ranks.values()}

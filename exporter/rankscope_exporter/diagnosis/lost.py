@@ -66,8 +66,8 @@ def _waiting(run: RunFacts, waited: float, allocated: int) -> Mapping[str, float
     floor = min(_floor(run) / allocated, waited)
     if not run.stages:
         return {"transfer": floor, "straggler": waited - floor}
-    least = min(least_wait(members) for members in run.stages.values()) * len(run.ranks) / allocated
-    imbalance = min(waits_for_a_stage(run) * len(run.ranks) / allocated, max(floor - least, 0.0))
+    least = min(shortest_wait(members) for members in run.stages.values()) * len(run.ranks) / allocated
+    imbalance = min(mean_stage_wait(run) * len(run.ranks) / allocated, max(floor - least, 0.0))
     bubble = min(expected_bubble(run) * len(run.ranks) / allocated, floor - imbalance)
     transfer = min(max(least - bubble, 0.0), floor - imbalance - bubble)
     late = waited - transfer - bubble - imbalance
@@ -86,22 +86,22 @@ def _floor(run: RunFacts) -> float:
     return waited
 
 
-def least_wait(members: Sequence[RankFacts]) -> float:
+def shortest_wait(members: Sequence[RankFacts]) -> float:
     """Return the least wait of any rank."""
     return min(one.ratios.get(WAIT, 0.0) for one in members)
 
 
-def most_wait(members: Sequence[RankFacts]) -> float:
+def longest_wait(members: Sequence[RankFacts]) -> float:
     """Return the longest wait of any rank, which is the one with the least work."""
     return max(one.ratios.get(WAIT, 0.0) for one in members)
 
 
-def waits_for_a_stage(run: RunFacts) -> float:
+def mean_stage_wait(run: RunFacts) -> float:
     """Return the ranks' mean wait for a stage with more work, whose ranks all wait less than the others.
 
     The rank that waits most stands for its stage, so that a slow rank within a stage does not count.
     """
-    waits = {stage: most_wait(members) for stage, members in run.stages.items()}
+    waits = {stage: longest_wait(members) for stage, members in run.stages.items()}
     least = min(waits.values(), default=0.0)
     ranks = sum(len(members) for members in run.stages.values())
     return sum((waits[stage] - least) * len(members) for stage, members in run.stages.items()) / ranks if ranks else 0.0

@@ -115,11 +115,11 @@ class Parts:
         for ring, waiting, resolution in zip(self._rings, self._open, RESOLUTIONS, strict=True):
             waiting.append(part)
             if sum(one.seconds for one in waiting) >= resolution:
-                ring.append(_merged(waiting))
+                ring.append(_merge(waiting))
                 waiting.clear()
 
 
-def _merged(parts: Sequence[Part]) -> Part:
+def _merge(parts: Sequence[Part]) -> Part:
     if len(parts) == 1:
         return parts[0]
     width = max(len(part.values) for part in parts)

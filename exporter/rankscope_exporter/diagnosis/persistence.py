@@ -81,10 +81,10 @@ class LossFindings:
             loss = -math.inf if mean is None else mean - allowance
             if key in self._open:
                 self._review(at, key, mean, loss)
-            elif loss > self._thresholds.loss and (tier := self._reached(key, allowance, spans)):
+            elif loss > self._thresholds.loss and (tier := self._reached_tier(key, allowance, spans)):
                 self._begin(at, key, tier, since)
 
-    def _reached(self, key: Key, allowance: float, spans: Mapping[Tier, Span | None]) -> Tier | None:
+    def _reached_tier(self, key: Key, allowance: float, spans: Mapping[Tier, Span | None]) -> Tier | None:
         """Return the first tier that a loss has reached. It does not reach a longer tier if it is already over."""
         first, second, *_ = spans.items()
         for tier, span in spans.items():
@@ -150,10 +150,10 @@ class LossFindings:
 
     def state(self, at: float) -> list[list[Any]]:
         """Return the open findings as JSON values."""
-        return [[at - one.since, at - one.opened, *_saved(one)] for one in self._open.values()]
+        return [[at - one.since, at - one.opened, *_to_json(one)] for one in self._open.values()]
 
     def restore(self, findings: Sequence[Finding], at: float) -> None:
-        """Add the findings that `restored` returned."""
+        """Add restored findings."""
         self._open |= {finding.candidate.key: finding for finding in findings}
         self._above |= {finding.candidate.key: at for finding in findings}
 
@@ -162,18 +162,18 @@ def _is_alive(key: Key, window: Window) -> bool:
     return key[1] is None or key[1] in {one.rank for one in window.run.ranks}
 
 
-def _saved(finding: Finding) -> list[Any]:
+def _to_json(finding: Finding) -> list[Any]:
     candidate = finding.candidate
     place, evidence = list(candidate.place), dict(candidate.evidence)
     return [candidate.kind, candidate.ratio, candidate.cause, place, evidence, finding.is_critical, finding.baseline]
 
 
-def restored(state: Iterable[Sequence[Any]], at: float) -> list[Finding]:
+def findings_from_json(state: Iterable[Sequence[Any]], at: float) -> list[Finding]:
     """Return the findings of a state. Raise one of history.UNREADABLE if it is damaged."""
-    return [_restored(saved, at) for saved in state]
+    return [_from_json(saved, at) for saved in state]
 
 
-def _restored(saved: Sequence[Any], at: float) -> Finding:
+def _from_json(saved: Sequence[Any], at: float) -> Finding:
     began, opened, kind, ratio, cause, place, evidence, is_critical, baseline = saved
     if kind not in _DETECTORS:
         raise ValueError(f"no detector is named {kind!r}")

@@ -238,13 +238,13 @@ NESTED = {
 }
 
 
-def saved(one: RankReading) -> list[Any]:
+def reading_to_json(one: RankReading) -> list[Any]:
     """Return the part of a reading that starts a window, as JSON values."""
     return [one.rank, one.began, asdict(one.counters)]
 
 
-def restored(state: Sequence[Any], at: float) -> RankReading:
-    """Return a reading at that time from what `saved` returned. Raise TypeError, ValueError or KeyError."""
+def reading_from_json(state: Sequence[Any], at: float) -> RankReading:
+    """Return a reading at that time from what `reading_to_json` returned. Raise TypeError, ValueError or KeyError."""
     rank, began, counters = state
     known = dict(counters)
     nested = {name: kind(**_numbers(known.pop(name))) for name, kind in NESTED.items()}

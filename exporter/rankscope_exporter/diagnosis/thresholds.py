@@ -133,7 +133,7 @@ class Thresholds:
     """Longest time between the last progress and the end: work after the last step."""
 
 
-def changed(thresholds: Thresholds, values: Mapping[str, Any]) -> Thresholds:
+def change_thresholds(thresholds: Thresholds, values: Mapping[str, Any]) -> Thresholds:
     """Return the thresholds with other values by name. Tiers are lists of a tier's fields, in their order.
 
     Raise ValueError that names the wrong value.

@@ -77,7 +77,7 @@ def held_up_by(waiting: Waits) -> Sequence[frozenset[int]]:
     Ranks that wait for each other are one set if they wait for no other rank. Empty if no rank waits.
     """
     ranks = {*waiting, *(rank for late in waiting.values() for rank in late)}
-    reached = {rank: _reached(waiting, rank) for rank in ranks}
+    reached = {rank: _reachable(waiting, rank) for rank in ranks}
     found = []
     for rank, others in sorted(reached.items()):
         ring = {rank} | {other for other in others if rank in reached[other]}
@@ -88,7 +88,7 @@ def held_up_by(waiting: Waits) -> Sequence[frozenset[int]]:
     return found
 
 
-def _reached(waiting: Waits, begin: int) -> set[int]:
+def _reachable(waiting: Waits, begin: int) -> set[int]:
     """Return all ranks that a rank waits for, directly or through others. Equal sets are followed once."""
     found, taken = set[int](), set[frozenset[int]]()
     to_do = [waiting.get(begin, frozenset())]
@@ -104,5 +104,5 @@ def _reached(waiting: Waits, begin: int) -> set[int]:
 def victims(waiting: Waits, late: frozenset[int]) -> Iterator[int]:
     """Yield the ranks that wait for one of the late ranks, directly or through others."""
     for rank in sorted(waiting):
-        if rank not in late and not late.isdisjoint(_reached(waiting, rank)):
+        if rank not in late and not late.isdisjoint(_reachable(waiting, rank)):
             yield rank

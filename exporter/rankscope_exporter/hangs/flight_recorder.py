@@ -19,7 +19,7 @@ from typing import Any
 
 from rankscope_exporter.diagnosis.waits import Operation, Position
 
-LARGEST = 512 * 2**20
+SIZE_LIMIT = 512 * 2**20
 """The size limit of a file in bytes. 2,000 operations with their stacks take about 10 MB."""
 PEERS = re.compile(r"(\d+)(?:->|<-)(\d+)$")
 """The rank and its peer in the name of a send or receive, by their numbers within the group."""
@@ -77,32 +77,32 @@ def read_dumps(path: Path) -> list[Dump]:
 def read(path: Path, rank: int) -> Dump:
     """Return one dump. Raise DumpError if it cannot be read."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise DumpError(f"{path}: larger than {LARGEST} bytes")
-        return _dump(_loaded(path), rank)
+        if path.stat().st_size > SIZE_LIMIT:
+            raise DumpError(f"{path}: larger than {SIZE_LIMIT} bytes")
+        return _parse(_load(path), rank)
     except OSError as error:
         raise DumpError(f"{path}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
         raise DumpError(f"{path}: not a dump of torch's flight recorder: {error!r}") from error
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         raise ValueError(f"it contains a {module}.{name}")
 
 
-def _loaded(path: Path) -> Any:
+def _load(path: Path) -> Any:
     with path.open("rb") as file:
         if file.read(1) in b"{ \n":
             return json.loads(path.read_text())
         file.seek(0)
         try:
-            return _Plain(file).load()
+            return _PlainUnpickler(file).load()
         except (pickle.UnpicklingError, EOFError, IndexError, MemoryError, OverflowError) as error:
             raise ValueError(str(error)) from error
 
 
-def _dump(document: Any, rank: int) -> Dump:
+def _parse(document: Any, rank: int) -> Dump:
     entries = [dict(entry) for entry in document["entries"]]
     groups = {
         str(name): Group(str(name), str(config.get("desc", "")), _numbers(config.get("ranks", "")))
@@ -146,7 +146,7 @@ def groups_of(dumps: Sequence[Dump]) -> Mapping[str, Group]:
     }
 
 
-def disagreements(dumps: Sequence[Dump]) -> Iterator[tuple[Group, float, Mapping[str, Sequence[int]]]]:
+def find_disagreements(dumps: Sequence[Dump]) -> Iterator[tuple[Group, float, Mapping[str, Sequence[int]]]]:
     """Yield pending collectives for which ranks of a group called different operations.
 
     Each has its group, its number and the ranks by operation.
@@ -170,7 +170,7 @@ def positions(dumps: Sequence[Dump]) -> list[Position]:
     pairs = {
         str(entry["process_group"][0])
         for entry in chain.from_iterable(dump.entries for dump in dumps)
-        if _is_between_two(entry)
+        if _is_point_to_point(entry)
     }
     return [_position(dump, groups, pairs) for dump in dumps]
 
@@ -194,7 +194,7 @@ def _position(dump: Dump, groups: Mapping[str, Group], pairs: set[str]) -> Posit
 def _collectives(dump: Dump) -> Mapping[str, list[Mapping[str, Any]]]:
     by_group: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for entry in dump.entries:
-        if not _is_between_two(entry):
+        if not _is_point_to_point(entry):
             by_group[str(entry["process_group"][0])].append(entry)
     return by_group
 
@@ -208,7 +208,7 @@ def _has_completed(entry: Mapping[str, Any]) -> bool:
     return entry["state"] == "completed" or bool(entry.get("retired"))
 
 
-def _is_between_two(entry: Mapping[str, Any]) -> bool:
+def _is_point_to_point(entry: Mapping[str, Any]) -> bool:
     return bool(entry.get("is_p2p")) or PEERS.search(str(entry["profiling_name"])) is not None
 
 
@@ -218,7 +218,7 @@ def _pending_operations(dump: Dump, groups: Mapping[str, Group]) -> Iterator[Ope
         if _has_completed(entry):
             continue
         name, group = _operation_name(entry), str(entry["process_group"][0])
-        if not _is_between_two(entry):
+        if not _is_point_to_point(entry):
             yield Operation(name, group, float(entry["collective_seq_id"]))
         elif (match := PEERS.search(name)) and int(match[2]) < len(groups[group].ranks):
             yield Operation(name.split()[0], group, float(entry["p2p_seq_id"]), groups[group].ranks[int(match[2])])

@@ -22,7 +22,7 @@ class NoRanksError(Exception):
     """There are no ranks to show. The message names the reason."""
 
 
-def lines_of(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
+def explain_records(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
     """Yield the ranks that block the run. Raise NoRanksError."""
     living = _living(run, run_dirs)
     groups = {
@@ -64,10 +64,10 @@ def _dumps(one: RecordedRank) -> Iterator[str]:
     with suppress(OSError):
         pairs = Path(f"/proc/{one.snapshot.lock_pid}/environ").read_bytes().decode(errors="replace").split("\0")
         environment = dict(pair.partition("=")[::2] for pair in pairs)
-        yield from in_words(environment)
+        yield from describe_dumps(environment)
 
 
-def in_words(environment: Mapping[str, str]) -> Iterator[str]:
+def describe_dumps(environment: Mapping[str, str]) -> Iterator[str]:
     """Yield the dumps that a job with this environment writes."""
     prefix = next((environment[name] for name in PREFIXES if environment.get(name)), "")
     if prefix:

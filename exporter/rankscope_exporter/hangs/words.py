@@ -22,19 +22,19 @@ def lines(positions: Sequence[Position], groups: Mapping[str, Group]) -> Iterato
         return
     every = sorted(rank for ranks in late for rank in ranks)
     block = "block" if len(every) > 1 else "blocks"
-    yield f"{in_ranks(every)} of {_count(positions, groups)} {block} the other ranks."
+    yield f"{name_ranks(every)} of {_count(positions, groups)} {block} the other ranks."
     for ranks in late[:SETS_SHOWN]:
         yield f"{_why(ranks, by_rank, groups)} {_waiting(ranks, waiting, by_rank, groups)}"
     if len(late) > SETS_SHOWN:
         yield f"{len(late) - SETS_SHOWN} more are not shown."
 
 
-def in_ranks(ranks: Sequence[int]) -> str:
+def name_ranks(ranks: Sequence[int]) -> str:
     """Return `Rank 3`, or for several ranks `Ranks 0-2,5`."""
-    return f"Rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+    return f"Rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
 
 
-def ranges(numbers: Sequence[int]) -> str:
+def format_ranges(numbers: Sequence[int]) -> str:
     """Return numbers in short form, such as `0-2,5`."""
     consecutive = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
     runs = [[number for _, number in run] for _, run in consecutive]
@@ -47,7 +47,7 @@ def _waiting(late: frozenset[int], waiting: Waits, by_rank: Mapping[int, Positio
     operation = by_rank[first].waits_in
     every = [*victims(waiting, late)]
     more = f"; in total {len(every)} ranks wait for it, directly or through others" if len(every) > 1 else ""
-    return f"Rank {first} waits in {described(operation, groups)}{more}." if operation else ""
+    return f"Rank {first} waits in {describe_operation(operation, groups)}{more}." if operation else ""
 
 
 def _count(positions: Sequence[Position], groups: Mapping[str, Group]) -> int:
@@ -56,26 +56,27 @@ def _count(positions: Sequence[Position], groups: Mapping[str, Group]) -> int:
 
 def _why(ranks: frozenset[int], by_rank: Mapping[int, Position], groups: Mapping[str, Group]) -> str:
     if len(ranks) > 1:
-        return f"{in_ranks([*ranks])} wait for each other: their order of operations differs, or their link fails."
+        return f"{name_ranks([*ranks])} wait for each other: their order of operations differs, or their link fails."
     [rank] = ranks
     if rank not in by_rank:
         return f"Rank {rank} is missing: it has ended or runs on another node."
     operation = by_rank[rank].waits_in
     if operation is None:
         return f"Rank {rank} waits in no operation: its host has not issued the next one."
-    return f"Rank {rank}: its device has not completed {described(operation, groups)}, which all ranks have issued."
+    described = describe_operation(operation, groups)
+    return f"Rank {rank}: its device has not completed {described}, which all ranks have issued."
 
 
-def described(operation: Operation, groups: Mapping[str, Group]) -> str:
+def describe_operation(operation: Operation, groups: Mapping[str, Group]) -> str:
     """Return an operation with its number and group."""
     if operation.peer is not None:
         return f"a {operation.name} with rank {operation.peer}"
-    return f"{operation.name} {operation.number:.0f} of {in_words(groups[operation.group])}"
+    return f"{operation.name} {operation.number:.0f} of {describe_group(groups[operation.group])}"
 
 
-def in_words(group: Group) -> str:
+def describe_group(group: Group) -> str:
     """Return a group's description and ranks."""
-    return f"{group.description or 'group ' + group.name} (ranks {ranges(group.ranks)})"
+    return f"{group.description or 'group ' + group.name} (ranks {format_ranges(group.ranks)})"
 
 
 def _without_blocking_rank(positions: Sequence[Position], groups: Mapping[str, Group]) -> Iterator[str]:
@@ -86,5 +87,5 @@ def _without_blocking_rank(positions: Sequence[Position], groups: Mapping[str, G
     yield f"No rank is late: {len(stuck)} of {len(positions)} ranks wait in operations that all others have issued."
     first = min(stuck, key=lambda one: one.rank)
     assert first.waits_in is not None
-    yield f"Rank {first.rank} is in {described(first.waits_in, groups)}."
+    yield f"Rank {first.rank} is in {describe_operation(first.waits_in, groups)}."
     yield "Likely a network fault, or a kernel that does not finish: check the links, and the GPUs for XID errors."

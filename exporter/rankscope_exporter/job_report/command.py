@@ -53,7 +53,7 @@ def _page(question: Question, connect: Callable[[str, float | None], Prometheus]
     job = _job(question, connect)
     job_id = job.slurm.get("job_id", "")
     if job_id.isdecimal() and not job.is_partial and (allocation := slurm.ask(job_id)):
-        job = job.allocated(allocation, time.time())
+        job = job.with_allocation(allocation, time.time())
     return [as_json(job, question.prices)] if question.is_json else lines(job, question.prices)
 
 

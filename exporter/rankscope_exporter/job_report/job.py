@@ -106,7 +106,7 @@ class Job:
         """Return whether it has ranks on other nodes, which are unknown here."""
         return self.ranks < self.world_size
 
-    def allocated(self, allocation: Allocation, now: float) -> Job:
+    def with_allocation(self, allocation: Allocation, now: float) -> Job:
         """Return the job with its allocation. Allocated time without a rank is NO_RANK.
 
         If the job is running, the time since its state was saved is left out.

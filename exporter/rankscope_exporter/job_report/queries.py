@@ -19,7 +19,7 @@ RESOLUTION = 60.0
 """The resolution of a finding's times, in seconds."""
 SAMPLES = 2000
 """The number of samples of a series in a sum over time."""
-SHORTEST_STEP = 15
+MIN_STEP = 15
 """The least seconds between two samples of a sum over all runs."""
 GROUPS = {"user": "user", "account": "slurm_account", "partition": "slurm_partition"}
 """By group: the label of rankscope_gpu_allocation_info that names it."""
@@ -50,7 +50,7 @@ def job(connect: Connect, run: str | None, job_id: str | None, owner: str | None
     slurm = _slurm(allocations, job_id)
     summaries = [_summary(now, *one, slurm) for one in runs]
     selected = select_job(summaries, run, job_id, owner)
-    return merge_jobs([_detailed(connect, one) for one in summaries if set(one.runs) <= set(selected.runs)])
+    return merge_jobs([_add_details(connect, one) for one in summaries if set(one.runs) <= set(selected.runs)])
 
 
 def _slurm(allocations: Sequence[Sample], job_id: str | None) -> Mapping[str, str]:
@@ -91,7 +91,7 @@ def _summary(now: Prometheus, run: str, owner: str, slurm: Mapping[str, str]) ->
     )
 
 
-def _detailed(connect: Connect, one: Job) -> Job:
+def _add_details(connect: Connect, one: Job) -> Job:
     """Return the job with its use of resources and its findings."""
     end = one.at if one.ended is None else one.ended
     if end <= one.began:
@@ -176,7 +176,7 @@ def _findings(then: Prometheus, where: str, life: str, ended: float | None) -> S
 
 def groups(prometheus: Prometheus, by: str, days: float) -> Mapping[str, Mapping[str, float]]:
     """Return GPU seconds by cause for each user, account or partition; an unknown name is empty."""
-    span, label, step = f"{round(days * 86400)}s", GROUPS[by], max(round(days * 86400 / SAMPLES), SHORTEST_STEP)
+    span, label, step = f"{round(days * 86400)}s", GROUPS[by], max(round(days * 86400 / SAMPLES), MIN_STEP)
     spent = prometheus.query(
         "sum by (run, owner, cause) (sum_over_time((run:rankscope_lost:ratio * on (run, owner, cluster) group_left () "
         f"run:rankscope_allocated:ratio)[{span}:{step}s])) * {step}",

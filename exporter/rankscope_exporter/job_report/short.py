@@ -21,14 +21,14 @@ NAME_LIMIT = 60
 def as_json(job: Job, prices: Prices) -> str:
     """Return the line. Leave out findings first, then the smallest causes, until it fits."""
     text = ""
-    for line in _shorter(job, prices):
+    for line in _candidates(job, prices):
         text = json.dumps(line, separators=(",", ":")).replace("`", "'")
         if len(text) <= LIMIT:
             break
     return text
 
 
-def _shorter(job: Job, prices: Prices) -> Iterator[dict[str, Any]]:
+def _candidates(job: Job, prices: Prices) -> Iterator[dict[str, Any]]:
     for findings, causes in ((8, 24), (4, 16), (2, 8), (0, 8), (0, 4)):
         yield _line(job, prices, findings, causes)
 
@@ -51,14 +51,14 @@ def _line(job: Job, prices: Prices, findings: int, causes: int) -> dict[str, Any
         "ranks": job.ranks,
         "nodes": len(job.nodes),
         "seconds": round(job.seconds),
-        "gpu_hours": _rounded(hours),
+        "gpu_hours": _round(hours),
         "useful": round(useful, 4),
         "lost": lost,
         "gpu_busy": [round(value, 3) for value in (min(busy), sum(busy) / len(busy), max(busy))] if busy else None,
         "gpu_memory": round(max(memory), 3) if memory else None,
         "cpus": None if job.cpu_seconds is None or not job.seconds else round(job.cpu_seconds / job.seconds, 1),
         "cpus_allocated": job.cpus,
-        "kwh": None if job.kwh is None else _rounded(job.kwh),
+        "kwh": None if job.kwh is None else _round(job.kwh),
         "cost": None if prices.gpu_hour is None else round(hours * prices.gpu_hour, 2),
         "energy_cost": None if prices.kwh is None or job.kwh is None else round(job.kwh * prices.kwh, 2),
         "findings": [
@@ -69,5 +69,5 @@ def _line(job: Job, prices: Prices, findings: int, causes: int) -> dict[str, Any
     return {name: value for name, value in line.items() if value not in (None, [])}
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.4g}")

@@ -59,8 +59,8 @@ class GpuUse:
     def update(self, seconds: float, gpu: RankGpu) -> None:
         """Add the GPU's current values, `seconds` after the last ones."""
         self.seconds += seconds
-        self.busy = _increased(self.busy, self.busy_counter, gpu.counters.busy)
-        self.joules = _increased(self.joules, self.joules_counter, gpu.joules)
+        self.busy = _add_increase(self.busy, self.busy_counter, gpu.counters.busy)
+        self.joules = _add_increase(self.joules, self.joules_counter, gpu.joules)
         self.busy_counter, self.joules_counter = gpu.counters.busy, gpu.joules
         if gpu.memory:
             self.memory = max(gpu.memory.used, self.memory or 0.0)
@@ -245,7 +245,7 @@ class Accounts:
         """Finish runs whose records are gone, as after a reboot. They ended when they were last seen."""
         for account in self._saved.values():
             if account.ended is None:
-                self._journal.append(account.owner, {**_finished(account), "ended": account.at})
+                self._journal.append(account.owner, {**_journal_entry(account), "ended": account.at})
         self._saved = {}
 
     def _update(
@@ -258,7 +258,7 @@ class Accounts:
         account.memory = max(account.memory, sum(resident.get(pid, 0.0) for pid in pids))
         account.cpus = max(account.cpus, len(frozenset().union(*(self._allowed[pid] for pid in pids))))
         if account.ended is not None and not was_over:
-            self._journal.append(account.owner, _finished(account))
+            self._journal.append(account.owner, _journal_entry(account))
 
     def state(self) -> list[Any]:
         """Return the accounts as JSON values."""
@@ -266,10 +266,10 @@ class Accounts:
 
     def restore(self, state: Iterable[Any]) -> None:
         """Restore what `state` returned. Raise one of history.UNREADABLE if it is damaged."""
-        self._saved = {(account.run, account.owner): account for account in map(restored, state)}
+        self._saved = {(account.run, account.owner): account for account in map(account_from_json, state)}
 
 
-def _finished(account: Account) -> dict[str, Any]:
+def _journal_entry(account: Account) -> dict[str, Any]:
     """Return the journal entry, without the large fields that only a running account needs."""
     entry = {"entry": journal.FINISHED, **asdict(account), "judged": {}}
     for use in entry["ranks"].values():
@@ -277,7 +277,7 @@ def _finished(account: Account) -> dict[str, Any]:
     return entry
 
 
-def restored(state: Mapping[str, Any]) -> Account:
+def account_from_json(state: Mapping[str, Any]) -> Account:
     """Return an account from its `asdict`. Raise one of history.UNREADABLE if it is damaged."""
     account = Account(str(state["run"]), str(state["owner"]), str(state["user"]), {**state["slurm"]})
     account.nodes, account.world_size, account.cpus = (
@@ -322,7 +322,7 @@ def _phase_seconds(one: RankReading) -> dict[str, float]:
     return phases
 
 
-def _increased(total: float | None, before: float | None, now: float | None) -> float | None:
+def _add_increase(total: float | None, before: float | None, now: float | None) -> float | None:
     """Return a total plus the increase of a counter. A counter that has decreased was reset."""
     if now is None:
         return total

@@ -17,7 +17,7 @@ from rankscope.record.snapshot import DeviceStep, RankSnapshot, Step
 
 AnyStep = Step | DeviceStep
 
-_MOST = 2.0**MAX_LEVEL
+_MAX_STEPS = 2.0**MAX_LEVEL
 
 
 class Reference(NamedTuple):
@@ -34,7 +34,7 @@ def level_of(snapshot: RankSnapshot, interval: float) -> int:
     """
     seconds = snapshot["step_seconds"]  # without the first step, which is start-up
     steps = max(0.0, snapshot["steps"] - 1)
-    needed = min(interval * steps / seconds, _MOST) if seconds else _MOST
+    needed = min(interval * steps / seconds, _MAX_STEPS) if seconds else _MAX_STEPS
     return (max(1, ceil(needed)) - 1).bit_length()
 
 

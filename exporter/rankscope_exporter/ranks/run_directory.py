@@ -24,7 +24,7 @@ from rankscope_exporter.ranks.rank import Key, Rank, Scan
 from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
 from rankscope_exporter.ranks.skipped_files import FileLog, Skipped
 
-ENDED_RANKS_SHOWN_FOR = 600.0  # seconds: time for a scrape, an alert and an operator to read it
+ENDED_RANK_SECONDS = 600.0  # seconds: time for a scrape, an alert and an operator to read it
 FILES_LIMIT = 1024  # per scan; so many bad files take 0.1 s
 SERIES_LIMIT = 249  # of one rank with all phases, operations, groups and trackers that fit into a record
 
@@ -109,7 +109,7 @@ class RunDirectory:
             admitted = [rank for rank in ranks if self._new_series.admits(rank)]
             self._new_series.forget()
             skipped.count["too_many_names"] += len(ranks) - len(admitted)
-            ranks = [self._placed(rank) for rank in admitted]
+            ranks = [self._add_owner_and_gpu(rank) for rank in admitted]
             self._log.log("skipped a file in the run directory", skipped.errors)
             self._log.log("ignored the GPU that a rank names", map(_contradiction, _elsewhere(ranks)))
             self._remember({file.path for file in chosen}, ranks, skipped)
@@ -215,9 +215,9 @@ class RunDirectory:
         return replace(snapshot, alive=True, lock_pid=pid, unix_offset=offset) if is_alive else snapshot
 
     def _is_shown(self, rank: Rank) -> bool:
-        return rank.exit_unix is None or self._clock() - rank.exit_unix < ENDED_RANKS_SHOWN_FOR
+        return rank.exit_unix is None or self._clock() - rank.exit_unix < ENDED_RANK_SECONDS
 
-    def _placed(self, rank: Rank) -> Rank:
+    def _add_owner_and_gpu(self, rank: Rank) -> Rank:
         """Return the rank with its owner's name, and whether it can use its GPU (if it has ended: could before)."""
         before = self._shown.get(rank.key)
         if before and before.snapshot.path == rank.snapshot.path and not rank.snapshot.alive:

@@ -16,7 +16,7 @@ from rankscope_exporter.ranks.rank import Key, Rank
 
 RANKS_LIMIT = 256  # ordinary ranks on a page
 OWNER_RANKS_LIMIT = 128  # ranks of one owner
-ORDINARY = 32_768  # bytes of an ordinary rank: 100 series take 13,000, all possible series 21,000
+ORDINARY_BYTES = 32_768  # bytes of an ordinary rank: 100 series take 13,000, all possible series 21,000
 # Tests check these: series of a rank without operations, own phases, groups or trackers, and bytes of a series without
 # the names in it.
 BARE_SERIES = 155
@@ -51,7 +51,7 @@ class TextLimit:
 
     def weight(self, snapshot: RankSnapshot) -> int:
         """Return the number of ordinary ranks that this rank counts as."""
-        return 1 + self.of(snapshot) // ORDINARY
+        return 1 + self.of(snapshot) // ORDINARY_BYTES
 
 
 def _length(text: str) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 
 NAME = "findings.json"
 VERSION = 1
-LARGEST = 16 * 2**20  # bytes: a hundred runs take a tenth of it
+SIZE_LIMIT = 16 * 2**20  # bytes: a hundred runs take a tenth of it
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,7 @@ class StateFile:
         if self._path is None:
             return {}
         try:
-            if self._path.stat().st_size > LARGEST:
+            if self._path.stat().st_size > SIZE_LIMIT:
                 raise ValueError("the file is too large")
             state = json.loads(self._path.read_text())
             if not isinstance(state, dict) or state.get("version") != VERSION:

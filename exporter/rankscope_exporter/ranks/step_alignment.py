@@ -31,11 +31,11 @@ HOST, DEVICE = "host", "device"  # clocks
 
 REMEMBERED = 32  # steps per rank, to compare step numbers and for ranks that are read a moment later
 EVIDENCE = 16  # steps that are used to compare two ranks' numbers
-LEAST_EVIDENCE = 3
+MIN_EVIDENCE = 3
 # The largest difference between the ends of the same step on two ranks, in steps. It is nearly a whole step if one rank
 # is slow between the collective and the end. If ranks count steps differently, the evidence has to be stronger.
-SAME_NUMBERS = 0.8
-OTHER_NUMBERS = 0.25
+MAX_DISTANCE = 0.8
+MAX_DISTANCE_OTHER_NUMBERS = 0.25
 
 PLANNED = tuple(phase for phase in range(len(PHASES)) if ABSORBS[phase])
 
@@ -169,21 +169,21 @@ def offset(steps: Steps, others: Steps) -> int | None:
 
     It is 0 whenever the ends allow it. A rank that was instrumented later counts fewer steps.
     """
-    if _distance(steps, others, 0) < SAME_NUMBERS:
+    if _distance(steps, others, 0) < MAX_DISTANCE:
         return 0
     if not (steps and others):
         return None
     step = list(steps.values())[len(steps) // 2]  # the other rank's newest steps may not be read yet
     nearest = min(others.values(), key=lambda other: abs(other.end - step.end))
     candidate = nearest.number - step.number
-    return candidate if _distance(steps, others, candidate) < OTHER_NUMBERS else None
+    return candidate if _distance(steps, others, candidate) < MAX_DISTANCE_OTHER_NUMBERS else None
 
 
 def _distance(steps: Steps, others: Steps, candidate: int) -> float:
     """Return the median distance of the ends if the numbers differ by `candidate`, in steps; inf without evidence."""
     newest = list(steps)[-EVIDENCE:]
     numbers = [number for number in newest if number + candidate in others]
-    if len(numbers) < LEAST_EVIDENCE:
+    if len(numbers) < MIN_EVIDENCE:
         return float("inf")
     distance = median(abs(steps[number].end - others[number + candidate].end) for number in numbers)
     return distance / median(steps[number].seconds for number in numbers)
@@ -227,7 +227,7 @@ def _is_one_step(steps: Sequence[AnyStep], began: float) -> bool:
     issued = {step.sequence for step in steps if isinstance(step, DeviceStep)}
     if issued and 0 not in issued:
         return len(issued) == 1 and min(ends) >= began
-    limit = SAME_NUMBERS if issued else 1.0
+    limit = MAX_DISTANCE if issued else 1.0
     return max(ends) - min(ends) < limit * max(step.seconds for step in steps)
 
 

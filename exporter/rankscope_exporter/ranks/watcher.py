@@ -97,7 +97,7 @@ class PolledCollector:
     def _run(self) -> None:
         while work := self._scans.get():
             read_at, scan = work
-            self._latest = read_at, _polled(self.collector, scan)
+            self._latest = read_at, _poll(self.collector, scan)
             self._is_idle.set()
         if isinstance(self.collector, Closing):
             self.collector.close()
@@ -156,7 +156,7 @@ class RankWatcher(Worker):
             self._has_polled.set()
 
 
-def _polled(collector: RankCollector, scan: Scan) -> Sequence[Metric] | Exception:
+def _poll(collector: RankCollector, scan: Scan) -> Sequence[Metric] | Exception:
     try:
         return collector.poll(scan)
     except Exception as error:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from rankscope_exporter.diagnosis.detectors.hang import INSIDE
 from rankscope_exporter.diagnosis.words import duration, percent
-from rankscope_exporter.report.findings import PendingReport, why_not
+from rankscope_exporter.report.findings import PendingReport, pending_reason
 from rankscope_exporter.report.ranks import RankReport
 from rankscope_exporter.report.runs import RunReport
 
@@ -44,7 +44,7 @@ def summary(run: RunReport) -> Iterator[str]:
 def notes(run: RunReport) -> Iterator[str]:
     """Yield the candidates that are not findings yet, and the reason if the run is not judged."""
     for one in run.pending[:PENDING_SHOWN]:
-        yield f"Not yet an alert: {one.sentence} ({why_not(one)})"
+        yield f"Not yet an alert: {one.sentence} ({pending_reason(one)})"
     if run.not_judged_reason and run.living:
         yield f"Run {run.run} is not judged here: {run.not_judged_reason}."
 

@@ -101,7 +101,7 @@ def report_pending(run: Run, pending: Pending) -> PendingReport:
     )
 
 
-def why_not(pending: PendingReport) -> str:
+def pending_reason(pending: PendingReport) -> str:
     """Return the reason why it is not a finding, and the remaining time if known."""
     if pending.remaining_seconds is None:
         return pending.reason

@@ -9,7 +9,7 @@ from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.report.values import Values
 
-HELD_BY = (
+HOLDER_TEXTS = (
     ("slurm_job_id", "job {}"),
     ("slurm_job_name", "{}"),
     ("k8s_pod", "pod {}"),
@@ -171,5 +171,5 @@ def _throttled(now: RankGpu, before: RankGpu, seconds: float) -> Mapping[str, fl
 
 def _holder(labels: Mapping[str, str]) -> str:
     """Return the GPU's holder as text, from the known labels."""
-    known = ", ".join(text.format(labels[name]) for name, text in HELD_BY if labels.get(name))
+    known = ", ".join(text.format(labels[name]) for name, text in HOLDER_TEXTS if labels.get(name))
     return known or labels.get("source", "")

@@ -16,7 +16,7 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.runs import NodeReport, RunReport
-from rankscope_exporter.top.node import Node, watched
+from rankscope_exporter.top.node import Node, watch_node
 from rankscope_exporter.top.view import Screen, view
 
 INTERVAL = 1.0
@@ -27,14 +27,14 @@ STALLED_AFTER = 5.0
 """Seconds without a step after which `--once` does not wait for more steps."""
 OTHER_LINES = 12
 """Lines of the screen for other things than ranks and GPUs."""
-LEAST_RANKS = 4
+MIN_RANKS = 4
 
 
 def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
     """Show the node until Ctrl-C; with `once` or `is_json`, or if the output is not a terminal, print it once."""
     silence_logs()
     console = Console(highlight=False)
-    with suppress(KeyboardInterrupt), watched(run_dirs) as node:
+    with suppress(KeyboardInterrupt), watch_node(run_dirs) as node:
         if once or is_json or not console.is_terminal:
             wait_until_judged(node.runs)
             _print(node, console, is_json=is_json)
@@ -86,7 +86,7 @@ def _follow(node: Node, console: Console) -> None:
             runs, error = _runs(node)
             gpus = node.gpus()
             ranks = (console.height - OTHER_LINES - len(gpus)) // max(len(runs.runs), 1)
-            screen = Screen(console.width, _has_color(console), max(ranks, LEAST_RANKS))
+            screen = Screen(console.width, _has_color(console), max(ranks, MIN_RANKS))
             live.update(view(runs, gpus, screen, error), refresh=True)
             time.sleep(INTERVAL)
 

@@ -14,7 +14,7 @@ from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.runs import NodeReport, RunReport
 from rankscope_exporter.top.command import silence_logs, wait_until_judged
-from rankscope_exporter.top.node import watched
+from rankscope_exporter.top.node import watch_node
 
 FINDINGS_SHOWN = 3
 
@@ -22,7 +22,7 @@ FINDINGS_SHOWN = 3
 def explain(run_dirs: Sequence[Path], run: str | None, owner: str | None) -> bool:
     """Print the explanation after about ten seconds. Return at once, with False, if there is no such run."""
     silence_logs()
-    with watched(run_dirs) as node:
+    with watch_node(run_dirs) as node:
         try:
             if not select(node.runs(), run, owner):
                 return False
@@ -32,7 +32,7 @@ def explain(run_dirs: Sequence[Path], run: str | None, owner: str | None) -> boo
             return False
     width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
     lines = ["No Prometheus answers. Based on the last seconds of the ranks on this machine:", *as_lines(selected)]
-    sys.stdout.writelines(f"{wrapped}\n" for line in lines for wrapped in _wrapped(printable(line), width))
+    sys.stdout.writelines(f"{wrapped}\n" for line in lines for wrapped in _wrap(printable(line), width))
     return True
 
 
@@ -53,6 +53,6 @@ def as_lines(runs: Sequence[RunReport]) -> Iterator[str]:
         yield from describe.notes(run)
 
 
-def _wrapped(line: str, width: int) -> Sequence[str]:
+def _wrap(line: str, width: int) -> Sequence[str]:
     indent = "  " if line.startswith("  ") else ""
     return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

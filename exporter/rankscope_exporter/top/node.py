@@ -72,7 +72,7 @@ class Node(NamedTuple):
 
 
 @contextmanager
-def watched(run_dirs: Sequence[Path]) -> Iterator[Node]:
+def watch_node(run_dirs: Sequence[Path]) -> Iterator[Node]:
     """Read the ranks in these directories and the GPUs once a second, until the context ends."""
     users, occupants = UserNames(name_of_user), Occupants(ProcessTable())
     gpus = RankGpus([collector.name for collector in COLLECTORS])

@@ -97,7 +97,7 @@ def _run(run: RunReport, screen: Screen) -> Iterator[RenderableType]:
     head = Text(printable(run.run), style="bold")
     head.append(f"{describe.owner(run)}: {', '.join(describe.summary(run))}", style="not bold dim")
     yield head
-    ranks = _shown(run, screen.ranks)
+    ranks = _select_ranks(run, screen.ranks)
     table = _table(
         ("rank", True), ("GPU", True), ("now", False), ("time by phase", False), ("waits", True), ("lag", True)
     )
@@ -112,7 +112,7 @@ def _run(run: RunReport, screen: Screen) -> Iterator[RenderableType]:
         yield Text(f"and {hidden} more ranks", style="dim")
 
 
-def _shown(run: RunReport, limit: int | None) -> Sequence[RankReport]:
+def _select_ranks(run: RunReport, limit: int | None) -> Sequence[RankReport]:
     """Return the ranks that fit, marked ranks first, ordered by number."""
     if limit is None or len(run.ranks) <= limit:
         return run.ranks

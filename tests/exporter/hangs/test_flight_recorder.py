@@ -13,7 +13,7 @@ import pytest
 from testing.torchrun import environment, torchrun
 
 from rankscope_exporter.hangs import flight_recorder
-from rankscope_exporter.hangs.command import of_dumps, show
+from rankscope_exporter.hangs.command import explain_dumps, show
 from rankscope_exporter.hangs.flight_recorder import DumpError
 
 RANKS = 4
@@ -90,7 +90,7 @@ def trained() -> list[Recorder]:
 
 
 def first_line(directory: Path) -> str:
-    return next(of_dumps(directory))
+    return next(explain_dumps(directory))
 
 
 HOW = [{"only_pending": True}, {"has_status": False}, {}]
@@ -103,7 +103,7 @@ def test_a_rank_that_has_not_issued_a_collective_is_found_through_a_chain_of_gro
         one.issue("TENSOR", completes=one.rank < 2)
     for one in recorders[:2]:
         one.issue("default_pg", completes=False)
-    line, why = of_dumps(write(tmp_path, recorders, form, **how))
+    line, why = explain_dumps(write(tmp_path, recorders, form, **how))
     assert line == "Rank 3 of 4 blocks the other ranks."
     assert "waits in no operation" in why
     assert "in total 3 ranks wait for it" in why
@@ -116,7 +116,7 @@ def test_a_rank_whose_device_is_stuck_is_named_although_it_has_issued_as_much_as
         for _ in range(2):
             one.issue("TENSOR", completes=one.rank != 2)
         one.issue("default_pg", completes=False)
-    lines = [*of_dumps(write(tmp_path, recorders, **how))]
+    lines = [*explain_dumps(write(tmp_path, recorders, **how))]
     assert lines[0] == "Rank 2 of 4 blocks the other ranks."
     assert lines[1].startswith("Rank 2: its device has not completed all_reduce 4 of TENSOR (ranks 2-3)")
 
@@ -137,7 +137,7 @@ def test_a_rank_without_a_dump_is_named_if_the_others_wait_for_it(tmp_path) -> N
     recorders = trained()
     for one in recorders:
         one.issue("default_pg", completes=False)
-    line, why = of_dumps(write(tmp_path, recorders[:3]))
+    line, why = explain_dumps(write(tmp_path, recorders[:3]))
     assert line == "Rank 3 of 4 blocks the other ranks."
     assert "Rank 3 is missing" in why
 
@@ -146,7 +146,7 @@ def test_if_all_ranks_are_in_the_same_collective_no_rank_is_blamed(tmp_path, for
     recorders = trained()
     for one in recorders:
         one.issue("default_pg", "broadcast", completes=False)
-    lines = [*of_dumps(write(tmp_path, recorders, form))]
+    lines = [*explain_dumps(write(tmp_path, recorders, form))]
     assert lines[0].startswith("No rank is late: 4 of 4 ranks")
     assert "broadcast 4 of default_pg (ranks 0-3)" in lines[1]
 
@@ -155,7 +155,7 @@ def test_ranks_that_call_different_operations_are_listed(tmp_path) -> None:
     recorders = trained()
     for one in recorders:
         one.issue("default_pg", "broadcast" if one.rank == 2 else "all_reduce", completes=False)
-    assert [*of_dumps(write(tmp_path, recorders))][-1] == (
+    assert [*explain_dumps(write(tmp_path, recorders))][-1] == (
         "Ranks call different operations for collective 4 of default_pg (ranks 0-3): Ranks 0-1,3: all_reduce, "
         "Rank 2: broadcast."
     )
@@ -253,6 +253,6 @@ def test_the_dumps_of_a_real_job_name_the_rank_that_hangs(tmp_path) -> None:
         directory.mkdir()
     subprocess.run(torchrun(3, script, *directories), env=environment(TORCH_FR_BUFFER_SIZE="100"), check=False)
     for directory in directories:
-        line, why = of_dumps(directory)
+        line, why = explain_dumps(directory)
         assert line == "Rank 1 of 3 blocks the other ranks."
         assert "Rank 0 waits in all_reduce 2 of pair (ranks 0-1)" in why

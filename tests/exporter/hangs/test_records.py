@@ -11,7 +11,7 @@ from testing.records import living_rank
 
 from rankscope.record import layout
 from rankscope_exporter.hangs.command import show
-from rankscope_exporter.hangs.records import in_words
+from rankscope_exporter.hangs.records import describe_dumps
 
 IN_ALL_REDUCE = layout.OPS.index("all_reduce") + 1.0
 GROUPS = ["0-2", "0-1"]
@@ -66,4 +66,4 @@ def test_the_run_has_to_be_named_if_there_are_several(tmp_path, capsys) -> None:
     ],
 )
 def test_the_output_names_the_place_of_torchs_dumps(environment, text) -> None:
-    assert text in " ".join(in_words(environment))
+    assert text in " ".join(describe_dumps(environment))

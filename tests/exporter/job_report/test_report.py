@@ -115,7 +115,9 @@ def test_a_partial_job_is_not_compared_with_its_whole_allocation(
 
 
 def test_time_of_a_running_job_since_the_last_save_is_not_a_loss() -> None:
-    job = a_job(ended=None, causes={"none": 7200.0}).allocated(Allocation("RUNNING", 3660.0, 2, 0), now=1e9 + 3660)
+    job = a_job(ended=None, causes={"none": 7200.0}).with_allocation(
+        Allocation("RUNNING", 3660.0, 2, 0), now=1e9 + 3660
+    )
     assert job.causes == {"none": 7200.0}
 
 

@@ -18,7 +18,7 @@ from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
 from rankscope_exporter.gpu.nvml.device import Memory
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks import journal, look
-from rankscope_exporter.ranks.accounts import GONE_LIMIT, Account, RankUse, restored
+from rankscope_exporter.ranks.accounts import GONE_LIMIT, Account, RankUse, account_from_json
 
 BOOTED = 1e9
 """The unix time at which the job's clock was 0."""
@@ -197,9 +197,9 @@ def test_a_damaged_account_is_refused(job: JudgedJob, state_dir: Path, damage: d
     job.train(10)
     job.findings.close()
     (state,) = json.loads((state_dir / "findings.json").read_text())["accounts"]
-    assert restored(state).run == "r"
+    assert account_from_json(state).run == "r"
     with pytest.raises((*UNREADABLE, AttributeError)):
-        restored({**state, **damage} if damage else {})
+        account_from_json({**state, **damage} if damage else {})
 
 
 def test_a_run_that_keeps_using_new_rank_numbers_is_bounded_and_loses_no_cpu_time() -> None:

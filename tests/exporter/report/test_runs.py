@@ -15,7 +15,7 @@ from testing.simulated_job import even, lagging
 from rankscope_exporter.diagnosis.words import duration
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
-from rankscope_exporter.report.findings import LACKS, why_not
+from rankscope_exporter.report.findings import LACKS, pending_reason
 from rankscope_exporter.report.runs import NOT_POLLED, REASONS, NodeReport, Reporter, ordered, report_of_look
 
 HUNG = {0: "collective_wait", 1: "collective_wait", 2: "data_wait", 3: "collective_wait"}
@@ -70,7 +70,7 @@ def test_a_hang_is_pending_with_its_rank_and_the_remaining_seconds(run_dir: Path
     (pending,) = (one for one in run.pending if one.kind == "hang")
     assert (pending.rank, pending.lacks) == (2, "time")
     assert pending.remaining_seconds is not None
-    assert why_not(pending) == f"{LACKS['time']}, {duration(pending.remaining_seconds)} more"
+    assert pending_reason(pending) == f"{LACKS['time']}, {duration(pending.remaining_seconds)} more"
     assert run.ranks[2].phase == "data_wait"
     assert run.ranks[2].phase_seconds == pytest.approx(15.0)
 

@@ -20,7 +20,7 @@ from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import Judged, Judges
 from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.readings import RankReading, Run
-from rankscope_exporter.diagnosis.thresholds import Thresholds, changed
+from rankscope_exporter.diagnosis.thresholds import Thresholds, change_thresholds
 from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.flags import flag
 from rankscope_exporter.gpu.rank_gpus import RankGpu
@@ -33,7 +33,7 @@ from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.readings import reading
 from rankscope_exporter.ranks.state_file import StateFile
 
-SAVE_EVERY, SAVE_SOONEST = 60.0, 10.0
+SAVE_INTERVAL, MIN_SAVE_INTERVAL = 60.0, 10.0
 """Seconds between two saved states, and the fewest seconds between them if the findings have changed."""
 logger = logging.getLogger(__name__)
 
@@ -113,7 +113,7 @@ def _thresholds(text: str) -> Thresholds:
         values = json.loads(Path(text).read_text())
         if not isinstance(values, dict):
             raise ValueError("not a JSON object of numbers by name")
-        return changed(Thresholds(), values)
+        return change_thresholds(Thresholds(), values)
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text}: {getattr(error, 'strerror', None) or error}") from error
 
@@ -193,7 +193,7 @@ class Findings:
         if self._accounts:
             self._accounts.update(self.look, self._processes.resident())
         found = {(verdict.run, one.candidate.key) for verdict in self.judged.verdicts for one in verdict.findings}
-        if at - self._saved_at >= (SAVE_EVERY if found == self._found else SAVE_SOONEST):
+        if at - self._saved_at >= (SAVE_INTERVAL if found == self._found else MIN_SAVE_INTERVAL):
             self._save(at, is_last=False)
             self._found = found
         return [declared.family(values) for declared, values in self._values(time.time()).items()]

@@ -16,7 +16,7 @@ from rankscope_exporter.flags import flag
 from rankscope_exporter.ranks.network_ports import SYSFS, read_adapters, read_interfaces
 from rankscope_exporter.ranks.rank import Scan
 
-READ_EVERY = 5.0
+READ_INTERVAL = 5.0
 """Seconds between two readings. Each of 13 counters takes about 30 µs, since the adapter's firmware answers."""
 WINDOW = 60.0
 """Seconds of the window in which faults are detected."""
@@ -82,9 +82,9 @@ class Network:
         """The fault of a port in the last reading, if any."""
 
     def poll(self, _scan: Scan) -> list[Metric]:
-        """Read the ports and detect faults, if READ_EVERY has passed."""
+        """Read the ports and detect faults, if READ_INTERVAL has passed."""
         now = self._monotonic()
-        if not self._readings or now - self._readings[-1][0] >= READ_EVERY:
+        if not self._readings or now - self._readings[-1][0] >= READ_INTERVAL:
             self._read(now)
         return self._families
 
