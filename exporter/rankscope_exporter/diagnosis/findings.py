@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 EVIDENCE_LIMIT = 4
 OF_THE_RUN = frozenset({"hang", "crash", "network"})
-"""Kinds that a run has one of at a time, although they name a rank."""
+"""Kinds of which a run has at most one finding, although they name a rank."""
 
 
 class Place(NamedTuple):

@@ -90,7 +90,7 @@ class Thresholds:
     device_reads_per_step: float = 0.9
     """Waits of the host for the device per step that count as every step. A window's edges can miss some waits."""
     stuck_floor: float = 45.0
-    """The shortest time without progress of any rank that is a hang. Healthy steps of a few seconds are far shorter."""
+    """Shortest time without progress that is a hang. Healthy steps of a few seconds are far shorter."""
     stuck_early: float = 90.0
     """The same before a run has a pace, if its ranks have issued different numbers of collectives."""
     stuck: float = 300.0

@@ -1,4 +1,4 @@
-"""Checkpoints that take too much of the run's time, or the last one is too old.
+"""Checkpoints that take too much of the run's time or are overdue.
 
 - `slow_checkpoint`: time in checkpoints / span * (1 - 1 / n) is above `checkpoint`, with n checkpoints in the span. The
   factor corrects for the span starting or ending next to a checkpoint: n checkpoints have n - 1 intervals between them.

@@ -1,7 +1,7 @@
 """A run in which no rank makes progress, and the rank that the others wait for.
 
 The run hangs if it makes no progress for `stuck_pace` times its longest pause in the last hour (at least `stuck_floor`,
-at most `stuck` seconds; `planned` in a start-up, checkpoint or evaluation). The blocking rank is found in this order:
+at most `stuck` seconds; in a start-up, checkpoint or evaluation up to `planned`). The finding names, in this order:
 
 1. A rank that others wait for, directly or through other ranks, and that waits for no rank itself. In a collective, a
    rank waits for the ranks of its group that have issued fewer collectives (`diagnosis/waits.py`).

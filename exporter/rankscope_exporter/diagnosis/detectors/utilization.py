@@ -1,8 +1,8 @@
 """Runs that do not use their GPUs.
 
-- `low_utilization`: the run computes for `computing` of its time, but its GPUs are busy for at most `low_use` of it.
-  The cause is `memory_bound` if their memory is fuller than `memory_bound`, `batch_too_small` if it is at most
-  `memory_spare`.
+- `low_utilization`: the run computes for at least `computing` of its time, but its GPUs are busy for at most `low_use`.
+  The cause is `memory_bound` if more than `memory_bound` of their memory is used, `batch_too_small` if at most
+  `memory_spare` is used.
 - `cpu_fallback`: a rank makes steps, while its GPU was idle for `cpu_only` seconds and less than `memory_held` of its
   memory is used.
 """
