@@ -73,7 +73,7 @@ class RunJudge:
         """By the key of an open finding: the last time that another finding explained it."""
 
     def update(self, at: float, readings: Readings) -> Verdict:
-        """Take the readings of one moment and return the verdict."""
+        """Add the readings of one moment and return the verdict."""
         self._reset_if_ranks_changed(readings)
         living = [one for one in readings.values() if one.ended is None]
         self.history.observe(at, living)

@@ -176,7 +176,7 @@ def findings_from_json(state: Iterable[Sequence[Any]], at: float) -> list[Findin
 def _from_json(saved: Sequence[Any], at: float) -> Finding:
     began, opened, kind, ratio, cause, place, evidence, is_critical, baseline = saved
     if kind not in _DETECTORS:
-        raise ValueError(f"no detector is named {kind!r}")
+        raise ValueError(f"unknown detector {kind!r}")
     numbers = {str(name): float(value) for name, value in dict(evidence).items()}
     candidate = Candidate(kind, float(ratio), str(cause), Place(*place), numbers)
     return Finding(candidate, at - float(began), at - float(opened), bool(is_critical), str(baseline))

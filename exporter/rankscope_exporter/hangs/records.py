@@ -19,7 +19,7 @@ ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 
 
 class NoRanksError(Exception):
-    """There are no ranks to show. The message names the reason."""
+    """No rank can be shown. The message names the reason."""
 
 
 def explain_records(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:

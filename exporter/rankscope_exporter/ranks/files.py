@@ -36,7 +36,7 @@ def fair_share(
             return 0
         return 2 if file.size != SIZE or file.stamp in unreadable else 1
 
-    # Owners come in random order: a user with many accounts can choose everything else about a file.
+    # Owners come in random order, since a user with many accounts can choose all other properties of a file.
     order: dict[int, float] = defaultdict(random.random)
     by_owner = sorted(files, key=lambda file: (order[file.owner], priority(file), -file.modified, file.name))
     return sorted(take_turns(by_owner, owner_limit), key=priority)[:limit]

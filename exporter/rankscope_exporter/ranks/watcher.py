@@ -113,7 +113,7 @@ class RankWatcher(Worker):
         interval: float = INTERVAL,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__("ranks", interval, self._try_to_poll, "the run directories cannot be read", self._end)
+        super().__init__("ranks", interval, self._try_to_poll, "cannot read the run directories", self._end)
         self._run_directory = run_directory
         self._monotonic = monotonic
         self._scan: Scan | None = None

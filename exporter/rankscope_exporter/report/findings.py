@@ -13,7 +13,7 @@ LACKS: Mapping[str, str] = {
     "time": "it has not lasted long enough",
     "steps": "too few steps have been compared",
     "baseline": "the run is too young to have a baseline",
-    "paused": "the run pauses",
+    "paused": "the run is paused",
     "interactive": "a single process outside of training steps, such as a notebook, does not alert",
     "explained": "another finding explains it",
 }

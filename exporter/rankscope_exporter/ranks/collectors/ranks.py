@@ -96,7 +96,7 @@ class Ranks:
     """The collector of records."""
 
     name = "ranks"
-    help = "training ranks: phases, steps, collectives, life and death"
+    help = "training ranks: phases, steps, collectives, start and end"
     metrics = METRICS
 
     def __init__(self) -> None:
