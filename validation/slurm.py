@@ -255,7 +255,7 @@ def others(node: Node, jobs: Mapping[str, Submitted]) -> Iterator[Check]:
     )
     yield Check("the report names the slow rank", "Rank 1 (" in mail, _finding(mail))
     stranger = node.report(f"--state-dir={node.directory / 'state'}", "--slurm-job", number, "--owner", "2")
-    yield Check("of another user it says nothing", "nothing is known" in stranger, stranger[:80])
+    yield Check("of another user it says nothing", "no data" in stranger, stranger[:80])
     by = node.report(f"--url={node.prometheus.url}", "--by=account", "--days=0.02")
     known = all(one.account in by for one in jobs.values())
     yield Check("GPU-hours by account", known, " / ".join(by.splitlines()[2:4]))

@@ -1,4 +1,4 @@
-"""What detectors return, and what becomes of it: candidates and findings."""
+"""Candidates, which detectors return, and findings, which are candidates that have lasted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 EVIDENCE_LIMIT = 4
 OF_THE_RUN = frozenset({"hang", "crash", "network"})
-"""Kinds of which a run has one at a time, though they name a rank."""
+"""Kinds of which a run has at most one finding, although they name a rank."""
 
 
 class Place(NamedTuple):
-    """Where it is. Empty (None) where it is the whole run."""
+    """The place of a finding. Fields are empty (None) if it concerns the whole run."""
 
     rank: int | None = None
     group: str = ""
@@ -25,23 +25,23 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Candidate:
-    """What a detector sees in one window."""
+    """The result of a detector in one window."""
 
     kind: str
     ratio: float
-    """GPU time or step time that is lost; for what stands still 1."""
+    """The GPU time or step time that is lost; 1 if the run makes no progress."""
     cause: str = ""
     place: Place = field(default_factory=Place)
     evidence: Mapping[str, float] = field(default_factory=dict)
     """At most EVIDENCE_LIMIT numbers by name, in base units."""
     lasted: float | None = None
-    """For how many seconds already, where the facts themselves say so; then no persistence is asked for."""
+    """The seconds that it has lasted, if the facts show them. Then it needs no further persistence."""
     needed: float = 0.0
-    """How many seconds it has to last, where `lasted` is given."""
+    """The seconds that it has to last before it is a finding."""
 
     @property
     def key(self) -> tuple[str, int | None]:
-        """What stays the same while it lasts."""
+        """Return the key that stays the same while the candidate lasts."""
         return self.kind, None if self.kind in OF_THE_RUN else self.place.rank
 
 
@@ -51,16 +51,16 @@ class Finding:
 
     candidate: Candidate
     since: float
-    """When it began, in seconds of the caller's clock."""
+    """The time when it began, in seconds of the caller's clock."""
     opened: float
-    """When it had lasted long enough."""
+    """The time when it had lasted long enough."""
     is_critical: bool = False
     baseline: str = "known"
-    """`unknown` while the run is too young to have one."""
+    """`unknown` while the run is too young to have a baseline."""
 
     @property
     def kind(self) -> str:
-        """As RankscopeFindings' label."""
+        """Return the kind, which is a label of the metrics."""
         return self.candidate.kind
 
     @property
@@ -71,10 +71,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Pending:
-    """A candidate that is not a finding yet, and what it lacks."""
+    """A candidate that is not a finding yet, and the reason."""
 
     candidate: Candidate
     lacks: str
     """`time`, `steps`, `baseline`, `paused`, `interactive` or `explained`."""
     remaining: float | None = None
-    """Seconds until it is one, if it goes on and that is known."""
+    """Seconds until it is a finding if it lasts; None if unknown."""

@@ -1,7 +1,7 @@
-"""What is remembered of a run for hours: the baselines of its losses, its pauses, its checkpoints.
+"""A run's history over hours: the baselines of its losses, its pauses, its checkpoints.
 
-All of it is bounded, and can be saved: `state` returns what JSON can hold, and `restore` takes it back. Times in the
-state are ages, so that it does not matter what the clock counts from.
+All of it is bounded and can be saved: `state` returns JSON values, and `restore` reads them. Times in the state are
+ages, since the next process may have another clock.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 ROW_SECONDS = 15.0
-"""Between two rows of the baselines."""
+"""Seconds between two rows of the baselines."""
 MINUTE = 60.0
 ROWS, MINUTES = 30, 5
-"""The fewest rows that a baseline is of, and the fewest minutes that skipped steps are counted over."""
-SHORTEST_PAUSE = 0.5
-KNOWN_AFTER = 600.0
+"""The fewest rows of a baseline, and the fewest minutes over which skipped steps are counted."""
+MIN_PAUSE = 0.5
+BASELINE_AFTER = 600.0
 """Seconds of steps after which a run has a baseline."""
 PAUSES_KEPT = 64
 UNREADABLE = (KeyError, TypeError, ValueError, OverflowError)
-"""What a state that is damaged raises."""
+"""The exceptions that reading a damaged state raises."""
 
 
 class Row(NamedTuple):
-    """Losses of the whole run by kind: per second of useful work, and seconds per step."""
+    """The whole run's losses by kind: per second of useful work, and in seconds per step."""
 
     at: float
     to_useful: Mapping[str, float]
@@ -40,7 +40,7 @@ class Row(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """A time without progress."""
+    """A period without progress."""
 
     ended: float
     seconds: float
@@ -49,7 +49,7 @@ class Pause(NamedTuple):
 
 
 class Minute(NamedTuple):
-    """Of the rank that is longest about its checkpoints; the highest scale and the skipped steps of mixed precision."""
+    """One minute: the slowest rank's checkpoints, and the loss scale and skipped steps of mixed precision."""
 
     at: float
     checkpoint_seconds: float
@@ -59,7 +59,7 @@ class Minute(NamedTuple):
 
 
 class History:
-    """Of one run."""
+    """The history of one run."""
 
     def __init__(self, thresholds: Thresholds) -> None:
         self._thresholds = thresholds
@@ -71,18 +71,18 @@ class History:
         self._minutes: deque[Minute] = deque(maxlen=int(thresholds.checkpoint_long_seconds / self._minute) + 1)
         self._began = self._progress = -math.inf
         self._stalled = 0.0
-        """Without progress, when it was looked at last: a pause is known to within the time between two readings."""
+        """Seconds without progress at the last reading: the accuracy of a pause is the time between two readings."""
         self._planned = ""
         self._checkpoint = 0.0
         self._stepped_since: float | None = None
 
     @property
     def has_baseline(self) -> bool:
-        """Return whether the rows span long enough."""
-        return bool(self._rows) and self._rows[-1].at - self._rows[0].at >= KNOWN_AFTER
+        """Return whether the rows cover enough time."""
+        return bool(self._rows) and self._rows[-1].at - self._rows[0].at >= BASELINE_AFTER
 
     def observe(self, at: float, ranks: Iterable[RankReading]) -> None:
-        """Take the living ranks of one moment."""
+        """Add the readings of the living ranks at one moment."""
         ranks = tuple(ranks)
         if not ranks:
             return
@@ -104,27 +104,27 @@ class History:
 
     def _observe_pause(self, at: float, ranks: tuple[RankReading, ...]) -> None:
         began, progress = max(one.began for one in ranks), max(one.last_progress for one in ranks)
-        if began > self._began:  # how long the processes before stood still says nothing about these
+        if began > self._began:  # pauses of the previous processes say nothing about these
             self._began, self._progress, self._stalled = began, -math.inf, 0.0
         has_stepped = any(one.counters.steps > 0 for one in ranks)
         if has_stepped and self._stepped_since is None:
             self._stepped_since = at
         moved = [one for one in ranks if one.last_progress > self._progress]
-        # A rank that only now comes to the phase that the others are in ends no pause.
+        # A rank that only enters the planned phase of the others does not end the pause.
         if moved and not (self._planned and all(one.phase == self._planned for one in moved)):
-            if self._stalled > SHORTEST_PAUSE and has_stepped:
+            if self._stalled > MIN_PAUSE and has_stepped:
                 self._add_pause(Pause(at, self._stalled, self._planned))
             self._planned, self._progress = "", progress
         self._stalled = at - self._progress
         self._planned = next((one.phase for one in ranks if one.phase in phases.PLANNED), self._planned)
 
     def _add_pause(self, pause: Pause) -> None:
-        """Keep the longest ones: a shorter and older pause is never asked for."""
+        """Add a pause and drop the older ones that are not longer, since only the longest pauses are read."""
         kept = [one for one in self._pauses if one.seconds > pause.seconds or one.phase != pause.phase]
         self._pauses = deque([*kept, pause], maxlen=PAUSES_KEPT)
 
     def add(self, at: float, losses: Mapping[str, float], useful: float, steps_rate: float) -> None:
-        """Add the losses of the whole run in a part, by kind; at most one row each ROW_SECONDS."""
+        """Add the whole run's losses in a part, by kind; at most one row per ROW_SECONDS."""
         if self._rows and at - self._rows[-1].at < self._row_every:
             return
         to_useful = {kind: loss / useful for kind, loss in losses.items()} if useful > 0.0 else {}
@@ -133,11 +133,10 @@ class History:
         self._known_quartiles.clear()
 
     def baseline(self, kind: str, before: float, useful: float, steps_rate: float) -> float | None:
-        """Return the loss that the run has had before that time: the lower quartile of the last hour.
+        """Return the run's usual loss before that time, the lower quartile of the last hour; None if unknown.
 
-        For each second of useful work or for each step, whichever is more: a ratio of all the time decreases when
-        something else takes more of it, and with shorter batches a step computes less and waits as long as before.
-        None if nothing is known.
+        It is the larger of the loss per second of useful work and the loss per step. A ratio of all time would decrease
+        when something else takes more time, and a step with a shorter batch computes less but waits as long as before.
         """
         to_useful, per_step = self._quartiles(kind, before)
         known = [
@@ -147,7 +146,7 @@ class History:
         return max((one for one in known if one is not None), default=None)
 
     def _quartiles(self, kind: str, before: float) -> tuple[float | None, float | None]:
-        """Return the lower quartiles of a loss to useful work and per step. Computed once for the same rows."""
+        """Return the lower quartiles of a loss per useful second and per step. Cached for the same rows."""
         rows = sum(row.at <= before for row in self._rows)
         if (kind, rows) not in self._known_quartiles:
             chosen = list(self._rows)[:rows]
@@ -157,19 +156,19 @@ class History:
         return self._known_quartiles[kind, rows]
 
     def past(self, at: float) -> Past:
-        """Return what state detectors read."""
+        """Return the history that state detectors read."""
         limits = self._thresholds
         usual = [one.seconds for one in self._pauses if not one.phase and at - one.ended < limits.pace_seconds]
         planned: dict[str, float] = {}
         for one in self._pauses:
             if one.phase and at - one.ended < limits.planned_pace_seconds:
                 planned[one.phase] = max(one.seconds, planned.get(one.phase, 0.0))
-        # A standstill soon after the first steps says nothing about the pace.
+        # Too soon after the first steps, the usual pauses are unknown.
         is_known = self._stepped_since is not None and self._progress - self._stepped_since > limits.pace_known_after
         recent = [minute for minute in self._minutes if at - minute.at <= limits.amp_seconds + self._minute]
         skips = recent[-1].amp_skips - recent[0].amp_skips if recent else 0.0
         return Past(
-            longest_pause=max(usual, default=SHORTEST_PAUSE) if is_known else None,
+            longest_pause=max(usual, default=MIN_PAUSE) if is_known else None,
             longest_planned_pauses=planned,
             checkpoint_ratio=self._checkpoint,
             highest_amp_scale=max((minute.amp_scale for minute in recent), default=0.0),
@@ -177,7 +176,7 @@ class History:
         )
 
     def _checkpoint_ratio(self, span: float) -> float:
-        """Return the time in checkpoints over the whole span, however young the run is: one checkpoint is no ratio."""
+        """Return the time in checkpoints as a ratio of the whole span; 0 until there are two checkpoints."""
         if not self._minutes:
             return 0.0
         within = [one for one in self._minutes if self._minutes[-1].at - one.at <= span]
@@ -186,7 +185,7 @@ class History:
         return spent / span * (1.0 - 1.0 / written) if written > 1.0 else 0.0
 
     def state(self, at: float) -> dict[str, Any]:
-        """Return everything, with ages for times."""
+        """Return the history as JSON values, with ages instead of times."""
         return {
             "rows": [[at - row.at, dict(row.to_useful), dict(row.per_step)] for row in self._rows],
             "pauses": [[at - one.ended, one.seconds, one.phase] for one in self._pauses],
@@ -195,7 +194,7 @@ class History:
         }
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
-        """Take back what `state` returned, or nothing: raises an error of UNREADABLE for anything else."""
+        """Restore what `state` returned. Raise one of UNREADABLE and change nothing if it is damaged."""
         rows = [Row(at - float(age), _numbers(useful), _numbers(step)) for age, useful, step in state["rows"]]
         pauses = [Pause(at - float(age), float(long), str(phase)) for age, long, phase in state["pauses"]]
         minutes = [Minute(at - float(age), *map(float, rest)) for age, *rest in state["minutes"]]

@@ -1,4 +1,4 @@
-"""Judges one run: takes its readings again and again, and says what it has found."""
+"""The judge of one run: it takes the run's readings again and again, and returns its findings."""
 
 from __future__ import annotations
 
@@ -16,47 +16,46 @@ from rankscope_exporter.diagnosis.facts import RunFacts, compare
 from rankscope_exporter.diagnosis.findings import Candidate, Finding, Pending
 from rankscope_exporter.diagnosis.history import History
 from rankscope_exporter.diagnosis.parts import Key
-from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, restored
+from rankscope_exporter.diagnosis.persistence import LossFindings, StateFindings, findings_from_json
 from rankscope_exporter.diagnosis.priority import explanation
-from rankscope_exporter.diagnosis.readings import RankReading, Run, saved
-from rankscope_exporter.diagnosis.readings import restored as restored_reading
+from rankscope_exporter.diagnosis.readings import RankReading, Run, reading_from_json, reading_to_json
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 Readings = Mapping[int, RankReading]
 
-SHORTEST_PART = 0.9
-"""Seconds of a part: a little less than between two polls."""
-SETTLE_EVERY = 5.0
-"""Seconds between two accounts of what the time was spent on."""
-LONGEST_WITHOUT_ALIGNED = 15.0
-"""Seconds after which a part ends though no step of it could be compared."""
+MIN_PART_SECONDS = 0.9
+"""The shortest part: a little less than the time between two polls."""
+ACCOUNTING_SECONDS = 5.0
+"""Seconds between two accounts of where the GPU time went."""
+MAX_SECONDS_WITHOUT_ALIGNED = 15.0
+"""Seconds after which a part ends although none of its steps was compared."""
 RECENT_READINGS = 24
-"""That are kept one by one; older ones are thinned, so that each next is further back."""
+"""The number of newest readings that are all kept; older ones are thinned out, so that gaps grow with age."""
 READINGS_LIMIT = 48
-YOUNG = 10.0
-"""Seconds after its start in which a rank is seen from its start: its record may appear with its first steps."""
+JUST_BEGUN_SECONDS = 10.0
+"""A rank that is first read within this time was seen from its start: its record may appear with its first steps."""
 
 
 @dataclass
 class Verdict:
-    """What is known of a run now. Times are those of the readings."""
+    """The state of a run now. Times are those of the readings."""
 
     run: Run
     at: float
     is_ready: bool = True
-    """Whether enough has been seen to decide: not in the first steps after the caller's own start."""
+    """False in the first steps after the caller's own start, while too little of the run has been seen."""
     findings: list[Finding] = field(default_factory=list)
     pending: list[Pending] = field(default_factory=list)
     facts: RunFacts | None = None
-    """Over the shortest span, or what there is of it. None before the second reading."""
+    """The facts over the shortest span, or its part so far. None before the second reading."""
     lost: Mapping[str, float] = field(default_factory=dict)
     """The run's GPU time by cause over that window."""
-    newly_spent: Mapping[str, float] = field(default_factory=dict)
+    new_gpu_seconds: Mapping[str, float] = field(default_factory=dict)
     """GPU seconds by cause since the last verdict; `none` is useful work."""
 
 
 class RunJudge:
-    """Of one run. Used by one thread."""
+    """The judge of one run, used by one thread."""
 
     def __init__(self, run: Run, thresholds: Thresholds | None = None) -> None:
         self.run = run
@@ -65,24 +64,24 @@ class RunJudge:
         self._losses = LossFindings(self._thresholds, self.history)
         self._states = StateFindings()
         self._readings: deque[tuple[float, Readings]] = deque()
-        """At the ends of parts, the newest last."""
+        """The readings at the ends of parts, the newest last."""
         self._last: Readings = {}
-        self._settled: tuple[float, Readings] | None = None
+        self._accounted: tuple[float, Readings] | None = None
         self._is_ready = False
-        """Whether the run was seen from its start, or for a whole span."""
+        """True if the run was seen from its start, or for a whole span."""
         self._explained: dict[Key, float] = {}
-        """Of each open finding that another one explained, when it last did."""
+        """By the key of an open finding: the last time that another finding explained it."""
 
     def update(self, at: float, readings: Readings) -> Verdict:
-        """Take the readings of one moment and return the verdict."""
-        self._forget_predecessors(readings)
+        """Add the readings of one moment and return the verdict."""
+        self._reset_if_ranks_changed(readings)
         living = [one for one in readings.values() if one.ended is None]
         self.history.observe(at, living)
         self._is_ready |= bool(living) and all(_has_just_begun(one) for one in living)
         verdict = Verdict(self.run, at)
         if not self._readings:
             self._readings.append((at, readings))
-        verdict.newly_spent = self._settle(at, readings)
+        verdict.new_gpu_seconds = self._account(at, readings)
         if living and self._is_part_complete(at, readings):
             self._end_part(at, readings)
         window = self._recent(readings)
@@ -94,32 +93,32 @@ class RunJudge:
         verdict.is_ready = self._is_ready
         return verdict
 
-    def _forget_predecessors(self, readings: Readings) -> None:
-        """Begin again where a rank has begun or ended: what was measured is of other processes, or for one of them.
+    def _reset_if_ranks_changed(self, readings: Readings) -> None:
+        """Drop the measurements if a rank has started or ended: they belong to other processes.
 
-        The others still wait for a rank that has ended, and no rank can be seen to be late.
+        The other ranks still wait for a rank that has ended, so no rank can be seen as late.
         """
         last, self._last = self._last, readings
         if any(_has_changed(last.get(number), now) for number, now in readings.items()):
-            self._readings, self._settled = deque(), None
+            self._readings, self._accounted = deque(), None
             self._losses.forget()
 
-    def _settle(self, at: float, readings: Readings) -> Mapping[str, float]:
-        """Return the GPU seconds since this was done last, by cause; nothing before SETTLE_EVERY."""
-        if self._settled is None:
-            self._settled = at, readings
-        if at - self._settled[0] < SETTLE_EVERY:
+    def _account(self, at: float, readings: Readings) -> Mapping[str, float]:
+        """Return the GPU seconds by cause since the last account; empty if that is less than ACCOUNTING_SECONDS ago."""
+        if self._accounted is None:
+            self._accounted = at, readings
+        if at - self._accounted[0] < ACCOUNTING_SECONDS:
             return {}
-        window = self._window(self._settled[1], readings)
+        window = self._window(self._accounted[1], readings)
         idle = window.lost.get("idle", 0.0)
         gpus = len(window.run.ranks) / (1.0 - idle) if idle < 1.0 else 0.0
-        seconds = gpus * (at - self._settled[0])
-        self._settled = at, readings
+        seconds = gpus * (at - self._accounted[0])
+        self._accounted = at, readings
         return {cause: ratio * seconds for cause, ratio in window.lost.items()}
 
     def _is_part_complete(self, at: float, readings: Readings) -> bool:
         begin, before = self._readings[-1]
-        if at - begin < SHORTEST_PART:
+        if at - begin < MIN_PART_SECONDS:
             return False
         has_compared = False
         for number, now in readings.items():
@@ -131,7 +130,7 @@ class RunJudge:
             if now.counters.aligned.steps > then.counters.aligned.steps:
                 has_compared = True
         is_compared = any(one.counters.aligned.steps for one in readings.values())
-        return has_compared or not is_compared or at - begin > LONGEST_WITHOUT_ALIGNED
+        return has_compared or not is_compared or at - begin > MAX_SECONDS_WITHOUT_ALIGNED
 
     def _end_part(self, at: float, readings: Readings) -> None:
         begin, before = self._readings[-1]
@@ -144,11 +143,11 @@ class RunJudge:
     def _remember(self, at: float, readings: Readings) -> None:
         self._readings.append((at, readings))
         if len(self._readings) > READINGS_LIMIT:
-            # Drop the one of the older ones that is closest to its neighbors, in relation to its age.
+            # Drop the older reading that is closest to its neighbors, relative to its age.
             older = range(1, len(self._readings) - RECENT_READINGS)
             moments = [moment for moment, _ in self._readings]
-            crowded = min(older, key=lambda i: (moments[i + 1] - moments[i - 1]) / (at - moments[i] + 1.0))
-            del self._readings[crowded]
+            densest = min(older, key=lambda i: (moments[i + 1] - moments[i - 1]) / (at - moments[i] + 1.0))
+            del self._readings[densest]
 
     def _window(self, before: Readings, readings: Readings) -> Window:
         facts = compare(self.run, before, readings)
@@ -156,13 +155,13 @@ class RunJudge:
         return Window(facts, losses, self._thresholds)
 
     def _recent(self, readings: Readings) -> Window:
-        """Over the shortest span, or all that there is."""
+        """Return the window of the shortest span, or of all readings if they cover less."""
         span = self._losses.shortest
         begins = span.begins if span else self._readings[0][0]
         return self._window(self._readings_at(begins), readings)
 
     def _readings_at(self, moment: float) -> Readings:
-        """Return the last readings before that time, or the first ones."""
+        """Return the last readings at or before that time, or else the first ones."""
         found = self._readings[0][1]
         for at, readings in self._readings:
             if at > moment + 1e-6:
@@ -184,7 +183,7 @@ class RunJudge:
         verdict.pending += self._pending_stragglers(window, candidates)
 
     def _is_explained(self, at: float, candidate: Candidate, others: Sequence[Candidate]) -> bool:
-        """Return whether another finding explains it, or did a moment ago: the two end one after the other."""
+        """Return whether another finding explains the candidate, or did so recently: the two do not end together."""
         if explanation(candidate, others):
             self._explained[candidate.key] = at
         return at - self._explained.get(candidate.key, -inf) <= self._thresholds.release_seconds
@@ -209,30 +208,30 @@ class RunJudge:
                 yield Pending(lagging, "explained" if explanation(lagging, found) else lacks)
 
     def state(self, at: float, *, is_last: bool = False) -> dict[str, Any]:
-        """Return what has to be saved so that a restart forgets nothing; at the end also what is not counted yet."""
-        settled = []
-        if is_last and self._settled:
-            settled = [at - self._settled[0], [*map(saved, self._settled[1].values())]]
-        return {**self.history.state(at), "findings": self._losses.state(at), "settled": settled}
+        """Return the state that a restart needs, as JSON values; if `is_last`, with the time not accounted for yet."""
+        accounted = []
+        if is_last and self._accounted:
+            accounted = [at - self._accounted[0], [*map(reading_to_json, self._accounted[1].values())]]
+        return {**self.history.state(at), "findings": self._losses.state(at), "settled": accounted}
 
     def restore(self, state: Mapping[str, Any], at: float) -> None:
-        """Take it back. Raises an error of history.UNREADABLE for anything else."""
-        findings, settled = restored(state["findings"], at), None
+        """Restore what `state` returned. Raise one of history.UNREADABLE if it is damaged."""
+        findings, accounted = findings_from_json(state["findings"], at), None
         if state.get("settled"):
             age, readings = state["settled"]
             begin = at - float(age)
-            settled = begin, {one.rank: one for one in (restored_reading(saved, begin) for saved in readings)}
+            accounted = begin, {one.rank: one for one in (reading_from_json(saved, begin) for saved in readings)}
         self.history.restore(state, at)
         self._losses.restore(findings, at)
-        self._settled = settled
+        self._accounted = accounted
 
 
 def _has_just_begun(reading: RankReading) -> bool:
-    return reading.counters.steps == 0 or reading.at - reading.began < YOUNG
+    return reading.counters.steps == 0 or reading.at - reading.began < JUST_BEGUN_SECONDS
 
 
 def _has_changed(then: RankReading | None, now: RankReading) -> bool:
-    """Whether a rank has ended since it was seen last, or lives in another process."""
+    """Return whether a rank has ended since its last reading, or runs in another process."""
     if now.ended:
         return then is None or then.ended is None
     return then is not None and now.began > then.began

@@ -1,4 +1,4 @@
-"""Which runs an exporter judges, and their judges."""
+"""The runs that an exporter judges, and their judges."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rankscope_exporter.diagnosis.readings import RankReading, Run
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 RUNS_LIMIT, RANKS_LIMIT = 16, 64
-"""Of one owner that are judged, and their ranks: a node has one or two runs and at most 16 GPUs."""
+"""The most runs, and ranks of them, that are judged per owner. A node has one or two runs and at most 16 GPUs."""
 REMEMBERED_LIMIT = 2 * RUNS_LIMIT
-"""The same of those that are remembered: an owner can start a run of another name each second."""
+"""The most runs that are remembered per owner: an owner can start a run with a new name each second."""
 FORGET_AFTER = 900.0
-"""Seconds for which a run that is not seen is remembered: ended ranks are shown for ten minutes."""
+"""Seconds after which a run that is not seen is forgotten. Ended ranks are shown for ten minutes."""
 
 
 class Judged(NamedTuple):
-    """The runs that are judged now, and why the others are not."""
+    """The runs that are judged now, and the reasons why others are not."""
 
     verdicts: tuple[Verdict, ...]
     not_judged: Mapping[Run, str]
@@ -29,7 +29,7 @@ class Judged(NamedTuple):
 
 
 class Judges:
-    """One judge for each run. Used by one thread."""
+    """The judges, one for each run. Used by one thread."""
 
     def __init__(self, thresholds: Thresholds | None = None) -> None:
         self._thresholds = thresholds or Thresholds()
@@ -39,13 +39,13 @@ class Judges:
         self._downtime = 0.0
 
     def state(self, at: float, *, is_last: bool = False) -> list[Any]:
-        """Return what a restart of the exporter must not forget, as JSON can hold it."""
+        """Return the state that a restart of the exporter needs, as JSON values."""
         return [[*run, judge.state(at, is_last=is_last)] for run, judge in self.judges.items()]
 
     def restore(self, state: Iterable[Any], downtime: float) -> None:
-        """Take it back, so many seconds later: each run's when it is seen again.
+        """Restore what `state` returned, `downtime` seconds later: for each run when it is seen again.
 
-        Raises TypeError or ValueError for anything else.
+        Raise TypeError or ValueError if the state is damaged.
         """
         self._downtime = downtime
         self._saved = {(str(name), str(owner)): saved for name, owner, saved in state}
@@ -54,15 +54,15 @@ class Judges:
         if run not in self.judges:
             self.judges[run] = judge = RunJudge(run, self._thresholds)
             if saved := self._saved.pop(run, None):
-                with suppress(*UNREADABLE):  # a damaged file: the run has no history then
+                with suppress(*UNREADABLE):  # without a readable state the run has no history
                     judge.restore(saved, at - self._downtime)
         return self.judges[run]
 
     def update(self, at: float, readings: Mapping[Run, Iterable[RankReading]], known_gpus: Iterable[str]) -> Judged:
-        """Take the readings of one moment, by run. `known_gpus` are the UUIDs of the GPUs that are read."""
+        """Add the readings of one moment, by run. `known_gpus` are the UUIDs of the GPUs that are read."""
         gpus = frozenset(known_gpus)
         by_rank = {run: {one.rank: one for one in ranks} for run, ranks in readings.items()}
-        not_judged = {run: why for run, ranks in by_rank.items() if (why := why_not(ranks, gpus))}
+        not_judged = {run: reason for run, ranks in by_rank.items() if (reason := reason_not_judged(ranks, gpus))}
         for run in _too_many(by_rank, not_judged):
             not_judged[run] = "too_many_runs"
         verdicts = []
@@ -74,7 +74,7 @@ class Judges:
         return Judged(tuple(verdicts), not_judged)
 
     def _forget(self, at: float) -> None:
-        """Forget runs that were not seen for long, and the oldest of an owner that has too many."""
+        """Forget runs that were not seen for a long time, and the oldest runs of an owner who has too many."""
         kept: dict[str, int] = defaultdict(int)
         for run, seen in sorted(self._seen.items(), key=lambda item: item[1], reverse=True):
             kept[run[1]] += 1
@@ -82,8 +82,8 @@ class Judges:
                 del self.judges[run], self._seen[run]
 
 
-def why_not(ranks: Mapping[int, RankReading], gpus: frozenset[str]) -> str:
-    """Return why a run cannot be judged from what is known here; empty if it can."""
+def reason_not_judged(ranks: Mapping[int, RankReading], gpus: frozenset[str]) -> str:
+    """Return the reason why this node cannot judge a run; empty if it can."""
     living = [one for one in ranks.values() if one.ended is None]
     sizes = {one.world_size for one in living or ranks.values()}
     if len(sizes) != 1:
@@ -91,14 +91,14 @@ def why_not(ranks: Mapping[int, RankReading], gpus: frozenset[str]) -> str:
     size = sizes.pop()
     if not size:
         return "world_size_unknown"
-    # A forged world size may be too large for a set of so many ranks.
+    # Compare the size first: a forged world size may be too large for the set.
     if size > len(ranks) or not ranks.keys() >= set(range(size)):
         return "ranks_elsewhere"
     return "gpus_unknown" if any(one.uuid and one.uuid not in gpus for one in living) else ""
 
 
 def _too_many(by_rank: Mapping[Run, Mapping[int, RankReading]], not_judged: Mapping[Run, str]) -> list[Run]:
-    """Return the runs beyond each owner's limits: the youngest."""
+    """Return the youngest runs beyond each owner's limits."""
     by_owner: dict[str, list[Run]] = defaultdict(list)
     for run in by_rank.keys() - not_judged.keys():
         by_owner[run[1]].append(run)

@@ -1,4 +1,4 @@
-"""What a run's GPU time goes to, in parts that sum to one: `none` is useful work, everything else is lost."""
+"""A run's GPU time by cause, as ratios that sum to one: `none` is useful work, everything else is lost."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ DATA = ("data", "data_cpu", "data_io")
 Parts = defaultdict[str, float]
 
 _NAMES = {"h2d_copy": "copies"}
-"""Causes of phases that are not named as the phase is."""
+"""Causes by phase, where their names differ."""
 
 
 def by_cause(seconds: Mapping[str, float]) -> Mapping[str, float]:
-    """Return seconds by phase as seconds by cause, where no more is known: for whom a rank waits is then undecided."""
+    """Return seconds by phase as seconds by cause. It is for ranks without facts, so waits are not divided further."""
     causes: Parts = defaultdict(float)
     names = {**dict.fromkeys(phases.COMPUTING, "none"), "data_wait": "data", **_NAMES}
     for phase, spent in seconds.items():
@@ -28,9 +28,9 @@ def by_cause(seconds: Mapping[str, float]) -> Mapping[str, float]:
 
 
 def lost(run: RunFacts, thresholds: Thresholds, *, is_stuck: bool = False) -> Mapping[str, float]:
-    """Return the ratio of the run's GPU time by cause. Empty if nothing is known of any rank.
+    """Return the ratio of the run's GPU time by cause. Empty without a living rank.
 
-    Allocated are the GPUs of the living ranks, and those of ranks that have ended while others live.
+    The allocated GPUs are those of the living ranks, and of ranks that have ended while others are alive.
     """
     if not run.ranks:
         return {}
@@ -59,15 +59,15 @@ def lost(run: RunFacts, thresholds: Thresholds, *, is_stuck: bool = False) -> Ma
 
 
 def _waiting(run: RunFacts, waited: float, allocated: int) -> Mapping[str, float]:
-    """Divide what the ranks wait: for late ranks, for other stages, and for what even the one waits that waits least.
+    """Divide the ranks' wait into that for late ranks, for other stages, and transfer: the least wait of any rank.
 
-    In a pipeline that is the bubble first, as far as its schedule makes it.
+    In a pipeline, the least wait is the bubble first, up to the size that the schedule explains.
     """
     floor = min(_floor(run) / allocated, waited)
     if not run.stages:
         return {"transfer": floor, "straggler": waited - floor}
-    least = min(least_wait(members) for members in run.stages.values()) * len(run.ranks) / allocated
-    imbalance = min(waits_for_a_stage(run) * len(run.ranks) / allocated, max(floor - least, 0.0))
+    least = min(shortest_wait(members) for members in run.stages.values()) * len(run.ranks) / allocated
+    imbalance = min(mean_stage_wait(run) * len(run.ranks) / allocated, max(floor - least, 0.0))
     bubble = min(expected_bubble(run) * len(run.ranks) / allocated, floor - imbalance)
     transfer = min(max(least - bubble, 0.0), floor - imbalance - bubble)
     late = waited - transfer - bubble - imbalance
@@ -75,7 +75,7 @@ def _waiting(run: RunFacts, waited: float, allocated: int) -> Mapping[str, float
 
 
 def _floor(run: RunFacts) -> float:
-    """Return what even the peer waits that waits least, summed over the ranks: by single steps where they are known."""
+    """Return the least wait of any peer, summed over the ranks; step by step where steps were compared."""
     waited = 0.0
     for members in run.peers.values():
         least = min(one.ratios.get(WAIT, 0.0) for one in members)
@@ -86,32 +86,32 @@ def _floor(run: RunFacts) -> float:
     return waited
 
 
-def least_wait(members: Sequence[RankFacts]) -> float:
-    """Return what the rank waits that waits least."""
+def shortest_wait(members: Sequence[RankFacts]) -> float:
+    """Return the least wait of any rank."""
     return min(one.ratios.get(WAIT, 0.0) for one in members)
 
 
-def most_wait(members: Sequence[RankFacts]) -> float:
-    """Return what the rank waits that waits most: the one with the least work."""
+def longest_wait(members: Sequence[RankFacts]) -> float:
+    """Return the longest wait of any rank, which is the one with the least work."""
     return max(one.ratios.get(WAIT, 0.0) for one in members)
 
 
-def waits_for_a_stage(run: RunFacts) -> float:
-    """Return what ranks wait on average because a stage has more work: all of its ranks wait less than the others.
+def mean_stage_wait(run: RunFacts) -> float:
+    """Return the ranks' mean wait for a stage with more work, whose ranks all wait less than the others.
 
-    A rank that is slow within its stage is none: what counts is the rank of each stage that waits most.
+    The rank that waits most stands for its stage, so that a slow rank within a stage does not count.
     """
-    waits = {stage: most_wait(members) for stage, members in run.stages.items()}
+    waits = {stage: longest_wait(members) for stage, members in run.stages.items()}
     least = min(waits.values(), default=0.0)
     ranks = sum(len(members) for members in run.stages.values())
     return sum((waits[stage] - least) * len(members) for stage, members in run.stages.items()) / ranks if ranks else 0.0
 
 
 def expected_bubble(run: RunFacts) -> float:
-    """Return which part of the time a stage has nothing to do with p stages and m micro-batches: (p - 1) / (m + p - 1).
+    """Return the ratio of the time that a stage is idle: (p - 1) / (m + p - 1) with p stages and m micro-batches.
 
-    That is of GPipe and of one forward, one backward (Narayanan et al., SC'21); other schedules have less. 0 without a
-    pipeline, and all of the time where the number of micro-batches is not known.
+    This holds for GPipe and 1F1B (Narayanan et al., SC'21); other schedules have less. Return 0 without a pipeline, and
+    1 if the number of micro-batches is unknown.
     """
     stages = len(run.stages)
     if stages < 2:
@@ -121,7 +121,7 @@ def expected_bubble(run: RunFacts) -> float:
 
 
 def micro_batches(run: RunFacts) -> float | None:
-    """Return how many a step has: backward passes of one rank. None if there are none that are counted."""
+    """Return the micro-batches per step: backward passes of one rank. None if none are counted."""
     counted = [
         one.spent.micro_steps / one.spent.steps for one in run.ranks if one.spent.steps and one.spent.micro_steps
     ]
@@ -129,11 +129,11 @@ def micro_batches(run: RunFacts) -> float | None:
 
 
 def _dry(run: RunFacts, moving: Parts, thresholds: Thresholds) -> tuple[Parts, Parts]:
-    """Return by phase for how much of the time devices had nothing to do: after reads of a value, and for launches.
+    """Return the ratio of the time by phase in which devices were dry: because of device reads, and of launches.
 
-    It is so for all ranks or for none, so the middle of the ranks is taken. Had the host not waited for the device, a
-    step would take as long as the longer of what the host issues and what the device computes: so much is lost to reads
-    as both wait, the host for the device and the device for the host. The rest is a host that is slow.
+    All ranks are affected alike, so the median rank is used. If the host never waited for the device, a step would take
+    the longer of the host's issue time and the device's compute time. The loss to reads is therefore the time in which
+    both wait: the host for the device, and the device for the host. The rest is lost to a slow host (launches).
     """
     reads: Parts = defaultdict(float)
     launches: Parts = defaultdict(float)
@@ -156,25 +156,25 @@ def _dry(run: RunFacts, moving: Parts, thresholds: Thresholds) -> tuple[Parts, P
 
 
 def _reads_in_each_step(run: RunFacts, thresholds: Thresholds) -> bool:
-    """Return whether the host waits for the device in each step: at the edges of a window a wait may be missing."""
+    """Return whether the host waits for the device in each step. At the edges of a window a wait may be missing."""
     steps = max(run.steps - 1.0, 0.0)
     return device_waits(run) * run.steps >= max(thresholds.device_reads_per_step * steps, 1.0)
 
 
 def device_waits(run: RunFacts) -> float:
-    """Return how often a step the host waits for the device, in the middle of the ranks."""
+    """Return how often per step the host waits for the device: the median over the ranks."""
     stepping = [one.spent for one in run.ranks if one.spent.steps]
     return median(spent.device_waits / spent.steps for spent in stepping) if stepping else 0.0
 
 
 def _throttled(run: RunFacts) -> float:
-    """Return by what ratio the computation is longer than at the highest clock, because clocks are held down."""
+    """Return the ratio by which computation takes longer because GPUs are throttled."""
     known = [throttled * (1.0 - clock) for one in run.ranks for throttled, clock in [throttling(one)] if clock]
     return fmean(known) if known else 0.0
 
 
 def throttling(one: RankFacts) -> tuple[float, float | None]:
-    """Return for which ratio of the time a rank's GPU was throttled, and its mean clock as a ratio of the maximum."""
+    """Return the ratio of the time in which a rank's GPU was throttled, and its mean clock relative to the maximum."""
     gpu = one.spent.gpu
     clock = one.rate(gpu.clock_ratio_seconds)
     longest = max((gpu.throttled or {}).values(), default=0.0)
@@ -182,7 +182,7 @@ def throttling(one: RankFacts) -> tuple[float, float | None]:
 
 
 def _data_cause(run: RunFacts, thresholds: Thresholds) -> str:
-    """Return why data is late: loader workers compute, or they wait for storage, or that is not known."""
+    """Return the cause of late data: loader workers compute, wait for storage, or it is unknown."""
     busy = workers_busy(run.ranks)
     if busy is None:
         return "data"
@@ -192,7 +192,7 @@ def _data_cause(run: RunFacts, thresholds: Thresholds) -> str:
 
 
 def workers_busy(ranks: tuple[RankFacts, ...]) -> float | None:
-    """Return for how much of the time a loader worker computes, or would if it had a CPU. None without workers."""
+    """Return the ratio of the time in which a loader worker computes or waits for a CPU. None without workers."""
     sums: dict[str, float] = defaultdict(float)
     for one in ranks:
         process = one.spent.process
@@ -203,7 +203,7 @@ def workers_busy(ranks: tuple[RankFacts, ...]) -> float | None:
 
 
 def loader_busy(one: RankFacts) -> float | None:
-    """Return for how much of the time a loader worker of this rank makes batches. None where that is not known."""
+    """Return the ratio of the time in which a loader worker of this rank makes batches. None if unknown."""
     working, idle = one.spent.loader_working, one.spent.loader_idle
     if working is None or idle is None or working + idle <= 0.0:
         return None

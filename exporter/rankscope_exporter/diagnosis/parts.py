@@ -1,4 +1,4 @@
-"""The losses of a run in consecutive parts of its time, in three resolutions: what persistence is decided by."""
+"""The losses of a run in consecutive parts of its time, in three resolutions. Persistence is decided on them."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from statistics import fmean, median
 from rankscope_exporter.diagnosis.thresholds import Tier
 
 Key = tuple[str, int | None]
-"""A detector's kind, and the rank if its loss is one rank's."""
+"""A detector's kind, and the rank if the loss belongs to one rank."""
 
 RESOLUTIONS = (0.0, 5.0, 30.0)
-"""Seconds that a part has at least; 0: as it was measured."""
+"""The shortest length of a part in seconds; 0 for parts as they were measured."""
 CAPACITY = 64
-"""Parts of each resolution that are kept."""
+"""The number of parts that are kept of each resolution."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """`values` by the column of a key; NaN where the loss was not known."""
+    """A part of the run's time. `values` are by column of a key; NaN if the loss is unknown."""
 
     ends: float
     seconds: float
@@ -39,24 +39,24 @@ class Span:
         self.begins = parts[-1].ends - parts[-1].seconds
 
     def values(self, key: Key) -> list[float]:
-        """Return the losses, the newest first; NaN where they are not known."""
+        """Return the losses, the newest first; NaN where they are unknown."""
         column = self._columns.get(key)
         if column is None:
             return [math.nan] * len(self._parts)
         return [part.values[column] if column < len(part.values) else math.nan for part in self._parts]
 
     def mean(self, key: Key) -> float | None:
-        """Return the mean loss of the parts in which it is known. None if there is none."""
+        """Return the mean loss of the parts in which it is known; None if it is in no part."""
         known = [value for value in self.values(key) if not math.isnan(value)]
         return fmean(known) if known else None
 
     def median(self, key: Key) -> float:
-        """Return the median of the parts: a pause is one of them, however long. 0 if it is known of none."""
+        """Return the median of the parts in which it is known, or 0. A pause is one part, however long it is."""
         known = [value for value in self.values(key) if not math.isnan(value)]
         return median(known) if known else 0.0
 
     def exceeds(self, key: Key, tier: Tier, allowance: float = 0.0) -> bool:
-        """Return whether the loss beyond the allowance is one of that tier. An unknown loss is below each limit."""
+        """Return whether the loss beyond the allowance exceeds the tier. An unknown loss is below every limit."""
         mean = self.mean(key)
         if mean is None or mean - allowance <= tier.limit:
             return False
@@ -64,7 +64,7 @@ class Span:
         return dips <= tier.dips * len(self._parts)
 
     def onset(self, key: Key, limit: float) -> float:
-        """Return when the loss began to be above the limit."""
+        """Return the time when the loss first exceeded the limit."""
         begins = self._parts[0].ends
         for part, value in zip(self._parts, self.values(key), strict=True):
             if value > limit:
@@ -73,7 +73,7 @@ class Span:
 
 
 class Parts:
-    """Parts are added as they are measured, and merged into longer ones."""
+    """The parts of a run. They are added as they are measured, and merged into longer ones."""
 
     def __init__(self) -> None:
         self.columns: dict[Key, int] = {}
@@ -82,7 +82,7 @@ class Parts:
 
     @property
     def keys(self) -> Iterable[Key]:
-        """Every key that a loss was added of."""
+        """The keys of all losses that were added."""
         return self.columns
 
     def add(self, ends: float, seconds: float, steps: float, losses: Mapping[Key, float]) -> None:
@@ -95,9 +95,10 @@ class Parts:
         self._add(Part(ends, seconds, steps, values))
 
     def span(self, tier: Tier) -> Span | None:
-        """Return the newest parts that are as long as the tier asks for; None if there are too few yet.
+        """Return the newest parts that cover the tier; None if there are too few yet.
 
-        The parts are as long as the number that it asks for allows: what happens each few steps is in every one.
+        Choose the longest parts of which the tier's number fits into its seconds, so that every part contains what
+        happens once in a few steps.
         """
         fitting = [
             ring for ring, long in zip(self._rings, RESOLUTIONS, strict=True) if long * tier.parts <= tier.seconds
@@ -114,11 +115,11 @@ class Parts:
         for ring, waiting, resolution in zip(self._rings, self._open, RESOLUTIONS, strict=True):
             waiting.append(part)
             if sum(one.seconds for one in waiting) >= resolution:
-                ring.append(_merged(waiting))
+                ring.append(_merge(waiting))
                 waiting.clear()
 
 
-def _merged(parts: Sequence[Part]) -> Part:
+def _merge(parts: Sequence[Part]) -> Part:
     if len(parts) == 1:
         return parts[0]
     width = max(len(part.values) for part in parts)
@@ -128,7 +129,7 @@ def _merged(parts: Sequence[Part]) -> Part:
 
 
 def _mean(parts: Sequence[Part], column: int) -> float:
-    """By time, of the parts in which it is known."""
+    """Return the mean by time over the parts in which the loss is known."""
     known = [
         (part.seconds, part.values[column])
         for part in parts

@@ -1,4 +1,4 @@
-"""Which candidates have lasted long enough to be findings, and when findings end: in seconds and steps."""
+"""Persistence: candidates that last long enough, in seconds and steps, become findings, until they are over."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds, Tier
 
 USEFUL: Key = ("useful", None)
 STEPS_RATE: Key = ("steps_rate", None)
-"""What losses are compared with: the useful work of each part and its steps per second."""
+"""The references for losses: the useful work of each part and its steps per second."""
 
 STATE_GAP = 5.0
-"""Seconds for which a state may be unseen and still be the same."""
+"""Seconds for which a state may be absent and still count as the same one."""
 CRITICAL = frozenset(kind for detector in STATES if detector.is_critical for kind in detector.kinds)
 
 _DETECTORS = {detector.kind: detector for detector in LOSSES}
 
 Since = Callable[[float], Window]
-"""Returns the window from a time until now."""
+"""A function that returns the window from a time until now."""
 
 
 class LossFindings:
-    """Losses in parts of a run's time, and those that are findings. A loss is one by the first tier that it reaches."""
+    """Losses in parts of a run's time, and the findings among them. A loss is a finding when it reaches any tier."""
 
     def __init__(self, thresholds: Thresholds, history: History) -> None:
         self._thresholds = thresholds
@@ -37,22 +37,22 @@ class LossFindings:
         self._parts = Parts()
         self._open: dict[Key, Finding] = {}
         self._ranks = 0
-        """The most that are compared with each other."""
+        """The largest number of ranks that are compared with each other."""
         self._above: dict[Key, float] = {}
-        """Of each open finding when its loss was last above the limit for its release."""
+        """By key of each open finding: the time when its loss was last above the release limit."""
 
     @property
     def open(self) -> Mapping[Key, Finding]:
-        """Return those that last."""
+        """Return the open findings."""
         return self._open
 
     @property
     def shortest(self) -> Span | None:
-        """Return the newest parts of the shortest tier; None before there are as many."""
+        """Return the newest parts that cover the shortest tier; None if there are too few yet."""
         return self._parts.span(self._thresholds.tiers[0])
 
     def forget(self) -> None:
-        """End everything: what follows is of other processes."""
+        """Drop all parts and findings, because the ranks' processes have changed."""
         self._parts = Parts()
         self._open.clear()
         self._above.clear()
@@ -69,7 +69,7 @@ class LossFindings:
         self._parts.add(at, seconds, part.run.steps, {**losses, USEFUL: useful, STEPS_RATE: steps_rate})
 
     def update(self, at: float, since: Since) -> None:
-        """Begin and end findings."""
+        """Open and close findings."""
         spans = {tier: self._parts.span(tier) for tier in self._thresholds.tiers}
         shortest = spans[self._thresholds.tiers[0]]
         if shortest is None:
@@ -81,11 +81,11 @@ class LossFindings:
             loss = -math.inf if mean is None else mean - allowance
             if key in self._open:
                 self._review(at, key, mean, loss)
-            elif loss > self._thresholds.loss and (tier := self._reached(key, allowance, spans)):
+            elif loss > self._thresholds.loss and (tier := self._reached_tier(key, allowance, spans)):
                 self._begin(at, key, tier, since)
 
-    def _reached(self, key: Key, allowance: float, spans: Mapping[Tier, Span | None]) -> Tier | None:
-        """Return the first tier that a loss has reached. For the longer ones it must not be over by now."""
+    def _reached_tier(self, key: Key, allowance: float, spans: Mapping[Tier, Span | None]) -> Tier | None:
+        """Return the first tier that a loss has reached. It does not reach a longer tier if it is already over."""
         first, second, *_ = spans.items()
         for tier, span in spans.items():
             if span is None or not span.exceeds(key, tier, allowance):
@@ -96,26 +96,26 @@ class LossFindings:
         return None
 
     def _allowance(self, key: Key, shortest: Span) -> float:
-        """Return how much of a loss is none: what every healthy run may have, or this run has had if that is less.
+        """Return the allowance: what a healthy run may lose, or this run's baseline if that is less.
 
-        While it is a finding, what the run had before that.
+        For an open finding, the baseline is from before it began.
         """
         detector = _DETECTORS[key[0]]
         if detector.allowance is None:
             return 0.0
-        usual = detector.allowance(self._thresholds, self._ranks)
+        allowance = detector.allowance(self._thresholds, self._ranks)
         before = min(shortest.begins, self._open[key].since) if key in self._open else shortest.begins
-        had = self._history.baseline(key[0], before, shortest.median(USEFUL), shortest.median(STEPS_RATE))
-        return usual if had is None else min(usual, had)
+        baseline = self._history.baseline(key[0], before, shortest.median(USEFUL), shortest.median(STEPS_RATE))
+        return allowance if baseline is None else min(allowance, baseline)
 
     def _begin(self, at: float, key: Key, tier: Tier, since: Since) -> None:
         span = self._parts.span(tier)
         if span is None:
             return
-        # What was before it began says nothing of its cause.
+        # The time before its onset says nothing about its cause.
         began = span.onset(key, tier.limit / 2)
         window = since(began)
-        if not _is_there(key, window):
+        if not _is_alive(key, window):
             return
         candidate = _DETECTORS[key[0]].explain(window, key[1])
         if candidate is None or self._may_be_chance(key, window):
@@ -128,7 +128,7 @@ class LossFindings:
         self._open[key] = Finding(replace(candidate, ratio=mean), began, at, is_critical, baseline)
 
     def _may_be_chance(self, key: Key, window: Window) -> bool:
-        """Whether few steps are far longer than the rest, and the same rank has not had them for long enough."""
+        """Return whether few steps are far longer than the rest, and not long enough on the same rank."""
         if key[0] != straggler.KIND or not straggler.has_spikes(window.run, self._thresholds):
             return False
         half = self._thresholds.loss / 2
@@ -137,7 +137,7 @@ class LossFindings:
         return span is None or not span.exceeds(key, long)
 
     def _review(self, at: float, key: Key, mean: float | None, loss: float) -> None:
-        """Update the ratio of an open finding, or end it. Its severity rises once and never falls."""
+        """Update the ratio of an open finding, or close it. Its severity can rise, but never falls."""
         limits, finding = self._thresholds, self._open[key]
         is_above = loss >= limits.release * limits.loss
         self._above[key] = at if is_above or key not in self._above else self._above[key]
@@ -149,46 +149,46 @@ class LossFindings:
             self._open[key] = replace(finding, candidate=candidate, is_critical=is_critical)
 
     def state(self, at: float) -> list[list[Any]]:
-        """Return the open findings as JSON can hold them."""
-        return [[at - one.since, at - one.opened, *_saved(one)] for one in self._open.values()]
+        """Return the open findings as JSON values."""
+        return [[at - one.since, at - one.opened, *_to_json(one)] for one in self._open.values()]
 
     def restore(self, findings: Sequence[Finding], at: float) -> None:
-        """Take back what `restored` returned."""
+        """Add restored findings."""
         self._open |= {finding.candidate.key: finding for finding in findings}
         self._above |= {finding.candidate.key: at for finding in findings}
 
 
-def _is_there(key: Key, window: Window) -> bool:
+def _is_alive(key: Key, window: Window) -> bool:
     return key[1] is None or key[1] in {one.rank for one in window.run.ranks}
 
 
-def _saved(finding: Finding) -> list[Any]:
+def _to_json(finding: Finding) -> list[Any]:
     candidate = finding.candidate
     place, evidence = list(candidate.place), dict(candidate.evidence)
     return [candidate.kind, candidate.ratio, candidate.cause, place, evidence, finding.is_critical, finding.baseline]
 
 
-def restored(state: Iterable[Sequence[Any]], at: float) -> list[Finding]:
-    """Return the findings of a state. Raises an error of history.UNREADABLE for anything else."""
-    return [_restored(saved, at) for saved in state]
+def findings_from_json(state: Iterable[Sequence[Any]], at: float) -> list[Finding]:
+    """Return the findings of a state. Raise one of history.UNREADABLE if it is damaged."""
+    return [_from_json(saved, at) for saved in state]
 
 
-def _restored(saved: Sequence[Any], at: float) -> Finding:
+def _from_json(saved: Sequence[Any], at: float) -> Finding:
     began, opened, kind, ratio, cause, place, evidence, is_critical, baseline = saved
     if kind not in _DETECTORS:
-        raise ValueError(f"no detector is named {kind!r}")
+        raise ValueError(f"unknown detector {kind!r}")
     numbers = {str(name): float(value) for name, value in dict(evidence).items()}
     candidate = Candidate(kind, float(ratio), str(cause), Place(*place), numbers)
     return Finding(candidate, at - float(began), at - float(opened), bool(is_critical), str(baseline))
 
 
 class StateFindings:
-    """States that hold now, and those that have held for long enough to be findings."""
+    """The states that are present, and the findings among them."""
 
     def __init__(self) -> None:
         self.open: dict[Key, Finding] = {}
         self._seen: dict[Key, tuple[float, float]] = {}
-        """Of each state when it was first and last seen."""
+        """By key of each state: the times when it was first and last seen."""
 
     @property
     def is_hung(self) -> bool:
@@ -196,7 +196,7 @@ class StateFindings:
         return any(kind == "hang" for kind, _ in self.open)
 
     def update(self, at: float, candidates: Iterable[Candidate]) -> None:
-        """Begin and end findings."""
+        """Open and close findings."""
         present = {candidate.key: candidate for candidate in candidates}
         for key, candidate in present.items():
             first, last = self._seen.get(key, (at, at))
@@ -213,5 +213,5 @@ class StateFindings:
         self._seen = {key: seen for key, seen in self._seen.items() if at - seen[1] <= STATE_GAP}
 
     def lasted(self, candidate: Candidate, at: float) -> float:
-        """Return for how many seconds a state has held that was seen now."""
+        """Return the seconds that a present state has lasted."""
         return at - self._seen[candidate.key][0] if candidate.lasted is None else candidate.lasted

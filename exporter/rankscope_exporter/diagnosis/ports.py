@@ -1,10 +1,10 @@
-"""Network ports: what is wrong with one, by its counters over a minute and by the ports that are like it.
+"""Faults of network ports, by their counters over a minute and compared with similar ports.
 
-down     it was active, and is not, or its link went down in the window
-rate     it is slower than most ports of the same board, and carries as much as they do: an adapter for storage,
-         whose rate may be lower on purpose, carries less
-errors   errors of the link, and retransmissions, at least `ERRORS` a second and ten times its peers' median
-drops    packets that the node drops: at least `DROPS` a second and `DROPPED_RATIO` of all
+down     the port was active and is not, or its link went down in the window
+rate     the port is slower than most ports of the same board, but carries as much traffic: a storage adapter,
+         which may be slower on purpose, carries less
+errors   link errors and retransmissions: at least `ERRORS` per second and ten times the median of its peers
+drops    packets that the node drops: at least `DROPS` per second and `DROPPED_RATIO` of all packets
 """
 
 from __future__ import annotations
@@ -16,55 +16,55 @@ from statistics import median
 from typing import NamedTuple
 
 ERRORS = 10.0
-"""A second. InfiniBand allows a bit error rate of 1e-12 (IBTA specification, volume 2): 0.4 a second at 400 Gb/s."""
+"""Per second. InfiniBand allows a bit error rate of 1e-12 (IBTA specification, volume 2): 0.4 errors/s at 400 Gb/s."""
 ERRORS_OF_PEERS = 10.0
 HARMLESS = frozenset({"out_of_sequence", "rnr_nak_retry_err"})
-"""Counters that also increase on healthy networks: with adaptive routing, and where a receiver is not ready yet."""
+"""Counters that also increase on healthy networks: with adaptive routing, and when a receiver is not ready yet."""
 DROPS = 10.0
-"""A second. Healthy hosts drop a few packets of protocols that they do not know."""
+"""Per second. Healthy hosts drop a few packets of unknown protocols."""
 DROPPED_RATIO = 0.001
-"""A TCP connection within a data center loses most of its throughput somewhere between 0.1 and 1 %."""
+"""A TCP connection within a data center loses most of its throughput between 0.1% and 1%."""
 USED_RATIO = 0.25
-"""Of what the median of its peers carries: below it the port is for something else."""
+"""Ratio of the median traffic of its peers, below which the port has another purpose."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortReading:
-    """One port now. Counters are since the driver was loaded. What is not known is absent (None, or no key)."""
+    """One port now. Counters start when the driver is loaded. Unknown values are absent (None, or no key)."""
 
     kind: str = ""
-    """Ports of the same kind are compared: the board and the link layer. Empty if there is nothing to compare."""
+    """The board and link layer. Ports of the same kind are compared; empty if there is nothing to compare."""
     is_up: bool | None = None
     rate: float | None = None
-    """Bytes per second that the link can carry in a direction."""
+    """Bytes per second of the link in one direction."""
     received: float | None = None
-    """Bytes, or packets where `drops` are counted."""
+    """Bytes, or packets if `drops` are counted."""
     transmitted: float | None = None
     link_downs: float | None = None
     errors: Mapping[str, float] = field(default_factory=dict)
-    """By the name of the kernel's counter."""
+    """Errors by the name of the kernel's counter."""
     drops: Mapping[str, float] = field(default_factory=dict)
     """Packets by direction: `receive`, `transmit`."""
 
 
 Ports = Mapping[str, PortReading]
-"""By name: `mlx5_3`, `mlx5_0/2` where the adapter has several, `eth0`."""
+"""Ports by name: `mlx5_3`, `mlx5_0/2` if the adapter has several ports, `eth0`."""
 
 
 class PortFault(NamedTuple):
-    """What is wrong with a port."""
+    """A fault of a port."""
 
     port: str
     reason: str
     """`down`, `rate`, `errors` or `drops`."""
     value: float
-    """How often its link went down; its rate as a ratio of its peers'; errors per second; ratio of packets dropped."""
+    """For each reason: link downs, rate as a ratio of its peers', errors per second, ratio of dropped packets."""
 
 
 def find_fault(before: Ports, now: Ports, seconds: float, was_up: frozenset[str] = frozenset()) -> PortFault | None:
-    """Return the worst fault of a node's ports in a window of so many seconds, or None.
+    """Return the worst fault of a node's ports in a window of `seconds`, or None.
 
-    `was_up` are the names of ports that were active at any time.
+    `was_up` are the names of the ports that were active at any time.
     """
     changes = {name: _Change(before[name], port, seconds) for name, port in now.items() if name in before}
     for find in (_down, _rate, _errors, _drops):
@@ -83,20 +83,20 @@ class _Change(NamedTuple):
 
     @property
     def carried(self) -> float:
-        """Return what it received and transmitted."""
+        """Return the traffic in both directions."""
         then, now = self.before, self.now
         return _increase(then.received, now.received) + _increase(then.transmitted, now.transmitted)
 
     @property
     def errors_rate(self) -> float:
-        """Return the errors per second."""
+        """Return the errors per second, without harmless ones."""
         before, now = self.before.errors, self.now.errors
         counted = (_increase(before.get(name), count) for name, count in now.items() if name not in HARMLESS)
         return sum(counted) / self.seconds
 
 
 def _increase(before: float | None, now: float | None) -> float:
-    """Return 0 where it is not known. A counter that has decreased was set to 0."""
+    """Return the increase of a counter, 0 if unknown. A counter that has decreased was reset to 0."""
     if before is None or now is None:
         return 0.0
     return now - before if now >= before else now

@@ -1,4 +1,4 @@
-"""Which finding explains which other: one table. An explained finding is not shown and does not alert."""
+"""The table of findings that explain other findings. An explained finding is not shown and does not alert."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXPLAINED_BY: dict[str, tuple[str, ...]] = {
     "low_utilization": ("cpu_fallback", "hang"),
     "hang": ("crash",),
 }
-"""By kind the kinds that explain it. A run that hangs loses its time to nothing else."""
+"""By kind: the kinds that explain it. A run that hangs has no other losses."""
 
 KindAndCause = tuple[str, str]
 EXPLAINED_BY_CAUSE: dict[KindAndCause, KindAndCause] = {
@@ -27,20 +27,20 @@ EXPLAINED_BY_CAUSE: dict[KindAndCause, KindAndCause] = {
     ("straggler", "data_wait"): ("data", ""),
     ("network", ""): ("straggler", "aggregation"),
 }
-"""The same by kind and cause; an empty one is any. Where all data is late, one of the ranks is the last by chance. What
-a rank aggregates for the others goes over the network, too."""
+"""The same by kind and cause; an empty cause is any. If all data is late, one of the ranks is the last by chance. Data
+that a rank aggregates for the others uses the network as well."""
 
 
 def explanation(candidate: Candidate, others: Iterable[Candidate]) -> Candidate | None:
-    """Return the one of the others, if any, that explains a candidate."""
+    """Return the candidate among the others that explains this one, or None."""
     return next((other for other in others if other is not candidate and _explains(other, candidate)), None)
 
 
 def _explains(other: Candidate, candidate: Candidate) -> bool:
     if other.kind in EXPLAINED_BY.get(candidate.kind, ()):
         return True
-    return any(_is_one(candidate, one) and _is_one(other, by) for one, by in EXPLAINED_BY_CAUSE.items())
+    return any(_matches(candidate, one) and _matches(other, by) for one, by in EXPLAINED_BY_CAUSE.items())
 
 
-def _is_one(candidate: Candidate, of: KindAndCause) -> bool:
+def _matches(candidate: Candidate, of: KindAndCause) -> bool:
     return candidate.kind == of[0] and of[1] in ("", candidate.cause)

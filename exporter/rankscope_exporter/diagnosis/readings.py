@@ -1,7 +1,7 @@
-"""What is known of a run at one moment: the state of each rank and GPU, and counters that only increase.
+"""Readings of a run at one moment: the state of each rank and GPU, and counters that only increase.
 
-Counters are since the rank began, so that any two readings of a rank give exact sums for the window between them.
-What is not known is absent (None, or no key): it is never 0.
+Counters start when the rank begins, so that two readings of a rank give exact sums for the window between them. An
+unknown value is absent (None, or no key), never 0.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rankscope_exporter.diagnosis.ports import PortFault
 
 @dataclass(frozen=True, slots=True)
 class AlignedCounters:
-    """Steps that were compared with the same step of all other ranks of the group, and that no planned phase is in.
+    """Steps without a planned phase that were compared with the same step of all other ranks of the group.
 
     Seconds are measured by `clock`, the same one for all ranks of a group.
     """
@@ -25,11 +25,11 @@ class AlignedCounters:
     steps: float = 0.0
     seconds: float = 0.0
     wait_floor: float = 0.0
-    """What the rank waited that waited least in each step."""
+    """The least wait of any rank in each step."""
     skew: float = 0.0
-    """What this rank waited beyond that."""
+    """This rank's wait beyond `wait_floor`."""
     blame: Mapping[str, float] = field(default_factory=dict)
-    """What the others waited for this rank on average, by the phase in which it was late."""
+    """The others' mean wait for this rank, by the phase in which it was late."""
     phases: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -39,18 +39,18 @@ class CollectiveCounters:
 
     calls: Mapping[str, float] = field(default_factory=dict)
     bytes: Mapping[str, float] = field(default_factory=dict)
-    """Payload."""
+    """Bytes of payload."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """What the training thread waited in them."""
+    """Seconds that the training thread waited in them."""
     group_waits: Mapping[str, float] = field(default_factory=dict)
-    """The training thread's seconds in collectives by group."""
+    """Seconds that the training thread waited in collectives, by group."""
     device_group_waits: Mapping[str, float] = field(default_factory=dict)
-    """The device's seconds in collectives by group, in the steps that were measured on it."""
+    """Seconds that the device waited in collectives, by group, in the steps that were measured on it."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessCounters:
-    """What a rank's process has used, seen from outside. None where that cannot be seen."""
+    """The resources that a rank's process has used, read from /proc. None if they cannot be read."""
 
     cpu: float | None = None
     """CPU seconds of all its threads."""
@@ -63,32 +63,32 @@ class ProcessCounters:
 
 @dataclass(frozen=True, slots=True)
 class GpuCounters:
-    """Seconds."""
+    """Counters of a rank's GPU, in seconds."""
 
     busy: float | None = None
     throttled: Mapping[str, float] | None = None
-    """By the reason that held its clocks down."""
+    """Seconds by the reason for throttling."""
     clock_ratio_seconds: float | None = None
     """The SM clock as a ratio of its maximum, integrated over time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counters:
-    """Everything of a rank that only increases."""
+    """All counters of a rank."""
 
     steps: float = 0.0
     phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the training thread by phase: they sum to the time since the rank began."""
+    """Seconds of the training thread by phase. They sum to the time since the rank began."""
     device_steps: float = 0.0
     device_phases: Mapping[str, float] = field(default_factory=dict)
-    """Seconds of the device by phase, of the steps that were measured on it."""
+    """Seconds of the device by phase, in the steps that were measured on it."""
     device_dry: Mapping[str, float] = field(default_factory=dict)
-    """Of these the seconds in which the device had nothing left to do."""
+    """The part of `device_phases` in which the device had finished all issued work."""
     device_waits: float = 0.0
     micro_steps: float = 0.0
     """Backward passes."""
     step_buckets: tuple[float, ...] = ()
-    """Steps by their length, between the bounds of the record's histogram."""
+    """The number of steps by length, between the bounds of the record's histogram."""
     aligned: AlignedCounters = field(default_factory=AlignedCounters)
     collectives: CollectiveCounters = field(default_factory=CollectiveCounters)
     gc_seconds: float = 0.0
@@ -106,20 +106,20 @@ class GpuReading:
 
     index: str
     memory_ratio: float | None = None
-    """Memory in use, as a ratio of all of it."""
+    """Used memory as a ratio of all memory."""
     processes: int | None = None
     idle_seconds: float | None = None
-    """Since a kernel last ran."""
+    """Seconds since a kernel last ran."""
     is_link_reduced: bool = False
-    """Whether it has fewer PCIe lanes or NVLinks than it can have."""
+    """True if it has fewer PCIe lanes or NVLinks than it supports."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How and when a rank ended."""
+    """The reason and time of a rank's end."""
 
     reason: str
-    """As rankscope_rank_exit_info: `finished`, `exception`, `interrupted`, `sigterm` or `killed`."""
+    """The reason as in rankscope_rank_exit_info: `finished`, `exception`, `interrupted`, `sigterm` or `killed`."""
     at: float
 
 
@@ -131,29 +131,29 @@ class RankReading:
     at: float
     began: float
     group: str = ""
-    """The ranks that it synchronizes with, as rankscope_rank_info has it."""
+    """The ranks that it synchronizes with, as in rankscope_rank_info."""
     node: str = ""
     uuid: str = ""
-    """Of its GPU; empty without one."""
+    """The UUID of its GPU; empty without one."""
     world_size: int = 0
     ended: Ending | None = None
     last_progress: float = 0.0
     phase: str = "other"
-    """In which the training thread is."""
+    """The current phase of the training thread."""
     phase_since: float = 0.0
     issued: Mapping[str, float] = field(default_factory=dict)
-    """Collectives that it has issued, by group."""
+    """The number of collectives that it has issued, by group."""
     collective: str = ""
-    """The group of the collective that its training thread is in. Empty in none."""
+    """The group of the collective that its training thread is in; empty outside of collectives."""
     amp_scale: float | None = None
     checkpoints: float = 0.0
     last_checkpoint: float | None = None
     children: int | None = None
-    """Child processes: loader workers, mostly."""
+    """The number of child processes, mostly loader workers."""
     stage: int | None = None
-    """Of the pipeline. None without one."""
+    """The pipeline stage. None without a pipeline."""
     port_fault: PortFault | None = None
-    """What is wrong with a network port of its node."""
+    """A fault of a network port of its node."""
     settings: Mapping[str, str] = field(default_factory=dict)
     gpu: GpuReading | None = None
     counters: Counters = field(default_factory=Counters)
@@ -164,9 +164,9 @@ Run = tuple[str, str]
 
 
 def spent(now: Counters, then: Counters) -> Counters:
-    """Return what was counted between two readings of a rank. What is not known of either is not known.
+    """Return the increase of the counters between two readings of a rank. It is unknown if either value is unknown.
 
-    A counter that has decreased belongs to another process: then all of it is new.
+    A counter that has decreased belongs to a new process, so all of it counts.
     """
     return Counters(
         _less(now.steps, then.steps),
@@ -244,13 +244,13 @@ NESTED = {
 }
 
 
-def saved(one: RankReading) -> list[Any]:
-    """Return what a window that begins with this reading needs, as JSON can hold it."""
+def reading_to_json(one: RankReading) -> list[Any]:
+    """Return the part of a reading that starts a window, as JSON values."""
     return [one.rank, one.began, asdict(one.counters)]
 
 
-def restored(state: Sequence[Any], at: float) -> RankReading:
-    """Return a reading of that time from what `saved` returned. Raises TypeError, ValueError or KeyError."""
+def reading_from_json(state: Sequence[Any], at: float) -> RankReading:
+    """Return a reading at that time from what `reading_to_json` returned. Raise TypeError, ValueError or KeyError."""
     rank, began, counters = state
     known = dict(counters)
     nested = {name: kind(**_numbers(known.pop(name))) for name, kind in NESTED.items()}
@@ -261,12 +261,12 @@ def restored(state: Sequence[Any], at: float) -> RankReading:
 
 
 def _numbers(values: Any) -> dict[str, Any]:
-    """Return the values, each of which is a number, not known, or numbers by name."""
+    """Return the checked values: each is a number, None, or numbers by name."""
     return {name: _numbers(one) if isinstance(one, dict) else _number(one) for name, one in dict(values).items()}
 
 
 def _number(value: Any) -> float | None:
     number = None if value is None else float(value)
     if number is not None and not isfinite(number):
-        raise ValueError(f"{value!r} is no number that a counter has")
+        raise ValueError(f"{value!r} is not a valid counter value")
     return number

@@ -9,7 +9,7 @@ from rankscope_exporter.diagnosis.facts import RunFacts
 
 
 def quantile(buckets: tuple[float, ...], wanted: float) -> float | None:
-    """Return the quantile in seconds, interpolated within its bucket as by Prometheus. None if there are no steps."""
+    """Return the quantile in seconds, interpolated within its bucket as in Prometheus. None if there are no steps."""
     total = sum(buckets)
     if total <= 0.0:
         return None
@@ -25,7 +25,7 @@ def quantile(buckets: tuple[float, ...], wanted: float) -> float | None:
 
 
 def p99_to_median(run: RunFacts) -> float:
-    """Return the 99th percentile of the step time over its median. All ranks have the same steps: the first speaks."""
-    one = run.speaker
-    long, usual = (quantile(one.spent.step_buckets, wanted) if one else None for wanted in (0.99, 0.5))
-    return long / usual if long and usual else 1.0
+    """Return the 99th percentile of the step time over its median. All ranks have the same steps, so read the first."""
+    one = run.first
+    p99, median = (quantile(one.spent.step_buckets, wanted) if one else None for wanted in (0.99, 0.5))
+    return p99 / median if p99 and median else 1.0

@@ -1,4 +1,4 @@
-"""Every limit of the diagnosis, with its reason. Seconds and ratios."""
+"""The limits of the diagnosis with their reasons, in seconds and ratios."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any, NamedTuple
 
 
 class Tier(NamedTuple):
-    """How much has to be lost for how long: larger losses alert sooner.
+    """A limit and the time for which a loss has to exceed it. Larger losses alert sooner.
 
     The method is that of multiple windows and burn rates (SRE workbook, "Alerting on SLOs"). The mean over the span is
-    above the limit, and no more than the ratio `dips` of its parts are below half of the limit, so that what happened
-    once is no loss of each step.
+    above the limit, and at most the ratio `dips` of its parts are below half of the limit, so that a single event does
+    not count as a loss of every step.
     """
 
     limit: float
     seconds: float
     steps: int
     parts: int
-    """Into how many the span is divided at least."""
+    """The least number of parts in the span."""
     dips: float
 
 
 @dataclass(frozen=True)
 class Thresholds:
-    """The limits. The defaults are those of production."""
+    """The limits. The defaults are for production."""
 
     tiers: tuple[Tier, ...] = (
         Tier(0.15, 8.0, 12, 8, 0.13),
@@ -33,116 +33,114 @@ class Thresholds:
         Tier(0.10, 120.0, 40, 12, 0.4),
         Tier(0.07, 900.0, 60, 30, 0.4),
     )
-    """A loss of a sixth, that of a rank with steps 1.2 times as long, within ten seconds. Below twelve steps nothing is
-    known: where batches differ by a third, the mean of twelve steps is uncertain by a tenth."""
+    """A loss of a sixth alerts within ten seconds: one rank's steps are 1.2 times as long. Fewer than twelve steps are
+    too few: if batches differ by a third, the mean of twelve steps has an error of a tenth."""
     loss: float = 0.07
-    """The least loss that alerts. Drift between healthy devices is some 2 %."""
+    """The smallest loss that alerts. Healthy devices differ by about 2%."""
     release: float = 0.7
-    """Ratio of `loss` below which a finding ends: a loss near its limit comes and goes."""
+    """Ratio of `loss` below which a finding ends, so that a loss near its limit does not flap."""
     release_seconds: float = 20.0
-    """For how long it has to be below that."""
+    """How long the loss has to stay below `release`."""
     severe: float = 0.5
-    """From this loss on a finding is critical."""
+    """Loss above which a finding is critical."""
     severe_dips: float = 0.5
     """Ratio of the parts of the shortest span that may be below `severe` when a finding becomes critical."""
     cause: float = 0.3
-    """A phase is the cause if it explains this ratio of the lag: a slow CPU divides it 1 : 2 between forward and
-    backward."""
+    """Ratio of the lag that a phase has to explain to be the cause: with a slow CPU, forward has a third of the lag and
+    backward two thirds."""
     single: float = 0.5
-    """A rank is the straggler if it explains this ratio of what all wait: ranks that are late in turn do not."""
+    """Ratio of the total wait that a rank has to explain to be the straggler. Ranks that are late in turn do not."""
     rotating: float = 0.75
-    """Below this ratio of what all wait no single rank explains it."""
+    """Ratio of the total wait below which no single rank explains it."""
     spike: float = 4.0
-    """The 99th percentile of the step time over its median: the histogram's bounds are up to 2.5 apart."""
+    """The 99th percentile of the step time over its median. The histogram's bounds differ by up to 2.5 times."""
     spike_seconds: float = 300.0
-    """For how long one rank has to be the straggler where few steps are far longer than the rest: chance may choose the
-    same rank for a minute."""
+    """How long the same rank has to be the straggler if few steps are far longer than the rest. The same rank may be
+    late for a minute by chance."""
     network_allowance: float = 0.25
-    """Exposed transfer that is no loss: well-tuned large jobs lose up to a quarter."""
+    """Exposed transfer that is not counted as a loss. Well-tuned large jobs have up to a quarter."""
     bubble_allowance: float = 0.4
-    """The bubble of a pipeline that is no loss: four stages with four micro-batches have 43 %, which is common."""
+    """Pipeline bubble that is not counted as a loss. Four stages with four micro-batches have 43%, which is common."""
     step_deviation: float = 0.03
-    """Standard deviation of the ranks' steps, as a ratio, that is chance. What ranks wait for the last of them by that
-    is no loss: 0.02 of two ranks, 0.1 of 1,024."""
+    """Random standard deviation of the ranks' steps, as a ratio. The wait for the last rank that follows from it is not
+    counted as a loss: 0.02 with 2 ranks, 0.1 with 1,024 ranks."""
     allowance: float = 0.03
-    """The same of every other cause of a run. Where the run's baseline is less, that is the allowance."""
+    """The allowance of all other losses of a whole run. If the run's baseline is less, the baseline is used."""
     baseline_seconds: float = 3600.0
-    """The baseline is the lower quartile over this long: a fault does not become the baseline before three quarters of
-    it have passed."""
+    """Time over which the baseline is the lower quartile. A fault becomes the baseline only after three quarters of
+    it."""
     throttled: float = 0.3
-    """Ratio of the time that the clocks are held down."""
+    """Ratio of the time in which the GPU is throttled."""
     throttled_clock: float = 0.95
     """Ratio of the highest mean clock of the group below which a throttled GPU is slower than its peers."""
     aggregation: float = 1.1
-    """Rank 0's traffic or memory over that of rank 1. Healthy ones differ by some percent."""
+    """Rank 0's traffic or memory as a ratio of rank 1's. Healthy ranks differ by a few percent."""
     workers_busy: float = 0.5
-    """CPU time of a loader worker, and time that it waited for a CPU, from which on it computes."""
+    """Ratio of the time above which a loader worker computes: its CPU time and its wait for a CPU."""
     workers_idle: float = 0.2
-    """The same, below which it waits for storage."""
+    """The same ratio below which it waits for storage."""
     loader_busy: float = 0.8
-    """Ratio of the time that a loader worker makes batches from which on the loaders are too slow for the run."""
+    """Ratio of the time in which a loader worker makes batches, above which the loaders are too slow."""
     small_collective_bytes: float = 65536.0
-    """A smaller collective takes as long as an empty one: latency is all it costs."""
+    """Size up to which a collective takes as long as an empty one: its cost is latency only."""
     small_collectives_per_step: float = 3.0
-    """One or two are common (the loss, a gradient norm)."""
+    """Small collectives per step from which they are a loss. One or two are common (the loss, a gradient norm)."""
     latency_bound_bytes: float = 1e8
-    """Bytes a second of exposed transfer: less than a link of 1 Gbit/s carries, so it is not the bytes that take the
-    time."""
+    """Bytes per second of exposed transfer up to which latency takes the time: a link of 1 Gbit/s carries more."""
     device_reads_per_step: float = 0.9
-    """Waits of the host for the device from which on it waits in every step. The edges of a window make the ratio
-    uncertain."""
+    """Waits of the host for the device per step that count as every step. A window's edges can miss some waits."""
     stuck_floor: float = 45.0
-    """Without progress of any rank: no healthy step of a few seconds takes that long."""
+    """Shortest time without progress that is a hang. Healthy steps of a few seconds are far shorter."""
     stuck_early: float = 90.0
-    """The same before a run has a pace, if ranks differ in the collectives that they have issued."""
+    """The same before a run has a pace, if its ranks have issued different numbers of collectives."""
     stuck: float = 300.0
-    """The longest time without progress outside of planned phases: NCCL's watchdog ends the job after ten minutes."""
+    """Time without progress outside of planned phases that is always a hang. NCCL's watchdog acts after 600 s."""
     stuck_pace: float = 4.0
-    """Times the longest pause of the last hour: a run that paused for 20 s may do so again, for somewhat longer."""
+    """Multiple of the longest pause in the last hour. A run that paused for 20 s may do so again for a bit longer."""
     pace_known_after: float = 300.0
-    """Seconds of steps after which the longest pause is the run's pace: compilation for new shapes comes early."""
+    """Seconds of steps after which the longest pause is the run's pace. Compilations for new shapes come early."""
     pace_seconds: float = 3600.0
     planned_pace_seconds: float = 21600.0
-    """The same of checkpoints and evaluations, which are rare."""
+    """The same for checkpoints and evaluations, which are rare."""
     planned: float = 1800.0
-    """Without progress in a planned phase: compiling or loading a large model takes tens of minutes."""
+    """Time without progress in a planned phase. Compiling or loading a large model takes tens of minutes."""
     startup: float = 600.0
-    """The studies of wasted allocations count ten minutes."""
+    """Seconds in start-up without a step. Studies of wasted allocations use ten minutes."""
     checkpoint: float = 0.05
-    """Ratio of the time: checkpoints as often as failures require cost some 2 %."""
+    """Ratio of the time in checkpoints. At the rate that failures require, checkpoints take about 2%."""
     checkpoint_seconds: float = 3600.0
     checkpoint_long_seconds: float = 21600.0
     checkpoint_overdue: float = 14400.0
     low_use: float = 0.5
-    """Ratio of the time that a kernel runs. The published studies of underused GPUs draw the line at a half."""
+    """Ratio of the time in which a kernel runs. Published studies of underused GPUs use one half."""
     low_use_seconds: float = 900.0
     computing: float = 0.7
-    """Useful work from which on low use is not explained by another cause."""
+    """Ratio of useful work above which no other cause explains low use."""
     memory_bound: float = 0.8
-    """Memory in use from which on a larger batch does not fit."""
+    """Ratio of used memory above which a larger batch does not fit."""
     memory_spare: float = 0.5
-    """Memory in use up to which twice the batch fits."""
+    """Ratio of used memory up to which twice the batch fits."""
     cpu_only: float = 60.0
-    """Without a kernel on the GPU of a rank that makes steps."""
+    """Seconds without a kernel on the GPU of a rank that makes steps."""
     memory_held: float = 0.05
-    """A bare CUDA context takes about half a GB, below 1 % of the memory; 5 % is data."""
+    """Ratio of used memory below which a GPU is empty. A bare CUDA context takes about 0.5 GB, less than 1%."""
     amp_skips: float = 8.0
-    """Skipped steps in `amp_seconds`: when it begins, a scaler halves some five times from 65536."""
+    """Skipped steps in `amp_seconds`. At the start, a scaler halves its scale about five times from 65536."""
     amp_seconds: float = 300.0
     ends_together: float = 5.0
-    """Between the first and the last rank of a run that ended: exporters notice an end within a second."""
+    """Longest time between the ends of a run's ranks that end together. Exporters notice an end within a second."""
     works_until_its_end: float = 60.0
-    """Without progress before the end: time for what follows the last step."""
+    """Longest time between the last progress and the end: work after the last step."""
 
 
-def changed(thresholds: Thresholds, values: Mapping[str, Any]) -> Thresholds:
+def change_thresholds(thresholds: Thresholds, values: Mapping[str, Any]) -> Thresholds:
     """Return the thresholds with other values by name. Tiers are lists of a tier's fields, in their order.
 
-    Raises ValueError that names what is wrong.
+    Raise ValueError that names the wrong value.
     """
     known = {one.name for one in fields(Thresholds)}
     if unknown := sorted(values.keys() - known):
-        raise ValueError(f"no threshold is named {unknown[0]!r}")
+        raise ValueError(f"unknown threshold {unknown[0]!r}")
     return replace(thresholds, **{name: _value(name, value) for name, value in values.items()})
 
 
@@ -150,14 +148,14 @@ def _value(name: str, value: Any) -> Any:
     if name == "tiers":
         return _tiers(value)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < float("inf"):
-        raise ValueError(f"{name} is {value!r} and not a number from 0 on")
+        raise ValueError(f"{name} must be a number of at least 0, not {value!r}")
     return float(value)
 
 
 def _tiers(rows: Any) -> tuple[Tier, ...]:
     width = len(Tier._fields)
     if not isinstance(rows, list) or len(rows) < 2:
-        raise ValueError("tiers is not a list of two or more")
+        raise ValueError("tiers must be a list of at least two tiers")
     if not all(isinstance(row, list) and len(row) == width for row in rows):
-        raise ValueError(f"a tier is not a list of {width} numbers: {', '.join(Tier._fields)}")
+        raise ValueError(f"a tier must be a list of {width} numbers: {', '.join(Tier._fields)}")
     return tuple(Tier(*(_value(name, number) for name, number in zip(Tier._fields, row, strict=True))) for row in rows)

@@ -1,13 +1,13 @@
-"""Who waits for whom when a run stands still, and for whom all of them wait in the end.
+"""The graph of waits between the ranks of a hanging run, and the ranks that block all others.
 
-A rank waits in its first operation that has not completed. In a collective it waits for the ranks of the group that
-have not issued it, and for those that have, but whose devices are still in an earlier operation. In a receive or send
-it waits for its peer. Blame follows this chain to the ranks that wait for nobody: a rank that waits for another one is
-a victim, whatever it holds up itself.
+A rank waits in its first operation that has not completed. In a collective, it waits for the ranks of the group that
+have not issued it, and for ranks that have issued it but whose devices are still in an earlier operation. In a send or
+receive, it waits for its peer. The chain of waits leads to the ranks that wait for no other rank: those block the run.
+All other ranks are victims, even if other ranks wait for them.
 
-Both counts are needed. By what was issued alone, a rank whose device stands still is like the others; by what was
-completed alone, ranks that are only early are like those that are late. The method is that of the flight recorder's
-analyzers (torch.distributed.flight_recorder; NVIDIA's resiliency extension), with the chain added.
+Both counts are needed. By issued operations alone, a rank with a stuck device looks like the others. By completed
+operations alone, early ranks look like late ones. The method is that of the flight recorder's analyzers
+(torch.distributed.flight_recorder; NVIDIA's resiliency extension), with the chain added.
 """
 
 from __future__ import annotations
@@ -18,36 +18,36 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Operation:
-    """What a rank waits in."""
+    """The operation that a rank waits in."""
 
     name: str
-    """As torch calls it, such as `all_reduce`."""
+    """The name in torch, such as `all_reduce`."""
     group: str
-    """A key of the groups."""
+    """The key of its group."""
     number: float
-    """Of the collective within its group."""
+    """The number of the collective within its group."""
     peer: int | None = None
     """The other rank of a send or receive."""
 
 
 @dataclass(frozen=True)
 class Position:
-    """Where one rank stands. Counts are by group and of collectives that all of its ranks issue."""
+    """The position of one rank. Counts are by group, of collectives that all ranks of the group issue."""
 
     rank: int
     issued: Mapping[str, float] = field(default_factory=dict)
     completed: Mapping[str, float] = field(default_factory=dict)
-    """Absent where it is not known."""
+    """Groups without a known count are absent."""
     waits_in: Operation | None = None
-    """Its first operation that has not completed. None if it waits in none."""
+    """Its first operation that has not completed; None if it does not wait."""
 
 
 Waits = Mapping[int, frozenset[int]]
-"""By rank those that it waits for directly."""
+"""By rank: the ranks that it waits for directly."""
 
 
 def waits(positions: Sequence[Position], groups: Mapping[str, Sequence[int]]) -> Waits:
-    """Return for whom each rank waits. A rank of a group that has no position has issued nothing."""
+    """Return the ranks that each rank waits for. A rank of a group without a position has issued nothing."""
     by_rank = {one.rank: one for one in positions}
     return {one.rank: frozenset(_waited_for(one, by_rank, groups)) for one in positions}
 
@@ -59,11 +59,11 @@ def _waited_for(one: Position, by_rank: Mapping[int, Position], groups: Mapping[
     if operation.peer is not None:
         return {operation.peer}
     others = [rank for rank in groups.get(operation.group, ()) if rank != one.rank]
-    return {rank for rank in others if rank not in by_rank or not _has_come(by_rank[rank], operation)}
+    return {rank for rank in others if rank not in by_rank or not _has_reached(by_rank[rank], operation)}
 
 
-def _has_come(one: Position, operation: Operation) -> bool:
-    """Return whether a rank has come to a collective: its device too, where it is known what that has completed."""
+def _has_reached(one: Position, operation: Operation) -> bool:
+    """Return whether a rank has reached a collective, and its device as well if its completed operations are known."""
     group, number = operation.group, operation.number
     if one.issued.get(group, 0.0) < number:
         return False
@@ -72,13 +72,12 @@ def _has_come(one: Position, operation: Operation) -> bool:
 
 
 def held_up_by(waiting: Waits) -> Sequence[frozenset[int]]:
-    """Return the ranks for whom others wait and who wait for nobody.
+    """Return the ranks that other ranks wait for and that wait for no other rank, in sets ordered by their least rank.
 
-    Ranks that wait for each other are one of these sets if they wait for nobody else. Each set is in the order of its
-    least rank. Empty if nobody waits for anybody.
+    Ranks that wait for each other are one set if they wait for no other rank. Empty if no rank waits.
     """
-    everyone = {*waiting, *(rank for late in waiting.values() for rank in late)}
-    reached = {rank: _reached(waiting, rank) for rank in everyone}
+    ranks = {*waiting, *(rank for late in waiting.values() for rank in late)}
+    reached = {rank: _reachable(waiting, rank) for rank in ranks}
     found = []
     for rank, others in sorted(reached.items()):
         ring = {rank} | {other for other in others if rank in reached[other]}
@@ -89,8 +88,8 @@ def held_up_by(waiting: Waits) -> Sequence[frozenset[int]]:
     return found
 
 
-def _reached(waiting: Waits, begin: int) -> set[int]:
-    """Return everyone that a rank waits for, directly or through others. Those who wait for the same are taken once."""
+def _reachable(waiting: Waits, begin: int) -> set[int]:
+    """Return all ranks that a rank waits for, directly or through others. Equal sets are followed once."""
     found, taken = set[int](), set[frozenset[int]]()
     to_do = [waiting.get(begin, frozenset())]
     while to_do:
@@ -103,7 +102,7 @@ def _reached(waiting: Waits, begin: int) -> set[int]:
 
 
 def victims(waiting: Waits, late: frozenset[int]) -> Iterator[int]:
-    """Yield the ranks that wait for one of these, directly or through others."""
+    """Yield the ranks that wait for one of the late ranks, directly or through others."""
     for rank in sorted(waiting):
-        if rank not in late and not late.isdisjoint(_reached(waiting, rank)):
+        if rank not in late and not late.isdisjoint(_reachable(waiting, rank)):
             yield rank

@@ -1,1 +1,1 @@
-"""The command `rankscope hang`: who holds up a run that stands still, by torch's flight recorder or by records."""
+"""The command `rankscope hang`: find the rank that blocks a run, from torch's flight recorder or from rank records."""

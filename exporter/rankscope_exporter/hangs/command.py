@@ -1,4 +1,4 @@
-"""`rankscope hang DIR`: reads the dumps of torch's flight recorder. `rankscope hang --run NAME`: the ranks' records."""
+"""`rankscope hang DIR` reads dumps of torch's flight recorder; `rankscope hang --run NAME` reads rank records."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 from rankscope.cli.printable import printable
 from rankscope_exporter.hangs import flight_recorder, records
 from rankscope_exporter.hangs.flight_recorder import DumpError
-from rankscope_exporter.hangs.words import in_ranks, in_words, lines
+from rankscope_exporter.hangs.words import describe_group, lines, name_ranks
 
 
 def show(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
-    """Print who holds up the run. Returns the exit status: 2 if there is nothing to read."""
+    """Print the ranks that block the run. Return the exit status: 2 if there is nothing to read."""
     try:
-        found = [*(of_dumps(dumps) if dumps else records.lines_of(run, run_dirs))]
+        found = [*(explain_dumps(dumps) if dumps else records.explain_records(run, run_dirs))]
     except (DumpError, records.NoRanksError) as error:
         print(f"rankscope hang: {printable(str(error))}", file=sys.stderr)  # noqa: T201 - a command
         return 2
@@ -23,10 +23,10 @@ def show(dumps: Path | None, run: str | None, run_dirs: Sequence[Path]) -> int:
     return 0
 
 
-def of_dumps(path: Path) -> Iterator[str]:
-    """Yield what the dumps in a directory, or with a prefix, say. Raises DumpError."""
+def explain_dumps(path: Path) -> Iterator[str]:
+    """Yield the result for the dumps in a directory or with a prefix. Raise DumpError."""
     dumps = flight_recorder.read_dumps(path)
     yield from lines(flight_recorder.positions(dumps), flight_recorder.groups_of(dumps))
-    for group, number, called in flight_recorder.disagreements(dumps):
-        each = ", ".join(f"{in_ranks(ranks)}: {name}" for name, ranks in called.items())
-        yield f"The ranks disagree on collective {number:.0f} of {in_words(group)}: {each}."
+    for group, number, called in flight_recorder.find_disagreements(dumps):
+        each = ", ".join(f"{name_ranks(ranks)}: {name}" for name, ranks in called.items())
+        yield f"Ranks call different operations for collective {number:.0f} of {describe_group(group)}: {each}."

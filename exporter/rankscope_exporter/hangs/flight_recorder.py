@@ -1,8 +1,8 @@
-"""Reads what torch's flight recorder has dumped: one file for each rank, as pickle or JSON.
+"""Read dumps of torch's flight recorder: one file for each rank, as pickle or JSON.
 
 torch writes `<prefix><rank>` (TORCH_NCCL_DEBUG_INFO_TEMP_FILE, else TORCH_FR_DUMP_TEMP_FILE; by default
-/tmp/nccl_trace_rank_). The format is that of `torch.distributed.flight_recorder`, versions 2.1 to 2.9. A pickle may run
-code as it is loaded; here it can hold nothing but numbers, texts, lists and dictionaries.
+/tmp/nccl_trace_rank_). The format is that of `torch.distributed.flight_recorder`, versions 2.1 to 2.9. A pickle can run
+code when it is loaded; this reader accepts only numbers, strings, lists and dictionaries.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ from typing import Any
 
 from rankscope_exporter.diagnosis.waits import Operation, Position
 
-LARGEST = 512 * 2**20
-"""Bytes of a file: 2,000 operations with their stacks are some 10 MB."""
+SIZE_LIMIT = 512 * 2**20
+"""The size limit of a file in bytes. 2,000 operations with their stacks take about 10 MB."""
 PEERS = re.compile(r"(\d+)(?:->|<-)(\d+)$")
-"""In the name of a send or receive: this rank and its peer, by their numbers within the group."""
+"""The rank and its peer in the name of a send or receive, by their numbers within the group."""
 
 
 class DumpError(Exception):
-    """What is wrong with a dump; the text names the file."""
+    """A dump cannot be read. The message names the file and the reason."""
 
 
 @dataclass(frozen=True)
 class Dump:
-    """Of one rank."""
+    """The dump of one rank."""
 
     rank: int
     groups: Mapping[str, Group]
     entries: Sequence[Mapping[str, Any]]
     status: Mapping[str, Mapping[str, float]]
-    """Torch's own counts by group, where the dump has them."""
+    """Torch's own counts by group, if the dump has them."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """A process group. `ranks` are global; empty where the dump does not name them."""
+    """A process group. `ranks` are global ranks; empty if the dump does not name them."""
 
     name: str
     description: str
@@ -50,15 +50,15 @@ class Group:
 
 
 def read_dumps(path: Path) -> list[Dump]:
-    """Return the dumps in the order of their ranks. Raises DumpError if there is none, or two of a rank.
+    """Return the dumps ordered by rank. Raise DumpError if there is none, or two for the same rank.
 
-    `path` is their directory, or the prefix that torch was given: `/tmp/nccl_trace_rank_`. What is no file, or has a
-    name that does not end in a number, is no dump.
+    `path` is their directory or the prefix given to torch, e.g. `/tmp/nccl_trace_rank_`. Only regular files whose names
+    end in a number are dumps.
     """
     directory, prefix = (path, "") if path.is_dir() else (path.parent, path.name)
     form = re.compile(rf"{re.escape(prefix)}{'' if prefix else '.*?'}(\d+)(?:\.json)?")
     try:
-        # A pipe would hold up the reader for good.
+        # Reading a pipe would block forever.
         files = [path for path in directory.iterdir() if path.is_file()]
     except OSError as error:
         raise DumpError(f"{directory}: {error.strerror}") from error
@@ -67,42 +67,42 @@ def read_dumps(path: Path) -> list[Dump]:
     for file, match in sorted(named):
         rank = int(match[1])
         if rank in by_rank:
-            raise DumpError(f"{path}: both {by_rank[rank].name} and {file.name} are of rank {rank}")
+            raise DumpError(f"{path}: {by_rank[rank].name} and {file.name} are both dumps of rank {rank}")
         by_rank[rank] = file
     if not by_rank:
-        raise DumpError(f"{path}: no dump of a rank, such as nccl_trace_rank_0")
+        raise DumpError(f"{path}: no dump files found (such as nccl_trace_rank_0)")
     return [read(file, rank) for rank, file in sorted(by_rank.items())]
 
 
 def read(path: Path, rank: int) -> Dump:
-    """Return one dump. Raises DumpError."""
+    """Return one dump. Raise DumpError if it cannot be read."""
     try:
-        if path.stat().st_size > LARGEST:
-            raise DumpError(f"{path}: larger than {LARGEST} bytes")
-        return _dump(_loaded(path), rank)
+        if path.stat().st_size > SIZE_LIMIT:
+            raise DumpError(f"{path}: larger than {SIZE_LIMIT} bytes")
+        return _parse(_load(path), rank)
     except OSError as error:
         raise DumpError(f"{path}: {error.strerror}") from error
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-        raise DumpError(f"{path}: no dump of torch's flight recorder: {error!r}") from error
+        raise DumpError(f"{path}: not a dump of torch's flight recorder: {error!r}") from error
 
 
-class _Plain(pickle.Unpickler):
+class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
-        raise ValueError(f"it holds a {module}.{name}")
+        raise ValueError(f"it contains a {module}.{name}")
 
 
-def _loaded(path: Path) -> Any:
+def _load(path: Path) -> Any:
     with path.open("rb") as file:
         if file.read(1) in b"{ \n":
             return json.loads(path.read_text())
         file.seek(0)
         try:
-            return _Plain(file).load()
+            return _PlainUnpickler(file).load()
         except (pickle.UnpicklingError, EOFError, IndexError, MemoryError, OverflowError) as error:
             raise ValueError(str(error)) from error
 
 
-def _dump(document: Any, rank: int) -> Dump:
+def _parse(document: Any, rank: int) -> Dump:
     entries = [dict(entry) for entry in document["entries"]]
     groups = {
         str(name): Group(str(name), str(config.get("desc", "")), _numbers(config.get("ranks", "")))
@@ -122,7 +122,7 @@ def _numbers(text: Any) -> tuple[int, ...]:
 def _status(
     document: Any, groups: Mapping[str, Group], entries: Sequence[Mapping[str, Any]]
 ) -> Mapping[str, Mapping[str, float]]:
-    """Return torch's counts by the name of the group. It has them by a number of its own, in the order of creation."""
+    """Return torch's counts by group name. The dump has them by an id that follows the order of creation."""
     status = {int(number): dict(counts) for number, counts in dict(document.get("pg_status", {})).items()}
     names = {int(entry["pg_id"]): str(entry["process_group"][0]) for entry in entries}
     if len(status) == len(groups) and all(name.isdigit() for name in groups):
@@ -132,7 +132,7 @@ def _status(
 
 
 def groups_of(dumps: Sequence[Dump]) -> Mapping[str, Group]:
-    """Return all groups by name. Where no dump says who belongs to one, it is those whose dumps know it."""
+    """Return all groups by name. If no dump names a group's ranks, they are the ranks whose dumps have the group."""
     found: dict[str, Group] = {}
     members: dict[str, list[int]] = defaultdict(list)
     for dump in dumps:
@@ -146,10 +146,10 @@ def groups_of(dumps: Sequence[Dump]) -> Mapping[str, Group]:
     }
 
 
-def disagreements(dumps: Sequence[Dump]) -> Iterator[tuple[Group, float, Mapping[str, Sequence[int]]]]:
-    """Yield collectives that have not completed and that ranks of one group have called by different operations.
+def find_disagreements(dumps: Sequence[Dump]) -> Iterator[tuple[Group, float, Mapping[str, Sequence[int]]]]:
+    """Yield pending collectives for which ranks of a group called different operations.
 
-    Each with its group, its number and the ranks by operation.
+    Each has its group, its number and the ranks by operation.
     """
     groups = groups_of(dumps)
     called: dict[tuple[str, float], dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
@@ -164,13 +164,13 @@ def disagreements(dumps: Sequence[Dump]) -> Iterator[tuple[Group, float, Mapping
 
 
 def positions(dumps: Sequence[Dump]) -> list[Position]:
-    """Return where each rank stands."""
+    """Return the position of each rank."""
     groups = groups_of(dumps)
-    # A group's count by torch is of sends and receives where it has any: these are not issued by all of its ranks.
+    # If a group has sends and receives, torch counts those, and they are not issued by all of its ranks.
     pairs = {
         str(entry["process_group"][0])
         for entry in chain.from_iterable(dump.entries for dump in dumps)
-        if _is_between_two(entry)
+        if _is_point_to_point(entry)
     }
     return [_position(dump, groups, pairs) for dump in dumps]
 
@@ -194,7 +194,7 @@ def _position(dump: Dump, groups: Mapping[str, Group], pairs: set[str]) -> Posit
 def _collectives(dump: Dump) -> Mapping[str, list[Mapping[str, Any]]]:
     by_group: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for entry in dump.entries:
-        if not _is_between_two(entry):
+        if not _is_point_to_point(entry):
             by_group[str(entry["process_group"][0])].append(entry)
     return by_group
 
@@ -204,21 +204,21 @@ def _operation_name(entry: Mapping[str, Any]) -> str:
 
 
 def _has_completed(entry: Mapping[str, Any]) -> bool:
-    """Return whether torch has seen its end: over NCCL that is its state, over gloo it is only not tracked any more."""
+    """Return whether torch has seen the operation end. With gloo it is only marked as retired."""
     return entry["state"] == "completed" or bool(entry.get("retired"))
 
 
-def _is_between_two(entry: Mapping[str, Any]) -> bool:
+def _is_point_to_point(entry: Mapping[str, Any]) -> bool:
     return bool(entry.get("is_p2p")) or PEERS.search(str(entry["profiling_name"])) is not None
 
 
 def _pending_operations(dump: Dump, groups: Mapping[str, Group]) -> Iterator[Operation]:
-    """Yield what has not completed, the first one first. What is issued for several sends together has no peer."""
+    """Yield the operations that have not completed, the first one first. Coalesced sends have no peer: skip them."""
     for entry in sorted(dump.entries, key=lambda entry: int(entry["record_id"])):
         if _has_completed(entry):
             continue
         name, group = _operation_name(entry), str(entry["process_group"][0])
-        if not _is_between_two(entry):
+        if not _is_point_to_point(entry):
             yield Operation(name, group, float(entry["collective_seq_id"]))
         elif (match := PEERS.search(name)) and int(match[2]) < len(groups[group].ranks):
             yield Operation(name.split()[0], group, float(entry["p2p_seq_id"]), groups[group].ranks[int(match[2])])

@@ -1,4 +1,4 @@
-"""Where the ranks of a run on this machine stand, by their records; and where torch will write its own."""
+"""The positions of a run's ranks on this machine, from their records, and the place of torch's dumps."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ ON_TIMEOUT = "TORCH_NCCL_DUMP_ON_TIMEOUT"
 
 
 class NoRanksError(Exception):
-    """Why there is nothing to say; the text says what there is."""
+    """No rank can be shown. The message names the reason."""
 
 
-def lines_of(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
-    """Yield who holds up the run. Raises NoRanksError."""
+def explain_records(run: str | None, run_dirs: Sequence[Path]) -> Iterator[str]:
+    """Yield the ranks that block the run. Raise NoRanksError."""
     living = _living(run, run_dirs)
     groups = {
         name: Group(name, "", ranks) for one in living for name in one.snapshot.groups if (ranks := members(name))
@@ -39,16 +39,16 @@ def _living(run: str | None, run_dirs: Sequence[Path]) -> list[RecordedRank]:
         raise NoRanksError(str(error)) from error
     runs = sorted({one.run for one in every})
     if run is None and len(runs) > 1:
-        raise NoRanksError(f"several runs, choose with --run: {', '.join(runs)}")
+        raise NoRanksError(f"several runs found; choose one with --run: {', '.join(runs)}")
     found = [one for one in every if run in (None, one.run)]
     if not found:
         raise NoRanksError(
             f"no living rank{'' if run is None else f' of run {run}'} in {', '.join(map(str, run_dirs))}"
         )
-    if len({one.owner for one in found}) > 1:  # whoever names a run alike must not be compared with it
+    if len({one.owner for one in found}) > 1:  # another user's run with the same name must not be mixed in
         found = [one for one in found if one.owner == os.geteuid()]
     if not found:
-        raise NoRanksError(f"several users have a run {run}: run this as the job's user")
+        raise NoRanksError(f"several users have a run {run}; run this command as the job's user")
     return sorted(found, key=lambda one: int(one.rank))
 
 
@@ -60,20 +60,20 @@ def _position(one: RecordedRank) -> Position:
 
 
 def _dumps(one: RecordedRank) -> Iterator[str]:
-    """Yield where torch writes what its flight recorder has, as far as the job's environment can be read."""
+    """Yield where torch writes dumps of its flight recorder, if the job's environment can be read."""
     with suppress(OSError):
         pairs = Path(f"/proc/{one.snapshot.lock_pid}/environ").read_bytes().decode(errors="replace").split("\0")
         environment = dict(pair.partition("=")[::2] for pair in pairs)
-        yield from in_words(environment)
+        yield from describe_dumps(environment)
 
 
-def in_words(environment: Mapping[str, str]) -> Iterator[str]:
-    """Yield what a job with this environment leaves behind."""
+def describe_dumps(environment: Mapping[str, str]) -> Iterator[str]:
+    """Yield the dumps that a job with this environment writes."""
     prefix = next((environment[name] for name in PREFIXES if environment.get(name)), "")
     if prefix:
-        when = "when NCCL's watchdog ends it" if environment.get(ON_TIMEOUT, "1") != "0" else "when asked"
-        yield f"torch writes a dump of each rank to {prefix}RANK {when}; then: rankscope hang {prefix}"
+        when = "when NCCL's watchdog times out" if environment.get(ON_TIMEOUT, "1") != "0" else "on request"
+        yield f"torch writes a dump of each rank to {prefix}RANK {when}. Then run: rankscope hang {prefix}"
     if pipe := environment.get(PIPE):
-        yield f"Ask for the dump of a rank now: echo 1 > {pipe}RANK.pipe"
+        yield f"To dump a rank now: echo 1 > {pipe}RANK.pipe"
     if not prefix and not pipe:
-        yield f"torch is not told where to write dumps of its flight recorder: set {PREFIXES[0]} for the next start."
+        yield f"torch writes no flight recorder dumps. To get them, set {PREFIXES[0]} before the next start."

@@ -1,4 +1,4 @@
-"""Says in a few lines who holds up a run that stands still, in which operation, and who waits for it."""
+"""The text of `rankscope hang`: the blocking ranks, their operations, and the ranks that wait for them."""
 
 from __future__ import annotations
 
@@ -9,45 +9,45 @@ from rankscope_exporter.diagnosis.waits import Operation, Position, Waits, held_
 from rankscope_exporter.hangs.flight_recorder import Group
 
 SETS_SHOWN = 8
-"""Of ranks that hold up the others."""
+"""The number of sets of blocking ranks that are shown."""
 
 
 def lines(positions: Sequence[Position], groups: Mapping[str, Group]) -> Iterator[str]:
-    """Yield who holds up the others, and a line for each."""
+    """Yield a headline and a line for each set of blocking ranks."""
     waiting = waits(positions, {name: group.ranks for name, group in groups.items()})
     late = held_up_by(waiting)
     by_rank = {one.rank: one for one in positions}
     if not late:
-        yield from _nobody(positions, groups)
+        yield from _without_blocking_rank(positions, groups)
         return
     every = sorted(rank for ranks in late for rank in ranks)
-    hold = "hold" if len(every) > 1 else "holds"
-    yield f"{in_ranks(every)} of {_count(positions, groups)} {hold} up the others."
+    block = "block" if len(every) > 1 else "blocks"
+    yield f"{name_ranks(every)} of {_count(positions, groups)} {block} the other ranks."
     for ranks in late[:SETS_SHOWN]:
         yield f"{_why(ranks, by_rank, groups)} {_waiting(ranks, waiting, by_rank, groups)}"
     if len(late) > SETS_SHOWN:
-        yield f"And {len(late) - SETS_SHOWN} more."
+        yield f"{len(late) - SETS_SHOWN} more are not shown."
 
 
-def in_ranks(ranks: Sequence[int]) -> str:
-    """Return `Rank 3`, or `Ranks 0-2,5` and the like."""
-    return f"Rank{'s' if len(ranks) > 1 else ''} {ranges(ranks)}"
+def name_ranks(ranks: Sequence[int]) -> str:
+    """Return `Rank 3`, or for several ranks `Ranks 0-2,5`."""
+    return f"Rank{'s' if len(ranks) > 1 else ''} {format_ranges(ranks)}"
 
 
-def ranges(numbers: Sequence[int]) -> str:
-    """Return numbers compactly, as `0-2,5`."""
+def format_ranges(numbers: Sequence[int]) -> str:
+    """Return numbers in short form, such as `0-2,5`."""
     consecutive = groupby(enumerate(sorted(numbers)), key=lambda pair: pair[1] - pair[0])
     runs = [[number for _, number in run] for _, run in consecutive]
     return ",".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
 
 
 def _waiting(late: frozenset[int], waiting: Waits, by_rank: Mapping[int, Position], groups: Mapping[str, Group]) -> str:
-    """Return who waits, with the operation of the first one that does so directly."""
+    """Return the ranks that wait, with the operation of the first one that waits directly."""
     first = next(rank for rank, others in sorted(waiting.items()) if rank not in late and others & late)
     operation = by_rank[first].waits_in
     every = [*victims(waiting, late)]
-    more = f"; {len(every)} ranks wait for it, directly or through others" if len(every) > 1 else ""
-    return f"Rank {first} waits in {described(operation, groups)}{more}." if operation else ""
+    more = f"; in total {len(every)} ranks wait for it, directly or through others" if len(every) > 1 else ""
+    return f"Rank {first} waits in {describe_operation(operation, groups)}{more}." if operation else ""
 
 
 def _count(positions: Sequence[Position], groups: Mapping[str, Group]) -> int:
@@ -56,35 +56,36 @@ def _count(positions: Sequence[Position], groups: Mapping[str, Group]) -> int:
 
 def _why(ranks: frozenset[int], by_rank: Mapping[int, Position], groups: Mapping[str, Group]) -> str:
     if len(ranks) > 1:
-        return f"{in_ranks([*ranks])} wait for each other: different orders of operations, or their link."
+        return f"{name_ranks([*ranks])} wait for each other: their order of operations differs, or their link fails."
     [rank] = ranks
     if rank not in by_rank:
-        return f"Rank {rank} is not among them: it has ended, or is elsewhere."
+        return f"Rank {rank} is missing: it has ended or runs on another node."
     operation = by_rank[rank].waits_in
     if operation is None:
-        return f"Rank {rank} is in no operation: its host has not issued the next one."
-    return f"Rank {rank}: its device has not completed {described(operation, groups)}, though no rank is missing there."
+        return f"Rank {rank} waits in no operation: its host has not issued the next one."
+    described = describe_operation(operation, groups)
+    return f"Rank {rank}: its device has not completed {described}, which all ranks have issued."
 
 
-def described(operation: Operation, groups: Mapping[str, Group]) -> str:
+def describe_operation(operation: Operation, groups: Mapping[str, Group]) -> str:
     """Return an operation with its number and group."""
     if operation.peer is not None:
         return f"a {operation.name} with rank {operation.peer}"
-    return f"{operation.name} {operation.number:.0f} of {in_words(groups[operation.group])}"
+    return f"{operation.name} {operation.number:.0f} of {describe_group(groups[operation.group])}"
 
 
-def in_words(group: Group) -> str:
+def describe_group(group: Group) -> str:
     """Return a group's description and ranks."""
-    return f"{group.description or 'group ' + group.name} (ranks {ranges(group.ranks)})"
+    return f"{group.description or 'group ' + group.name} (ranks {format_ranges(group.ranks)})"
 
 
-def _nobody(positions: Sequence[Position], groups: Mapping[str, Group]) -> Iterator[str]:
+def _without_blocking_rank(positions: Sequence[Position], groups: Mapping[str, Group]) -> Iterator[str]:
     stuck = [one for one in positions if one.waits_in]
     if not stuck:
-        yield f"None of {len(positions)} ranks waits in an operation."
+        yield f"No rank waits in an operation ({len(positions)} ranks)."
         return
-    yield f"No rank is missing: {len(stuck)} of {len(positions)} ranks wait in operations that all others have issued."
+    yield f"No rank is late: {len(stuck)} of {len(positions)} ranks wait in operations that all others have issued."
     first = min(stuck, key=lambda one: one.rank)
     assert first.waits_in is not None
-    yield f"Rank {first.rank} is in {described(first.waits_in, groups)}."
-    yield "The network, or a kernel that does not end on one of the devices: look at the links and for XID errors."
+    yield f"Rank {first.rank} is in {describe_operation(first.waits_in, groups)}."
+    yield "Likely a network fault, or a kernel that does not finish: check the links, and the GPUs for XID errors."

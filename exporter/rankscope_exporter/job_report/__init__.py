@@ -1,1 +1,1 @@
-"""The command `rankscope report`: what a job's GPU time went to over its whole life, and what to do about it."""
+"""The command `rankscope report`: where a job's GPU time went over its whole life, and what to do about it."""

@@ -12,11 +12,11 @@ from rankscope.cli.explaining.fetching import within
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError
 from rankscope.cli.printable import printable
 from rankscope_exporter.job_report import queries, records, saved, slurm
-from rankscope_exporter.job_report.job import Job, NoJobError, chosen
+from rankscope_exporter.job_report.job import Job, NoJobError, select_job
 from rankscope_exporter.job_report.page import Prices, group_lines, lines
 from rankscope_exporter.job_report.short import as_json
 
-ANSWERS_WITHIN = 120.0  # seconds for all questions to a Prometheus
+QUERY_TIMEOUT = 120.0  # seconds for all queries to a Prometheus
 LINE_LIMIT = 1000
 ERROR_LIMIT = 4000
 NO_PRICES = Prices()
@@ -24,7 +24,7 @@ NO_PRICES = Prices()
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked for, and from where: a run directory, the exporter's state directory or a Prometheus."""
+    """The wanted report and its source: a run directory, the exporter's state directory or a Prometheus."""
 
     run: str | None = None
     job_id: str | None = None
@@ -39,7 +39,7 @@ class Question:
 
 
 def show(question: Question, connect: Callable[[str, float | None], Prometheus] = Prometheus) -> int:
-    """Print the report. Returns the exit status: 2 if there is nothing to report, with the reason on stderr."""
+    """Print the report. Return the exit status: 2 if there is nothing to report, with the reason on stderr."""
     try:
         printed = [*_groups(question, connect)] if question.by else [*_page(question, connect)]
     except (NoJobError, PrometheusError, TimeoutError) as error:
@@ -53,24 +53,24 @@ def _page(question: Question, connect: Callable[[str, float | None], Prometheus]
     job = _job(question, connect)
     job_id = job.slurm.get("job_id", "")
     if job_id.isdecimal() and not job.is_partial and (allocation := slurm.ask(job_id)):
-        job = job.allocated(allocation, time.time())
+        job = job.with_allocation(allocation, time.time())
     return [as_json(job, question.prices)] if question.is_json else lines(job, question.prices)
 
 
 def _job(question: Question, connect: Callable[[str, float | None], Prometheus]) -> Job:
     run, job_id, owner, url = question.run, question.job_id, question.owner, question.url
     if question.run_dir:
-        return chosen(records.jobs(question.run_dir), run, job_id, owner)
+        return select_job(records.jobs(question.run_dir), run, job_id, owner)
     if question.state_dir:
-        return chosen(saved.jobs(question.state_dir), run, job_id, owner)
+        return select_job(saved.jobs(question.state_dir), run, job_id, owner)
     if url is None:
-        raise NoJobError("where from? --state-dir, --url or a run directory")
-    return within(ANSWERS_WITHIN, lambda: queries.job(lambda at: connect(url, at), run, job_id, owner))
+        raise NoJobError("no data source: give --state-dir, --url or a run directory")
+    return within(QUERY_TIMEOUT, lambda: queries.job(lambda at: connect(url, at), run, job_id, owner))
 
 
 def _groups(question: Question, connect: Callable[[str, float | None], Prometheus]) -> Iterable[str]:
     by, url = question.by, question.url
     if by is None or url is None:
-        raise NoJobError("--by asks a Prometheus: --url names it")
-    found = within(ANSWERS_WITHIN, lambda: queries.groups(connect(url, None), by, question.days))
+        raise NoJobError("--by needs a Prometheus: give --url")
+    found = within(QUERY_TIMEOUT, lambda: queries.groups(connect(url, None), by, question.days))
     return group_lines(found, by, question.days, question.prices)

@@ -1,4 +1,4 @@
-"""A job as its report shows it, wherever that is known from."""
+"""The data of a job's report, independent of its source."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 NO_RANK = "no_rank"
-"""GPU time that Slurm has given to the job and in which no rank trained: its launch, its end, GPUs without a rank."""
+"""GPU time that Slurm has allocated to the job while no rank trained: its launch, its end, GPUs without a rank."""
 
 
 class NoJobError(Exception):
-    """Why there is nothing to report."""
+    """There is nothing to report. The message names the reason."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU while it was the job's. None is not known."""
+    """One GPU while the job used it. None is unknown."""
 
     node: str
     index: str
     busy_ratio: float | None = None
     memory: float | None = None
-    """Bytes that were in use at most."""
+    """The peak of used memory, in bytes."""
     memory_total: float | None = None
     joules: float | None = None
 
 
 @dataclass(frozen=True)
-class Found:
-    """A finding of the job. `end` is None while it holds."""
+class JobFinding:
+    """A finding of the job. `end` is None while it is open."""
 
     begin: float
     end: float | None
@@ -41,18 +41,18 @@ class Found:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What Slurm says of a job."""
+    """A job's allocation, from Slurm."""
 
     state: str
     seconds: float
-    """That it has run."""
+    """The job's run time."""
     gpus: int
     cpus: int
 
 
 @dataclass(frozen=True)
 class Job:
-    """A run, or all runs of one Slurm job. Times are unix seconds; what is not known is None or empty."""
+    """A run, or all runs of one Slurm job. Times are unix seconds; unknown values are None or empty."""
 
     runs: Sequence[str]
     owner: str
@@ -61,55 +61,55 @@ class Job:
     """`job_id`, `job_name`, `account`, `partition`."""
     nodes: Sequence[str] = ()
     ranks: int = 0
-    """That are known of."""
+    """The number of known ranks."""
     world_size: int = 0
     steps: float = 0.0
     began: float = 0.0
     ended: float | None = None
     at: float = 0.0
-    """Until when it is known."""
+    """The time of the last data."""
     causes: Mapping[str, float] = field(default_factory=dict)
-    """GPU seconds; `none` is useful compute."""
+    """GPU seconds by cause; `none` is useful compute."""
     gpus: Sequence[Gpu] = ()
     cpu_seconds: float | None = None
     cpus: int | None = None
     memory: float | None = None
-    """Bytes that the ranks' own processes had resident at most."""
-    findings: Sequence[Found] = ()
+    """The peak resident memory of the ranks' own processes, in bytes."""
+    findings: Sequence[JobFinding] = ()
     allocation: Allocation | None = None
 
     @property
     def seconds(self) -> float:
-        """Return how long it ran: by Slurm, else from its first rank's begin to its last one's end."""
+        """Return the run time: from Slurm, or else from the start of the first rank to the end of the last one."""
         return self.allocation.seconds if self.allocation else max((self.ended or self.at) - self.began, 0.0)
 
     @property
     def gpu_seconds(self) -> float:
-        """Return the whole that the causes are parts of."""
+        """Return the total GPU time of all causes."""
         return sum(self.causes.values())
 
     @property
     def ratios(self) -> Mapping[str, float]:
-        """Return the parts of its GPU time, useful compute first and then the largest; they sum to 1."""
+        """Return the ratios of its GPU time by cause, useful compute first, then the largest; they sum to 1."""
         whole = self.gpu_seconds
         parts = sorted(self.causes.items(), key=lambda item: (item[0] != "none", -item[1]))
         return {cause: seconds / whole for cause, seconds in parts if seconds > 0.0} if whole else {}
 
     @property
     def kwh(self) -> float | None:
-        """Return the energy of its GPUs."""
+        """Return the energy of its GPUs, in kWh."""
         joules = [gpu.joules for gpu in self.gpus if gpu.joules is not None]
         return sum(joules) / 3.6e6 if joules else None
 
     @property
     def is_partial(self) -> bool:
-        """Return whether it has ranks that are not known here: those of other nodes."""
+        """Return whether it has ranks on other nodes, which are unknown here."""
         return self.ranks < self.world_size
 
-    def allocated(self, allocation: Allocation, now: float) -> Job:
-        """Return it with the GPU time that Slurm has given it: what no rank trained in is NO_RANK.
+    def with_allocation(self, allocation: Allocation, now: float) -> Job:
+        """Return the job with its allocation. Allocated time without a rank is NO_RANK.
 
-        Of a job that runs, nothing is known yet of the time since it was saved.
+        If the job is running, the time since its state was saved is left out.
         """
         unknown = max(now - self.at, 0.0) if self.ended is None else 0.0
         allocation = replace(allocation, seconds=max(allocation.seconds - unknown, 0.0))
@@ -118,8 +118,8 @@ class Job:
         return replace(self, allocation=allocation, causes=causes, cpus=allocation.cpus or self.cpus)
 
 
-def together(jobs: Sequence[Job]) -> Job:
-    """Return the runs of one job as one."""
+def merge_jobs(jobs: Sequence[Job]) -> Job:
+    """Return the runs of one job, merged into one."""
     first, *others = sorted(jobs, key=lambda job: job.began)
     if not others:
         return first
@@ -146,7 +146,7 @@ def together(jobs: Sequence[Job]) -> Job:
 
 
 def _same_gpus(gpus: Sequence[Gpu]) -> Sequence[Gpu]:
-    """Return each GPU once: its energy in all runs, its memory at most, how busy it was in the last one."""
+    """Return each GPU once: its energy in all runs, its peak memory, and its busy ratio in the last run."""
     found: dict[tuple[str, str], Gpu] = {}
     for gpu in gpus:
         before = found.get((gpu.node, gpu.index))
@@ -158,31 +158,31 @@ def _same_gpus(gpus: Sequence[Gpu]) -> Sequence[Gpu]:
     return list(found.values())
 
 
-def chosen(jobs: Sequence[Job], run: str | None, job_id: str | None, owner: str | None) -> Job:
-    """Return the job that is meant. Raises NoJobError if there is none, or one of several owners."""
-    meant = [job for job in jobs if run in (None, *job.runs) and job_id in (None, job.slurm.get("job_id"))]
-    meant = [job for job in meant if owner in (None, job.owner) or not job.owner]
+def select_job(jobs: Sequence[Job], run: str | None, job_id: str | None, owner: str | None) -> Job:
+    """Return the job that matches. Raise NoJobError if there is none, or if several owners have one."""
+    matching = [job for job in jobs if run in (None, *job.runs) and job_id in (None, job.slurm.get("job_id"))]
+    matching = [job for job in matching if owner in (None, job.owner) or not job.owner]
     asked = "".join(
         f"{word}{value}"
         for word, value in ((" of run ", run), (" of Slurm job ", job_id), (" of owner ", owner))
         if value is not None
     )
-    if not meant:
-        raise NoJobError(f"nothing is known{asked}; known are: {_listed(jobs)}")
-    if len({job.owner for job in meant}) > 1:  # whoever names his run alike must not be taken for its owner
-        raise NoJobError(f"several users have runs{asked}, choose with --owner: {_listed(meant)}")
+    if not matching:
+        raise NoJobError(f"no data{asked}; known runs: {_list(jobs)}")
+    if len({job.owner for job in matching}) > 1:  # another user's run with the same name must not be mixed in
+        raise NoJobError(f"several users have runs{asked}; choose one with --owner: {_list(matching)}")
     if job_id is not None:
-        return together(meant)
-    if run is None and len({name for job in meant for name in job.runs}) > 1:
-        raise NoJobError(f"several runs, choose with --run or --slurm-job: {_listed(meant)}")
-    return max(meant, key=lambda job: job.began)
+        return merge_jobs(matching)
+    if run is None and len({name for job in matching for name in job.runs}) > 1:
+        raise NoJobError(f"several runs found; choose one with --run or --slurm-job: {_list(matching)}")
+    return max(matching, key=lambda job: job.began)
 
 
-SHOWN = 10
+LISTED = 10
 
 
-def _listed(jobs: Sequence[Job]) -> str:
+def _list(jobs: Sequence[Job]) -> str:
     newest = sorted(jobs, key=lambda job: -job.began)
     names = list(dict.fromkeys(f"{job.runs[0]} (owner {job.owner})" for job in newest))
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return (", ".join(names[:SHOWN]) + more) or "none"
+    more = f" and {len(names) - LISTED} more" if len(names) > LISTED else ""
+    return (", ".join(names[:LISTED]) + more) or "none"

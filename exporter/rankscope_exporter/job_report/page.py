@@ -1,4 +1,4 @@
-"""A job's report on one page, as text for a mail."""
+"""The job report as a page of plain text, as for an e-mail."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from rankscope_exporter.job_report.job import NO_RANK, Job
 WIDTH = 100
 BAR = 30
 GPUS_SHOWN, FINDINGS_SHOWN = 16, 12
-SHOWN_FROM, NOTED_FROM = 0.005, 0.05
-"""Ratios of the GPU time: of a line of its own, and of a note with advice."""
-BUSY_FROM = 0.15
-"""Below, a GPU was asked for and hardly used: Princeton's jobstats warns from there on."""
-CPUS_FROM, CPUS_USED = 8, 0.25
-"""CPUs from which on it matters that fewer than this part of them are used."""
+MIN_SHOWN, MIN_NOTED = 0.005, 0.05
+"""The least ratios of the GPU time for a separate line, and for a note with advice."""
+MIN_BUSY = 0.15
+"""The busy ratio below which GPUs were hardly used: Princeton's jobstats warns there as well."""
+MIN_CPUS, MIN_CPUS_USED = 8, 0.25
+"""A note is shown if less than MIN_CPUS_USED of more than MIN_CPUS CPUs are used."""
 GIB, KWH = 2.0**30, 3.6e6
 MEANINGS: Mapping[str, str] = {
     **KNOWN["meanings"],
     "none": "forward, backward, optimizer",
     "data": "waiting for data",
-    "collective_wait": "waiting in collectives, for whom is not known",
-    NO_RANK: "given to the job, and no rank trained",
+    "collective_wait": "waiting in collectives, late rank unknown",
+    NO_RANK: "allocated, but no rank trained",
 }
 ADVICE = {
     "data": ("data", "unknown"),
@@ -43,18 +43,18 @@ ADVICE = {
     "startup": ("slow_startup", ""),
     "straggler": ("straggler", ""),
 }
-"""By cause, the kind and cause of the finding whose advice is its."""
+"""By cause of lost time: the kind and cause of the finding that has its advice."""
 
 
 class Prices(NamedTuple):
-    """Money for an hour of a GPU and for a kilowatt-hour, in any currency. None is not asked for."""
+    """The prices of a GPU-hour and of a kilowatt-hour, in any currency. None leaves the costs out."""
 
     gpu_hour: float | None = None
     kwh: float | None = None
 
 
 def lines(job: Job, prices: Prices) -> Iterator[str]:
-    """Yield the page's lines."""
+    """Yield the lines of the page."""
     yield from _head(job)
     yield ""
     yield f"Where {_hours(job.gpu_seconds)} went"
@@ -65,7 +65,7 @@ def lines(job: Job, prices: Prices) -> Iterator[str]:
         yield from use
     if cost := [*_cost(job, prices)]:
         yield ""
-        yield "Energy and money"
+        yield "Energy and cost"
         yield from cost
     if job.findings:
         yield ""
@@ -97,13 +97,13 @@ def _head(job: Job) -> Iterator[str]:
 def _parts(job: Job) -> Iterator[str]:
     small = 0.0
     for cause, ratio in job.ratios.items():
-        if ratio < SHOWN_FROM and cause != "none":
+        if ratio < MIN_SHOWN and cause != "none":
             small += ratio
             continue
         name = "useful compute" if cause == "none" else f"lost: {cause}"
         yield _part(name, ratio, job, MEANINGS.get(cause, ""))
     if small:
-        yield _part("lost: the rest", small, job, "")
+        yield _part("lost: all others", small, job, "")
 
 
 def _part(name: str, ratio: float, job: Job, meaning: str) -> str:
@@ -116,32 +116,32 @@ def _use(job: Job) -> Iterator[str]:
     if busy:
         yield f"  {'GPUs busy':22}{_bar(sum(busy) / len(busy))} {percent(sum(busy) / len(busy)):>5}"
     if memory:
-        yield f"  {'GPU memory at most':22}{_bar(max(memory))} {percent(max(memory)):>5}"
+        yield f"  {'peak GPU memory':22}{_bar(max(memory))} {percent(max(memory)):>5}"
     if job.cpu_seconds is not None and job.seconds:
         cores = job.cpu_seconds / job.seconds
         ratio = f"{_bar(cores / job.cpus)} {percent(cores / job.cpus):>5}  " if job.cpus else ""
         yield f"  {'CPUs':22}{ratio}{cores:.1f} {f'of {job.cpus} ' if job.cpus else ''}cores"
     if job.memory:
-        yield f"  {'memory at most':22}{job.memory / GIB:.1f} GiB, of the ranks' own processes"
+        yield f"  {'peak memory':22}{job.memory / GIB:.1f} GiB in the ranks' own processes"
     for gpu in job.gpus[:GPUS_SHOWN]:
         known = [f"{percent(gpu.busy_ratio)} busy"] if gpu.busy_ratio is not None else []
         if gpu.memory is not None and gpu.memory_total:
             known.append(f"{gpu.memory / GIB:.1f} of {gpu.memory_total / GIB:.0f} GiB")
         if gpu.joules is not None:
             known.append(f"{gpu.joules / KWH:.2g} kWh")
-        yield f"    {gpu.node} GPU {gpu.index}: {', '.join(known) or 'nothing is known'}"
+        yield f"    {gpu.node} GPU {gpu.index}: {', '.join(known) or 'no data'}"
     if len(job.gpus) > GPUS_SHOWN:
         yield f"    and {len(job.gpus) - GPUS_SHOWN} more GPUs"
 
 
 def _cost(job: Job, prices: Prices) -> Iterator[str]:
     if job.kwh is not None:
-        money = f", {job.kwh * prices.kwh:.2f} at {prices.kwh:g} a kWh" if prices.kwh is not None else ""
+        money = f", {job.kwh * prices.kwh:.2f} at {prices.kwh:g} per kWh" if prices.kwh is not None else ""
         yield f"  energy of the GPUs    {job.kwh:.3g} kWh{money}"
     if prices.gpu_hour is not None:
         total = job.gpu_seconds / 3600 * prices.gpu_hour
         lost = total * (1.0 - job.ratios.get("none", 0.0))
-        yield f"  GPU time              {total:.2f} at {prices.gpu_hour:g} a GPU-hour, of which {lost:.2f} was lost"
+        yield f"  GPU time              {total:.2f} at {prices.gpu_hour:g} per GPU-hour, {lost:.2f} of it lost"
 
 
 def _findings(job: Job) -> Iterator[str]:
@@ -156,46 +156,46 @@ def _findings(job: Job) -> Iterator[str]:
 
 
 def _notes(job: Job) -> Iterator[str]:
-    """Yield advice on what costs most and has no finding, and on what was asked for and not used."""
+    """Yield advice on large losses without a finding, and on allocated resources that were not used."""
     if job.is_partial:
-        yield f"This is of {job.ranks} of its {job.world_size} ranks; the others are on other nodes: --url has all."
+        yield f"Only {job.ranks} of {job.world_size} ranks are on this node. Use --url for a report on all of them."
     found = {one.kind for one in job.findings}
     for cause, ratio in job.ratios.items():
         kind, why = ADVICE.get(cause, ("", ""))
         texts = WORDS[kind].advice if kind else {}
         advice = texts.get(why, texts.get("", "")).replace("--rank RANK", "--rank N")
-        if ratio >= NOTED_FROM and advice and kind not in found:
+        if ratio >= MIN_NOTED and advice and kind not in found:
             yield f"{percent(ratio)} of the GPU time is lost to {cause}. {advice}"
-    if job.ratios.get(NO_RANK, 0.0) >= NOTED_FROM:
+    if job.ratios.get(NO_RANK, 0.0) >= MIN_NOTED:
         yield (
-            f"{percent(job.ratios[NO_RANK])} of the GPU time was given to the job and no rank trained in it: work "
-            "before and after the training, GPUs without a rank, or a training that the hook did not watch."
+            f"No rank trained in {percent(job.ratios[NO_RANK])} of the allocated GPU time: work before or after the "
+            "training, GPUs without a rank, or a training without the hook."
         )
     unused = [f"{gpu.node} GPU {gpu.index}" for gpu in job.gpus if gpu.busy_ratio is not None and gpu.busy_ratio < 0.01]
     if unused:
-        yield f"No kernel ran on {', '.join(unused)}: ask for fewer GPUs, or check that the script uses all of them."
+        yield f"No kernel ran on {', '.join(unused)}. Request fewer GPUs, or check that the script uses all of them."
     busy = [gpu.busy_ratio for gpu in job.gpus if gpu.busy_ratio is not None]
-    if busy and not unused and sum(busy) / len(busy) < BUSY_FROM:
-        yield f"The GPUs were busy {percent(sum(busy) / len(busy))} of the time."
-    if job.cpus and job.cpu_seconds is not None and job.seconds and job.cpus > CPUS_FROM:
+    if busy and not unused and sum(busy) / len(busy) < MIN_BUSY:
+        yield f"The GPUs were busy for only {percent(sum(busy) / len(busy))} of the time."
+    if job.cpus and job.cpu_seconds is not None and job.seconds and job.cpus > MIN_CPUS:
         cores = job.cpu_seconds / job.seconds
-        if cores < CPUS_USED * job.cpus:
-            yield f"It used {cores:.1f} of {job.cpus} CPU cores: ask for fewer, or use more loader workers."
+        if cores < MIN_CPUS_USED * job.cpus:
+            yield f"The job used {cores:.1f} of {job.cpus} CPU cores. Request fewer, or use more loader workers."
 
 
 def group_lines(groups: Mapping[str, Mapping[str, float]], by: str, days: float, prices: Prices) -> Iterator[str]:
-    """Yield GPU-hours and what they were lost to, of each user, account or partition; who lost most comes first."""
-    money = "" if prices.gpu_hour is None else f"{'lost money':>12}"
-    yield f"GPU-hours of the last {days:g} days by {by}"
-    yield f"  {by:24}{'GPU-hours':>12}{'useful':>8}{'lost':>12}{money}  lost to"
+    """Yield GPU-hours and their losses for each user, account or partition, the largest losses first."""
+    money = "" if prices.gpu_hour is None else f"{'cost of lost':>14}"
+    yield f"GPU-hours in the last {days:g} days by {by}"
+    yield f"  {by:24}{'GPU-hours':>12}{'useful':>8}{'lost':>12}{money}  causes"
     for name, causes in sorted(groups.items(), key=lambda item: item[1].get("none", 0.0) - sum(item[1].values())):
         whole, useful = sum(causes.values()), causes.get("none", 0.0)
         worst = sorted(((c, s) for c, s in causes.items() if c != "none" and s), key=lambda item: -item[1])[:3]
         lost = (whole - useful) / 3600
-        cost = "" if prices.gpu_hour is None else f"{lost * prices.gpu_hour:>12.2f}"
-        to = ", ".join(f"{cause} {percent(seconds / whole)}" for cause, seconds in worst)
+        cost = "" if prices.gpu_hour is None else f"{lost * prices.gpu_hour:>14.2f}"
+        shares = ", ".join(f"{cause} {percent(seconds / whole)}" for cause, seconds in worst)
         row = f"{whole / 3600:>12.3g}{percent(useful / whole) if whole else '':>8}{lost:>12.3g}{cost}"
-        yield f"  {name or 'not known':24}{row}  {to}"
+        yield f"  {name or '(unknown)':24}{row}  {shares}"
 
 
 def _bar(ratio: float) -> str:

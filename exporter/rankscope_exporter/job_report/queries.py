@@ -1,7 +1,7 @@
-"""Jobs from a Prometheus that scrapes the exporters: of any node, for as long as it keeps its samples.
+"""Jobs from a Prometheus that scrapes the exporters: of all nodes, for as long as it keeps its samples.
 
-The rules' recorded ratios divide the time of runs over several nodes; where there are none, those of the exporters that
-judge. What passed before the first scrape is start-up, by the ranks' own counters.
+The ratios that the rules record divide the time of runs by cause, or else the ratios of the exporters. The time before
+the first scrape is start-up, by the ranks' own counters.
 """
 
 from __future__ import annotations
@@ -12,51 +12,54 @@ from collections.abc import Callable, Mapping, Sequence
 
 from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus, quoted
-from rankscope_exporter.job_report.job import Found, Gpu, Job, NoJobError, chosen, together
+from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError, merge_jobs, select_job
 
 LOOK_BACK = "30d"
 RESOLUTION = 60.0
-"""Seconds to which the times of findings are known."""
+"""The resolution of a finding's times, in seconds."""
 SAMPLES = 2000
-"""Of a series, that a sum over time is made of."""
-SHORTEST_STEP = 15
-"""Seconds between two samples of a sum over all runs, at least."""
+"""The number of samples of a series in a sum over time."""
+MIN_STEP = 15
+"""The least seconds between two samples of a sum over all runs."""
 GROUPS = {"user": "user", "account": "slurm_account", "partition": "slurm_partition"}
-"""What GPU time is summed by, and the label of rankscope_gpu_allocation_info that names it."""
+"""By group: the label of rankscope_gpu_allocation_info that names it."""
 RATIOS = "run:rankscope_lost:ratio{{{0}}} or on (run, owner, cause) rankscope_run_lost_ratio{{{0}}}"
 
 Connect = Callable[[float | None], Prometheus]
-"""A Prometheus to be asked about that moment."""
+"""A function that returns a client which queries a Prometheus at that time."""
 
 
 def job(connect: Connect, run: str | None, job_id: str | None, owner: str | None) -> Job:
-    """Return the job that is meant. Raises NoJobError or PrometheusError."""
+    """Return the job that matches. Raise NoJobError or PrometheusError."""
     now = connect(None)
     wanted = [] if run is None else [f"run={quoted(run)}"]
-    wanted += [] if owner is None else [f"owner=~{quoted(re.escape(owner) + '|')}"]  # or none: --collector.ranks.owner
+    # The owner is empty with --collector.ranks.owner.
+    wanted += [] if owner is None else [f"owner=~{quoted(re.escape(owner) + '|')}"]
     if job_id is None:
         known = now.query(
             f"group by (run, owner) (last_over_time(rankscope_rank_info{{{','.join(wanted)}}}[{LOOK_BACK}]))"
         )
-        held: Sequence[Sample] = ()
+        allocations: Sequence[Sample] = ()
     else:
         wanted += [f"slurm_job_id=~{quoted(f'(.*,)?{re.escape(job_id)}(,.*)?')}", 'run!=""']
-        known = held = now.query(f"last_over_time(rankscope_gpu_allocation_info{{{','.join(wanted)}}}[{LOOK_BACK}])")
+        info = f"rankscope_gpu_allocation_info{{{','.join(wanted)}}}"
+        known = allocations = now.query(f"last_over_time({info}[{LOOK_BACK}])")
     runs = sorted({(sample.labels.get("run", ""), sample.labels.get("owner", "")) for sample in known})
     if not runs:
-        raise NoJobError(f"{now.url} knows no such job in the last {LOOK_BACK}")
-    slurm = _slurm(held, job_id)
+        raise NoJobError(f"{now.url} has no data of this job in the last {LOOK_BACK}")
+    slurm = _slurm(allocations, job_id)
     summaries = [_summary(now, *one, slurm) for one in runs]
-    meant = chosen(summaries, run, job_id, owner)
-    return together([_detailed(connect, one) for one in summaries if set(one.runs) <= set(meant.runs)])
+    selected = select_job(summaries, run, job_id, owner)
+    return merge_jobs([_add_details(connect, one) for one in summaries if set(one.runs) <= set(selected.runs)])
 
 
-def _slurm(held: Sequence[Sample], job_id: str | None) -> Mapping[str, str]:
-    if job_id is None or not held:
+def _slurm(allocations: Sequence[Sample], job_id: str | None) -> Mapping[str, str]:
+    if job_id is None or not allocations:
         return {}
     labels = {"job_name": "slurm_job_name", "account": "slurm_account", "partition": "slurm_partition"}
     named = {
-        name: next((one.labels[label] for one in held if one.labels.get(label)), "") for name, label in labels.items()
+        name: next((one.labels[label] for one in allocations if one.labels.get(label)), "")
+        for name, label in labels.items()
     }
     return {"job_id": job_id, **named}
 
@@ -66,7 +69,7 @@ def _where(run: str, owner: str) -> str:
 
 
 def _summary(now: Prometheus, run: str, owner: str, slurm: Mapping[str, str]) -> Job:
-    """Return who and when."""
+    """Return a run's owner, nodes, ranks and times."""
     where = _where(run, owner)
     ranks = now.query(f"last_over_time(rankscope_rank_info{{{where}}}[{LOOK_BACK}])")
     began = _value(now.query(f"min(min_over_time(rankscope_rank_start_timestamp_seconds{{{where}}}[{LOOK_BACK}]))"))
@@ -88,11 +91,11 @@ def _summary(now: Prometheus, run: str, owner: str, slurm: Mapping[str, str]) ->
     )
 
 
-def _detailed(connect: Connect, one: Job) -> Job:
-    """Return what it used and what was found, over its life."""
+def _add_details(connect: Connect, one: Job) -> Job:
+    """Return the job with its use of resources and its findings."""
     end = one.at if one.ended is None else one.ended
     if end <= one.began:
-        raise NoJobError(f"run {one.runs[0]} has only begun")
+        raise NoJobError(f"run {one.runs[0]} has just started: no data yet")
     then, where, life = connect(end), _where(one.runs[0], one.owner), f"{max(round(end - one.began), 1) + 1}s"
     cpu = f"sum(max_over_time(rankscope_rank_cpu_seconds_total{{{where}}}[{life}]))"
     memory = f"max_over_time(sum(rankscope_rank_resident_memory_bytes{{{where}}})[{life}:1m])"
@@ -111,7 +114,7 @@ def _detailed(connect: Connect, one: Job) -> Job:
 
 
 def _causes(then: Prometheus, where: str, seconds: float, ranks: int) -> Mapping[str, float]:
-    """Divide the time of the run's ranks. The parts sum to 1 at each moment, so their sums are in proportion."""
+    """Return the ranks' time by cause. The ratios sum to 1 at any time, so their sums over time are in proportion."""
     life, step, whole = f"{round(seconds) + 1}s", max(round(seconds / SAMPLES), 1), ranks * seconds
     sampled = then.query(f"sum by (cause) (sum_over_time(({RATIOS.format(where)})[{life}:{step}s]))", "cause")
     sums = {sample.labels["cause"]: max(sample.value, 0.0) for sample in sampled}
@@ -144,8 +147,8 @@ def _gpus(then: Prometheus, where: str, life: str) -> Sequence[Gpu]:
     ]
 
 
-def _findings(then: Prometheus, where: str, life: str, ended: float | None) -> Sequence[Found]:
-    """Return the run's alerts: of the rules, and those that they make of the exporters' findings."""
+def _findings(then: Prometheus, where: str, life: str, ended: float | None) -> Sequence[JobFinding]:
+    """Return the run's alerts, both of the rules and of the exporters' findings."""
     firing = f'ALERTS{{{where},alertstate="firing"}}'
     ends = {_key(one): one.value for one in then.query(f"max_over_time(timestamp({firing})[{life}:1m])")}
     begins = {_key(one): one for one in then.query(f"min_over_time(timestamp({firing})[{life}:1m])")}
@@ -159,7 +162,7 @@ def _findings(then: Prometheus, where: str, life: str, ended: float | None) -> S
         place = ", ".join(f"{name} {value}" for name, value in labels.items())
         name = one.labels.get("alertname", "")
         found.append(
-            Found(
+            JobFinding(
                 begin=one.value,
                 end=None if is_open else end,
                 kind=name,
@@ -172,17 +175,17 @@ def _findings(then: Prometheus, where: str, life: str, ended: float | None) -> S
 
 
 def groups(prometheus: Prometheus, by: str, days: float) -> Mapping[str, Mapping[str, float]]:
-    """Return the GPU seconds of some days by cause, for each user, account or partition; empty names the unknown."""
-    span, label, step = f"{round(days * 86400)}s", GROUPS[by], max(round(days * 86400 / SAMPLES), SHORTEST_STEP)
+    """Return GPU seconds by cause for each user, account or partition; an unknown name is empty."""
+    span, label, step = f"{round(days * 86400)}s", GROUPS[by], max(round(days * 86400 / SAMPLES), MIN_STEP)
     spent = prometheus.query(
         "sum by (run, owner, cause) (sum_over_time((run:rankscope_lost:ratio * on (run, owner, cluster) group_left () "
         f"run:rankscope_allocated:ratio)[{span}:{step}s])) * {step}",
         "cause",
     )
-    held = f'last_over_time(rankscope_gpu_allocation_info{{run!="",{label}!=""}}[{span}])'
+    allocations = f'last_over_time(rankscope_gpu_allocation_info{{run!="",{label}!=""}}[{span}])'
     names = {
         (one.labels.get("run", ""), one.labels.get("owner", "")): one.labels.get(label, "")
-        for one in prometheus.query(f"group by (run, owner, {label}) ({held})")
+        for one in prometheus.query(f"group by (run, owner, {label}) ({allocations})")
     }
     found: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for one in spent:
@@ -190,7 +193,7 @@ def groups(prometheus: Prometheus, by: str, days: float) -> Mapping[str, Mapping
         found[name][one.labels["cause"]] += one.value
     if not found:
         raise NoJobError(
-            f"{prometheus.url} has no run:rankscope_lost:ratio of the last {days:g} days: are the rules loaded?"
+            f"{prometheus.url} has no run:rankscope_lost:ratio in the last {days:g} days: are the rules loaded?"
         )
     return found
 

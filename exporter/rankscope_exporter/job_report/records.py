@@ -1,4 +1,4 @@
-"""A job from the records of its ranks in a run directory alone: their own clocks, without GPUs or findings."""
+"""Jobs from the records in a run directory: measured by the ranks' own clocks, without GPUs or findings."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rankscope_exporter.job_report.job import Job, NoJobError
 
 
 def jobs(directory: Path) -> list[Job]:
-    """Return every job that has a record there. Raises NoJobError."""
+    """Return all jobs that have a record in the directory. Raise NoJobError."""
     if not directory.is_dir():
-        raise NoJobError(f"{directory} is no directory")
+        raise NoJobError(f"{directory} is not a directory")
     ranks: dict[tuple[str, str], list[RecordedRank]] = defaultdict(list)
     try:
         for rank in all_ranks(directory):
@@ -31,7 +31,7 @@ def _job(run: str, owner: str, ranks: list[RecordedRank]) -> Job:
     ends = [one.exit_unix or one.last_progress + offset for one in snapshots]
     for one, end in zip(snapshots, ends, strict=True):
         phases = dict(one.phase_seconds)
-        if not one.alive:  # the phase that was open lasted until the end
+        if not one.alive:  # the open phase lasted until the end
             phases[one.phase] += max(end - offset - one["started_monotonic"] - sum(phases.values()), 0.0)
         for cause, seconds in by_cause(phases).items():
             causes[cause] += seconds

@@ -1,4 +1,4 @@
-"""Jobs from what the exporter of this node has saved: its state and its journal."""
+"""Jobs from the saved state and journal of this node's exporter."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from rankscope_exporter.job_report.job import Found, Gpu, Job, NoJobError
+from rankscope_exporter.job_report.job import Gpu, Job, JobFinding, NoJobError
 from rankscope_exporter.ranks import journal
 from rankscope_exporter.ranks.state_file import StateFile
 
@@ -15,16 +15,16 @@ UNREADABLE = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
 
 
 def jobs(directory: Path) -> list[Job]:
-    """Return every job that is known, each once. Raises NoJobError."""
+    """Return all known jobs, each once. Raise NoJobError."""
     if not directory.is_dir():
-        raise NoJobError(f"{directory} is no directory: --state-dir is what the exporter has, --url names a Prometheus")
+        raise NoJobError(f"{directory} is not a directory: give the exporter's --state-dir, or a Prometheus with --url")
     try:
         entries = [*journal.read(directory)]
     except OSError as error:
         raise NoJobError(f"{error.filename}: {error.strerror}") from error
     saved = StateFile(directory).load().get("accounts", ())
-    accounts = [*_of_kind(entries, journal.FINISHED), *(saved if isinstance(saved, list) else ())]
-    found = [*_of_kind(entries, journal.FOUND)]
+    accounts = [*_select_entries(entries, journal.FINISHED), *(saved if isinstance(saved, list) else ())]
+    found = [*_select_entries(entries, journal.FOUND)]
     known: dict[tuple[str, str, float], Job] = {}
     for account in accounts:
         with suppress(*UNREADABLE):
@@ -34,7 +34,7 @@ def jobs(directory: Path) -> list[Job]:
     return [*known.values()]
 
 
-def _of_kind(entries: Iterable[Mapping[str, Any]], kind: str) -> Iterator[Mapping[str, Any]]:
+def _select_entries(entries: Iterable[Mapping[str, Any]], kind: str) -> Iterator[Mapping[str, Any]]:
     return (entry for entry in entries if entry.get("entry") == kind)
 
 
@@ -81,13 +81,13 @@ def _gpu(use: Mapping[str, Any]) -> Gpu:
     )
 
 
-def _findings(entries: list[Mapping[str, Any]]) -> Iterator[Found]:
-    """Yield each finding once: one that another explained for a while has been noted several times."""
+def _findings(entries: list[Mapping[str, Any]]) -> Iterator[JobFinding]:
+    """Yield each finding once. A finding that was explained by another for a while has several entries."""
     latest: dict[tuple[Any, ...], Mapping[str, Any]] = {}
     for entry in entries:
         latest[entry["kind"], entry["rank"], round(entry["begin"], -1)] = entry
     for entry in sorted(latest.values(), key=lambda one: float(one["begin"])):
-        yield Found(
+        yield JobFinding(
             begin=float(entry["begin"]),
             end=float(entry["end"]) if "end" in entry else None,
             kind=str(entry["kind"]),

@@ -1,6 +1,6 @@
-"""A job's report as one short line of JSON: for Slurm's AdminComment, which takes 1,024 bytes.
+"""The job report as one short line of JSON for Slurm's AdminComment, which takes 1,024 bytes.
 
-sacctmgr writes a quotation mark as a backtick, so that there is no other backtick in it: `tr` makes it JSON again.
+sacctmgr replaces quotation marks with backticks. The line has no other backticks, so `tr` restores the JSON.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from rankscope_exporter.job_report.job import Job
 from rankscope_exporter.job_report.page import Prices
 
 LIMIT = 1000
-"""Bytes."""
+"""The longest line in bytes."""
 REST, ROUNDING = "rest", 0.002
 NAME_LIMIT = 60
 
 
 def as_json(job: Job, prices: Prices) -> str:
-    """Return the line. What there is no room for is left out: findings first, then the smallest causes."""
+    """Return the line. Leave out findings first, then the smallest causes, until it fits."""
     text = ""
-    for line in _shorter(job, prices):
+    for line in _candidates(job, prices):
         text = json.dumps(line, separators=(",", ":")).replace("`", "'")
         if len(text) <= LIMIT:
             break
     return text
 
 
-def _shorter(job: Job, prices: Prices) -> Iterator[dict[str, Any]]:
+def _candidates(job: Job, prices: Prices) -> Iterator[dict[str, Any]]:
     for findings, causes in ((8, 24), (4, 16), (2, 8), (0, 8), (0, 4)):
         yield _line(job, prices, findings, causes)
 
@@ -38,7 +38,7 @@ def _line(job: Job, prices: Prices, findings: int, causes: int) -> dict[str, Any
     useful = ratios.pop("none", 0.0)
     lost = {cause[:NAME_LIMIT]: round(ratio, 4) for cause, ratio in [*ratios.items()][:causes] if round(ratio, 4)}
     rest = round((1.0 if job.ratios else 0.0) - round(useful, 4) - sum(lost.values()), 4)
-    if rest:  # what is left out, or a rounding that the largest takes
+    if rest:  # causes left out, or a rounding error, which is added to the largest
         name = REST if rest >= ROUNDING or not lost else next(iter(lost))
         lost[name] = round(lost.get(name, 0.0) + rest, 4)
     hours = job.gpu_seconds / 3600
@@ -51,14 +51,14 @@ def _line(job: Job, prices: Prices, findings: int, causes: int) -> dict[str, Any
         "ranks": job.ranks,
         "nodes": len(job.nodes),
         "seconds": round(job.seconds),
-        "gpu_hours": _rounded(hours),
+        "gpu_hours": _round(hours),
         "useful": round(useful, 4),
         "lost": lost,
         "gpu_busy": [round(value, 3) for value in (min(busy), sum(busy) / len(busy), max(busy))] if busy else None,
         "gpu_memory": round(max(memory), 3) if memory else None,
         "cpus": None if job.cpu_seconds is None or not job.seconds else round(job.cpu_seconds / job.seconds, 1),
         "cpus_allocated": job.cpus,
-        "kwh": None if job.kwh is None else _rounded(job.kwh),
+        "kwh": None if job.kwh is None else _round(job.kwh),
         "cost": None if prices.gpu_hour is None else round(hours * prices.gpu_hour, 2),
         "energy_cost": None if prices.kwh is None or job.kwh is None else round(job.kwh * prices.kwh, 2),
         "findings": [
@@ -69,5 +69,5 @@ def _line(job: Job, prices: Prices, findings: int, causes: int) -> dict[str, Any
     return {name: value for name, value in line.items() if value not in (None, [])}
 
 
-def _rounded(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.4g}")

@@ -1,4 +1,4 @@
-"""What Slurm says of a job, by `scontrol`: how long it has run, on how many GPUs and CPUs."""
+"""A job's run time, GPUs and CPUs from Slurm's `scontrol`."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ import subprocess
 
 from rankscope_exporter.job_report.job import Allocation
 
-ANSWERS_WITHIN = 20.0  # seconds
+TIMEOUT = 20.0  # seconds
 RUN_TIME = re.compile(r"\bRunTime=(?:(\d+)-)?(\d+):(\d\d):(\d\d)")
 GRES = re.compile(r"\bgpu(?::[^:,\s]+)?:(\d+)")
 TRES = re.compile(r"\bgres/gpu=(\d+)")
 
 
 def ask(job_id: str) -> Allocation | None:
-    """Return what the controller knows; None without one, or once it has forgotten the job."""
+    """Return the job's allocation; None without a controller, or if it no longer knows the job."""
     command = ["scontrol", "--oneliner", "--details", "show", "job", job_id]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=ANSWERS_WITHIN, check=False)  # noqa: S603
+        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)  # noqa: S603
     except (OSError, subprocess.TimeoutExpired):
         return None
     return parse(done.stdout) if done.returncode == 0 else None
 
 
 def parse(text: str) -> Allocation | None:
-    """Return what one line of `scontrol --details show job` says; None if it says no run time or no GPUs.
+    """Return the allocation in a line of `scontrol --details show job`; None without a run time or GPUs.
 
-    A job's own words come after the fields that are read here, but for its name.
+    Except for the job's name, text from the user comes after the fields that are read here.
     """
     fields = text.split("\n", 1)[0].partition(" UserId=")[2]
     ran = RUN_TIME.search(fields)

@@ -1,1 +1,1 @@
-"""Training ranks: their records in the run directories, the thread that reads them, and what is shown of them."""
+"""Training ranks: their records in the run directories, the thread that reads them, and their metrics."""

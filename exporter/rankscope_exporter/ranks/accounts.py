@@ -1,8 +1,8 @@
-"""What each run's GPU time went to since its ranks began, for the report at its end: the parts sum to the whole.
+"""Accounts of each run's GPU time by cause since its ranks began, for the report at its end.
 
-The whole is the time of its ranks, by the counters of their records, and that of GPUs whose rank has ended while others
-live. The judge divides what it has seen. What it has not seen, such as the start-up before the record appeared or a run
-that has ranks on other nodes, is divided by the phases of the ranks' own clocks.
+The causes sum to the time of the ranks, by the counters of their records, plus the time of GPUs whose rank has ended
+while others are alive. The judge divides the time that it has seen by cause. All other time, such as the start-up
+before the record appeared or a run with ranks on other nodes, is divided by the phases of the ranks' own clocks.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rankscope_exporter.ranks.process_usage import PROCFS, allowed_cpus
 from rankscope_exporter.ranks.rank import Rank
 
 GONE_LIMIT = 16
-"""Ranks of a run that are kept though their records are gone: one that comes back would be counted twice. A run may
-have new numbers for as long as it lives."""
+"""The most ranks of a run that are kept after their records are gone, since a run can keep using new rank numbers. A
+forgotten rank that comes back is counted twice."""
 NODES_LIMIT = 64
 CAUSES_LIMIT = 64
-"""Causes of one run that are counted by name; the rest is `other`, as a script can rename its phases often."""
+"""The most causes of a run; all others are `other`, since a script can invent phases without limit."""
 
 
 def add_seconds(seconds: dict[str, float], spent: Mapping[str, float]) -> None:
-    """Add GPU seconds by cause, at most CAUSES_LIMIT of them by their names."""
+    """Add GPU seconds by cause, with at most CAUSES_LIMIT causes."""
     for cause, more in spent.items():
         counted = cause if cause in seconds or len(seconds) < CAUSES_LIMIT else "other"
         seconds[counted] = seconds.get(counted, 0.0) + more
@@ -42,7 +42,7 @@ def add_seconds(seconds: dict[str, float], spent: Mapping[str, float]) -> None:
 
 @dataclass
 class GpuUse:
-    """One GPU while ranks of the run lived on it. None is not known."""
+    """The use of one GPU while ranks of the run were alive on it. None is unknown."""
 
     node: str = ""
     index: str = ""
@@ -51,16 +51,16 @@ class GpuUse:
     """Seconds in which a kernel ran."""
     joules: float | None = None
     memory: float | None = None
-    """Bytes that were in use at most."""
+    """The peak of used memory, in bytes."""
     memory_total: float | None = None
     busy_counter: float | None = None
     joules_counter: float | None = None
 
     def update(self, seconds: float, gpu: RankGpu) -> None:
-        """Take what the GPU says now, so many seconds after the last time."""
+        """Add the GPU's current values, `seconds` after the last ones."""
         self.seconds += seconds
-        self.busy = _increased(self.busy, self.busy_counter, gpu.counters.busy)
-        self.joules = _increased(self.joules, self.joules_counter, gpu.joules)
+        self.busy = _add_increase(self.busy, self.busy_counter, gpu.counters.busy)
+        self.joules = _add_increase(self.joules, self.joules_counter, gpu.joules)
         self.busy_counter, self.joules_counter = gpu.counters.busy, gpu.joules
         if gpu.memory:
             self.memory = max(gpu.memory.used, self.memory or 0.0)
@@ -69,21 +69,21 @@ class GpuUse:
 
 @dataclass
 class RankUse:
-    """One rank."""
+    """The use of one rank."""
 
     began: float
-    """When the process began that it is now, by the monotonic clock."""
+    """The start of its current process, by the monotonic clock."""
     divided: dict[str, float] = field(default_factory=dict)
-    """Seconds of that process by phase that have been divided."""
+    """Seconds of that process by phase that are already accounted for."""
     cpu: float = 0.0
     """CPU seconds of that process and its loader workers."""
     cpu_before: float = 0.0
-    """Of the processes before."""
+    """CPU seconds of its earlier processes."""
 
 
 @dataclass
 class Account:
-    """Of one run. Times are unix seconds."""
+    """The account of one run. Times are unix seconds."""
 
     run: str
     owner: str
@@ -92,33 +92,33 @@ class Account:
     nodes: list[str] = field(default_factory=list)
     world_size: int = 0
     began: float = 0.0
-    """Never changes: with run and owner, it names the account."""
+    """The start, which never changes: run, owner and start identify the account."""
     at: float = 0.0
     read_at: float = 0.0
-    """By the monotonic clock."""
+    """The same time as `at`, by the monotonic clock."""
     ended: float | None = None
     steps: float = 0.0
     cpus: int = 0
-    """That its ranks may use."""
+    """The number of CPUs that its ranks may use."""
     memory: float = 0.0
-    """Bytes that its ranks' own processes had resident at most, together."""
+    """The peak resident memory of its ranks' own processes together, in bytes."""
     causes: dict[str, float] = field(default_factory=dict)
-    """GPU seconds; `none` is useful work."""
+    """GPU seconds by cause; `none` is useful work."""
     judged: dict[str, float] = field(default_factory=dict)
-    """GPU seconds by cause of the last seconds that the judge has divided, for those after them."""
+    """GPU seconds by cause in the judge's last account, which the time after it is divided by."""
     gpus: dict[str, GpuUse] = field(default_factory=dict)
-    """By UUID."""
+    """GPUs by UUID."""
     ranks: dict[str, RankUse] = field(default_factory=dict)
-    """By number: those that are here, and the last ones that were."""
+    """Ranks by number: the present ones, and the last ones whose records are gone."""
     rank_count: int = 0
-    """The most that were kept at once."""
+    """The largest number of ranks that were kept at once."""
     cpu_gone: float = 0.0
-    """CPU seconds of ranks that are not kept any more."""
+    """CPU seconds of ranks that are no longer kept."""
     findings: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Those that hold now."""
+    """The open findings."""
 
     def update(self, look: Look, ranks: Sequence[Rank], verdict: Verdict | None) -> list[dict[str, Any]]:
-        """Take one poll; return the findings that have ended since the last."""
+        """Add one poll. Return the findings that have ended since the last one."""
         readings = look.readings[self.run, self.owner]
         living = [one for one in readings if one.ended is None]
         elapsed = max(look.at - self.read_at, 0.0) if self.at else 0.0
@@ -143,10 +143,10 @@ class Account:
         self.ended = offset + max(ends) if len(ends) == len(readings) else None
 
     def _divide(self, readings: Sequence[RankReading], verdict: Verdict | None, *, is_over: bool) -> None:
-        """Divide what the ranks have spent since this was done last: as the judge does, where it has just done so."""
-        if verdict and verdict.newly_spent:
-            self.judged = {cause: part for cause, part in verdict.newly_spent.items() if cause != "idle"}
-        parts = self.judged if is_over or (verdict and verdict.newly_spent) else {}
+        """Divide the ranks' time since the last division by cause: by the judge's account if there is a new one."""
+        if verdict and verdict.new_gpu_seconds:
+            self.judged = {cause: part for cause, part in verdict.new_gpu_seconds.items() if cause != "idle"}
+        parts = self.judged if is_over or (verdict and verdict.new_gpu_seconds) else {}
         total, judged = sum(parts.values()), 0.0
         for one in readings:
             use = self.ranks.get(str(one.rank))
@@ -155,10 +155,10 @@ class Account:
                 before = use.cpu_before + use.cpu if use else 0.0
                 use = self.ranks[str(one.rank)] = RankUse(one.began, cpu_before=before)
             if not (total or is_new or is_over or verdict is None):
-                continue  # the judge will do so
-            lived = _lived(one)
-            spent = {name: max(now - use.divided.get(name, 0.0), 0.0) for name, now in lived.items()}
-            use.divided = lived
+                continue  # wait for the judge's next account
+            phases = _phase_seconds(one)
+            spent = {name: max(now - use.divided.get(name, 0.0), 0.0) for name, now in phases.items()}
+            use.divided = phases
             if total and not is_new:
                 judged += sum(spent.values())
             else:
@@ -214,19 +214,19 @@ class Account:
 
 
 class Accounts:
-    """The accounts of the runs that are here, kept with the exporter's state; those that have ended, in the journal."""
+    """The accounts of all runs: of present runs in the exporter's state, of ended runs in the journal."""
 
     def __init__(self, directory: Path, procfs: Path = PROCFS) -> None:
         self._journal = journal.Journal(directory)
         self._procfs = procfs
         self._accounts: dict[Run, Account] = {}
         self._saved: dict[Run, Account] = {}
-        """Of runs that have not been seen since the start."""
+        """Restored accounts of runs that have not been seen since the exporter's start."""
         self._allowed: dict[int, frozenset[int]] = {}
-        """CPUs by the process that may use them."""
+        """The CPUs that each process may use, by pid."""
 
     def update(self, look: Look, resident: Mapping[int, float]) -> None:
-        """Take one poll. `resident` is the memory of each process in bytes, by its pid."""
+        """Add one poll. `resident` is the memory of each process in bytes, by pid."""
         ranks: dict[Run, list[Rank]] = defaultdict(list)
         for rank in look.scan.ranks:
             ranks[rank.key[0], rank.key[2]].append(rank)
@@ -242,10 +242,10 @@ class Accounts:
         self._finish_lost()
 
     def _finish_lost(self) -> None:
-        """Note runs whose records are gone, as after a reboot: they ended when they were last seen."""
+        """Finish runs whose records are gone, as after a reboot. They ended when they were last seen."""
         for account in self._saved.values():
             if account.ended is None:
-                self._journal.append(account.owner, {**_finished(account), "ended": account.at})
+                self._journal.append(account.owner, {**_journal_entry(account), "ended": account.at})
         self._saved = {}
 
     def _update(
@@ -258,27 +258,27 @@ class Accounts:
         account.memory = max(account.memory, sum(resident.get(pid, 0.0) for pid in pids))
         account.cpus = max(account.cpus, len(frozenset().union(*(self._allowed[pid] for pid in pids))))
         if account.ended is not None and not was_over:
-            self._journal.append(account.owner, _finished(account))
+            self._journal.append(account.owner, _journal_entry(account))
 
     def state(self) -> list[Any]:
-        """Return what has to be saved, as JSON can hold it."""
+        """Return the accounts as JSON values."""
         return [asdict(account) for account in self._accounts.values()]
 
     def restore(self, state: Iterable[Any]) -> None:
-        """Take it back. Raises an error of history.UNREADABLE for anything else."""
-        self._saved = {(account.run, account.owner): account for account in map(restored, state)}
+        """Restore what `state` returned. Raise one of history.UNREADABLE if it is damaged."""
+        self._saved = {(account.run, account.owner): account for account in map(account_from_json, state)}
 
 
-def _finished(account: Account) -> dict[str, Any]:
-    """Return the journal's entry: without what only a run that goes on needs, of which a script makes much."""
+def _journal_entry(account: Account) -> dict[str, Any]:
+    """Return the journal entry, without the large fields that only a running account needs."""
     entry = {"entry": journal.FINISHED, **asdict(account), "judged": {}}
     for use in entry["ranks"].values():
         use["divided"] = {}
     return entry
 
 
-def restored(state: Mapping[str, Any]) -> Account:
-    """Return an account from what `asdict` made of it. Raises an error of history.UNREADABLE for anything else."""
+def account_from_json(state: Mapping[str, Any]) -> Account:
+    """Return an account from its `asdict`. Raise one of history.UNREADABLE if it is damaged."""
     account = Account(str(state["run"]), str(state["owner"]), str(state["user"]), {**state["slurm"]})
     account.nodes, account.world_size, account.cpus = (
         [*map(str, state["nodes"])],
@@ -310,20 +310,20 @@ def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
 def _number(value: Any) -> float | None:
     number = None if value is None else float(value)
     if number is not None and not isfinite(number):
-        raise ValueError(f"{value!r} is no number of an account")
+        raise ValueError(f"{value!r} is not a finite number")
     return number
 
 
-def _lived(one: RankReading) -> dict[str, float]:
-    """Return its seconds by phase; of a rank that has ended, the phase that was open lasted until then."""
+def _phase_seconds(one: RankReading) -> dict[str, float]:
+    """Return a rank's seconds by phase. If it has ended, its open phase lasted until then."""
     phases = dict(one.counters.phases)
     if one.ended:
         phases[one.phase] = phases.get(one.phase, 0.0) + max(one.ended.at - one.began - sum(phases.values()), 0.0)
     return phases
 
 
-def _increased(total: float | None, before: float | None, now: float | None) -> float | None:
-    """Return a total with what a counter has increased by; one that has decreased began again."""
+def _add_increase(total: float | None, before: float | None, now: float | None) -> float | None:
+    """Return a total plus the increase of a counter. A counter that has decreased was reset."""
     if now is None:
         return total
     if before is None:

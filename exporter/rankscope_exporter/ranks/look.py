@@ -1,4 +1,4 @@
-"""Everything that one poll of the collector `findings` has read and judged, for reports."""
+"""The readings and verdicts of one poll of the collector `findings`, for reports."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.recent import Moment, Recent
 
 RUN_WINDOW = 30.0
-"""Seconds, to twice as many, over which a run is shown that is not judged."""
+"""Runs that are not judged are shown over this many seconds, up to twice as many."""
 GPU_WINDOW = 10.0
-"""The same of GPUs."""
+"""The same for GPUs."""
 Readings = Mapping[Run, Sequence[RankReading]]
 Gpus = Mapping[str, RankGpu]
 
 
 class Look(NamedTuple):
-    """One poll."""
+    """One poll of the collector `findings`."""
 
     at: float
     """Seconds of CLOCK_MONOTONIC."""
@@ -32,19 +32,19 @@ class Look(NamedTuple):
     before: Readings
     """Earlier readings of the runs that are not judged."""
     gpus: Gpus
-    """By UUID."""
+    """The GPUs by UUID."""
     gpus_before: Moment[Gpus]
 
 
-class Looks:
-    """Keeps what a poll is compared with."""
+class PollHistory:
+    """The earlier readings that a poll is compared with."""
 
     def __init__(self) -> None:
         self._runs: dict[Run, Recent[Sequence[RankReading]]] = {}
         self._gpus = Recent[Gpus](GPU_WINDOW)
 
     def next(self, at: float, scan: Scan, readings: Readings, judged: Judged, gpus: Gpus) -> Look:
-        """Return the look of a poll."""
+        """Return the `Look` of a new poll."""
         self._runs = {run: self._runs.get(run) or Recent(RUN_WINDOW) for run in judged.not_judged}
         for run, recent in self._runs.items():
             recent.add(at, readings[run])

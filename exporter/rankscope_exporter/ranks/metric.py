@@ -1,4 +1,4 @@
-"""The tables of ranks' metrics: their prefix and labels, and how values come out of a rank's record."""
+"""The tables of rank metrics: their prefix, labels, and access to a rank's record."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ R = TypeVar("R")
 Part = TypeVar("Part")
 
 RANK_LABELS = ("run", "rank", "owner")
-"""`owner` is the uid of the record's file: the one thing about a record that nobody can make up. A number, because
-names differ between nodes and containers. Two users' runs of one name are two runs."""
+"""`owner` is the uid of the record's file, the only property of a record that cannot be forged. It is a number, because
+names differ between nodes and containers. Two users' runs with the same name are two runs."""
 
 
 def rank_metrics(part: Callable[[R], Part | None]) -> MetricTable[R, Part]:
-    """A table of `rankscope_rank_…`, of what `part` takes out of whatever is read of a rank."""
+    """Return a table of metrics `rankscope_rank_…`, whose values come from `part` of a rank."""
     return MetricTable("rankscope_rank_", RANK_LABELS, part)
 
 
 RANK: MetricTable[Rank, Rank] = rank_metrics(whole)
-"""Of a rank's record."""
+"""The table of metrics from a rank's record."""
 
 
 def nonzero(field_name: str) -> Callable[[Rank], float | None]:
-    """A field of the record; absent while it is 0, because then the rank has no such thing."""
+    """Return the getter of a record's field. The value is absent while it is 0: the rank does not use it."""
     return lambda rank: rank.snapshot[field_name] or None

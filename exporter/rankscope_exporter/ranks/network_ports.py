@@ -1,8 +1,8 @@
 """Read the node's network ports from sysfs.
 
 `/sys/class/infiniband/DEVICE/ports/PORT` is described in the kernel's Documentation/ABI/stable/sysfs-class-infiniband,
-`/sys/class/net/INTERFACE/statistics` in Documentation/ABI/testing/sysfs-class-net-statistics. An adapter has the files
-that its driver knows: AWS' EFA has no `counters`, and its bytes in `hw_counters`.
+`/sys/class/net/INTERFACE/statistics` in Documentation/ABI/testing/sysfs-class-net-statistics. The files depend on the
+adapter's driver: AWS' EFA has no `counters` and counts bytes in `hw_counters`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from rankscope_exporter.diagnosis.ports import PortReading, Ports
 
 SYSFS = Path("/sys")
 PORTS_LIMIT = 256
-"""Ports that are read: with many virtual functions a node has more, which take milliseconds a piece."""
+"""The most ports that are read. A node with many virtual functions has more, and each takes milliseconds."""
 RATE = re.compile(r"([\d.]+) Gb/sec")
 GIGABIT = 1e9 / 8.0
 ACTIVE = ("4:", "5:")
-"""How `state` begins while packets can be sent: `4: ACTIVE`, `5: ACTIVE_DEFER`."""
+"""Prefixes of `state` while packets can be sent: `4: ACTIVE`, `5: ACTIVE_DEFER`."""
 WORD = 4.0
-"""Bytes of which `port_rcv_data` and `port_xmit_data` count one: octets divided by four."""
+"""Bytes per unit of `port_rcv_data` and `port_xmit_data`."""
 ERRORS = (
     "symbol_error",
     "port_rcv_errors",
@@ -33,7 +33,7 @@ RETRANSMISSIONS = ("out_of_sequence", "packet_seq_err", "local_ack_timeout_err",
 
 
 def read_adapters(sysfs: Path = SYSFS) -> Ports:
-    """Return the InfiniBand and RoCE ports. Empty without any."""
+    """Return the InfiniBand and RoCE ports."""
     found = {}
     for device in _entries(sysfs / "class/infiniband"):
         ports = _entries(device / "ports")
@@ -47,7 +47,7 @@ def read_adapters(sysfs: Path = SYSFS) -> Ports:
 
 
 def read_interfaces(sysfs: Path = SYSFS) -> Ports:
-    """Return the Ethernet interfaces that are hardware and up. Their traffic is in packets."""
+    """Return the Ethernet interfaces that are hardware and up. Their traffic is counted in packets."""
     hardware = [one for one in _entries(sysfs / "class/net") if (one / "device").exists()]
     return {
         one.name: _interface(one / "statistics")
@@ -98,7 +98,7 @@ def _known(directory: Path, names: tuple[str, ...]) -> Iterator[tuple[str, float
 
 
 def _number(path: Path) -> float | None:
-    """Return None where the driver has no such counter, or cannot read it now."""
+    """Return a counter; None if the driver does not have it or cannot read it now."""
     text = _text(path)
     return float(text) if text is not None and text.isdecimal() else None
 

@@ -1,10 +1,10 @@
-"""How many series an owner may add in an hour. Each name in a record is new series, which Prometheus keeps for hours.
+"""The limit of new series per owner and hour. Each new name in a record creates series that Prometheus keeps for hours.
 
-A new run each second, within all other limits, was 1,000 to 1,700 new series a second, and the rules took twice their
-interval. An owner may add BURST series at once, and SERIES_AN_HOUR in the long run: 430 ranks at once, and 1,300 an
-hour. At once there may be the 128 ranks of one owner that a page shows, after a restart of the exporter. In an hour
-there may be a sweep of some hundred short runs of several ranks each. A name that was shown within the last hour adds
-nothing: a job that is started again has the same names but for its pid.
+A new run each second, within all other limits, created 1,000 to 1,700 new series per second, and the rules took twice
+their interval. An owner may add BURST series at once and SERIES_PER_HOUR on average: 430 ranks at once, and 1,300 per
+hour. After a restart of the exporter, the 128 ranks of one owner that a page shows are new at once; a sweep may have
+some hundred short runs of several ranks in an hour. A name that was shown within the last hour adds nothing: a
+restarted job has the same names except for its pid.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.ranks.share import BARE_SERIES, SERIES_OF_GROUP, SERIES_OF_OP, SERIES_OF_PHASE
 
 BURST = 100_000
-SERIES_AN_HOUR = 300_000
+SERIES_PER_HOUR = 300_000
 HOUR = 3600.0  # seconds
-NAMES_REMEMBERED = 65_536  # six times as many as a page can have: 8 MB
+NAMES_REMEMBERED = 65_536  # six times as many as on a page: 8 MB
 OWNERS_REMEMBERED = 4096
 SERIES_OF_RANK = BARE_SERIES + SERIES_OF_OP * len(OPS)
 
 
 class NewSeries:
-    """What each owner may still add. What is forgotten because it is too much counts as new again."""
+    """The series that each owner may still add. Names that are forgotten because of a limit count as new again."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._monotonic = monotonic
-        self._shown: dict[int, float] = {}  # when each name was shown last, by its hash; in the order of these times
-        self._left: dict[int, tuple[float, float]] = {}  # of each owner: series, and when that was
+        self._shown: dict[int, float] = {}  # when each name was shown last, by its hash, ordered by time
+        self._left: dict[int, tuple[float, float]] = {}  # remaining series of each owner, and the time
 
     def admits(self, rank: Rank) -> bool:
-        """Return whether the rank may be shown, and if so take what it adds from what its owner has left."""
+        """Return whether the rank may be shown. If so, subtract its new series from its owner's remaining ones."""
         now, names = self._monotonic(), dict(_names(rank))
         added = sum(series for name, series in names.items() if name not in self._shown)
         if added and not self._take(rank.owner, added, now):
@@ -46,7 +46,7 @@ class NewSeries:
         return True
 
     def forget(self) -> None:
-        """Forget the names that nobody has shown for an hour, and what is too much to remember."""
+        """Forget names that were not shown for an hour, and the oldest names and owners beyond the limits."""
         now = self._monotonic()
         while self._shown and now - next(iter(self._shown.values())) > HOUR:
             del self._shown[next(iter(self._shown))]
@@ -57,16 +57,16 @@ class NewSeries:
 
     def _take(self, owner: int, series: int, now: float) -> bool:
         left, since = self._left.get(owner, (BURST, now))
-        left = min(BURST, left + (now - since) * SERIES_AN_HOUR / HOUR)
+        left = min(BURST, left + (now - since) * SERIES_PER_HOUR / HOUR)
         if series > left:
             return False
-        self._left.pop(owner, None)  # the last to be forgotten
+        self._left.pop(owner, None)  # move the owner to the end of the order
         self._left[owner] = left - series, now
         return True
 
 
 def _names(rank: Rank) -> Iterator[tuple[int, int]]:
-    """The hash of each name that becomes a label of the rank's, and the series that come with it at most."""
+    """Yield the hash of each name in the rank's labels, and the most series that it creates."""
     key, info = rank.key, rank.snapshot.info
     yield hash(key), SERIES_OF_RANK
     yield hash((key, "info", *(info[label] for label in LABELS))), 1

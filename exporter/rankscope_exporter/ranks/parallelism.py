@@ -1,9 +1,9 @@
-"""Where a rank is in the run's layout, by its groups of ranks: its place in each kind of parallelism.
+"""A rank's place in each kind of parallelism, from its process groups.
 
-The kind of a group is what it was called when it was made: a dimension of a device mesh (`mesh_tp`), or Megatron's name
-(`TENSOR_MODEL_PARALLEL_GROUP`). A pipeline that was not called anything is a part of the run whose ranks send to each
-other. Where all ranks of a run do so, as with a parameter server, it is a pipeline only if they do nothing else
-together in each step.
+The description of a group names its kind: a dimension of a device mesh (`mesh_tp`), or Megatron's name
+(`TENSOR_MODEL_PARALLEL_GROUP`). Without a description, a group whose ranks send to each other is a pipeline if it is a
+part of the run. If all ranks of the run send to each other, as with a parameter server, they are a pipeline only if
+their steps have no other collectives.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ KINDS = {
     CONTEXT: r"(?:mesh_)?(?:cp|context)|context_parallel_group",
     EXPERT: r"(?:mesh_)?(?:ep|experts?)|expert_model_parallel_group",
 }
-"""By kind of parallelism the descriptions of its groups."""
+"""Descriptions of groups by kind of parallelism."""
 _KINDS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in KINDS.items()}
 SENDS = tuple(layout.OPS.index(op) for op in ("send", "recv"))
 
 Groups = tuple[tuple[str, str], ...]
-"""Names and descriptions."""
+"""Names and descriptions of groups."""
 
 
 def coordinates(snapshot: RankSnapshot) -> Mapping[str, int]:
-    """Return by kind of parallelism the rank's place in its group, from 0 on. What is not known is absent."""
+    """Return the rank's place in its group, from 0 on, by kind of parallelism. Unknown kinds are absent."""
     calls = snapshot.many("collectives")
     sent = sum(calls[op] for op in SENDS)
     info = snapshot.info
@@ -45,7 +45,7 @@ def coordinates(snapshot: RankSnapshot) -> Mapping[str, int]:
 
 
 def stage(snapshot: RankSnapshot) -> int | None:
-    """Return the rank's stage of the pipeline. None where there is none, or where its group cannot be known."""
+    """Return the rank's pipeline stage; None without a pipeline, or if its group is unknown."""
     return coordinates(snapshot).get(PIPELINE)
 
 
@@ -55,7 +55,7 @@ def _coordinates(
 ) -> Mapping[str, int]:
     named = {kind: [name for name, text in groups if form.fullmatch(text)] for kind, form in _KINDS.items()}
     if not named[PIPELINE]:
-        known = {name for names in named.values() for name in names}  # ranks of a ring of contexts send, too
+        known = {name for names in named.values() for name in names}  # context parallel ranks send as well
         sending = [name for index, (name, _) in enumerate(groups) if str(index) in pairwise and name not in known]
         parts = [name for name in sending if name != world]
         named[PIPELINE] = parts or (sending if only_sends else [])
@@ -64,6 +64,6 @@ def _coordinates(
 
 
 def _place(rank: int, names: list[str]) -> int | None:
-    """Return the rank's place in the first of these groups that it is in with others."""
+    """Return the rank's place in the first of these groups that has the rank and others."""
     found = [ranks for name in names if rank in (ranks := members(name)) and len(ranks) > 1]
     return sorted(found[0]).index(rank) if found else None

@@ -1,6 +1,6 @@
-"""What a process and its children have used, from procfs: processor time, time in the run queue, bytes read, memory.
+"""Resources that a process and its children have used, from procfs: CPU time, run queue time, bytes read, memory.
 
-Only files that every kernel since 4.2 has; one that is missing or may not be read leaves its value unknown.
+All files exist since Linux 4.2. If a file is missing or not readable, its value is unknown.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ READ_BYTES = re.compile(rb"^read_bytes: (\d+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Usage:
-    """Of one process so far; seconds and bytes. None is unknown."""
+    """The resources that a process has used so far, in seconds and bytes. None is unknown."""
 
     cpu: float
-    """Of the process itself, threads that have ended included."""
+    """CPU time of the process itself, including ended threads."""
     children_cpu: float | None
-    """Of its children, those that have ended and were waited for included."""
+    """CPU time of its children, including ended ones that were waited for."""
     run_queue: float | None
-    """Time that its main thread could have run and had no processor."""
+    """Time that its main thread was runnable and waited for a CPU."""
     children_run_queue: Mapping[int, float]
-    """The same of each living child, by pid. The kernel keeps none of those that have ended."""
+    """The same for each living child, by pid. The kernel does not keep it for ended children."""
     read_bytes: float | None
-    """From storage, by it and its children. The kernel adds those of children that were waited for."""
+    """Bytes that it and its children read from storage, including ended children that were waited for."""
     children: int | None
     resident: float
     unread_children: int = 0
-    """Children that were too many to read: then nothing that includes them is known."""
+    """Children that were not read because there are too many. Values that include children are then unknown."""
 
 
 def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("inf")) -> Usage:
-    """Read the process, and its children unless there are more than the limit.
+    """Return the usage of a process, and of its children unless there are more than the limit.
 
-    Raises OSError if the process is gone or hidden.
+    Raise OSError if the process is gone or hidden.
     """
     process = f"{procfs}/{pid}"
     own, waited_for, resident = _parse_stat(_read(f"{process}/stat"))
-    # After the process itself: a child that is waited for meanwhile is missed for once, and not counted twice.
+    # Read children after the process: a child that ends in between is missed once, instead of counted twice.
     read_bytes = _read_bytes(process)
     children = _children(process, pid)
     is_read = children is not None and len(children) <= children_limit
@@ -57,7 +57,7 @@ def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("i
         children_cpu=waited_for + sum(map(_cpu, living)) if is_read else None,
         run_queue=_run_queue(process),
         children_run_queue=dict(_run_queues(read, procfs)),
-        read_bytes=None if unread else _together([read_bytes, *map(_read_bytes_of_living, living)]),
+        read_bytes=None if unread else _sum_known([read_bytes, *map(_read_bytes_of_living, living)]),
         children=None if children is None else len(children),
         resident=resident,
         unread_children=unread,
@@ -65,7 +65,7 @@ def read_usage(pid: int, procfs: Path = PROCFS, children_limit: float = float("i
 
 
 def allowed_cpus(pid: int, procfs: Path = PROCFS) -> frozenset[int]:
-    """Return the CPUs that a process may use; none if it is gone or hidden."""
+    """Return the CPUs that a process may use; empty if it is gone or hidden."""
     try:
         found = ALLOWED_CPUS.search(_read(f"{procfs}/{pid}/status"))
     except OSError:
@@ -75,7 +75,7 @@ def allowed_cpus(pid: int, procfs: Path = PROCFS) -> frozenset[int]:
 
 
 def _read(path: str) -> bytes:
-    # Not Path.read_bytes: it takes three times as long, and there is a file for each thread.
+    # Path.read_bytes takes three times as long.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         return os.read(descriptor, 65536)
@@ -84,15 +84,15 @@ def _read(path: str) -> bytes:
 
 
 def _read_all(path: str) -> bytes:
-    """Read a file that is longer than a page: the kernel returns one page of it at a time."""
+    """Return the content of a file that is longer than a page: the kernel returns one page at a time."""
     with open(path, "rb", buffering=0) as file:  # noqa: PTH123 - as in _read
         return file.readall()
 
 
 def _parse_stat(text: bytes) -> tuple[float, float, float]:
-    """Processor time of the process and of the children that it waited for, in seconds; resident bytes.
+    """Return the CPU seconds of the process and of the children that it waited for, and its resident bytes.
 
-    The name in parentheses may hold anything, parentheses too.
+    The name in parentheses may contain any characters, including parentheses.
     """
     fields = text.rpartition(b")")[2].split()
     user, system, children_user, children_system = map(int, fields[11:15])
@@ -100,26 +100,26 @@ def _parse_stat(text: bytes) -> tuple[float, float, float]:
 
 
 def _children(process: str, pid: int) -> list[int] | None:
-    """Of the main thread: it makes the loader's workers. A rank has a hundred threads, and a file each is too many."""
+    """Return the main thread's children, which include the loader workers. Reading a hundred threads costs too much."""
     try:
         return list(map(int, _read_all(f"{process}/task/{pid}/children").split()))
-    except FileNotFoundError:  # this kernel does not tell
+    except FileNotFoundError:  # this kernel has no such file
         return None
 
 
 def _cpu(process: str) -> float:
     try:
         own, waited_for, _ = _parse_stat(_read(f"{process}/stat"))
-    except OSError:  # it has ended: its parent's figure has it the next time
+    except OSError:  # it has ended: its parent's value includes it next time
         return 0.0
     return own + waited_for
 
 
 def _run_queues(pids: Iterable[int], procfs: Path) -> Iterator[tuple[int, float]]:
     for pid in pids:
-        waited = _run_queue(f"{procfs}/{pid}")
-        if waited is not None:
-            yield pid, waited
+        seconds = _run_queue(f"{procfs}/{pid}")
+        if seconds is not None:
+            yield pid, seconds
 
 
 def _run_queue(process: str) -> float | None:
@@ -127,7 +127,7 @@ def _run_queue(process: str) -> float | None:
         ran, waited, _ = map(int, _read(f"{process}/schedstat").split())
     except (OSError, ValueError):
         return None
-    return waited / 1e9 if ran else None  # a kernel that does not count says 0 of everything
+    return waited / 1e9 if ran else None  # all values are 0 if the kernel does not count
 
 
 def _read_bytes(process: str) -> float | None:
@@ -139,11 +139,11 @@ def _read_bytes(process: str) -> float | None:
 
 
 def _read_bytes_of_living(process: str) -> float | None:
-    """0 for one that has ended: its parent's figure has it the next time."""
+    """Return 0 for a process that has ended: its parent's value includes it next time."""
     found = _read_bytes(process)
     return 0.0 if found is None and not os.path.exists(process) else found  # noqa: PTH110 - as in _read
 
 
-def _together(values: Iterable[float | None]) -> float | None:
+def _sum_known(values: Iterable[float | None]) -> float | None:
     known = list(values)
     return None if None in known else sum(value for value in known if value is not None)

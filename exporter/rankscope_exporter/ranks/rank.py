@@ -1,4 +1,4 @@
-"""What a rank is to the exporter: what its record says, whose it is, and whether it lives."""
+"""A rank in the exporter: its record, its owner, and its end."""
 
 from __future__ import annotations
 
@@ -13,44 +13,44 @@ Key = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Rank:
-    """One rank as its record shows it; `exit_unix` is set once it has ended."""
+    """One rank, from its record. `exit_unix` is set after it has ended."""
 
     snapshot: RankSnapshot
     exit_unix: float | None
     owner: int
-    """User id of the file's owner."""
+    """The uid of the file's owner."""
     user: str = ""
-    """The owner's name where this machine knows one."""
+    """The owner's name, if this machine has one."""
     has_owner: bool = True
-    """Whether its owner is part of who it is."""
+    """True if its owner is part of its identity."""
     weight: int = 1
-    """As how many ordinary ranks it counts on a page."""
+    """The number of ordinary ranks that it counts as on a page."""
     is_elsewhere: bool = False
-    """Whether the node lacks the GPU that it names, or the processes on it are others'."""
+    """True if the node does not have the GPU that it names, or only other users' processes use the GPU."""
 
     @property
     def key(self) -> Key:
-        """Run, rank and owner: the labels of all its series."""
+        """The labels of all its series: run, rank and owner."""
         return self.snapshot.info["run"], self.snapshot.info["rank"], str(self.owner) if self.has_owner else ""
 
     @property
     def has_parent(self) -> bool:
-        """Whether a process that was a rank has started its process."""
+        """Return whether another rank's process has started its process."""
         return bool(self.snapshot.info.get("parent"))
 
     def is_child_of(self, other: Rank) -> bool:
-        """Whether the other one's process has started its process."""
+        """Return whether the other rank's process has started its process."""
         return self.has_parent and self.snapshot.info["parent"] == other.snapshot.info["pid"]
 
     @property
     def uuid(self) -> str:
-        """Of its GPU; empty if it names none, or one that it cannot be on."""
+        """Return its GPU's UUID; empty if it names none, or one that it cannot use."""
         return "" if self.is_elsewhere else str(self.snapshot.info["uuid"])
 
 
 @dataclass(frozen=True)
 class Scan:
-    """What the run directories hold now: the record that counts of each rank, and how many files were skipped why."""
+    """The current content of the run directories: the ranks, and the number of skipped files by reason."""
 
     ranks: Sequence[Rank]
     skipped: Counter[str]

@@ -1,4 +1,4 @@
-"""A rank's record, its process and its GPU as a reading of the diagnosis."""
+"""Conversion of a rank's record, process and GPU to a reading of the diagnosis."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.ranks.step_alignment import Alignment
 
 SCALER = ("amp_scale", "amp_skipped_steps")
-"""One of them is not 0 where there is a gradient scaler."""
+"""One of them is not 0 if there is a gradient scaler."""
 
 
 def reading(rank: Rank, aligned: Alignment | None, process: RankProcess | None, gpu: RankGpu | None) -> RankReading:
-    """Return everything that is known of a rank now. Times are seconds of CLOCK_MONOTONIC."""
+    """Return the reading of a rank now. Times are seconds of CLOCK_MONOTONIC."""
     snapshot = rank.snapshot
     counters = _counters(snapshot, aligned, process, gpu.counters if gpu else GpuCounters())
     return RankReading(
@@ -55,7 +55,7 @@ def reading(rank: Rank, aligned: Alignment | None, process: RankProcess | None, 
 
 
 def world_size(text: str) -> int:
-    """Return 0 where it is not known: of ranks that no launcher has started, and of forged records."""
+    """Return the world size; 0 if unknown, without a launcher or in a forged record."""
     return int(text) if NUMBER.fullmatch(text) else 0
 
 
@@ -71,7 +71,7 @@ def _last_checkpoint(snapshot: RankSnapshot) -> float | None:
 
 
 def _monotonic(snapshot: RankSnapshot, unix: float) -> float | None:
-    """Return a time of the node's clock; None for one that never was, and for a record of another boot."""
+    """Return a unix time on the node's monotonic clock; None if it is 0 or the record is from another boot."""
     return unix - snapshot.unix_offset if unix and snapshot.unix_offset is not None else None
 
 

@@ -1,4 +1,4 @@
-"""The ranks of this machine: finds their records in the run directories and says which live and how others ended."""
+"""The ranks of this machine, from the records in the run directories: which are alive, and how the others ended."""
 
 from __future__ import annotations
 
@@ -17,53 +17,50 @@ from rankscope.record.listing import Listing, RankFile
 from rankscope.record.process_stat import is_running
 from rankscope.record.reader import UnreadableRecordError, read_rank
 from rankscope.record.snapshot import RankSnapshot
-from rankscope_exporter.ranks.checks import CLOCKS_APART, check_info, check_time
-from rankscope_exporter.ranks.complaints import Complaints, Skipped
+from rankscope_exporter.ranks.checks import CLOCK_TOLERANCE, check_info, check_time
 from rankscope_exporter.ranks.files import each_once, fair_share
 from rankscope_exporter.ranks.new_series import NewSeries
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 from rankscope_exporter.ranks.share import RANKS_LIMIT, TextLimit, fair_page
+from rankscope_exporter.ranks.skipped_files import FileLog, Skipped
 
-ENDED_RANKS_SHOWN_FOR = 600.0  # seconds: long enough for a scrape, an alert and a look at it
-FILES_LIMIT = 1024  # read in a scan; a full one of bad files costs a tenth of a second
-SERIES_LIMIT = 265  # of one rank: every phase, operation, group and tracker that a record has room for
+ENDED_RANK_SECONDS = 600.0  # seconds: time for a scrape, an alert and an operator to read it
+FILES_LIMIT = 1024  # per scan; so many bad files take 0.1 s
+SERIES_LIMIT = 265  # of one rank with all phases, operations, groups and trackers that fit into a record
 
 
 class End(NamedTuple):
-    """When a rank ended: unix time, and what was then to be added to a monotonic time for its unix time.
-
-    The latter is None for a record of another boot.
-    """
+    """The unix time of a rank's end, and the offset from monotonic to unix time then (None for another boot)."""
 
     at: float
     offset: float | None
 
     def unix(self, offset: float) -> float:
-        """Return the unix time by the node's clock as it is set now."""
+        """Return the unix time by the current setting of the node's clock."""
         return self.at if self.offset is None else self.at + (offset - self.offset)
 
 
 @dataclass(frozen=True)
 class RankPolicy:
-    """What else this machine knows of ranks. Both are asked with each scan and must not block."""
+    """Rules for ranks on this machine. The functions are called in each scan and must not block."""
 
     user_name: Callable[[int], str] = lambda _uid: ""
     is_elsewhere: Callable[[Rank], bool] = lambda _rank: False
     has_owner: bool = True
-    """If not, a run's identity is its name alone."""
+    """If false, a run is identified by its name alone."""
     users: frozenset[int] | None = None
-    """Whose ranks are shown, if not everybody's."""
+    """The users whose ranks are shown; None for all users."""
 
     def admits(self, file: RankFile) -> bool:
-        """Whether the file is read at all."""
+        """Return whether the file may be read."""
         return self.users is None or file.owner in self.users
 
 
 class RunDirectory:
-    """Reads the records below `paths`; directories that do not exist yet are simply empty.
+    """The reader of the records below `paths`. Directories that do not exist yet count as empty.
 
-    At most `files_limit` files are read in a scan and `ranks_limit` ordinary ranks shown. A node has some eight ranks
-    of a job; the limits bound what users who fill a directory can cost a scrape and Prometheus.
+    A scan reads at most `files_limit` files and shows at most `ranks_limit` ordinary ranks. A node usually has eight
+    ranks of a job; the limits bound the cost for scrapes and Prometheus if users fill a directory.
     """
 
     def __init__(
@@ -79,42 +76,42 @@ class RunDirectory:
         self._clock = clock
         self._files_limit = files_limit
         self._ranks_limit = ranks_limit
-        self._beliefs = beliefs or RankPolicy()
+        self._policy = beliefs or RankPolicy()
         self._monotonic = monotonic
         self._node_clock = NodeClock(clock, monotonic)
-        self._living: dict[Path, float] = {}  # when each record was last seen with its process, monotonic
-        self._ends: dict[Path, End] = {}  # of the records without a process
-        self._shown: dict[Key, Rank] = {}  # by the last scan
-        self._in_vain: set[tuple[int, int, int]] = set()  # stamps of the files that were no records in the last scan
-        self._checked: dict[Path, tuple[object, TextLimit]] = {}  # the info whose labels were found to be good
+        self._living: dict[Path, float] = {}  # monotonic time when each record last had a living process
+        self._ends: dict[Path, End] = {}  # ends of the records without a process
+        self._shown: dict[Key, Rank] = {}  # ranks of the last scan
+        self._unreadable: set[tuple[int, int, int]] = set()  # stamps of unreadable files in the last scan
+        self._checked: dict[Path, tuple[object, TextLimit]] = {}  # info whose labels are checked
         self._new_series = NewSeries(monotonic)
-        self._lock_pids: dict[Path, int] = {}  # of the processes that had the records locked
-        self._complaints = Complaints()
+        self._lock_pids: dict[Path, int] = {}  # processes that had the records locked
+        self._log = FileLog()
         self._lock = threading.Lock()  # scrapes come from several threads
 
     def close(self) -> None:
-        """Let go of the directories whose listing is not at its end."""
+        """Close the directories whose listing is unfinished."""
         with self._lock:
             for listing in self._listings.values():
                 listing.close()
 
     def scan(self, *, with_steps: bool = False) -> Scan:
-        """Read every record once, `with_steps` their last steps too. A file that cannot be read costs no other."""
+        """Read every record once; `with_steps`, also their last steps. An unreadable file does not affect others."""
         with self._lock, ExitStack() as directories:
             skipped = Skipped()
             known = {rank.snapshot.path for rank in self._shown.values()}
             files = each_once(self._files(known, directories, skipped), known)
-            chosen = fair_share(files, self._files_limit, known, self._in_vain)
+            chosen = fair_share(files, self._files_limit, known, self._unreadable)
             skipped.count["too_many_files"] += len(files) - len(chosen)
-            found = self._that_count(chosen, skipped, with_steps)
+            found = self._current_records(chosen, skipped, with_steps)
             ranks = fair_page(found.values(), self._shown, self._ranks_limit)
             skipped.count["too_many_ranks"] += len(found) - len(ranks)
             admitted = [rank for rank in ranks if self._new_series.admits(rank)]
             self._new_series.forget()
             skipped.count["too_many_names"] += len(ranks) - len(admitted)
-            ranks = [self._placed(rank) for rank in admitted]
-            self._complaints.log("skipped a file in the run directory", skipped.errors)
-            self._complaints.log("not believed about its GPU", map(_contradiction, _elsewhere(ranks)))
+            ranks = [self._add_owner_and_gpu(rank) for rank in admitted]
+            self._log.log("skipped a file in the run directory", skipped.errors)
+            self._log.log("ignored the GPU that a rank names", map(_contradiction, _elsewhere(ranks)))
             self._remember({file.path for file in chosen}, ranks, skipped)
             return Scan(tuple(ranks), +skipped.count)  # without the zeros
 
@@ -128,33 +125,32 @@ class RunDirectory:
             except FileNotFoundError:
                 listing.close()
                 continue
-            except OSError as error:  # also of a file system that fails, or as there are no descriptors left
+            except OSError as error:  # also if the file system fails or no descriptors are left
                 reason = "symlink" if isinstance(error, ForeignLinkError) else "unreadable"
                 skipped.add(UnreadableRecordError(reason, path, error.strerror or str(error)))
                 continue
             skipped.count["too_many_files"] += listed.are_more
             if listed.error:
                 skipped.add(listed.error, listed.failures)
-            yield from filter(self._beliefs.admits, listed.files)
+            yield from filter(self._policy.admits, listed.files)
 
-    def _that_count(self, files: Iterable[RankFile], skipped: Skipped, with_steps: bool) -> dict[Key, Rank]:
-        """The record that counts of each run, rank and owner."""
+    def _current_records(self, files: Iterable[RankFile], skipped: Skipped, with_steps: bool) -> dict[Key, Rank]:
+        """Return the current record of each run, rank and owner."""
         found: dict[Key, Rank] = {}
         for file in files:
             rank = self._read(file, skipped, with_steps)
             if rank and self._is_shown(rank):
                 other = found.get(rank.key)
-                skipped.count["duplicate"] += other is not None and _are_rivals(rank, other)
+                skipped.count["duplicate"] += other is not None and _are_duplicates(rank, other)
                 if other is None or self._precedence(rank) > self._precedence(other):
                     found[rank.key] = rank
         return found
 
     def _precedence(self, rank: Rank) -> tuple[bool, bool, bool, bool, float]:
-        """Which of two records of one key is shown: of those that live the one that was there in the last scan.
+        """Return the precedence among records with the same key. A living record that was shown before stays.
 
-        A rank that the other one has started takes its place. A run that was started again takes over at
-        once from its ended rank. Owners differ only where they are no part of the key; there nobody's rank replaces
-        another user's before that has ended.
+        A rank that the shown rank has started replaces it, and a restarted run replaces its ended rank at once. Owners
+        differ only if they are not part of the key; then a rank replaces another user's only after that has ended.
         """
         alive, before = rank.snapshot.alive, self._shown.get(rank.key)
         is_known = before is not None and before.snapshot.path == rank.snapshot.path
@@ -184,27 +180,29 @@ class RunDirectory:
         if snapshot.alive:
             self._living[file.path] = self._monotonic()
             self._ends.pop(file.path, None)
-        return Rank(snapshot, exit_unix, file.owner, has_owner=self._beliefs.has_owner, weight=limit.weight(snapshot))
+        return Rank(snapshot, exit_unix, file.owner, has_owner=self._policy.has_owner, weight=limit.weight(snapshot))
 
     def _exit_unix(self, snapshot: RankSnapshot, offset: float) -> float:
-        """When it ended, by the node's clock as it is set now."""
+        """Return the unix time of a rank's end, by the current setting of the node's clock."""
         if snapshot.path not in self._ends:
             self._ends[snapshot.path] = End(self._first_exit_unix(snapshot), snapshot.unix_offset)
         return self._ends[snapshot.path].unix(offset)
 
     def _first_exit_unix(self, snapshot: RankSnapshot) -> float:
-        """By its own account, unless that is in the future, or before the rank was last seen to live or to work."""
-        now, said = self._clock(), snapshot.exit_unix
-        if not said or said > now + CLOCKS_APART:
+        """Return the end in the record, unless it is in the future or before the rank was last alive or active."""
+        now, recorded = self._clock(), snapshot.exit_unix
+        if not recorded or recorded > now + CLOCK_TOLERANCE:
             return now
         if snapshot.path in self._living:
-            return max(said, now - (self._monotonic() - self._living[snapshot.path]))
-        return said if snapshot.unix_offset is None else max(said, min(now, snapshot.unix(snapshot.last_progress)))
+            return max(recorded, now - (self._monotonic() - self._living[snapshot.path]))
+        if snapshot.unix_offset is None:
+            return recorded
+        return max(recorded, min(now, snapshot.unix(snapshot.last_progress)))
 
     def _without_lock(self, snapshot: RankSnapshot, offset: float) -> RankSnapshot:
-        """Return the snapshot, as that of a living rank if the process lives and only the lock is lost.
+        """Return the snapshot, marked as alive if the process is alive and only the lock is lost.
 
-        A job loses it for the rank when it closes all descriptors, or opens and closes the record.
+        A job loses the lock when it closes all descriptors, or opens and closes the record.
         """
         if snapshot.alive:
             self._lock_pids[snapshot.path] = snapshot.lock_pid
@@ -217,28 +215,28 @@ class RunDirectory:
         return replace(snapshot, alive=True, lock_pid=pid, unix_offset=offset) if is_alive else snapshot
 
     def _is_shown(self, rank: Rank) -> bool:
-        return rank.exit_unix is None or self._clock() - rank.exit_unix < ENDED_RANKS_SHOWN_FOR
+        return rank.exit_unix is None or self._clock() - rank.exit_unix < ENDED_RANK_SECONDS
 
-    def _placed(self, rank: Rank) -> Rank:
-        """With its owner's name, and whether it can be on the GPU that it names: of one that has ended, as it lived."""
+    def _add_owner_and_gpu(self, rank: Rank) -> Rank:
+        """Return the rank with its owner's name, and whether it can use its GPU (if it has ended: could before)."""
         before = self._shown.get(rank.key)
         if before and before.snapshot.path == rank.snapshot.path and not rank.snapshot.alive:
             is_elsewhere = before.is_elsewhere
         else:
-            is_elsewhere = bool(rank.snapshot.info["uuid"]) and self._beliefs.is_elsewhere(rank)
-        return replace(rank, user=self._beliefs.user_name(rank.owner), is_elsewhere=is_elsewhere)
+            is_elsewhere = bool(rank.snapshot.info["uuid"]) and self._policy.is_elsewhere(rank)
+        return replace(rank, user=self._policy.user_name(rank.owner), is_elsewhere=is_elsewhere)
 
     def _remember(self, present: set[Path], ranks: Iterable[Rank], skipped: Skipped) -> None:
         self._shown = {rank.key: rank for rank in ranks}
-        self._in_vain = skipped.stamps
+        self._unreadable = skipped.stamps
         self._living = {path: when for path, when in self._living.items() if path in present}
         self._ends = {path: end for path, end in self._ends.items() if path in present}
         self._checked = {path: info for path, info in self._checked.items() if path in present}
         self._lock_pids = {path: pid for path, pid in self._lock_pids.items() if path in present}
 
 
-def _are_rivals(one: Rank, other: Rank) -> bool:
-    """Whether not to show one of them hides something: of one owner's, an ended one has only been succeeded."""
+def _are_duplicates(one: Rank, other: Rank) -> bool:
+    """Return whether two records compete for a key. An ended rank of the same owner was only replaced."""
     if one.owner != other.owner:
         return True
     return one.snapshot.alive and other.snapshot.alive and not (one.is_child_of(other) or other.is_child_of(one))
@@ -249,5 +247,5 @@ def _elsewhere(ranks: Iterable[Rank]) -> Iterable[Rank]:
 
 
 def _contradiction(rank: Rank) -> UnreadableRecordError:
-    detail = f"this node has no GPU {rank.snapshot.info['uuid']}, or only processes of other users are on it"
+    detail = f"this node has no GPU {rank.snapshot.info['uuid']}, or only processes of other users use it"
     return UnreadableRecordError("elsewhere", rank.snapshot.path, detail)

@@ -1,6 +1,6 @@
-"""How many ranks a page shows, and whose: a bound on its bytes, and where that is too little the same for each owner.
+"""The choice of ranks on a page: the page's bytes are limited, and each owner has the same share.
 
-A page is counted in ordinary ranks. One whose names are long, or that names many phases and groups, counts as several.
+A page is counted in ordinary ranks. A rank with long names, or with many phases and groups, counts as several.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from rankscope.record.snapshot import RankSnapshot
 from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.ranks.rank import Key, Rank
 
-RANKS_LIMIT = 256  # ordinary ones on a page
-OWNER_RANKS_LIMIT = 128  # of one owner
-ORDINARY = 32_768  # bytes: with 100 series of its own it has 13,000, with each series that there can be 21,000
-# By the tests: no more than so many series of a rank with neither operations nor phases, groups or trackers of its own,
-# and no more bytes of one, but for the names that are in it.
+RANKS_LIMIT = 256  # ordinary ranks on a page
+OWNER_RANKS_LIMIT = 128  # ranks of one owner
+ORDINARY_BYTES = 32_768  # bytes of an ordinary rank: 100 series take 13,000, all possible series 21,000
+# Tests check these: series of a rank without operations, own phases, groups or trackers, and bytes of a series without
+# the names in it.
 BARE_SERIES = 155
 LINE = 140
-# Of each that a record names, or counts.
+# Series for each phase and group that a record names, and each operation that it counts.
 SERIES_OF_PHASE = 5
 SERIES_OF_GROUP = 3
 SERIES_OF_OP = 5
@@ -29,7 +29,7 @@ _BY_OP = slice(INDEX["collectives"], INDEX["collective_bus_bytes"] + FIELDS["col
 
 
 class TextLimit:
-    """What the lines of ranks with this info take on a page at most, in bytes."""
+    """The most bytes that the lines of ranks with this info take on a page."""
 
     def __init__(self, snapshot: RankSnapshot) -> None:
         info = snapshot.info
@@ -45,24 +45,24 @@ class TextLimit:
         )
 
     def of(self, snapshot: RankSnapshot) -> int:
-        """Bytes that this one takes at most."""
+        """Return the most bytes that this rank takes."""
         by_op = snapshot.slots[_BY_OP]
         return self._named + (len(by_op) - by_op.count(0.0)) * self._line
 
     def weight(self, snapshot: RankSnapshot) -> int:
-        """As how many ordinary ranks it counts."""
-        return 1 + self.of(snapshot) // ORDINARY
+        """Return the number of ordinary ranks that this rank counts as."""
+        return 1 + self.of(snapshot) // ORDINARY_BYTES
 
 
 def _length(text: str) -> int:
-    """As it is sent: UTF-8, with a backslash before each quote and backslash."""
+    """Return the bytes of a text on a page: UTF-8, with quotes and backslashes escaped."""
     return len(text.encode(errors="surrogatepass")) + text.count('"') + text.count("\\")
 
 
 def fair_page(
     ranks: Iterable[Rank], shown: Collection[Key], limit: int = RANKS_LIMIT, owner_limit: int = OWNER_RANKS_LIMIT
 ) -> list[Rank]:
-    """Those that fit: of each owner one, then of each a second, and so on; living ones first, then who was `shown`."""
+    """Return the ranks that fit: one of each owner in turn, living ranks first, then ranks that were `shown`."""
     ordered = sorted(ranks, key=lambda rank: _order(rank, shown))
     page, room = [], limit
     for rank in take_turns(ordered, owner_limit, weight=lambda rank: rank.weight):

@@ -1,4 +1,4 @@
-"""Saves what the findings need over a restart of the exporter, in one JSON file."""
+"""The saved state of the findings for a restart of the exporter, in one JSON file."""
 
 from __future__ import annotations
 
@@ -11,38 +11,38 @@ from typing import Any
 
 NAME = "findings.json"
 VERSION = 1
-LARGEST = 16 * 2**20  # bytes: a hundred runs have a tenth of that
+SIZE_LIMIT = 16 * 2**20  # bytes: a hundred runs take a tenth of it
 
 logger = logging.getLogger(__name__)
 
 
 class StateFile:
-    """A file in the state directory. What cannot be read or written costs one line in the log."""
+    """The file in the state directory. Read and write errors are logged once."""
 
     def __init__(self, directory: Path | None) -> None:
-        """Without a directory nothing is saved."""
+        """Set the directory of the file; None to save nothing."""
         self._path = directory / NAME if directory else None
         self._has_failed = False
 
     def load(self) -> Mapping[str, Any]:
-        """Return what was saved last; empty if there is nothing that this version can read."""
+        """Return the last saved state; empty if there is none that this version can read."""
         if self._path is None:
             return {}
         try:
-            if self._path.stat().st_size > LARGEST:
-                raise ValueError("it is too large")
+            if self._path.stat().st_size > SIZE_LIMIT:
+                raise ValueError("the file is too large")
             state = json.loads(self._path.read_text())
             if not isinstance(state, dict) or state.get("version") != VERSION:
-                raise ValueError("it is not of this version")
+                raise ValueError("the file is from another version")
         except FileNotFoundError:
             return {}
         except (OSError, ValueError, RecursionError) as error:
-            logger.warning("the saved state is not used file=%s error=%s", self._path, error)
+            logger.warning("ignoring the saved state file=%s error=%s", self._path, error)
             return {}
         return state
 
     def save(self, state: Mapping[str, Any]) -> None:
-        """Replace the file, so that it is never half written."""
+        """Replace the file, so that it is never half-written."""
         if self._path is None:
             return
         draft = self._path.with_suffix(".draft")
@@ -55,5 +55,5 @@ class StateFile:
             self._has_failed = False
         except OSError as error:
             if not self._has_failed:
-                logger.warning("the state cannot be saved file=%s error=%s", self._path, error)
+                logger.warning("cannot save the state file=%s error=%s", self._path, error)
             self._has_failed = True

@@ -1,11 +1,11 @@
-"""Steps of ranks that train together, laid side by side: who waited for whom in each single step, and in which phase.
+"""Comparison of the same step of ranks that train together: which rank waited for which, and in which phase.
 
-A window's averages cannot tell a straggler that rotates from a slow network: in both every rank waits. In one step they
-differ. What even the least waiter waited there is transfer, as nobody can be faster; what another waited beyond that,
-it waited for somebody, and the least waiter is the one that came last.
+Averages over a window do not distinguish a rotating straggler from a slow network: in both cases all ranks wait. In a
+single step they differ. The least wait of any rank is transfer, which no rank can avoid. Each rank's wait beyond that
+is for late ranks, and the rank that waits least came last.
 
-By the device's clock where all ranks of a group here have steps that were measured on it, else by the host's where the
-training threads themselves wait; never by both in one group (docs/decisions/0013).
+Steps are measured on the device if all ranks of the group here have steps measured on it, else on the host if the
+training threads themselves wait. The two clocks are never mixed in a group (docs/decisions/0013).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ UNKNOWN = "unknown"
 
 HOST, DEVICE = "host", "device"  # clocks
 
-REMEMBERED = 32  # steps a rank, for the comparison of numbers and for ranks that are read a moment later
-EVIDENCE = 16  # steps by which two ranks' numbers are compared
-LEAST_EVIDENCE = 3
-# How far apart two ranks may end the same step, in steps: up to nearly a whole one, as when one of them is slow between
-# the collective and the end. That ranks count differently is believed only where it is evident which steps belong.
-SAME_NUMBERS = 0.8
-OTHER_NUMBERS = 0.25
+REMEMBERED = 32  # steps per rank, to compare step numbers and for ranks that are read a moment later
+EVIDENCE = 16  # steps that are used to compare two ranks' numbers
+MIN_EVIDENCE = 3
+# The largest difference between the ends of the same step on two ranks, in steps. It is nearly a whole step if one rank
+# is slow between the collective and the end. If ranks count steps differently, the evidence has to be stronger.
+MAX_DISTANCE = 0.8
+MAX_DISTANCE_OTHER_NUMBERS = 0.25
 
 PLANNED = tuple(phase for phase in range(len(PHASES)) if ABSORBS[phase])
 
@@ -48,20 +48,20 @@ def _no_blame() -> dict[str, float]:
 
 @dataclass
 class Totals:
-    """What the aligned steps of one rank's record amount to. Seconds."""
+    """The sums over the aligned steps of one rank's record, in seconds."""
 
     steps: int = 0
-    """That were aligned: all but the reference is of these."""
+    """The number of aligned steps; all other fields but the reference are sums over them."""
     seconds: float = 0.0
     floor: float = 0.0
-    """What the least waiter of each step waited."""
+    """The least wait of any rank in each step."""
     skew: float = 0.0
-    """What this rank waited beyond that."""
+    """This rank's wait beyond the floor."""
     blame: dict[str, float] = field(default_factory=_no_blame)
-    """What the others waited for this one on average, by the phase in which it was slower than they."""
+    """The others' mean wait for this rank, by the phase in which it was slower."""
 
     def add(self, step: AnyStep, floor: float, skew: float) -> None:
-        """Add a step, with what the least waiter waited in it and what this rank waited beyond that."""
+        """Add a step with its floor and this rank's skew."""
         self.steps += 1
         self.seconds += step.seconds
         self.floor += floor
@@ -74,15 +74,15 @@ class Alignment(Totals):
 
     key: Key = ("", "", "")
     unplanned: Totals = field(default_factory=Totals)
-    """Those without a planned phase in any rank."""
+    """The steps without a planned phase on any rank."""
     phases: list[float] = field(default_factory=lambda: [0.0] * len(PHASES))
-    """Of these by phase, without the user's own."""
+    """The seconds of the unplanned steps by phase, without the user's own phases."""
     reference: Reference | None = None
-    """The last step that stands for the others; also of a rank that is alone here. None once it has ended."""
+    """The last reference step, also for a rank that is alone here. None after the rank has ended."""
 
 
 class _Record:
-    """One rank's record: the steps that were read last, by one clock, and up to which number they were aligned."""
+    """One rank's record: the steps that were read last, by one clock, and the number of the last aligned step."""
 
     def __init__(self, rank: Rank) -> None:
         self.alignment = Alignment(key=rank.key)
@@ -93,18 +93,18 @@ class _Record:
         self._read = 0
 
     def read(self, rank: Rank, clock: str | None, reference_interval: float) -> None:
-        """Take the steps that are new by `clock`; by another than before, all that there are."""
+        """Read the new steps by `clock`; after a change of the clock, all steps."""
         if clock != self.clock:
             self.clock, self._read, self.alignment.reference = clock, 0, None
             self.steps.clear()
-        news = self._news(rank)
-        self.steps.update((step.number, step) for step in news)
+        new_steps = self._new_steps(rank)
+        self.steps.update((step.number, step) for step in new_steps)
         if not rank.snapshot.alive:
             self.alignment.reference = None
-        elif clock and (step := newest_sampled(news, level_of(rank.snapshot, reference_interval))):
+        elif clock and (step := newest_sampled(new_steps, level_of(rank.snapshot, reference_interval))):
             self.alignment.reference = Reference(clock, step)
 
-    def _news(self, rank: Rank) -> Sequence[AnyStep]:
+    def _new_steps(self, rank: Rank) -> Sequence[AnyStep]:
         if self.clock == DEVICE:
             measured = rank.snapshot.device_steps_after(self._read)
             self._read = measured[-1].nth if measured else self._read
@@ -121,27 +121,26 @@ class _Record:
 
 
 class StepAlignment:
-    """Aligns the ranks of each run and group of this machine. Used by one thread."""
+    """The alignment of the ranks of each run and group on this machine. Used by one thread."""
 
     def __init__(self, reference_interval: float) -> None:
-        """`reference_interval` is how many seconds a reference step stands for the others, at least on average."""
+        """Set the least mean seconds between two reference steps."""
         self._reference_interval = reference_interval
         self._records: dict[tuple[Path, float, Key], _Record] = {}
 
     def take(self, ranks: Iterable[Rank]) -> list[Alignment]:
-        """Take the steps that are new and align them. Returns what there is of each rank that has any.
+        """Read the new steps and align them. Return the alignment of each rank that has one.
 
-        A rank's new record begins at nothing.
+        The alignment of a new record starts at zero.
         """
         known, self._records = self._records, {}
         groups: dict[tuple[str, str, str, int | None], list[tuple[Rank, _Record]]] = defaultdict(list)
         for rank in sorted(ranks, key=lambda rank: int(rank.key[1])):
             info = rank.snapshot.info
-            # The key, too: a record that says to be another rank now must not go on under its old name beside the one
-            # that has that name.
+            # A record that changes its key must not continue under the old one, next to the record that has it.
             identity = rank.snapshot.path, rank.snapshot["started_monotonic"], rank.key
             record = self._records[identity] = known.get(identity) or _Record(rank)
-            # Ranks of different stages of a pipeline do different work.
+            # Different pipeline stages do different work.
             groups[rank.key[2], info["run"], info["group"], stage(rank.snapshot)].append((rank, record))
         for members in groups.values():
             clock = _clock([rank for rank, _ in members])
@@ -153,45 +152,45 @@ class StepAlignment:
 
 
 def _clock(ranks: Sequence[Rank]) -> str | None:
-    """By which clock they can all be judged; None if there is no such."""
+    """Return the clock that measures all of these ranks; None if there is none."""
     if all(rank.snapshot["device_steps"] for rank in ranks):
         return DEVICE
     return HOST if all(map(_waits_on_the_host, ranks)) else None
 
 
 def _waits_on_the_host(rank: Rank) -> bool:
-    """Whether the training thread itself waits in collectives. Under NCCL the GPU does, and the ring knows no GPU."""
+    """Return whether the training thread itself waits in collectives. With NCCL the GPU waits, not the thread."""
     backend = rank.snapshot.info["backend"]
     return backend == "gloo" or not ("nccl" in backend or rank.snapshot["device_steps"])
 
 
 def offset(steps: Steps, others: Steps) -> int | None:
-    """What to add to a step's number to have the other rank's number of the same step; None if that is not evident.
+    """Return the difference between the other rank's number of a step and this rank's; None if it is unclear.
 
-    0 wherever the ends allow it. A rank that was instrumented later counts fewer steps.
+    It is 0 whenever the ends allow it. A rank that was instrumented later counts fewer steps.
     """
-    if _distance(steps, others, 0) < SAME_NUMBERS:
+    if _distance(steps, others, 0) < MAX_DISTANCE:
         return 0
     if not (steps and others):
         return None
-    step = list(steps.values())[len(steps) // 2]  # of the newest the other may not have been read yet
+    step = list(steps.values())[len(steps) // 2]  # the other rank's newest steps may not be read yet
     nearest = min(others.values(), key=lambda other: abs(other.end - step.end))
     candidate = nearest.number - step.number
-    return candidate if _distance(steps, others, candidate) < OTHER_NUMBERS else None
+    return candidate if _distance(steps, others, candidate) < MAX_DISTANCE_OTHER_NUMBERS else None
 
 
 def _distance(steps: Steps, others: Steps, candidate: int) -> float:
-    """How far apart the ends usually lie if the numbers differ by `candidate`, in steps; infinite without evidence."""
+    """Return the median distance of the ends if the numbers differ by `candidate`, in steps; inf without evidence."""
     newest = list(steps)[-EVIDENCE:]
     numbers = [number for number in newest if number + candidate in others]
-    if len(numbers) < LEAST_EVIDENCE:
+    if len(numbers) < MIN_EVIDENCE:
         return float("inf")
     distance = median(abs(steps[number].end - others[number + candidate].end) for number in numbers)
     return distance / median(steps[number].seconds for number in numbers)
 
 
 def _align(records: Sequence[_Record]) -> None:
-    """Account for every step that all ranks have and that was not aligned before."""
+    """Align every step that all ranks have and that was not aligned before."""
     first, *others = records
     offsets = [_offset(first, other) for other in others]
     if others and None not in offsets:
@@ -205,7 +204,7 @@ def _align(records: Sequence[_Record]) -> None:
 
 
 def _offset(record: _Record, other: _Record) -> int | None:
-    """Which steps are measured on the device goes by their numbers: by other numbers these would be other steps."""
+    """Return the difference of step numbers; 0 on the device, where measured steps are chosen by their numbers."""
     return 0 if record.clock == DEVICE else offset(record.steps, other.steps)
 
 
@@ -220,20 +219,20 @@ def _align_step(records: Sequence[_Record], steps: Sequence[AnyStep], began: flo
 
 
 def _is_one_step(steps: Sequence[AnyStep], began: float) -> bool:
-    """Whether all had a part in it. `began` is when the youngest record did: what ended before is of its predecessor.
+    """Return whether these are the same step. Steps that ended before `began`, the youngest record's start, are not.
 
-    Under CUDA the host runs ahead, on each rank by another number of steps: what it had issued by then says more.
+    With CUDA the host runs ahead by different numbers of steps, so the issued collectives are the better evidence.
     """
     ends = [step.end for step in steps]
     issued = {step.sequence for step in steps if isinstance(step, DeviceStep)}
     if issued and 0 not in issued:
         return len(issued) == 1 and min(ends) >= began
-    limit = SAME_NUMBERS if issued else 1.0
+    limit = MAX_DISTANCE if issued else 1.0
     return max(ends) - min(ends) < limit * max(step.seconds for step in steps)
 
 
 def account(alignments: Sequence[Alignment], steps: Sequence[AnyStep]) -> None:
-    """Add one step, as each rank had it."""
+    """Add one step to the alignments of all ranks."""
     waits = [step.phases[COLLECTIVE_WAIT] for step in steps]
     floor = min(waits)
     last = waits.index(floor)
@@ -252,7 +251,7 @@ def account(alignments: Sequence[Alignment], steps: Sequence[AnyStep]) -> None:
 
 
 def _cause(step: AnyStep, others: Sequence[AnyStep], blame: float) -> str:
-    """The phase that most exceeds what it usually takes; unknown if that is not half of what the others waited."""
+    """Return the phase that most exceeds the others' median; unknown if that is less than half of the blame."""
     long_enough = {name: phase for name, phase in CAUSES.items() if step.phases[phase] >= blame / 2}
     excesses = {
         name: step.phases[phase] - median(other.phases[phase] for other in others)

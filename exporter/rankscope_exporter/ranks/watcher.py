@@ -1,7 +1,7 @@
-"""The thread that polls all ranks once a second and has them written, so that a scrape only takes what is there.
+"""The thread that polls all ranks once a second, so that a scrape only reads finished results.
 
-To read eight ranks' records, compare their steps and look at their processes and loader workers would cost a scrape
-milliseconds, and a file system that hangs would hold it up.
+Reading eight ranks' records, comparing their steps and reading their processes and loader workers takes milliseconds,
+and a file system that hangs would block the scrape.
 """
 
 from __future__ import annotations
@@ -18,40 +18,40 @@ from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.run_directory import RunDirectory
 from rankscope_exporter.worker import Worker
 
-INTERVAL = 1.0  # seconds: a ring holds 128 steps, and only jobs with more than that in a second lose some
-STALE_AFTER = 5.0  # seconds, as of GPUs' readings: what was read before that is none
-FIRST_POLL = 1.0  # seconds that the start waits for it
-PATIENCE = 1.0  # seconds that the next collector waits for one that is late: then they poll side by side
+INTERVAL = 1.0  # seconds; a ring has 128 steps, so only jobs with more steps per second lose some
+STALE_AFTER = 5.0  # seconds after which results are absent, as for GPUs
+FIRST_POLL = 1.0  # seconds that the start waits for the first poll
+POLL_TIMEOUT = 1.0  # seconds that the next collector waits for a late one; then they poll in parallel
 
 
 class OutdatedError(Exception):
-    """The ranks have not been read for too long: a run directory that hangs, or more work than a second has."""
+    """The ranks were not read for too long: a run directory hangs, or a poll takes too long."""
 
 
 class RankCollector(Protocol):
-    """What is polled once a second. If it raises or is late, only its own metrics are absent."""
+    """A collector that is polled once a second. If it raises or is late, only its own metrics are absent."""
 
     @property
     def name(self) -> str:
         """The value of the label `collector`."""
 
     def poll(self, scan: Scan) -> Sequence[Metric]:
-        """Its metrics of the ranks that were found now."""
+        """Return its metrics for the ranks of a scan."""
 
 
 @runtime_checkable
 class Closing(Protocol):
-    """A collector that has something to do when the exporter ends in order."""
+    """A collector that has work to do when the exporter ends normally."""
 
     def close(self) -> None:
-        """Save what it has."""
+        """Save its state."""
 
 
 class PolledCollector:
-    """A collector of ranks, which polls in a thread of its own, and what a scrape gets: what the last poll brought."""
+    """A rank collector with its own polling thread, and the results of its last poll for scrapes."""
 
     def __init__(self, collector: RankCollector, age: Callable[[], float], monotonic: Callable[[], float]) -> None:
-        """`age` returns the seconds since the ranks were last read."""
+        """Create the thread. `age` returns the seconds since the ranks were last read."""
         self.name = collector.name
         self.collector = collector
         self._age = age
@@ -62,26 +62,26 @@ class PolledCollector:
         self._is_idle.set()
         self._thread = threading.Thread(target=self._run, name=f"ranks-{self.name}", daemon=True)
 
-    def poll(self, scan: Scan, read_at: float, patience: float) -> None:
-        """Poll the collector, and wait so many seconds for that. One that is at an earlier scan misses this one."""
+    def poll(self, scan: Scan, read_at: float, timeout: float) -> None:
+        """Poll the collector, and wait up to `timeout` seconds. A collector that is still busy misses the scan."""
         if not self._is_idle.is_set():
             return
         if self._thread.ident is None:
             self._thread.start()
         self._is_idle.clear()
         self._scans.put((read_at, scan))
-        self._is_idle.wait(patience)
+        self._is_idle.wait(timeout)
 
     def end(self) -> None:
-        """End the thread, and wait for that as long as for a poll."""
+        """End the thread, and wait up to POLL_TIMEOUT for it."""
         self._scans.put(None)
         if self._thread.ident is not None:
-            self._thread.join(PATIENCE)
+            self._thread.join(POLL_TIMEOUT)
 
     def collect(self) -> Sequence[Metric]:
-        """Return what was found last.
+        """Return the result of the last poll.
 
-        Raises what the poll raised, and OutdatedError if the ranks were read, or the collector polled, too long ago.
+        Raise the poll's exception, or OutdatedError if the scan or the poll is too long ago.
         """
         if (age := self._age()) > STALE_AFTER:
             raise OutdatedError(f"the run directories were last read {age:.0f} s ago")
@@ -97,14 +97,14 @@ class PolledCollector:
     def _run(self) -> None:
         while work := self._scans.get():
             read_at, scan = work
-            self._latest = read_at, _polled(self.collector, scan)
+            self._latest = read_at, _poll(self.collector, scan)
             self._is_idle.set()
         if isinstance(self.collector, Closing):
             self.collector.close()
 
 
 class RankWatcher(Worker):
-    """Shows the ranks to every collector, again and again."""
+    """The thread that scans the run directories and polls all collectors."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class RankWatcher(Worker):
         interval: float = INTERVAL,
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__("ranks", interval, self._try_to_poll, "the run directories cannot be read", self._end)
+        super().__init__("ranks", interval, self._try_to_poll, "cannot read the run directories", self._end)
         self._run_directory = run_directory
         self._monotonic = monotonic
         self._scan: Scan | None = None
@@ -122,27 +122,27 @@ class RankWatcher(Worker):
         self.collectors = [PolledCollector(collector, self._age, monotonic) for collector in collectors]
 
     def start(self) -> None:
-        """Begin to poll; returns after the first time, or soon after where a directory does not answer."""
+        """Start polling. Return after the first poll, or after FIRST_POLL if a directory does not answer."""
         super().start()
         self._has_polled.wait(FIRST_POLL)
 
     def scan(self) -> Scan | None:
-        """What was read last; None if that was too long ago or never."""
+        """Return the last scan; None if there is none or it is too long ago."""
         return self._scan if self._age() <= STALE_AFTER else None
 
     def poll(self) -> None:
-        """Read the ranks once, and poll every collector, one after the other while none is late.
+        """Scan the ranks once and poll the collectors, one after the other while none is late.
 
-        A mistake in one is raised to whoever asks for its metrics.
+        A collector's exception is raised when its metrics are collected.
         """
         began = self._monotonic()
         scan = self._run_directory.scan(with_steps=True)
         self._scan, self._polled_at = scan, began
         for collector in self.collectors:
-            collector.poll(scan, began, PATIENCE)
+            collector.poll(scan, began, POLL_TIMEOUT)
 
     def _age(self) -> float:
-        """Seconds since the last poll began, or since the start."""
+        """Return the seconds since the last poll began, or since the start."""
         return self._monotonic() - self._polled_at
 
     def _end(self) -> None:
@@ -156,7 +156,7 @@ class RankWatcher(Worker):
             self._has_polled.set()
 
 
-def _polled(collector: RankCollector, scan: Scan) -> Sequence[Metric] | Exception:
+def _poll(collector: RankCollector, scan: Scan) -> Sequence[Metric] | Exception:
     try:
         return collector.poll(scan)
     except Exception as error:

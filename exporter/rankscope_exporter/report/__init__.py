@@ -1,1 +1,1 @@
-"""What is known of this node now, for the API, the status page and `rankscope top`."""
+"""Reports on this node's runs and GPUs for the API, the status page and `rankscope top`."""

@@ -1,4 +1,4 @@
-"""A report as JSON. What is not known is null; there is no NaN."""
+"""Reports as JSON. Unknown values are null, never NaN."""
 
 from __future__ import annotations
 

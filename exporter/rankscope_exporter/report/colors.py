@@ -1,4 +1,4 @@
-"""The colors of the phases, as Grafana's panels have them (deploy/prometheus/causes.yml)."""
+"""The colors of the phases, the same as in Grafana (deploy/prometheus/causes.yml)."""
 
 from __future__ import annotations
 
@@ -16,4 +16,4 @@ PHASE_COLORS = {
     "evaluation": "#3274d9",
 }
 OWN_COLOR = "#b0a090"
-"""Of a phase of the script's own."""
+"""The color of phases that the script defines."""

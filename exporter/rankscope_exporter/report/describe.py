@@ -7,63 +7,62 @@ from typing import Literal
 
 from rankscope_exporter.diagnosis.detectors.hang import INSIDE
 from rankscope_exporter.diagnosis.words import duration, percent
-from rankscope_exporter.report.findings import PendingReport, why_not
+from rankscope_exporter.report.findings import PendingReport, pending_reason
 from rankscope_exporter.report.ranks import RankReport
 from rankscope_exporter.report.runs import RunReport
 
 CAUSES_SHOWN = 3
-SHOWN_FROM = 0.005
+MIN_SHOWN = 0.005
 PENDING_SHOWN = 4
-"""Of one run: in a run of many ranks each may have one."""
+"""The most pending candidates per run: with many ranks, each may have one."""
 FAILED = ("exception", "killed")
-GOES_ON = ("time", "steps")
-"""What something lacks that will be a finding if it goes on."""
+GROWING = ("time", "steps")
+"""Reasons why a candidate is not a finding yet, but will be if it lasts."""
 Mark = Literal["bad", "warn", "good", ""]
 
 
 def owner(run: RunReport) -> str:
-    """Return whose run it is, as ` of alice`; empty if that is not known."""
+    """Return the run's owner as ` of alice`; empty if unknown."""
     return f" of {run.user or run.owner}" if run.user or run.owner else ""
 
 
 def summary(run: RunReport) -> Iterator[str]:
-    """Yield the run's ranks, its step time, how much of its GPU time is useful, and what the rest is lost to."""
+    """Yield the run's ranks, its step time, its useful GPU time, and the causes of lost time."""
     if not run.living:
         yield "ended"
         return
     yield f"{run.living} of {run.world_size} ranks"
     if run.step_seconds is not None:
-        yield (
-            f"{1000 * run.step_seconds:.0f} ms a step" if run.step_seconds < 1.0 else f"{run.step_seconds:.2g} s a step"
-        )
+        is_short = run.step_seconds < 1.0
+        yield f"{1000 * run.step_seconds:.0f} ms per step" if is_short else f"{run.step_seconds:.2g} s per step"
     if run.useful_ratio is not None:
         yield f"{percent(run.useful_ratio)} of the GPU time is useful"
-    if lost := [f"{cause} {percent(ratio)}" for cause, ratio in run.lost.items() if ratio >= SHOWN_FROM]:
+    if lost := [f"{cause} {percent(ratio)}" for cause, ratio in run.lost.items() if ratio >= MIN_SHOWN]:
         yield f"lost: {', '.join(lost[:CAUSES_SHOWN])}"
 
 
 def notes(run: RunReport) -> Iterator[str]:
-    """Yield what is not an alert yet, and why the run is not judged."""
+    """Yield the candidates that are not findings yet, and the reason if the run is not judged."""
     for one in run.pending[:PENDING_SHOWN]:
-        yield f"Not yet an alert: {one.sentence} ({why_not(one)})"
+        yield f"Not yet an alert: {one.sentence} ({pending_reason(one)})"
     if run.not_judged_reason and run.living:
         yield f"Run {run.run} is not judged here: {run.not_judged_reason}."
 
 
 def is_growing(one: PendingReport) -> bool:
-    """Return whether it will be a finding if it goes on."""
-    return one.lacks in GOES_ON
+    """Return whether a candidate will be a finding if it lasts."""
+    return one.lacks in GROWING
 
 
 def mark(run: RunReport, rank: RankReport) -> Mark:
-    """Return `bad` for a rank that a finding names, `warn` for one that something names that may become a finding."""
+    """Return `bad` for a rank that a finding names, `warn` for a rank that a pending candidate names."""
     if any(one.rank == rank.rank and one.cause != INSIDE for one in run.findings):
         return "bad"
     return "warn" if any(one.rank == rank.rank and one.cause != INSIDE for one in run.pending) else ""
 
 
 def now(rank: RankReport) -> str:
-    """Return what a rank does now and for how long, or how it ended and when."""
+    """Return a rank's phase and its duration, or how and when the rank ended."""
     if not rank.is_alive:
         ago = "" if rank.ended_seconds is None else f", {duration(rank.ended_seconds)} ago"
         return f"{rank.ended or 'ended'}{ago}"
@@ -79,17 +78,17 @@ def now_mark(run: RunReport, rank: RankReport) -> Mark:
 
 
 def wait(rank: RankReport) -> str:
-    """Return what it waits for others."""
+    """Return the rank's wait for others as a percentage."""
     return "" if rank.wait_ratio is None or not rank.is_alive else f"{rank.wait_ratio:.0%}"
 
 
 def lag(rank: RankReport) -> str:
-    """Return its lag; one that waits longer than the others has none."""
+    """Return the rank's lag as a percentage; 0% if it waits longer than the others."""
     return "" if rank.lag_ratio is None or not rank.is_alive else f"{max(rank.lag_ratio, 0.0):.0%}"
 
 
 def steps(rank: RankReport) -> str:
-    """Return how many steps it has made; of a loop whose steps nothing marks, its backward passes."""
+    """Return the rank's number of steps, or of backward passes if nothing marks its steps."""
     if rank.step_marker == "backward_pass":
         return f"{rank.steps} (backward passes)"
     return str(rank.steps) if rank.steps or not rank.backward_passes else f"0 in {rank.backward_passes} backward passes"

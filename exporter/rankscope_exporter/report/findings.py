@@ -1,4 +1,4 @@
-"""Findings, and what is not one yet, in numbers and in words."""
+"""Reports of findings and pending candidates, in numbers and in words."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ LACKS: Mapping[str, str] = {
     "time": "it has not lasted long enough",
     "steps": "too few steps have been compared",
     "baseline": "the run is too young to have a baseline",
-    "paused": "the run pauses",
-    "interactive": "a single process outside of training steps, such as a notebook, never alerts",
+    "paused": "the run is paused",
+    "interactive": "a single process outside of training steps, such as a notebook, does not alert",
     "explained": "another finding explains it",
 }
-"""Why something is not a finding."""
+"""Reasons why a candidate is not a finding."""
 
 
 @dataclass(frozen=True)
 class FindingReport:
-    """A finding. Its place is empty (None for the rank) where it is the whole run."""
+    """A finding. Its place is empty (None for the rank) if it concerns the whole run."""
 
     kind: str
     cause: str
@@ -35,7 +35,7 @@ class FindingReport:
     uuid: str
     port: str
     since: float
-    """Unix time."""
+    """The unix time when it began."""
     age_seconds: float
     evidence: Mapping[str, float]
     sentence: str
@@ -44,7 +44,7 @@ class FindingReport:
 
 @dataclass(frozen=True)
 class PendingReport:
-    """What is not a finding, and why not."""
+    """A candidate that is not a finding, and the reason."""
 
     kind: str
     cause: str
@@ -56,12 +56,12 @@ class PendingReport:
     """A key of LACKS."""
     reason: str
     remaining_seconds: float | None
-    """Until it is a finding, if it goes on and that is known."""
+    """Seconds until it is a finding if it lasts; None if unknown."""
     sentence: str
 
 
 def report_finding(run: Run, finding: Finding, at: float, unix: float) -> FindingReport:
-    """Return the finding as it is at that time, which is given by both clocks."""
+    """Return the report of a finding at a time, which is given on both clocks."""
     candidate, place = finding.candidate, finding.candidate.place
     age = max(at - finding.since, 0.0)
     return FindingReport(
@@ -84,7 +84,7 @@ def report_finding(run: Run, finding: Finding, at: float, unix: float) -> Findin
 
 
 def report_pending(run: Run, pending: Pending) -> PendingReport:
-    """Return what is not a finding."""
+    """Return the report of a pending candidate."""
     candidate, place = pending.candidate, pending.candidate.place
     is_idle = candidate.kind == "hang" and place.rank is None
     return PendingReport(
@@ -101,8 +101,8 @@ def report_pending(run: Run, pending: Pending) -> PendingReport:
     )
 
 
-def why_not(pending: PendingReport) -> str:
-    """Return why it is not a finding, and when it will be one."""
+def pending_reason(pending: PendingReport) -> str:
+    """Return the reason why it is not a finding, and the remaining time if known."""
     if pending.remaining_seconds is None:
         return pending.reason
     return f"{pending.reason}, {words.duration(pending.remaining_seconds)} more"

@@ -1,4 +1,4 @@
-"""What each GPU of this node does now, from the families of /metrics; busy and throttled time over the last seconds."""
+"""Reports of this node's GPUs, from the families of /metrics; busy and throttled time over the last seconds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.look import Look
 from rankscope_exporter.report.values import Values
 
-HELD_BY = (
+HOLDER_TEXTS = (
     ("slurm_job_id", "job {}"),
     ("slurm_job_name", "{}"),
     ("k8s_pod", "pod {}"),
@@ -26,13 +26,13 @@ COLUMNS = (
     "last_busy_timestamp_seconds",
     "busy_seconds_total",
 )
-THROTTLED_FROM = 0.3
-"""Ratio of the time from which on a GPU is marked: as a cause, a straggler's GPU counts as throttled from here on."""
-SHOWN_FROM = 0.005
+MIN_THROTTLED = 0.3
+"""Ratio of the time from which a GPU is marked as throttled, the same as for the cause of a straggler."""
+MIN_SHOWN = 0.005
 HOT_WITHIN = 3.0
 """Degrees Celsius below the temperature at which a GPU slows down."""
 POWER_CAP = "sw_power_cap"
-"""The one reason that is no sign of a defect: a GPU at its power limit does what it can."""
+"""The only reason that does not indicate a defect: a GPU at its power limit works at full capacity."""
 BAD_STATES: Mapping[str, str] = {
     "suspected_hang": "runs kernels for ranks that make no progress",
     "memory_held_by_dead": "has memory that a dead process holds",
@@ -41,7 +41,7 @@ BAD_STATES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class GpuReport:
-    """One GPU. What is not known is None, or empty."""
+    """One GPU. Unknown values are None or empty."""
 
     index: str
     uuid: str
@@ -51,7 +51,7 @@ class GpuReport:
     holder: str
     processes: int | None
     memory_used: float | None
-    """Bytes, as the next one."""
+    """Bytes, as `memory_total`."""
     memory_total: float | None
     power: float | None
     """Watts."""
@@ -59,32 +59,32 @@ class GpuReport:
     """Degrees Celsius."""
     is_hot: bool
     idle_seconds: float | None
-    """Since a kernel last ran."""
+    """Seconds since a kernel last ran."""
     has_worked: bool
-    """Whether a kernel was ever seen running; if not, `idle_seconds` is since the first look."""
+    """True if a kernel was ever seen running; otherwise `idle_seconds` starts at the first reading."""
     busy_ratio: float | None
     throttled: Mapping[str, float]
     """Ratio of the time by reason, the largest first."""
 
     @property
     def throttling(self) -> str:
-        """Return the reason that held the clocks down for longest, and how long; empty where none did."""
+        """Return the longest reason for throttling and its share of the time; empty if there is none."""
         reason, ratio = next(iter(self.throttled.items()), ("", 0.0))
-        return f"{reason.replace('_', ' ')} {ratio:.0%}" if ratio >= SHOWN_FROM else ""
+        return f"{reason.replace('_', ' ')} {ratio:.0%}" if ratio >= MIN_SHOWN else ""
 
     @property
     def throttling_mark(self) -> str:
-        """Return `bad` for a GPU that is slower than it could be, `warn` for one at its power limit."""
+        """Return `bad` for a throttled GPU, `warn` for one at its power limit."""
         reason, ratio = next(iter(self.throttled.items()), ("", 0.0))
-        return "" if ratio < THROTTLED_FROM else "warn" if reason == POWER_CAP else "bad"
+        return "" if ratio < MIN_THROTTLED else "warn" if reason == POWER_CAP else "bad"
 
     @property
     def problem(self) -> str:
-        """Return what is wrong with it, in words that follow its name; empty if nothing is."""
+        """Return its problem as words that follow its name; empty if it has none."""
         if not self.is_up:
             return "does not answer"
         defects = {reason: ratio for reason, ratio in self.throttled.items() if reason != POWER_CAP}
-        if any(ratio >= THROTTLED_FROM for ratio in defects.values()):
+        if any(ratio >= MIN_THROTTLED for ratio in defects.values()):
             return f"is throttled: {next(iter(defects)).replace('_', ' ')}"
         if self.is_hot and self.temperature is not None:
             return f"is hot: {self.temperature:.0f} °C"
@@ -92,7 +92,7 @@ class GpuReport:
 
 
 def report_gpus(values: Values, look: Look | None, now: float) -> Sequence[GpuReport]:
-    """Return every GPU that was ever seen, by index. `now` is unix time."""
+    """Return all GPUs that were ever seen, by index. `now` is unix time."""
     table = _Table(values)
     known = sorted(values.by("rankscope_gpu_up", "gpu", "uuid").items(), key=lambda item: int(item[0][0]))
     return [table.gpu(index, uuid, bool(up), now, *_rates(look, uuid)) for (index, uuid), up in known]
@@ -111,7 +111,7 @@ class _Table:
     def gpu(
         self, index: str, uuid: str, is_up: bool, now: float, busy: float | None, throttled: Mapping[str, float]
     ) -> GpuReport:
-        """Return one of them."""
+        """Return the report of one GPU."""
         key = (index,)
         value = {name: known.get(key) for name, known in self._by_name.items()}
         last_busy, processes = value["last_busy_timestamp_seconds"], value["processes"]
@@ -136,7 +136,7 @@ class _Table:
 
 
 def _hot(values: Values) -> set[tuple[str, ...]]:
-    """Return the GPUs that are about to be slowed down."""
+    """Return the GPUs that are close to their slowdown temperature."""
     temperatures = values.by("rankscope_gpu_temperature_celsius", "gpu")
     limits = values.by("rankscope_gpu_temperature_threshold_celsius", "gpu", "threshold")
     margins = values.by("rankscope_gpu_temperature_margin_celsius", "gpu")
@@ -149,7 +149,7 @@ def _hot(values: Values) -> set[tuple[str, ...]]:
 
 
 def _rates(look: Look | None, uuid: str) -> tuple[float | None, Mapping[str, float]]:
-    """Return the busy ratio of a GPU, and the throttled one by reason."""
+    """Return the busy ratio of a GPU, and its throttled ratio by reason."""
     now = look.gpus.get(uuid) if look else None
     before = look.gpus_before.value.get(uuid) if look else None
     seconds = look.at - look.gpus_before.at if look else 0.0
@@ -170,6 +170,6 @@ def _throttled(now: RankGpu, before: RankGpu, seconds: float) -> Mapping[str, fl
 
 
 def _holder(labels: Mapping[str, str]) -> str:
-    """Return who holds a GPU, as far as it is known."""
-    known = ", ".join(text.format(labels[name]) for name, text in HELD_BY if labels.get(name))
+    """Return the GPU's holder as text, from the known labels."""
+    known = ", ".join(text.format(labels[name]) for name, text in HOLDER_TEXTS if labels.get(name))
     return known or labels.get("source", "")

@@ -1,4 +1,4 @@
-"""What one rank does now, and did over the last window."""
+"""The report of one rank: its state now, and its time over the last window."""
 
 from __future__ import annotations
 
@@ -11,57 +11,57 @@ from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.ranks.rank import Rank
 
-LAGS_FROM = Thresholds().loss
-"""A smaller lag is no loss: in a healthy run, too, some rank waits least."""
+MIN_LAG = Thresholds().loss
+"""A smaller lag is not a loss: in a healthy run, one rank waits least as well."""
 STEPS = 32
 MINUTE = 60.0
-"""Which steps are the last ones: to read a whole ring takes long."""
+"""The last steps are at most STEPS, and at most a MINUTE old. Reading a whole ring takes too long."""
 
 
 @dataclass(frozen=True)
 class RankReport:
-    """One rank. What is not known is None, or absent from its mapping."""
+    """One rank. Unknown values are None, or absent from their mapping."""
 
     rank: int
     group: str
     node: str
     gpu: str
-    """Its index."""
+    """The index of its GPU."""
     uuid: str
     pid: int
-    """As the rank's own process knows it: in a container, that of the container."""
+    """The pid in the rank's own pid namespace: in a container, the container's."""
     is_alive: bool
     ended: str | None
-    """How: `finished`, `exception`, `interrupted`, `sigterm` or `killed`."""
+    """The reason of its end: `finished`, `exception`, `interrupted`, `sigterm` or `killed`."""
     ended_seconds: float | None
-    """For how long it has been so."""
+    """Seconds since its end."""
     phase: str | None
-    """In which the training thread is now."""
+    """The current phase of the training thread."""
     phase_seconds: float | None
-    """For how long."""
+    """Seconds in the current phase."""
     stalled_seconds: float | None
-    """Since the training thread last made progress."""
+    """Seconds since the training thread last made progress."""
     steps: int
     backward_passes: int
-    """Of which a step may have several."""
+    """Backward passes; a step may have several."""
     step_marker: str
-    """What ends a step, such as `optimizer` or `backward_pass`; empty while there is none."""
+    """The event that ends a step, such as `optimizer` or `backward_pass`; empty without steps."""
     clock: str | None
-    """By which the ratios are measured: `host` or `device`."""
+    """The clock of the ratios: `host` or `device`."""
     phases: Mapping[str, float]
-    """Its time by phase, as ratios of the window."""
+    """Time by phase, as ratios of the window."""
     wait_ratio: float | None
-    """What it waits for others, as a ratio of the step."""
+    """Its wait for others, as a ratio of the step."""
     lag_ratio: float | None
-    """What the others would save if it were like them, as a ratio of the step."""
+    """The time that the others would save if it were like them, as a ratio of the step."""
     waits_least: bool
-    """Whether it lags so far that it is not chance."""
+    """True if its lag is too large to be chance."""
     checkpoint_seconds: float | None
-    """Since its last checkpoint."""
+    """Seconds since its last checkpoint."""
 
 
 def report_rank(rank: Rank, unix: float, facts: RankFacts | None, reading: RankReading | None) -> RankReport:
-    """Return what is known of a rank at that time."""
+    """Return the report of a rank at a time."""
     snapshot, info = rank.snapshot, rank.snapshot.info
     is_alive, at, saved = snapshot.alive, snapshot.read_monotonic, snapshot.unix_field("checkpoint_last_unix")
     lag = facts.lag if facts else None
@@ -85,13 +85,13 @@ def report_rank(rank: Rank, unix: float, facts: RankFacts | None, reading: RankR
         phases={phase: ratio for phase, ratio in facts.ratios.items() if ratio > 0.0} if facts else {},
         wait_ratio=facts.wait if facts else None,
         lag_ratio=lag,
-        waits_least=lag is not None and lag > LAGS_FROM,
+        waits_least=lag is not None and lag > MIN_LAG,
         checkpoint_seconds=max(unix - saved, 0.0) if saved else None,
     )
 
 
 def step_seconds(ranks: Sequence[Rank]) -> float | None:
-    """Return the median of the last steps. All ranks of a run have the same ones: the first speaks."""
+    """Return the median length of the last steps. All ranks of a run have the same steps, so read the first."""
     if not ranks:
         return None
     snapshot = ranks[0].snapshot

@@ -1,4 +1,4 @@
-"""The runs of this node: whether something is wrong, since when, what to do, and what each rank does."""
+"""Reports of this node's runs: their findings with advice, and the state of each rank."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ ROUNDING = 1e-6
 NOT_POLLED = "not_polled"
 REASONS: Mapping[str, str] = {
     "ranks_elsewhere": "not all of its ranks are on this node",
-    "world_size_unknown": "its ranks do not name its world size",
-    "world_sizes_differ": "its ranks name different world sizes",
-    "gpus_unknown": "a GPU of it cannot be read here",
-    "too_many_runs": "its owner has too many runs here",
-    NOT_POLLED: "the collector findings is off, or late",
+    "world_size_unknown": "its world size is unknown",
+    "world_sizes_differ": "its ranks report different world sizes",
+    "gpus_unknown": "one of its GPUs cannot be read here",
+    "too_many_runs": "its owner has too many runs on this node",
+    NOT_POLLED: "the collector findings is off or late",
 }
-"""Why a run is not judged."""
+"""Reasons why a run is not judged."""
 
 
 @dataclass(frozen=True)
 class RunReport:
-    """One run. What is not known is None, or absent from its mapping."""
+    """One run. Unknown values are None, or absent from their mapping."""
 
     run: str
     owner: str
@@ -47,13 +47,13 @@ class RunReport:
     living: int
     ended: int
     window_seconds: float | None
-    """Over which rates and ratios are taken."""
+    """The window of rates and ratios."""
     steps_per_second: float | None
     step_seconds: float | None
-    """The median of the last steps."""
+    """The median length of the last steps."""
     useful_ratio: float | None
     lost: Mapping[str, float]
-    """GPU time by cause, the largest first."""
+    """Ratio of lost GPU time by cause, the largest first."""
     findings: Sequence[FindingReport]
     pending: Sequence[PendingReport]
     ranks: Sequence[RankReport]
@@ -61,22 +61,22 @@ class RunReport:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """Every run, those with living ranks first, of these the ones with findings."""
+    """All runs: living ones first, and among those the ones with findings."""
 
     at: float
-    """Unix time of the readings."""
+    """The unix time of the readings."""
     runs: Sequence[RunReport]
 
 
 class _Moment(NamedTuple):
-    """When the ranks were read."""
+    """The time when the ranks were read, on both clocks."""
 
     monotonic: float
     unix: float
 
 
 class Reporter:
-    """Makes reports. May be called by any thread."""
+    """The maker of reports. It may be called by any thread."""
 
     def __init__(
         self,
@@ -85,19 +85,19 @@ class Reporter:
         monotonic: Callable[[], float] = time.monotonic,
         unix: Callable[[], float] = time.time,
     ) -> None:
-        """`scan` returns the ranks as they were read last, None if that was too long ago."""
+        """Set the data sources. `scan` returns the last scan, None if it is too long ago."""
         self._scan = scan
         self._findings = findings
         self._monotonic = monotonic
         self._unix = unix
 
     def look(self) -> Look | None:
-        """Return the last poll of the collector `findings`; None if it is off, or was polled too long ago."""
+        """Return the last poll of the collector `findings`; None if the collector is off or the poll too long ago."""
         look = self._findings.look if self._findings else None
         return look if look and self._monotonic() - look.at <= STALE_AFTER else None
 
     def report(self) -> NodeReport:
-        """Return what is known now. Raises OutdatedError if the run directories were read too long ago."""
+        """Return the current report. Raise OutdatedError if the run directories were read too long ago."""
         scan, look = self._scan(), self.look()
         if scan is None:
             raise OutdatedError(f"the run directories have not been read for {STALE_AFTER:.0f} s")
@@ -111,13 +111,13 @@ class Reporter:
 
 
 def reporter(ranks: RankWatcher) -> Reporter:
-    """Return what makes reports of the ranks that are watched."""
+    """Return the reporter of the watched ranks."""
     findings = [polled.collector for polled in ranks.collectors if isinstance(polled.collector, Findings)]
     return Reporter(ranks.scan, findings[0] if findings else None)
 
 
 def report_of_look(look: Look) -> NodeReport:
-    """Return what one poll has found."""
+    """Return the report of one poll."""
     moment = _Moment(look.at, look.unix)
     verdicts = {verdict.run: verdict for verdict in look.judged.verdicts}
     runs = []
@@ -126,8 +126,8 @@ def report_of_look(look: Look) -> NodeReport:
         facts = (
             verdict.facts if verdict else compare(run, {one.rank: one for one in look.before.get(run, ())}, readings)
         )
-        why = None if verdict else look.judged.not_judged.get(run, NOT_POLLED)
-        runs.append(_run(run, ranks, moment, why, verdict, facts, readings))
+        reason = None if verdict else look.judged.not_judged.get(run, NOT_POLLED)
+        runs.append(_run(run, ranks, moment, reason, verdict, facts, readings))
     return NodeReport(look.unix, ordered(runs))
 
 
@@ -139,7 +139,7 @@ def _by_run(ranks: Sequence[Rank]) -> Mapping[Run, Sequence[Rank]]:
 
 
 def ordered(runs: Sequence[RunReport]) -> Sequence[RunReport]:
-    """Return the runs as people look at them: those that live first, of these the ones with findings."""
+    """Return the runs in the order of display: living ones first, and among those the ones with findings."""
     return sorted(runs, key=lambda one: (not one.living, not one.findings, one.run, one.owner))
 
 

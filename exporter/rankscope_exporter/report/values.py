@@ -11,9 +11,9 @@ Labels = tuple[str, ...]
 
 
 class Values:
-    """Looks values up in metric families; a label that is not there is empty.
+    """The values in metric families. A missing label is empty.
 
-    Makes samples only of the families that are asked for, and once: a family of written lines parses them each time.
+    Samples are made only for the families that are read, and once: a family of written lines parses them each time.
     """
 
     def __init__(self, families: Iterable[Metric]) -> None:
@@ -36,5 +36,5 @@ class Values:
 
 
 def _name(family: Metric) -> str:
-    """Return the name that its lines have."""
+    """Return the name in the family's lines."""
     return f"{family.name}_total" if family.type == "counter" else family.name

@@ -1,1 +1,1 @@
-"""`rankscope top`: what is wrong on this node, in a terminal, from records and NVML alone."""
+"""`rankscope top`: show the problems of this node in a terminal, from records and NVML."""

@@ -1,4 +1,4 @@
-"""A rank's time by phase as a bar: blocks in color, letters without."""
+"""A rank's time by phase as a bar: colored blocks, or letters without color."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BLOCK = "█"
 
 
 def bar(phases: Mapping[str, float], width: int, *, has_color: bool) -> Text:
-    """Return the bar. Phases of the script's own are one."""
+    """Return the bar of a rank. The script's own phases are shown as one."""
     ratios = _by_known_phase(phases)
     total = sum(ratios.values())
     text, begin, end = Text(no_wrap=True), 0, 0.0
@@ -41,7 +41,7 @@ def bar(phases: Mapping[str, float], width: int, *, has_color: bool) -> Text:
 
 
 def legend(shown: Sequence[Mapping[str, float]], *, has_color: bool) -> Text:
-    """Return what the colors or letters mean, of the phases that these bars have."""
+    """Return the meaning of the colors or letters in these bars."""
     found = {phase for phases in shown for phase, ratio in _by_known_phase(phases).items() if ratio > 0.0}
     text = Text()
     for phase in LETTERS:

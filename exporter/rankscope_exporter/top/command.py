@@ -16,25 +16,25 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
 from rankscope_exporter.report.runs import NodeReport, RunReport
-from rankscope_exporter.top.node import Node, watched
+from rankscope_exporter.top.node import Node, watch_node
 from rankscope_exporter.top.view import Screen, view
 
-EVERY = 1.0
+INTERVAL = 1.0
 COLLECT_SECONDS = 10.0
 COLLECT_LIMIT = 30.0
-"""Seconds after which `--once` prints what there is: runs with long steps take minutes until they are judged."""
-STALLED_FROM = 5.0
-"""Seconds without a step after which no more steps are waited for."""
+"""Seconds after which `--once` prints in any case: runs with long steps take minutes to be judged."""
+STALLED_AFTER = 5.0
+"""Seconds without a step after which `--once` does not wait for more steps."""
 OTHER_LINES = 12
-"""Of the screen that are no ranks and no GPUs."""
-LEAST_RANKS = 4
+"""Lines of the screen for other things than ranks and GPUs."""
+MIN_RANKS = 4
 
 
 def show(run_dirs: Sequence[Path], *, once: bool, is_json: bool) -> int:
-    """Show the node until Ctrl-C; with `once` or `is_json`, or where the output is no terminal, print it once."""
+    """Show the node until Ctrl-C; with `once` or `is_json`, or if the output is not a terminal, print it once."""
     silence_logs()
     console = Console(highlight=False)
-    with suppress(KeyboardInterrupt), watched(run_dirs) as node:
+    with suppress(KeyboardInterrupt), watch_node(run_dirs) as node:
         if once or is_json or not console.is_terminal:
             wait_until_judged(node.runs)
             _print(node, console, is_json=is_json)
@@ -53,7 +53,7 @@ def wait_until_judged(
     while (passed := monotonic() - began) < COLLECT_LIMIT:
         if passed >= COLLECT_SECONDS and _are_judged(runs):
             return
-        sleep(EVERY / 2)
+        sleep(INTERVAL / 2)
 
 
 def _are_judged(runs: Callable[[], NodeReport]) -> bool:
@@ -64,9 +64,9 @@ def _are_judged(runs: Callable[[], NodeReport]) -> bool:
 
 
 def _has_span(run: RunReport) -> bool:
-    """Return whether the shortest span over which a loss is judged is complete, or none will be."""
+    """Return whether the shortest span of a loss is complete, or will not be because the run makes no steps."""
     tier = Thresholds().tiers[0]
-    if min((rank.stalled_seconds or 0.0 for rank in run.ranks if rank.is_alive), default=0.0) > STALLED_FROM:
+    if min((rank.stalled_seconds or 0.0 for rank in run.ranks if rank.is_alive), default=0.0) > STALLED_AFTER:
         return True
     seconds = run.window_seconds or 0.0
     return seconds >= tier.seconds and seconds * (run.steps_per_second or 0.0) >= tier.steps
@@ -86,13 +86,13 @@ def _follow(node: Node, console: Console) -> None:
             runs, error = _runs(node)
             gpus = node.gpus()
             ranks = (console.height - OTHER_LINES - len(gpus)) // max(len(runs.runs), 1)
-            screen = Screen(console.width, _has_color(console), max(ranks, LEAST_RANKS))
+            screen = Screen(console.width, _has_color(console), max(ranks, MIN_RANKS))
             live.update(view(runs, gpus, screen, error), refresh=True)
-            time.sleep(EVERY)
+            time.sleep(INTERVAL)
 
 
 def _runs(node: Node) -> tuple[NodeReport, str]:
-    """Return the runs; none and why, if they cannot be read."""
+    """Return the runs and an empty error, or no runs and the error if they cannot be read."""
     try:
         return node.runs(), ""
     except OutdatedError as error:
@@ -100,13 +100,13 @@ def _runs(node: Node) -> tuple[NodeReport, str]:
 
 
 def _has_color(console: Console) -> bool:
-    """Return whether the terminal shows colors, and blocks."""
+    """Return whether the terminal shows colors and blocks."""
     can_show = console.color_system is not None and console.encoding.startswith("utf")
     return console.is_terminal and not console.no_color and can_show
 
 
 def silence_logs() -> None:
-    """Keep log lines off the screen: what they say is on it."""
+    """Keep log lines off the screen, which shows the same information."""
     logger = logging.getLogger("rankscope_exporter")
     logger.addHandler(logging.NullHandler())
     logger.propagate = False

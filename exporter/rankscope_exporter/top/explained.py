@@ -1,4 +1,4 @@
-"""What `rankscope explain` says on a node without a Prometheus."""
+"""The output of `rankscope explain` on a node without a Prometheus."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report import describe
 from rankscope_exporter.report.runs import NodeReport, RunReport
 from rankscope_exporter.top.command import silence_logs, wait_until_judged
-from rankscope_exporter.top.node import watched
+from rankscope_exporter.top.node import watch_node
 
 FINDINGS_SHOWN = 3
 
 
 def explain(run_dirs: Sequence[Path], run: str | None, owner: str | None) -> bool:
-    """Print it after some ten seconds. Returns whether there is such a run; if not, at once."""
+    """Print the explanation after about ten seconds. Return at once, with False, if there is no such run."""
     silence_logs()
-    with watched(run_dirs) as node:
+    with watch_node(run_dirs) as node:
         try:
             if not select(node.runs(), run, owner):
                 return False
@@ -31,18 +31,18 @@ def explain(run_dirs: Sequence[Path], run: str | None, owner: str | None) -> boo
         except OutdatedError:
             return False
     width = max(40, min(shutil.get_terminal_size((100, 24)).columns, 120))
-    lines = ["No Prometheus answers. From the last seconds of the ranks on this machine:", *as_lines(selected)]
-    sys.stdout.writelines(f"{wrapped}\n" for line in lines for wrapped in _wrapped(printable(line), width))
+    lines = ["No Prometheus answers. Based on the last seconds of the ranks on this machine:", *as_lines(selected)]
+    sys.stdout.writelines(f"{wrapped}\n" for line in lines for wrapped in _wrap(printable(line), width))
     return True
 
 
 def select(node: NodeReport, run: str | None, owner: str | None) -> Sequence[RunReport]:
-    """Return the runs that are asked for and have a living rank."""
+    """Return the runs that match and have a living rank."""
     return [one for one in node.runs if one.living and run in (None, one.run) and owner in (None, one.owner)]
 
 
 def as_lines(runs: Sequence[RunReport]) -> Iterator[str]:
-    """Yield what is wrong with each run, since when, and what to do."""
+    """Yield the findings of each run, with their age and advice."""
     for run in runs:
         yield f"{run.run}{describe.owner(run)}: {', '.join(describe.summary(run))}"
         for one in run.findings[:FINDINGS_SHOWN]:
@@ -53,6 +53,6 @@ def as_lines(runs: Sequence[RunReport]) -> Iterator[str]:
         yield from describe.notes(run)
 
 
-def _wrapped(line: str, width: int) -> Sequence[str]:
+def _wrap(line: str, width: int) -> Sequence[str]:
     indent = "  " if line.startswith("  ") else ""
     return textwrap.wrap(line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)

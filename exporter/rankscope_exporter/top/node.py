@@ -1,4 +1,4 @@
-"""This node as an exporter sees it, without its pages: the same threads read the ranks and the GPUs."""
+"""The state of this node, read by the same threads as in an exporter, but without its pages."""
 
 from __future__ import annotations
 
@@ -50,30 +50,30 @@ COLLECTORS: tuple[GpuCollector[Any], ...] = (
     processes.COLLECTOR,
 )
 REFERENCE_INTERVAL = 30.0
-"""Seconds, of no consequence on one node."""
-EVERY = 1.0
+"""Seconds; without effect on one node."""
+INTERVAL = 1.0
 
 
 class Node(NamedTuple):
-    """What is known of the node now."""
+    """The current state of the node."""
 
     reporter: Reporter
     sampler: Sampler
     collectors: Sequence[GpuCollector[Any]]
 
     def runs(self) -> NodeReport:
-        """Return the runs. Raises OutdatedError."""
+        """Return the report of the runs. Raise OutdatedError."""
         return self.reporter.report()
 
     def gpus(self) -> Sequence[GpuReport]:
-        """Return the GPUs."""
+        """Return the reports of the GPUs."""
         families = [family for one in self.collectors for family in SampledCollector(one, self.sampler).collect()]
         return report_gpus(Values(families), self.reporter.look(), time.time())
 
 
 @contextmanager
-def watched(run_dirs: Sequence[Path]) -> Iterator[Node]:
-    """Read the ranks in these directories and the GPUs, once a second, while it lasts."""
+def watch_node(run_dirs: Sequence[Path]) -> Iterator[Node]:
+    """Read the ranks in these directories and the GPUs once a second, until the context ends."""
     users, occupants = UserNames(name_of_user), Occupants(ProcessTable())
     gpus = RankGpus([collector.name for collector in COLLECTORS])
     aligned, usage, network = AlignedSteps(REFERENCE_INTERVAL), RankProcesses(), Network()
@@ -85,7 +85,7 @@ def watched(run_dirs: Sequence[Path]) -> Iterator[Node]:
     occupants.lacks, gpus.sampler = sampler.lacks, sampler
     sampler.start()
     try:
-        with Worker("users", EVERY, users.resolve, "the ranks' owners cannot be named"), ranks, claims:
+        with Worker("users", INTERVAL, users.resolve, "cannot look up the names of the ranks' owners"), ranks, claims:
             yield Node(reporter(ranks), sampler, (*COLLECTORS, holders))
     finally:
         sampler.stop()

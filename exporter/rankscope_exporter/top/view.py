@@ -1,4 +1,4 @@
-"""What `rankscope top` shows: findings, runs with their ranks, GPUs."""
+"""The screen of `rankscope top`: findings, runs with their ranks, GPUs."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from rankscope_exporter.top.bars import bar, legend
 STYLES = {"bad": "bold red", "warn": "yellow", "good": "green", "": ""}
 BAR_WIDTH = 24
 PHASE_WIDTH = 22
-"""Of the phase now with its time, so that the table keeps its width."""
+"""The width of the column for the current phase and its time, so that the table does not change its width."""
 NARROW = 100
-"""Columns below which steps, pids and power are left out."""
+"""Columns of the terminal below which steps, pids and power are left out."""
 GIBIBYTE = 2**30
 
 
 @dataclass(frozen=True)
 class Screen:
-    """What the terminal can show. `ranks` is how many of a run, None for all."""
+    """The limits of the terminal. `ranks` is the number of ranks shown per run, None for all."""
 
     width: int
     has_color: bool
@@ -40,13 +40,13 @@ class Screen:
 
     @property
     def is_narrow(self) -> bool:
-        """Return whether only the columns that matter fit."""
+        """Return whether only the most important columns fit."""
         return self.width < NARROW
 
 
 def view(node: NodeReport, gpus: Sequence[GpuReport], screen: Screen, error: str = "") -> RenderableType:
-    """Return everything. `error` says why nothing is known of the ranks."""
-    parts: list[RenderableType] = [_head(node, gpus), *_verdict(node, gpus, error)]
+    """Return the whole screen. `error` is the reason if the ranks cannot be read."""
+    parts: list[RenderableType] = [_head(node, gpus), *_problems(node, gpus, error)]
     parts += [part for run in node.runs for part in _run(run, screen)]
     bars = [rank.phases for run in node.runs for rank in run.ranks if rank.is_alive]
     if any(bars):
@@ -62,16 +62,16 @@ def _head(node: NodeReport, gpus: Sequence[GpuReport]) -> Text:
     return Text(f"rankscope top  {socket.gethostname()}  {when}  {answering}", style="dim")
 
 
-def _verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Iterator[RenderableType]:
+def _problems(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> Iterator[RenderableType]:
     findings = [one for run in node.runs for one in run.findings]
-    sick = [gpu for gpu in gpus if gpu.problem]
+    defective = [gpu for gpu in gpus if gpu.problem]
     if error:
-        yield Text(f"Nothing is known of the ranks: {error}.", style=STYLES["bad"])
+        yield Text(f"No data about the ranks: {error}.", style=STYLES["bad"])
     for one in findings:
         yield from _finding(one)
-    for gpu in sick:
+    for gpu in defective:
         yield Text(f"GPU {gpu.index} {gpu.problem}.", style=STYLES["bad"])
-    if not (error or findings or sick):
+    if not (error or findings or defective):
         yield _no_problem(node)
     for run in node.runs:
         for note in describe.notes(run):
@@ -87,7 +87,7 @@ def _finding(one: FindingReport) -> Iterator[RenderableType]:
 
 def _no_problem(node: NodeReport) -> Text:
     if not node.runs:
-        return Text("No rank has left a record on this machine.")
+        return Text("No rank records on this machine.")
     is_growing = any(describe.is_growing(one) for run in node.runs for one in run.pending)
     return Text(f"No problem found{' yet' if is_growing else ''}.", style=STYLES["warn" if is_growing else "good"])
 
@@ -97,7 +97,7 @@ def _run(run: RunReport, screen: Screen) -> Iterator[RenderableType]:
     head = Text(printable(run.run), style="bold")
     head.append(f"{describe.owner(run)}: {', '.join(describe.summary(run))}", style="not bold dim")
     yield head
-    ranks = _shown(run, screen.ranks)
+    ranks = _select_ranks(run, screen.ranks)
     table = _table(
         ("rank", True), ("GPU", True), ("now", False), ("time by phase", False), ("waits", True), ("lag", True)
     )
@@ -112,8 +112,8 @@ def _run(run: RunReport, screen: Screen) -> Iterator[RenderableType]:
         yield Text(f"and {hidden} more ranks", style="dim")
 
 
-def _shown(run: RunReport, limit: int | None) -> Sequence[RankReport]:
-    """Return the ranks that fit: those that are marked before others, in the order of their numbers."""
+def _select_ranks(run: RunReport, limit: int | None) -> Sequence[RankReport]:
+    """Return the ranks that fit, marked ranks first, ordered by number."""
     if limit is None or len(run.ranks) <= limit:
         return run.ranks
     first = sorted(run.ranks, key=lambda rank: (not describe.mark(run, rank), not rank.waits_least, rank.rank))

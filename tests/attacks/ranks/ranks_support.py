@@ -1,4 +1,4 @@
-"""What the attacks on ranks share: records of several users, living and ended, and what a scan shows of them."""
+"""Helpers of the attacks on ranks: living and ended records of several users, and the ranks that a scan shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOW = 1_700_000_000.0
 
 
 def as_user(uid: int) -> list[str]:
-    """What makes a command another user's."""
+    """Return the prefix that runs a command as another user."""
     return ["setpriv", f"--reuid={uid}", f"--regid={uid}", "--clear-groups"]
 
 
@@ -27,7 +27,7 @@ def as_user(uid: int) -> list[str]:
 def living(
     directory: Path, uid: int, name: str, started: float = NOW - 100, before: str = "", **labels: Any
 ) -> Iterator[Program]:
-    """Start a rank of that user of run `train`. It runs the code `before` it writes its record."""
+    """Start a rank of the user in run `train`. It runs the code `before` before it writes its record."""
     directory.chmod(0o1777)
     code = f"become({uid})\n{before}"
     slots = {"started_unix": started, "started_monotonic": time.monotonic() + started - NOW}
@@ -36,7 +36,7 @@ def living(
 
 
 def ended(directory: Path, uid: int, name: str, at: float = NOW, **labels: Any) -> Path:
-    """Leave the record of a rank of that user that ended with an exception."""
+    """Write the record of the user's rank that has ended with an exception."""
     slots = {"started_unix": NOW - 100, "ended": layout.EXCEPTION, "ended_unix": at}
     writer, path = publish(directory, name, slots, **{"run": "train", **labels})
     writer.detach()
@@ -45,10 +45,10 @@ def ended(directory: Path, uid: int, name: str, at: float = NOW, **labels: Any) 
 
 
 def owned(scan: Scan, owner: int) -> list[Rank]:
-    """The ranks of one user that are shown."""
+    """Return the shown ranks of one user."""
     return [rank for rank in scan.ranks if rank.owner == owner]
 
 
 def clock() -> float:
-    """The exporter's: just after all that ended."""
+    """Return the exporter's time, just after the ends of all ranks."""
     return NOW + 1

@@ -1,4 +1,4 @@
-"""Attack: one process that holds as many records as are shown and has too many children to read, to delay the rest."""
+"""Attack: one process with the maximum of records and too many children, to delay all other ranks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rankscope_exporter.registry import HELP, rank_collectors
 
 pytestmark = needs_root
 RECORDS, CHILDREN, POLLS = 128, 1100, 30
-# Children that wait for the end of their parent's input, as it does. They are made before there is anything to copy.
+# The children wait for the end of their parent's input. They are forked before there is memory to copy.
 COSTLY = f"""
 for _ in range({CHILDREN}):
     if os.fork() == 0:
@@ -27,7 +27,7 @@ more = [publish(directory, f"more{{n}}", **{{**info, "run": f"more{{n}}"}}) for 
 
 
 def shown(watcher: RankWatcher) -> dict[str, float]:
-    """What the page says of the victim's rank, by the metric and its last label."""
+    """Return the values of the victim's rank on the page, by the metric and its last labels."""
     samples = (sample for one in watcher.collectors for family in one.collect() for sample in family.samples)
     return {
         " ".join([sample.name, *list(sample.labels.values())[3:]]): sample.value
@@ -36,7 +36,7 @@ def shown(watcher: RankWatcher) -> dict[str, float]:
     }
 
 
-def test_a_process_with_many_records_and_children_takes_no_rank_off_the_page(
+def test_a_process_with_many_records_and_children_removes_no_rank_from_the_page(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files: list[str] = []

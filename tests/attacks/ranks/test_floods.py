@@ -1,4 +1,4 @@
-"""Attack: thousands of names in the run directory, of one user or of as many as he has uids, to hide every rank."""
+"""Attack: thousands of files in the run directory, of one user or of all his subordinate uids, to hide every rank."""
 
 from __future__ import annotations
 
@@ -14,35 +14,32 @@ from rankscope.record import layout
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
 pytestmark = needs_root
-OWNERS = range(100_000, 101_100)  # as a user has them who was given a range of subordinate ids
-SCANS = 10  # within which a new rank has to be seen
+OWNERS = range(100_000, 101_100)  # a user's range of subordinate uids
+SCANS = 10  # a new rank has to be seen within these
 
 
 @pytest.fixture
 def directory(run_dir: Path) -> Iterator[RunDirectory]:
-    made = RunDirectory([run_dir], clock)
-    yield made
-    if hasattr(made, "close"):  # before it went on with a listing there was nothing to close
-        made.close()
+    directory = RunDirectory([run_dir], clock)
+    yield directory
+    directory.close()
 
 
 def flood(run_dir: Path, names: int, suffix: str = "rank") -> None:
-    """Empty files: they cost their owner nothing."""
+    """Create empty files, which cost their owner nothing."""
     for number in range(names):
         os.close(os.open(run_dir / f"{number}.{suffix}", os.O_CREAT | os.O_EXCL, 0o644))
         os.chown(run_dir / f"{number}.{suffix}", MALLORY, MALLORY)
 
 
 def are_shown(directory: RunDirectory) -> bool:
-    """Whether the victim's rank is there after some scans, and in each one from then on."""
+    """Return whether the victim's rank is shown after some scans, and in all later ones."""
     found = [bool(owned(directory.scan(), VICTIM)) for _ in range(SCANS)]
     return found[-1] and sorted(found) == found
 
 
 @pytest.mark.parametrize("suffix", ["rank", "txt"])
-def test_a_rank_that_is_shown_stays_whatever_comes_into_the_directory(
-    run_dir: Path, directory: RunDirectory, suffix: str
-) -> None:
+def test_a_shown_rank_stays_when_the_directory_is_flooded(run_dir: Path, directory: RunDirectory, suffix: str) -> None:
     ended(run_dir, VICTIM, "mine")
     assert owned(directory.scan(), VICTIM)
     flood(run_dir, 9000, suffix)
@@ -50,10 +47,8 @@ def test_a_rank_that_is_shown_stays_whatever_comes_into_the_directory(
 
 
 @pytest.mark.parametrize("is_first", [True, False])
-def test_a_rank_gets_into_a_directory_of_nine_thousand_names(
-    run_dir: Path, directory: RunDirectory, is_first: bool
-) -> None:
-    """Whichever end of a directory the file system lists first."""
+def test_a_new_rank_is_found_among_nine_thousand_files(run_dir: Path, directory: RunDirectory, is_first: bool) -> None:
+    """Test both orders, since file systems list either the oldest or the newest file first."""
     if is_first:
         ended(run_dir, VICTIM, "mine")
     flood(run_dir, 9000)
@@ -63,40 +58,38 @@ def test_a_rank_gets_into_a_directory_of_nine_thousand_names(
     assert directory.scan().skipped["too_many_files"] > 0
 
 
-def test_a_scan_of_a_flood_looks_at_so_many_names_and_no_more(
+def test_a_scan_of_a_flood_reads_a_limited_number_of_names(
     run_dir: Path, directory: RunDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    looked_at = []
+    stats = []
     stat = os.stat
 
     def counting(*arguments: object, **options: object) -> object:
-        looked_at.append(arguments)
+        stats.append(arguments)
         return stat(*arguments, **options)  # type: ignore[arg-type, call-overload]
 
     flood(run_dir, 9000)
     monkeypatch.setattr(os, "stat", counting)
     directory.scan()
-    assert len(looked_at) <= 4096 + 256
+    assert len(stats) <= 4096 + 256
 
 
-def test_files_of_a_thousand_uids_hide_no_rank_that_is_shown(run_dir: Path, directory: RunDirectory) -> None:
+def test_files_of_a_thousand_uids_do_not_hide_a_shown_rank(run_dir: Path, directory: RunDirectory) -> None:
     ended(run_dir, VICTIM, "mine")
     assert owned(directory.scan(), VICTIM)
-    of_many_owners(run_dir)
+    flood_with_many_owners(run_dir)
     assert all(owned(directory.scan(), VICTIM) for _ in range(SCANS))
 
 
-def test_a_rank_gets_in_beside_files_of_a_thousand_uids_that_are_all_newer(
-    run_dir: Path, directory: RunDirectory
-) -> None:
-    of_many_owners(run_dir)
+def test_a_new_rank_is_found_among_newer_files_of_a_thousand_uids(run_dir: Path, directory: RunDirectory) -> None:
+    flood_with_many_owners(run_dir)
     ended(run_dir, VICTIM, "mine")
     os.utime(run_dir / "mine.rank", (0, 0))
     assert are_shown(directory)
 
 
-def of_many_owners(run_dir: Path) -> None:
-    """As long as records, which takes no memory, and from the future."""
+def flood_with_many_owners(run_dir: Path) -> None:
+    """Create sparse files of a record's length with modification times in the future."""
     for uid in OWNERS:
         path = run_dir / f"{uid}.rank"
         with path.open("wb") as file:
@@ -105,7 +98,7 @@ def of_many_owners(run_dir: Path) -> None:
         os.utime(path, (4e9, 4e9))
 
 
-def test_hard_links_to_a_record_use_up_nothing_of_its_owner(run_dir: Path, directory: RunDirectory) -> None:
+def test_hard_links_to_a_record_do_not_use_up_its_owners_share(run_dir: Path, directory: RunDirectory) -> None:
     path = ended(run_dir, VICTIM, "mine")
     for number in range(300):
         (run_dir / f"link{number}.rank").hardlink_to(path)
@@ -115,7 +108,7 @@ def test_hard_links_to_a_record_use_up_nothing_of_its_owner(run_dir: Path, direc
     assert scan.skipped == {}
 
 
-def test_names_that_change_all_the_time_write_ten_lines_a_minute(
+def test_changing_names_write_at_most_ten_log_lines_per_minute(
     run_dir: Path, directory: RunDirectory, caplog: pytest.LogCaptureFixture
 ) -> None:
     for turn in range(5):

@@ -1,4 +1,4 @@
-"""Attack: a record that names a GPU on which somebody else works, to put one's own run on it."""
+"""Attack: a record that names a GPU that another user's process uses, to show the attacker's run on it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ELSEWHERE = simulated_uuid(1)
 
 @contextmanager
 def working(uid: int) -> Iterator[int]:
-    """The pid of a process of that user, which the simulated driver lists on GPU 0."""
+    """Yield the pid of a process of the user."""
     with subprocess.Popen([*as_user(uid), "sleep", "600"]) as process:
         try:
             eventually(lambda: f"Uid:\t{uid}" in Path(f"/proc/{process.pid}/status").read_text())
@@ -32,7 +32,7 @@ def working(uid: int) -> Iterator[int]:
 
 @contextmanager
 def node(run_dir: Path, port: int, *pids: int) -> Iterator[str]:
-    """An exporter whose GPU 0 has these processes; GPU 1 has none."""
+    """Yield the URL of an exporter whose GPU 0 has these processes; GPU 1 has none."""
     listed = ", ".join(f"{{pid: {pid}}}" for pid in pids)
     scenario = run_dir / "scenario.yml"
     scenario.write_text(f"gpus: 2\ntimeline:\n  0: [{{at: 0, processes: [{listed}]}}]\n  1: [{{at: 0}}]\n")
@@ -42,20 +42,20 @@ def node(run_dir: Path, port: int, *pids: int) -> Iterator[str]:
 
 
 def gpu_of(url: str, run: str) -> str | None:
-    """That a run's rank is said to be on; None if there is no such run."""
+    """Return the UUID of the GPU of a run's rank; None if there is no such run."""
     lines = [line for line in metrics(url) if line.startswith("rankscope_rank_info{")]
     found = [re.search(r'uuid="([^"]*)"', line) for line in lines if f'run="{run}"' in line]
     return found[0][1] if found and found[0] else None
 
 
 def held_by(url: str, label: str) -> str:
-    """What GPU 0's holder says."""
+    """Return a label of GPU 0's holder."""
     (line,) = (one for one in metrics(url) if one.startswith("rankscope_gpu_allocation_info{") and 'gpu="0"' in one)
     found = re.search(rf'\b{label}="([^"]*)"', line)
     return found[1] if found else ""
 
 
-def test_a_record_puts_no_run_on_a_gpu_where_only_others_work(run_dir: Path, free_port: int) -> None:
+def test_a_record_cannot_name_a_gpu_that_only_other_users_processes_use(run_dir: Path, free_port: int) -> None:
     with (
         working(VICTIM) as pid,
         living(run_dir, MALLORY, "forged", run="forged", uuid=UUID),
@@ -66,7 +66,7 @@ def test_a_record_puts_no_run_on_a_gpu_where_only_others_work(run_dir: Path, fre
         assert "rankscope_exporter_rank_gpus_contradicted 1.0" in metrics(url)
 
 
-def test_a_record_puts_no_run_on_a_gpu_of_another_node(run_dir: Path, free_port: int) -> None:
+def test_a_record_cannot_name_a_gpu_of_another_node(run_dir: Path, free_port: int) -> None:
     there = simulated_uuid(0, machine=1)
     with living(run_dir, MALLORY, "forged", run="forged", uuid=there), node(run_dir, free_port) as url:
         eventually(lambda: gpu_of(url, "forged") == "")
@@ -74,7 +74,7 @@ def test_a_record_puts_no_run_on_a_gpu_of_another_node(run_dir: Path, free_port:
         assert "rankscope_exporter_rank_gpus_contradicted 1.0" in metrics(url)
 
 
-def test_nor_does_one_on_a_node_without_gpus(run_dir: Path, free_port: int) -> None:
+def test_a_record_cannot_name_a_gpu_on_a_node_without_gpus(run_dir: Path, free_port: int) -> None:
     with (
         living(run_dir, MALLORY, "forged", run="forged", uuid=UUID),
         exporter(free_port, f"--run-dir={run_dir}") as url,
@@ -82,7 +82,7 @@ def test_nor_does_one_on_a_node_without_gpus(run_dir: Path, free_port: int) -> N
         eventually(lambda: gpu_of(url, "forged") == "")
 
 
-def test_an_ended_record_does_neither(run_dir: Path, free_port: int) -> None:
+def test_a_record_cannot_name_another_users_gpu_after_its_end(run_dir: Path, free_port: int) -> None:
     with working(VICTIM) as pid, node(run_dir, free_port, pid) as url:
         with living(run_dir, MALLORY, "forged", run="forged", uuid=UUID) as forged:
             eventually(lambda: gpu_of(url, "forged") == "")
@@ -91,7 +91,7 @@ def test_an_ended_record_does_neither(run_dir: Path, free_port: int) -> None:
         assert gpu_of(url, "forged") == ""
 
 
-def test_a_user_who_works_on_it_is_believed_beside_others(run_dir: Path, free_port: int) -> None:
+def test_a_record_can_name_a_gpu_that_its_owner_shares_with_others(run_dir: Path, free_port: int) -> None:
     with (
         working(VICTIM) as pid,
         working(MALLORY) as another,
@@ -102,7 +102,7 @@ def test_a_user_who_works_on_it_is_believed_beside_others(run_dir: Path, free_po
         eventually(lambda: held_by(url, "run") == "mine")
 
 
-def test_a_rank_that_has_not_yet_touched_a_free_gpu_is_believed(run_dir: Path, free_port: int) -> None:
+def test_a_record_can_name_a_free_gpu_that_its_process_does_not_use_yet(run_dir: Path, free_port: int) -> None:
     with (
         working(VICTIM) as pid,
         living(run_dir, VICTIM, "mine", run="mine", uuid=ELSEWHERE),

@@ -1,4 +1,4 @@
-"""Attack: a record about somebody else's run, which is to raise an alert for it, hide its crash, or take its place."""
+"""Attack: a record of another user's run, to raise an alert for it, hide its crash, or replace it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def samples(directory: RunDirectory) -> Iterator[Sample]:
             yield from (sample for sample in family.samples if sample.name.startswith("rankscope_rank_"))
 
 
-def test_every_series_of_a_rank_says_whose_record_it_is_from(run_dir: Path, directory: RunDirectory) -> None:
+def test_every_series_of_a_rank_has_the_owner_of_its_record(run_dir: Path, directory: RunDirectory) -> None:
     ended(run_dir, MALLORY, "forged", run="victim", rank="999")
     with living(run_dir, VICTIM, "mine", run="victim", rank="0"):
         found = list(samples(directory))
@@ -43,7 +43,7 @@ def test_every_series_of_a_rank_says_whose_record_it_is_from(run_dir: Path, dire
     }
 
 
-def test_of_whom_the_administrator_has_not_listed_nothing_is_shown(run_dir: Path) -> None:
+def test_only_ranks_of_listed_users_are_shown(run_dir: Path) -> None:
     ended(run_dir, MALLORY, "forged", run="victim", rank="999")
     with living(run_dir, VICTIM, "mine", run="victim", rank="0"):
         ranks = RunDirectory([run_dir], clock, beliefs=RankPolicy(users=frozenset({VICTIM}))).scan().ranks
@@ -58,19 +58,19 @@ def test_a_living_forgery_does_not_hide_a_crash(run_dir: Path, directory: RunDir
     assert not mine.snapshot.alive
 
 
-def test_a_forgery_that_begins_in_the_future_is_counted_and_not_shown(run_dir: Path, directory: RunDirectory) -> None:
+def test_a_forgery_that_starts_in_the_future_is_counted_and_not_shown(run_dir: Path, directory: RunDirectory) -> None:
     with living(run_dir, MALLORY, "forged", started=NOW + 3600):
         scan = directory.scan()
     assert scan.ranks == ()
     assert scan.skipped == {"future_start": 1}
 
 
-def test_clocks_may_be_some_seconds_apart(run_dir: Path, directory: RunDirectory) -> None:
+def test_clocks_may_differ_by_some_seconds(run_dir: Path, directory: RunDirectory) -> None:
     with living(run_dir, VICTIM, "mine", started=NOW + 30):
         assert len(directory.scan().ranks) == 1
 
 
-def test_a_rank_that_its_own_world_has_no_room_for_is_counted_and_not_shown(
+def test_a_rank_that_is_not_below_its_world_size_is_counted_and_not_shown(
     run_dir: Path, directory: RunDirectory
 ) -> None:
     ended(run_dir, MALLORY, "forged", run="victim", rank="999", world_size="4")
@@ -93,15 +93,13 @@ def test_a_rank_of_a_run_without_a_name_is_counted_and_not_shown(
 
 def test_a_forgery_that_waits_does_not_take_over_when_the_rank_dies(run_dir: Path, directory: RunDirectory) -> None:
     with living(run_dir, VICTIM, "mine", node="here") as victim, living(run_dir, MALLORY, "forged", node="there"):
-        assert directory.scan().skipped == {}, "it is no duplicate, but another user's run"
+        assert directory.scan().skipped == {}, "not a duplicate: another user's run"
         victim.end()
         for _ in range(2):
             assert [rank.snapshot.info["node"] for rank in owned(directory.scan(), VICTIM)] == ["here"]
 
 
-def test_a_run_that_is_started_again_takes_over_from_its_ended_rank_at_once(
-    run_dir: Path, directory: RunDirectory
-) -> None:
+def test_a_restarted_run_replaces_its_ended_rank_at_once(run_dir: Path, directory: RunDirectory) -> None:
     with living(run_dir, VICTIM, "first") as first:
         directory.scan()
         first.end()
@@ -111,7 +109,7 @@ def test_a_run_that_is_started_again_takes_over_from_its_ended_rank_at_once(
     assert (rank.snapshot.alive, rank.snapshot.info["node"]) == (True, "again")
 
 
-def test_of_two_living_records_of_one_owner_the_first_stays(run_dir: Path, directory: RunDirectory) -> None:
+def test_the_first_of_two_living_records_of_one_owner_stays(run_dir: Path, directory: RunDirectory) -> None:
     with living(run_dir, VICTIM, "first", node="first"):
         directory.scan()
         with living(run_dir, VICTIM, "second", started=NOW - 1, node="second"):
@@ -120,7 +118,7 @@ def test_of_two_living_records_of_one_owner_the_first_stays(run_dir: Path, direc
     assert scan.skipped == {"duplicate": 1}
 
 
-def test_an_end_in_the_future_is_the_moment_at_which_it_was_noticed(run_dir: Path) -> None:
+def test_an_end_in_the_future_counts_from_when_it_is_noticed(run_dir: Path) -> None:
     now = [NOW]
     directory = RunDirectory([run_dir], lambda: now[0])
     ended(run_dir, MALLORY, "forged", at=NOW + 1e9)
@@ -129,9 +127,7 @@ def test_an_end_in_the_future_is_the_moment_at_which_it_was_noticed(run_dir: Pat
     assert directory.scan().ranks == ()
 
 
-def test_a_record_that_says_to_be_another_rank_now_makes_no_series_twice(
-    run_dir: Path, directory: RunDirectory
-) -> None:
+def test_a_record_that_changes_its_rank_does_not_duplicate_series(run_dir: Path, directory: RunDirectory) -> None:
     processes = RankProcesses()
     with living(run_dir, MALLORY, "first", rank="7") as first:
         processes.poll(directory.scan())

@@ -1,4 +1,4 @@
-"""Attack: as many and as large records as the limits allow, to make a page that nobody can scrape or parse."""
+"""Attack: as many and as large records as the limits allow, to make a page that is too large to scrape or parse."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ MORE: dict[str, dict[str, Any]] = {
         "tracker_urls": dict.fromkeys(layout.TRACKERS, "https://" + "u" * 192),
     },
 }
-"""An info has no room for both."""
+"""An info is too small for both."""
 
 
 def forge(run_dir: Path, uid: int, count: int, **labels: Any) -> None:
-    """Records of so many ranks, each with a value in every slot."""
+    """Write records of `count` ranks, each with a value in every slot."""
     for number in range(count):
         path = ended(run_dir, uid, f"{uid}-{number}", rank=str(number), **labels)
         with path.open("r+b") as file:
@@ -46,14 +46,14 @@ def forge(run_dir: Path, uid: int, count: int, **labels: Any) -> None:
 
 
 def page(directory: RunDirectory) -> tuple[int, Counter[int]]:
-    """Its bytes, and how many ranks of each owner are on it."""
+    """Return the page's bytes, and the number of ranks of each owner on it."""
     scan = directory.scan()
     written = sum(len(family.text) for family in Ranks().poll(scan))  # type: ignore[attr-defined]
     return written, Counter(rank.owner for rank in scan.ranks)
 
 
 @pytest.mark.parametrize("more", MORE)
-def test_a_page_of_the_largest_records_has_a_bound_and_one_owner_half_of_it(run_dir: Path, more: str) -> None:
+def test_a_page_of_the_largest_records_is_bounded_and_one_owner_gets_half_of_it(run_dir: Path, more: str) -> None:
     directory = RunDirectory([run_dir], clock)
     forge(run_dir, MALLORY, 256, run="r" * 200, **LARGE, **MORE[more])
     alone, shown = page(directory)
@@ -62,7 +62,7 @@ def test_a_page_of_the_largest_records_has_a_bound_and_one_owner_half_of_it(run_
     assert directory.scan().skipped["too_many_ranks"] == 256 - shown[MALLORY]
 
 
-def test_who_has_a_few_ordinary_ranks_has_them_beside_whoever_fills_the_page(run_dir: Path) -> None:
+def test_a_few_ordinary_ranks_are_shown_next_to_those_of_users_who_fill_the_page(run_dir: Path) -> None:
     directory = RunDirectory([run_dir], clock)
     for uid in range(MALLORY, MALLORY + 4):
         forge(run_dir, uid, 200)
@@ -74,12 +74,12 @@ def test_who_has_a_few_ordinary_ranks_has_them_beside_whoever_fills_the_page(run
     assert {shown[uid] for uid in range(MALLORY, MALLORY + 4)} == {60}
 
 
-def test_one_owners_files_are_read_up_to_a_number_of_his_own(run_dir: Path) -> None:
+def test_files_of_one_owner_are_read_up_to_a_limit(run_dir: Path) -> None:
     forge(run_dir, MALLORY, 300)
     assert RunDirectory([run_dir], clock).scan().skipped["too_many_files"] == 300 - 256
 
 
-def test_as_many_infos_are_remembered_as_files_are_read(run_dir: Path) -> None:
+def test_the_infos_of_all_read_files_are_cached(run_dir: Path) -> None:
     for uid in range(MALLORY, MALLORY + 4):
         forge(run_dir, uid, 256, node=f"{uid}" * 20)
     directory = RunDirectory([run_dir], clock)
@@ -89,7 +89,7 @@ def test_as_many_infos_are_remembered_as_files_are_read(run_dir: Path) -> None:
     assert reader._parsed.cache_info().misses == parsed
 
 
-def test_nothing_of_an_info_is_kept_that_takes_many_times_the_memory_of_its_text(run_dir: Path) -> None:
+def test_nested_unknown_values_of_an_info_are_dropped(run_dir: Path) -> None:
     path = ended(run_dir, 0, "nested", more=[[] for _ in range(1000)], stacks={"signal": 40, "descriptor": 3})
     info = read_rank(path).info
     assert "more" not in info

@@ -1,4 +1,4 @@
-"""Attack: a lock for reading on somebody else's record, which is to keep a killed rank alive."""
+"""Attack: a read lock on another user's record, to keep a killed rank alive."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.attacks.users import MALLORY, VICTIM, needs_root
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
 pytestmark = needs_root
-# By process (lockf) or by open file (F_OFD_SETLK), for reading or, where that is refused, not at all.
+# A lock of the process (lockf) or of the open file (F_OFD_SETLK).
 LOCK = """
 import fcntl, os, struct, sys
 from testing.users import become
@@ -26,7 +26,7 @@ sys.stdin.read()
 """
 
 
-def test_whoever_reads_a_record_does_not_keep_its_rank_alive(run_dir: Path) -> None:
+def test_a_read_lock_does_not_keep_a_rank_alive(run_dir: Path) -> None:
     directory = RunDirectory([run_dir], clock)
     for kind in ("process", "file"):
         with living(run_dir, VICTIM, kind, run=kind) as victim:

@@ -1,4 +1,4 @@
-"""Attack: a directory that may be listed and not entered, and descriptors that run out, to blind it for all ranks."""
+"""Attack: a directory that can be listed but not entered, and exhausted descriptors, to hide all ranks."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 pytestmark = needs_root
 
 
-def as_nobody(work: str) -> str:
-    """Does it in a child that is not root, as the exporter is none."""
+def as_unprivileged_user(work: str) -> str:
+    """Return the result of the work in a child that is not root, like the exporter."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -35,7 +35,7 @@ def as_nobody(work: str) -> str:
         return answer.read()
 
 
-def said(scan: Scan) -> str:
+def text_of(scan: Scan) -> str:
     return f"{len(scan.ranks)} {dict(scan.skipped)}"
 
 
@@ -44,24 +44,24 @@ WORK = {}
 
 @pytest.fixture
 def directories(run_dir: Path) -> list[Path]:
-    """One that may be listed and not entered, with three files, and a proper one with a rank in it."""
+    """Return a directory with three files that can be listed but not entered, and a readable one with a rank."""
     run_dir.chmod(0o1777)
-    closed, proper = run_dir / "closed", run_dir / "proper"
-    for one in (closed, proper):
+    closed, readable = run_dir / "closed", run_dir / "readable"
+    for one in (closed, readable):
         one.mkdir()
     for name in ("a", "b", "c"):
         (closed / f"{name}.rank").touch()
     os.chown(closed, MALLORY, MALLORY)
     closed.chmod(0o744)
-    ended(proper, VICTIM, "mine")
-    return [closed, proper]
+    ended(readable, VICTIM, "mine")
+    return [closed, readable]
 
 
-def test_a_directory_that_cannot_be_entered_blinds_nobody_in_another(
+def test_a_directory_that_cannot_be_entered_does_not_hide_ranks_in_another(
     directories: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(WORK, "scan", lambda: said(RunDirectory(directories, clock).scan()))
-    assert as_nobody("scan") == "1 {'unreadable': 3}"
+    monkeypatch.setitem(WORK, "scan", lambda: text_of(RunDirectory(directories, clock).scan()))
+    assert as_unprivileged_user("scan") == "1 {'unreadable': 3}"
 
 
 def test_it_is_logged_once_for_the_directory(directories: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,17 +74,17 @@ def test_it_is_logged_once_for_the_directory(directories: list[Path], monkeypatc
         return "\n".join(lines)
 
     monkeypatch.setitem(WORK, "log", logged)
-    line = as_nobody("log")
+    line = as_unprivileged_user("log")
     assert line == f"skipped a file in the run directory: {directories[0]}: files in it: Permission denied"
 
 
-def test_without_descriptors_left_a_scan_says_so_and_the_next_one_sees_again(
+def test_a_scan_without_free_descriptors_counts_it_and_the_next_one_works(
     directories: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def starved() -> str:
         directory = RunDirectory(directories[1:], clock)
-        before, (soft, hard) = said(directory.scan()), resource.getrlimit(resource.RLIMIT_NOFILE)
-        # The directory can still be opened, and then there is none left to list it or to open a file in it.
+        before, (soft, hard) = text_of(directory.scan()), resource.getrlimit(resource.RLIMIT_NOFILE)
+        # The directory can still be opened, but then no descriptor is left to list it or to open a file in it.
         for free in range(3):
             taken = [os.open("/dev/null", os.O_RDONLY) for _ in range(8)]
             resource.setrlimit(resource.RLIMIT_NOFILE, (max(taken) + 1 + free, hard))
@@ -92,8 +92,8 @@ def test_without_descriptors_left_a_scan_says_so_and_the_next_one_sees_again(
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
             list(map(os.close, taken))
             if free < 2 and not scan.skipped["unreadable"]:
-                return f"with {free} descriptors: {said(scan)}"
-        return f"{before}, then {said(directory.scan())}"
+                return f"with {free} descriptors: {text_of(scan)}"
+        return f"{before}, then {text_of(directory.scan())}"
 
     monkeypatch.setitem(WORK, "starve", starved)
-    assert as_nobody("starve") == "1 {}, then 1 {}"
+    assert as_unprivileged_user("starve") == "1 {}, then 1 {}"

@@ -1,4 +1,4 @@
-"""Attack: a user namespace, in which a user is root, or has as many uids as were given to him, writes the records."""
+"""Attack: records from a user namespace, in which a user is root or has many uids."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 UNSHARED = subprocess.run([*as_user(MALLORY), "unshare", "--user", "true"], capture_output=True, check=False)
 pytestmark = [
     needs_root,
-    pytest.mark.skipif(UNSHARED.returncode != 0, reason="did not run: this machine lets users make no user namespace"),
+    pytest.mark.skipif(
+        UNSHARED.returncode != 0, reason="did not run: users cannot create user namespaces on this machine"
+    ),
 ]
-# Becomes root of a user namespace in which nobody but its user is known. As unshare(1) does it, in a process
-# whose interpreter may lie where nobody else may enter; a process that has changed its uid owns none of its /proc.
+# Become root of a user namespace that maps only this user, like unshare(1). The process first makes itself dumpable,
+# because a process that has changed its uid does not own its /proc entries.
 UNSHARE = """
 libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl(4, 1, 0, 0, 0)  # PR_SET_DUMPABLE
@@ -29,15 +31,15 @@ assert os.getuid() == 0
 """
 
 
-def test_root_of_a_user_namespace_is_the_user_who_made_it(run_dir: Path) -> None:
+def test_root_of_a_user_namespace_is_the_user_who_created_it(run_dir: Path) -> None:
     with living(run_dir, MALLORY, "inside", run="inside", before=UNSHARE):
         (rank,) = RunDirectory([run_dir], clock).scan().ranks
     assert rank.key == ("inside", "0", str(MALLORY))
     assert rank.snapshot.lock_pid > 0
 
 
-def test_an_exporter_in_a_user_namespace_sees_the_users_it_does_not_know_as_one(run_dir: Path) -> None:
-    """As 65534: there two users' runs of one name are told apart no more, and a node's exporter belongs outside."""
+def test_an_exporter_in_a_user_namespace_sees_all_unmapped_users_as_one(run_dir: Path) -> None:
+    """They are 65534, so runs with the same name of two users are mixed. The exporter should run outside."""
     ended(run_dir, VICTIM, "mine", run="mine")
     ended(run_dir, MALLORY, "forged", run="forged")
     run_dir.chmod(0o755)

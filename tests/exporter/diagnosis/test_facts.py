@@ -1,4 +1,4 @@
-"""What ranks did between two readings, how they compare, and what their GPU time went to."""
+"""Facts: the ranks' time between two readings, how ranks compare, and their lost GPU time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 LIMITS = Thresholds()
 
 
-def test_what_was_spent_is_the_difference_of_every_counter() -> None:
+def test_spent_counters_are_differences() -> None:
     then = Counters(3.0, {"forward": 1.0}, step_buckets=(1.0, 2.0), gpu=GpuCounters(5.0, {"power": 1.0}))
     now = Counters(5.0, {"forward": 1.5, "other": 2.0}, step_buckets=(1.0, 4.0), gpu=GpuCounters(9.0, {"power": 3.0}))
     found = spent(now, then)
@@ -36,13 +36,13 @@ def test_what_was_spent_is_the_difference_of_every_counter() -> None:
     assert (found.gpu.busy, found.gpu.throttled) == (4.0, {"power": 2.0})
 
 
-def test_a_counter_that_goes_back_counts_from_0() -> None:
+def test_a_counter_that_decreases_counts_from_0() -> None:
     found = spent(Counters(2.0, {"forward": 0.5}, aligned=AlignedCounters(1.0)), Counters(9.0, {"forward": 3.0}))
     assert (found.steps, found.phases, found.aligned.steps) == (2.0, {"forward": 0.5}, 1.0)
 
 
 @pytest.mark.parametrize(("now", "then"), [(None, 3.0), (3.0, None), (None, None)])
-def test_what_is_not_known_at_both_times_is_not_known(now, then) -> None:
+def test_a_counter_that_is_unknown_at_either_time_is_unknown(now, then) -> None:
     found = spent(
         Counters(loader_working=now, process=ProcessCounters(now), gpu=GpuCounters(now)),
         Counters(loader_working=then, process=ProcessCounters(then), gpu=GpuCounters(then)),
@@ -50,7 +50,7 @@ def test_what_is_not_known_at_both_times_is_not_known(now, then) -> None:
     assert (found.loader_working, found.process.cpu, found.gpu.busy) == (None, None, None)
 
 
-def test_a_rank_that_began_again_is_not_compared_with_its_predecessor() -> None:
+def test_a_restarted_rank_is_not_compared_with_its_previous_process() -> None:
     training = Training(2)
     *_, (_, then) = training.train(60)
     training.restart()
@@ -59,7 +59,7 @@ def test_a_rank_that_began_again_is_not_compared_with_its_predecessor() -> None:
     assert [one.seconds for one in facts.ranks] == pytest.approx([20.0, 20.0])
 
 
-def test_a_rank_without_a_former_reading_and_one_that_has_ended_are_in_no_comparison() -> None:
+def test_ranks_without_an_earlier_reading_and_ended_ranks_are_not_compared() -> None:
     training = Training(3)
     *_, (_, then) = training.train(60)
     *_, (_, now) = training.train(20)
@@ -70,7 +70,7 @@ def test_a_rank_without_a_former_reading_and_one_that_has_ended_are_in_no_compar
 
 
 @pytest.mark.parametrize(
-    ("values", "middle"),
+    ("values", "median"),
     [
         ([4.0], 4.0),
         ([4.0, 1.0], 1.0),
@@ -79,19 +79,19 @@ def test_a_rank_without_a_former_reading_and_one_that_has_ended_are_in_no_compar
         ([5.0, 4.0, 3.0, 2.0, 1.0], 3.0),
     ],
 )
-def test_the_middle_of_few_ranks_holds_for_each_of_them(values, middle) -> None:
-    assert lower_median(values) == middle
+def test_the_lower_median_of_few_values_is_the_least(values, median) -> None:
+    assert lower_median(values) == median
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_the_lag_is_what_the_others_would_save(ranks) -> None:
+def test_the_lag_is_the_time_that_the_others_would_save(ranks) -> None:
     run = window(Training(ranks), spend("forward", 0.07, 1)).run
     lags = [one.lag or 0.0 for one in run.ranks]
     assert lags[1] == pytest.approx(0.07 / 0.28, abs=0.02)
     assert [lag for rank, lag in enumerate(lags) if rank != 1] == pytest.approx([0.0] * (ranks - 1), abs=0.01)
 
 
-def test_ranks_are_compared_by_the_device_s_clock_only_if_all_are_measured_on_it() -> None:
+def test_ranks_are_compared_on_the_device_clock_only_if_all_are_measured_on_it() -> None:
     def partly(reading: RankReading) -> RankReading:
         return counting(reading, device_steps=0.0, device_phases={}) if reading.rank == 2 else reading
 
@@ -102,14 +102,14 @@ def test_ranks_are_compared_by_the_device_s_clock_only_if_all_are_measured_on_it
 
 
 @pytest.mark.parametrize("clock", ["host", "device"])
-def test_ratios_of_a_rank_sum_to_one_by_either_clock(clock) -> None:
+def test_the_ratios_of_a_rank_sum_to_one_on_both_clocks(clock) -> None:
     run = window(Training(3, clock=clock), spend("checkpoint", 1.0, 0, every=30), spend("other", 0.1, 2)).run
     for one in run.ranks:
         assert sum(one.ratios.values()) == pytest.approx(1.0)
         assert sum(one.step_ratios.values()) == pytest.approx(1.0, abs=0.02)
 
 
-def test_waiting_for_a_rank_in_a_planned_phase_is_compared_only_where_steps_are() -> None:
+def test_waits_for_a_rank_in_a_planned_phase_are_compared_only_in_aligned_steps() -> None:
     training = Training(3)
     training.adjust = lambda one: counting(one, aligned=AlignedCounters())
     assert all(one.lag is not None for one in window(training).run.ranks)
@@ -125,7 +125,7 @@ def test_lost_time_has_its_causes() -> None:
     assert found["data"] == pytest.approx(20 * (0.1 * 0.25 + 0.005) / step, abs=0.02)
 
 
-def test_gpus_of_ranks_that_have_ended_are_idle_while_others_live() -> None:
+def test_gpus_of_ended_ranks_are_idle_while_others_are_alive() -> None:
     training = Training(4)
     *_, (_, then) = training.train(60)
     *_, (_, now) = training.train(20)
@@ -136,7 +136,7 @@ def test_gpus_of_ranks_that_have_ended_are_idle_while_others_live() -> None:
     assert lost(compare(RUN, then, now), LIMITS, is_stuck=True) == {"idle": 0.25, "stall": 0.75}
 
 
-def test_of_a_run_without_a_living_rank_nothing_is_lost() -> None:
+def test_a_run_without_a_living_rank_has_no_losses() -> None:
     assert lost(compare(RUN, {}, {}), LIMITS) == {}
 
 
@@ -159,7 +159,7 @@ MOMENTS = st.dictionaries(st.integers(0, 3), READINGS)
 
 
 @given(MOMENTS, MOMENTS, st.booleans())
-def test_the_parts_of_lost_time_sum_to_one_whatever_the_ranks_say(
+def test_the_causes_of_lost_time_sum_to_one_for_any_readings(
     then: Mapping[int, RankReading], now: Mapping[int, RankReading], is_stuck: bool
 ) -> None:
     then, now = ({rank: replace(one, rank=rank) for rank, one in moment.items()} for moment in (then, now))

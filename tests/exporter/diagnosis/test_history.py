@@ -1,4 +1,4 @@
-"""What is remembered of a run: its baselines, its pauses and its checkpoints; saved and taken back."""
+"""A run's history: its baselines, pauses and checkpoints, saved and restored."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def history() -> History:
 
 
 def with_losses(losses: Iterable[float], useful: float = 0.8, steps_rate: float = 2.0) -> History:
-    """Return a history with a row of each, 15 s apart; the last ends at 0."""
+    """Return a history with a row for each loss, 15 s apart; the last row ends at 0."""
     found, losses = history(), list(losses)
     for number, loss in enumerate(losses, start=1):
         found.add(15.0 * (number - len(losses)), {"network": loss}, useful, steps_rate)
     return found
 
 
-def test_a_baseline_is_the_lower_quartile_of_what_a_run_has_lost() -> None:
+def test_a_baseline_is_the_lower_quartile_of_the_runs_losses() -> None:
     assert with_losses([0.1] * 30 + [0.5] * 70).baseline("network", 0.0, 0.8, 2.0) == pytest.approx(0.1)
     assert with_losses([0.1] * 10 + [0.5] * 90).baseline("network", 0.0, 0.8, 2.0) == pytest.approx(0.5)
 
 
-def test_what_comes_after_a_time_is_not_in_the_baseline_before_it() -> None:
+def test_a_baseline_before_a_time_excludes_later_losses() -> None:
     found = with_losses([0.1] * 4 + [0.5] * 40)
     assert found.baseline("network", -600.0, 0.8, 2.0) == pytest.approx(0.1)
     assert found.baseline("network", 0.0, 0.8, 2.0) == pytest.approx(0.5)
 
 
-def test_what_was_never_measured_has_no_baseline() -> None:
+def test_a_loss_that_was_never_measured_has_no_baseline() -> None:
     assert history().baseline("network", 0.0, 0.8, 2.0) is None
     assert with_losses([0.1] * 9).baseline("data", 0.0, 0.8, 2.0) is None
 
 
-def test_a_baseline_is_kept_while_something_else_takes_the_time_and_when_steps_get_shorter() -> None:
+def test_a_baseline_follows_useful_time_and_the_step_rate() -> None:
     found = with_losses([0.2] * 60)
     assert found.baseline("network", 0.0, 0.4, 1.0) == pytest.approx(0.1)
     assert found.baseline("network", 0.0, 0.4, 4.0) == pytest.approx(0.4)
@@ -57,7 +57,7 @@ def test_a_run_has_a_baseline_after_ten_minutes() -> None:
     assert with_losses([0.1] * 41).has_baseline
 
 
-def test_a_pace_is_known_soon_after_the_first_steps_and_remembers_the_longest_pause() -> None:
+def test_a_pace_is_known_soon_after_the_first_steps_and_keeps_the_longest_pause() -> None:
     trial = Trial()
     trial.train(40)
     assert trial.judge.history.past(40.0).longest_pause is None
@@ -68,7 +68,7 @@ def test_a_pace_is_known_soon_after_the_first_steps_and_remembers_the_longest_pa
     assert trial.judge.history.past(trial.training.now + HOUR).longest_pause == pytest.approx(0.5)
 
 
-def test_pauses_in_planned_phases_are_a_pace_of_their_own() -> None:
+def test_pauses_in_planned_phases_have_their_own_pace() -> None:
     trial = Trial()
     trial.train(60)
     trial.train(60, spend("checkpoint", 12.0, 0, every=100), spend("evaluation", 6.0, every=130))
@@ -79,7 +79,7 @@ def test_pauses_in_planned_phases_are_a_pace_of_their_own() -> None:
 
 
 def observed(checkpoints: Mapping[float, float]) -> History:
-    """Return a history of an hour with checkpoints of so many seconds, by when they ended."""
+    """Return a history of an hour with checkpoints: their seconds by the time of their end."""
     found, (_, ranks) = history(), next(Training(1).train(1))
     for at in range(0, int(HOUR) + 1, 30):
         spent = sum(seconds for ended, seconds in checkpoints.items() if ended <= at)
@@ -89,11 +89,11 @@ def observed(checkpoints: Mapping[float, float]) -> History:
     return found
 
 
-def test_one_checkpoint_is_no_ratio_however_long() -> None:
+def test_a_single_checkpoint_has_no_ratio() -> None:
     assert observed({1800.0: 900.0}).past(HOUR).checkpoint_ratio == 0.0
 
 
-def test_the_ratio_of_several_checkpoints_is_no_more_than_their_part_of_the_time() -> None:
+def test_the_ratio_of_several_checkpoints_is_at_most_their_share_of_the_time() -> None:
     twelve = {300.0 * number: 30.0 for number in range(1, 13)}
     assert observed(twelve).past(HOUR).checkpoint_ratio == pytest.approx(0.1 * 11 / 12)
     assert observed({1200.0: 600.0, 2400.0: 600.0}).past(HOUR).checkpoint_ratio == pytest.approx(1 / 3 / 2)
@@ -104,7 +104,7 @@ def scaled(scale: float, skipped: float) -> list[RankReading]:
     return [counting(replace(ranks[0], amp_scale=scale), amp_skipped_steps=skipped)]
 
 
-def test_the_highest_scale_and_the_skipped_steps_are_those_of_the_last_minutes() -> None:
+def test_the_highest_scale_and_the_skipped_steps_are_of_the_last_minutes() -> None:
     found = history()
     for minute in range(20):
         found.observe(60.0 * minute, scaled(65536.0 if minute < 5 else 1024.0, float(minute)))
@@ -113,21 +113,21 @@ def test_the_highest_scale_and_the_skipped_steps_are_those_of_the_last_minutes()
     assert past.amp_skips == pytest.approx(6.0, abs=1.0)
 
 
-def test_a_restart_of_the_exporter_forgets_nothing() -> None:
-    """The other exporter's clock counts from another time."""
+def test_a_restart_of_the_exporter_keeps_the_history() -> None:
+    """The restarted exporter's clock starts at another time."""
     trial = Trial()
     trial.train(90)
     trial.train(90, spend("other", 12.0, 0, every=200), spend("checkpoint", 2.0, 0, every=100))
     known = trial.judge.history
     saved = json.loads(json.dumps(known.state(180.0)))
-    taken_back = history()
-    taken_back.restore(saved, 5000.0)
-    assert taken_back.state(5000.0) == saved | {"stepped": pytest.approx(saved["stepped"])}
+    restored = history()
+    restored.restore(saved, 5000.0)
+    assert restored.state(5000.0) == saved | {"stepped": pytest.approx(saved["stepped"])}
     _, ranks = next(trial.training.train(1))
     known.observe(181.0, ranks.values())
-    taken_back.observe(5001.0, [replace(one, at=5001.0, last_progress=5000.9) for one in ranks.values()])
-    assert taken_back.past(5001.0) == known.past(181.0)
-    assert taken_back.baseline("data", 4990.0, 0.8, 4.0) == pytest.approx(known.baseline("data", 170.0, 0.8, 4.0))
+    restored.observe(5001.0, [replace(one, at=5001.0, last_progress=5000.9) for one in ranks.values()])
+    assert restored.past(5001.0) == known.past(181.0)
+    assert restored.baseline("data", 4990.0, 0.8, 4.0) == pytest.approx(known.baseline("data", 170.0, 0.8, 4.0))
 
 
 JSON = st.recursive(
@@ -139,7 +139,7 @@ STATES = st.fixed_dictionaries({"rows": JSON, "pauses": JSON, "minutes": JSON, "
 
 
 @given(STATES)
-def test_garbage_is_refused_by_errors_that_are_expected_and_leaves_nothing(garbage: Any) -> None:
+def test_garbage_is_refused_with_an_expected_error_and_changes_nothing(garbage: Any) -> None:
     found = history()
     before = found.state(0.0)
     try:
@@ -150,14 +150,14 @@ def test_garbage_is_refused_by_errors_that_are_expected_and_leaves_nothing(garba
 
 @pytest.mark.parametrize("value", [10**400, "many", None, [1.0]])
 @pytest.mark.parametrize("place", ["age", "loss"])
-def test_a_value_that_is_no_number_is_refused(value: object, place: str) -> None:
+def test_a_value_that_is_not_a_number_is_refused(value: object, place: str) -> None:
     saved = history().state(0.0) | {"rows": [[value if place == "age" else 1.0, {"data": value}, {}]]}
     with pytest.raises(UNREADABLE):
         history().restore(saved, 0.0)
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_a_rank_that_comes_late_to_an_evaluation_says_nothing_of_how_long_one_takes(ranks) -> None:
+def test_a_rank_that_enters_an_evaluation_late_does_not_shorten_the_pause(ranks) -> None:
     trial = Trial(Training(ranks))
     trial.train(60)
     trial.train(1, spend("checkpoint", 20.0, ranks - 1), spend("evaluation", 400.0))
@@ -167,7 +167,7 @@ def test_a_rank_that_comes_late_to_an_evaluation_says_nothing_of_how_long_one_ta
     assert pauses["evaluation"] == pytest.approx(410.0, abs=15.0)
 
 
-def test_a_standstill_that_ends_with_a_restart_is_no_pause_of_the_new_processes() -> None:
+def test_a_stall_that_ends_with_a_restart_is_not_a_pause_of_the_new_processes() -> None:
     trial = Trial(Training(2))
     trial.train(120)
     trial.train(100, hang("backward", 1))

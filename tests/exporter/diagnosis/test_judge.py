@@ -1,4 +1,4 @@
-"""When what a detector sees becomes a finding, what stays of it while it lasts, and when it ends."""
+"""The judge of a run: when candidates become findings, what stays fixed while they last, and when they end."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SLOW = spend("backward", 0.12, 1)
 
 
 def opened(trial: Trial, kind: str = "straggler") -> list[Finding]:
-    """Return each finding of a kind once, as it was when it opened."""
+    """Return each finding of a kind once, in its state when it opened."""
     found = [finding for verdict in trial.verdicts for finding in verdict.findings if finding.kind == kind]
     return list({finding.opened: finding for finding in reversed(found)}.values())[::-1]
 
 
 def found_after(trial: Trial, *changes: Change, within: float = 1200.0) -> float:
-    """Return the seconds from the onset of a fault to the straggler's finding."""
+    """Return the seconds from the onset of a fault to the first finding."""
     onset = trial.training.now
     while not trial.train(1, *changes).findings and trial.training.now < onset + within:
         pass
@@ -51,16 +51,16 @@ def test_smaller_losses_take_longer(seconds, least, most) -> None:
     assert least <= found_after(trial, spend("backward", seconds, 1)) <= most
 
 
-def test_what_is_below_the_limit_is_never_found() -> None:
+def test_a_loss_below_the_limit_is_never_found() -> None:
     trial = Trial(Training(2))
     trial.train(1500, spend("backward", 0.012, 1))
     assert not trial.kinds()
 
 
-@pytest.mark.parametrize("ranks", [(), (0,)], ids=["all ranks", "rank 0 alone"])
+@pytest.mark.parametrize("ranks", [(), (0,)], ids=["all ranks", "only rank 0"])
 @pytest.mark.parametrize("phase", ["evaluation", "checkpoint"])
-def test_planned_phases_delay_no_straggler(phase, ranks) -> None:
-    """It has 55 % of each step, and each 50 steps there is a planned phase of three seconds."""
+def test_planned_phases_do_not_delay_the_finding_of_a_straggler(phase, ranks) -> None:
+    """The lag is 55% of each step, and every 50 steps there is a planned phase of three seconds."""
     planned, straggler = spend(phase, 3.0, *ranks, every=50), spend("backward", 0.25, 1)
     trial = Trial()
     trial.train(120, planned)
@@ -86,26 +86,26 @@ def longer_sequences(step: int, _rank: int, work: Work) -> None:
 
 
 DECOYS: dict[str, Change] = {
-    "drift of 2 %": drift,
+    "drift of 2%": drift,
     "gradient accumulation": accumulation,
     "garbage collections": collections,
     "longer sequences": longer_sequences,
-    "an evaluation each 50 steps": spend("evaluation", 2.0, every=50),
-    "a checkpoint by rank 0 alone": spend("checkpoint", 2.0, 0, every=500),
-    "a pause of one rank each 300 steps": spend("other", 12.0, 2, every=300),
+    "an evaluation every 50 steps": spend("evaluation", 2.0, every=50),
+    "a checkpoint of rank 0 only": spend("checkpoint", 2.0, 0, every=500),
+    "a pause of one rank every 300 steps": spend("other", 12.0, 2, every=300),
 }
 
 
 @pytest.mark.parametrize("decoy", DECOYS)
 @pytest.mark.parametrize("clock", ["host", "device"])
-def test_what_healthy_runs_do_is_no_finding(clock, decoy) -> None:
+def test_healthy_runs_have_no_findings(clock, decoy) -> None:
     trial = Trial(Training(4, clock=clock))
     trial.train(300, DECOYS[decoy])
     assert not trial.kinds()
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_a_slow_warm_up_and_a_planned_restart_are_no_findings(ranks) -> None:
+def test_a_slow_warm_up_and_a_planned_restart_are_not_findings(ranks) -> None:
     trial = Trial(Training(ranks, startup=90.0))
     trial.train(100)
     trial.train(3, spend("backward", 4.0))
@@ -115,7 +115,7 @@ def test_a_slow_warm_up_and_a_planned_restart_are_no_findings(ranks) -> None:
     assert not trial.kinds()
 
 
-def test_one_long_pause_is_no_straggler_whatever_it_makes_of_the_mean() -> None:
+def test_a_single_long_pause_is_not_a_straggler() -> None:
     trial = Trial()
     trial.train(60)
     trial.train(1, spend("other", 25.0, 1))
@@ -136,7 +136,7 @@ def test_a_lag_that_grows_becomes_critical_once_and_stays_one_finding() -> None:
     assert first_critical.candidate.ratio > 0.5
 
 
-def test_the_ratio_follows_the_loss_and_the_cause_stays_as_it_opened() -> None:
+def test_the_ratio_follows_the_loss_and_the_cause_stays_fixed() -> None:
     trial = Trial()
     trial.train(30, SLOW)
     assert trial.verdicts[-1].findings[0].candidate.ratio == pytest.approx(0.12 / 0.33, abs=0.03)
@@ -161,7 +161,7 @@ def test_a_finding_ends_some_seconds_after_its_loss() -> None:
     assert not trial.train(15).findings
 
 
-def test_a_loss_that_comes_back_soon_is_one_finding() -> None:
+def test_a_loss_that_returns_soon_is_one_finding() -> None:
     trial = Trial()
     for _ in range(5):
         trial.train(40, SLOW)
@@ -169,7 +169,7 @@ def test_a_loss_that_comes_back_soon_is_one_finding() -> None:
     assert len(opened(trial)) == 1
 
 
-def test_a_loss_at_the_limit_does_not_come_and_go() -> None:
+def test_a_loss_at_the_limit_does_not_flap() -> None:
     trial = Trial(Training(2))
     trial.train(100, spend("backward", 0.03, 1))
     for _ in range(20):
@@ -178,7 +178,7 @@ def test_a_loss_at_the_limit_does_not_come_and_go() -> None:
     assert len(opened(trial)) <= 1
 
 
-def test_polls_that_are_missed_change_nothing() -> None:
+def test_missed_polls_change_nothing() -> None:
     trial = Trial()
     trial.train(60)
     seen = [moment for moment in trial.training.train(120, SLOW) if moment[0] % 20 >= 4]
@@ -188,7 +188,7 @@ def test_polls_that_are_missed_change_nothing() -> None:
     assert trial.verdicts[-1].findings
 
 
-def test_a_restarted_run_begins_again() -> None:
+def test_a_restarted_run_has_no_open_findings() -> None:
     trial = Trial()
     trial.train(60, SLOW)
     trial.training.restart()
@@ -205,8 +205,8 @@ def test_the_same_fault_after_a_restart_is_another_finding() -> None:
     assert len(opened(trial)) == 2
 
 
-def test_counters_that_go_back_find_nothing() -> None:
-    """The exporter's own begin at 0 when it is restarted, and the rank's go on."""
+def test_counters_that_decrease_are_not_a_finding() -> None:
+    """The exporter's counters start at 0 after a restart, while the rank's continue."""
     trial = Trial()
     trial.train(60)
     trial.training.adjust = lambda one: counting(one, aligned=AlignedCounters()) if one.at < 65 else one
@@ -214,7 +214,7 @@ def test_counters_that_go_back_find_nothing() -> None:
     assert not trial.kinds()
 
 
-def test_what_is_found_first_is_shown_as_pending_with_what_it_lacks() -> None:
+def test_a_new_candidate_is_shown_as_pending_with_the_reason() -> None:
     trial = Trial()
     trial.train(60)
     (pending,) = trial.train(5, spend("backward", 0.5, 1)).pending
@@ -225,15 +225,15 @@ def test_what_is_found_first_is_shown_as_pending_with_what_it_lacks() -> None:
     assert pending.lacks == "steps"
 
 
-def test_gpu_time_that_was_lost_is_counted_once() -> None:
+def test_lost_gpu_time_is_counted_once() -> None:
     trial = Trial()
     trial.train(100, SLOW)
-    lost = sum(verdict.newly_spent.get("straggler", 0.0) for verdict in trial.verdicts)
+    lost = sum(verdict.new_gpu_seconds.get("straggler", 0.0) for verdict in trial.verdicts)
     assert lost == pytest.approx(3 * 0.12 / 0.33 * 95, rel=0.1)
-    assert sum(sum(verdict.newly_spent.values()) for verdict in trial.verdicts) == pytest.approx(4 * 95, rel=0.1)
+    assert sum(sum(verdict.new_gpu_seconds.values()) for verdict in trial.verdicts) == pytest.approx(4 * 95, rel=0.1)
 
 
-def test_a_network_that_was_always_slow_is_found_and_one_that_got_slower_by_what_it_was() -> None:
+def test_a_slow_network_is_found_with_and_without_a_baseline() -> None:
     trial = Trial(Training(4, transfer=0.02))
     trial.train(900)
     trial.training._transfer = 0.06
@@ -245,7 +245,7 @@ def test_a_network_that_was_always_slow_is_found_and_one_that_got_slower_by_what
 
 
 def loaders(trial: Trial, *, became_slow: float) -> None:
-    """Let the loaders of all ranks work for a tenth of the time, and from then on all of it."""
+    """Let the loaders of all ranks work for a tenth of the time, and after `became_slow` for nearly all of it."""
 
     def working(reading: RankReading) -> RankReading:
         slow = max(reading.at - became_slow, 0.0)
@@ -257,8 +257,8 @@ def loaders(trial: Trial, *, became_slow: float) -> None:
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("last", [0, 1])
-def test_what_was_before_a_loss_says_nothing_of_its_cause(ranks, last) -> None:
-    """One rank's data comes last, but every loader is too slow, since this loss began."""
+def test_time_before_a_loss_does_not_affect_its_cause(ranks, last) -> None:
+    """The data of rank `last` comes last, but all loaders are too slow since the loss began."""
     trial = Trial(Training(ranks))
     loaders(trial, became_slow=30.0)
     trial.train(30)
@@ -266,7 +266,7 @@ def test_what_was_before_a_loss_says_nothing_of_its_cause(ranks, last) -> None:
     assert trial.kinds() == {"data"}
 
 
-def test_what_another_finding_explained_is_not_shown_while_it_ends_too() -> None:
+def test_an_explained_finding_is_not_shown_while_both_end() -> None:
     one, every = spend("data_wait", 0.12, 1), spend("data_wait", 0.06)
     trial = Trial()
     trial.train(40, one)
@@ -278,7 +278,7 @@ def test_what_another_finding_explained_is_not_shown_while_it_ends_too() -> None
     assert {finding.kind for verdict in trial.verdicts[began:] for finding in verdict.findings} == {"data"}
 
 
-def test_what_another_finding_explained_is_shown_if_it_lasts() -> None:
+def test_an_explained_finding_is_shown_if_it_lasts_longer() -> None:
     one, every = spend("data_wait", 0.12, 1), spend("data_wait", 0.06)
     trial = Trial()
     trial.train(40, one)
@@ -288,7 +288,7 @@ def test_what_another_finding_explained_is_shown_if_it_lasts() -> None:
 
 
 def restarted(trial: Trial) -> RunJudge:
-    """Return the judge of an exporter that was restarted just now."""
+    """Return the judge of an exporter that has just restarted."""
     judge = RunJudge(trial.judge.run)
     judge.restore(json.loads(json.dumps(trial.judge.state(trial.training.now))), trial.training.now)
     return judge
@@ -296,7 +296,7 @@ def restarted(trial: Trial) -> RunJudge:
 
 @pytest.mark.parametrize("clock", ["host", "device"])
 @pytest.mark.parametrize("away", [0.0, 3.0, 200.0])
-def test_what_is_lost_while_the_exporter_restarts_is_counted(clock, away) -> None:
+def test_gpu_time_lost_while_the_exporter_restarts_is_counted(clock, away) -> None:
     trial = Trial(Training(4, clock=clock))
     trial.train(63, SLOW)
     saved = json.loads(json.dumps(trial.judge.state(63.0, is_last=True)))
@@ -305,31 +305,31 @@ def test_what_is_lost_while_the_exporter_restarts_is_counted(clock, away) -> Non
     trial.judge = RunJudge(trial.judge.run)
     trial.judge.restore(saved, 63.0)
     trial.train(60, SLOW)
-    lost = sum(verdict.newly_spent.get("straggler", 0.0) for verdict in trial.verdicts)
+    lost = sum(verdict.new_gpu_seconds.get("straggler", 0.0) for verdict in trial.verdicts)
     assert lost == pytest.approx(0.27 * 4 * (120.0 + away), rel=0.06)
 
 
-def test_what_is_lost_after_a_kill_is_not_counted_twice() -> None:
+def test_gpu_time_lost_after_a_kill_is_not_counted_twice() -> None:
     trial = Trial()
     trial.train(60, SLOW)
     trial.judge = restarted(trial)
-    assert not trial.train(1, SLOW).newly_spent
+    assert not trial.train(1, SLOW).new_gpu_seconds
 
 
 @pytest.mark.parametrize(
     "value", [None, "much", [], {}, [1], [0.0, [[0, 0.0, {}]]], [0.0, [[0, 0.0, {"steps": None}]]]]
 )
-def test_a_damaged_account_of_what_is_not_counted_yet_is_refused_or_counts_nothing(value) -> None:
+def test_a_damaged_account_is_refused_or_counts_nothing(value) -> None:
     trial = Trial()
     trial.train(60, SLOW)
     state, judge = trial.judge.state(60.0, is_last=True), RunJudge(trial.judge.run)
     with suppress(*UNREADABLE):
         judge.restore({**state, "settled": value}, 60.0)
     trial.judge = judge
-    assert not trial.train(1, SLOW).newly_spent
+    assert not trial.train(1, SLOW).new_gpu_seconds
 
 
-def test_a_restart_of_the_exporter_goes_on_with_an_open_finding() -> None:
+def test_a_restart_of_the_exporter_keeps_an_open_finding() -> None:
     trial = Trial()
     (before,) = trial.train(60, spend("backward", 0.5, 1)).findings
     trial.judge = restarted(trial)
@@ -343,7 +343,7 @@ def test_a_restart_of_the_exporter_goes_on_with_an_open_finding() -> None:
 
 
 @pytest.mark.parametrize("reason", ["finished", "killed"])
-def test_a_run_that_ended_while_the_exporter_was_down_has_no_finding_that_is_open(reason) -> None:
+def test_a_run_that_ended_while_the_exporter_was_down_has_no_open_finding(reason) -> None:
     trial = Trial()
     trial.train(60, SLOW)
     trial.judge = restarted(trial)
@@ -352,7 +352,7 @@ def test_a_run_that_ended_while_the_exporter_was_down_has_no_finding_that_is_ope
 
 
 @pytest.mark.parametrize("value", [10**400, None, "much", [], {}])
-def test_a_damaged_finding_is_refused_or_ends_like_any_other(value) -> None:
+def test_a_damaged_finding_is_refused_or_ends_normally(value) -> None:
     trial = Trial()
     trial.train(30, SLOW)
     saved = json.dumps(trial.judge.state(30.0))
@@ -365,7 +365,7 @@ def test_a_damaged_finding_is_refused_or_ends_like_any_other(value) -> None:
         assert not [judge.update(*moment) for moment in moments][-1].findings
 
 
-def test_a_judge_that_was_restored_finds_what_the_other_one_would() -> None:
+def test_a_restored_judge_has_the_same_findings_as_the_original() -> None:
     trial = Trial(Training(4, transfer=0.02))
     trial.train(900)
     restored = restarted(trial)

@@ -1,4 +1,4 @@
-"""Which runs an exporter judges: those of which it shows every rank and reads every GPU."""
+"""The runs that an exporter judges: it has to show all of their ranks and read all of their GPUs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_run_without_gpus_is_judged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "why"),
+    ("ranks", "reason"),
     [
         (readings(world_size=3), "ranks_elsewhere"),
         (readings(4)[1:], "ranks_elsewhere"),
@@ -48,25 +48,25 @@ def test_a_run_without_gpus_is_judged() -> None:
     ],
     ids=["another node", "no rank 0", "a forged world size", "no world size", "two world sizes", "an unknown GPU"],
 )
-def test_a_run_that_is_not_wholly_known_is_not_judged_and_the_reason_is_given(ranks, why) -> None:
+def test_a_run_that_is_not_fully_known_is_not_judged_and_has_a_reason(ranks, reason) -> None:
     found = judged(ranks)
     assert not found.verdicts
-    assert found.not_judged == {RUN: why}
+    assert found.not_judged == {RUN: reason}
 
 
-def test_a_run_that_grows_onto_another_node_is_judged_no_more() -> None:
+def test_a_run_that_grows_to_another_node_is_no_longer_judged() -> None:
     judges = Judges()
     assert judges.update(60.0, {RUN: readings()}, GPUS).verdicts
     assert judges.update(61.0, {RUN: readings(world_size=16)}, GPUS).not_judged == {RUN: "ranks_elsewhere"}
 
 
-def test_a_rank_that_has_ended_counts_as_shown_and_its_gpu_need_not_be() -> None:
+def test_an_ended_rank_counts_as_shown_even_if_its_gpu_is_not_read() -> None:
     first, second = readings()
     gone = replace(second, ended=Ending("killed", 50.0), uuid="GPU-of-another-machine", world_size=7)
     assert judged([first, gone]).verdicts
 
 
-def test_two_owners_runs_of_one_name_are_two_runs() -> None:
+def test_runs_with_the_same_name_of_two_owners_are_two_runs() -> None:
     mine, theirs = ("llm", "1000"), ("llm", "1001")
     judges = Judges()
     for second in range(3):
@@ -75,7 +75,7 @@ def test_two_owners_runs_of_one_name_are_two_runs() -> None:
     assert found.not_judged == {theirs: "ranks_elsewhere"}
 
 
-def test_the_oldest_runs_of_an_owner_are_judged_and_other_owners_lose_none() -> None:
+def test_the_oldest_runs_of_an_owner_are_judged_and_other_owners_are_not_affected() -> None:
     many: dict[Run, list[RankReading]] = {(f"run-{n}", "1000"): begun(1, float(n)) for n in range(RUNS_LIMIT + 2)}
     others = ("other", "1001")
     found = Judges().update(60.0, {**many, others: begun(1, 50.0)}, GPUS)
@@ -83,7 +83,7 @@ def test_the_oldest_runs_of_an_owner_are_judged_and_other_owners_lose_none() -> 
     assert set(found.not_judged.values()) == {"too_many_runs"}
 
 
-def test_the_ranks_of_an_owners_runs_have_a_limit_together() -> None:
+def test_the_ranks_of_an_owners_runs_have_a_common_limit() -> None:
     sizes = {"first": 8, "second": RANKS_LIMIT, "third": 8}
     runs = {(name, "1000"): begun(size, at) for at, (name, size) in enumerate(sizes.items(), start=1)}
     gpus = {f"GPU-{number}" for number in range(RANKS_LIMIT)}
@@ -94,7 +94,7 @@ def begun(ranks: int, at: float) -> list[RankReading]:
     return [replace(reading, began=at) for reading in readings(ranks)]
 
 
-def test_a_rank_that_is_missing_in_one_poll_ends_no_finding() -> None:
+def test_a_rank_that_is_missing_in_one_poll_does_not_end_a_finding() -> None:
     judges, training = Judges(), Training(4)
     for at, ranks in training.train(60, spend("backward", 0.1, 1)):
         seen = [reading for reading in ranks.values() if reading.rank or at != 55.0]
@@ -103,7 +103,7 @@ def test_a_rank_that_is_missing_in_one_poll_ends_no_finding() -> None:
     assert [finding.opened < 55.0 for finding in found.verdicts[0].findings] == [True]
 
 
-def test_a_run_is_forgotten_a_while_after_it_was_seen_last() -> None:
+def test_a_run_is_forgotten_some_time_after_it_was_last_seen() -> None:
     judges = Judges()
     judges.update(60.0, {RUN: readings()}, GPUS)
     judges.update(600.0, {}, GPUS)
@@ -112,7 +112,7 @@ def test_a_run_is_forgotten_a_while_after_it_was_seen_last() -> None:
     assert not judges.judges
 
 
-def test_the_history_of_a_run_is_taken_back_when_the_run_is_seen_again() -> None:
+def test_the_history_of_a_run_is_restored_when_the_run_is_seen_again() -> None:
     judges = Judges(EARLY)
     for at, ranks in Training().train(120):
         judges.update(at, {RUN: ranks.values()}, GPUS)
@@ -122,13 +122,13 @@ def test_the_history_of_a_run_is_taken_back_when_the_run_is_seen_again() -> None
     assert restarted.judges[RUN].history.past(121.0).longest_pause is not None
 
 
-def test_garbage_in_the_saved_history_of_a_run_is_as_if_there_were_none() -> None:
+def test_garbage_in_the_saved_history_of_a_run_is_ignored() -> None:
     judges = Judges()
     judges.restore([[*RUN, {"rows": [["old", 1, 2]]}]], 0.0)
     assert judges.update(60.0, {RUN: readings()}, GPUS).verdicts
 
 
-def test_an_owner_that_renames_its_run_again_and_again_is_remembered_within_a_limit() -> None:
+def test_the_remembered_runs_of_an_owner_who_keeps_renaming_are_limited() -> None:
     judges, others = Judges(), ("other", "1001")
     judges.update(59.0, {others: begun(1, 50.0)}, GPUS)
     ranks = readings(1)

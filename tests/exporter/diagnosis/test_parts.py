@@ -1,4 +1,4 @@
-"""The losses of a run in parts of its time: what persistence is decided by."""
+"""The losses of a run in parts of its time, on which persistence is decided."""
 
 from __future__ import annotations
 
@@ -34,43 +34,43 @@ def span(losses: list[float | None], tier: Tier = SHORT) -> Span:
     [SHORT._replace(seconds=11.0), SHORT._replace(steps=21), SHORT._replace(parts=11)],
     ids=["seconds", "steps", "parts"],
 )
-def test_a_span_has_as_many_seconds_steps_and_parts_as_its_tier_asks_for(tier) -> None:
+def test_a_span_has_the_seconds_steps_and_parts_of_its_tier(tier) -> None:
     assert parts([0.0] * 10).span(tier) is None
     assert parts([0.0] * 11).span(tier)
 
 
-def test_a_span_is_the_newest_and_no_longer_than_needed() -> None:
+def test_a_span_has_the_newest_parts_and_is_no_longer_than_needed() -> None:
     found = span([0.9] * 10 + [0.1] * 8)
     assert found.begins == 10.0
     assert found.values(LAG) == pytest.approx([0.1] * 8)
 
 
-def test_a_loss_is_one_of_a_tier_by_its_mean_beyond_the_allowance() -> None:
+def test_a_loss_exceeds_a_tier_by_its_mean_beyond_the_allowance() -> None:
     assert span([0.3] * 8).exceeds(LAG, SHORT)
     assert not span([0.3] * 8).exceeds(LAG, SHORT, allowance=0.15)
     assert not span([0.15] * 8).exceeds(LAG, SHORT)
 
 
-def test_what_happened_once_is_no_loss_of_a_tier_however_large() -> None:
+def test_a_single_event_does_not_exceed_a_tier() -> None:
     assert span([0.0, 0.0, *[0.4] * 6]).exceeds(LAG, SHORT)
     assert not span([0.0, 0.0, 0.0, *[0.4] * 5]).exceeds(LAG, SHORT)
     assert not span([9.0, *[0.0] * 7]).exceeds(LAG, SHORT)
 
 
-def test_a_loss_that_is_not_known_is_below_every_limit() -> None:
+def test_an_unknown_loss_is_below_every_limit() -> None:
     assert span([None, 0.3, 0.3, 0.3, 0.3, 0.3, 0.3, None]).exceeds(LAG, SHORT)
     assert not span([None, None, None, 0.3, 0.3, 0.3, 0.3, 0.3]).exceeds(LAG, SHORT)
     assert not span([None] * 8).exceeds(LAG, SHORT)
     assert span([None] * 8).mean(LAG) is None
 
 
-def test_the_onset_is_where_the_loss_was_above_the_limit_first() -> None:
+def test_the_onset_is_when_the_loss_first_exceeds_the_limit() -> None:
     assert span([0.0] * 4 + [0.5] * 4).onset(LAG, 0.1) == 4.0
     assert span([0.0] * 8).onset(LAG, 0.1) == 8.0
 
 
 @pytest.mark.parametrize("seconds", [60.0, 300.0, 1500.0])
-def test_longer_spans_are_of_longer_parts_that_have_the_same_mean(seconds) -> None:
+def test_longer_spans_have_longer_parts_with_the_same_mean(seconds) -> None:
     found = parts([0.1, 0.3] * 1000).span(Tier(0.1, seconds, 12, 8, 0.4))
     assert found
     assert 2000.0 - found.begins == pytest.approx(seconds, abs=30.0)
@@ -78,7 +78,7 @@ def test_longer_spans_are_of_longer_parts_that_have_the_same_mean(seconds) -> No
 
 
 @given(st.lists(st.none() | st.floats(0.0, 1.0), min_size=1, max_size=300), st.sampled_from([0.5, 1.0, 4.0, 40.0]))
-def test_parts_are_bounded_and_no_mean_is_outside_of_the_losses(losses: list[float | None], seconds: float) -> None:
+def test_parts_are_bounded_and_means_are_within_the_losses(losses: list[float | None], seconds: float) -> None:
     found = parts(losses, seconds).span(Tier(0.1, min(90.0, seconds * len(losses)), 1, 1, 0.4))
     known = [loss for loss in losses if loss is not None]
     if found:

@@ -1,4 +1,4 @@
-"""Which network port of a node is at fault, and which only looks like it."""
+"""Faults of a node's network ports, and healthy ports that only look faulty."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UP = frozenset(NAMES)
 
 
 def fault(**changed: Any) -> PortFault | None:
-    """Return what is found if all ports are busy, and `mlx5_3` has these values after the window."""
+    """Return the fault if all ports are busy, and `mlx5_3` has these values after the window."""
     now = dict.fromkeys(NAMES, BUSY) | {"mlx5_3": replace(BUSY, **changed)}
     return find_fault(dict.fromkeys(NAMES, IDLE), now, SECONDS, UP)
 
@@ -27,11 +27,11 @@ def test_healthy_ports_have_no_fault() -> None:
     assert fault() is None
 
 
-def test_half_the_rate_of_its_peers() -> None:
+def test_a_port_with_half_the_rate_of_its_peers_is_faulty() -> None:
     assert fault(rate=SLOW) == ("mlx5_3", "rate", 0.5)
 
 
-def test_an_adapter_for_storage_may_be_slower() -> None:
+def test_a_storage_adapter_may_be_slower() -> None:
     assert fault(rate=SLOW, received=1e11, transmitted=1e11) is None
 
 
@@ -39,7 +39,7 @@ def test_an_adapter_of_another_board_may_be_slower() -> None:
     assert fault(rate=SLOW, kind="CX6 Ethernet") is None
 
 
-def test_of_two_ports_the_slower_one_is_at_fault() -> None:
+def test_the_slower_of_two_ports_is_faulty() -> None:
     now = {"mlx5_0": BUSY, "mlx5_1": replace(BUSY, rate=SLOW)}
     assert find_fault(dict.fromkeys(now, IDLE), now, SECONDS) == ("mlx5_1", "rate", 0.5)
 
@@ -49,16 +49,16 @@ def test_a_single_port_has_no_peers() -> None:
     assert find_fault({"mlx5_0": IDLE}, now, SECONDS) is None
 
 
-def test_ports_that_carry_nothing_are_not_compared() -> None:
+def test_idle_ports_are_not_compared() -> None:
     now = dict.fromkeys(NAMES, IDLE) | {"mlx5_3": replace(IDLE, rate=SLOW)}
     assert find_fault(dict.fromkeys(NAMES, IDLE), now, SECONDS, UP) is None
 
 
-def test_a_link_that_went_down() -> None:
+def test_a_link_that_went_down_is_a_fault() -> None:
     assert fault(link_downs=3.0) == ("mlx5_3", "down", 3.0)
 
 
-def test_a_port_that_is_down_now() -> None:
+def test_a_port_that_is_down_is_a_fault() -> None:
     assert fault(is_up=False) == ("mlx5_3", "down", 1.0)
 
 
@@ -68,8 +68,8 @@ def test_a_port_that_was_never_up_is_not_in_use() -> None:
 
 
 @pytest.mark.parametrize("error", ["symbol_error", "local_ack_timeout_err"])
-def test_errors_that_its_peers_do_not_have(error) -> None:
-    assert fault(errors={error: 1200.0}) is None, "not known at the start of the window"
+def test_errors_that_its_peers_do_not_have_are_a_fault(error) -> None:
+    assert fault(errors={error: 1200.0}) is None, "unknown at the start of the window"
     before = dict.fromkeys(NAMES, replace(IDLE, errors={error: 5000.0}))
     now = dict.fromkeys(NAMES, replace(BUSY, errors={error: 5030.0}))
     assert find_fault(before, now, SECONDS, UP) is None
@@ -77,13 +77,13 @@ def test_errors_that_its_peers_do_not_have(error) -> None:
     assert find_fault(before, now, SECONDS, UP) == ("mlx5_3", "errors", 20.0)
 
 
-def test_errors_that_all_ports_have_are_none_of_a_port() -> None:
+def test_errors_that_all_ports_have_are_not_a_fault() -> None:
     before = dict.fromkeys(NAMES, replace(IDLE, errors={"symbol_error": 0.0}))
     now = dict.fromkeys(NAMES, replace(BUSY, errors={"symbol_error": 6000.0}))
     assert find_fault(before, now, SECONDS, UP) is None
 
 
-def test_out_of_order_packets_are_no_errors() -> None:
+def test_out_of_order_packets_are_not_errors() -> None:
     before = dict.fromkeys(NAMES, replace(IDLE, errors={"out_of_sequence": 0.0}))
     now = dict.fromkeys(NAMES, BUSY) | {"mlx5_3": replace(BUSY, errors={"out_of_sequence": 1e9})}
     assert find_fault(before, now, SECONDS, UP) is None
@@ -96,10 +96,10 @@ def dropped(direction: str, packets: float, of: float) -> PortFault | None:
 
 
 @pytest.mark.parametrize("direction", ["receive", "transmit"])
-def test_dropped_packets(direction) -> None:
+def test_dropped_packets_are_a_fault(direction) -> None:
     assert dropped(direction, 5e4, of=5e6) == ("eth0", "drops", 0.01)
     assert dropped(direction, 5e2, of=5e6) is None, "one in ten thousand"
-    assert dropped(direction, 60.0, of=600.0) is None, "one a second, of protocols that the host does not know"
+    assert dropped(direction, 60.0, of=600.0) is None, "one per second, of unknown protocols"
 
 
 def test_a_counter_that_was_reset_counts_from_zero() -> None:

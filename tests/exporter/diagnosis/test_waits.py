@@ -1,4 +1,4 @@
-"""Who waits for whom when a run stands still, and whom all of them wait for in the end."""
+"""Waits between the ranks of a hanging run, and the ranks that block all others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ GROUPS = {"0-3": (0, 1, 2, 3), "0-1": (0, 1), "2-3": (2, 3), "0-2:2": (0, 2), "1
 
 
 def waiting(rank: int, group: str, number: float, completed: float | None = None, **issued: float) -> Position:
-    """Return a rank that waits in a collective, as the last one that it has issued."""
+    """Return a rank that waits in the last collective that it has issued."""
     known = {} if completed is None else {group: completed}
     return Position(rank, {**issued, group: number}, known, Operation("all_reduce", group, number))
 
@@ -25,29 +25,29 @@ def test_the_others_wait_for_a_rank_that_has_not_issued_the_collective(missing) 
     assert late(*others, Position(missing, {"0-3": 4.0})) == [{missing}]
 
 
-def test_several_ranks_that_are_missing_are_all_named() -> None:
+def test_all_missing_ranks_are_named() -> None:
     assert late(waiting(0, "0-3", 5), waiting(1, "0-3", 5), Position(2), Position(3, {"0-3": 4})) == [{2}, {3}]
 
 
-def test_a_rank_of_which_nothing_is_known_is_one_that_is_missing() -> None:
+def test_an_unknown_rank_counts_as_missing() -> None:
     assert late(*[waiting(rank, "0-3", 5) for rank in range(3)]) == [{3}]
 
 
-def test_a_rank_that_waits_elsewhere_is_a_victim() -> None:
-    """0 waits for 2, 1 for 3, and 2 for 3 in another group."""
+def test_a_rank_that_waits_in_another_group_is_a_victim() -> None:
+    """Rank 0 waits for rank 2, 1 for 3, and 2 for 3 in another group."""
     chain = [waiting(0, "0-2:2", 5), waiting(1, "1-3:2", 5), waiting(2, "2-3", 5, **{"0-2:2": 4.0}), Position(3)]
     assert late(*chain) == [{3}]
     assert [*victims(waits(chain, GROUPS), frozenset({3}))] == [0, 1, 2]
 
 
-def test_a_rank_whose_device_has_not_come_to_the_collective_is_late_though_its_host_has_issued_it() -> None:
+def test_a_rank_whose_device_has_not_reached_the_collective_is_late() -> None:
     others = [waiting(rank, "0-3", 9.0, completed=8.0) for rank in range(3)]
     stuck = waiting(3, "0-3", 6.0, completed=5.0)
     ahead = Position(3, {"0-3": 9.0}, stuck.completed, stuck.waits_in)
     assert late(*others, ahead) == [{3}]
 
 
-def test_ranks_that_all_have_issued_and_none_has_completed_wait_for_nobody() -> None:
+def test_if_all_ranks_have_issued_and_none_has_completed_no_rank_is_late() -> None:
     assert not late(*[waiting(rank, "0-3", 5.0, completed=4.0) for rank in range(4)])
     assert not late(*[waiting(rank, "0-3", 5.0) for rank in range(4)])
 
@@ -57,7 +57,7 @@ def test_a_send_or_receive_waits_for_its_peer() -> None:
     assert late(receives, Position(1), Position(2)) == [{2}]
 
 
-def test_ranks_that_wait_for_each_other_are_named_together_unless_one_waits_for_another() -> None:
+def test_ranks_that_wait_for_each_other_are_named_together() -> None:
     ring = [Position(rank, waits_in=Operation("recv", "0-3", 1.0, peer=1 - rank)) for rank in (0, 1)]
     assert late(*ring, Position(2)) == [{0, 1}]
     third = Position(2, waits_in=Operation("recv", "0-3", 1.0, peer=0))
@@ -65,5 +65,5 @@ def test_ranks_that_wait_for_each_other_are_named_together_unless_one_waits_for_
     assert late(ring[0], waiting(1, "1-3:2", 3.0), Position(3)) == [{3}]
 
 
-def test_a_rank_for_which_nobody_waits_is_not_named() -> None:
+def test_a_rank_that_no_rank_waits_for_is_not_named() -> None:
     assert not late(Position(0), Position(1), Position(2, {"2-3": 7.0}), Position(3, {"2-3": 6.0}))

@@ -1,4 +1,4 @@
-"""`rankscope hang DIR`: who holds up a run, by dumps of torch's flight recorder."""
+"""`rankscope hang DIR`: the rank that blocks a run, from dumps of torch's flight recorder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from testing.torchrun import environment, torchrun
 
 from rankscope_exporter.hangs import flight_recorder
-from rankscope_exporter.hangs.command import of_dumps, show
+from rankscope_exporter.hangs.command import explain_dumps, show
 from rankscope_exporter.hangs.flight_recorder import DumpError
 
 RANKS = 4
@@ -24,7 +24,7 @@ Entry = dict[str, Any]
 
 
 class Recorder:
-    """What torch keeps of one rank over NCCL: groups are numbered in the order of their creation."""
+    """The flight recorder of one rank with NCCL. Groups are numbered in the order of their creation."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -55,7 +55,7 @@ class Recorder:
         )
 
     def document(self, *, only_pending: bool, has_status: bool) -> dict[str, Any]:
-        """Return the dump: torch leaves out what has completed if it is asked to, and older ones have no status."""
+        """Return the dump. torch can leave out completed operations, and older versions have no status."""
         config = {name: {"name": name, "desc": group, "ranks": str(r)} for group, (name, r) in self._groups.items()}
         status = {
             str(number): {"last_enqueued_collective": issued, "last_completed_collective": completed}
@@ -80,7 +80,7 @@ def write(directory: Path, recorders: list[Recorder], form: str = "pickle", **ho
 
 
 def trained() -> list[Recorder]:
-    """Return ranks that have made some steps."""
+    """Return the recorders of ranks that have made some steps."""
     recorders = [Recorder(rank) for rank in range(RANKS)]
     for one in recorders:
         for _ in range(3):
@@ -90,39 +90,39 @@ def trained() -> list[Recorder]:
 
 
 def first_line(directory: Path) -> str:
-    return next(of_dumps(directory))
+    return next(explain_dumps(directory))
 
 
 HOW = [{"only_pending": True}, {"has_status": False}, {}]
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_rank_that_has_not_issued_a_collective_is_named_through_the_chain_of_groups(tmp_path, form, how) -> None:
+def test_a_rank_that_has_not_issued_a_collective_is_found_through_a_chain_of_groups(tmp_path, form, how) -> None:
     recorders = trained()
     for one in recorders[:3]:
         one.issue("TENSOR", completes=one.rank < 2)
     for one in recorders[:2]:
         one.issue("default_pg", completes=False)
-    line, why = of_dumps(write(tmp_path, recorders, form, **how))
-    assert line == "Rank 3 of 4 holds up the others."
-    assert "is in no operation" in why
-    assert "3 ranks wait for it" in why
+    line, why = explain_dumps(write(tmp_path, recorders, form, **how))
+    assert line == "Rank 3 of 4 blocks the other ranks."
+    assert "waits in no operation" in why
+    assert "in total 3 ranks wait for it" in why
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_rank_whose_device_stands_still_is_named_though_it_has_issued_as_much_as_the_others(tmp_path, how) -> None:
+def test_a_rank_whose_device_is_stuck_is_named_although_it_has_issued_as_much_as_the_others(tmp_path, how) -> None:
     recorders = trained()
     for one in recorders:
         for _ in range(2):
             one.issue("TENSOR", completes=one.rank != 2)
         one.issue("default_pg", completes=False)
-    lines = [*of_dumps(write(tmp_path, recorders, **how))]
-    assert lines[0] == "Rank 2 of 4 holds up the others."
+    lines = [*explain_dumps(write(tmp_path, recorders, **how))]
+    assert lines[0] == "Rank 2 of 4 blocks the other ranks."
     assert lines[1].startswith("Rank 2: its device has not completed all_reduce 4 of TENSOR (ranks 2-3)")
 
 
-def test_numbers_of_sends_do_not_mislead(tmp_path, form) -> None:
-    """The first stage sends twice as often as the last one receives from it: these numbers are no one's lag."""
+def test_numbers_of_sends_are_not_compared(tmp_path, form) -> None:
+    """The first stage sends twice as often as the last one receives, which does not mean that a rank is late."""
     recorders = trained()
     for _ in range(9):
         recorders[0].issue("PIPELINE", "send", peer=2)
@@ -130,38 +130,39 @@ def test_numbers_of_sends_do_not_mislead(tmp_path, form) -> None:
         recorders[2].issue("PIPELINE", "recv", peer=0)
     recorders[2].issue("PIPELINE", "recv", peer=0, completes=False)
     recorders[3].issue("TENSOR", completes=False)
-    assert first_line(write(tmp_path, recorders, form)) == "Rank 0 of 4 holds up the others."
+    assert first_line(write(tmp_path, recorders, form)) == "Rank 0 of 4 blocks the other ranks."
 
 
 def test_a_rank_without_a_dump_is_named_if_the_others_wait_for_it(tmp_path) -> None:
     recorders = trained()
     for one in recorders:
         one.issue("default_pg", completes=False)
-    line, why = of_dumps(write(tmp_path, recorders[:3]))
-    assert line == "Rank 3 of 4 holds up the others."
-    assert "is not among them" in why
+    line, why = explain_dumps(write(tmp_path, recorders[:3]))
+    assert line == "Rank 3 of 4 blocks the other ranks."
+    assert "Rank 3 is missing" in why
 
 
-def test_where_all_are_in_the_same_collective_nobody_is_blamed(tmp_path, form) -> None:
+def test_if_all_ranks_are_in_the_same_collective_no_rank_is_blamed(tmp_path, form) -> None:
     recorders = trained()
     for one in recorders:
         one.issue("default_pg", "broadcast", completes=False)
-    lines = [*of_dumps(write(tmp_path, recorders, form))]
-    assert lines[0].startswith("No rank is missing: 4 of 4 ranks")
+    lines = [*explain_dumps(write(tmp_path, recorders, form))]
+    assert lines[0].startswith("No rank is late: 4 of 4 ranks")
     assert "broadcast 4 of default_pg (ranks 0-3)" in lines[1]
 
 
-def test_ranks_that_call_different_operations_are_told_apart(tmp_path) -> None:
+def test_ranks_that_call_different_operations_are_listed(tmp_path) -> None:
     recorders = trained()
     for one in recorders:
         one.issue("default_pg", "broadcast" if one.rank == 2 else "all_reduce", completes=False)
-    assert [*of_dumps(write(tmp_path, recorders))][-1] == (
-        "The ranks disagree on collective 4 of default_pg (ranks 0-3): Ranks 0-1,3: all_reduce, Rank 2: broadcast."
+    assert [*explain_dumps(write(tmp_path, recorders))][-1] == (
+        "Ranks call different operations for collective 4 of default_pg (ranks 0-3): Ranks 0-1,3: all_reduce, "
+        "Rank 2: broadcast."
     )
 
 
-def test_a_run_that_waits_in_nothing_is_not_blamed_on_anybody(tmp_path) -> None:
-    assert first_line(write(tmp_path, trained())) == "None of 4 ranks waits in an operation."
+def test_if_no_rank_waits_no_rank_is_blamed(tmp_path) -> None:
+    assert first_line(write(tmp_path, trained())) == "No rank waits in an operation (4 ranks)."
 
 
 class Malicious:
@@ -186,11 +187,11 @@ class Malicious:
         b"[" * 100_000,
     ],
 )
-def test_what_is_no_dump_is_named_and_never_run(content, tmp_path, monkeypatch, capsys) -> None:
+def test_a_file_that_is_not_a_dump_is_named_and_never_executed(content, tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "rank_0").write_bytes(content)
     assert show(tmp_path, None, []) == 2
-    assert "rank_0: no dump of torch's flight recorder" in capsys.readouterr().err
+    assert "rank_0: not a dump of torch's flight recorder" in capsys.readouterr().err
     assert not (tmp_path / "pwned").exists()
 
 
@@ -200,24 +201,24 @@ def test_a_directory_without_dumps_or_with_two_of_one_rank_is_refused(tmp_path) 
             flight_recorder.read_dumps(directory)
     write(tmp_path, trained())
     (tmp_path / "other_2.json").write_text("{}")
-    with pytest.raises(DumpError, match=r"both nccl_trace_rank_2 and other_2\.json are of rank 2"):
+    with pytest.raises(DumpError, match=r"nccl_trace_rank_2 and other_2\.json are both dumps of rank 2"):
         flight_recorder.read_dumps(tmp_path)
 
 
-def test_a_prefix_chooses_among_other_files_of_the_directory(tmp_path) -> None:
+def test_a_prefix_selects_the_files_of_the_directory(tmp_path) -> None:
     write(tmp_path, trained())
     for name in ("other_2.json", "nccl_trace_rank_of_yesterday_2", "case17"):
-        (tmp_path / name).write_text("no dump")
+        (tmp_path / name).write_text("not a dump")
     assert [dump.rank for dump in flight_recorder.read_dumps(tmp_path / "nccl_trace_rank_")] == [0, 1, 2, 3]
-    with pytest.raises(DumpError, match="nccl_trace_: no dump of a rank"):
+    with pytest.raises(DumpError, match="nccl_trace_: no dump files found"):
         flight_recorder.read_dumps(tmp_path / "nccl_trace_")
 
 
-def test_a_pipe_or_a_directory_among_the_dumps_holds_nobody_up(tmp_path) -> None:
+def test_a_pipe_or_a_directory_among_the_dumps_does_not_block_the_reader(tmp_path) -> None:
     write(tmp_path, trained())
     os.mkfifo(tmp_path / "pipe_2")
     (tmp_path / "job_1").mkdir()
-    assert first_line(tmp_path) == "None of 4 ranks waits in an operation."
+    assert first_line(tmp_path) == "No rank waits in an operation (4 ranks)."
 
 
 HANGING = """
@@ -252,6 +253,6 @@ def test_the_dumps_of_a_real_job_name_the_rank_that_hangs(tmp_path) -> None:
         directory.mkdir()
     subprocess.run(torchrun(3, script, *directories), env=environment(TORCH_FR_BUFFER_SIZE="100"), check=False)
     for directory in directories:
-        line, why = of_dumps(directory)
-        assert line == "Rank 1 of 3 holds up the others."
+        line, why = explain_dumps(directory)
+        assert line == "Rank 1 of 3 blocks the other ranks."
         assert "Rank 0 waits in all_reduce 2 of pair (ranks 0-1)" in why

@@ -1,4 +1,4 @@
-"""`rankscope report --url`: what is asked of a Prometheus, and what its answers add up to."""
+"""`rankscope report --url`: the queries to a Prometheus, and the report from its answers."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ANSWERS: dict[str, Sequence[Sample]] = {
 
 
 class Server:
-    """Answers each question by the first of the expressions that is in it; all others with nothing."""
+    """A Prometheus that answers a query by the first pattern that it contains, and other queries with no samples."""
 
     url = "http://prometheus"
 
@@ -79,7 +79,7 @@ def server() -> Callable[..., Server]:
     return lambda **changes: Server({**changes, **ANSWERS})
 
 
-def test_the_parts_are_of_the_time_of_the_ranks_and_startup_is_counted(server) -> None:
+def test_the_causes_sum_to_the_ranks_time_and_include_startup(server) -> None:
     job = queries.job(server().at, "train", None, None)
     whole = 2 * (ENDED - BEGAN)
     assert job.gpu_seconds == pytest.approx(whole)
@@ -90,7 +90,7 @@ def test_the_parts_are_of_the_time_of_the_ranks_and_startup_is_counted(server) -
     assert [(gpu.busy_ratio, gpu.joules) for gpu in job.gpus] == [(0.5, 3.6e6)]
 
 
-def test_a_slurm_job_is_found_by_the_gpus_that_it_held(server) -> None:
+def test_a_slurm_job_is_found_by_its_allocated_gpus(server) -> None:
     asked = server()
     job = queries.job(asked.at, None, "4711", "1000")
     assert job.slurm == {"job_id": "4711", "job_name": "large", "account": "physics", "partition": "gpu"}
@@ -98,25 +98,25 @@ def test_a_slurm_job_is_found_by_the_gpus_that_it_held(server) -> None:
     assert 'owner=~"1000|"' in asked.asked[0][1]
 
 
-def test_what_was_used_is_asked_of_the_moment_of_its_end(server) -> None:
+def test_resources_are_queried_at_the_end_of_the_job(server) -> None:
     asked = server()
     queries.job(asked.at, "train", None, None)
     assert {moment for moment, expression in asked.asked if "busy" in expression} == {ENDED}
 
 
-def test_alerts_are_its_findings_with_their_times(server) -> None:
+def test_alerts_are_reported_as_findings_with_their_times(server) -> None:
     (found,) = queries.job(server().at, "train", None, None).findings
     assert (found.begin, found.end, found.severity) == (BEGAN + 60, BEGAN + 600, "warning")
     assert found.sentence == "RankscopeDataBound: cause cpu"
 
 
-def test_an_unknown_job_is_said() -> None:
-    with pytest.raises(NoJobError, match="knows no such job"):
+def test_an_unknown_job_is_an_error() -> None:
+    with pytest.raises(NoJobError, match="has no data of this job"):
         queries.job(Server({}).at, "train", None, None)
 
 
 @pytest.mark.parametrize("number", ['1"} or up{x="', ".*", "1|2"])
-def test_a_number_is_no_pattern_and_no_query(number: str) -> None:
+def test_a_job_number_is_quoted_in_the_query(number: str) -> None:
     asked = Server({})
     with pytest.raises(NoJobError):
         queries.job(asked.at, None, number, None)
@@ -128,7 +128,7 @@ def test_a_number_is_no_pattern_and_no_query(number: str) -> None:
     assert not re.fullmatch(pattern, "4711")
 
 
-def test_groups_are_summed_by_the_jobs_labels() -> None:
+def test_gpu_time_is_summed_by_the_jobs_labels() -> None:
     spent = [
         Sample("", {"run": "a", "owner": "1", "cause": "none"}, 100.0),
         Sample("", {"run": "b", "owner": "1", "cause": "none"}, 10.0),

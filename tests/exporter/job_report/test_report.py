@@ -1,4 +1,4 @@
-"""`rankscope report`: a job's GPU time in parts that sum to one, from the exporter's state or the ranks' records."""
+"""`rankscope report`: a job's GPU time by cause, from the exporter's state or the ranks' records."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testing.simulated_job import lagging
 from rankscope.record import layout
 from rankscope_exporter.job_report import saved, slurm
 from rankscope_exporter.job_report.command import Question, show
-from rankscope_exporter.job_report.job import Allocation, Found, Gpu, Job, NoJobError, chosen, together
+from rankscope_exporter.job_report.job import Allocation, Gpu, Job, JobFinding, NoJobError, merge_jobs, select_job
 from rankscope_exporter.job_report.page import Prices, group_lines, lines
 from rankscope_exporter.job_report.short import LIMIT, as_json
 from rankscope_exporter.ranks import journal
@@ -25,7 +25,7 @@ SLURM = {"job_id": "4711", "job_name": "train large", "account": "physics", "par
 
 @pytest.fixture(autouse=True)
 def controller(monkeypatch: pytest.MonkeyPatch) -> dict[str, Allocation]:
-    """What the controller knows, by job."""
+    """Return the allocations that the simulated controller knows, by job."""
     known: dict[str, Allocation] = {}
     monkeypatch.setattr(slurm, "ask", known.get)
     return known
@@ -39,7 +39,7 @@ def state_dir(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ended(run_dir: Path, state_dir: Path) -> JudgedJob:
-    """A job of Slurm with a slow rank, which has ended."""
+    """Return a Slurm job with a slow rank, which has ended."""
     job = JudgedJob(run_dir, state_dir=state_dir, slurm=SLURM)
     job.train(40)
     job.train(40, lagging("optimizer"))
@@ -72,7 +72,7 @@ def printed(capsys: pytest.CaptureFixture[str], **question: Any) -> str:
 
 
 @pytest.mark.usefixtures("ended")
-def test_a_job_is_found_by_slurms_number_and_its_page_names_the_slow_rank(
+def test_a_job_is_found_by_its_slurm_number_and_its_page_names_the_slow_rank(
     state_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = printed(capsys, state_dir=state_dir, job_id="4711")
@@ -93,7 +93,7 @@ def test_the_json_sums_to_one_and_fits_an_admin_comment(state_dir: Path, capsys:
 
 
 @pytest.mark.usefixtures("ended")
-def test_what_slurm_gave_and_no_rank_trained_in_is_a_part(
+def test_allocated_time_without_a_rank_is_a_cause(
     state_dir: Path, controller: dict[str, Allocation], capsys: pytest.CaptureFixture[str]
 ) -> None:
     controller["4711"] = Allocation("COMPLETED", 100.0, 5, 16)
@@ -102,7 +102,7 @@ def test_what_slurm_gave_and_no_rank_trained_in_is_a_part(
     assert found["lost"]["no_rank"] == pytest.approx((500 - 320) / 500, rel=0.02)
 
 
-def test_a_job_on_several_nodes_is_not_compared_with_what_slurm_gave_it_on_all(
+def test_a_partial_job_is_not_compared_with_its_whole_allocation(
     run_dir: Path, state_dir: Path, controller: dict[str, Allocation], capsys: pytest.CaptureFixture[str]
 ) -> None:
     controller["4711"] = Allocation("COMPLETED", 100.0, 8, 16)
@@ -110,16 +110,18 @@ def test_a_job_on_several_nodes_is_not_compared_with_what_slurm_gave_it_on_all(
     job.train(30)
     job.poll(job.now, ended=range(4))
     text = printed(capsys, state_dir=state_dir)
-    assert "4 of its 8 ranks" in text
+    assert "4 of 8 ranks" in text
     assert "no_rank" not in text
 
 
-def test_of_a_job_that_runs_the_time_since_it_was_saved_is_no_loss() -> None:
-    job = a_job(ended=None, causes={"none": 7200.0}).allocated(Allocation("RUNNING", 3660.0, 2, 0), now=1e9 + 3660)
+def test_time_of_a_running_job_since_the_last_save_is_not_a_loss() -> None:
+    job = a_job(ended=None, causes={"none": 7200.0}).with_allocation(
+        Allocation("RUNNING", 3660.0, 2, 0), now=1e9 + 3660
+    )
     assert job.causes == {"none": 7200.0}
 
 
-def test_a_live_run_is_reported_with_what_holds_now(
+def test_a_live_run_is_reported_with_its_open_findings(
     run_dir: Path, state_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     job = JudgedJob(run_dir, state_dir=state_dir)
@@ -131,7 +133,7 @@ def test_a_live_run_is_reported_with_what_holds_now(
     assert re.search(r"to now \(.*\), .*: Rank 2", text)
 
 
-def test_the_records_alone_are_divided_by_phase(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records_without_an_exporter_are_reported_by_phase(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     startup = float(layout.PHASES.index("startup"))
     slots = {"phase": startup, "started_unix": 1e9, "started_monotonic": 100.0, "ended": 1.0, "ended_unix": 1e9 + 100}
     for rank in range(2):
@@ -142,58 +144,58 @@ def test_the_records_alone_are_divided_by_phase(run_dir: Path, capsys: pytest.Ca
 
 
 @pytest.mark.parametrize(
-    ("question", "why"),
+    ("question", "reason"),
     [
-        ({"state_dir": Path("absent")}, "absent is no directory"),
-        ({"run_dir": Path("absent")}, "absent is no directory"),
+        ({"state_dir": Path("absent")}, "absent is not a directory"),
+        ({"run_dir": Path("absent")}, "absent is not a directory"),
         ({}, "--state-dir, --url or a run directory"),
-        ({"by": "user"}, "--url names it"),
+        ({"by": "user"}, "give --url"),
         ({"url": "nonsense"}, "nonsense is no URL"),
     ],
 )
-def test_where_there_is_nothing_it_says_why(
-    question: dict[str, Any], why: str, capsys: pytest.CaptureFixture[str]
+def test_without_data_the_reason_is_printed(
+    question: dict[str, Any], reason: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert show(Question(**question)) == 2
-    assert why in capsys.readouterr().err
+    assert reason in capsys.readouterr().err
 
 
-def test_no_user_takes_the_place_of_another_in_a_report() -> None:
+def test_another_users_run_with_the_same_name_is_not_reported() -> None:
     mine, forged = a_job(), a_job(owner="1001", user="eve", causes={"none": 1.0})
     with pytest.raises(NoJobError, match="several users"):
-        chosen([mine, forged], None, "4711", None)
-    assert chosen([mine, forged], None, "4711", "1000") == mine
-    with pytest.raises(NoJobError, match="nothing is known of Slurm job 4711 of owner 1002"):
-        chosen([mine, forged], None, "4711", "1002")
+        select_job([mine, forged], None, "4711", None)
+    assert select_job([mine, forged], None, "4711", "1000") == mine
+    with pytest.raises(NoJobError, match="no data of Slurm job 4711 of owner 1002"):
+        select_job([mine, forged], None, "4711", "1002")
 
 
-def test_several_runs_have_to_be_named_and_of_one_name_the_last_is_meant() -> None:
+def test_several_runs_have_to_be_named_and_the_last_one_of_a_name_is_reported() -> None:
     first, again, other = a_job(), a_job(began=2e9), a_job(runs=["other"])
     with pytest.raises(NoJobError, match="several runs"):
-        chosen([first, again, other], None, None, None)
-    assert chosen([first, again, other], "train", None, None) == again
+        select_job([first, again, other], None, None, None)
+    assert select_job([first, again, other], "train", None, None) == again
 
 
 def test_all_runs_of_a_slurm_job_are_one_report() -> None:
     gpu = Gpu("node-a", "0", joules=5.0, memory=1.0, memory_total=4.0)
-    first = a_job(gpus=[gpu], findings=[Found(1e9, 1e9 + 1, "data", "warning", 0.1, "x")])
+    first = a_job(gpus=[gpu], findings=[JobFinding(1e9, 1e9 + 1, "data", "warning", 0.1, "x")])
     second = a_job(runs=["eval"], began=2e9, ended=2e9 + 60, at=2e9 + 60, gpus=[gpu], causes={"none": 120.0})
-    both = together([second, first])
+    both = merge_jobs([second, first])
     assert both.runs == ["train", "eval"]
     assert (both.began, both.ended) == (1e9, 2e9 + 60)
     assert both.gpu_seconds == 7320.0
     assert [(one.index, one.joules) for one in both.gpus] == [("0", 10.0)]
-    assert together([first, a_job(ended=None)]).ended is None
+    assert merge_jobs([first, a_job(ended=None)]).ended is None
 
 
-def test_money_is_for_gpu_hours_and_energy() -> None:
+def test_costs_are_for_gpu_hours_and_energy() -> None:
     gpus = [Gpu("node-a", str(n), joules=1.8e6) for n in range(2)]
     text = page(a_job(gpus=gpus), gpu_hour=2.0, kwh=0.3)
-    assert "1 kWh, 0.30 at 0.3 a kWh" in text
-    assert "4.00 at 2 a GPU-hour, of which 1.00 was lost" in text
+    assert "1 kWh, 0.30 at 0.3 per kWh" in text
+    assert "4.00 at 2 per GPU-hour, 1.00 of it lost" in text
 
 
-def test_what_was_asked_for_and_not_used_is_noted() -> None:
+def test_unused_resources_are_noted() -> None:
     gpus = [Gpu("node-a", "0", 0.9), Gpu("node-a", "1", 0.0)]
     text = page(a_job(gpus=gpus, cpus=64, cpu_seconds=7200.0))
     assert "No kernel ran on node-a GPU 1" in text
@@ -201,9 +203,9 @@ def test_what_was_asked_for_and_not_used_is_noted() -> None:
     assert "20% of the GPU time is lost to data." in text
 
 
-def test_a_long_report_is_cut_to_what_a_comment_takes() -> None:
+def test_a_long_report_is_cut_to_the_length_of_a_comment() -> None:
     causes = {f"{'x' * 150}-{n}": 1.0 for n in range(64)} | {"none": 100.0}
-    findings = [Found(1e9, None, "data", "warning", 0.1, "y" * 500) for _ in range(50)]
+    findings = [JobFinding(1e9, None, "data", "warning", 0.1, "y" * 500) for _ in range(50)]
     text = as_json(a_job(causes=causes, findings=findings, runs=["r" * 128]), Prices(2.5, 0.3))
     assert len(text.encode()) <= LIMIT
     found = json.loads(text)
@@ -211,16 +213,14 @@ def test_a_long_report_is_cut_to_what_a_comment_takes() -> None:
     assert found["lost"]["rest"] > 0.1
 
 
-def test_the_json_survives_sacctmgr_which_writes_backticks_for_quotation_marks() -> None:
-    found = [Found(1e9, None, "data", "warning", 0.1, 'a `b` "c"')]
+def test_the_json_survives_sacctmgr_which_replaces_quotation_marks_with_backticks() -> None:
+    found = [JobFinding(1e9, None, "data", "warning", 0.1, 'a `b` "c"')]
     text = as_json(a_job(runs=["`r`"], findings=found), Prices())
     assert json.loads(text.replace('"', "`").replace("`", '"')) == json.loads(text)
     assert json.loads(text)["findings"][0][2] == "a 'b' \"c\""
 
 
-def test_names_that_others_wrote_reach_the_terminal_harmless(
-    state_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_names_from_users_are_escaped_for_the_terminal(state_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     entry: dict[str, Any] = {"user": "", "slurm": {"job_id": "7", "job_name": "\x1b[2J"}, "nodes": ["a\nb"], "gpus": {}}
     entry |= {"run": "r\x1b]0;x", "owner": "1", "began": 1.0, "at": 2.0, "ended": 2.0, "steps": 1.0, "ranks": {}}
     entry |= {
@@ -240,19 +240,19 @@ def test_names_that_others_wrote_reach_the_terminal_harmless(
 
 @pytest.mark.parametrize("damage", [{"causes": [1]}, {"began": None}, {"gpus": {"0": {}}}, {"ranks": 3}])
 @pytest.mark.usefixtures("ended")
-def test_a_damaged_entry_costs_no_other_job(state_dir: Path, damage: dict[str, Any]) -> None:
+def test_a_damaged_entry_does_not_affect_other_jobs(state_dir: Path, damage: dict[str, Any]) -> None:
     (entry,) = [one for one in journal.read(state_dir) if one["entry"] == "run"]
     journal.Journal(state_dir).append(entry["owner"], {**entry, "run": "damaged", **damage})
     assert [job.runs for job in saved.jobs(state_dir)] == [["r"]]
 
 
-def test_gpu_hours_of_groups_name_who_lost_most_first() -> None:
+def test_gpu_hours_of_groups_are_sorted_by_the_loss() -> None:
     groups = {"alice": {"none": 3600.0, "data": 360.0}, "bob": {"none": 0.0, "idle": 7200.0}, "": {"none": 36.0}}
     _, _, first, second, third = group_lines(groups, "user", 7.0, Prices(gpu_hour=3.0))
     assert first.split() == ["bob", "2", "0%", "2", "6.00", "idle", "100%"]
     assert second.split()[0] == "alice"
     assert "data 9.1%" in second
-    assert third.startswith("  not known")
+    assert third.startswith("  (unknown)")
 
 
 SHOWN = (
@@ -270,11 +270,11 @@ SHOWN = (
     ],
     ids=["22.05", "types", "accounting"],
 )
-def test_slurm_says_run_time_gpus_and_cpus(gpus: str, count: int) -> None:
+def test_run_time_gpus_and_cpus_are_read_from_slurm(gpus: str, count: int) -> None:
     seconds = ((26 * 60) + 3) * 60 + 4.0
     assert slurm.parse(SHOWN.format(gpus=gpus)) == Allocation("COMPLETING", seconds, count, 64)
 
 
 @pytest.mark.parametrize("text", ["", "JobId=6", SHOWN.format(gpus="TRES=cpu=1"), SHOWN.replace("RunTime", "Run")])
-def test_what_says_no_gpus_or_no_run_time_is_no_allocation(text: str) -> None:
+def test_text_without_gpus_or_a_run_time_is_not_an_allocation(text: str) -> None:
     assert slurm.parse(text.format(gpus="") if "{" in text else text) is None

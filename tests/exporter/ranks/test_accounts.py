@@ -1,4 +1,4 @@
-"""What a run's GPU time went to over its whole life: parts that sum to the time of its ranks, whoever has seen it."""
+"""Accounts of a run's GPU time over its whole life: the causes sum to the time of its ranks."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from rankscope_exporter.diagnosis.readings import GpuCounters, GpuReading
 from rankscope_exporter.gpu.nvml.device import Memory
 from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks import journal, look
-from rankscope_exporter.ranks.accounts import GONE_LIMIT, Account, RankUse, restored
+from rankscope_exporter.ranks.accounts import GONE_LIMIT, Account, RankUse, account_from_json
 
 BOOTED = 1e9
-"""Unix time at which the job's clock was 0."""
+"""The unix time at which the job's clock was 0."""
 
 
 @pytest.fixture
@@ -50,20 +50,20 @@ def account(directory: Path) -> dict[str, Any]:
     return found
 
 
-def lived(job: JudgedJob) -> float:
+def age(job: JudgedJob) -> float:
     return sum(rank.now - 1000.0 for rank in job.job.ranks)
 
 
-def test_the_parts_sum_to_the_time_of_the_ranks_and_are_as_the_judge_says(job: JudgedJob, state_dir: Path) -> None:
+def test_the_causes_sum_to_the_time_of_the_ranks_and_follow_the_judge(job: JudgedJob, state_dir: Path) -> None:
     job.train(60)
     finish(job)
     causes = account(state_dir)["causes"]
-    assert sum(causes.values()) == pytest.approx(lived(job), rel=0.001)
+    assert sum(causes.values()) == pytest.approx(age(job), rel=0.001)
     assert causes["none"] / sum(causes.values()) == pytest.approx(8 / 9, rel=0.02)
     assert causes["transfer"] / sum(causes.values()) == pytest.approx(1 / 9, rel=0.1)
 
 
-def test_what_passed_before_the_exporter_saw_the_run_is_in_it(run_dir: Path, state_dir: Path) -> None:
+def test_time_before_the_exporter_saw_the_run_is_included(run_dir: Path, state_dir: Path) -> None:
     job = JudgedJob(run_dir, state_dir=state_dir)
     for rank in job.job.ranks:
         rank.spend("startup", 30.0)
@@ -71,9 +71,9 @@ def test_what_passed_before_the_exporter_saw_the_run_is_in_it(run_dir: Path, sta
     job.train(20)
     finish(job)
     causes = account(state_dir)["causes"]
-    assert sum(causes.values()) == pytest.approx(lived(job), rel=0.001)
+    assert sum(causes.values()) == pytest.approx(age(job), rel=0.001)
     assert causes["startup"] == pytest.approx(4 * 30.0, rel=0.01)
-    assert causes["collective_wait"] == pytest.approx(4 * 5.0, rel=0.05), "for whom they waited nobody has seen"
+    assert causes["collective_wait"] == pytest.approx(4 * 5.0, rel=0.05), "the late ranks are unknown"
 
 
 def test_a_run_with_ranks_on_other_nodes_is_divided_by_phase(run_dir: Path, state_dir: Path) -> None:
@@ -82,11 +82,11 @@ def test_a_run_with_ranks_on_other_nodes_is_divided_by_phase(run_dir: Path, stat
     finish(job)
     found = account(state_dir)
     assert (len(found["ranks"]), found["world_size"]) == (4, 8)
-    assert sum(found["causes"].values()) == pytest.approx(lived(job), rel=0.001)
+    assert sum(found["causes"].values()) == pytest.approx(age(job), rel=0.001)
     assert found["causes"].keys() == {"startup", "none", "collective_wait"}
 
 
-def test_a_gpu_whose_rank_has_ended_is_idle_while_others_live(job: JudgedJob, state_dir: Path) -> None:
+def test_a_gpu_whose_rank_has_ended_is_idle_while_others_are_alive(job: JudgedJob, state_dir: Path) -> None:
     job.train(30)
     for second in range(1, 21):
         job.poll(job.now + second, ended=[0])
@@ -95,7 +95,7 @@ def test_a_gpu_whose_rank_has_ended_is_idle_while_others_live(job: JudgedJob, st
     assert causes["idle"] == pytest.approx(20.0, abs=1.5)
 
 
-def test_a_restart_of_the_exporter_loses_nothing(job: JudgedJob, state_dir: Path) -> None:
+def test_a_restart_of_the_exporter_loses_no_time(job: JudgedJob, state_dir: Path) -> None:
     job.train(60, lagging("optimizer"))
     job.findings.close()
     (before,) = json.loads((state_dir / "findings.json").read_text())["accounts"]
@@ -104,12 +104,12 @@ def test_a_restart_of_the_exporter_loses_nothing(job: JudgedJob, state_dir: Path
     job.train(60, lagging("optimizer"))
     finish(job)
     causes = account(state_dir)["causes"]
-    assert sum(causes.values()) == pytest.approx(lived(job), rel=0.001)
+    assert sum(causes.values()) == pytest.approx(age(job), rel=0.001)
     unseen = before["causes"]["collective_wait"]
     assert causes["collective_wait"] == pytest.approx(unseen), "one exporter or the other saw the rest"
 
 
-def test_a_run_whose_records_are_gone_after_a_reboot_is_noted_as_it_was(
+def test_a_run_whose_records_are_gone_after_a_reboot_is_finished_unchanged(
     job: JudgedJob, state_dir: Path, run_dir: Path
 ) -> None:
     job.train(30)
@@ -139,7 +139,7 @@ def test_the_entry_of_a_run_with_the_longest_names_is_far_below_the_limit(run_di
     assert len(json.dumps(account(state_dir))) < journal.FILE_LIMIT / 16
 
 
-def test_a_finding_is_noted_with_its_begin_and_end(job: JudgedJob, state_dir: Path) -> None:
+def test_an_ended_finding_is_in_the_journal_with_its_begin_and_end(job: JudgedJob, state_dir: Path) -> None:
     job.train(60)
     begin = job.now
     job.train(60, lagging("optimizer"))
@@ -154,7 +154,7 @@ def test_a_finding_is_noted_with_its_begin_and_end(job: JudgedJob, state_dir: Pa
     assert found["advice"]
 
 
-def test_what_holds_now_is_in_the_state(job: JudgedJob, state_dir: Path) -> None:
+def test_open_findings_are_in_the_state(job: JudgedJob, state_dir: Path) -> None:
     job.train(60)
     job.train(60, lagging("optimizer"))
     job.findings.close()
@@ -164,12 +164,12 @@ def test_what_holds_now_is_in_the_state(job: JudgedJob, state_dir: Path) -> None
 
 
 def gpus(at: float) -> Mapping[str, RankGpu]:
-    """Four GPUs that are busy for half of the time, at 400 W, with 40 of 80 GB."""
+    """Return four GPUs that are busy for half of the time, at 400 W, with 40 of 80 GB used."""
     counters, memory = GpuCounters(busy=at / 2), Memory(total=80, used=40, free=40)
     return {f"GPU-{n}": RankGpu(GpuReading(str(n)), counters, joules=400.0 * at, memory=memory) for n in range(4)}
 
 
-def test_a_gpus_use_is_that_of_the_time_in_which_ranks_lived_on_it(run_dir: Path, state_dir: Path) -> None:
+def test_a_gpus_use_is_of_the_time_in_which_ranks_were_alive_on_it(run_dir: Path, state_dir: Path) -> None:
     job = JudgedJob(run_dir, ranks=1, gpus=gpus, state_dir=state_dir, uuid="GPU-2")
     job.train(40)
     job.poll(job.now, ended=[0])
@@ -197,12 +197,12 @@ def test_a_damaged_account_is_refused(job: JudgedJob, state_dir: Path, damage: d
     job.train(10)
     job.findings.close()
     (state,) = json.loads((state_dir / "findings.json").read_text())["accounts"]
-    assert restored(state).run == "r"
+    assert account_from_json(state).run == "r"
     with pytest.raises((*UNREADABLE, AttributeError)):
-        restored({**state, **damage} if damage else {})
+        account_from_json({**state, **damage} if damage else {})
 
 
-def test_a_run_that_takes_new_rank_numbers_for_ever_keeps_few_and_loses_none_of_their_cpu_time() -> None:
+def test_a_run_that_keeps_using_new_rank_numbers_is_bounded_and_loses_no_cpu_time() -> None:
     account = Account("llm", "1000")
     for number in range(1_000):
         account.ranks[str(number)] = RankUse(0.0, cpu=2.0, cpu_before=1.0)
@@ -234,14 +234,14 @@ def test_the_owners_of_a_journal_are_bounded(state_dir: Path) -> None:
     assert "0" not in runs
 
 
-def test_a_journal_that_cannot_be_written_costs_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_journal_that_cannot_be_written_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     written = journal.Journal(tmp_path / "absent")
     for _ in range(3):
         written.append("1000", {})
     assert len(caplog.records) == 1
 
 
-def test_half_a_line_costs_no_other_entry(state_dir: Path) -> None:
+def test_a_partial_line_does_not_affect_other_entries(state_dir: Path) -> None:
     written = journal.Journal(state_dir)
     written.append("1000", {"run": "a"})
     with (state_dir / "journal-1000.jsonl").open("a") as file:

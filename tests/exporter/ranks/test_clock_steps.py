@@ -1,4 +1,4 @@
-"""The node's clock is set, in both directions: a living rank stays on the page, no age changes, and ends stay ends."""
+"""Changes of the node's clock in both directions: living ranks stay on the page, and ages and ends do not change."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankscope_exporter.ranks.run_directory import RunDirectory
 
 NOW = 1_700_000_000.0
 STEPS = (-86_400.0, -600.0, -30.0, 30.0, 600.0, 86_400.0)
-STARTED, WORKED, SAVED = 300.0, 290.0, 100.0  # seconds ago, for how long, seconds ago
+STARTED, WORKED, SAVED = 300.0, 290.0, 100.0  # seconds ago, seconds of work, seconds ago
 AGES = {
     "start_timestamp_seconds": STARTED,
     "last_progress_timestamp_seconds": STARTED - WORKED,
@@ -30,7 +30,7 @@ AGES = {
 
 
 class NodeClocks:
-    """A clock that is set, and one that only goes on."""
+    """A unix clock that can be set, and a monotonic clock."""
 
     def __init__(self) -> None:
         self.unix = Clock(NOW)
@@ -44,13 +44,13 @@ class NodeClocks:
         return RunDirectory([run_dir], self.unix, monotonic=self.monotonic)
 
     def ages(self, directory: RunDirectory) -> dict[str, float]:
-        """By the page and the exporter's own clock, as a rule takes them."""
+        """Return the ages of timestamps on the page, by the exporter's clock, as rules compute them."""
         samples = (sample for family in Ranks().poll(directory.scan()) for sample in family.samples)
         times = {one.name: one.value for one in samples if one.name.endswith("_timestamp_seconds")}
         return {name.removeprefix("rankscope_rank_"): self.unix.now - at for name, at in times.items()}
 
     def slots(self, clock_was: float = 0.0) -> dict[str, float]:
-        """Of a rank that works, and whose clock was so many seconds fast when it started."""
+        """Return the slots of a working rank whose clock was `clock_was` seconds fast when it started."""
         start = self.unix.now - STARTED + clock_was
         return {
             "started_unix": start,
@@ -71,7 +71,7 @@ def are_nearly(ages: dict[str, float]) -> object:
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_a_clock_that_is_set_changes_no_age_of_a_living_rank(run_dir: Path, node: NodeClocks, step: float) -> None:
+def test_setting_the_clock_changes_no_age_of_a_living_rank(run_dir: Path, node: NodeClocks, step: float) -> None:
     with living_rank(run_dir, slots=node.slots()):
         running = node.exporter(run_dir)
         assert node.ages(running) == are_nearly(AGES)
@@ -83,7 +83,7 @@ def test_a_clock_that_is_set_changes_no_age_of_a_living_rank(run_dir: Path, node
 
 
 @pytest.mark.parametrize("wrong_by", STEPS)
-def test_a_rank_that_started_by_a_wrong_clock_has_true_ages_and_is_shown(
+def test_a_rank_that_started_with_a_wrong_clock_has_correct_ages_and_is_shown(
     run_dir: Path, node: NodeClocks, wrong_by: float
 ) -> None:
     with living_rank(run_dir, slots=node.slots(wrong_by)):
@@ -92,7 +92,7 @@ def test_a_rank_that_started_by_a_wrong_clock_has_true_ages_and_is_shown(
         assert not directory.scan().skipped
 
 
-def test_a_rank_that_stands_still_grows_older_by_the_time_that_passes(run_dir: Path, node: NodeClocks) -> None:
+def test_a_rank_without_progress_ages_by_the_elapsed_time(run_dir: Path, node: NodeClocks) -> None:
     with living_rank(run_dir, slots=node.slots()):
         directory, silent = node.exporter(run_dir), STARTED - WORKED
         for step in (600.0, -1200.0, 30.0, 0.0):
@@ -102,7 +102,7 @@ def test_a_rank_that_stands_still_grows_older_by_the_time_that_passes(run_dir: P
             assert node.ages(directory)["last_progress_timestamp_seconds"] == pytest.approx(silent, abs=0.2)
 
 
-def test_a_living_rank_that_starts_in_the_future_by_the_monotonic_clock_is_refused(
+def test_a_living_rank_that_starts_in_the_future_on_the_monotonic_clock_is_refused(
     run_dir: Path, node: NodeClocks
 ) -> None:
     slots = node.slots() | {"started_monotonic": node.monotonic.now + 3600, "phase_seconds": 0.0}
@@ -110,7 +110,7 @@ def test_a_living_rank_that_starts_in_the_future_by_the_monotonic_clock_is_refus
         assert node.exporter(run_dir).scan().skipped == {"future_start": 1}
 
 
-def test_times_are_the_same_at_each_scan_while_nobody_sets_the_clock(run_dir: Path, node: NodeClocks) -> None:
+def test_times_are_the_same_at_each_scan_while_the_clock_is_not_set(run_dir: Path, node: NodeClocks) -> None:
     with living_rank(run_dir, slots=node.slots()):
         directory = node.exporter(run_dir)
         for step in (0.0, 600.0):
@@ -125,7 +125,7 @@ def test_times_are_the_same_at_each_scan_while_nobody_sets_the_clock(run_dir: Pa
 
 @contextmanager
 def ended(run_dir: Path, node: NodeClocks, how: str, directory: RunDirectory | None = None) -> Iterator[Path]:
-    """The record of a rank that has just ended; the exporter saw it live if it is given."""
+    """Yield the record of a rank that has just ended. If `directory` is given, it has seen the rank alive."""
     path = run_dir / "r.0.rank"
     if how == "killed":
         with living_rank(run_dir, slots=node.slots()) as rank:
@@ -150,7 +150,7 @@ def ended(run_dir: Path, node: NodeClocks, how: str, directory: RunDirectory | N
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("how", ["finished", "sigterm", "killed"])
-def test_a_rank_that_has_ended_is_shown_for_ten_minutes_whatever_the_clock_is_set_to(
+def test_an_ended_rank_is_shown_for_ten_minutes_even_if_the_clock_is_set(
     run_dir: Path, node: NodeClocks, how: str, step: float
 ) -> None:
     directory = node.exporter(run_dir)
@@ -167,7 +167,7 @@ def test_a_rank_that_has_ended_is_shown_for_ten_minutes_whatever_the_clock_is_se
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("how", ["finished", "sigterm"])
-def test_a_rank_that_ended_before_the_exporter_started_is_shown_for_no_more_than_ten_minutes_more(
+def test_a_rank_that_ended_before_the_exporter_started_is_shown_for_at_most_ten_minutes(
     run_dir: Path, node: NodeClocks, how: str, step: float
 ) -> None:
     with ended(run_dir, node, how):
@@ -177,7 +177,7 @@ def test_a_rank_that_ended_before_the_exporter_started_is_shown_for_no_more_than
         (rank,) = directory.scan().ranks
         assert rank.exit_unix is not None
         assert rank.snapshot.exit_reason == how
-        # Of one that finished, its end is known by the monotonic clock; a file has its time by the other clock.
+        # The end of a finished rank is known on the monotonic clock; a file's time is on the unix clock.
         least = 120.0 if how == "finished" else 0.0
         assert least - 0.2 <= node.unix.now - rank.exit_unix <= 120 + STARTED - WORKED + 0.2
         node.advance(601)
@@ -185,7 +185,7 @@ def test_a_rank_that_ended_before_the_exporter_started_is_shown_for_no_more_than
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_clock_is_set_in_the_moment_in_which_a_rank_ends(run_dir: Path, node: NodeClocks, step: float) -> None:
+def test_the_clock_can_be_set_at_the_moment_when_a_rank_ends(run_dir: Path, node: NodeClocks, step: float) -> None:
     directory = node.exporter(run_dir)
     with ended(run_dir, node, "killed", directory):
         node.advance(1)
@@ -193,9 +193,7 @@ def test_the_clock_is_set_in_the_moment_in_which_a_rank_ends(run_dir: Path, node
         assert node.ages(directory)["exit_timestamp_seconds"] == pytest.approx(0.0, abs=1.2)
 
 
-def test_a_record_of_another_boot_is_not_aged_by_the_monotonic_clock_of_this_one(
-    run_dir: Path, node: NodeClocks
-) -> None:
+def test_the_age_of_a_record_of_another_boot_is_not_by_the_monotonic_clock(run_dir: Path, node: NodeClocks) -> None:
     slots = {"started_unix": NOW - 100, "started_monotonic": 1e8, "phase_seconds": 50.0}
     publish(run_dir, "old", {**slots, "ended": layout.FINISHED, "ended_unix": NOW - 50}, boot_id="another")
     (rank,) = node.exporter(run_dir).scan().ranks
@@ -205,7 +203,7 @@ def test_a_record_of_another_boot_is_not_aged_by_the_monotonic_clock_of_this_one
     assert not node.exporter(run_dir).scan().ranks
 
 
-def test_a_kernel_that_names_no_boot_makes_no_record_one_of_this_boot(
+def test_without_a_boot_id_no_record_counts_as_of_this_boot(
     run_dir: Path, node: NodeClocks, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(record_clock, "BOOT_ID", tmp_path / "missing")
@@ -218,7 +216,7 @@ def test_a_kernel_that_names_no_boot_makes_no_record_one_of_this_boot(
         boot_id.cache_clear()
 
 
-def test_a_new_record_of_the_same_name_has_an_end_of_its_own(run_dir: Path, node: NodeClocks) -> None:
+def test_a_new_record_with_the_same_name_has_its_own_end(run_dir: Path, node: NodeClocks) -> None:
     directory = node.exporter(run_dir)
     with ended(run_dir, node, "killed", directory) as path:
         directory.scan()

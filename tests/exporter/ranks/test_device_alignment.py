@@ -1,4 +1,4 @@
-"""Steps aligned by the device's clock: hosts that run ahead, ranks that measured others, and never two clocks."""
+"""Steps aligned on the device clock: hosts that run ahead, different measured steps, and no mix of clocks."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ from rankscope_exporter.ranks.step_alignment import REMEMBERED
 
 
 def run_and_poll(job: AsynchronousJob, alignment: Aligning, last: int, plan: Callable[[int, int], Durations]) -> None:
-    """As the exporter looks: more often than the ring is overwritten."""
+    """Run the job and poll as often as the exporter does: before the ring is overwritten."""
     for first in range(1, last + 1, 20):
         job.run(range(first, min(first + 20, last + 1)), plan)
         alignment.poll()
 
 
-def test_a_lagging_rank_gets_the_blame_though_no_host_waits(run_dir: Path, alignment: Aligning) -> None:
+def test_a_lagging_rank_gets_the_blame_although_no_host_waits(run_dir: Path, alignment: Aligning) -> None:
     run_and_poll(AsynchronousJob(run_dir, 0, 0, 0, 0), alignment, 100, lagging("forward"))
     found = alignment.alignments()
     assert {a.steps for a in found} == {100}
@@ -55,7 +55,7 @@ def test_a_step_is_as_long_as_its_phases_on_the_device(run_dir: Path, alignment:
     assert [a.seconds for a in alignment.alignments()] == pytest.approx([10 * (COMPUTE + TRANSFER)] * 2)
 
 
-def test_a_rotating_straggler_and_a_slow_network_are_told_apart(run_dir: Path, alignment: Aligning) -> None:
+def test_a_rotating_straggler_and_a_slow_network_are_distinguished(run_dir: Path, alignment: Aligning) -> None:
     run_and_poll(AsynchronousJob(run_dir, 0, 0, 0, 0, run="rotating"), alignment, 100, rotating)
     slow = AsynchronousJob(run_dir, 0, 0, 0, 0, run="network")
     slow.run(range(1, 21), even, transfer=DELAY)
@@ -67,7 +67,7 @@ def test_a_rotating_straggler_and_a_slow_network_are_told_apart(run_dir: Path, a
 
 
 @pytest.mark.parametrize("ahead", [(0, 5), (12, 0), (3, 3)])
-def test_hosts_that_run_ahead_by_different_numbers_of_steps_are_believed_by_what_they_issued(
+def test_hosts_that_run_ahead_by_different_numbers_of_steps_are_aligned_by_issued_collectives(
     run_dir: Path, alignment: Aligning, ahead: tuple[int, int]
 ) -> None:
     AsynchronousJob(run_dir, *ahead).run(range(1, 21), even)
@@ -76,7 +76,7 @@ def test_hosts_that_run_ahead_by_different_numbers_of_steps_are_believed_by_what
 
 
 @pytest.mark.parametrize(("ahead", "aligned"), [((0, 0), True), ((0.5, 0), True), ((1, 0), False), ((0, 5), False)])
-def test_where_collectives_are_not_counted_the_hosts_ends_decide(
+def test_without_counted_collectives_the_hosts_ends_decide(
     run_dir: Path, alignment: Aligning, ahead: tuple[float, float], aligned: bool
 ) -> None:
     AsynchronousJob(run_dir, *ahead).run(range(1, 21), even, sequence=lambda _step, rank: rank)
@@ -84,7 +84,7 @@ def test_where_collectives_are_not_counted_the_hosts_ends_decide(
     assert {a.steps for a in alignment.alignments()} == ({20} if aligned else set())
 
 
-def test_steps_of_one_number_in_which_other_collectives_were_issued_are_not_the_same(
+def test_steps_with_the_same_number_but_different_collectives_are_not_the_same(
     run_dir: Path, alignment: Aligning
 ) -> None:
     AsynchronousJob(run_dir, 0, 0).run(range(1, 21), even, sequence=lambda step, rank: 7 * (step + rank))
@@ -92,8 +92,8 @@ def test_steps_of_one_number_in_which_other_collectives_were_issued_are_not_the_
     assert alignment.alignments() == []
 
 
-def test_only_what_every_rank_has_measured_counts(run_dir: Path, alignment: Aligning) -> None:
-    levels = (1, 2, 3)  # ranks whose marks a second come out a little differently
+def test_only_steps_that_all_ranks_have_measured_count(run_dir: Path, alignment: Aligning) -> None:
+    levels = (1, 2, 3)  # the ranks' sampling levels differ slightly
     job = AsynchronousJob(run_dir, 0, 0, 0)
     job.run(range(1, 33), lagging("backward", 1), is_measured=lambda step, rank: is_sampled(step, levels[rank]))
     alignment.poll()
@@ -101,7 +101,7 @@ def test_only_what_every_rank_has_measured_counts(run_dir: Path, alignment: Alig
     assert alignment.alignments()[1].blame["backward"] == pytest.approx(4 * DELAY)
 
 
-def test_a_step_that_one_device_finishes_later_counts_when_it_has(run_dir: Path, alignment: Aligning) -> None:
+def test_a_step_counts_when_the_last_device_has_finished_it(run_dir: Path, alignment: Aligning) -> None:
     job = AsynchronousJob(run_dir, 0, 0)
     job.run(range(1, 4), even, is_measured=lambda step, rank: step < 3 or rank == 0)
     alignment.poll()
@@ -112,7 +112,7 @@ def test_a_step_that_one_device_finishes_later_counts_when_it_has(run_dir: Path,
     assert {a.steps for a in alignment.alignments()} == {3}
 
 
-def test_a_rank_that_has_not_been_measured_yet_is_compared_with_nobody(run_dir: Path, alignment: Aligning) -> None:
+def test_a_rank_that_is_not_measured_yet_is_not_compared(run_dir: Path, alignment: Aligning) -> None:
     job = AsynchronousJob(run_dir, 0, 0)
     job.run(range(1, 11), even, is_measured=lambda _step, rank: rank == 0)
     alignment.poll()
@@ -122,7 +122,7 @@ def test_a_rank_that_has_not_been_measured_yet_is_compared_with_nobody(run_dir: 
     assert {a.steps for a in alignment.alignments()} == {10}
 
 
-def test_ranks_that_wait_on_the_host_are_judged_by_it_as_long_as_one_of_them_has_no_device(
+def test_ranks_that_wait_on_the_host_are_measured_there_while_one_has_no_device(
     run_dir: Path, alignment: Aligning
 ) -> None:
     job = Job(run_dir, ranks=2, backend="gloo")
@@ -134,9 +134,7 @@ def test_ranks_that_wait_on_the_host_are_judged_by_it_as_long_as_one_of_them_has
     assert alignment.alignments()[1].blame["forward"] == pytest.approx(20 * DELAY)
 
 
-def test_when_the_last_rank_is_measured_the_device_takes_over_and_no_step_counts_twice(
-    run_dir: Path, alignment: Aligning
-) -> None:
+def test_after_a_change_to_the_device_clock_no_step_counts_twice(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir, ranks=2, backend="gloo")
     job.run(20, even)
     alignment.poll()
@@ -151,7 +149,7 @@ def test_when_the_last_rank_is_measured_the_device_takes_over_and_no_step_counts
     assert [(a.steps, a.seconds) for a in alignment.alignments()] == [(20, pytest.approx(1.0 + 19 * 0.045))] * 2
 
 
-def test_ranks_that_started_anew_are_not_aligned_with_the_others_past(run_dir: Path, alignment: Aligning) -> None:
+def test_restarted_ranks_are_not_aligned_with_old_steps_of_the_others(run_dir: Path, alignment: Aligning) -> None:
     AsynchronousJob(run_dir, 0, 0).run(range(1, 21), even)
     (run_dir / "r.0.990.0.rank").unlink()
     AsynchronousJob(run_dir, 0, start=1100.0).run(range(1, 21), even)  # the same steps, and the same collectives
@@ -159,12 +157,12 @@ def test_ranks_that_started_anew_are_not_aligned_with_the_others_past(run_dir: P
     assert alignment.alignments() == []
 
 
-def test_no_more_steps_are_remembered_than_are_compared(run_dir: Path, alignment: Aligning) -> None:
+def test_remembered_steps_are_bounded(run_dir: Path, alignment: Aligning) -> None:
     run_and_poll(AsynchronousJob(run_dir, 0, 0), alignment, 200, even)
     assert all(len(record.steps) <= REMEMBERED for record in alignment._alignment._records.values())
 
 
-def test_each_phase_but_waiting_and_start_up_may_be_to_blame(run_dir: Path, alignment: Aligning) -> None:
+def test_all_phases_except_waiting_and_start_up_can_have_blame(run_dir: Path, alignment: Aligning) -> None:
     AsynchronousJob(run_dir, 0, 0).run(range(1, 3), even)
     alignment.poll()
     assert set(alignment.alignments()[0].blame) == {*layout.PHASES, "unknown"} - {"collective_wait", "startup"}
@@ -178,7 +176,7 @@ NUMBERS = st.sampled_from([0.0, 5e-324, 1.0, 2.0, 1e3, 2.0**53, 2.0**199]) | st.
     entries=st.lists(st.lists(NUMBERS, min_size=layout.DEVICE_RING_WIDTH - 1, max_size=layout.DEVICE_RING_WIDTH - 1)),
     pace=st.lists(NUMBERS, min_size=2, max_size=2),
 )
-def test_whatever_stands_in_the_rings_of_two_ranks_prometheus_can_take_what_comes_of_it(
+def test_any_content_of_two_ranks_rings_makes_valid_metrics(
     run_dir: Path, entries: list[list[float]], pace: list[float]
 ) -> None:
     for path in run_dir.glob("*.rank"):

@@ -1,4 +1,4 @@
-"""Which files are read: each owner's share, and links only of those whom one trusts."""
+"""The files that are read: each owner's share, and only links of trusted owners."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ def file(name: str, owner: int, modified: float = 0.0) -> RankFile:
     return RankFile(Path("/run"), name, -1, owner, modified)
 
 
-def test_an_owner_of_a_thousand_files_takes_no_place_of_an_owner_of_two() -> None:
+def test_an_owner_of_a_thousand_files_does_not_displace_an_owner_of_two() -> None:
     flood = [file(f"{number}.rank", 1, 1e18) for number in range(1000)]
     few = [file("a.rank", 2), file("b.rank", 2)]
     assert Counter(chosen.owner for chosen in fair_share([*flood, *few], 8)) == {1: 6, 2: 2}
 
 
-def test_of_one_owners_files_the_newest_are_read() -> None:
+def test_the_newest_files_of_an_owner_are_read() -> None:
     files = [file(f"{number}.rank", 1, modified=number) for number in range(5)]
     assert [chosen.path.stem for chosen in fair_share(files, 2)] == ["4", "3"]
 
 
-def test_a_listing_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
+def test_a_listing_ends_at_its_limit_and_reports_more_files(tmp_path: Path) -> None:
     for number in range(5):
         (tmp_path / f"{number}.rank").touch()
     descriptor = directory.open_directory(tmp_path)
-    all_of_them = Listing(tmp_path, 5).look(descriptor)
-    assert (len(all_of_them.files), all_of_them.are_more) == (5, False)
+    complete = Listing(tmp_path, 5).look(descriptor)
+    assert (len(complete.files), complete.are_more) == (5, False)
     listing = Listing(tmp_path, 3)
     some = listing.look(descriptor)
     assert (len(some.files), some.are_more) == (3, True)
@@ -43,16 +43,14 @@ def test_a_listing_ends_at_its_limit_and_says_so(tmp_path: Path) -> None:
     os.close(descriptor)
 
 
-def test_a_link_to_a_directory_that_a_stranger_made_is_not_followed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_of_another_user_to_a_directory_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     link = tmp_path / "link"
     link.symlink_to(tmp_path)
     monkeypatch.setattr(directory.os, "geteuid", lambda: 4711)
-    if link.lstat().st_uid == 0:  # root's links are everybody's to follow: make it a stranger's
+    if link.lstat().st_uid == 0:  # all users follow root's links: make it another user's
         os.chown(link, 4712, 4712, follow_symlinks=False)
     assert RunDirectory([link]).scan().skipped == {"symlink": 1}
 
 
-def test_a_missing_directory_is_missing(tmp_path: Path) -> None:
+def test_a_missing_directory_has_no_ranks(tmp_path: Path) -> None:
     assert RunDirectory([tmp_path / "missing"]).scan() == Scan((), {})

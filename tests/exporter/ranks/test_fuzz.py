@@ -1,4 +1,4 @@
-"""Rank files that nobody's hook wrote: some thousand damaged ones, and records made of anything that JSON can say."""
+"""Rank files that no hook has written: thousands of damaged files, and records of arbitrary JSON."""
 
 from __future__ import annotations
 
@@ -47,17 +47,17 @@ def made(info: dict[str, Any], slots: dict[int, float]) -> bytes:
     return (data.ljust(layout.INFO_OFFSET, b"\0") + text).ljust(layout.SIZE, b"\0")
 
 
-def test_no_damaged_file_stops_a_scrape_or_gets_a_bad_label_out(run_dir: Path) -> None:
+def test_damaged_files_do_not_stop_a_scrape_or_expose_bad_labels(run_dir: Path) -> None:
     outcome = run(run_dir, seed=2, first=0, files=4000)
     assert outcome.total() <= 4000
-    assert outcome["shown"] > 400  # damage that the checks let through is in the test as well
+    assert outcome["shown"] > 400  # damage that passes the checks is also tested
     assert outcome["foreign"] > 400
 
 
-# The directory is the same for all examples: each overwrites the file of the one before.
+# All examples use the same directory: each overwrites the previous file.
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(info=INFOS, slots=SLOTS)
-def test_no_record_made_of_anything_gets_out_but_as_prometheus_takes_it(
+def test_arbitrary_records_make_only_valid_metrics(
     run_dir: Path, info: dict[str, Any], slots: dict[int, float]
 ) -> None:
     (run_dir / "made.rank").write_bytes(made(info, slots))
@@ -67,7 +67,7 @@ def test_no_record_made_of_anything_gets_out_but_as_prometheus_takes_it(
 
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.binary(max_size=300).map(lambda junk: layout.header() + junk) | st.binary(max_size=300))
-def test_no_bytes_are_taken_for_a_record(run_dir: Path, data: bytes) -> None:
+def test_arbitrary_bytes_are_not_read_as_a_record(run_dir: Path, data: bytes) -> None:
     (run_dir / "made.rank").write_bytes(data)
     shown, skipped = scrape(RunDirectory([run_dir]), parse=False)
     assert (shown, skipped.total()) == (0, 1)
@@ -83,7 +83,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("check", MISSING)
-def test_the_fuzzer_notices_a_check_that_is_missing(check: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_detects_a_missing_check(check: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*MISSING[check], raising=False)
     with pytest.raises(FuzzError, match=r"seed 2, file \d+"):
         run(run_dir, seed=2, first=0, files=2000, parsed_every=1)
@@ -92,14 +92,14 @@ def test_the_fuzzer_notices_a_check_that_is_missing(check: str, run_dir: Path, m
 @pytest.mark.parametrize(
     ("label", "value"), [("a\nb", 1.0), ("x" * 201, 1.0), ("a", math.nan), ("a", math.inf), ("a", -1.0)]
 )
-def test_what_prometheus_would_not_take_is_noticed(label: str, value: float) -> None:
+def test_invalid_metrics_are_detected(label: str, value: float) -> None:
     family = GaugeMetricFamily("rankscope_rank_up", "Up.", labels=["run"])
     family.add_metric([label], value)
     with pytest.raises(FuzzError):
         check([family])
 
 
-def test_a_series_that_is_there_twice_is_noticed() -> None:
+def test_a_duplicate_series_is_detected() -> None:
     family = GaugeMetricFamily("rankscope_rank_up", "Up.", labels=["run"])
     for _ in range(2):
         family.add_metric(["r"], 1)

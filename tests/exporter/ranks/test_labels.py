@@ -1,4 +1,4 @@
-"""The labels that users give their ranks: one series a rank, and none from a record that no hook writes."""
+"""The user's labels of ranks: one series per rank, and none from a record that no hook writes."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ def test_each_rank_has_one_series_with_its_own_labels(run_dir: Path) -> None:
         None,
     ],
 )
-def test_a_record_with_labels_that_no_hook_writes_is_none(run_dir: Path, labels: Any) -> None:
+def test_a_record_with_labels_that_no_hook_writes_is_refused(run_dir: Path, labels: Any) -> None:
     record = publish(run_dir, labels=labels)
     scan = RunDirectory([run_dir]).scan()
     assert (scan.ranks, scan.skipped["foreign"]) == ((), 1)
     assert record
 
 
-def test_no_label_of_a_rank_or_a_gpu_can_be_taken() -> None:
+def test_users_cannot_use_names_of_rank_or_gpu_labels() -> None:
     assert {*RANK_LABELS, *LABELS, *GPU_LABELS, "user"} <= OWN_NAMES

@@ -1,4 +1,4 @@
-"""A rank whose lock is lost lives as long as its process does; a lock that outlives its process shows no life."""
+"""A rank that has lost its lock is alive while its process is; a lock that outlives its process keeps no rank alive."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def drop_lock(run_dir: Path) -> None:
     assert read_rank(run_dir / "r.0.rank").exit_reason == "killed"
 
 
-def test_a_rank_that_has_lost_its_lock_lives_until_its_process_ends(run_dir: Path) -> None:
+def test_a_rank_that_has_lost_its_lock_is_alive_until_its_process_ends(run_dir: Path) -> None:
     directory = RunDirectory([run_dir])
     with living_rank(run_dir, before=STARTED + DROP_WHEN_ASKED) as rank:
         assert directory.scan().ranks[0].snapshot.lock_pid == rank.pid
@@ -68,7 +68,7 @@ def test_a_rank_that_has_lost_its_lock_lives_until_its_process_ends(run_dir: Pat
 
 
 @pytest.mark.parametrize(("age", "reason"), [(0.0, None), (600.0, "killed"), (-600.0, "killed")])
-def test_a_rank_whose_process_is_not_known_lives_while_it_makes_progress(
+def test_a_rank_with_an_unknown_process_is_alive_while_it_makes_progress(
     run_dir: Path, age: float, reason: str | None
 ) -> None:
     with living_rank(run_dir, slots={"started_monotonic": time.monotonic() - age}, before=DROP_WHEN_ASKED):
@@ -76,7 +76,7 @@ def test_a_rank_whose_process_is_not_known_lives_while_it_makes_progress(
         assert RunDirectory([run_dir]).scan().ranks[0].snapshot.exit_reason == reason
 
 
-def test_a_lock_that_another_process_keeps_shows_no_life(run_dir: Path) -> None:
+def test_a_lock_that_another_process_holds_does_not_keep_a_rank_alive(run_dir: Path) -> None:
     with living_rank(run_dir, before=STARTED + SHARED) as rank:
         eventually(lambda: (run_dir / "child").exists())
         assert read_rank(run_dir / "r.0.rank").alive
@@ -86,6 +86,6 @@ def test_a_lock_that_another_process_keeps_shows_no_life(run_dir: Path) -> None:
     assert ended.exit_reason == "killed"
 
 
-def test_a_process_that_has_the_number_of_the_rank_after_it_is_not_the_rank(run_dir: Path) -> None:
+def test_a_later_process_with_the_same_pid_is_not_the_rank(run_dir: Path) -> None:
     with living_rank(run_dir, process_start=1):
         assert not read_rank(run_dir / "r.0.rank").alive

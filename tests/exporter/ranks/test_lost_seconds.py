@@ -1,4 +1,4 @@
-"""The counters of lost GPU time: bounded, whatever a script calls its phases."""
+"""The counters of lost GPU time are bounded for any names of phases."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from rankscope_exporter.ranks.accounts import CAUSES_LIMIT, add_seconds
 from rankscope_exporter.ranks.collectors.findings import CAUSES
 
 
-def test_phases_that_are_renamed_again_and_again_are_other_beyond_a_limit() -> None:
+def test_phases_beyond_a_limit_are_counted_as_other() -> None:
     seconds = dict.fromkeys(CAUSES, 0.0)
     for number in range(1000):
         add_seconds(seconds, {f"phase-{number}": 1.0, "transfer": 1.0})

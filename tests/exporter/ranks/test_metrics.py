@@ -1,4 +1,4 @@
-"""What is shown of a rank and what is absent, by what its record holds."""
+"""The metrics of a rank that are shown or absent, depending on its record."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from rankscope_exporter.ranks.metrics import life, process
 
 
 def shown(name: str, **fields: float) -> Any:
-    """The metric's value of a rank whose record has these fields."""
+    """Return the metric's value for a rank whose record has these fields."""
     (metric,) = (one for one in process.METRICS if one.name == name)
     rank: Any = SimpleNamespace(snapshot=fields)
     return metric.values(rank)
 
 
-def test_the_runs_of_trackers_are_shown_with_their_pages_where_they_have_one() -> None:
+def test_the_runs_of_trackers_are_shown_with_their_urls() -> None:
     (metric,) = (one for one in life.METRICS if one.name == "rankscope_rank_tracker_info")
     info = {"tracker_ids": {"wandb": "x1", "tensorboard": "runs/a"}, "tracker_urls": {"wandb": "https://w/x1"}}
-    of: Any = [SimpleNamespace(snapshot=SimpleNamespace(info=info)) for info in (info, {}, {"tracker_ids": {}})]
+    ranks: Any = [SimpleNamespace(snapshot=SimpleNamespace(info=info)) for info in (info, {}, {"tracker_ids": {}})]
     expected = {("wandb", "x1", "https://w/x1"): 1, ("tensorboard", "runs/a", ""): 1}
-    assert [metric.values(rank) for rank in of] == [expected, None, None]
+    assert [metric.values(rank) for rank in ranks] == [expected, None, None]
 
 
 @pytest.mark.parametrize(
     ("scale", "skipped", "expected"),
     [(0.0, 0.0, (None, None)), (65536.0, 0.0, (65536.0, 0.0)), (0.0, 200.0, (0.0, 200.0))],
 )
-def test_a_loss_scale_that_has_collapsed_to_nothing_is_shown_and_without_a_scaler_there_is_none(
+def test_a_loss_scale_of_zero_is_shown_only_with_a_scaler(
     scale: float, skipped: float, expected: tuple[float | None, float | None]
 ) -> None:
     names = ("rankscope_rank_amp_scale", "rankscope_rank_amp_skipped_steps_total")

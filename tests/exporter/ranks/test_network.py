@@ -1,4 +1,4 @@
-"""The collector of network ports, with a sysfs that is made up of files."""
+"""The collector of network ports, with a sysfs of test files."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RATE = "400 Gb/sec (4X NDR)"
 
 
 class Node:
-    """A sysfs below `root`, and the collector with a clock that only `wait` moves."""
+    """A sysfs below `root`, and the collector with a clock that only `wait` advances."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -25,7 +25,7 @@ class Node:
         self.network = Network(root, lambda: self.now)
 
     def wait(self, seconds: float = 60.0) -> dict[str, dict[tuple[str, ...], float]]:
-        """Return the page's values after that time, by name and the values of the labels in the labels' order."""
+        """Return the page's values after that time, by name and label values in the order of label names."""
         self.now += seconds
         return values(self.network.poll(Scan((), Counter())))
 
@@ -48,7 +48,7 @@ def test_a_node_without_adapters_has_no_series(node) -> None:
     assert node.network.fault is None
 
 
-def test_what_an_infiniband_port_shows(node) -> None:
+def test_an_infiniband_port_has_all_metrics(node) -> None:
     port(node.root, "mlx5_3", data=1_000, errors={"symbol_error": 4}, hardware={"local_ack_timeout_err": 2})
     assert node.wait() == {
         "port_up": {("mlx5_3",): 1.0},
@@ -66,7 +66,7 @@ def test_an_adapter_with_two_ports_names_them(node) -> None:
     assert node.wait()["port_up"] == {("mlx5_0/1",): 1.0, ("mlx5_0/2",): 0.0}
 
 
-def test_an_adapter_without_the_usual_counters_shows_what_it_has(node) -> None:
+def test_an_adapter_without_the_usual_counters_shows_its_own(node) -> None:
     directory = port(node.root, "rdmap16s27", hardware={"rx_bytes": 70, "tx_bytes": 50, "retrans_pkts": 3})
     for counter in (directory / "counters").iterdir():
         counter.unlink()
@@ -78,7 +78,7 @@ def test_an_adapter_without_the_usual_counters_shows_what_it_has(node) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "N/A (no PMA)", "-1", "12 34", "\udcff"])
-def test_what_is_no_number_is_absent(node, text) -> None:
+def test_a_value_that_is_not_a_number_is_absent(node, text) -> None:
     directory = port(node.root, "mlx5_0")
     write(directory / "counters/port_rcv_data", text)
     write(directory / "rate", text)
@@ -88,7 +88,7 @@ def test_what_is_no_number_is_absent(node, text) -> None:
     assert found["port_transmitted_bytes_total"] == {("mlx5_0",): 0.0}
 
 
-def test_packets_that_an_interface_drops(node) -> None:
+def test_dropped_packets_of_an_interface_are_shown(node) -> None:
     interface(node.root, "eth0", rx_dropped=3, rx_missed_errors=4, tx_dropped=5)
     interface(node.root, "docker0", is_hardware=False)
     interface(node.root, "eth1", operstate="down")
@@ -105,7 +105,7 @@ def test_a_port_at_half_its_rate_is_the_fault(node) -> None:
     assert node.network.fault == PortFault("mlx5_3", "rate", 0.5)
 
 
-def test_a_fault_is_over_a_minute_after_it_has_ended(node) -> None:
+def test_a_fault_is_cleared_a_minute_after_its_end(node) -> None:
     port(node.root, "mlx5_0")
     node.wait()
     port(node.root, "mlx5_0", state="1: DOWN", rate="2.5 Gb/sec (1X SDR)", downs=1)

@@ -1,4 +1,4 @@
-"""How many names an owner's ranks may add in an hour: any of theirs that becomes a label, and no honest use."""
+"""The limit of new names of an owner's ranks per hour: it covers all labels and does not affect normal use."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from testing.records import publish, rank_snapshot
 
 from rankscope.record import layout
 from rankscope_exporter.ranks import new_series
-from rankscope_exporter.ranks.new_series import BURST, SERIES_AN_HOUR, SERIES_OF_RANK, NewSeries
+from rankscope_exporter.ranks.new_series import BURST, SERIES_OF_RANK, SERIES_PER_HOUR, NewSeries
 from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
 HOUR = 3600
-RANKS_AN_HOUR = (BURST + SERIES_AN_HOUR) // SERIES_OF_RANK  # in the first one, at most
+RANKS_PER_HOUR = (BURST + SERIES_PER_HOUR) // SERIES_OF_RANK  # at most, in the first hour
 
 
 def rank(owner: int = 1, **labels: Any) -> Rank:
@@ -25,14 +25,14 @@ def rank(owner: int = 1, **labels: Any) -> Rank:
 
 
 class Node:
-    """Ranks that come one after the other, and how many of them were shown."""
+    """A node on which ranks appear, with the limit of new series."""
 
     def __init__(self) -> None:
         self.clock = Clock(0.0)
         self.series = NewSeries(self.clock)
 
     def show(self, *ranks: Rank, seconds: float = 1.0) -> int:
-        """Return how many of the ranks are admitted in a scan; then that time passes."""
+        """Return the number of ranks that a scan admits, and advance the clock."""
         admitted = sum(self.series.admits(rank) for rank in ranks)
         self.series.forget()
         self.clock.advance(seconds)
@@ -59,9 +59,9 @@ LEAST = {"runs": SERIES_OF_RANK, "ranks": SERIES_OF_RANK, "groups": 16 * 3, "pha
 
 
 @pytest.mark.parametrize("kind", NEW)
-def test_names_that_are_new_each_moment_are_admitted_up_to_a_bound(node: Node, kind: str) -> None:
+def test_new_names_are_admitted_up_to_a_limit(node: Node, kind: str) -> None:
     admitted = sum(node.show(rank(**NEW[kind](number)), seconds=0.25) for number in range(4 * HOUR))
-    assert 100 < admitted <= (BURST + SERIES_AN_HOUR) / LEAST.get(kind, SERIES_OF_RANK)
+    assert 100 < admitted <= (BURST + SERIES_PER_HOUR) / LEAST.get(kind, SERIES_OF_RANK)
 
 
 OF_INFO = {
@@ -76,48 +76,48 @@ OF_INFO = {
 @pytest.mark.parametrize("label", ["node", "pid", "uuid", "world_size", "group", *OF_INFO])
 def test_a_label_that_changes_is_a_new_name(node: Node, label: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_series, "BURST", SERIES_OF_RANK + 12)
-    monkeypatch.setattr(new_series, "SERIES_AN_HOUR", 0)
+    monkeypatch.setattr(new_series, "SERIES_PER_HOUR", 0)
     values = (OF_INFO.get(label, str)(str(n)) for n in range(100))
     assert sum(node.show(rank(**{label: value})) for value in values) < 13
 
 
-def test_whoever_has_too_many_names_costs_no_other_owner_one(node: Node) -> None:
+def test_an_owner_with_too_many_names_does_not_affect_other_owners(node: Node) -> None:
     for number in range(HOUR):
         node.show(*(rank(1, run=f"{number}-{n}") for n in range(10)))
         assert node.show(rank(2, run=f"sweep-{number // 10}"), seconds=0) == 1
 
 
-def test_a_rank_that_goes_on_with_the_same_names_stays_whatever_else_its_owner_adds(node: Node) -> None:
+def test_a_rank_with_unchanged_names_stays_when_its_owner_adds_others(node: Node) -> None:
     for number in range(3 * HOUR):
         mine = rank(run="mine", groups=["0-3"], phases=["render"])
         assert node.show(mine, seconds=0) == 1
         node.show(rank(run=f"{number}"))
 
 
-def test_the_limit_is_for_an_hour_and_comes_back(node: Node) -> None:
+def test_the_limit_refills_within_an_hour(node: Node) -> None:
     first, second, third = (sum(node.show(rank(run=f"{hour}-{number}")) for number in range(HOUR)) for hour in range(3))
-    assert first <= RANKS_AN_HOUR
-    assert second == pytest.approx(SERIES_AN_HOUR / SERIES_OF_RANK, rel=0.05)
+    assert first <= RANKS_PER_HOUR
+    assert second == pytest.approx(SERIES_PER_HOUR / SERIES_OF_RANK, rel=0.05)
     assert third == pytest.approx(second, rel=0.01)
 
 
 @pytest.mark.parametrize(("runs", "ranks"), [(900, 1), (300, 4), (100, 8)])
-def test_a_sweep_of_short_runs_is_shown_whole_hour_after_hour(node: Node, runs: int, ranks: int) -> None:
+def test_a_sweep_of_short_runs_is_always_shown(node: Node, runs: int, ranks: int) -> None:
     for number in range(3 * runs):
-        for _ in range(3):  # its group, and how it trains, are known a moment later
+        for _ in range(3):  # its group and settings are known a moment later
             labels = {"run": f"sweep-{number}", "groups": [f"0-{ranks - 1}"], "settings": {"precision": f"{_}"}}
             members = [rank(rank=str(n), pid=f"{number}{n}", **labels) for n in range(ranks)]
             assert node.show(*members, seconds=0) == ranks
         node.clock.advance(HOUR / runs)
 
 
-def test_a_job_that_is_started_again_and_again_is_always_shown(node: Node) -> None:
+def test_a_job_that_restarts_repeatedly_is_always_shown(node: Node) -> None:
     for restart in range(2 * HOUR // 10):
         members = [rank(rank=str(n), pid=f"{restart}{n}", groups=["0-7"]) for n in range(8)]
         assert node.show(*members, seconds=10) == 8
 
 
-def test_an_elastic_job_is_shown_whatever_its_size_is_now(node: Node) -> None:
+def test_an_elastic_job_is_shown_at_any_size(node: Node) -> None:
     for change in range(2 * HOUR // 30):
         size = 4 + change % 5
         members = [
@@ -126,11 +126,11 @@ def test_an_elastic_job_is_shown_whatever_its_size_is_now(node: Node) -> None:
         assert node.show(*members, seconds=30) == size
 
 
-def test_a_restarted_exporter_shows_as_many_ranks_of_an_owner_as_a_page_has(node: Node) -> None:
+def test_a_restarted_exporter_shows_all_ranks_of_an_owner_that_fit_on_a_page(node: Node) -> None:
     assert node.show(*(rank(run=str(n), groups=["0"], phases=["render"]) for n in range(128))) == 128
 
 
-def test_what_is_remembered_of_names_and_owners_has_a_bound(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remembered_names_and_owners_are_bounded(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(new_series, "NAMES_REMEMBERED", 200)
     monkeypatch.setattr(new_series, "OWNERS_REMEMBERED", 50)
     for number in range(1000):
@@ -142,7 +142,7 @@ def test_what_is_remembered_of_names_and_owners_has_a_bound(node: Node, monkeypa
     assert not node.series._shown
 
 
-def test_ranks_with_too_many_names_are_counted_and_logged_as_no_file(
+def test_ranks_with_too_many_names_are_counted_but_not_logged(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(new_series, "BURST", 3 * SERIES_OF_RANK)

@@ -1,4 +1,4 @@
-"""Which stage of a pipeline a rank is in."""
+"""The pipeline stage of a rank, and its place in other kinds of parallelism."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ def rank(number: int = 2, calls: dict[str, float] | None = None, **info: Any) ->
 
 
 @pytest.mark.parametrize("description", ["mesh_pp", "pp", "PIPELINE_MODEL_PARALLEL_GROUP", "mesh_stages", "pipeline"])
-def test_the_stage_is_the_place_in_the_group_that_is_described_as_the_pipeline(description) -> None:
+def test_the_stage_is_the_place_in_the_group_with_a_pipeline_description(description) -> None:
     assert stage(rank(group_descriptions=["", description, "mesh_tp", "mesh_dp"])) == 1
 
 
 @pytest.mark.parametrize("description", ["mesh_dp", "mesh_tp", "TENSOR_MODEL_PARALLEL_GROUP", "mesh_shipping", ""])
-def test_other_groups_are_no_pipeline(description) -> None:
+def test_other_groups_are_not_a_pipeline(description) -> None:
     assert stage(rank(group_descriptions=["", description, description, description])) is None
 
 
-def test_combined_groups_of_megatron_are_no_pipeline() -> None:
+def test_combined_groups_of_megatron_are_not_a_pipeline() -> None:
     names = ["MODEL_PARALLEL_GROUP", "EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP", "EMBEDDING_GROUP"]
     assert stage(rank(group_descriptions=["", *names])) is None
 
@@ -48,22 +48,22 @@ def test_a_part_of_the_run_whose_ranks_send_to_each_other_is_a_pipeline() -> Non
     ("calls", "number"),
     [
         ({"send": 400.0, "recv": 400.0, "broadcast": 10.0}, 2),
-        ({"send": 400.0, "recv": 400.0, "ddp_all_reduce": 100.0}, None),  # a parameter server beside DDP
+        ({"send": 400.0, "recv": 400.0, "ddp_all_reduce": 100.0}, None),  # a parameter server in addition to DDP
         ({"send": 100.0, "recv": 100.0, "all_reduce": 100.0}, None),
         ({"send": 10.0}, None),
         ({}, None),
     ],
 )
-def test_ranks_of_a_whole_run_that_send_to_each_other_are_stages_only_if_they_do_nothing_else(calls, number) -> None:
+def test_ranks_of_a_whole_run_that_send_to_each_other_are_stages_only_without_other_collectives(calls, number) -> None:
     assert stage(rank(calls=calls, pairwise=["0"])) == number
 
 
-def test_ranks_that_send_to_each_other_in_a_group_of_another_kind_are_no_stages() -> None:
+def test_ranks_that_send_to_each_other_in_a_group_of_another_kind_are_not_stages() -> None:
     assert stage(rank(group_descriptions=["", "mesh_cp"], pairwise=["1"])) is None
     assert stage(rank(group_descriptions=["", "mesh_cp"], pairwise=["1", "3"])) == 0
 
 
-def test_where_the_ranks_of_the_group_are_not_known_nor_is_the_stage() -> None:
+def test_the_stage_is_unknown_if_the_ranks_of_the_group_are_unknown() -> None:
     cut = ["0-7", "0,1,2,3…ab12"]
     assert stage(rank(groups=cut, group_descriptions=["", "mesh_pp"])) is None
     assert stage(rank(5, group_descriptions=["", "mesh_pp"])) is None
@@ -79,7 +79,7 @@ def test_where_the_ranks_of_the_group_are_not_known_nor_is_the_stage() -> None:
         ["", "mesh_replicas", "mesh_tensor", "mesh_stages"],
     ],
 )
-def test_the_place_in_each_kind_of_parallelism_is_known_by_the_groups_names(descriptions) -> None:
+def test_the_place_in_each_kind_of_parallelism_follows_from_the_groups_descriptions(descriptions) -> None:
     assert coordinates(rank(group_descriptions=descriptions)) == {"dp": 1, "tp": 0, "pp": 0}
 
 

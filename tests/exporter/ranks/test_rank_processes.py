@@ -1,4 +1,4 @@
-"""Ranks' processes from outside: whose processor time, storage and run queue it is, and what stays unknown."""
+"""Resources of the ranks' processes: CPU time, storage and run queue, and values that stay unknown."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ CLOCK_TICK = 0.01
 
 @contextmanager
 def rank(run_dir: Path, code: str) -> Iterator[Program]:
-    """Start a rank that runs the code first."""
+    """Start a rank that first runs the code."""
     with running(*python(RANK + code + "\nprint('ready', flush=True)\nsys.stdin.read()\n", run_dir)) as process:
         yield process
 
 
 class Watching:
-    """Looks at the ranks of a run directory."""
+    """The collector of the ranks in a run directory."""
 
     def __init__(self, run_dir: Path) -> None:
         self._run_directory = RunDirectory([run_dir])
@@ -66,7 +66,7 @@ class Watching:
 
 
 def values(collector: Watching) -> dict[str, float]:
-    """By name and the label besides those that all series of ranks have."""
+    """Return the values by name and the additional label."""
     found = {}
     for family in collector.collect():
         for sample in family.samples:
@@ -76,14 +76,14 @@ def values(collector: Watching) -> dict[str, float]:
     return found
 
 
-def test_the_locks_holder_is_the_ranks_process_whatever_pid_it_wrote(run_dir: Path) -> None:
+def test_the_holder_of_the_lock_is_the_ranks_process(run_dir: Path) -> None:
     with rank(run_dir, "") as process:
         assert read_rank(run_dir / "r.3.rank").lock_pid == process.pid
     assert read_rank(run_dir / "r.3.rank").lock_pid == 0
 
 
-def test_processor_time_is_told_apart_by_whose_it_is(run_dir: Path) -> None:
-    # On one processor the two keep each other waiting.
+def test_cpu_time_of_the_rank_and_its_workers_is_separate(run_dir: Path) -> None:
+    # On one CPU the two wait for each other.
     with rank(run_dir, "os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); fork(0.5); burn(0.2)"):
         collector = Watching(run_dir)
         found = values(collector)
@@ -101,7 +101,7 @@ def test_the_time_of_workers_that_have_ended_still_counts(run_dir: Path) -> None
     assert found["cpu_seconds_total workers"] >= 0.3 - CLOCK_TICK
 
 
-def test_bytes_that_workers_read_are_the_ranks_too(run_dir: Path, tmp_path: Path) -> None:
+def test_bytes_that_workers_read_are_added_to_the_ranks(run_dir: Path, tmp_path: Path) -> None:
     for process, children in (("7", "8 9"), ("8", ""), ("9", "")):
         fake(tmp_path, process, children, read_bytes=1000)
     assert read_usage(7, tmp_path).read_bytes == 3000
@@ -114,7 +114,7 @@ def test_a_rank_that_has_ended_is_absent(run_dir: Path) -> None:
 
 
 def fake(procfs: Path, pid: str, children: str = "", read_bytes: int = 0, name: str = "python") -> Path:
-    """A process of a procfs of the test's own, with a main thread and another."""
+    """Create a process in the test's own procfs, with a main thread and another thread."""
     directory = procfs / pid
     for thread in (pid, f"{pid}1"):
         (directory / "task" / thread).mkdir(parents=True)
@@ -127,23 +127,23 @@ def fake(procfs: Path, pid: str, children: str = "", read_bytes: int = 0, name: 
     return directory
 
 
-def test_a_process_may_be_named_like_its_own_line(tmp_path: Path) -> None:
+def test_a_process_name_may_contain_parentheses_and_fields(tmp_path: Path) -> None:
     fake(tmp_path, "7", name="a) R 9 9 9 (b")
     usage = read_usage(7, tmp_path)
     assert (usage.cpu, usage.children_cpu, usage.resident) == (2.0, 0.5, 256 * 4096)
     assert usage.run_queue == 2.0
 
 
-@pytest.mark.parametrize("of", ["7", "8"])
-def test_bytes_read_are_unknown_without_permission(tmp_path: Path, of: str) -> None:
+@pytest.mark.parametrize("pid", ["7", "8"])
+def test_bytes_read_are_unknown_without_permission(tmp_path: Path, pid: str) -> None:
     fake(tmp_path, "7", "8")
     fake(tmp_path, "8")
-    (tmp_path / of / "io").unlink()
-    (tmp_path / of / "io").mkdir()  # reading it fails for root, too
+    (tmp_path / pid / "io").unlink()
+    (tmp_path / pid / "io").mkdir()  # reading it fails for root as well
     assert read_usage(7, tmp_path).read_bytes is None
 
 
-def test_a_worker_that_ends_meanwhile_makes_nothing_unknown(tmp_path: Path) -> None:
+def test_a_worker_that_ends_during_a_reading_makes_nothing_unknown(tmp_path: Path) -> None:
     fake(tmp_path, "7", "8 9", read_bytes=10)
     fake(tmp_path, "9", read_bytes=10)
     usage = read_usage(7, tmp_path)
@@ -175,7 +175,7 @@ def usage(children: float | None = 1.0, read: float | None = 1.0, waits: Mapping
     return Usage(1.0, children, 0.5, waits or {}, read, 0, 1.0)
 
 
-def test_counters_never_go_back() -> None:
+def test_counters_never_decrease() -> None:
     process = RankProcess(SampleCache(METRICS, ("r", "0")))
     process.update(usage(children=5.0, read=100.0))
     process.update(usage(children=4.0, read=90.0))
@@ -183,7 +183,7 @@ def test_counters_never_go_back() -> None:
     assert process.read_bytes == 100.0
 
 
-def test_the_waits_of_workers_add_up_over_those_that_end() -> None:
+def test_waits_of_ended_workers_still_count() -> None:
     process = RankProcess(SampleCache(METRICS, ("r", "0")))
     process.update(usage())
     assert process.workers_run_queue is None
@@ -192,7 +192,7 @@ def test_the_waits_of_workers_add_up_over_those_that_end() -> None:
     assert process.workers_run_queue == 1.0 + 0.75 + 0.25 + 0.125
 
 
-def test_a_workers_wait_for_a_processor_is_its_own(tmp_path: Path) -> None:
+def test_waits_for_a_cpu_are_counted_per_worker(tmp_path: Path) -> None:
     fake(tmp_path, "7", "8 9")
     fake(tmp_path, "8")
     (fake(tmp_path, "9") / "schedstat").write_text("0 0 0\n")
@@ -206,7 +206,7 @@ def test_unknown_children_add_no_worker_series() -> None:
     assert process.read_bytes is None
 
 
-def test_a_disturbed_reading_counts_no_wait_twice() -> None:
+def test_an_interrupted_reading_counts_no_wait_twice() -> None:
     process = RankProcess(SampleCache(METRICS, ("r", "0")))
     for reading in (usage(waits={8: 2.0}), None, usage(waits={8: 2.5}), many(), usage(waits={8: 3.0})):
         process.update(reading)
@@ -214,12 +214,12 @@ def test_a_disturbed_reading_counts_no_wait_twice() -> None:
 
 
 def many() -> Usage:
-    """The usage of a process that has too many children to read."""
+    """Return the usage of a process with too many children to read."""
     return Usage(1.0, None, 0.5, {}, None, 1500, 1.0, unread_children=1500)
 
 
 class Living:
-    """Ranks of a scan whose processes lie in a procfs of the test's own; counts the files that are read."""
+    """Ranks whose processes are in the test's own procfs. It counts the files that are read."""
 
     def __init__(self, procfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._procfs = procfs
@@ -233,7 +233,7 @@ class Living:
         return lambda path: self.read.append(path) or read(path)  # type: ignore[func-returns-value]
 
     def add(self, pid: int, owner: int = 1, records: int = 1, children: Iterable[int] = (), each: str = "") -> None:
-        """A process that holds records, and its children; of each child its own children."""
+        """Add a process that holds records, its children, and each child's own children."""
         fake(self._procfs, str(pid), " ".join(map(str, children)))
         for child in children:
             fake(self._procfs, str(child), each)
@@ -245,7 +245,7 @@ class Living:
         shutil.rmtree(self._procfs / str(pid))
 
     def values(self, metric: str) -> dict[str, float]:
-        """Of each rank, by the pid and the label besides those that all series of ranks have."""
+        """Return a metric's values of all ranks, by pid and the additional label."""
         found = {}
         self.read.clear()
         for family in self._processes.poll(Scan(self._ranks, Counter())):
@@ -271,18 +271,18 @@ def add_honest(living: Living) -> None:
 
 
 def are_honest_read(living: Living) -> bool:
-    """Whether everything is known of the honest ranks."""
+    """Return whether all values of the honest ranks are known."""
     unread, cpu = living.values("child_processes_unread"), living.values("cpu_seconds_total")
     return not any(str(pid) in unread or cpu[f"{pid} workers"] < 16 for pid in HONEST)
 
 
-def test_a_process_is_read_once_whatever_number_of_records_it_holds(living: Living) -> None:
+def test_a_process_is_read_once_even_if_it_holds_several_records(living: Living) -> None:
     living.add(7, records=128, children=[8, 9])
     assert living.values("child_processes") == {"7": 2}
     assert len(living.read) == len(set(living.read))
 
 
-def test_children_that_are_too_many_are_counted_and_what_includes_them_is_absent(living: Living) -> None:
+def test_with_too_many_children_values_that_include_them_are_absent(living: Living) -> None:
     living.add(7, records=128, children=range(1000, 2500))
     add_honest(living)
     for _ in range(30):
@@ -296,7 +296,7 @@ def test_children_that_are_too_many_are_counted_and_what_includes_them_is_absent
         assert "7" not in living.values(metric)
 
 
-def test_children_of_many_processes_have_a_bound_together(living: Living) -> None:
+def test_children_of_many_processes_have_a_common_limit(living: Living) -> None:
     for pid in range(200, 328):
         living.add(pid, children=range(pid * 1000, pid * 1000 + 30))
     add_honest(living)
@@ -305,7 +305,7 @@ def test_children_of_many_processes_have_a_bound_together(living: Living) -> Non
     assert len(living.read) < 3 * 1024 + 4 * (128 + 8 * 17)
 
 
-def test_as_many_owners_as_there_are_have_the_same_share_of_children(living: Living) -> None:
+def test_all_owners_have_the_same_share_of_children(living: Living) -> None:
     for owner in range(1010, 1025):
         living.add(owner, owner=owner, children=range(owner * 1000, owner * 1000 + 200))
     add_honest(living)
@@ -319,7 +319,7 @@ def test_children_of_children_are_not_read(living: Living) -> None:
     assert not [path for path in living.read if "/9/" in path]
 
 
-def test_what_was_absent_for_too_many_children_comes_back_when_they_have_ended(living: Living, tmp_path: Path) -> None:
+def test_absent_values_return_after_the_excess_children_have_ended(living: Living, tmp_path: Path) -> None:
     living.add(7, children=[8])
     assert living.values("workers_run_queue_seconds_total") == {"7": 2.0}
     children = tmp_path / "7" / "task" / "7" / "children"
@@ -331,12 +331,12 @@ def test_what_was_absent_for_too_many_children_comes_back_when_they_have_ended(l
 
 
 def test_a_list_of_children_is_read_to_its_end(run_dir: Path) -> None:
-    """The kernel returns a page at a time: with pids of seven digits that is 512 of them."""
+    """The kernel returns one page at a time, which is 512 pids of seven digits."""
     with rank(run_dir, "children = [fork(0) for _ in range(1100)]") as process:
         assert read_usage(process.pid, children_limit=0).children == 1100
 
 
-def test_the_pid_that_a_record_names_is_not_read(run_dir: Path) -> None:
+def test_the_pid_in_a_record_is_not_used(run_dir: Path) -> None:
     with living_rank(run_dir, "r.3", rank="3", pid="1") as process:
         (found,) = RunDirectory([run_dir]).scan().ranks
     assert found.snapshot.lock_pid == process.pid

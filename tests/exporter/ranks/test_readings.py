@@ -1,4 +1,4 @@
-"""A rank's record, its process and its GPU, as the diagnosis reads them."""
+"""Readings of the diagnosis from a rank's record, process and GPU."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ def rank(slots: dict[str, float] | None = None, exit_unix: float | None = None, 
 
 
 def read(slots: dict[str, float] | None = None, exit_unix: float | None = None, **labels: Any) -> RankReading:
-    """Return what is read of a record alone."""
+    """Return the reading of a record without process and GPU."""
     return reading(rank(slots, exit_unix, **labels), None, None, None)
 
 
-def test_a_run_on_one_machine_is_read_whole(run_dir) -> None:
+def test_a_run_on_one_machine_is_read_completely(run_dir) -> None:
     job = Job(run_dir, ranks=2, group="0-1", world_size="2", node="node-a", uuid="GPU-7")
     job.run(20, lagging("data_wait", laggard=1))
     ranks = scan(RunDirectory([run_dir])).ranks
@@ -58,7 +58,7 @@ def test_a_run_on_one_machine_is_read_whole(run_dir) -> None:
     assert first.counters.aligned.wait_floor == pytest.approx(steps.wait_floor)
 
 
-def test_a_living_rank_s_phases_sum_to_its_age() -> None:
+def test_the_phases_of_a_living_rank_sum_to_its_age() -> None:
     slots = {"started_monotonic": READ_AT - 100.0, "phase_seconds": 60.0, "phase": float(layout.BACKWARD)}
     found = read(slots)
     assert found.ended is None
@@ -68,8 +68,8 @@ def test_a_living_rank_s_phases_sum_to_its_age() -> None:
 
 
 @pytest.mark.parametrize(("text", "size"), [("8", 8), ("", 0), ("many", 0), ("-1", 0), ("9" * 40, 0), ("²", 0)])
-def test_a_world_size_that_is_no_number_is_not_known(text, size) -> None:
-    """A rank that no launcher has started has none, and a forged record may have any text."""
+def test_a_world_size_that_is_not_a_number_is_unknown(text, size) -> None:
+    """Ranks without a launcher have none, and forged records may have any text."""
     assert read(world_size=text, rank="0").world_size == size
 
 
@@ -77,23 +77,23 @@ def test_a_world_size_that_is_no_number_is_not_known(text, size) -> None:
     ("ended", "reason"),
     [(layout.FINISHED, "finished"), (layout.EXCEPTION, "exception"), (layout.RUNNING, "killed")],
 )
-def test_the_end_of_a_rank_is_by_the_monotonic_clock(ended, reason) -> None:
+def test_the_end_of_a_rank_is_on_the_monotonic_clock(ended, reason) -> None:
     assert read({"ended": ended}, exit_unix=OFFSET + 9000.0).ended == Ending(reason, 9000.0)
 
 
-def test_an_end_before_the_last_boot_is_when_the_rank_last_made_progress() -> None:
+def test_an_end_before_the_last_boot_is_the_last_progress() -> None:
     one = rank({"started_monotonic": 500.0}, exit_unix=OFFSET + 9000.0)
     found = reading(replace(one, snapshot=replace(one.snapshot, unix_offset=None)), None, None, None)
     assert found.ended == Ending("killed", 500.0)
 
 
-def test_a_checkpoint_is_by_the_monotonic_clock_and_absent_if_there_was_none() -> None:
+def test_a_checkpoint_is_on_the_monotonic_clock_and_absent_if_there_was_none() -> None:
     slots = {"checkpoints": 2.0, "checkpoint_last_unix": OFFSET + 9000.0}
     assert (read(slots).checkpoints, read(slots).last_checkpoint) == (2.0, 9000.0)
     assert read().last_checkpoint is None
 
 
-def test_a_clock_that_was_set_writes_no_checkpoint_and_moves_none() -> None:
+def test_setting_the_clock_neither_creates_nor_moves_a_checkpoint() -> None:
     slow = {"started_unix": OFFSET - 3600.0}
     slots = {"checkpoints": 2.0, "checkpoint_last_unix": OFFSET - 3600.0 + 9000.0}
     assert read(slow).last_checkpoint is None
@@ -110,7 +110,7 @@ def test_operations_that_a_rank_does_not_use_are_absent() -> None:
     assert (found.calls, found.bytes, found.seconds) == ({"all_reduce": 3.0}, {"all_reduce": 12.0}, {"all_reduce": 0.5})
 
 
-def test_what_a_rank_does_not_have_is_not_known() -> None:
+def test_missing_features_of_a_rank_are_unknown() -> None:
     found = read()
     assert (found.amp_scale, found.gpu, found.children) == (None, None, None)
     assert (found.counters.loader_working, found.counters.loader_idle) == (None, None)
@@ -133,7 +133,7 @@ def test_the_process_and_the_gpu_are_read_with_the_record() -> None:
     assert found.counters.process == ProcessCounters(9.0, 2.0, 7.0, 1.5, 4096.0)
 
 
-def test_what_includes_children_is_not_known_while_they_are_too_many_to_read() -> None:
+def test_values_that_include_children_are_unknown_while_there_are_too_many() -> None:
     process = RankProcess(SampleCache(METRICS, ("r", "3", "1000")))
     process.update(USAGE)
     process.update(replace(USAGE, unread_children=500))

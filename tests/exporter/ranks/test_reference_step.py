@@ -1,4 +1,4 @@
-"""The step that a rank shows for the others: the same one on every node, chosen by its number alone."""
+"""The reference step of a rank: the same one on all nodes, chosen by its number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.reference_step import level_of, newest_sampled
 from rankscope_exporter.ranks.run_directory import RunDirectory
 
-INTERVAL = 0.3  # seconds: seven steps of 45 ms, so that one of each eight is shown
+INTERVAL = 0.3  # seconds: about seven steps of 45 ms, so one of eight is shown
 LEVEL = 3
 
 
@@ -29,26 +29,26 @@ def alignment(run_dir: Path) -> Aligning:
 
 
 def samples(run_dir: Path, name: str) -> dict[tuple[str, str], float]:
-    """What /metrics has, by rank and the other label."""
+    """Return a metric's values on /metrics, by rank and the other label."""
     families = AlignedSteps(INTERVAL).poll(scan(RunDirectory([run_dir])))
     (family,) = (family for family in families if family.name == name)
     return {(s.labels["rank"], s.labels.get("clock") or s.labels["phase"]): s.value for s in family.samples}
 
 
-def test_every_rank_shows_the_last_step_that_its_number_chooses(run_dir: Path, alignment: Aligning) -> None:
+def test_every_rank_shows_the_last_step_chosen_by_its_number(run_dir: Path, alignment: Aligning) -> None:
     Job(run_dir).run(50, even)
     alignment.poll()
     assert alignment.references() == {str(rank): ("host", last_sampled(50)) for rank in range(4)}
 
 
-def test_a_rank_that_is_alone_on_its_node_shows_one(run_dir: Path, alignment: Aligning) -> None:
+def test_a_rank_that_is_alone_on_its_node_shows_a_reference_step(run_dir: Path, alignment: Aligning) -> None:
     Job(run_dir, ranks=1).run(50, even)
     alignment.poll()
     assert alignment.references() == {"0": ("host", last_sampled(50))}
     assert alignment.alignments() == []
 
 
-def test_it_is_shown_until_the_next_one_is_there(run_dir: Path, alignment: Aligning) -> None:
+def test_a_reference_step_is_shown_until_the_next_one(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir, ranks=1)
     job.run(16, even)
     for number in range(17, 60):
@@ -57,28 +57,28 @@ def test_it_is_shown_until_the_next_one_is_there(run_dir: Path, alignment: Align
         assert alignment.references() == {"0": ("host", last_sampled(number))}
 
 
-def test_where_the_device_is_measured_its_steps_are_shown(run_dir: Path, alignment: Aligning) -> None:
+def test_steps_of_a_measured_device_are_shown(run_dir: Path, alignment: Aligning) -> None:
     job = AsynchronousJob(run_dir, 0, 4)
     job.run(range(1, 26), even, is_measured=lambda step, _rank: is_sampled(step, 1))
     alignment.poll()
     assert alignment.references() == {rank: ("device", last_sampled(25)) for rank in ("0", "1")}
 
 
-def test_a_device_that_is_measured_more_seldom_shows_what_was_measured(run_dir: Path, alignment: Aligning) -> None:
+def test_a_rarely_measured_device_shows_its_last_measured_step(run_dir: Path, alignment: Aligning) -> None:
     AsynchronousJob(run_dir, 0).run(range(1, 41), even, is_measured=lambda step, _rank: is_sampled(step, LEVEL + 2))
     alignment.poll()
     measured = [number for number in range(1, 41) if is_sampled(number, LEVEL + 2)]
     assert alignment.references() == {"0": ("device", measured[-1])}
 
 
-def test_ranks_one_level_apart_agree_about_every_second_one(run_dir: Path) -> None:
-    seldom, often = Aligning(run_dir, INTERVAL), Aligning(run_dir, INTERVAL / 2)
+def test_ranks_one_level_apart_share_every_second_reference_step(run_dir: Path) -> None:
+    less_often, often = Aligning(run_dir, INTERVAL), Aligning(run_dir, INTERVAL / 2)
     job = Job(run_dir, ranks=1)
     job.run(2, even)
     shown: list[set[tuple[str, int]]] = [set(), set()]
     for _ in range(200):
         job.run(1, even)
-        for aligning, found in zip((seldom, often), shown, strict=True):
+        for aligning, found in zip((less_often, often), shown, strict=True):
             aligning.poll()
             found |= set(aligning.references().values())
     assert shown[0] < shown[1]
@@ -86,7 +86,7 @@ def test_ranks_one_level_apart_agree_about_every_second_one(run_dir: Path) -> No
 
 
 @pytest.mark.parametrize("backend", ["nccl", "cpu:gloo,cuda:nccl"])
-def test_where_the_gpu_waits_and_is_not_measured_there_is_none(
+def test_without_a_measured_gpu_that_waits_there_is_no_reference_step(
     run_dir: Path, alignment: Aligning, backend: str
 ) -> None:
     Job(run_dir, backend=backend).run(50, even)
@@ -94,7 +94,7 @@ def test_where_the_gpu_waits_and_is_not_measured_there_is_none(
     assert alignment.references() == {}
 
 
-def test_the_hosts_goes_when_the_device_is_measured(run_dir: Path, alignment: Aligning) -> None:
+def test_the_hosts_reference_step_disappears_when_the_device_is_measured(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir, ranks=1, backend="gloo")
     job.run(50, even)
     alignment.poll()
@@ -104,7 +104,7 @@ def test_the_hosts_goes_when_the_device_is_measured(run_dir: Path, alignment: Al
     assert alignment.references() == {}
 
 
-def test_a_new_record_of_the_rank_begins_without_one(run_dir: Path, alignment: Aligning) -> None:
+def test_a_new_record_of_the_rank_starts_without_a_reference_step(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir, ranks=1)
     job.run(50, even)
     alignment.poll()
@@ -115,7 +115,7 @@ def test_a_new_record_of_the_rank_begins_without_one(run_dir: Path, alignment: A
     assert alignment.references() == {}
 
 
-def test_a_rank_that_has_ended_shows_none(run_dir: Path, alignment: Aligning) -> None:
+def test_an_ended_rank_shows_no_reference_step(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir, ranks=1)
     job.run(50, even)
     alignment.poll()
@@ -123,7 +123,7 @@ def test_a_rank_that_has_ended_shows_none(run_dir: Path, alignment: Aligning) ->
     assert alignment.references() == {}
 
 
-def test_its_phases_sum_to_its_length_and_waiting_is_always_among_them(run_dir: Path) -> None:
+def test_the_phases_sum_to_the_length_and_always_include_waiting(run_dir: Path) -> None:
     job = Job(run_dir, ranks=2)
     job.run(50, lambda _step, rank: {**even(0, rank), "data_wait": 0.0 if rank else 0.002}, transfer=0.0)
     assert samples(run_dir, "rankscope_rank_reference_step") == {(r, "host"): last_sampled(50) for r in ("0", "1")}
@@ -149,7 +149,7 @@ def test_the_users_own_phases_are_in_other(run_dir: Path) -> None:
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seconds=st.floats(1e-4, 1e3), interval=st.floats(1.0, 600.0))
-def test_the_level_is_the_least_at_which_blocks_last_for_the_interval(
+def test_the_level_is_the_least_whose_blocks_are_as_long_as_the_interval(
     run_dir: Path, seconds: float, interval: float
 ) -> None:
     (run_dir / "r.0.1000.0.rank").unlink(missing_ok=True)
@@ -163,14 +163,14 @@ def test_the_level_is_the_least_at_which_blocks_last_for_the_interval(
     assert level == 0 or 2 ** (level - 1) * seconds < interval * (1 + 1e-9)
 
 
-def test_without_a_step_whose_length_is_known_hardly_any_number_is_chosen(run_dir: Path) -> None:
+def test_without_a_known_step_length_hardly_any_number_is_chosen(run_dir: Path) -> None:
     SimulatedRank(run_dir, 0, 1000.0).step()  # the first ends start-up
     (found,) = RunDirectory([run_dir]).scan().ranks
     assert next_sampled(0, level_of(found.snapshot, 30.0)) > 1000
 
 
 @given(numbers=st.sets(st.integers(1, 10_000), max_size=100), level=st.integers(0, 12))
-def test_it_is_the_newest_of_the_steps_that_the_level_chooses(numbers: set[int], level: int) -> None:
+def test_the_newest_step_of_the_level_is_chosen(numbers: set[int], level: int) -> None:
     steps = [Step(number, 0.0, 1.0, ()) for number in sorted(numbers)]
     chosen = [step for step in steps if is_sampled(step.number, level)]
     assert newest_sampled(steps, level) == (chosen[-1] if chosen else None)

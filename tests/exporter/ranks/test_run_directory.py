@@ -1,4 +1,4 @@
-"""The ranks of a machine: the newest record of each, dead ones for ten minutes, and bad files counted by reason."""
+"""The ranks of a machine: their current records, ended ranks for ten minutes, and bad files counted by reason."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.run_directory import SERIES_LIMIT, RankPolicy, RunDirectory
 
 NOW = 1_700_000_000.0
-LABELS_OF_NO_HOOK: list[dict[str, Any]] = [
+INVALID_LABELS: list[dict[str, Any]] = [
     *({"run": "a\nb"}, {"run": "x" * 201}, {"run": "\ud800"}, {"rank": "zero"}, {"rank": "٣"}, {"pid": "9" * 11}),
     *({"node": "\x00"}, {"group": 3}, {"probes_disabled": 3}, {"phases": [""]}),
 ]
 
 
 def leave_record(directory: Path, name: str, ended_unix: float = 0.0, **labels: Any) -> Path:
-    """A record whose writer is gone, as far as a reader in this process can tell."""
+    """Write a record whose writer looks gone to a reader in this process."""
     slots = {"started_unix": NOW - 100}
     if ended_unix:
         slots |= {"ended": layout.FINISHED, "ended_unix": ended_unix}
@@ -43,7 +43,7 @@ def living(run_dir: Path) -> Iterator[Callable[..., None]]:
         yield lambda name, **labels: ranks.enter_context(living_rank(run_dir, name, **labels))
 
 
-def test_a_missing_directory_is_an_empty_one(run_dir: Path) -> None:
+def test_a_missing_directory_counts_as_empty(run_dir: Path) -> None:
     assert RunDirectory([run_dir / "missing"]).scan().ranks == ()
 
 
@@ -64,7 +64,7 @@ def test_a_record_is_shown_for_ten_minutes_after_its_end(run_dir: Path) -> None:
     assert directory.scan().ranks == ()
 
 
-def test_a_killed_rank_ended_when_that_was_noticed(run_dir: Path) -> None:
+def test_the_end_of_a_killed_rank_is_when_it_was_noticed(run_dir: Path) -> None:
     leave_record(run_dir, "r.0")
     clock = Clock(NOW)
     directory = RunDirectory([run_dir], clock)
@@ -74,7 +74,7 @@ def test_a_killed_rank_ended_when_that_was_noticed(run_dir: Path) -> None:
     assert noticed.exit_unix == later.exit_unix == NOW
 
 
-def test_of_two_records_of_a_rank_the_living_one_counts(run_dir: Path, living: Callable[..., None]) -> None:
+def test_the_living_one_of_two_records_of_a_rank_is_shown(run_dir: Path, living: Callable[..., None]) -> None:
     leave_record(run_dir, "r.0.9", ended_unix=NOW, pid="9")
     living("r.0.5", pid="5")
     (rank,) = RunDirectory([run_dir], Clock(NOW)).scan().ranks
@@ -82,7 +82,7 @@ def test_of_two_records_of_a_rank_the_living_one_counts(run_dir: Path, living: C
 
 
 @pytest.mark.parametrize(("parent", "skipped"), [("5", {}), ("4", {"duplicate": 1})])
-def test_a_rank_that_another_one_started_is_shown_in_its_place(
+def test_a_rank_that_another_one_started_replaces_it(
     run_dir: Path, living: Callable[..., None], parent: str, skipped: dict[str, int]
 ) -> None:
     living("r.0.5", pid="5")
@@ -102,7 +102,7 @@ def test_ranks_of_several_directories_are_found(run_dir: Path) -> None:
     assert sorted(rank.key for rank in ranks) == [("a", "0", str(os.getuid())), ("b", "0", str(os.getuid()))]
 
 
-def test_bad_files_are_counted_by_reason_and_cost_the_others_nothing(run_dir: Path) -> None:
+def test_bad_files_are_counted_by_reason_and_do_not_affect_others(run_dir: Path) -> None:
     good = leave_record(run_dir, "good", ended_unix=NOW)
     (run_dir / "short.rank").write_bytes(good.read_bytes()[:100])
     (run_dir / "notes.rank").write_text("not a record, " * 2000)
@@ -121,7 +121,7 @@ def test_a_bad_file_is_logged_once(run_dir: Path, caplog: pytest.LogCaptureFixtu
     assert len(caplog.records) == 1
 
 
-def test_what_is_wrong_with_a_file_leads_to_no_frame(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_errors_of_files_do_not_refer_to_frames(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
     (run_dir / "short.rank").write_bytes(b"x")
     write_record(run_dir / "no_json.rank", b"{")
     RunDirectory([run_dir]).scan()
@@ -131,10 +131,10 @@ def test_what_is_wrong_with_a_file_leads_to_no_frame(run_dir: Path, caplog: pyte
         assert (error.__traceback__, error.__cause__, error.__context__) == (None, None, None)
 
 
-def test_a_file_that_may_not_be_read_is_skipped(run_dir: Path) -> None:
+def test_a_file_without_read_permission_is_skipped(run_dir: Path) -> None:
     path = leave_record(run_dir, "r", ended_unix=NOW)
     path.chmod(0)
-    if os.geteuid() == 0:  # root reads everything: give it something that even root cannot open
+    if os.geteuid() == 0:  # root can read all files: use something that even root cannot open
         path.unlink()
         path.mkdir()
         assert RunDirectory([run_dir]).scan().skipped == {"foreign": 1}
@@ -143,7 +143,7 @@ def test_a_file_that_may_not_be_read_is_skipped(run_dir: Path) -> None:
 
 
 def write_record(path: Path, text: bytes, **slots: float) -> None:
-    """A record whose info is exactly `text`."""
+    """Write a record whose info is exactly `text`."""
     slots = {"started_unix": NOW, "ended": layout.FINISHED, "ended_unix": NOW, **slots}
     writer, _ = publish(path.parent, path.stem, slots)
     writer.slots[INDEX["info_place"]] = len(text)
@@ -160,7 +160,7 @@ def write_record(path: Path, text: bytes, **slots: float) -> None:
         b'{"run":' * 1000,
         b"1" * 8000,
         b"\xff\xfe{",
-        *(json.dumps(rank_info(**labels)).encode() for labels in LABELS_OF_NO_HOOK),
+        *(json.dumps(rank_info(**labels)).encode() for labels in INVALID_LABELS),
     ],
 )
 def test_an_info_that_no_hook_writes_is_refused(run_dir: Path, text: bytes) -> None:
@@ -174,7 +174,7 @@ def test_an_info_that_no_hook_writes_is_refused(run_dir: Path, text: bytes) -> N
     ("field", "value"),
     [*(("step_seconds", value) for value in (-1.0, 1e300, float("inf"), float("nan"))), ("step_buckets", 0.5)],
 )
-def test_a_value_that_no_rank_counts_to_is_refused(run_dir: Path, field: str, value: float) -> None:
+def test_an_impossible_value_is_refused(run_dir: Path, field: str, value: float) -> None:
     write_record(run_dir / "odd.rank", json.dumps(rank_info()).encode(), **{field: value})
     assert RunDirectory([run_dir], Clock(NOW)).scan().skipped == {"foreign": 1}
 
@@ -187,7 +187,7 @@ def test_a_hard_link_shows_its_rank_once(run_dir: Path) -> None:
     assert not scan.skipped
 
 
-def test_pipes_and_directories_called_like_records_are_not_waited_for(run_dir: Path) -> None:
+def test_pipes_and_directories_named_like_records_do_not_block(run_dir: Path) -> None:
     os.mkfifo(run_dir / "pipe.rank")
     (run_dir / "directory.rank").mkdir()
     assert RunDirectory([run_dir], Clock(NOW)).scan().skipped == {"foreign": 2}
@@ -207,7 +207,7 @@ def test_more_ranks_than_the_limit_are_not_shown_and_counted(run_dir: Path, livi
         leave_record(run_dir, f"r.{number}", ended_unix=NOW, rank=str(number))
     scan = RunDirectory([run_dir], Clock(NOW), ranks_limit=2).scan()
     assert scan.skipped == {"too_many_ranks": 3}
-    assert scan.ranks[0].snapshot.info["rank"] == "7"  # the living one comes first
+    assert scan.ranks[0].snapshot.info["rank"] == "7"  # living ranks come first
 
 
 def test_bad_names_are_logged_a_few_at_a_time(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -217,20 +217,22 @@ def test_bad_names_are_logged_a_few_at_a_time(run_dir: Path, caplog: pytest.LogC
     assert len(caplog.records) == 10
 
 
-def test_a_link_of_ones_own_to_a_run_directory_is_followed(run_dir: Path) -> None:
+def test_an_own_link_to_a_run_directory_is_followed(run_dir: Path) -> None:
     (run_dir / "real").mkdir()
     leave_record(run_dir / "real", "r", ended_unix=NOW)
     (run_dir / "link").symlink_to("real")
     assert len(RunDirectory([run_dir / "link"], Clock(NOW)).scan().ranks) == 1
 
 
-def test_a_run_directory_that_is_none_is_counted_and_logged(run_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_directory_that_is_not_a_directory_is_counted_and_logged(
+    run_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     (run_dir / "file").write_text("")
     assert RunDirectory([run_dir / "file"]).scan().skipped == {"unreadable": 1}
     assert "Not a directory" in caplog.text
 
 
-def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path) -> None:
+def test_the_largest_rank_has_as_many_series_as_the_limit_assumes(run_dir: Path) -> None:
     phases = [f"phase-{number}" for number in range(layout.MAX_PHASES - len(layout.PHASES))]
     groups = [f"{number}-{number + 1}" for number in range(layout.MAX_GROUPS)]
     more = {"settings": {"precision": "bf16"}, "tracker_ids": dict.fromkeys(layout.TRACKERS, "1")}
@@ -247,7 +249,7 @@ def test_the_largest_rank_has_the_series_that_the_limit_counts_on(run_dir: Path)
 
 @pytest.fixture
 def owned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file belongs to the user whose number its name begins with: only root could make such files."""
+    """Make each file belong to the uid that its name starts with, which otherwise only root could do."""
 
     look = Listing.look
 
@@ -260,22 +262,18 @@ def owned_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("has_owner", [True, False])
 @pytest.mark.usefixtures("owned_by_name")
-def test_nobody_pushes_out_another_users_living_rank(
-    run_dir: Path, living: Callable[..., None], has_owner: bool
-) -> None:
+def test_another_users_living_rank_is_not_replaced(run_dir: Path, living: Callable[..., None], has_owner: bool) -> None:
     living("1.rank", node="mine")
     directory = RunDirectory([run_dir], Clock(NOW), beliefs=RankPolicy(has_owner=has_owner))
     directory.scan()
-    living("2.rank", node="theirs")  # begun later
+    living("2.rank", node="theirs")  # started later
     scan = directory.scan()
     shown = [rank.snapshot.info["node"] for rank in scan.ranks]
     assert (sorted(shown), scan.skipped) == (["mine", "theirs"], {}) if has_owner else (["mine"], {"duplicate": 1})
 
 
 @pytest.mark.usefixtures("owned_by_name")
-def test_without_owners_a_name_whose_rank_has_ended_is_free_for_another_user(
-    run_dir: Path, living: Callable[..., None]
-) -> None:
+def test_without_owners_another_user_can_replace_an_ended_rank(run_dir: Path, living: Callable[..., None]) -> None:
     leave_record(run_dir, "1.rank", ended_unix=NOW, node="mine")
     directory = RunDirectory([run_dir], Clock(NOW), beliefs=RankPolicy(has_owner=False))
     directory.scan()
@@ -284,7 +282,7 @@ def test_without_owners_a_name_whose_rank_has_ended_is_free_for_another_user(
 
 
 @pytest.mark.usefixtures("owned_by_name")
-def test_ranks_of_a_run_whose_pods_have_uids_of_their_own_are_one_run_if_that_is_asked_for(run_dir: Path) -> None:
+def test_without_owners_ranks_with_different_uids_are_one_run(run_dir: Path) -> None:
     for number in (1, 2):
         leave_record(run_dir, f"{number}.rank", ended_unix=NOW, rank=str(number))
     apart = RunDirectory([run_dir], Clock(NOW)).scan().ranks
@@ -293,7 +291,7 @@ def test_ranks_of_a_run_whose_pods_have_uids_of_their_own_are_one_run_if_that_is
     assert [rank.key[2] for rank in together] == ["", ""]
 
 
-def test_an_owner_has_a_name_where_the_machine_knows_one(run_dir: Path) -> None:
+def test_the_owners_name_is_shown_if_the_machine_knows_it(run_dir: Path) -> None:
     names = {os.getuid(): "alice"}
     leave_record(run_dir, "r", ended_unix=NOW)
     (rank,) = RunDirectory([run_dir], Clock(NOW), beliefs=RankPolicy(lambda uid: names.get(uid, ""))).scan().ranks

@@ -1,4 +1,4 @@
-"""Aligned steps: a straggler that rotates and a slow network, told apart; and nothing where steps do not match."""
+"""Aligned steps: they distinguish a rotating straggler from a slow network, and unmatched steps do not count."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rankscope_exporter.ranks.step_alignment import REMEMBERED, UNKNOWN, Alignme
 
 
 def shares(alignments: Sequence[Alignment]) -> tuple[float, float]:
-    """Floor and skew of all ranks together, as shares of their steps' time."""
+    """Return floor and skew of all ranks together, as ratios of their steps' time."""
     seconds = sum(alignment.seconds for alignment in alignments)
     return sum(a.floor for a in alignments) / seconds, sum(a.skew for a in alignments) / seconds
 
@@ -34,7 +34,7 @@ def blames(alignments: Sequence[Alignment]) -> list[float]:
     return [sum(alignment.blame.values()) for alignment in alignments]
 
 
-def test_a_rotating_straggler_is_much_skew_a_low_floor_and_blame_on_everybody(
+def test_a_rotating_straggler_is_high_skew_a_low_floor_and_blame_on_all_ranks(
     run_dir: Path, alignment: Aligning
 ) -> None:
     Job(run_dir).run(100, rotating)
@@ -66,7 +66,7 @@ def test_one_lagging_rank_gets_all_the_blame_for_its_phase(run_dir: Path, alignm
     assert [a.skew for a in alignment.alignments() if a is not laggard] == pytest.approx([50 * DELAY] * 3)
 
 
-def test_what_no_phase_explains_is_unknown(run_dir: Path, alignment: Aligning) -> None:
+def test_blame_that_no_phase_explains_is_unknown(run_dir: Path, alignment: Aligning) -> None:
     def late_by_several(step: int, rank: int) -> Durations:
         more = 0.01 if rank == 1 else 0.0
         return dict.fromkeys(("data_wait", "forward", "backward"), 0.01 + more)
@@ -76,7 +76,7 @@ def test_what_no_phase_explains_is_unknown(run_dir: Path, alignment: Aligning) -
     assert alignment.alignments()[1].blame[UNKNOWN] == pytest.approx(50 * 0.03)
 
 
-def test_each_step_counts_once_however_often_the_records_are_read(run_dir: Path, alignment: Aligning) -> None:
+def test_each_step_counts_once_even_if_records_are_read_repeatedly(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir)
     for _ in range(10):
         job.run(20, rotating)
@@ -86,7 +86,7 @@ def test_each_step_counts_once_however_often_the_records_are_read(run_dir: Path,
     assert {a.key for a in alignment.alignments()} == {("r", str(rank), str(os.getuid())) for rank in range(4)}
 
 
-def test_steps_that_were_missed_do_not_count(run_dir: Path, alignment: Aligning) -> None:
+def test_missed_steps_do_not_count(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir)
     job.run(1000, even)
     alignment.poll()
@@ -98,14 +98,14 @@ def test_steps_that_were_missed_do_not_count(run_dir: Path, alignment: Aligning)
     assert alignment.alignments()[0].seconds == pytest.approx((missed + 10) * (COMPUTE + TRANSFER))
 
 
-def test_a_rank_that_is_alone_here_has_nothing_to_be_aligned_with(run_dir: Path, alignment: Aligning) -> None:
+def test_a_rank_that_is_alone_here_is_not_aligned(run_dir: Path, alignment: Aligning) -> None:
     Job(run_dir, ranks=1).run(50, even)
     alignment.poll()
     assert alignment.alignments() == []
 
 
 @pytest.mark.parametrize(("backend", "steps"), [("gloo", {20}), ("nccl", set()), ("cpu:gloo,cuda:nccl", set())])
-def test_where_the_gpu_waits_and_not_the_host_nothing_is_said(
+def test_host_steps_are_not_aligned_if_the_gpu_waits(
     run_dir: Path, alignment: Aligning, backend: str, steps: set[int]
 ) -> None:
     Job(run_dir, backend=backend).run(21, even)
@@ -113,7 +113,7 @@ def test_where_the_gpu_waits_and_not_the_host_nothing_is_said(
     assert {a.steps for a in alignment.alignments()} == steps
 
 
-def test_runs_and_groups_are_aligned_each_for_itself(run_dir: Path, alignment: Aligning) -> None:
+def test_runs_and_groups_are_aligned_separately(run_dir: Path, alignment: Aligning) -> None:
     slow, fast = Job(run_dir, run="slow"), Job(run_dir, run="fast", start=1000.5)
     slow.run(21, lagging("forward"))
     fast.run(51, even, transfer=0.001)
@@ -122,7 +122,7 @@ def test_runs_and_groups_are_aligned_each_for_itself(run_dir: Path, alignment: A
     assert {a.key[0]: round(a.floor / a.steps, 4) for a in alignment.alignments()} == {"slow": TRANSFER, "fast": 0.001}
 
 
-def test_ranks_of_different_stages_of_a_pipeline_are_not_laid_side_by_side(run_dir: Path, alignment: Aligning) -> None:
+def test_ranks_of_different_pipeline_stages_are_not_compared(run_dir: Path, alignment: Aligning) -> None:
     stages = {"groups": ["0-3", "0,2", "1,3"], "pairwise": ["1", "2"]}
     Job(run_dir, **stages).run(21, lagging("forward"))
     alignment.poll()
@@ -145,7 +145,7 @@ def test_a_rank_that_was_instrumented_later_is_aligned_by_the_ends_of_its_steps(
     assert alignment.alignments()[0].blame["forward"] == pytest.approx(40 * DELAY)
 
 
-def test_a_slow_end_of_the_step_is_not_taken_for_another_number(run_dir: Path, alignment: Aligning) -> None:
+def test_a_slow_end_of_the_step_is_not_mistaken_for_another_step(run_dir: Path, alignment: Aligning) -> None:
     def slow_optimizer(_step: int, rank: int) -> Durations:
         return {"optimizer": DELAY if rank == 1 else 0.001}
 
@@ -155,13 +155,13 @@ def test_a_slow_end_of_the_step_is_not_taken_for_another_number(run_dir: Path, a
     assert alignment.alignments()[1].blame["optimizer"] == pytest.approx(50 * 0.029, rel=0.05)
 
 
-def test_ranks_of_one_name_that_do_not_step_together_are_not_aligned(run_dir: Path, alignment: Aligning) -> None:
+def test_ranks_with_the_same_run_that_do_not_step_together_are_not_aligned(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir, ranks=1)
     job.run(50, even)
-    stranger = Job(run_dir, ranks=2, start=job.ranks[0].now + 100).ranks[1]
+    unrelated = Job(run_dir, ranks=2, start=job.ranks[0].now + 100).ranks[1]
     for _ in range(50):
-        stranger.spend("forward", 0.07)
-        stranger.step()
+        unrelated.spend("forward", 0.07)
+        unrelated.step()
     alignment.poll()
     assert alignment.alignments() == []
 
@@ -183,15 +183,15 @@ def test_single_steps_that_end_more_than_their_length_apart_do_not_count(run_dir
             rank.spend("forward", 5.0 if (step, number) == (21, 1) else 0.05)
             rank.step()
     alignment.poll()
-    assert {a.steps for a in alignment.alignments()} == {21}  # the long one is the last that both were in
+    assert {a.steps for a in alignment.alignments()} == {21}  # the long step is the last common one
 
 
-def test_a_rank_that_restarts_begins_at_nothing_and_never_between(run_dir: Path, alignment: Aligning) -> None:
+def test_a_restarted_rank_starts_at_zero(run_dir: Path, alignment: Aligning) -> None:
     first = Job(run_dir)
     first.run(51, even)
     alignment.poll()
     second = Job(run_dir, start=first.ranks[0].now + 10)
-    for path in run_dir.glob("*1000.0.rank"):  # as the rank's next start does
+    for path in run_dir.glob("*1000.0.rank"):  # like the rank's next start
         path.unlink()
     alignment.poll()
     assert alignment.alignments() == []
@@ -200,7 +200,7 @@ def test_a_rank_that_restarts_begins_at_nothing_and_never_between(run_dir: Path,
     assert {a.steps for a in alignment.alignments()} == {20}
 
 
-def test_half_restarted_ranks_are_not_aligned_with_the_others_past(run_dir: Path, alignment: Aligning) -> None:
+def test_restarted_ranks_are_not_aligned_with_old_steps_of_the_others(run_dir: Path, alignment: Aligning) -> None:
     first = Job(run_dir)
     first.run(51, even)
     alignment.poll()
@@ -211,9 +211,7 @@ def test_half_restarted_ranks_are_not_aligned_with_the_others_past(run_dir: Path
     assert sorted((a.key[1], a.steps) for a in alignment.alignments()) == [("2", 50), ("3", 50)]
 
 
-def test_the_published_values_are_those_of_the_poll_and_do_not_change_under_a_reader(
-    run_dir: Path, alignment: Aligning
-) -> None:
+def test_published_values_do_not_change_while_they_are_read(run_dir: Path, alignment: Aligning) -> None:
     job = Job(run_dir)
     job.run(11, lagging("forward"))
     alignment.poll()
@@ -225,7 +223,7 @@ def test_the_published_values_are_those_of_the_poll_and_do_not_change_under_a_re
 
 
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
-def test_no_more_steps_are_remembered_than_are_compared(run_dir: Path, alignment: Aligning, backend: str) -> None:
+def test_remembered_steps_are_bounded(run_dir: Path, alignment: Aligning, backend: str) -> None:
     job = Job(run_dir, backend=backend)
     for _ in range(3):
         job.run(100, even)

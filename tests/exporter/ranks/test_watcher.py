@@ -1,4 +1,4 @@
-"""Who reads the ranks once a second: a directory that hangs, a collector that fails, and what a scrape then says."""
+"""The thread that polls the ranks: hanging directories, failing or late collectors, and the metrics of a scrape."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Failing(Counting):
 
 
 class Late(Counting):
-    """Takes as long as the test lets it take."""
+    """A collector that takes as long as the test lets it."""
 
     name = "late"
 
@@ -62,7 +62,7 @@ class Directory:
         return Scan((), Counter())
 
 
-def test_a_collector_that_fails_costs_the_others_nothing():
+def test_a_failing_collector_does_not_affect_others():
     watcher = RankWatcher(Directory(), [Failing(), Counting()])
     watcher.poll()
     failing, counting = watcher.collectors
@@ -71,14 +71,14 @@ def test_a_collector_that_fails_costs_the_others_nothing():
     assert [family.text for family in counting.collect()] == [b"polls 1.0\n"]
 
 
-def test_a_collector_that_is_late_loses_its_own_series_and_no_others(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(watcher_module, "PATIENCE", 0.05)
+def test_a_late_collector_loses_only_its_own_series(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(watcher_module, "POLL_TIMEOUT", 0.05)
     clock, slow = Clock(100.0), Late()
     watcher = RankWatcher(Directory(), [slow, Counting()], monotonic=clock)
     late, counting = watcher.collectors
     for _ in range(30):
         watcher.poll()
-        eventually(lambda: _is_there(counting))
+        eventually(lambda: _has_result(counting))
         clock.now += 1
     with pytest.raises(OutdatedError):
         late.collect()
@@ -91,7 +91,7 @@ def test_a_collector_that_is_late_loses_its_own_series_and_no_others(monkeypatch
 
 def _polls_again(watcher: RankWatcher, collector) -> bool:
     watcher.poll()
-    return _is_there(collector)
+    return _has_result(collector)
 
 
 def test_the_threads_of_the_collectors_end_with_the_watcher():
@@ -103,20 +103,20 @@ def test_the_threads_of_the_collectors_end_with_the_watcher():
     eventually(lambda: set(enumerate_threads()) <= before)
 
 
-def test_the_start_waits_for_the_first_poll_so_that_the_first_scrape_has_the_ranks():
+def test_the_start_waits_for_the_first_poll():
     watcher = RankWatcher(Directory(), [Counting()], interval=60)
     watcher.start()
     assert [family.text for family in watcher.collectors[0].collect()] == [b"polls 1.0\n"]
     watcher.stop()
 
 
-def test_ranks_that_were_not_read_yet_are_no_success():
+def test_collecting_before_the_first_poll_is_an_error():
     (collector,) = RankWatcher(Directory(), [Counting()]).collectors
     with pytest.raises(OutdatedError, match="not been read yet"):
         collector.collect()
 
 
-def test_what_a_directory_that_hangs_said_last_is_absent_after_a_while_and_back_when_it_answers():
+def test_ranks_of_a_hanging_directory_are_absent_until_it_answers_again():
     clock, directory = Clock(100.0), Directory()
     watcher = RankWatcher(directory, [Counting()], interval=0.01, monotonic=clock)
     (collector,) = watcher.collectors
@@ -130,11 +130,11 @@ def test_what_a_directory_that_hangs_said_last_is_absent_after_a_while_and_back_
     with pytest.raises(OutdatedError, match="last read 6 s ago"):
         collector.collect()
     directory.answers.set()
-    eventually(lambda: _is_there(collector))
+    eventually(lambda: _has_result(collector))
     watcher.stop()
 
 
-def _is_there(collector) -> bool:
+def _has_result(collector) -> bool:
     try:
         return bool(collector.collect())
     except OutdatedError:

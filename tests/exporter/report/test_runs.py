@@ -1,4 +1,4 @@
-"""Reports of runs: what is wrong, what is not an alert yet, and what each rank does."""
+"""Reports of runs: findings, pending candidates, and the state of each rank."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from testing.simulated_job import even, lagging
 from rankscope_exporter.diagnosis.words import duration
 from rankscope_exporter.ranks.watcher import OutdatedError
 from rankscope_exporter.report.as_json import as_json
-from rankscope_exporter.report.findings import LACKS, why_not
+from rankscope_exporter.report.findings import LACKS, pending_reason
 from rankscope_exporter.report.runs import NOT_POLLED, REASONS, NodeReport, Reporter, ordered, report_of_look
 
 HUNG = {0: "collective_wait", 1: "collective_wait", 2: "data_wait", 3: "collective_wait"}
@@ -45,7 +45,7 @@ def test_a_straggler_is_a_finding_with_its_sentence_and_advice(run_dir: Path) ->
     assert [rank.rank for rank in run.ranks if rank.waits_least] == [2]
 
 
-def test_ratios_are_of_the_last_window_and_not_of_the_life(run_dir: Path) -> None:
+def test_ratios_are_of_the_last_window_and_not_of_the_whole_run(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(200, lagging("data_wait"))
     run = job.train(20)
@@ -55,7 +55,7 @@ def test_ratios_are_of_the_last_window_and_not_of_the_life(run_dir: Path) -> Non
     assert run.ranks[2].phases.get("data_wait", 0.0) == pytest.approx(0.0, abs=0.01)
 
 
-def test_a_straggler_of_few_steps_is_pending_and_says_why(run_dir: Path) -> None:
+def test_a_straggler_with_few_steps_is_pending_with_the_reason(run_dir: Path) -> None:
     run = JudgedJob(run_dir).train(3, lagging("data_wait"))
     assert not run.findings
     (pending,) = (one for one in run.pending if one.kind == "straggler")
@@ -63,14 +63,14 @@ def test_a_straggler_of_few_steps_is_pending_and_says_why(run_dir: Path) -> None
     assert pending.sentence.startswith("Rank 2 (node-a) slows down run r")
 
 
-def test_a_hang_is_pending_with_its_rank_and_the_seconds_that_remain(run_dir: Path) -> None:
+def test_a_hang_is_pending_with_its_rank_and_the_remaining_seconds(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(100)
     run = job.wait(15, HUNG)
     (pending,) = (one for one in run.pending if one.kind == "hang")
     assert (pending.rank, pending.lacks) == (2, "time")
     assert pending.remaining_seconds is not None
-    assert why_not(pending) == f"{LACKS['time']}, {duration(pending.remaining_seconds)} more"
+    assert pending_reason(pending) == f"{LACKS['time']}, {duration(pending.remaining_seconds)} more"
     assert run.ranks[2].phase == "data_wait"
     assert run.ranks[2].phase_seconds == pytest.approx(15.0)
 
@@ -82,7 +82,7 @@ def test_a_hang_becomes_a_finding(run_dir: Path) -> None:
     assert (finding.kind, finding.severity, finding.rank, finding.cause) == ("hang", "critical", 2, "data_wait")
 
 
-def test_a_rank_that_was_killed_says_how_it_ended(run_dir: Path) -> None:
+def test_a_killed_rank_is_reported_with_its_end(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(15)
     for passed in (1, 2, 3):
@@ -92,7 +92,7 @@ def test_a_rank_that_was_killed_says_how_it_ended(run_dir: Path) -> None:
     assert (run.ranks[1].is_alive, run.ranks[1].ended, run.ranks[1].phase) == (False, "killed", None)
 
 
-def test_a_run_with_ranks_elsewhere_says_so_and_shows_what_its_ranks_here_wait(run_dir: Path) -> None:
+def test_a_run_with_ranks_elsewhere_is_not_judged_but_shows_the_waits_of_its_ranks_here(run_dir: Path) -> None:
     run = JudgedJob(run_dir, world_size="8").train(15, lagging("data_wait"))
     assert (run.is_judged, run.not_judged) == (False, "ranks_elsewhere")
     assert run.not_judged_reason == REASONS["ranks_elsewhere"]
@@ -103,7 +103,7 @@ def test_a_run_with_ranks_elsewhere_says_so_and_shows_what_its_ranks_here_wait(r
 
 
 @pytest.mark.parametrize("size", ["", "many", "9" * 10, "9" * 200])
-def test_a_world_size_that_is_none_or_huge_costs_the_other_runs_nothing(run_dir: Path, size: str) -> None:
+def test_an_invalid_or_huge_world_size_does_not_affect_other_runs(run_dir: Path, size: str) -> None:
     publish(run_dir, "s.0", {"started_monotonic": 900.0}, run="strange", rank="0", world_size=size, pid="1")
     job = JudgedJob(run_dir)
     for _ in range(2):
@@ -117,12 +117,12 @@ def test_a_world_size_that_is_none_or_huge_costs_the_other_runs_nothing(run_dir:
 def test_living_runs_come_first_and_those_with_findings_before_others(run_dir: Path) -> None:
     (run_dir / "a").mkdir()
     healthy = JudgedJob(run_dir / "a").train(2)
-    sick = replace(healthy, run="sick", findings=["a finding"])  # type: ignore[list-item]
-    ended = replace(sick, run="ended", living=0)
-    assert [run.run for run in ordered([ended, healthy, sick])] == ["sick", "r", "ended"]
+    faulty = replace(healthy, run="faulty", findings=["a finding"])  # type: ignore[list-item]
+    ended = replace(faulty, run="ended", living=0)
+    assert [run.run for run in ordered([ended, healthy, faulty])] == ["faulty", "r", "ended"]
 
 
-def test_json_has_no_nan_and_escapes_what_strangers_write(run_dir: Path) -> None:
+def test_json_has_no_nan_and_escapes_text_from_users(run_dir: Path) -> None:
     run = JudgedJob(run_dir, run='<script>"é').train(3)
     rank = replace(run.ranks[0], wait_ratio=math.nan, lag_ratio=math.inf, phases={"forward": -math.inf})
     text = as_json(NodeReport(1.0, [replace(run, ranks=[rank])]))
@@ -145,6 +145,6 @@ def test_a_report_without_a_recent_poll_shows_the_ranks_and_judges_nothing(run_d
         assert (run.not_judged, len(run.ranks), run.ranks[0].phases) == (NOT_POLLED, 4, {})
 
 
-def test_ranks_that_were_read_too_long_ago_are_not_reported(run_dir: Path) -> None:
+def test_outdated_ranks_are_not_reported(run_dir: Path) -> None:
     with pytest.raises(OutdatedError):
         Reporter(lambda: None, JudgedJob(run_dir).findings).report()

@@ -1,4 +1,4 @@
-"""How long `rankscope top --once` looks before it prints, and what it says where a package is missing."""
+"""The time that `rankscope top --once` waits before it prints, and its message if a package is missing."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def run(run_dir: Path) -> RunReport:
     return JudgedJob(run_dir).train(12)
 
 
-def waited(runs: Callable[[], NodeReport]) -> float:
-    """Return for how long it waits, by a clock that sleeping moves."""
+def seconds_waited(runs: Callable[[], NodeReport]) -> float:
+    """Return the seconds that it waits, by a clock that only sleeping advances."""
     now = [0.0]
 
     def sleep(seconds: float) -> None:
@@ -33,36 +33,36 @@ def waited(runs: Callable[[], NodeReport]) -> float:
     return now[0]
 
 
-def test_it_looks_for_ten_seconds_at_a_run_with_enough_steps(run: RunReport) -> None:
-    assert waited(lambda: NodeReport(0.0, [run])) == COLLECT_SECONDS
+def test_top_waits_ten_seconds_for_a_run_with_enough_steps(run: RunReport) -> None:
+    assert seconds_waited(lambda: NodeReport(0.0, [run])) == COLLECT_SECONDS
 
 
-def test_it_looks_longer_at_a_run_with_long_steps(run: RunReport) -> None:
+def test_top_waits_longer_for_a_run_with_long_steps(run: RunReport) -> None:
     slow = replace(run, steps_per_second=0.5)
-    assert waited(lambda: NodeReport(0.0, [run, slow])) == COLLECT_LIMIT
+    assert seconds_waited(lambda: NodeReport(0.0, [run, slow])) == COLLECT_LIMIT
 
 
-def test_it_looks_longer_at_a_run_of_which_nothing_is_known_yet(run: RunReport) -> None:
+def test_top_waits_longer_for_a_run_without_data(run: RunReport) -> None:
     young = replace(run, window_seconds=None, steps_per_second=None)
-    assert waited(lambda: NodeReport(0.0, [young])) == COLLECT_LIMIT
+    assert seconds_waited(lambda: NodeReport(0.0, [young])) == COLLECT_LIMIT
 
 
-def test_it_does_not_look_longer_at_a_run_that_makes_no_steps_has_ended_or_is_not_judged(run: RunReport) -> None:
+def test_top_does_not_wait_longer_for_a_run_that_makes_no_steps_has_ended_or_is_not_judged(run: RunReport) -> None:
     stuck = [replace(rank, stalled_seconds=20.0) for rank in run.ranks]
     young = replace(run, window_seconds=None)
     others = [replace(young, ranks=stuck), replace(young, living=0), replace(young, is_judged=False)]
-    assert waited(lambda: NodeReport(0.0, others)) == COLLECT_SECONDS
-    assert waited(lambda: NodeReport(0.0, [])) == COLLECT_SECONDS
+    assert seconds_waited(lambda: NodeReport(0.0, others)) == COLLECT_SECONDS
+    assert seconds_waited(lambda: NodeReport(0.0, [])) == COLLECT_SECONDS
 
 
-def test_it_ends_where_the_ranks_cannot_be_read() -> None:
+def test_top_stops_waiting_if_the_ranks_cannot_be_read() -> None:
     def outdated() -> NodeReport:
         raise OutdatedError("too long ago")
 
-    assert waited(outdated) == COLLECT_LIMIT
+    assert seconds_waited(outdated) == COLLECT_LIMIT
 
 
-def test_a_missing_package_is_one_line_that_says_what_to_install(
+def test_a_missing_package_is_reported_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("rankscope.cli.top.REQUIRED", ("rich", "no_such_package"))
@@ -73,7 +73,7 @@ def test_a_missing_package_is_one_line_that_says_what_to_install(
     assert missing(REQUIRED) == []
 
 
-def test_it_looks_where_the_job_was_told_to_leave_its_records(monkeypatch: pytest.MonkeyPatch, run_dir: Path) -> None:
+def test_top_reads_the_jobs_run_directory(monkeypatch: pytest.MonkeyPatch, run_dir: Path) -> None:
     assert default_run_dirs() == (run_dir,)
     monkeypatch.delenv("RANKSCOPE_RUN_DIR")
     assert [*map(str, default_run_dirs())] == ["/run/rankscope", "/dev/shm/rankscope"]

@@ -1,4 +1,4 @@
-"""What `rankscope explain` says on a node where no Prometheus answers."""
+"""The output of `rankscope explain` on a node where no Prometheus answers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rankscope_exporter.report.runs import report_of_look
 from rankscope_exporter.top.explained import as_lines, select
 
 
-def test_it_says_what_is_wrong_since_when_and_what_to_do_in_ten_lines(run_dir: Path) -> None:
+def test_findings_are_explained_with_their_age_and_advice_in_ten_lines(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(10)
     (finding,) = job.train(20, lagging("optimizer")).findings
@@ -26,13 +26,13 @@ def test_it_says_what_is_wrong_since_when_and_what_to_do_in_ten_lines(run_dir: P
     assert lines[2] == f"  {finding.advice}"
 
 
-def test_it_says_that_nothing_is_wrong(run_dir: Path) -> None:
+def test_a_healthy_run_has_no_problem(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(12)
     assert [*as_lines(select(report_of_look(job.look), None, None))][1:] == ["No problem found."]
 
 
-def test_it_does_not_say_that_nothing_is_wrong_with_a_run_that_is_not_judged(run_dir: Path) -> None:
+def test_a_run_that_is_not_judged_is_not_reported_as_healthy(run_dir: Path) -> None:
     job = JudgedJob(run_dir, world_size="8")
     job.train(12)
     (line,) = [*as_lines(select(report_of_look(job.look), None, None))][1:]
@@ -42,9 +42,7 @@ def test_it_does_not_say_that_nothing_is_wrong_with_a_run_that_is_not_judged(run
 @pytest.mark.parametrize(
     ("run", "owner", "is_found"), [(None, None, True), ("r", None, True), ("s", None, False), ("r", "12345", False)]
 )
-def test_it_explains_the_run_that_is_asked_for(
-    run_dir: Path, run: str | None, owner: str | None, is_found: bool
-) -> None:
+def test_only_the_requested_run_is_explained(run_dir: Path, run: str | None, owner: str | None, is_found: bool) -> None:
     job = JudgedJob(run_dir)
     job.train(2)
     assert bool(select(report_of_look(job.look), run, owner)) == is_found
@@ -63,7 +61,7 @@ def refuse(error: PrometheusError) -> Prometheus:
         (PrometheusError("it has no rules"), None, False, False),
     ],
 )
-def test_the_node_is_asked_only_about_now_and_where_no_server_answers(
+def test_the_node_is_explained_only_for_now_and_if_no_server_answers(
     capsys: pytest.CaptureFixture[str], error: PrometheusError, at: str | None, is_json: bool, is_explained: bool
 ) -> None:
     status = show(
@@ -80,7 +78,7 @@ def test_the_node_is_asked_only_about_now_and_where_no_server_answers(
     assert bool(capsys.readouterr().err) != is_explained
 
 
-def test_the_reason_is_said_where_the_node_knows_nothing_either(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_error_is_printed_if_the_node_has_no_run_either(capsys: pytest.CaptureFixture[str]) -> None:
     error = UnreachableError("cannot reach it")
     arguments = "http://localhost:9090", None, None, None, None, False
     assert show(*arguments, lambda _url, _at: refuse(error), explain_node=lambda: False) == 2

@@ -1,4 +1,4 @@
-"""What `rankscope top` shows: findings with what to do, ranks with their time as bars, GPUs."""
+"""The screen of `rankscope top`: findings with advice, ranks with their time as bars, GPUs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PLAIN = Screen(80, has_color=False)
 
 
 def shown(node: NodeReport, screen: Screen = PLAIN, error: str = "", values: Values | None = None) -> str:
-    """Return what a terminal of that width gets."""
+    """Return the output on a terminal of that width."""
     out = io.StringIO()
     console = Console(file=out, width=screen.width, color_system="truecolor" if screen.has_color else None)
     console.print(view(node, report_gpus(values or Values([]), None, 0.0), screen, error))
@@ -32,7 +32,7 @@ def shown(node: NodeReport, screen: Screen = PLAIN, error: str = "", values: Val
 
 
 def words(text: str) -> str:
-    """Return it without line breaks."""
+    """Return the text without line breaks."""
     return " ".join(text.split())
 
 
@@ -45,7 +45,7 @@ def test_a_healthy_node_has_no_problem(run_dir: Path) -> None:
     assert " <" not in text
 
 
-def test_a_finding_is_a_sentence_with_what_to_do_and_its_rank_is_marked(run_dir: Path) -> None:
+def test_a_finding_has_a_sentence_and_advice_and_its_rank_is_marked(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(10)
     (finding,) = job.train(20, lagging("optimizer")).findings
@@ -56,7 +56,7 @@ def test_a_finding_is_a_sentence_with_what_to_do_and_its_rank_is_marked(run_dir:
     assert marked.split()[0] == "2"
 
 
-def test_what_is_not_an_alert_yet_is_said_with_what_it_lacks(run_dir: Path) -> None:
+def test_a_pending_candidate_is_shown_with_the_reason(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(60)
     job.wait(10, HUNG)
@@ -68,7 +68,7 @@ def test_what_is_not_an_alert_yet_is_said_with_what_it_lacks(run_dir: Path) -> N
 
 
 @pytest.mark.parametrize("width", [80, 79, 200])
-def test_nothing_is_wider_than_the_terminal_and_no_number_is_cut_off(run_dir: Path, width: int) -> None:
+def test_lines_fit_the_terminal_and_no_number_is_cut_off(run_dir: Path, width: int) -> None:
     job = JudgedJob(run_dir, ranks=4, run="a-run-" + "x" * 100)
     job.train(10)
     job.train(20, lagging("optimizer"))
@@ -85,7 +85,7 @@ def test_nothing_is_wider_than_the_terminal_and_no_number_is_cut_off(run_dir: Pa
     assert "91 C" in text
 
 
-def test_without_color_nothing_but_text_is_written(run_dir: Path) -> None:
+def test_without_color_only_text_is_written(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(12, lagging("optimizer"))
     text = shown(report_of_look(job.look))
@@ -108,7 +108,7 @@ def test_a_name_is_neither_markup_nor_an_escape_sequence(run_dir: Path) -> None:
     assert "\x1b" not in shown(NodeReport(0.0, [hostile]))
 
 
-def test_of_many_ranks_those_that_are_marked_are_among_those_that_fit(run_dir: Path) -> None:
+def test_marked_ranks_are_shown_if_not_all_ranks_fit(run_dir: Path) -> None:
     job = JudgedJob(run_dir, ranks=8)
     job.train(10)
     job.train(20, lagging("optimizer", laggard=6))
@@ -118,33 +118,33 @@ def test_of_many_ranks_those_that_are_marked_are_among_those_that_fit(run_dir: P
     assert ranks == ["0", "1", "6"]
 
 
-def test_it_says_that_the_ranks_cannot_be_read_and_not_that_all_is_well() -> None:
+def test_unreadable_ranks_are_reported_as_an_error() -> None:
     text = shown(NodeReport(0.0, ()), error="the run directories have not been read for 5 s")
-    assert "Nothing is known of the ranks" in text
+    assert "No data about the ranks" in text
     assert "No problem" not in text
 
 
-def test_it_says_that_there_is_no_rank() -> None:
-    assert "No rank has left a record on this machine." in shown(NodeReport(0.0, ()))
+def test_a_node_without_ranks_is_reported() -> None:
+    assert "No rank records on this machine." in shown(NodeReport(0.0, ()))
 
 
 @pytest.mark.parametrize("width", [1, 7, 24])
 @pytest.mark.parametrize(
     "phases", [{"forward": 1.0}, {"forward": 0.3, "backward": 0.3, "mine": 0.4}, dict.fromkeys(LETTERS, 0.001)]
 )
-def test_a_bar_is_as_wide_as_it_is_told_whatever_is_in_it(phases: dict[str, float], width: int) -> None:
+def test_a_bar_has_the_given_width_for_any_content(phases: dict[str, float], width: int) -> None:
     for has_color in (False, True):
         assert len(bar(phases, width, has_color=has_color)) == width
 
 
-def test_a_bar_of_nothing_is_empty() -> None:
+def test_a_bar_without_phases_is_empty() -> None:
     assert not bar({}, 24, has_color=True)
 
 
-def test_a_bar_has_each_phase_for_its_share_and_the_script_s_own_together() -> None:
+def test_a_bar_shows_each_phase_by_its_share_and_the_scripts_own_together() -> None:
     phases = {"forward": 0.5, "mine": 0.125, "collective_wait": 0.25, "yours": 0.125}
     assert bar(phases, 8, has_color=False).plain == "ffffww" + 2 * LETTERS[OWN]
 
 
-def test_every_letter_of_a_bar_is_another() -> None:
+def test_the_letters_of_a_bar_are_unique() -> None:
     assert len(set(LETTERS.values())) == len(LETTERS)

@@ -1,4 +1,4 @@
-"""One module for each cause of lost time. LOSSES are measured in every part of a window; STATES hold or do not."""
+"""The detectors, one module each. LOSSES are measured in every part of a window; STATES are present or absent."""
 
 from __future__ import annotations
 
@@ -38,4 +38,4 @@ STATES: tuple[StateDetector, ...] = (
     loss_scale.DETECTOR,
 )
 KINDS = (*(one.kind for one in LOSSES), *(kind for one in STATES for kind in one.kinds))
-"""Of every finding."""
+"""All kinds of findings."""

@@ -1,7 +1,8 @@
-"""Checkpoints: too much of the time, or too long ago. Before the first one the time counts from the first step on.
+"""Checkpoints that take too much of the run's time or are overdue.
 
-Between n checkpoints lie n - 1 intervals, which the span holds at least: so (1 - 1 / n) of the time in them is no more
-than their part of the run's time, however they fall into the span (history.py).
+- `slow_checkpoint`: time in checkpoints / span * (1 - 1 / n) is above `checkpoint`, with n checkpoints in the span. The
+  factor corrects for the span starting or ending next to a checkpoint: n checkpoints have n - 1 intervals between them.
+- `checkpoint_overdue`: no checkpoint for `checkpoint_overdue` seconds, counted from the first step if there was none.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ SLOW, OVERDUE = "slow_checkpoint", "checkpoint_overdue"
 
 
 def detect(window: Window, past: Past) -> Iterator[Candidate]:
-    """Yield either."""
+    """Yield slow and overdue checkpoints."""
     run, thresholds = window.run, window.thresholds
     if past.checkpoint_ratio > thresholds.checkpoint:
         yield Candidate(SLOW, past.checkpoint_ratio, lasted=0.0)

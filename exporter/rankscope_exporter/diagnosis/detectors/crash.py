@@ -1,8 +1,8 @@
-"""A rank that was killed or that ended with an exception: the first of the run.
+"""The first rank of the run that was killed or ended with an exception.
 
-Under torchrun one rank that dies takes the others down within a second, so one is named: a rank that was killed, else
-the earliest exception. A rank that lives again is no crash. Nor is it one if all ranks end without a word together,
-after the same step and while they make progress: how they ended is not known, and it may have been in order.
+When one rank dies, torchrun stops the others within a second. The finding therefore names one rank: the first that was
+killed, or else the first that raised an exception. A rank that has restarted is not a crash. If all ranks disappear
+together after the same step while they make progress, the run may have ended normally, so there is no finding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rankscope_exporter.diagnosis.readings import RankReading
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "crash"
-SETTLE = 3.0  # seconds in which the ends of the other ranks are seen
+SETTLE_SECONDS = 3.0  # time for the ends of the other ranks to be read
 
 
 def detect(window: Window, _past: Past) -> Iterator[Candidate]:
@@ -35,11 +35,11 @@ def detect(window: Window, _past: Past) -> Iterator[Candidate]:
     where = Place(first.rank, first.group, first.node, first.gpu.index if first.gpu else "", first.uuid)
     evidence = {"living_ranks": float(len(living)), "steps": first.counters.steps}
     age = first.at - _end(first)
-    yield Candidate(KIND, 1.0, _reason(first), where, evidence, lasted=age, needed=SETTLE)
+    yield Candidate(KIND, 1.0, _reason(first), where, evidence, lasted=age, needed=SETTLE_SECONDS)
 
 
 def has_ended_together(run: RunFacts, ended: Sequence[RankReading], thresholds: Thresholds) -> bool:
-    """Return whether all ranks ended without a word after the same step, at the same time, while they made progress."""
+    """Return whether all ranks disappeared at the same time, after the same step, while they made progress."""
     if run.ranks or len(ended) < 2 or any(_reason(reading) != "killed" for reading in ended):
         return False
     ends = [_end(reading) for reading in ended]

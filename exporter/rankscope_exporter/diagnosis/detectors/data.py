@@ -1,8 +1,8 @@
-"""Every rank waits for its data. One that waits alone is a straggler.
+"""All ranks wait for their next batch. If only one rank waits for data, it is a straggler instead.
 
-The loss is the time that the ranks wait for the next batch, where the middle of the ranks does (of three or fewer each
-of them). Where every loader is too slow, the batches that are loaded ahead let some ranks wait for data and the others
-for them: then the waiting for ranks whose data is late is part of it. The cause is what loader workers do meanwhile:
+The loss is the ranks' time in `data_wait`. It counts only if the median rank waits for data (with up to three ranks:
+each of them). If every loader is too slow, prefetched batches make some ranks wait for data while the others wait for
+those ranks; the loss then includes the wait for the late ranks. The cause is what the loader workers do in that time:
 `cpu` if they compute, `io` if they wait for storage.
 """
 
@@ -12,45 +12,45 @@ from collections import Counter
 from collections.abc import Mapping
 
 from rankscope_exporter.diagnosis import lost
-from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, usual, whole_run
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance, whole_run
 from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "data"
-ALIKE = 1.5  # workers of all ranks compute alike if they do so for less than this times as long as those of one
+SIMILAR = 1.5  # the straggler's workers are like the others' if they compute less than this times as much
 
 
 def measure(window: Window) -> Mapping[int | None, float]:
-    """Return the run's loss."""
+    """Return the run's loss to data waits."""
     run, thresholds = window.run, window.thresholds
     waits = sum(window.lost.get(cause, 0.0) for cause in lost.DATA)
     if late_phase(run) == "data_wait" and is_every_loader_slow(run, thresholds):
         return whole_run(waits + window.lost.get("straggler", 0.0))
-    return whole_run(waits if _middle(run) > thresholds.loss / 2 else 0.0)
+    return whole_run(waits if _median_wait(run) > thresholds.loss / 2 else 0.0)
 
 
 def explain(window: Window, _rank: int | None) -> Candidate | None:
-    """Return the loss with what the loader workers do; None if it is a straggler's."""
-    if _middle(window.run) <= window.thresholds.loss and _is_one_late(window):
+    """Return the loss with what the loader workers do; None if a straggler explains it."""
+    if _median_wait(window.run) <= window.thresholds.loss and _is_one_late(window):
         return None
     ratio = measure(window)[None]
     cause = max(lost.DATA, key=lambda cause: window.lost.get(cause, 0.0)).removeprefix("data").removeprefix("_")
     busy = lost.workers_busy(window.run.ranks)
-    working = window.run.middle(lost.loader_busy)
+    working = window.run.lower_median(lost.loader_busy)
     read = sum(one.rate(one.spent.process.read_bytes) or 0.0 for one in window.run.ranks)
     evidence = {"workers_computing": busy, "loader_working": working, "read_bytes_per_second": read or None}
     known = {name: value for name, value in evidence.items() if value is not None}
     return Candidate(KIND, ratio, cause or "unknown", evidence=known)
 
 
-def _middle(run: RunFacts) -> float:
-    """Return for how much of the time the middle of the ranks waits for its data."""
-    return run.middle(lambda one: one.ratios.get("data_wait", 0.0)) or 0.0
+def _median_wait(run: RunFacts) -> float:
+    """Return the median rank's time in `data_wait`, as a ratio."""
+    return run.lower_median(lambda one: one.ratios.get("data_wait", 0.0)) or 0.0
 
 
 def _is_one_late(window: Window) -> bool:
-    """Whether one rank explains most of the waiting for others, and its loader is slower than theirs."""
+    """Return whether one rank causes most of the wait for late ranks, and its loader is slower than the others'."""
     run, thresholds = window.run, window.thresholds
     limit = max(thresholds.loss, thresholds.single * window.lost.get("straggler", 0.0))
     late = next((one for one in run.ranks if one.lag == run.max_lag > limit), None)
@@ -58,7 +58,7 @@ def _is_one_late(window: Window) -> bool:
 
 
 def late_phase(run: RunFacts) -> str:
-    """Return the phase in which the ranks that others waited for were late most. Empty if no rank was late."""
+    """Return the phase that delayed the late ranks most. Empty if no rank was late."""
     blame = Counter[str]()
     for one in run.ranks:
         blame.update(one.spent.aligned.blame)
@@ -67,24 +67,24 @@ def late_phase(run: RunFacts) -> str:
 
 
 def is_every_loader_slow(run: RunFacts, thresholds: Thresholds) -> bool:
-    """Return whether every rank's loader is too slow: by the workers' own clocks, else by their CPU time."""
-    working = run.middle(lost.loader_busy)
+    """Return whether every rank's loader is too slow, by the workers' own clocks or else by their CPU time."""
+    working = run.lower_median(lost.loader_busy)
     if working is not None:
         return working > thresholds.loader_busy
-    computing = run.middle(lambda one: lost.workers_busy((one,)))
+    computing = run.lower_median(lambda one: lost.workers_busy((one,)))
     return computing is not None and computing > thresholds.workers_busy
 
 
 def are_loaders_slow(run: RunFacts, thresholds: Thresholds, straggler: RankFacts) -> bool:
-    """Return whether the other loaders are nearly as slow as that of a rank whose data is late.
+    """Return whether the other ranks' loaders are nearly as slow as the straggler's.
 
-    They would slow the run down by more than half of its lag without it; or their workers compute as its own do.
+    They are if they alone would cost more than half of its lag, or if their workers compute about as much as its own.
     """
-    working = run.middle(lost.loader_busy)
+    working = run.lower_median(lost.loader_busy)
     if working is not None:
         return (straggler.lag or 0.0) > 2.0 * (1.0 - working)
-    own, others = lost.workers_busy((straggler,)), run.middle(lambda one: lost.workers_busy((one,)))
-    return own is not None and others is not None and thresholds.workers_busy < own < ALIKE * others
+    own, others = lost.workers_busy((straggler,)), run.lower_median(lambda one: lost.workers_busy((one,)))
+    return own is not None and others is not None and thresholds.workers_busy < own < SIMILAR * others
 
 
-DETECTOR = LossDetector(KIND, measure, explain, usual)
+DETECTOR = LossDetector(KIND, measure, explain, default_allowance)

@@ -1,9 +1,9 @@
-"""Losses of the whole run that the time by cause names already: copies, launches, device reads, throttling.
+"""Losses of the whole run that are read from its lost time by cause (`lost.py`).
 
-- `copies`: the middle of the ranks waits for copies from the host to the GPU
-- `launch`: GPUs have done all that was issued, while their hosts issue more
-- `device_reads`: GPUs have done all that was issued, because their hosts waited for a value of them in every step
-- `throttling`: what the work took longer than at the highest clock, while the clocks were held down
+- `copies`: the median rank waits for copies from the host to the GPU
+- `launch`: the GPUs run out of work, because the hosts launch kernels too slowly
+- `device_reads`: the GPUs run out of work, because the hosts read a value from them in every step and wait for it
+- `throttling`: the extra time that the work takes compared with the highest clock, while the GPUs are throttled
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from statistics import fmean, median
 
-from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, usual, whole_run
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance, whole_run
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.lost import device_waits, throttling
 
@@ -25,22 +25,21 @@ def _detector(kind: str) -> LossDetector:
 
     def explain(window: Window, _rank: int | None) -> Candidate | None:
         ratio = window.lost.get(_LOST[kind], 0.0)
-        is_this = kind not in _IS_THIS or _IS_THIS[kind](window)
-        return (
-            Candidate(kind, ratio, evidence=_EVIDENCE[kind](window) if kind in _EVIDENCE else {}) if is_this else None
-        )
+        is_present = kind not in _CONDITIONS or _CONDITIONS[kind](window)
+        evidence = _EVIDENCE[kind](window) if kind in _EVIDENCE else {}
+        return Candidate(kind, ratio, evidence=evidence) if is_present else None
 
-    return LossDetector(kind, measure, explain, usual)
+    return LossDetector(kind, measure, explain, default_allowance)
 
 
 def _is_copying(window: Window) -> bool:
-    middle = window.run.middle(lambda one: one.ratios.get("h2d_copy", 0.0))
-    return (middle or 0.0) > window.thresholds.loss
+    copying = window.run.lower_median(lambda one: one.ratios.get("h2d_copy", 0.0))
+    return (copying or 0.0) > window.thresholds.loss
 
 
-_IS_THIS: Mapping[str, Callable[[Window], bool]] = {
+_CONDITIONS: Mapping[str, Callable[[Window], bool]] = {
     COPIES: _is_copying,
-    # Both leave GPUs without work: the larger one is the cause.
+    # Both leave the GPUs without work; the larger one is the cause.
     LAUNCH: lambda window: window.lost.get("launch", 0.0) >= window.lost.get("device_read", 0.0),
     DEVICE_READS: lambda window: window.lost.get("device_read", 0.0) > window.lost.get("launch", 0.0),
 }

@@ -1,13 +1,15 @@
 """A run in which no rank makes progress, and the rank that the others wait for.
 
-The run has to stand still for several times as long as it ever did in the last hour. The rank is one that the others
-wait for, directly or through others, and that waits for nobody: in a collective a rank waits for those of its group
-that have issued fewer (`diagnosis/waits.py`). Else it is one that is in no collective; where the device waits and not
-the host (CUDA, NCCL), a rank that has issued as many as the others is in one while its host waits for the device, be it
-in a place that no probe knows. If all are in a collective, nothing tells them apart, and the one that has waited
-longest stands for all (cause `inside_collective`).
+The run hangs if it makes no progress for `stuck_pace` times its longest pause in the last hour (at least `stuck_floor`,
+at most `stuck` seconds; in a start-up, checkpoint or evaluation up to `planned`). The finding names, in this order:
 
-A single process that waits in no phase of its own pauses (a prompt, a notebook): no rank waits for it.
+1. A rank that others wait for, directly or through other ranks, and that waits for no rank itself. In a collective, a
+   rank waits for the ranks of its group that have issued fewer collectives (`diagnosis/waits.py`).
+2. A rank that is in no collective. With CUDA and NCCL the device waits, not the host: a rank whose host waits for the
+   device, or is outside of all phases, counts as being in a collective.
+3. If all ranks are in a collective, the one without progress for the longest time (cause `inside_collective`).
+
+A single process outside of all phases is not a hang: it may be a prompt or a notebook that waits for input.
 """
 
 from __future__ import annotations
@@ -26,31 +28,31 @@ from rankscope_exporter.diagnosis.waits import Operation, Position, held_up_by, 
 KIND = "hang"
 INSIDE = "inside_collective"
 Issued = Mapping[str, Mapping[int, float]]
-"""Collectives by group and rank."""
-SHOWN_FROM = 5.0  # seconds without progress: sooner than an alert, for people who look
+"""The number of issued collectives by group and rank."""
+SHOWN_AFTER = 5.0  # seconds without progress; shown long before it is a finding
 
 
 def detect(window: Window, past: Past) -> Iterator[Candidate]:
-    """Yield the hang: from its first seconds on, in planned phases from half of the time that they may take."""
+    """Yield the hang from its first seconds on; in a planned phase, after half of the time allowed for it."""
     run, behind = window.run, ranks_behind(window.run)
-    needed = patience(run, past, window.thresholds, has_evidence=bool(behind))
-    shown_from = needed / 2 if _planned(run) else min(needed, max(SHOWN_FROM, 2.0 * (past.longest_pause or 0.0)))
-    if not run.ranks or run.stalled < shown_from or is_interactive(run):
+    needed = stall_limit(run, past, window.thresholds, has_evidence=bool(behind))
+    shown_after = needed / 2 if _planned(run) else min(needed, max(SHOWN_AFTER, 2.0 * (past.longest_pause or 0.0)))
+    if not run.ranks or run.stalled < shown_after or is_interactive(run):
         return
-    one, cause = _culprit(run, behind)
+    one, cause = _choose_rank(run, behind)
     evidence = {"stalled": one.stalled, "behind": float(behind.get(one.rank, 0.0)), "ranks_behind": float(len(behind))}
     yield Candidate(KIND, 1.0, cause, place(one), evidence, lasted=run.stalled, needed=needed)
 
 
 def is_interactive(run: RunFacts) -> bool:
-    """Return whether it is a single process in no phase that has a name."""
+    """Return whether the run is a single process outside of all named phases."""
     return len(run.ranks) == 1 and run.ranks[0].now.phase == "other"
 
 
-def patience(run: RunFacts, past: Past, thresholds: Thresholds, *, has_evidence: bool) -> float:
+def stall_limit(run: RunFacts, past: Past, thresholds: Thresholds, *, has_evidence: bool) -> float:
     """Return the seconds without progress after which the run hangs."""
     if planned := _planned(run):
-        return max(_planned_patience(past.longest_planned_pauses.get(phase), phase, thresholds) for phase in planned)
+        return max(_planned_limit(past.longest_planned_pauses.get(phase), phase, thresholds) for phase in planned)
     if past.longest_pause is None:
         return thresholds.stuck_early if has_evidence else thresholds.stuck
     return min(max(thresholds.stuck_pace * past.longest_pause, thresholds.stuck_floor), thresholds.stuck)
@@ -60,28 +62,27 @@ def _planned(run: RunFacts) -> set[str]:
     return {one.now.phase for one in run.ranks} & set(phases.PLANNED)
 
 
-def _planned_patience(pace: float | None, phase: str, thresholds: Thresholds) -> float:
-    """How long a start-up takes says nothing about the next."""
-    if pace is None or phase == "startup":
+def _planned_limit(pace: float | None, phase: str, thresholds: Thresholds) -> float:
+    if pace is None or phase == "startup":  # a start-up does not predict how long the next one takes
         return thresholds.planned
     return min(max(thresholds.stuck_pace * pace, thresholds.stuck), thresholds.planned)
 
 
 def ranks_behind(run: RunFacts) -> dict[int, float]:
-    """Return the ranks that the others wait for in the end, and how many collectives each lacks of one group."""
+    """Return the ranks that the others finally wait for, and how many collectives each is behind in one group."""
     issued: dict[str, dict[int, float]] = defaultdict(dict)
     for one in run.ranks:
         for group, count in one.now.issued.items():
             issued[group][one.rank] = count
-    # A rank that is in no collective may have one in flight; it does not wait for that, if others wait for it.
-    late = _held_up_by(run, issued, _is_waiting) or _held_up_by(run, issued, lambda _: True)
+    # A rank outside of collectives may have one in flight. It does not wait for it if other ranks wait for the rank.
+    late = _blocking_ranks(run, issued, _is_waiting) or _blocking_ranks(run, issued, lambda _: True)
     lacking = {
         rank: [max(counts.values()) - counts[rank] for counts in issued.values() if rank in counts] for rank in late
     }
     return {rank: max(counts) for rank, counts in lacking.items() if max(counts) > 0.0}
 
 
-def _held_up_by(run: RunFacts, issued: Issued, is_waiting: Callable[[RankFacts], bool]) -> set[int]:
+def _blocking_ranks(run: RunFacts, issued: Issued, is_waiting: Callable[[RankFacts], bool]) -> set[int]:
     positions = [
         Position(one.rank, one.now.issued, waits_in=_operation(one, issued) if is_waiting(one) else None)
         for one in run.ranks
@@ -91,7 +92,7 @@ def _held_up_by(run: RunFacts, issued: Issued, is_waiting: Callable[[RankFacts],
 
 
 def _operation(one: RankFacts, issued: Issued) -> Operation | None:
-    """Return the collective that a rank is in. Where that is not known it is one that another rank has not issued."""
+    """Return the collective that a rank is in. If that is unknown, choose one that another rank has not issued."""
     lacking = (name for name, count in one.now.issued.items() if count > min(issued[name].values()))
     group = one.now.collective or next(lacking, "")
     count = one.now.issued.get(group)
@@ -102,7 +103,7 @@ def _is_waiting(one: RankFacts) -> bool:
     return one.now.phase == WAIT or _waits_for_the_device(one)
 
 
-def _culprit(run: RunFacts, behind: dict[int, float]) -> tuple[RankFacts, str]:
+def _choose_rank(run: RunFacts, behind: dict[int, float]) -> tuple[RankFacts, str]:
     candidates: Sequence[RankFacts] = [one for one in run.ranks if one.rank in behind]
     candidates = candidates or [one for one in run.ranks if not _is_in_a_collective(run, one)]
     if candidates:

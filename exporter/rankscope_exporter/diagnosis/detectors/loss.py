@@ -1,4 +1,4 @@
-"""What a detector of lost time is: it measures a loss in each part of a window, and explains it over all of them."""
+"""The type of loss detectors: they measure a loss in each part of a window and explain it over the whole window."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Losses = Mapping[str, float]
 
 
 class Window(NamedTuple):
-    """What a detector reads."""
+    """The input of a detector."""
 
     run: RunFacts
     lost: Losses
@@ -22,19 +22,19 @@ class Window(NamedTuple):
 
 
 class LossDetector(NamedTuple):
-    """Pure functions of a window."""
+    """A loss detector: pure functions of a window."""
 
     kind: str
     measure: Callable[[Window], Mapping[int | None, float]]
-    """The loss by rank, or of the whole run (None). What is not known is absent."""
+    """Returns the loss by rank, or of the whole run (key None). An unknown loss is absent."""
     explain: Callable[[Window, int | None], Candidate | None]
-    """The cause, once the loss has lasted for the window. None if it is another detector's."""
+    """Returns the cause after the loss has lasted for the window; None if it belongs to another detector."""
     allowance: Callable[[Thresholds, int], float] | None = None
-    """How much of it is no loss with so many ranks that are compared, where every healthy run has some."""
+    """Returns the part that healthy runs have as well, by the number of compared ranks; it is not counted as a loss."""
 
 
 def place(one: RankFacts) -> Place:
-    """Return where a rank is."""
+    """Return the place of a rank."""
     now = one.now
     return Place(now.rank, now.group, now.node, now.gpu.index if now.gpu else "", now.uuid)
 
@@ -44,6 +44,6 @@ def whole_run(value: float | None) -> Mapping[int | None, float]:
     return {} if value is None else {None: value}
 
 
-def usual(thresholds: Thresholds, _ranks: int) -> float:
-    """Return the allowance of most causes."""
+def default_allowance(thresholds: Thresholds, _ranks: int) -> float:
+    """Return the allowance of most detectors."""
     return thresholds.allowance

@@ -1,4 +1,8 @@
-"""The loss scale of mixed precision has collapsed: steps are skipped, and the run computes and learns nothing."""
+"""The loss scale of mixed precision has collapsed: the run computes, but skips its steps and learns nothing.
+
+That is so if at least `amp_skips` steps were skipped in the last minutes, and the scale is below 1 or below 1% of its
+highest value in that time.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +13,11 @@ from rankscope_exporter.diagnosis.detectors.state import Past, StateDetector
 from rankscope_exporter.diagnosis.findings import Candidate
 
 KIND = "loss_scale_collapse"
-COLLAPSED = 0.01  # of the highest scale of the last minutes
+COLLAPSED = 0.01  # ratio to the highest scale of the last minutes
 
 
 def detect(window: Window, past: Past) -> Iterator[Candidate]:
-    """Yield the collapse: a healthy scaler skips a step in some thousands, and a few in a row when it begins."""
+    """Yield the collapse. A healthy scaler skips one step in thousands, and a few in a row when training starts."""
     scales = [one.now.amp_scale for one in window.run.ranks if one.now.amp_scale is not None]
     if not scales or past.amp_skips < window.thresholds.amp_skips:
         return

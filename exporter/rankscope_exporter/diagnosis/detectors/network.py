@@ -1,13 +1,16 @@
-"""Every rank waits in collectives, the last to come too: transfer takes much of the time.
+"""All ranks wait in collectives, even the last one to arrive: data transfer takes much of the time.
 
-    transfer = what the rank waits in each step that waits least
+    transfer = the least wait of any rank in each step
 
-Well-tuned jobs have up to `network_allowance` of it; where the run has had less, that is what it is compared with. The
-cause is `link` if a GPU has fewer PCIe lanes or NVLinks than it can have, and then its rank is named, or if a network
-port of a node is at fault (`diagnosis/ports.py`), and then that is named, or if the ranks of one group wait for each
-other longer than those of groups of the same shape do (`diagnosis/groups.py`), and then the group is named; `network`
-where steps were compared, so that late ranks are excluded; else `unknown`. What such a group waits beyond the others is
-a loss whatever well-tuned jobs spend in transfer.
+Well-tuned jobs spend up to `network_allowance` on transfer. If the run has had less, it is compared with that. Causes:
+
+- `link`: a GPU has fewer PCIe lanes or NVLinks than it supports (the finding names its rank), a network port of a node
+  has a fault (the finding names the port; `diagnosis/ports.py`), or the ranks of one group wait for each other longer
+  than the ranks of other groups of the same shape (the finding names the group; `diagnosis/groups.py`)
+- `network`: steps were compared between ranks, so late ranks are excluded as the cause
+- `unknown`: steps were not compared
+
+The wait of a slow group beyond that of its peers is a loss even below the allowance.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ KIND = "network"
 
 
 def measure(window: Window) -> Mapping[int | None, float]:
-    """Return the transfer, or if it is more the allowance and what a slow group waits beyond the others."""
+    """Return the transfer time, or the allowance plus the excess of a slow group if that is more."""
     if not any(one.lag is not None for one in window.run.ranks):
         return {}
     slow = groups.slowest(window.run)
@@ -32,13 +35,13 @@ def measure(window: Window) -> Mapping[int | None, float]:
 
 
 def _transfer(window: Window) -> float:
-    """Return the transfer without that of many small collectives: it is not the network's fault."""
+    """Return the transfer time, without that of many small collectives, which the network does not cause."""
     small = small_collectives.measure(window).get(None, 0.0)
     return max(window.lost.get("transfer", 0.0) - small, 0.0)
 
 
 def explain(window: Window, _rank: int | None) -> Candidate | None:
-    """Return the loss with the reduced link, the faulty port or the slow group, if there is one."""
+    """Return the loss with the rank whose link is reduced, the faulty port or the slow group, if any."""
     ratio = _transfer(window)
     ranks = window.run.ranks
     evidence = {"straggler": window.lost.get("straggler", 0.0)}
@@ -58,7 +61,7 @@ def explain(window: Window, _rank: int | None) -> Candidate | None:
 
 
 def allowance(thresholds: Thresholds, _ranks: int) -> float:
-    """Return how much of the time well-tuned jobs spend in transfer."""
+    """Return the ratio of time that well-tuned jobs spend in transfer."""
     return thresholds.network_allowance
 
 

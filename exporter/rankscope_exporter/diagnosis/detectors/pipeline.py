@@ -1,11 +1,11 @@
-"""A pipeline whose stages wait for each other: for a stage with more work, or because the micro-batches are too few.
+"""Pipeline stages that wait for each other, because one has more work or there are too few micro-batches.
 
-- `stage_imbalance`: all ranks of one stage wait less than those of the others, which wait for it. The loss is what the
-  middle of the other stages waits beyond it: so much they would save if it were like them. Of each stage the rank
-  counts that waits most: one that is slow within its stage is a straggler. The cause is the phase in which that stage
-  exceeds the others most.
-- `bubble`: while a pipeline fills and drains, stages have nothing to do. The loss is what even the stage waits that
-  waits least, up to what the schedule makes of p stages and m micro-batches, (p - 1) / (m + p - 1).
+- `stage_imbalance`: the other stages wait for one stage, whose ranks all wait less. The loss is the median wait of the
+  other stages less the wait of that stage: the time they would save if it were like them. The rank that waits most
+  stands for its stage, since a rank that is slow within its stage is a straggler. The cause is the phase in which the
+  stage exceeds the others most.
+- `bubble`: stages are idle while the pipeline fills and drains. The loss is the least wait of any stage, at most
+  (p - 1) / (m + p - 1) for p stages and m micro-batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from statistics import fmean, median
 
 from rankscope.record import phases
 from rankscope_exporter.diagnosis import lost
-from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, usual, whole_run
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance, whole_run
 from rankscope_exporter.diagnosis.facts import WAIT, RankFacts
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
@@ -24,15 +24,15 @@ IMBALANCE, BUBBLE = "stage_imbalance", "bubble"
 
 
 def measure_imbalance(window: Window) -> Mapping[int | None, float]:
-    """Return what the other stages would save. Nothing without a pipeline."""
-    waits = sorted(lost.most_wait(members) for members in window.run.stages.values())
+    """Return the time that the other stages would save; empty without a pipeline."""
+    waits = sorted(lost.longest_wait(members) for members in window.run.stages.values())
     return whole_run(median(waits[1:]) - waits[0]) if waits else {}
 
 
 def explain_imbalance(window: Window, _rank: int | None) -> Candidate:
-    """Return the loss with the stage and its phase."""
+    """Return the loss with the slow stage and its phase."""
     stages = window.run.stages
-    number = min(stages, key=lambda stage: lost.most_wait(stages[stage]))
+    number = min(stages, key=lambda stage: lost.longest_wait(stages[stage]))
     others = [one for stage, members in stages.items() if stage != number for one in members]
     excess = _excesses(stages[number], others)
     cause = max(excess, key=excess.__getitem__, default="unknown")
@@ -51,12 +51,12 @@ def _excesses(ranks: Sequence[RankFacts], others: Sequence[RankFacts]) -> Mappin
 
 
 def measure_bubble(window: Window) -> Mapping[int | None, float]:
-    """Return the bubble. Nothing without a pipeline."""
+    """Return the bubble's ratio of the time; empty without a pipeline."""
     return whole_run(window.lost.get(BUBBLE, 0.0)) if window.run.stages else {}
 
 
 def explain_bubble(window: Window, _rank: int | None) -> Candidate | None:
-    """Return the loss with what the schedule depends on. None where the number of micro-batches is not known."""
+    """Return the loss with the numbers of stages and micro-batches; None if the latter is unknown."""
     batches = lost.micro_batches(window.run)
     if batches is None:
         return None
@@ -65,11 +65,11 @@ def explain_bubble(window: Window, _rank: int | None) -> Candidate | None:
 
 
 def allowance(thresholds: Thresholds, _ranks: int) -> float:
-    """Return how much bubble is usual."""
+    """Return the bubble that is not counted as a loss."""
     return thresholds.bubble_allowance
 
 
 DETECTORS = (
-    LossDetector(IMBALANCE, measure_imbalance, explain_imbalance, usual),
+    LossDetector(IMBALANCE, measure_imbalance, explain_imbalance, default_allowance),
     LossDetector(BUBBLE, measure_bubble, explain_bubble, allowance),
 )

@@ -1,9 +1,9 @@
-"""Ranks that slow each other down in turn: the ranks wait, and no single one explains most of it.
+"""Ranks that slow each other down in turn: the ranks wait, and no single rank explains most of it.
 
-    waited = mean over the ranks of what they wait beyond the first of each step
+    loss = mean over the ranks of (own wait - least wait of any rank) in each step
 
-The causes are Python's garbage collector, if its time explains half of the waiting; single steps that are far longer
-than the rest (`spikes`); uneven work, if the ranks are late in computing; else the phase in which they are late most.
+Causes: `gc` if Python's garbage collector explains half of the waiting; `spikes` if single steps are far longer than
+the rest; `uneven_work` if the late ranks are late in computing; else the phase that delays the late ranks most.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ COLLECTOR_SHARE = 0.5
 
 
 def measure(window: Window) -> Mapping[int | None, float]:
-    """Return what the ranks wait for those that are late."""
+    """Return the ranks' mean wait for late ranks."""
     is_any_compared = any(one.lag is not None for one in window.run.ranks)
-    return whole_run(straggler.waited(window.run) if is_any_compared else None)
+    return whole_run(straggler.mean_skew(window.run) if is_any_compared else None)
 
 
 def explain(window: Window, _rank: int | None) -> Candidate | None:
-    """Return the loss and its cause; None if one rank explains most of it, or data that is late on every rank."""
+    """Return the loss and its cause; None if one rank, or late data on every rank, explains most of it."""
     run, thresholds = window.run, window.thresholds
-    ratio = straggler.waited(run)
+    ratio = straggler.mean_skew(run)
     late = data.late_phase(run)
     if run.max_lag > thresholds.rotating * ratio:
         return None
@@ -50,9 +50,9 @@ def _cause(window: Window, late: str, collecting: float, ratio: float) -> str:
 
 
 def allowance(thresholds: Thresholds, ranks: int) -> float:
-    """Return what a healthy run waits for the last of so many ranks by chance.
+    """Return the wait for the last rank that a healthy run has by chance.
 
-    That is the expected maximum of as many normal values (Blom, Statistical Estimates and Transformed Beta-Variables).
+    It is the expected maximum of `ranks` normal values (Blom, Statistical Estimates and Transformed Beta-Variables).
     """
     return thresholds.step_deviation * NormalDist().inv_cdf((ranks - 0.375) / (ranks + 0.25)) if ranks > 1 else 0.0
 

@@ -1,28 +1,27 @@
-"""Many small collectives in each step, such as metrics that are averaged over the ranks for every batch.
+"""Many small collectives in each step, for example metrics that are averaged over the ranks for every batch.
 
-Counted are operations of less than `small_collective_bytes` on average, without DDP's gradients and what stages of a
-pipeline send to each other. Their loss is the
-training thread's time in them. Where the device's clock judges, that time is not known by operation: there it is the
-transfer, if so few bytes are moved in it that no link would need the time.
+Operations of up to `small_collective_bytes` on average count, except DDP's gradients and sends between pipeline stages.
+The loss is the training thread's time in them. If the group is measured on the device, the time by operation is
+unknown. The loss is then the whole transfer time, if it moves too few bytes for any link to need that long.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, usual, whole_run
+from rankscope_exporter.diagnosis.detectors.loss import LossDetector, Window, default_allowance, whole_run
 from rankscope_exporter.diagnosis.facts import RankFacts, RunFacts
 from rankscope_exporter.diagnosis.findings import Candidate
 from rankscope_exporter.diagnosis.thresholds import Thresholds
 
 KIND = "small_collectives"
-OTHERS = ("ddp_all_reduce", "send", "recv")
+EXCLUDED = ("ddp_all_reduce", "send", "recv")
 
 
 def measure(window: Window) -> Mapping[int | None, float]:
-    """Return the loss; 0 with few of them in a step."""
+    """Return the loss to small collectives; 0 if a step has few of them."""
     run, thresholds = window.run, window.thresholds
-    one = run.speaker
+    one = run.first
     if one is None or calls_per_step(run, thresholds) < thresholds.small_collectives_per_step:
         return whole_run(0.0)
     if not one.device_scale:
@@ -34,8 +33,8 @@ def measure(window: Window) -> Mapping[int | None, float]:
 
 
 def calls_per_step(run: RunFacts, thresholds: Thresholds) -> float:
-    """Return how many small collectives a step has."""
-    one = run.speaker
+    """Return the number of small collectives per step."""
+    one = run.first
     if one is None or not one.spent.steps:
         return 0.0
     return sum(one.spent.collectives.calls[op] for op in _small(one, thresholds)) / one.spent.steps
@@ -45,14 +44,14 @@ def _small(one: RankFacts, thresholds: Thresholds) -> Iterator[str]:
     collectives = one.spent.collectives
     for op, calls in collectives.calls.items():
         is_small = collectives.bytes.get(op, 0.0) <= thresholds.small_collective_bytes * calls
-        if op not in OTHERS and calls > 0 and is_small:
+        if op not in EXCLUDED and calls > 0 and is_small:
             yield op
 
 
 def explain(window: Window, _rank: int | None) -> Candidate | None:
-    """Return the loss."""
+    """Return the loss with the number of collectives per step."""
     evidence = {"collectives_per_step": calls_per_step(window.run, window.thresholds)}
     return Candidate(KIND, measure(window)[None], evidence=evidence)
 
 
-DETECTOR = LossDetector(KIND, measure, explain, usual)
+DETECTOR = LossDetector(KIND, measure, explain, default_allowance)

@@ -1,4 +1,4 @@
-"""A run that has been starting for long and has made no step."""
+"""A run that has been in start-up for more than `startup` seconds and has not made a step."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KIND = "slow_startup"
 
 
 def detect(window: Window, _past: Past) -> Iterator[Candidate]:
-    """Yield the start-up, from half of the time that it may take."""
+    """Yield the start-up after half of the time allowed for it."""
     starting = [one for one in window.run.ranks if one.now.phase == "startup" and not one.now.counters.steps]
     lasted = max((one.now.at - one.now.phase_since for one in starting), default=0.0)
     if lasted > window.thresholds.startup / 2:

@@ -1,7 +1,7 @@
-"""What a detector of a state is: something that holds or does not, and for how long it has to before it is a finding.
+"""The type of state detectors. A state is present or absent, and is a finding after it has lasted long enough.
 
-A candidate's `needed` is counted from when it was first seen, or it says itself in `lasted` how long it has held. Its
-ratio is GPU time that is lost: 1 where nothing useful is done, 0 where a state costs nothing by itself.
+A candidate has to last for `needed` seconds since it was first seen, or by its own `lasted` if it has one. Its ratio is
+the GPU time that is lost: 1 if no useful work is done, 0 if the state itself costs no time.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from rankscope_exporter.diagnosis.findings import Candidate
 
 @dataclass(frozen=True)
 class Past:
-    """What is remembered of the run from before the window. Seconds; None where nothing is known yet."""
+    """The run's history before the window. Times are in seconds; None if unknown."""
 
     longest_pause: float | None = None
-    """Without progress outside of planned phases, in the last hour."""
+    """The longest time without progress outside of planned phases, in the last hour."""
     longest_planned_pauses: Mapping[str, float] = field(default_factory=dict)
-    """By planned phase, in the last six hours."""
+    """The same by planned phase, in the last six hours."""
     checkpoint_ratio: float = 0.0
-    """Time in checkpoints. See history.py."""
+    """Time in checkpoints as a ratio; see history.py."""
     highest_amp_scale: float = 0.0
-    """In the last five minutes."""
+    """The highest loss scale in the last five minutes."""
     amp_skips: float = 0.0
-    """In the same time."""
+    """Steps that were skipped in the last five minutes."""
 
 
 class StateDetector(NamedTuple):
-    """A pure function of a window and what is remembered, and the kinds that it yields."""
+    """A state detector: a pure function of a window and the run's history, and the kinds that it yields."""
 
     kinds: tuple[str, ...]
     detect: Callable[[Window, Past], Iterator[Candidate]]
     is_critical: bool = False
-    """Whether its findings are critical from the start; else they are warnings."""
+    """True if its findings are critical from the start; otherwise they are warnings."""

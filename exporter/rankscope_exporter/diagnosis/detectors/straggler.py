@@ -1,16 +1,16 @@
 """A rank that slows down the others: they wait for it in collectives, and it waits least.
 
-    lag = median of its peers' waits - own wait        (of two ranks: the larger wait - own wait)
+    lag = median wait of its peers - own wait        (with two ranks: the larger wait - own wait)
 
-as a ratio of the step, in steps without a planned phase. Its peers do the same work: ranks of its group and, in a
-pipeline, of its stage. Its cause is the phase in which it exceeds the mean of the
-other ranks most, if that explains `cause` of the lag; for slow computation the reason, if one is seen from outside:
+The lag is a ratio of the step, in steps without a planned phase. Peers do the same work: they are the ranks of the same
+group and, in a pipeline, of the same stage. The cause is the phase in which the rank exceeds the mean of its peers
+most, if that phase explains `cause` of the lag. For slow computation it is one of these reasons, if it is present:
 
-- `throttled`: the clocks of its GPU are held down, for longer or lower than those of its group
-- `foreign_process`: a process that is no rank is on its GPU
-- `cpu_contention`: its training thread waits for CPU time, and that explains `cause` of the lag
-- `aggregation`: rank 0 hands more to collectives than rank 1, or its GPU is busier and fuller
-- `expert_imbalance`: it hands more to all_to_all than its peers do: more tokens are routed to its experts
+- `throttled`: its GPU is throttled, for longer or to a lower clock than the GPUs of its peers
+- `foreign_process`: its GPU is shared with a process that is not a rank
+- `cpu_contention`: its training thread waits for CPU time, which explains `cause` of the lag
+- `aggregation`: rank 0 sends more bytes in collectives than rank 1, or its GPU is busier and uses more memory
+- `expert_imbalance`: it sends more bytes in all_to_all than its peers, because more tokens are routed to its experts
 
 The method of comparing waits is that of straggler detection in synchronous training (Greyhound, ATC'25; "Understanding
 Stragglers in Large Model Training Using What-if Analysis", arXiv:2505.05713).
@@ -42,10 +42,10 @@ def measure(window: Window) -> Mapping[int | None, float]:
 
 
 def explain(window: Window, rank: int | None) -> Candidate | None:
-    """Return the straggler and its cause; None if every rank's data is late, or if ranks are late in turn."""
+    """Return the straggler and its cause; None if every rank's data is late or ranks are late in turn."""
     run, thresholds = window.run, window.thresholds
     one = next(one for one in run.ranks if one.rank == rank)
-    if one.lag is None or one.lag < thresholds.single * waited(run):
+    if one.lag is None or one.lag < thresholds.single * mean_skew(run):
         return None
     others = [other for other in run.peers[one.peers] if other is not one]
     excess = excesses(one, others)
@@ -57,8 +57,8 @@ def explain(window: Window, rank: int | None) -> Candidate | None:
     return Candidate(KIND, one.lag, cause, place(one), evidence)
 
 
-def waited(run: RunFacts) -> float:
-    """Return what the ranks wait on average beyond the one that waits least, as a ratio of the step."""
+def mean_skew(run: RunFacts) -> float:
+    """Return the ranks' mean wait beyond the least wait of any rank, as a ratio of the step."""
     shares = []
     for members in run.peers.values():
         least = min(one.wait for one in members)
@@ -69,7 +69,7 @@ def waited(run: RunFacts) -> float:
 
 
 def excesses(one: RankFacts, others: Sequence[RankFacts]) -> Mapping[str, float]:
-    """Return by phase how much longer a rank is in it than the others on average. A phase that a rank lacks is 0."""
+    """Return by phase how much longer a rank is in it than the mean of the others. A missing phase counts as 0."""
     names = {phase for each in (one, *others) for phase in each.step_ratios} - {WAIT, *phases.PLANNED}
     return {
         phase: one.step_ratios.get(phase, 0.0) - fmean(other.step_ratios.get(phase, 0.0) for other in others)
@@ -93,19 +93,19 @@ def _cause(
 
 
 def _has_more_tokens(one: RankFacts, others: Sequence[RankFacts], thresholds: Thresholds) -> bool:
-    """Return whether more goes through its experts: what it was sent goes back by the next all_to_all."""
-    return exchanged(one) > thresholds.aggregation * median(map(exchanged, others))
+    """Return whether its experts get more tokens: a rank returns all that it received in the next all_to_all."""
+    return exchanged_bytes(one) > thresholds.aggregation * median(map(exchanged_bytes, others))
 
 
-def exchanged(one: RankFacts) -> float:
-    """Return the bytes that a rank handed to all_to_all."""
+def exchanged_bytes(one: RankFacts) -> float:
+    """Return the bytes that a rank sent in all_to_all."""
     return one.spent.collectives.bytes.get("all_to_all", 0.0)
 
 
 def _slow_device(
     run: RunFacts, one: RankFacts, others: Sequence[RankFacts], needed: float, thresholds: Thresholds
 ) -> str | None:
-    """Return the first reason that holds."""
+    """Return the first reason that is present."""
     throttled, clock = throttling(one)
     if throttled > thresholds.throttled:
         peers = [throttling(other) for other in others]
@@ -126,12 +126,13 @@ def _aggregates(run: RunFacts, one: RankFacts, thresholds: Thresholds, *, is_for
     first = next((other for other in run.ranks if other.rank == 1), None)
     if one.rank != 0 or first is None:
         return False
-    handed, usual = (sum(each.spent.collectives.bytes.values()) - exchanged(each) for each in (one, first))
-    if handed > thresholds.aggregation * usual:
+    both = one, first
+    own_bytes, other_bytes = (sum(each.spent.collectives.bytes.values()) - exchanged_bytes(each) for each in both)
+    if own_bytes > thresholds.aggregation * other_bytes:
         return True
-    full, fuller = ((each.now.gpu and each.now.gpu.memory_ratio) or 0.0 for each in (first, one))
-    busy, busier = (each.rate(each.spent.gpu.busy) or 0.0 for each in (first, one))
-    return fuller > thresholds.aggregation * full and busier > 0.05 + busy and not is_foreign
+    own_memory, other_memory = ((each.now.gpu and each.now.gpu.memory_ratio) or 0.0 for each in both)
+    own_busy, other_busy = (each.rate(each.spent.gpu.busy) or 0.0 for each in both)
+    return own_memory > thresholds.aggregation * other_memory and own_busy > 0.05 + other_busy and not is_foreign
 
 
 def _reason_evidence(one: RankFacts, cause: str) -> Mapping[str, float]:
@@ -140,14 +141,14 @@ def _reason_evidence(one: RankFacts, cause: str) -> Mapping[str, float]:
         "throttled": ("throttled", throttled),
         "foreign_process": ("processes", float((one.now.gpu and one.now.gpu.processes) or 0)),
         "cpu_contention": ("run_queue", one.rate(one.spent.process.run_queue) or 0.0),
-        "expert_imbalance": ("exchanged_bytes", exchanged(one)),
+        "expert_imbalance": ("exchanged_bytes", exchanged_bytes(one)),
     }
     name, value = known.get(cause, ("clock", clock))
     return {} if value is None else {name: value}
 
 
 def has_spikes(run: RunFacts, thresholds: Thresholds) -> bool:
-    """Return whether few steps are far longer than the rest: then chance may choose one rank for a while."""
+    """Return whether few steps are far longer than the rest. Then one rank may be late for a while by chance."""
     return p99_to_median(run) > thresholds.spike
 
 

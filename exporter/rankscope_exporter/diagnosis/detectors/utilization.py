@@ -1,4 +1,11 @@
-"""Whether a run uses what it has: GPUs that are busy half of the time, and ranks that train on the CPU."""
+"""Runs that do not use their GPUs.
+
+- `low_utilization`: the run computes for at least `computing` of its time, but its GPUs are busy for at most `low_use`.
+  The cause is `memory_bound` if more than `memory_bound` of their memory is used, `batch_too_small` if at most
+  `memory_spare` is used.
+- `cpu_fallback`: a rank makes steps, while its GPU was idle for `cpu_only` seconds and less than `memory_held` of its
+  memory is used.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +20,7 @@ LOW, CPU = "low_utilization", "cpu_fallback"
 
 
 def detect_low(window: Window, _past: Past) -> Iterator[Candidate]:
-    """Yield a run that computes, and whose GPUs are idle half of the time all the same."""
+    """Yield a run that computes although its GPUs are idle for half of the time."""
     run, thresholds = window.run, window.thresholds
     busy = [ratio for one in run.ranks if (ratio := one.rate(one.spent.gpu.busy)) is not None]
     is_computing = window.lost.get("none", 0.0) >= thresholds.computing and run.steps > 0
@@ -31,7 +38,7 @@ def detect_low(window: Window, _past: Past) -> Iterator[Candidate]:
 
 
 def detect_cpu(window: Window, _past: Past) -> Iterator[Candidate]:
-    """Yield ranks whose steps advance on a GPU that does nothing and holds nothing."""
+    """Yield ranks that make steps while their GPU is idle and its memory is empty."""
     for one in window.run.ranks:
         gpu = one.now.gpu
         if gpu is None or gpu.idle_seconds is None or gpu.memory_ratio is None or not one.spent.steps:

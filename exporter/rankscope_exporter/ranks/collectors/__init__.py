@@ -1,1 +1,1 @@
-"""The collectors of ranks, one file each: file = collector = `--collector.<name>` = value of the label `collector`."""
+"""The rank collectors, one file each: file = collector = `--collector.<name>` = value of the label `collector`."""

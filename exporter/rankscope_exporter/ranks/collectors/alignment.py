@@ -1,6 +1,6 @@
-"""What the ranks of this machine waited for each other, step by step: transfer, skew, and who was to blame.
+"""The waits of this machine's ranks for each other, step by step: transfer, skew and blame.
 
-And the reference step of each, by which rules compare the ranks of several machines likewise.
+Also the reference step of each rank, which rules use to compare the ranks of several machines.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rankscope_exporter.ranks.rank import Key, Scan
 from rankscope_exporter.ranks.reference_step import Reference
 from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
-_ROUNDING = 1e-6  # seconds: the phases of a step are differences of sums that have run for years
+_ROUNDING = 1e-6  # seconds; a step's phases are differences of sums over years
 
 
 def _aligned(alignment: Alignment) -> Alignment | None:
-    """None of a rank without a step that was aligned."""
+    """Return the alignment; None if the rank has no aligned step."""
     return alignment if alignment.steps else None
 
 
@@ -46,44 +46,43 @@ REFERENCE = rank_metrics(_reference)
 METRICS = (
     ALIGNED.counter(
         "aligned_steps_total",
-        "Steps that could be compared with the same step of every other rank of the group (and of its stage of a "
-        "pipeline) on this machine; absent for a rank that is alone here. Where the GPUs' time is measured it is by "
-        "that, of the steps that were measured; else by the training threads'. The next four are of these steps.",
+        "Steps that were compared with the same step of all other ranks of the group (and pipeline stage) on this "
+        "machine; absent for a rank that is alone here. Measured on the GPUs if their time is measured, else on the "
+        "training threads. The next four metrics are for these steps.",
         lambda alignment: alignment.steps,
     ),
     ALIGNED.counter("aligned_step_seconds_total", "Length of these steps.", lambda alignment: alignment.seconds),
     ALIGNED.counter(
         "transfer_floor_seconds_total",
-        "What in each step even the rank waited that waited least, the same for all of the group: transfer, not a "
-        "rank. High with low skew is the network.",
+        "Least wait of any rank in each step, the same for the whole group. It is transfer, not a slow rank: high with "
+        "low skew, the network is slow.",
         lambda alignment: alignment.floor,
     ),
     ALIGNED.counter(
         "skew_seconds_total",
-        "What this rank waited in each step beyond that: for a rank that came later.",
+        "Wait of this rank in each step beyond the transfer floor: for a rank that arrived later.",
         lambda alignment: alignment.skew,
     ),
     ALIGNED.counter(
         "blame_seconds_total",
-        "What the others waited, on average, in the steps in which this rank waited least, by the phase that was "
-        "longer in it than in the others; `unknown` where none explains half. Spread over the ranks it is a straggler "
-        "that rotates.",
+        "Mean wait of the other ranks in steps in which this rank waited least, by the phase that took this rank "
+        "longer than the others; `unknown` if no phase explains half. If all ranks have blame, they are late in turn.",
         lambda alignment: alignment.blame,
         "phase",
     ),
     REFERENCE.gauge(
         "reference_step",
-        "Number of the last step that stands for the others, and the clock that it was measured by (`device` or "
-        "`host`). Which steps these are follows from their number and the mean step, on all ranks alike: where the "
-        "numbers of two ranks agree, on whatever machines, they show the same step. Absent for a rank that has ended, "
-        "and where the GPU waits and is not measured.",
+        "Number of the last reference step, and the clock that measured it (`device` or `host`). Reference steps are "
+        "chosen by their number and the mean step in the same way on all ranks: ranks with the same number show the "
+        "same step, even on different machines. Absent for a rank that has ended, and if the GPU waits but is not "
+        "measured.",
         lambda reference: {reference.clock: reference.step.number},
         "clock",
     ),
     REFERENCE.gauge(
         "reference_step_seconds",
-        "That step's seconds by phase, by that clock; they sum to its length, the user's own phases are in `other`. "
-        "But for `collective_wait`, phases of 0 are absent.",
+        "Seconds of the reference step by phase, on the same clock. They sum to its length; the user's own phases are "
+        "in `other`. Phases of 0 are absent, except `collective_wait`.",
         _reference_seconds,
         "phase",
     ),
@@ -91,13 +90,13 @@ METRICS = (
 
 
 def _interval(text: str) -> float:
-    """Return the seconds. Ranks are read once a second, so no step can be shown for less. Raises ArgumentTypeError."""
+    """Return the seconds, at least 1: ranks are read once a second. Raise ArgumentTypeError."""
     try:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
     if not 1.0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds, 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds, 1 or more")
     return seconds
 
 
@@ -110,13 +109,13 @@ class AlignmentFlags:
         type=_interval,
         default=30.0,  # twice the scrape interval of deploy/prometheus
         metavar="SECONDS",
-        help="how long a rank shows its reference step, by which ranks of several nodes are compared, on average: at "
-        "least twice the scrape interval, and alike on all nodes (default: %(default)g)",
+        help="mean time for which a rank shows its reference step, which compares ranks of several nodes: at least "
+        "twice the scrape interval, and the same on all nodes (default: %(default)g)",
     )
 
 
 class AlignedSteps:
-    """What the alignment has found so far."""
+    """The collector of the alignment."""
 
     name = "alignment"
     help = "training ranks step by step: transfer, skew and blame; reference steps"
@@ -128,11 +127,11 @@ class AlignedSteps:
         self._found: Mapping[Key, Alignment] = {}
 
     def alignments(self) -> Mapping[Key, Alignment]:
-        """Return what the last poll has found, by rank."""
+        """Return the alignments of the last poll, by rank."""
         return self._found
 
     def poll(self, scan: Scan) -> list[Metric]:
-        """Align what is new."""
+        """Align the new steps."""
         found = self._alignment.take(scan.ranks)
         self._found = {one.key: one for one in found}
         self._caches = {one.key: self._caches.get(one.key) or SampleCache(METRICS, one.key) for one in found}

@@ -1,4 +1,4 @@
-"""What the runs of this machine lose their time to, and which rank causes it: findings, while they hold."""
+"""The open findings of this machine's runs: what they lose their time to, and which rank causes it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rankscope_exporter.diagnosis.judge import Verdict
 from rankscope_exporter.diagnosis.judged import Judged, Judges
 from rankscope_exporter.diagnosis.parts import Key
 from rankscope_exporter.diagnosis.readings import RankReading, Run
-from rankscope_exporter.diagnosis.thresholds import Thresholds, changed
+from rankscope_exporter.diagnosis.thresholds import Thresholds, change_thresholds
 from rankscope_exporter.exposition.metric import Declaration
 from rankscope_exporter.flags import flag
 from rankscope_exporter.gpu.rank_gpus import RankGpu
@@ -28,13 +28,13 @@ from rankscope_exporter.ranks.accounts import Accounts, add_seconds
 from rankscope_exporter.ranks.collectors.alignment import AlignedSteps
 from rankscope_exporter.ranks.collectors.network import Network
 from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
-from rankscope_exporter.ranks.look import Look, Looks
+from rankscope_exporter.ranks.look import Look, PollHistory
 from rankscope_exporter.ranks.rank import Scan
 from rankscope_exporter.ranks.readings import reading
 from rankscope_exporter.ranks.state_file import StateFile
 
-SAVE_EVERY, SAVE_SOONEST = 60.0, 10.0
-"""Seconds between two saved states, and after one whose findings differ."""
+SAVE_INTERVAL, MIN_SAVE_INTERVAL = 60.0, 10.0
+"""Seconds between two saved states, and the fewest seconds between them if the findings have changed."""
 logger = logging.getLogger(__name__)
 
 RUN_LABELS = ("run", "owner")
@@ -43,30 +43,30 @@ FINDING_LABELS = ("run", "owner", "kind", "cause", "severity", "rank", "group", 
 JUDGED = Declaration(
     "gauge",
     "rankscope_run_judged_info",
-    "Runs that this exporter judges: all ranks below their world size are on this machine, and their GPUs are read. "
-    "`by` is the node. Absent in the first steps after the exporter's start. Prometheus' rules judge the others.",
+    "Runs that this exporter judges: all their ranks are on this machine, and their GPUs are read. `by` is the node. "
+    "Absent in the first steps after the exporter's start. Prometheus' rules judge the other runs.",
     (*RUN_LABELS, "by"),
 )
 FINDING = Declaration(
     "gauge",
     "rankscope_finding_ratio",
-    "What a run loses time to now, as a ratio of its GPU time (of the step where one rank is the straggler; 1 for what "
-    "stands still). `cause` and the place are fixed when it begins, `severity` rises at most once.",
+    "Current loss of a run as a ratio of its GPU time (for a straggler, of the step; 1 if the run makes no progress). "
+    "`cause` and place are fixed when it begins; `severity` rises at most once.",
     FINDING_LABELS,
 )
 SINCE = Declaration(
-    "gauge", "rankscope_finding_since_timestamp_seconds", "When it began, in unix time.", FINDING_LABELS
+    "gauge", "rankscope_finding_since_timestamp_seconds", "Start of the finding, in unix time.", FINDING_LABELS
 )
 EVIDENCE = Declaration(
     "gauge",
     "rankscope_finding_evidence",
-    "What a finding is based on: at most four numbers in base units, by `name`.",
+    "Evidence of a finding: at most four numbers in base units, by `name`.",
     (*FINDING_LABELS, "name"),
 )
 LOST = Declaration(
     "gauge",
     "rankscope_run_lost_ratio",
-    "What the run's GPU time goes to, by cause; the parts sum to 1, and `none` is useful work.",
+    "Ratio of the run's GPU time by cause; the ratios sum to 1, and `none` is useful work.",
     (*RUN_LABELS, "cause"),
 )
 LOST_SECONDS = Declaration(
@@ -78,8 +78,8 @@ LOST_SECONDS = Declaration(
 LAG = Declaration(
     "gauge",
     "rankscope_rank_lag_ratio",
-    "What the others of its group would save if the rank were like them, as a ratio of the step; negative for a rank "
-    "that waits longer than they do.",
+    "Time that the other ranks of the group would save if the rank were like them, as a ratio of the step; negative "
+    "for a rank that waits longer than they do.",
     ("run", "rank", "owner"),
 )
 METRICS = (JUDGED, FINDING, SINCE, EVIDENCE, LOST, LOST_SECONDS, LAG)
@@ -104,25 +104,25 @@ CAUSES = (
     "idle",
     "other",
 )
-"""Those that every run has from the start, so that an increase from 0 is one."""
+"""Causes that every run has from its start, so that an increase from 0 is seen as one."""
 
 
 def _thresholds(text: str) -> Thresholds:
-    """Return the thresholds of a JSON file. Raises ArgumentTypeError."""
+    """Return the thresholds of a JSON file. Raise ArgumentTypeError."""
     try:
         values = json.loads(Path(text).read_text())
         if not isinstance(values, dict):
-            raise ValueError("it is not an object of numbers by name")
-        return changed(Thresholds(), values)
+            raise ValueError("not a JSON object of numbers by name")
+        return change_thresholds(Thresholds(), values)
     except (OSError, ValueError) as error:
         raise argparse.ArgumentTypeError(f"{text}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def _directory(text: str) -> Path:
-    """Return a directory that can be written. Raises ArgumentTypeError."""
+    """Return a writable directory. Raise ArgumentTypeError."""
     path = Path(text)
     if not (path.is_dir() and os.access(path, os.W_OK)):
-        raise argparse.ArgumentTypeError(f"{text} is no directory that can be written")
+        raise argparse.ArgumentTypeError(f"{text} is not a writable directory")
     return path
 
 
@@ -135,19 +135,19 @@ class FindingFlags:
         type=_thresholds,
         default=Thresholds(),
         metavar="FILE",
-        help="a JSON object with other values for thresholds of the diagnosis, by name (docs/diagnosis.md)",
+        help="JSON object of diagnosis thresholds to change, by name (docs/diagnosis.md)",
     )
     state_dir: Path | None = flag(
         "--state-dir",
         type=_directory,
         metavar="DIR",
-        help="where to save what the findings are based on, so that a restart forgets no baseline, and what runs went "
-        "through, for `rankscope report` (default: nowhere)",
+        help="directory for the state: baselines of runs, which a restart keeps, and their history for `rankscope "
+        "report` (default: nothing is saved)",
     )
 
 
 class Findings:
-    """Judges the runs of each scan. Reads what the collectors before it have found of the same scan."""
+    """The collector that judges the runs of each scan. It reads the results of the collectors before it."""
 
     name = "findings"
     help = "what training runs lose their time to, which rank causes it, and why"
@@ -161,7 +161,7 @@ class Findings:
         gpus: Callable[[float], Mapping[str, RankGpu]],
         settings: FindingFlags | None = None,
     ) -> None:
-        """`gpus` returns what is known of the machine's GPUs at a time, by UUID."""
+        """Create the collector. `gpus` returns the state of the machine's GPUs at a time, by UUID."""
         settings = settings or FindingFlags()
         self._alignment = alignment
         self._processes = processes
@@ -172,13 +172,13 @@ class Findings:
         self._state_file = StateFile(settings.state_dir)
         self._accounts = Accounts(settings.state_dir) if settings.state_dir else None
         self._lost_before: dict[Run, dict[str, float]] = {}
-        """Of runs that have not been seen since the start."""
+        """Restored counters of runs that have not been seen since the exporter's start."""
         self._found: set[tuple[Run, Key]] = set()
         self._saved_at = -math.inf
         self._restore()
         self.judged = Judged((), {})
-        """By the last poll."""
-        self._looks = Looks()
+        """The result of the last poll."""
+        self._history = PollHistory()
         self.look: Look | None = None
         """The last poll, for reports."""
 
@@ -188,12 +188,12 @@ class Findings:
         gpus = self._gpus(at)
         readings = self._readings(scan, gpus)
         self.judged = self._judges.update(at, readings, gpus)
-        self.look = self._looks.next(at, scan, readings, self.judged, gpus)
+        self.look = self._history.next(at, scan, readings, self.judged, gpus)
         self._count_lost()
         if self._accounts:
             self._accounts.update(self.look, self._processes.resident())
         found = {(verdict.run, one.candidate.key) for verdict in self.judged.verdicts for one in verdict.findings}
-        if at - self._saved_at >= (SAVE_EVERY if found == self._found else SAVE_SOONEST):
+        if at - self._saved_at >= (SAVE_INTERVAL if found == self._found else MIN_SAVE_INTERVAL):
             self._save(at, is_last=False)
             self._found = found
         return [declared.family(values) for declared, values in self._values(time.time()).items()]
@@ -205,15 +205,15 @@ class Findings:
             if seconds is None:
                 before = self._lost_before.pop(verdict.run, {})
                 seconds = self._lost[verdict.run] = {**dict.fromkeys(CAUSES, 0.0), **before}
-            add_seconds(seconds, {cause: lost for cause, lost in verdict.newly_spent.items() if cause != "none"})
+            add_seconds(seconds, {cause: lost for cause, lost in verdict.new_gpu_seconds.items() if cause != "none"})
 
     def close(self) -> None:
-        """Save everything: the counters of lost time go on from here."""
+        """Save the full state, so that the counters of lost time continue after a restart."""
         if math.isfinite(self._saved_at):
             self._save(time.monotonic(), is_last=True)
 
     def _save(self, at: float, *, is_last: bool) -> None:
-        """The counters are only right if nothing is counted afterwards: else Prometheus has seen larger ones."""
+        """Save the state. Save counters only at the end: Prometheus must not see them decrease after a restart."""
         self._saved_at = at
         lost = [[*run, seconds] for run, seconds in self._lost.items()] if is_last else []
         accounts = self._accounts.state() if self._accounts else []
@@ -231,7 +231,7 @@ class Findings:
             if self._accounts:
                 self._accounts.restore(state.get("accounts", ()))
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            logger.warning("the saved state is not used error=%r", error)
+            logger.warning("ignoring the saved state error=%r", error)
 
     def _readings(self, scan: Scan, gpus: Mapping[str, RankGpu]) -> Mapping[Run, list[RankReading]]:
         aligned, processes = self._alignment.alignments(), self._processes.processes()

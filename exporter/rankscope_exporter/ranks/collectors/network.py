@@ -1,4 +1,4 @@
-"""The node's network ports, as its sysfs shows them: what they carry, and what is wrong with one."""
+"""The node's network ports from sysfs: their traffic and faults."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from rankscope_exporter.flags import flag
 from rankscope_exporter.ranks.network_ports import SYSFS, read_adapters, read_interfaces
 from rankscope_exporter.ranks.rank import Scan
 
-READ_EVERY = 5.0
-"""Seconds: an adapter answers from its firmware, which takes some 30 µs for each of 13 counters."""
+READ_INTERVAL = 5.0
+"""Seconds between two readings. Each of 13 counters takes about 30 µs, since the adapter's firmware answers."""
 WINDOW = 60.0
-"""Seconds over which a fault is looked for."""
+"""Seconds of the window in which faults are detected."""
 LABELS = ("port",)
 
 
@@ -31,21 +31,21 @@ UP = Declaration("gauge", "rankscope_network_port_up", "1 while an InfiniBand or
 RATE = Declaration(
     "gauge",
     "rankscope_network_port_rate_bytes_per_second",
-    "What the link of an InfiniBand or RoCE port can carry in a direction: less than its peers if it has lost lanes.",
+    "Link rate of an InfiniBand or RoCE port in one direction; lower than its peers' if the link has lost lanes.",
     LABELS,
 )
 RECEIVED = _counter("port_received_bytes_total", "Bytes that an InfiniBand or RoCE port has received.")
 TRANSMITTED = _counter("port_transmitted_bytes_total", "Bytes that an InfiniBand or RoCE port has transmitted.")
-DOWNS = _counter("port_link_downs_total", "How often the link of an InfiniBand or RoCE port has gone down.")
+DOWNS = _counter("port_link_downs_total", "Times that the link of an InfiniBand or RoCE port has gone down.")
 ERRORS = _counter(
     "port_errors_total",
-    "Errors and retransmissions of an InfiniBand or RoCE port, by the kernel's name of the counter.",
+    "Errors and retransmissions of an InfiniBand or RoCE port, by the name of the kernel's counter.",
     "error",
 )
 DROPPED = _counter(
     "interface_dropped_packets_total",
-    "Packets that the node has dropped at an Ethernet interface, by `direction` (`receive`, `transmit`). Only of "
-    "hardware in the exporter's network namespace.",
+    "Packets that the node has dropped at an Ethernet interface, by `direction` (`receive`, `transmit`). Only hardware "
+    "interfaces in the exporter's network namespace.",
     "direction",
 )
 METRICS = (UP, RATE, RECEIVED, TRANSMITTED, DOWNS, ERRORS, DROPPED)
@@ -60,12 +60,12 @@ class NetworkFlags:
         type=Path,
         default=SYSFS,
         metavar="DIR",
-        help="where the host's network ports are seen (default: %(default)s)",
+        help="the host's sysfs, for its network ports (default: %(default)s)",
     )
 
 
 class Network:
-    """Reads the ports every few seconds. Used by one thread."""
+    """The collector of network ports, read every few seconds. Used by one thread."""
 
     name = "network"
     help = "network ports: InfiniBand and RoCE traffic, rate, errors; packets dropped by Ethernet interfaces"
@@ -75,16 +75,16 @@ class Network:
         self._sysfs = sysfs
         self._monotonic = monotonic
         self._readings: deque[tuple[float, Ports]] = deque()
-        """Of the last WINDOW seconds, the newest last."""
+        """The readings of the last WINDOW seconds, the newest last."""
         self._was_up: frozenset[str] = frozenset()
         self._families: list[Metric] = []
         self.fault: PortFault | None = None
-        """What is wrong with a port, by the last reading."""
+        """The fault of a port in the last reading, if any."""
 
     def poll(self, _scan: Scan) -> list[Metric]:
-        """Read the ports if that was long enough ago, and look for a fault."""
+        """Read the ports and detect faults, if READ_INTERVAL has passed."""
         now = self._monotonic()
-        if not self._readings or now - self._readings[-1][0] >= READ_EVERY:
+        if not self._readings or now - self._readings[-1][0] >= READ_INTERVAL:
             self._read(now)
         return self._families
 

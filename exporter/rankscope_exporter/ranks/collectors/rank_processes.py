@@ -1,7 +1,7 @@
-"""What the ranks' processes use, seen from outside: processor, run queue, storage, memory, loader workers.
+"""Resources that the ranks' processes use, from procfs: CPU time, run queue, storage, memory, loader workers.
 
-The process is the one that holds the lock of the rank's record: its pid comes from the kernel, in this process's pid
-namespace and without a chance that it is another's by now. Where the rank's is not visible here all this is absent.
+A rank's process is the one that holds the lock of its record. The kernel reports its pid in this process's pid
+namespace, so it cannot belong to another process by now. If it is not visible here, the metrics are absent.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rankscope_exporter.ranks.metric import rank_metrics
 from rankscope_exporter.ranks.process_usage import PROCFS, Usage, read_usage
 from rankscope_exporter.ranks.rank import Key, Rank, Scan
 
-CHILDREN_LIMIT = 2048  # read in a poll: three files each, which takes 0.1 s
-OWNER_CHILDREN_LIMIT = 1024  # of one owner: 8 ranks with two loaders of 64 workers
+CHILDREN_LIMIT = 2048  # per poll: three files each, which takes 0.1 s
+OWNER_CHILDREN_LIMIT = 1024  # per owner: 8 ranks with two loaders of 64 workers
 
 
 @dataclass
 class RankProcess:
-    """Counters of one rank's record, which never go back; and the last usage that was read."""
+    """The counters of one rank's process, which never decrease, and its last usage."""
 
     cache: SampleCache[RankProcess]
     usage: Usage | None = None
@@ -32,10 +32,10 @@ class RankProcess:
     read_bytes: float | None = None
     workers_run_queue: float | None = None
     _waits: Mapping[int, float] = field(default_factory=dict)
-    """Of each child, by pid, when children were read last."""
+    """The run queue seconds of each child at the last reading, by pid."""
 
     def update(self, usage: Usage | None) -> None:
-        """Take a newer usage. Figures of children can go back for a moment: when one has just ended."""
+        """Add a newer usage. Values of children can decrease for a moment when a child has just ended."""
         self.usage = usage
         if usage is None:
             return
@@ -48,8 +48,8 @@ class RankProcess:
             self.read_bytes = max(usage.read_bytes, self.read_bytes or 0.0)
 
     def _add_waits(self, now: Mapping[int, float]) -> None:
-        # A new worker's first reading counts from 0. One that goes back is another process with the same pid.
-        added = [waited - self._waits.get(pid, 0.0) for pid, waited in now.items()]
+        # A new worker's first reading counts from 0. A decrease means another process with the same pid.
+        added = [seconds - self._waits.get(pid, 0.0) for pid, seconds in now.items()]
         self._waits = now
         if now or self.workers_run_queue is not None:
             self.workers_run_queue = (self.workers_run_queue or 0.0) + sum(max(wait, 0.0) for wait in added)
@@ -58,13 +58,13 @@ class RankProcess:
         self.cpu[name] = max(value, self.cpu.get(name, 0.0))
 
 
-def _seen(process: RankProcess) -> RankProcess | None:
-    """None of a process that cannot be seen now: what was counted of it is absent until it can."""
+def _visible(process: RankProcess) -> RankProcess | None:
+    """Return the process; None while it is not visible, so that its counters are absent."""
     return process if process.usage else None
 
 
 def _with_children(process: RankProcess) -> RankProcess | None:
-    """None also of a process whose children were not read now."""
+    """Return the process; None if it is not visible or its children were not read."""
     return process if process.usage and not process.usage.unread_children else None
 
 
@@ -76,57 +76,55 @@ def _usage(process: RankProcess) -> Usage | None:
     return process.usage
 
 
-COUNTED = rank_metrics(_seen)
+COUNTED = rank_metrics(_visible)
 CHILDREN = rank_metrics(_with_children)
 USAGE = rank_metrics(_usage)
 METRICS = (
     COUNTED.counter(
         "cpu_seconds_total",
-        "Processor time of the rank's process (`training`, all its threads) and of its child processes (`workers`: "
-        "the loader's, mostly).",
+        "CPU time of the rank's process (`training`, all threads) and of its child processes (`workers`, mostly of the "
+        "loader).",
         _cpu,
         "who",
     ),
     USAGE.counter(
         "run_queue_seconds_total",
-        "Time that the main thread of the rank could have run and had no processor.",
+        "Time that the rank's main thread was runnable and waited for a CPU.",
         lambda usage: usage.run_queue,
     ),
     CHILDREN.counter(
         "workers_run_queue_seconds_total",
-        "Time that the main threads of its child processes could have run and had no processor: with their processor "
-        "time, what they would have computed on a machine of their own.",
+        "Time that the main threads of the child processes were runnable and waited for a CPU. Added to their CPU "
+        "time, it is the CPU time that they need.",
         lambda process: process.workers_run_queue,
     ),
     CHILDREN.counter(
         "read_bytes_total",
-        "Bytes that the rank and its child processes read from storage, not from the page cache; absent where the "
-        "exporter may not know.",
+        "Bytes that the rank and its child processes read from storage, not from the page cache; absent if the "
+        "exporter has no access.",
         lambda process: process.read_bytes,
     ),
-    USAGE.gauge(
-        "child_processes", "Child processes of the rank: loader workers, mostly.", lambda usage: usage.children
-    ),
+    USAGE.gauge("child_processes", "Child processes of the rank, mostly loader workers.", lambda usage: usage.children),
     USAGE.gauge(
         "child_processes_unread",
-        "Child processes that are not read because there are too many: more than 1,024 of one owner, or than the "
-        "owner's share of 2,048 on the node. Then the CPU time of `workers`, their time in the run queue and the bytes "
-        "read are absent. Absent while all are read.",
+        "Child processes that are not read because there are too many: more than 1,024 of one owner, or more than the "
+        "owner's share of 2,048 on the node. Then the workers' CPU time and run queue time and the bytes read are "
+        "absent. Absent while all are read.",
         lambda usage: usage.unread_children or None,
     ),
     USAGE.gauge(
         "resident_memory_bytes",
-        "Resident memory of the rank's process, without its children's.",
+        "Resident memory of the rank's process, without its children.",
         lambda usage: usage.resident,
     ),
 )
 
 
 class RankProcesses:
-    """Reads procfs: some files for each process, and for each of its workers up to a limit."""
+    """The collector of processes: reads procfs for each rank and for its workers, up to a limit."""
 
     name = "rank_processes"
-    help = "training ranks' processes: processor, run queue, storage, memory, workers"
+    help = "training ranks' processes: CPU, run queue, storage, memory, workers"
     metrics = METRICS
 
     def __init__(self, procfs: Path = PROCFS) -> None:
@@ -135,15 +133,15 @@ class RankProcesses:
         self._usage_by_pid: Mapping[int, Usage | None] = {}
 
     def processes(self) -> Mapping[Key, RankProcess]:
-        """Return what the last poll has read, by rank."""
+        """Return the processes of the last poll, by rank."""
         return {key: process for (_, _, key), process in self._processes.items()}
 
     def resident(self) -> Mapping[int, float]:
-        """Return the bytes that each process had resident at the last poll, by its pid."""
+        """Return the resident bytes of each process at the last poll, by pid."""
         return {pid: usage.resident for pid, usage in self._usage_by_pid.items() if usage}
 
     def poll(self, scan: Scan) -> list[Metric]:
-        """Of every living rank whose process can be seen."""
+        """Read the process of every living rank."""
         usages = self._usage_by_pid = self._usages([rank for rank in scan.ranks if rank.snapshot.lock_pid])
         known, self._processes = self._processes, {}
         for rank in scan.ranks:
@@ -154,7 +152,7 @@ class RankProcesses:
         return families(METRICS, [process.cache.write(process) for process in self._processes.values()])
 
     def _usages(self, ranks: Sequence[Rank]) -> dict[int, Usage | None]:
-        """Read each process once, whatever number of records it holds. Each owner has the same share of children."""
+        """Read each process once, even if it holds several records. Each owner has the same share of children."""
         owners = {rank.owner for rank in ranks}
         share = min(OWNER_CHILDREN_LIMIT, CHILDREN_LIMIT // max(1, len(owners)))
         left = dict.fromkeys(owners, share)
@@ -169,5 +167,5 @@ class RankProcesses:
     def _usage(self, pid: int, children_limit: int) -> Usage | None:
         try:
             return read_usage(pid, self._procfs, children_limit)
-        except OSError:  # it has ended since, or is hidden
+        except OSError:  # it has ended, or is hidden
             return None

@@ -1,1 +1,1 @@
-"""The metrics of a rank, a file each for what they are about."""
+"""The metrics of a rank, one file for each subject."""

@@ -1,4 +1,4 @@
-"""A rank's collectives: how many, how long, how large, with whom, and which one it is in."""
+"""A rank's collectives: their number, duration, size and groups, and the current one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankscope_exporter.ranks.rank import Rank
 
 
 def _by_op(field: str) -> Callable[[Rank], Values]:
-    """A field with an entry for each operation, of the operations that there were; absent where it is 0: not known."""
+    """Return the getter of a field by operation, without operations whose value is 0, which is unknown."""
 
     def values(rank: Rank) -> Values:
         return {op: value for op, value in zip(layout.OPS, rank.snapshot.many(field), strict=True) if value}
@@ -38,7 +38,7 @@ def _open(rank: Rank) -> Values:
 METRICS = (
     RANK.counter(
         "collectives_total",
-        "Collectives that the rank took part in; `ddp_all_reduce` is DDP's gradient averaging, once a backward pass.",
+        "Collectives that the rank took part in; `ddp_all_reduce` is DDP's gradient averaging, once per backward pass.",
         _by_op("collectives"),
         "op",
     ),
@@ -50,32 +50,32 @@ METRICS = (
     ),
     RANK.counter(
         "collective_duration_seconds_total",
-        "Time from the issue of collectives to their completion, overlapped or not, of those of which it is known: "
-        "whose end the training thread waited for, and the passes that DDP's own logger samples (one in a hundred).",
+        "Time from the issue of collectives to their completion, overlapped or not, if it is known: for collectives "
+        "whose end the training thread waited for, and for passes that DDP's logger samples (one in a hundred).",
         _by_op("collective_duration_seconds"),
         "op",
     ),
     RANK.counter(
-        "collective_bytes_total", "Payload that the rank handed to collectives.", _by_op("collective_bytes"), "op"
+        "collective_bytes_total", "Payload that the rank sent in collectives.", _by_op("collective_bytes"), "op"
     ),
     RANK.counter(
         "collective_bus_bytes_total",
-        "The payload of the collectives of known duration as each rank's link sees it, by NCCL-tests' factors "
-        "(2(n-1)/n for an all-reduce over n ranks): divided by the duration it is the bus bandwidth.",
+        "Bytes on each rank's link for collectives with a known duration, by the factors of nccl-tests (2(n-1)/n for "
+        "an all-reduce over n ranks). Divided by the duration, it is the bus bandwidth.",
         _by_op("collective_bus_bytes"),
         "op",
     ),
     RANK.gauge(
         "collective_open_info",
-        "The collective that the training thread is in; absent while it is in none.",
+        "The collective that the training thread is in; absent outside of collectives.",
         _open,
         "op",
         "group",
     ),
     RANK.counter(
         "group_collectives_total",
-        "Sequence number of the last collective that the rank issued in the group: in a hang, who is behind the "
-        "others never came.",
+        "Sequence number of the last collective that the rank issued in the group: in a hang, a rank that is behind "
+        "has not reached the others' collective.",
         _by_group("group_collectives"),
         "group",
     ),

@@ -1,4 +1,4 @@
-"""Who a rank is, whether it lives and how it ended."""
+"""A rank's identity, its state, and its end."""
 
 from __future__ import annotations
 
@@ -45,49 +45,47 @@ def _layout(rank: Rank) -> Values:
 METRICS = (
     RANK.gauge(
         "info",
-        "What the rank is and where it runs; `uuid` is that of its GPU (empty while the node has no such GPU or only "
-        "other users' processes are on it), `user` its owner's name where this machine knows one.",
+        "The rank's identity and place. `uuid` is its GPU's (empty while the node has no such GPU or only other users' "
+        "processes use it), `user` is its owner's name if this machine has one.",
         _info,
         *LABELS[2:],
         "user",
     ),
     RANK.naming(
         "labels_info",
-        "The labels that the user has given the rank (`RANKSCOPE_LABELS=team=nlp,project=llama`), at most 10; absent "
-        "without one. Other series get them by a join: `* on (run, rank, owner) group_left (team) "
-        "rankscope_rank_labels_info`.",
+        "The user's labels of the rank (`RANKSCOPE_LABELS=team=nlp,project=llama`), at most 10; absent without labels. "
+        "Join them to other series: `* on (run, rank, owner) group_left (team) rankscope_rank_labels_info`.",
         _labels,
     ),
-    RANK.gauge("up", "1 while the rank's process lives.", lambda rank: float(rank.snapshot.alive)),
+    RANK.gauge("up", "1 while the rank's process is alive.", lambda rank: float(rank.snapshot.alive)),
     RANK.gauge(
         "start_timestamp_seconds",
-        "When the rank's record began, in unix time.",
+        "Start of the rank's record, in unix time.",
         lambda rank: rank.snapshot.unix_field("started_unix"),
     ),
     RANK.gauge(
         "exit_info",
-        "Only after the end: how the rank ended: `finished` (left Python in order), `exception` (also `sys.exit` "
-        "and `os._exit` with another status than 0), `interrupted` (Ctrl-C), `sigterm` or `killed` (without a word).",
+        "How the rank ended: `finished` (normal exit of Python), `exception` (also `sys.exit` and `os._exit` with a "
+        "status other than 0), `interrupted` (Ctrl-C), `sigterm` or `killed` (no recorded exit). Only after the end.",
         lambda rank: {rank.snapshot.exit_reason or "": 1} if _has_ended(rank) else None,
         "reason",
     ),
     RANK.gauge(
         "exit_timestamp_seconds",
-        "When the rank ended, in unix time: by its own clock, and for a killed one when the exporter noticed.",
+        "End of the rank, in unix time: by its own clock, or for a killed rank when the exporter noticed it.",
         lambda rank: rank.exit_unix if _has_ended(rank) else None,
     ),
     RANK.gauge(
         "settings_info",
-        "What was chosen for the run and may explain its speed; empty where it is not known. `step_marker` is what "
-        f"marks the steps: {MARKERS} (`rankscope.step()`).",
+        "Settings of the run that may explain its speed; empty if unknown. `step_marker` is the event that marks a "
+        f"step: {MARKERS} (`rankscope.step()`).",
         _settings,
         *layout.SETTINGS,
     ),
     RANK.gauge(
         "tracker_info",
-        "The run of an experiment tracker that the rank's process logs to: `tracker` is `wandb`, `mlflow` or "
-        "`tensorboard` (whose `id` is the log directory). `url` is empty where there is no page; it has no user, "
-        "password or query.",
+        "The experiment tracker's run that the rank's process logs to: `tracker` is `wandb`, `mlflow` or `tensorboard` "
+        "(whose `id` is the log directory). `url` is empty without a page, and has no user, password or query.",
         _trackers,
         "tracker",
         "id",
@@ -95,14 +93,14 @@ METRICS = (
     ),
     RANK.gauge(
         "layout_info",
-        "Its place in each kind of parallelism: pipeline (its stage), tensor, data, context, expert. Empty where "
-        "that is not known; absent where none is.",
+        "The rank's place in each kind of parallelism: pipeline (stage), tensor, data, context, expert. Empty if "
+        "unknown; absent if all are unknown.",
         _layout,
         *KINDS,
     ),
     RANK.gauge(
         "probes_disabled",
-        "Probes switched off in the rank after an error of their own.",
+        "Probes of the rank that were switched off after an internal error.",
         lambda rank: len(rank.snapshot.info.get("probes_disabled", ())),
     ),
 )

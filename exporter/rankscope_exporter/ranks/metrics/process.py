@@ -1,4 +1,4 @@
-"""What goes on beside the steps: checkpoints, collections, copies, loader workers, mixed precision, CUDA memory."""
+"""Metrics next to the steps: checkpoints, garbage collection, copies, loader workers, mixed precision, CUDA memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rankscope_exporter.exposition.metric import Values
 from rankscope_exporter.ranks.metric import RANK, nonzero, rank_metrics
 from rankscope_exporter.ranks.rank import Rank
 
-SCALER = ("amp_scale", "amp_skipped_steps")  # one of them is not 0 where there is a scaler
+SCALER = ("amp_scale", "amp_skipped_steps")  # one of them is not 0 with a scaler
 GENERATIONS = tuple(map(str, range(layout.GC_GENERATIONS)))
 
 
@@ -29,7 +29,7 @@ def _with_checkpoint(rank: Rank) -> RankSnapshot | None:
 
 
 def _with_scaler(rank: Rank) -> RankSnapshot | None:
-    """A scale that has collapsed becomes 0 after some 200 skipped steps, and is what the alert is about."""
+    """Return the snapshot if there is a scaler. A collapsed scale is 0 after about 200 skipped steps, and alerts."""
     return rank.snapshot if any(map(rank.snapshot.__getitem__, SCALER)) else None
 
 
@@ -43,36 +43,34 @@ CUDA = rank_metrics(_with_cuda)
 METRICS = (
     RANK.counter(
         "checkpoints_total",
-        "Checkpoints that the rank has written; what it saves between the same two steps is one.",
+        "Checkpoints that the rank has written; all saves between two steps count as one.",
         lambda rank: rank.snapshot["checkpoints"],
     ),
-    RANK.counter(
-        "checkpoint_bytes_total", "Bytes of these checkpoints, as far as they are known.", nonzero("checkpoint_bytes")
-    ),
+    RANK.counter("checkpoint_bytes_total", "Bytes of these checkpoints, if known.", nonzero("checkpoint_bytes")),
     CHECKPOINT.gauge(
         "checkpoint_last_duration_seconds",
-        "How long the last one kept the training thread.",
+        "Time that the last checkpoint blocked the training thread.",
         itemgetter("checkpoint_last_seconds"),
     ),
     RANK.gauge(
         "checkpoint_last_size_bytes",
-        "Size of the last one; absent where it is not known.",
+        "Size of the last checkpoint; absent if unknown.",
         nonzero("checkpoint_last_bytes"),
     ),
     CHECKPOINT.gauge(
         "checkpoint_last_timestamp_seconds",
-        "When the last one was finished, in unix time.",
+        "End of the last checkpoint, in unix time.",
         lambda snapshot: snapshot.unix_field("checkpoint_last_unix"),
     ),
     RANK.counter(
         "gc_collections_total",
-        "Runs of Python's cyclic garbage collector, in whatever thread, by generation.",
+        "Runs of Python's cyclic garbage collector in any thread, by generation.",
         _by_generation("gc_collections"),
         "generation",
     ),
     RANK.counter(
         "gc_seconds_total",
-        "Time that these took, in which no Python code of the rank ran.",
+        "Time of these runs, in which no Python code of the rank runs.",
         _by_generation("gc_seconds"),
         "generation",
     ),
@@ -84,8 +82,8 @@ METRICS = (
     RANK.counter("host_to_device_copy_bytes_total", "Bytes of these copies.", nonzero("copy_bytes")),
     RANK.counter(
         "loader_worker_seconds_total",
-        "Time of the DataLoader's worker processes, by their own clocks: `working`, while they make batches, waiting "
-        "for storage included, and `idle`, while they have none to make. Absent unless they are forked.",
+        "Time of the DataLoader's worker processes by their own clocks: `working` while they make batches, including "
+        "waits for storage, and `idle` while they have none to make. Absent unless they are forked.",
         _by_loader_worker_state,
         "state",
     ),
@@ -97,22 +95,22 @@ METRICS = (
     ),
     CUDA.gauge(
         "cuda_memory_allocated_bytes",
-        "Memory of living tensors, by CUDA's caching allocator.",
+        "Memory of live tensors in CUDA's caching allocator.",
         itemgetter("cuda_allocated_bytes"),
     ),
     CUDA.gauge(
         "cuda_memory_reserved_bytes",
-        "Memory that the allocator holds, used or not.",
+        "Memory that the allocator has reserved, used or not.",
         itemgetter("cuda_reserved_bytes"),
     ),
     CUDA.gauge(
         "cuda_memory_peak_allocated_bytes",
-        "The most that living tensors ever took.",
+        "Peak memory of live tensors.",
         itemgetter("cuda_peak_allocated_bytes"),
     ),
     CUDA.counter(
         "cuda_allocation_retries_total",
-        "Allocations that succeeded only after the allocator had given its cache back: memory is nearly full.",
+        "Allocations that succeeded only after the allocator had freed its cache: memory is nearly full.",
         itemgetter("cuda_allocation_retries"),
     ),
     CUDA.counter("cuda_out_of_memory_total", "Allocations that failed.", itemgetter("cuda_out_of_memory")),

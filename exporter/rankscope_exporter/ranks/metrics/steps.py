@@ -1,4 +1,4 @@
-"""What a rank gets done: its steps, and the seconds of its training thread and of its GPU by phase."""
+"""A rank's steps, and the time of its training thread and of its GPU by phase."""
 
 from __future__ import annotations
 
@@ -30,20 +30,19 @@ def _dry_seconds(rank: Rank) -> Values:
 METRICS = (
     RANK.counter(
         "steps_total",
-        "Training steps that the rank has finished: optimizer steps, or calls of `rankscope.step()`; where there was "
-        f"neither in {layout.PASSES_WITHOUT_STEP} backward passes, each of them. `step_marker` says which.",
+        "Training steps that the rank has finished: optimizer steps or calls of `rankscope.step()`; backward passes if "
+        f"{layout.PASSES_WITHOUT_STEP} of them had neither. `step_marker` says which.",
         lambda rank: rank.snapshot["steps"],
     ),
     RANK.counter(
         "micro_steps_total",
-        "Backward passes: more than steps where gradients are accumulated.",
+        "Backward passes: more than steps if gradients are accumulated.",
         nonzero("micro_steps"),
     ),
     RANK.counter(
         "samples_total",
-        "Samples that the rank has trained on, by the batches of its DataLoader or `rankscope.step(samples=…)`. "
-        "Absent where a batch does not tell its samples, and on ranks that train on "
-        "the batches of another rank.",
+        "Samples that the rank has trained on, by the batches of its DataLoader or `rankscope.step(samples=…)`. Absent "
+        "if a batch does not show its samples, and on ranks that train on another rank's batches.",
         nonzero("samples"),
     ),
     RANK.counter(
@@ -58,47 +57,46 @@ METRICS = (
     ),
     RANK.counter(
         "phase_seconds_total",
-        f"The training thread's time by phase; the phases partition it: {NAMES}, and the user's own.",
+        f"The training thread's time by phase: {NAMES}, and the user's own. Every moment is in exactly one phase.",
         lambda rank: rank.snapshot.phase_seconds,
         "phase",
     ),
     RANK.gauge(
         "phase_since_timestamp_seconds",
-        "The phase that the rank is in, and since when in unix time.",
+        "Start of the rank's current phase, in unix time.",
         _phase_since,
         "phase",
     ),
     RANK.gauge(
         "last_progress_timestamp_seconds",
-        "When a probe last saw the training thread do anything, in unix time.",
+        "Last time that a probe saw activity of the training thread, in unix time.",
         lambda rank: rank.snapshot.unix(rank.snapshot.last_progress),
     ),
     RANK.counter(
         "device_seconds_total",
-        "The GPU's time by the same phases, from CUDA events in the training thread's stream, of the steps that were "
-        "measured, the same ones on every rank: all that last a second or longer, of shorter ones about one a second. "
-        "Their sum is the time that was observed, so use it as a share of that. Added when the GPU has done a step; "
-        "absent without one.",
+        "The GPU's time by the same phases, from CUDA events in the training thread's stream, in measured steps: all "
+        "steps of a second or longer, and about one shorter step per second, the same ones on all ranks. The phases "
+        "sum to the measured time, so use their share of it. Added when the GPU finishes a step; absent without a GPU.",
         lambda rank: rank.snapshot.device_seconds,
         "phase",
     ),
     RANK.counter(
         "device_steps_total",
-        "Steps that were measured so; absent without a GPU.",
+        "Steps that were measured on the GPU; absent without a GPU.",
         nonzero("device_steps"),
     ),
     RANK.counter(
         "device_dry_seconds_total",
-        "Of `rankscope_rank_device_seconds_total` what the GPU spent without anything to do: it had done all that was "
-        "issued and waited for the host to issue more. Of the phases in which the host issues work, which are "
-        "`other`, the computing ones and the user's own; the rest are named for what is waited for.",
+        "Part of `rankscope_rank_device_seconds_total` in which the GPU was dry: it had finished all issued work and "
+        "waited for the host to issue more. Only for phases in which the host issues work: `other`, the computing ones "
+        "and the user's own; all other phases are waits themselves.",
         _dry_seconds,
         "phase",
     ),
     RANK.counter(
         "device_waits_total",
-        "How often the host waited for the GPU: a synchronization, a value that was read (`.item()`). Absent while it "
-        "never has.",
+        "Waits of the host for the GPU: synchronizations and values that were read (`.item()`). Absent while there was "
+        "none.",
         nonzero("device_waits"),
     ),
 )

@@ -1,4 +1,4 @@
-"""A rank that died: which one, and which ends are none."""
+"""Crashes: the named rank, and ends that are not crashes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LIMITS = Thresholds()
 
 
 def crash(endings: dict[int, Ending], steps: float | None = None, progress: float | None = None) -> Candidate | None:
-    """Return what the detector makes of four ranks after a minute, of which some have ended."""
+    """Return the detector's result for four ranks after a minute, some of which have ended."""
     training = Training(4)
     *_, (_, before), (_, now) = training.train(60)
     ended = {rank: replace(now[rank], ended=ending) for rank, ending in endings.items()}
@@ -31,12 +31,12 @@ def crash(endings: dict[int, Ending], steps: float | None = None, progress: floa
     return next(detect(Window(compare(RUN, before, {**now, **ended}), {}, LIMITS), Past()), None)
 
 
-def all_of(reason: str, apart: float = 0.5) -> dict[int, Ending]:
+def all_ended(reason: str, apart: float = 0.5) -> dict[int, Ending]:
     return {rank: Ending(reason, 58.0 + apart * rank) for rank in range(4)}
 
 
 @pytest.mark.parametrize("reason", ["killed", "exception"])
-def test_a_rank_that_died_is_named_with_how(reason) -> None:
+def test_a_dead_rank_is_named_with_the_reason(reason) -> None:
     found = crash({2: Ending(reason, 57.0)})
     assert found
     assert (found.place.rank, found.place.node, found.place.gpu, found.cause) == (2, "node-a", "2", reason)
@@ -44,7 +44,7 @@ def test_a_rank_that_died_is_named_with_how(reason) -> None:
     assert found.lasted == 3.0
 
 
-def test_of_several_the_first_is_named_and_one_that_was_killed_before_exceptions() -> None:
+def test_the_first_dead_rank_is_named_and_killed_ranks_before_exceptions() -> None:
     first = crash({1: Ending("exception", 58.0), 2: Ending("exception", 57.0), 3: Ending("exception", 59.0)})
     assert first
     assert first.place.rank == 2
@@ -54,26 +54,26 @@ def test_of_several_the_first_is_named_and_one_that_was_killed_before_exceptions
 
 
 @pytest.mark.parametrize("reason", ["finished", "sigterm", "interrupted", ""])
-def test_ends_that_were_asked_for_are_no_crash(reason) -> None:
-    assert crash(all_of(reason)) is None
+def test_requested_ends_are_not_crashes(reason) -> None:
+    assert crash(all_ended(reason)) is None
     assert crash({1: Ending(reason, 57.0)}) is None
 
 
-def test_how_ranks_that_end_together_without_a_word_ended_is_not_known() -> None:
-    assert crash(all_of("killed")) is None
+def test_ranks_that_disappear_together_have_not_crashed() -> None:
+    assert crash(all_ended("killed")) is None
 
 
 @pytest.mark.parametrize(
     "found",
     [
-        crash(all_of("killed", apart=3.0)),
-        crash(all_of("killed"), steps=1.0),
-        crash(all_of("killed"), progress=-30.0),
-        crash({rank: ending for rank, ending in all_of("killed").items() if rank}),
+        crash(all_ended("killed", apart=3.0)),
+        crash(all_ended("killed"), steps=1.0),
+        crash(all_ended("killed"), progress=-30.0),
+        crash({rank: ending for rank, ending in all_ended("killed").items() if rank}),
     ],
-    ids=["one after the other", "after other steps", "after a hang", "while a rank lives"],
+    ids=["one after the other", "after different steps", "after a hang", "while a rank is alive"],
 )
-def test_ranks_that_were_killed_otherwise_have_crashed(found) -> None:
+def test_ranks_that_were_killed_in_other_ways_have_crashed(found) -> None:
     assert found
     assert found.cause == "killed"
 
@@ -82,7 +82,7 @@ def ended(readings: Readings, *ranks: int, reason: str = "killed", at: float = 6
     return {rank: replace(one, ended=Ending(reason, at)) if rank in ranks else one for rank, one in readings.items()}
 
 
-def test_a_crash_is_critical_and_found_once_the_other_ends_would_be_seen() -> None:
+def test_a_crash_is_critical_and_found_after_the_other_ends_would_be_seen() -> None:
     trial = Trial()
     trial.train(60)
     seen = [trial.judge.update(at, ended(ranks, 2)) for at, ranks in trial.training.train(8)]
@@ -91,7 +91,7 @@ def test_a_crash_is_critical_and_found_once_the_other_ends_would_be_seen() -> No
     assert [pending.candidate.kind for pending in seen[1].pending] == ["crash"]
 
 
-def test_a_rank_that_lives_again_has_not_crashed() -> None:
+def test_a_restarted_rank_has_not_crashed() -> None:
     trial = Trial()
     trial.train(60)
     for at, ranks in trial.training.train(10):
@@ -101,8 +101,8 @@ def test_a_rank_that_lives_again_has_not_crashed() -> None:
     assert not trial.train(10).findings
 
 
-def test_the_run_that_waits_for_a_rank_that_died_has_one_finding() -> None:
-    """Torchrun may be gone with it, so that the others hang."""
+def test_a_run_that_waits_for_a_dead_rank_has_one_finding() -> None:
+    """The others hang if torchrun is gone as well."""
     trial = Trial()
     trial.train(60)
     *_, (_, still) = trial.training.train(1)
@@ -119,8 +119,8 @@ def test_the_run_that_waits_for_a_rank_that_died_has_one_finding() -> None:
     assert [(pending.candidate.kind, pending.lacks) for pending in verdict.pending] == [("hang", "explained")]
 
 
-def test_a_straggler_that_dies_is_a_crash_alone() -> None:
-    """The others wait in the collective, so that no step is made that would show it."""
+def test_a_straggler_that_dies_is_only_a_crash() -> None:
+    """The others wait in the collective, so no later step ends the straggler finding."""
     trial = Trial()
     assert trial.train(60, spend("backward", 0.2, 1)).findings
     *_, (_, last) = trial.training.train(1, spend("backward", 0.2, 1))
@@ -130,7 +130,7 @@ def test_a_straggler_that_dies_is_a_crash_alone() -> None:
     assert [finding.kind for finding in verdict.findings] == ["crash"]
 
 
-def test_a_run_that_ends_has_no_other_finding_any_more() -> None:
+def test_an_ended_run_has_no_findings() -> None:
     trial = Trial()
     trial.train(60, spend("backward", 0.2, 1))
     *_, (_, last) = trial.training.train(1, spend("backward", 0.2, 1))

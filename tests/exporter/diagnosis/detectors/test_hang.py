@@ -1,4 +1,4 @@
-"""A run that stands still: after how long it hangs, and for which rank it waits."""
+"""Hangs: the time after which a run hangs, and the rank that it waits for."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ LIMITS = Thresholds()
 Adjust = Callable[[RankReading], RankReading]
 
 
-def as_it_is(reading: RankReading) -> RankReading:
+def unchanged(reading: RankReading) -> RankReading:
     return reading
 
 
-def hanging(*changes: Change, ranks: int = 4, adjust: Adjust = as_it_is, clock: str = "host") -> Candidate | None:
-    """Return what the detector makes of a run that stands still after ten seconds of steps."""
+def hanging(*changes: Change, ranks: int = 4, adjust: Adjust = unchanged, clock: str = "host") -> Candidate | None:
+    """Return the detector's result for a run that stops after ten seconds of steps."""
     training = Training(ranks, clock=clock)
     training.adjust = adjust
     return next(detect(window(training, *changes, seconds=100.0), Past()), None)
 
 
 def found_after(trial: Trial, *changes: Change, within: float = 700.0) -> tuple[float, Finding | None]:
-    """Return after how many seconds a run that begins to hang now is found, and the finding."""
+    """Return the seconds until a hang that begins now is found, and the finding."""
     begins = trial.training.now
     while trial.training.now < begins + within:
         for finding in trial.train(1, *changes).findings:
@@ -50,7 +50,7 @@ def test_the_rank_that_the_others_wait_for_is_named_with_its_phase(ranks, phase,
 
 
 @pytest.mark.parametrize("clock", ["host", "device"])
-def test_ranks_that_are_all_in_a_collective_are_told_apart_by_nothing(clock) -> None:
+def test_if_all_ranks_are_in_a_collective_none_is_behind(clock) -> None:
     found = hanging(hang("collective_wait"), clock=clock, adjust=in_collective(clock))
     assert found
     assert found.cause == "inside_collective"
@@ -63,17 +63,17 @@ def in_collective(clock: str) -> Adjust:
 
 
 def counted(*counts: Mapping[str, float], phase: str = "collective_wait") -> Adjust:
-    """Return ranks that have issued so many collectives by group."""
+    """Return ranks that have issued these numbers of collectives by group."""
     return lambda reading: replace(reading, issued=counts[reading.rank], phase=phase)
 
 
-def test_a_rank_that_has_issued_fewer_collectives_is_behind_whatever_it_is_in() -> None:
+def test_a_rank_that_has_issued_fewer_collectives_is_behind_in_any_phase() -> None:
     found = hanging(hang("backward"), adjust=counted(*[{"0-3": 9.0}] * 3, {"0-3": 7.0}))
     assert found
     assert (found.place.rank, found.cause, found.evidence["behind"]) == (3, "collective_wait", 2.0)
 
 
-def test_of_a_chain_of_groups_the_rank_at_its_end_is_named() -> None:
+def test_the_rank_at_the_end_of_a_chain_of_groups_is_named() -> None:
     """Rank 1 waits for rank 2 in one group, and rank 0 for rank 1 in another."""
     chain = counted({"0-1": 5.0}, {"0-1": 4.0, "1-2": 5.0}, {"1-2": 4.0}, {})
     found = hanging(hang("backward"), adjust=chain)
@@ -81,7 +81,7 @@ def test_of_a_chain_of_groups_the_rank_at_its_end_is_named() -> None:
     assert (found.place.rank, found.evidence["ranks_behind"]) == (2, 1.0)
 
 
-def test_without_counts_a_rank_that_is_in_no_collective_is_named() -> None:
+def test_without_counts_a_rank_outside_of_collectives_is_named() -> None:
     found = hanging(hang("data_wait", 2), adjust=lambda reading: replace(reading, issued={}))
     assert found
     assert (found.place.rank, found.cause, found.evidence["ranks_behind"]) == (2, "data_wait", 0.0)
@@ -96,7 +96,7 @@ def test_a_host_that_waits_for_its_device_is_in_a_collective_only_where_devices_
     assert by_host.cause == "device_wait"
 
 
-def test_a_hang_is_found_after_45_seconds_where_the_run_has_a_pace() -> None:
+def test_a_hang_is_found_after_45_seconds_if_the_run_has_a_pace() -> None:
     trial = Trial()
     trial.train(60)
     seconds, finding = found_after(trial, hang("backward", 2))
@@ -114,7 +114,7 @@ def test_an_early_hang_is_found_within_90_seconds_if_a_rank_is_behind_in_collect
     assert finding
 
 
-def test_an_early_standstill_of_ranks_that_have_issued_alike_may_be_compilation_and_has_five_minutes() -> None:
+def test_an_early_stall_of_ranks_with_equal_counts_may_be_compilation_and_takes_five_minutes() -> None:
     trial = Trial()
     trial.train(15)
     seconds, finding = found_after(trial, hang("forward"))
@@ -122,7 +122,7 @@ def test_an_early_standstill_of_ranks_that_have_issued_alike_may_be_compilation_
     assert finding
 
 
-def test_a_run_that_has_paused_for_long_before_has_more_time() -> None:
+def test_a_run_that_had_a_long_pause_has_more_time() -> None:
     trial = Trial()
     trial.train(60)
     trial.train(1, spend("other", 20.0, 0))
@@ -145,14 +145,14 @@ def test_a_run_that_has_paused_for_long_before_has_more_time() -> None:
         ("backward", Past(200.0), LIMITS.stuck),
     ],
 )
-def test_how_long_a_run_may_stand_still_depends_on_the_phase_and_on_what_it_has_done(phase, past, needed) -> None:
+def test_the_stall_limit_depends_on_the_phase_and_the_history(phase, past, needed) -> None:
     training = Training(4)
     training.adjust = lambda reading: replace(reading, phase=phase, issued={})
     (found,) = detect(window(training, hang("other"), seconds=1500.0), past)
     assert found.needed == needed
 
 
-def test_a_standstill_is_shown_from_its_first_seconds_with_the_rank_and_what_remains() -> None:
+def test_a_stall_is_shown_from_its_first_seconds_with_the_rank_and_the_remaining_time() -> None:
     trial = Trial()
     trial.train(15)
     verdict = trial.train(8, hang("backward", 2))
@@ -162,7 +162,7 @@ def test_a_standstill_is_shown_from_its_first_seconds_with_the_rank_and_what_rem
     assert pending.remaining == pytest.approx(90.0 - 8.0, abs=1.0)
 
 
-def test_a_run_that_makes_progress_again_hangs_no_more() -> None:
+def test_a_run_that_makes_progress_again_does_not_hang() -> None:
     trial = Trial()
     trial.train(60)
     trial.train(1, spend("other", 55.0, 1))
@@ -171,7 +171,7 @@ def test_a_run_that_makes_progress_again_hangs_no_more() -> None:
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_only_a_single_process_in_no_phase_is_interactive(ranks) -> None:
+def test_only_a_single_process_outside_of_phases_is_interactive(ranks) -> None:
     trial = Trial(Training(ranks))
     trial.train(60)
     verdict = trial.train(300, hang("other", 0))
@@ -179,13 +179,13 @@ def test_only_a_single_process_in_no_phase_is_interactive(ranks) -> None:
     assert kinds == (([], ["interactive"]) if ranks == 1 else (["hang"], []))
 
 
-def test_a_single_process_that_stands_still_in_a_phase_hangs() -> None:
+def test_a_single_process_that_stops_in_a_phase_hangs() -> None:
     trial = Trial(Training(1))
     trial.train(60)
     assert trial.train(60, hang("data_wait")).findings[0].candidate.cause == "data_wait"
 
 
-def test_a_long_checkpoint_and_a_long_start_are_no_hangs() -> None:
+def test_a_long_checkpoint_and_a_long_start_up_are_not_hangs() -> None:
     trial = Trial(Training(4, startup=900.0))
     trial.train(1000)
     trial.train(1, spend("checkpoint", 900.0, 0))
@@ -193,18 +193,18 @@ def test_a_long_checkpoint_and_a_long_start_are_no_hangs() -> None:
     assert "hang" not in trial.kinds()
 
 
-def test_while_a_run_hangs_all_of_its_gpu_time_is_lost_to_that() -> None:
+def test_while_a_run_hangs_all_of_its_gpu_time_is_lost_to_the_stall() -> None:
     trial = Trial()
     trial.train(60)
     assert trial.train(60, hang("backward", 2)).lost == {"stall": 1.0}
 
 
 @pytest.mark.parametrize("loss", [spend("backward", 0.1, 1), spend("data_wait", 0.1), spend("h2d_copy", 0.1)])
-def test_a_run_that_hangs_has_that_finding_alone(loss) -> None:
+def test_a_run_that_hangs_has_no_other_finding(loss) -> None:
     trial = Trial()
     assert trial.train(60, loss).findings
     assert [finding.kind for finding in trial.train(60, hang("forward", 2)).findings] == ["hang"]
 
 
-def test_long_steps_are_no_hang() -> None:
+def test_long_steps_are_not_a_hang() -> None:
     assert hanging(spend("backward", 3.0, 1)) is None

@@ -1,4 +1,4 @@
-"""What a whole run loses time to: late data, transfer, uneven work, copies, launches, device reads, throttling."""
+"""Losses of a whole run: late data, transfer, uneven work, copies, launches, device reads, throttling."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ LOADER = Callable[[RankReading], RankReading]
 
 
 def loss(detector: LossDetector, one: Window) -> float:
-    """Return the run's loss beyond what every healthy run may have."""
+    """Return the run's loss beyond the allowance."""
     allowance = detector.allowance(one.thresholds, len(one.run.ranks)) if detector.allowance else 0.0
     return detector.measure(one).get(None, 0.0) - allowance
 
 
 def found(one: Window) -> dict[str, Candidate]:
-    """Return what the detectors make of losses beyond the limit, by kind."""
+    """Return the candidates for losses beyond the limit, by kind."""
     lost = [detector for detector in DETECTORS if loss(detector, one) > one.thresholds.loss]
     return {detector.kind: candidate for detector in lost if (candidate := detector.explain(one, None))}
 
@@ -56,22 +56,22 @@ def test_a_healthy_run_loses_nothing(ranks, clock) -> None:
 
 @pytest.mark.parametrize("clock", ["host", "device"])
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_late_data_on_every_rank_is_late_data(ranks, clock) -> None:
+def test_late_data_on_every_rank_is_a_data_loss(ranks, clock) -> None:
     candidates = found(window(Training(ranks, clock=clock), spend("data_wait", 0.09)))
     assert candidates.keys() == {"data"}
     assert candidates["data"].ratio == pytest.approx(0.095 / 0.3, abs=0.02)
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_late_data_on_one_rank_is_none_of_every_rank(ranks) -> None:
-    """Of two ranks one waits 60 % of the time for its data, the other 0 %."""
+def test_late_data_on_one_rank_is_not_a_data_loss(ranks) -> None:
+    """The slow one of two ranks waits 60% of the time for its data, the other 0%."""
     assert "data" not in found(window(Training(ranks), spend("data_wait", 0.3, 1)))
 
 
-def test_late_data_on_most_ranks_is_late_data() -> None:
+def test_late_data_on_most_ranks_is_a_data_loss() -> None:
     assert found(window(Training(8), spend("data_wait", 0.09, *range(1, 7)))).keys() >= {"data"}
     assert "data" not in found(window(Training(3), spend("data_wait", 0.09, 1, 2))), (
-        "of three ranks each of them has to"
+        "with three ranks, all have to be late"
     )
 
 
@@ -88,7 +88,7 @@ def test_the_cause_of_late_data_is_what_the_loader_workers_do(busy, cause) -> No
     assert candidate.evidence["workers_computing"] == pytest.approx(busy)
 
 
-def test_without_loader_workers_the_cause_of_late_data_is_not_known() -> None:
+def test_without_loader_workers_the_cause_of_late_data_is_unknown() -> None:
     assert found(window(Training(4), spend("data_wait", 0.09)))["data"].cause == "unknown"
 
 
@@ -99,7 +99,7 @@ def in_turn(phase: str, seconds: float = 0.1) -> Callable[[int, int, Work], None
     return change
 
 
-def test_data_that_is_late_on_ranks_in_turn_is_every_loader_s_if_all_are_busy() -> None:
+def test_data_that_is_late_on_ranks_in_turn_is_a_data_loss_if_all_loaders_are_busy() -> None:
     busy = adjusted(4, lambda one: counting(one, loader_working=0.97 * one.at, loader_idle=0.03 * one.at))
     assert found(window(busy, in_turn("data_wait"))).keys() == {"data"}
     idle = adjusted(4, lambda one: counting(one, loader_working=0.3 * one.at, loader_idle=0.7 * one.at))
@@ -107,14 +107,14 @@ def test_data_that_is_late_on_ranks_in_turn_is_every_loader_s_if_all_are_busy() 
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
-def test_late_data_in_turn_that_is_too_little_on_each_rank_is_found_as_what_the_others_wait(ranks) -> None:
+def test_late_data_in_turn_that_is_too_little_on_each_rank_is_a_rotating_straggler(ranks) -> None:
     def late(step: int, rank: int, work: Work) -> None:
         work["data_wait"] += 0.025 * ranks if step % ranks == rank else 0.0
 
     assert found(window(Training(ranks), late)).keys() == {"rotating_straggler"}
 
 
-def test_late_data_of_a_straggler_is_not_every_rank_s_while_all_loaders_are_busy() -> None:
+def test_late_data_of_a_straggler_is_not_a_data_loss_while_all_loaders_are_busy() -> None:
     busy = adjusted(4, lambda one: counting(one, loader_working=0.83 * one.at, loader_idle=0.17 * one.at))
     one = window(busy, spend("data_wait", 0.1, 1))
     assert straggler.explain(one, 1)
@@ -123,7 +123,7 @@ def test_late_data_of_a_straggler_is_not_every_rank_s_while_all_loaders_are_busy
 
 @pytest.mark.parametrize("clock", ["host", "device"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
-def test_a_slow_network_is_the_network_s_on_every_rank(ranks, clock) -> None:
+def test_a_slow_network_is_found_without_naming_a_rank(ranks, clock) -> None:
     candidates = found(window(Training(ranks, clock=clock, transfer=0.2)))
     assert candidates.keys() == {"network"}
     assert candidates["network"].cause == "network"
@@ -131,11 +131,11 @@ def test_a_slow_network_is_the_network_s_on_every_rank(ranks, clock) -> None:
     assert candidates["network"].place.rank is None
 
 
-def test_a_quarter_of_the_time_in_transfer_is_what_well_tuned_runs_have() -> None:
+def test_a_quarter_of_the_time_in_transfer_is_not_a_loss() -> None:
     assert not found(window(Training(4, transfer=0.07)))
 
 
-def test_a_run_of_one_rank_has_no_network() -> None:
+def test_a_run_of_one_rank_has_no_network_loss() -> None:
     assert network.measure(window(Training(1, transfer=0.2))) == {}
 
 
@@ -147,7 +147,7 @@ def test_a_reduced_link_is_the_cause_with_its_rank() -> None:
     assert (candidate.cause, candidate.place.rank, candidate.place.gpu) == ("link", 2, "2")
 
 
-def test_a_port_at_fault_is_the_cause_with_its_node() -> None:
+def test_a_faulty_port_is_the_cause_with_its_node() -> None:
     def faulty(one: RankReading) -> RankReading:
         return replace(one, node="node-a", port_fault=PortFault("mlx5_3", "rate", 0.5))
 
@@ -177,7 +177,7 @@ def test_transfer_of_ranks_whose_steps_are_not_compared_has_an_unknown_cause() -
 
 
 def many(calls: float, size: float, seconds: float = 0.2) -> LOADER:
-    """Return ranks with so many collectives a step."""
+    """Return ranks with this number of collectives per step."""
 
     def change(one: RankReading) -> RankReading:
         steps = one.counters.steps
@@ -190,7 +190,7 @@ def many(calls: float, size: float, seconds: float = 0.2) -> LOADER:
 
 
 @pytest.mark.parametrize("clock", ["host", "device"])
-def test_many_small_collectives_take_the_blame_from_the_network(clock) -> None:
+def test_many_small_collectives_are_not_counted_as_network(clock) -> None:
     candidates = found(window(adjusted(4, many(20, 8.0), transfer=0.2, clock=clock)))
     assert candidates.keys() == {"small_collectives"}
     assert candidates["small_collectives"].evidence["collectives_per_step"] == pytest.approx(20.0)
@@ -198,11 +198,11 @@ def test_many_small_collectives_take_the_blame_from_the_network(clock) -> None:
 
 
 @pytest.mark.parametrize(("calls", "size"), [(2, 8.0), (20, 1e6)], ids=["few", "large"])
-def test_few_or_large_collectives_are_the_network_s(calls, size) -> None:
+def test_few_or_large_collectives_are_counted_as_network(calls, size) -> None:
     assert found(window(adjusted(4, many(calls, size), transfer=0.2))).keys() == {"network"}
 
 
-def test_small_collectives_on_the_device_are_no_cause_where_many_bytes_are_moved() -> None:
+def test_small_collectives_on_the_device_are_not_the_cause_if_many_bytes_are_moved() -> None:
     def moving(one: RankReading) -> RankReading:
         counted = many(20, 8.0)(one)
         steps = one.counters.steps
@@ -223,28 +223,28 @@ def test_ranks_that_are_late_in_computing_in_turn_have_uneven_work(ranks) -> Non
 
 
 @pytest.mark.parametrize("phase", ["data_wait", "other", "h2d_copy"])
-def test_ranks_that_are_late_in_turn_elsewhere_have_that_phase_as_the_cause(phase) -> None:
+def test_ranks_that_are_late_in_turn_in_another_phase_have_it_as_the_cause(phase) -> None:
     assert found(window(Training(4), in_turn(phase)))["rotating_straggler"].cause == phase
 
 
-def test_ranks_that_collect_garbage_in_turn_are_late_by_that() -> None:
+def test_garbage_collection_in_turn_is_the_cause_of_late_ranks() -> None:
     collecting = adjusted(4, lambda one: counting(one, gc_seconds=0.08 * one.at))
     assert found(window(collecting, in_turn("backward")))["rotating_straggler"].cause == "gc"
 
 
-def test_few_steps_that_are_far_longer_in_turn_are_spikes() -> None:
+def test_a_few_far_longer_steps_in_turn_are_spikes() -> None:
     def spikes(step: int, rank: int, work: Work) -> None:
         work["other"] = 2.0 if step % 20 == 0 and step // 20 % 4 == rank else 0.0
 
     assert found(window(Training(4), spikes, seconds=120.0))["rotating_straggler"].cause == "spikes"
 
 
-def test_one_straggler_is_no_rotating_one() -> None:
+def test_one_straggler_is_not_a_rotating_straggler() -> None:
     assert "rotating_straggler" not in found(window(Training(4), spend("backward", 0.1, 1)))
 
 
 @pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
-def test_waiting_for_a_rank_in_a_planned_phase_is_no_loss_of_ranks_in_turn(phase) -> None:
+def test_waiting_for_ranks_in_a_planned_phase_is_not_a_rotating_straggler(phase) -> None:
     def planned(step: int, rank: int, work: Work) -> None:
         work[phase] = 1.0 if step % 20 == 0 and step // 20 % 4 == rank else 0.0
 
@@ -260,7 +260,7 @@ def test_copies_are_a_loss_if_every_rank_waits_for_them(ranks) -> None:
 
 
 def dry(seconds: Mapping[str, float], waits: float, host_wait: float) -> LOADER:
-    """Return ranks whose devices have nothing to do for so long in each step, by phase."""
+    """Return ranks whose devices are dry for these seconds in each step, by phase."""
 
     def change(one: RankReading) -> RankReading:
         steps, phases = one.counters.steps, dict(one.counters.phases)
@@ -272,28 +272,28 @@ def dry(seconds: Mapping[str, float], waits: float, host_wait: float) -> LOADER:
     return change
 
 
-def test_gpus_that_wait_for_launches_lose_that_time() -> None:
+def test_time_of_gpus_that_wait_for_launches_is_lost() -> None:
     launching = adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 0.0, 0.0), clock="device")
     candidates = found(window(launching))
     assert candidates.keys() == {"launch"}
     assert candidates["launch"].ratio == pytest.approx(0.06 / 0.21, abs=0.03)
 
 
-def test_gpus_that_wait_after_a_value_is_read_in_every_step_lose_that_to_reads() -> None:
+def test_time_of_gpus_that_wait_after_a_read_in_every_step_is_lost_to_reads() -> None:
     reading = adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 1.0, 0.1), clock="device")
     candidates = found(window(reading))
     assert candidates.keys() == {"device_reads"}
     assert candidates["device_reads"].evidence["device_waits_per_step"] == pytest.approx(1.0, abs=0.05)
 
 
-def test_a_value_that_is_read_now_and_then_is_no_loss() -> None:
+def test_occasional_device_reads_are_not_a_loss() -> None:
     assert not found(window(adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 0.02, 0.1), clock="device")))
 
 
 @pytest.mark.parametrize("missing", [0.0, 1.0])
 @pytest.mark.parametrize("seconds", [1.0, 2.0, 20.0])
-def test_a_wait_that_is_missing_at_the_edge_of_a_window_makes_no_difference(missing, seconds) -> None:
-    """In the first and last of a part's steps the host has waited already, or not yet."""
+def test_a_missing_wait_at_the_edge_of_a_window_makes_no_difference(missing, seconds) -> None:
+    """The host may have waited already, or not yet, in the first and last steps of a part."""
     change = dry({"forward": 0.03, "backward": 0.03}, 1.0, 0.1)
 
     def late(one: RankReading) -> RankReading:
@@ -305,11 +305,11 @@ def test_a_wait_that_is_missing_at_the_edge_of_a_window_makes_no_difference(miss
     assert one.lost["device_read"] > 0.0
 
 
-def test_by_the_host_s_clock_nothing_is_known_of_launches() -> None:
+def test_launches_are_unknown_on_the_host_clock() -> None:
     assert not found(window(adjusted(4, dry({"forward": 0.03, "backward": 0.03}, 0.0, 0.0))))
 
 
-def test_clocks_that_are_held_down_on_every_gpu_lose_what_they_lack() -> None:
+def test_throttling_of_all_gpus_is_a_loss_of_the_missing_clock() -> None:
     def throttled(one: RankReading) -> RankReading:
         return counting(one, gpu=GpuCounters(one.at, {"power": one.at}, 0.7 * one.at))
 
@@ -318,11 +318,11 @@ def test_clocks_that_are_held_down_on_every_gpu_lose_what_they_lack() -> None:
     assert candidate.evidence["clock"] == pytest.approx(0.7)
 
 
-def test_a_low_clock_that_nothing_holds_down_is_no_loss() -> None:
+def test_a_low_clock_without_throttling_is_not_a_loss() -> None:
     idle = adjusted(4, lambda one: counting(one, gpu=GpuCounters(one.at, {"power": 0.0}, 0.5 * one.at)))
     assert not found(window(idle))
 
 
-def test_where_clocks_are_not_known_nothing_is_throttled() -> None:
+def test_without_known_clocks_no_time_is_lost_to_throttling() -> None:
     unknown = adjusted(4, lambda one: counting(one, gpu=GpuCounters(one.at, {"power": one.at}, None)))
     assert not found(window(unknown))

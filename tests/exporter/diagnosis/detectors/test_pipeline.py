@@ -17,11 +17,11 @@ from rankscope_exporter.diagnosis.thresholds import Thresholds
 IMBALANCE, BUBBLE = pipeline.DETECTORS
 STEPS = 100.0
 Stages = Sequence[Sequence[float]]
-"""By stage the work of each of its ranks, in seconds of a micro-batch."""
+"""The work of each rank of each stage, in seconds per micro-batch."""
 
 
 def pipelined(stages: Stages, micro_batches: int = 4, transfer: float = 0.0, phase: str = "backward") -> Window:
-    """Return what is read of a pipeline with one forward, one backward: the slowest rank sets its pace."""
+    """Return the window of a 1F1B pipeline, whose pace the slowest rank sets."""
     slowest = max(max(ranks) for ranks in stages)
     usual = min(min(ranks) for ranks in stages)
     length = (micro_batches - 1) * slowest + sum(max(min(ranks), usual) for ranks in stages) + transfer
@@ -57,7 +57,7 @@ def ratio(detector, window: Window) -> float:
 @pytest.mark.parametrize("stages", [2, 4])
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("micro_batches", [4, 8, 16])
-def test_a_healthy_pipeline_loses_its_bubble_and_nothing_else(stages, replicas, micro_batches) -> None:
+def test_a_healthy_pipeline_loses_only_its_bubble(stages, replicas, micro_batches) -> None:
     window = pipelined([[0.02] * replicas] * stages, micro_batches)
     expected = (stages - 1) / (micro_batches + stages - 1)
     assert window.lost["bubble"] == pytest.approx(expected, abs=0.01)
@@ -70,7 +70,7 @@ def test_a_healthy_pipeline_loses_its_bubble_and_nothing_else(stages, replicas, 
 @pytest.mark.parametrize("slow", range(4))
 @pytest.mark.parametrize("replicas", [1, 2])
 @pytest.mark.parametrize("phase", ["backward", "data_wait", "other"])
-def test_a_stage_with_more_work_is_named_with_its_phase_and_no_rank_is(slow, replicas, phase) -> None:
+def test_a_stage_with_more_work_is_named_with_its_phase_but_no_rank(slow, replicas, phase) -> None:
     works = [[0.03 if stage == slow else 0.02] * replicas for stage in range(4)]
     window = pipelined(works, 8, phase=phase)
     found = pipeline.explain_imbalance(window, None)
@@ -83,7 +83,7 @@ def test_a_stage_with_more_work_is_named_with_its_phase_and_no_rank_is(slow, rep
 
 @pytest.mark.parametrize("stage", [0, 1])
 @pytest.mark.parametrize("replica", [0, 1, 3])
-def test_a_rank_that_is_slow_within_its_stage_is_a_straggler_and_no_stage_is(stage, replica) -> None:
+def test_a_rank_that_is_slow_within_its_stage_is_a_straggler_without_imbalance(stage, replica) -> None:
     works = [[0.03 if (s, r) == (stage, replica) else 0.02 for r in range(4)] for s in range(2)]
     window = pipelined(works, 8)
     slow = 4 * stage + replica
@@ -93,7 +93,7 @@ def test_a_rank_that_is_slow_within_its_stage_is_a_straggler_and_no_stage_is(sta
     assert ratio(network.DETECTOR, window) < 0.02
 
 
-def test_too_few_micro_batches_are_a_bubble_beyond_what_is_common() -> None:
+def test_too_few_micro_batches_make_an_unusually_large_bubble() -> None:
     window = pipelined([[0.02]] * 4, 2)
     assert ratio(BUBBLE, window) == pytest.approx(0.6)
     found = pipeline.explain_bubble(window, None)
@@ -101,7 +101,7 @@ def test_too_few_micro_batches_are_a_bubble_beyond_what_is_common() -> None:
     assert found.evidence == {"stages": 4.0, "micro_batches": 2.0}
 
 
-def test_what_stages_wait_beyond_the_bubble_is_transfer() -> None:
+def test_waits_beyond_the_bubble_are_transfer() -> None:
     window = pipelined([[0.02, 0.02]] * 2, 8, transfer=0.1)
     assert window.lost["bubble"] == pytest.approx(1 / 9, abs=0.01)
     assert window.lost["transfer"] > 0.25

@@ -1,4 +1,4 @@
-"""What holds or does not: a slow start, checkpoints, unused GPUs, training on the CPU, a collapsed loss scale."""
+"""State detectors: slow start-up, checkpoints, unused GPUs, training on the CPU, collapsed loss scale."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Adjust = Callable[[RankReading], RankReading]
 
 
 def found(*changes: Change, adjust: Adjust = lambda one: one, past: Past | None = None) -> dict[str, Candidate]:
-    """Return what the detectors make of two ranks over 20 s, by kind."""
+    """Return the candidates for two ranks over 20 s, by kind."""
     training = Training(2)
     training.adjust = adjust
     one = window(training, *changes)
@@ -29,7 +29,7 @@ def test_a_healthy_run_is_in_none_of_these_states() -> None:
     assert not found()
 
 
-def test_a_start_is_slow_after_ten_minutes_without_a_step() -> None:
+def test_a_start_up_is_slow_after_ten_minutes_without_a_step() -> None:
     trial = Trial(Training(2, startup=2000.0))
     verdict = trial.train(400)
     assert [(one.candidate.kind, one.lacks) for one in verdict.pending if one.candidate.kind != "hang"] == [
@@ -43,7 +43,7 @@ def test_a_start_is_slow_after_ten_minutes_without_a_step() -> None:
 
 
 @pytest.mark.parametrize(("ratio", "is_slow"), [(0.051, True), (0.05, False), (0.0, False)])
-def test_checkpoints_are_slow_from_a_ratio_of_the_time_on(ratio, is_slow) -> None:
+def test_checkpoints_are_slow_above_a_ratio_of_the_time(ratio, is_slow) -> None:
     assert ("slow_checkpoint" in found(past=Past(1.0, checkpoint_ratio=ratio))) == is_slow
 
 
@@ -56,7 +56,7 @@ def test_checkpoints_that_take_six_seconds_are_slow_only_if_there_are_many(every
 
 
 def aged(began: float, checkpoint: float | None) -> Adjust:
-    """Return ranks that have begun, and of which rank 1 has written a checkpoint, so many hours ago."""
+    """Return ranks that began, and whose rank 1 wrote a checkpoint, these hours ago."""
 
     def change(one: RankReading) -> RankReading:
         last = None if checkpoint is None or one.rank != 1 else one.at - HOUR * checkpoint
@@ -65,7 +65,7 @@ def aged(began: float, checkpoint: float | None) -> Adjust:
     return change
 
 
-def test_a_long_start_up_is_no_time_without_a_checkpoint() -> None:
+def test_a_long_start_up_does_not_count_as_time_without_a_checkpoint() -> None:
     def started(hours: float) -> Callable[[RankReading], RankReading]:
         long = hours * 3600.0
         return lambda one: counting(
@@ -82,7 +82,7 @@ def test_a_long_start_up_is_no_time_without_a_checkpoint() -> None:
     [(9.0, 5.0, "overdue"), (9.0, None, "never"), (9.0, 0.5, ""), (1.0, None, ""), (1.0, 9.0, "")],
 )
 def test_a_checkpoint_is_overdue_after_four_hours_of_this_run(began, checkpoint, cause) -> None:
-    """A run that goes on after a pause has only the work since then to lose."""
+    """A resumed run can only lose the work since it was resumed."""
     candidate = found(adjust=aged(began, checkpoint)).get("checkpoint_overdue")
     assert (candidate.cause if candidate else "") == cause
     if candidate and candidate.lasted is not None:
@@ -97,20 +97,20 @@ def using(busy: float, memory: float | None) -> Adjust:
 @pytest.mark.parametrize(
     ("memory", "cause"), [(0.9, "memory_bound"), (0.3, "batch_too_small"), (0.65, "unknown"), (None, "unknown")]
 )
-def test_a_run_that_computes_and_leaves_its_gpus_idle_uses_them_little(memory, cause) -> None:
+def test_a_run_that_computes_with_idle_gpus_has_low_utilization(memory, cause) -> None:
     candidate = found(adjust=using(0.3, memory))["low_utilization"]
     assert candidate.cause == cause
     assert candidate.ratio == pytest.approx(0.7, abs=0.01)
     assert candidate.needed == 900.0
 
 
-def test_gpus_that_are_idle_for_another_cause_or_not_known_are_not_used_little() -> None:
+def test_gpus_that_are_idle_for_another_cause_or_unknown_have_no_low_utilization() -> None:
     assert "low_utilization" not in found(adjust=using(0.6, 0.3))
     assert "low_utilization" not in found(spend("data_wait", 0.3), adjust=using(0.3, 0.3))
     assert "low_utilization" not in found(adjust=lambda one: counting(one, gpu=GpuCounters()))
 
 
-def test_low_use_is_found_after_a_quarter_of_an_hour() -> None:
+def test_low_utilization_is_found_after_a_quarter_of_an_hour() -> None:
     trial = Trial(Training(1))
     trial.training.adjust = using(0.3, 0.3)
     trial.train(890)
@@ -123,7 +123,7 @@ def idle(seconds: float | None, memory: float | None) -> Adjust:
     return lambda one: replace(one, gpu=GpuReading("1", memory, 1, seconds if one.rank == 1 else 0.0))
 
 
-def test_a_rank_whose_steps_advance_on_a_gpu_that_does_nothing_trains_on_the_cpu() -> None:
+def test_a_rank_that_makes_steps_on_an_idle_gpu_trains_on_the_cpu() -> None:
     candidate = found(adjust=idle(90.0, 0.01))["cpu_fallback"]
     assert (candidate.place.rank, candidate.place.gpu) == (1, "1")
     assert candidate.lasted == 90.0 > candidate.needed
@@ -132,7 +132,7 @@ def test_a_rank_whose_steps_advance_on_a_gpu_that_does_nothing_trains_on_the_cpu
 @pytest.mark.parametrize(
     "adjust",
     [idle(90.0, 0.3), idle(2.0, 0.01), idle(None, 0.01), lambda one: replace(one, gpu=None)],
-    ids=["it holds data", "it works", "not known", "no GPU"],
+    ids=["GPU has data", "GPU is busy", "unknown", "no GPU"],
 )
 def test_a_rank_that_uses_its_gpu_or_has_none_does_not_train_on_the_cpu(adjust) -> None:
     assert "cpu_fallback" not in found(adjust=adjust)

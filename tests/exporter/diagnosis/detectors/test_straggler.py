@@ -1,4 +1,4 @@
-"""A rank that slows down the others: which one, by how much, in which phase and why."""
+"""Stragglers: the rank that slows down the others, its lag, its phase and the cause."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rankscope_exporter.diagnosis.readings import (
 )
 
 SLOW = 0.09
-"""Seconds that a slow rank's steps take longer: 0.3 of them."""
+"""Extra seconds of a slow rank's steps: 0.3 of a step."""
 
 
 def found(one: Window) -> dict[int, Candidate]:
-    """Return by rank what the detector makes of those that lag beyond the limit."""
+    """Return the candidates for ranks that lag beyond the limit, by rank."""
     lagging = [rank for rank, lag in straggler.measure(one).items() if lag > one.thresholds.loss]
     return {rank: candidate for rank in lagging if rank is not None and (candidate := straggler.explain(one, rank))}
 
@@ -37,7 +37,7 @@ def cause(training: Training, phase: str = "backward", rank: int = 1) -> str:
 @pytest.mark.parametrize("clock", ["host", "device"])
 @pytest.mark.parametrize("ranks", [2, 3, 4, 8])
 @pytest.mark.parametrize("phase", ["data_wait", "h2d_copy", "forward", "backward", "optimizer", "device_wait", "other"])
-def test_a_slow_rank_is_named_with_its_phase_and_what_it_costs(clock, ranks, phase) -> None:
+def test_a_slow_rank_is_named_with_its_phase_and_loss(clock, ranks, phase) -> None:
     candidates = found(window(Training(ranks, clock=clock), spend(phase, SLOW, 1)))
     assert candidates.keys() == {1}
     assert candidates[1].cause == phase
@@ -47,7 +47,7 @@ def test_a_slow_rank_is_named_with_its_phase_and_what_it_costs(clock, ranks, pha
 
 
 def test_a_rank_that_waits_for_its_data_most_of_the_time_is_the_straggler_of_two() -> None:
-    """Two ranks: their median lies halfway and would be late data on every rank."""
+    """The mean of two ranks would be late data on every rank."""
     candidates = found(window(Training(2), spend("data_wait", 0.3, 1)))
     assert candidates.keys() == {1}
     assert candidates[1].cause == "data_wait"
@@ -68,19 +68,19 @@ def test_a_rank_alone_has_no_lag() -> None:
 
 @pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
 @pytest.mark.parametrize("every", [1, 50])
-def test_a_rank_that_is_alone_in_a_planned_phase_is_no_straggler(phase, every) -> None:
+def test_a_rank_that_is_alone_in_a_planned_phase_is_not_a_straggler(phase, every) -> None:
     assert not found(window(Training(4), spend(phase, 1.0, 0, every=every)))
 
 
 @pytest.mark.parametrize("phase", ["checkpoint", "evaluation"])
-def test_planned_phases_hide_no_straggler_and_are_not_its_cause(phase) -> None:
+def test_planned_phases_do_not_hide_a_straggler_and_are_not_its_cause(phase) -> None:
     both = spend(phase, 1.0, 0, every=20), spend("forward", SLOW, 2)
     candidates = found(window(Training(4), *both))
     assert {rank: one.cause for rank, one in candidates.items()} == {2: "forward"}
     assert candidates[2].ratio == pytest.approx(SLOW / 0.3, abs=0.03)
 
 
-def test_ranks_that_are_late_in_turn_are_no_stragglers() -> None:
+def test_ranks_that_are_late_in_turn_are_not_stragglers() -> None:
     def late(step: int, rank: int, work: Work) -> None:
         work["forward"] += 0.1 if step % 4 == rank else 0.0
 
@@ -89,8 +89,8 @@ def test_ranks_that_are_late_in_turn_are_no_stragglers() -> None:
     assert rotating.explain(one, None)
 
 
-def test_a_phase_of_the_script_s_own_is_a_cause() -> None:
-    """The rings of steps have no seconds of it."""
+def test_a_phase_that_the_script_defines_is_a_cause() -> None:
+    """The step rings do not have its seconds."""
 
     def renamed(reading: RankReading) -> RankReading:
         phases, aligned = dict(reading.counters.phases), reading.counters.aligned
@@ -141,34 +141,34 @@ REASONS = {throttled: "throttled", foreign: "foreign_process"}
 
 @pytest.mark.parametrize("change", REASONS)
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer", "device_wait"])
-def test_slow_computation_has_the_reason_that_is_seen_from_outside(change, phase) -> None:
+def test_slow_computation_has_the_external_reason_as_cause(change, phase) -> None:
     assert cause(adjusted(1, change), phase) == REASONS[change]
 
 
 @pytest.mark.parametrize("change", [*REASONS, contended])
 @pytest.mark.parametrize("phase", ["data_wait", "h2d_copy", "other"])
-def test_the_reasons_of_slow_computation_explain_no_other_phase(change, phase) -> None:
+def test_reasons_for_slow_computation_do_not_explain_other_phases(change, phase) -> None:
     assert cause(adjusted(1, change), phase) == phase
 
 
 @pytest.mark.parametrize("change", [*REASONS, contended])
-def test_what_is_wrong_with_another_rank_is_not_the_reason(change) -> None:
+def test_a_problem_of_another_rank_is_not_the_reason(change) -> None:
     assert cause(adjusted(2, change)) == "backward"
 
 
-def test_a_rank_that_waits_for_cpu_time_is_slow_by_that_if_the_others_do_not() -> None:
-    everyone = Training(4)
-    everyone.adjust = contended
+def test_cpu_contention_is_the_cause_if_the_other_ranks_have_none() -> None:
+    all_ranks = Training(4)
+    all_ranks.adjust = contended
     one = Training(4)
     one.adjust = lambda reading: contended(reading) if reading.rank == 1 else counting(reading, process=QUIET)
     assert cause(one) == "cpu_contention"
-    assert cause(everyone) == "backward"
+    assert cause(all_ranks) == "backward"
 
 
 QUIET = ProcessCounters(run_queue=0.0)
 
 
-def test_a_gpu_that_is_throttled_as_its_peers_are_is_not_the_reason() -> None:
+def test_a_gpu_that_is_throttled_like_its_peers_is_not_the_reason() -> None:
     training = Training(4)
     training.adjust = throttled
     assert cause(training) == "backward"
@@ -184,30 +184,30 @@ def test_a_gpu_that_is_throttled_to_a_lower_clock_than_its_peers_is_the_reason()
     assert cause(training) == "throttled"
 
 
-def test_ranks_that_share_a_gpu_are_no_foreign_processes() -> None:
+def test_ranks_that_share_a_gpu_are_not_foreign_processes() -> None:
     training = Training(2)
     training.adjust = lambda reading: replace(reading, uuid="GPU-0", gpu=GpuReading("0", 0.6, 2, 0.0))
     assert cause(training) == "backward"
 
 
-def hands_more(reading: RankReading) -> RankReading:
+def sends_more(reading: RankReading) -> RankReading:
     return counting(reading, collectives=CollectiveCounters({"gather": 1.0}, {"gather": 1e9 * reading.counters.steps}))
 
 
 @pytest.mark.parametrize("phase", ["other", "backward"])
-def test_rank_0_that_hands_more_to_collectives_than_rank_1_aggregates(phase) -> None:
-    assert cause(adjusted(0, hands_more), phase, rank=0) == "aggregation"
-    assert cause(adjusted(0, hands_more), "data_wait", rank=0) == "data_wait"
-    assert cause(adjusted(2, hands_more), phase, rank=2) == phase
+def test_rank_0_that_sends_more_in_collectives_than_rank_1_aggregates(phase) -> None:
+    assert cause(adjusted(0, sends_more), phase, rank=0) == "aggregation"
+    assert cause(adjusted(0, sends_more), "data_wait", rank=0) == "data_wait"
+    assert cause(adjusted(2, sends_more), phase, rank=2) == phase
 
 
-def test_rank_0_whose_gpu_is_busier_and_fuller_aggregates_unless_a_foreign_process_makes_it_so() -> None:
+def test_rank_0_whose_gpu_is_busier_and_fuller_aggregates_without_a_foreign_process() -> None:
     assert cause(adjusted(0, full), "other", rank=0) == "aggregation"
     assert cause(adjusted(0, lambda reading: foreign(full(reading))), rank=0) == "foreign_process"
 
 
 def exchanging(*ratios: float) -> Callable[[RankReading], RankReading]:
-    """Return ranks that hand so much to all_to_all, in relation to the others."""
+    """Return ranks that send these relative amounts in all_to_all."""
 
     def change(reading: RankReading) -> RankReading:
         steps = reading.counters.steps
@@ -218,7 +218,7 @@ def exchanging(*ratios: float) -> Callable[[RankReading], RankReading]:
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_a_rank_to_which_more_tokens_are_routed_has_a_hot_expert(rank) -> None:
+def test_a_rank_with_more_routed_tokens_has_expert_imbalance(rank) -> None:
     hot = exchanging(*(1.6 if other == rank else 1.0 for other in range(4)))
     training = Training(4)
     training.adjust = hot
@@ -229,13 +229,13 @@ def test_a_rank_to_which_more_tokens_are_routed_has_a_hot_expert(rank) -> None:
 
 
 @pytest.mark.parametrize("ratios", [(1.0, 1.05, 1.0, 1.0), (1.6, 1.0, 1.6, 1.6), (0.0, 0.0, 0.0, 0.0)])
-def test_a_slow_rank_that_exchanges_as_much_as_its_peers_or_less_has_no_hot_expert(ratios) -> None:
+def test_a_slow_rank_that_exchanges_at_most_as_much_as_its_peers_has_no_expert_imbalance(ratios) -> None:
     training = Training(4)
     training.adjust = exchanging(*ratios)
     assert cause(training) == "backward"
 
 
-def test_late_data_of_one_rank_is_no_straggler_where_every_loader_is_as_slow() -> None:
+def test_late_data_of_one_rank_is_not_a_straggler_if_all_loaders_are_as_slow() -> None:
     def loading(busy: float) -> Callable[[RankReading], RankReading]:
         return lambda one: counting(one, loader_working=busy * one.at, loader_idle=(1 - busy) * one.at)
 
@@ -247,12 +247,12 @@ def test_late_data_of_one_rank_is_no_straggler_where_every_loader_is_as_slow() -
     assert cause(training, "data_wait") == "data_wait"
 
 
-def test_a_run_that_stands_still_has_no_lag() -> None:
+def test_a_run_that_makes_no_steps_has_no_lag() -> None:
     assert not found(window(Training(4), hang("backward", 1)))
 
 
 def test_ranks_are_compared_within_their_group_only() -> None:
-    """Two replicas of two ranks each, of which one has twice the work: nobody waits for it."""
+    """No rank waits for the replica that has twice the work of the other."""
 
     def grouped(reading: RankReading) -> RankReading:
         group = "0-1" if reading.rank < 2 else "2-3"
