@@ -126,7 +126,7 @@ def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvic
         proxy_headers=False,  # uvicorn would trust any address that a local client claims
         timeout_keep_alive=limits.KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=SHUTDOWN_GRACE,
-        backlog=limits.WAITING,
+        backlog=limits.BACKLOG,
     )
     configuration.load()
     return configuration
