@@ -58,14 +58,12 @@ class GeneralFlags:
         "--web.config.file",
         type=Path,
         metavar="FILE",
-        help="file that configures TLS, client certificates and basic auth, in the format of the Prometheus exporters "
-        "(docs/security.md)",
+        help="file with TLS, client certificates and basic auth, as of the Prometheus exporters (docs/security.md)",
     )
     enable_lifecycle: bool = flag(
         "--web.enable-lifecycle",
         action="store_true",
-        help="allow POST /-/release, which closes the driver so that a GPU can be reset, and POST /-/resume, which "
-        "opens it again",
+        help="allow POST /-/release, which closes the driver for a GPU reset, and /-/resume, which opens it again",
     )
     run_dirs: tuple[Path, ...] = flag(
         "--run-dir",
@@ -88,15 +86,10 @@ class GeneralFlags:
     simulate: str | None = flag(
         "--simulate",
         metavar="N|FILE",
-        help="simulate GPUs instead of using the NVIDIA driver: N GPUs that follow the ranks, or the GPUs of a "
-        "scenario file",
+        help="simulate N GPUs that follow the ranks, or the GPUs of a scenario file, without an NVIDIA driver",
     )
-    log_level: str = flag(
-        "--log.level", choices=LOG_LEVELS, default="info", help="lowest level to log (default: %(default)s)"
-    )
-    log_format: str = flag(
-        "--log.format", choices=LOG_FORMATS, default="logfmt", help="format of log lines (default: %(default)s)"
-    )
+    log_level: str = flag("--log.level", choices=LOG_LEVELS, default="info", help="lowest level (default: %(default)s)")
+    log_format: str = flag("--log.format", choices=LOG_FORMATS, default="logfmt", help="format (default: %(default)s)")
 
     @property
     def host(self) -> str:

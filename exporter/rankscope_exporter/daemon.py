@@ -133,10 +133,7 @@ def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvic
 
 
 def _tls(web_config: WebConfigFile | None) -> Callable[[], ssl.SSLContext] | None:
-    """Return a function that returns a new connection's TLS context, or None without TLS.
-
-    uvicorn's own settings can neither set TLS versions nor reload certificates.
-    """
+    """Return a function for a connection's TLS context, or None: uvicorn cannot set versions or renew certificates."""
     if web_config is None or (context := web_config.current().context) is None:
         return None
     return lambda: web_config.current().context or context

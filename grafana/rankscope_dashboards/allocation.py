@@ -18,9 +18,7 @@ STATES = {
     "unknown": NEUTRAL,
 }
 STATE_NAMES = {state: (state.replace("_", " "), color) for state, color in STATES.items()}
-ALLOCATION_LABELS = (
-    "source, user, run, rank, slurm_job_id, slurm_job_name, k8s_namespace, k8s_pod, k8s_container, container_id"
-)
+LABELS = "source, user, run, rank, slurm_job_id, slurm_job_name, k8s_namespace, k8s_pod, k8s_container, container_id"
 STATE_SECONDS = f"increase(rankscope_gpu_state_seconds_total{{{HERE}}}[$__range])"
 # A rank of a run has one line, also if it was restarted.
 RANK = "{{run}} rank {{rank}}"
@@ -44,7 +42,7 @@ ALLOCATION = Row(
             "`suspected hang`: kernels run, but no rank makes progress.",
             [
                 Query(f"max by (gpu, uuid, state) (rankscope_gpu_state_info{{{HERE}}})"),
-                Query(f"max by (gpu, uuid, {ALLOCATION_LABELS}) (rankscope_gpu_allocation_info{{{HERE}}})"),
+                Query(f"max by (gpu, uuid, {LABELS}) (rankscope_gpu_allocation_info{{{HERE}}})"),
             ],
             [
                 Column("gpu", "GPU"),
@@ -107,8 +105,7 @@ RANKS = Row(
         ),
         line_by_rank(
             "CPUs used",
-            "CPUs used by each rank: its process and its loader workers together. The node needs enough CPUs for the "
-            "sum.",
+            "CPUs used by each rank's process and its loader workers. The node needs enough CPUs for the sum.",
             "none",
             f"sum without (who) (rate(rankscope_rank_cpu_seconds_total{{{HERE}}}[$__rate_interval]))",
         ),

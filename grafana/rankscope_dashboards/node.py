@@ -60,18 +60,17 @@ OVERVIEW = Row(
             width=2,
         ),
         value(
-            "Release",
+            "Released",
             "Whether the GPUs are released on request (`POST /-/release`), for a reset or a driver upgrade. Then there "
             "are no metrics of GPUs.",
             "none",
             Query(f"rankscope_exporter_gpus_released{{{HERE}}}"),
-            names={0: ("no", NORMAL), 1: ("released", CAUTION)},
+            names={0: ("no", NORMAL), 1: ("yes", CAUTION)},
             width=2,
         ),
         value(
             "Throttled",
-            "The GPU that is throttled for the largest share of the time. The row *Throttling and errors* shows the "
-            "reason.",
+            "The GPU that is throttled for the largest share of the time. *Throttling and errors* shows the reason.",
             "percentunit",
             Query(
                 f"topk(1, max by (gpu) (rate(rankscope_gpu_throttled_seconds_total{{{HERE},{OWN_REASON}}}"
@@ -169,8 +168,7 @@ GPUS = Row(
         ),
         lines(
             "Memory used",
-            "Memory that processes have allocated, without the driver's reserved memory. Dashed: total memory of a "
-            "GPU.",
+            "Memory that processes have allocated, without the driver's reserve. Dashed: total memory of a GPU.",
             "bytes",
             Query(f"rankscope_gpu_memory_used_bytes{{{HERE}}}", GPU),
             Query(f"max(rankscope_gpu_memory_total_bytes{{{HERE}}})", "total"),

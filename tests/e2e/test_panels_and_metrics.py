@@ -58,7 +58,7 @@ def set_network_counters(sysfs: Path, count: int) -> None:
 
 @pytest.fixture(scope="module")
 def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyRun]:
-    """Run a job whose rank 0 lags until rank 2 is killed, on a GPU with throttling and an XID error, and a second job."""
+    """Run a job whose rank 0 lags, with throttling and an XID error, until rank 2 is killed; and another job."""
     directory = tmp_path_factory.mktemp("stack")
     (directory / "scenario.yml").write_text(SCENARIO)
     flags = [f"--path.sysfs={directory / 'sys'}"]

@@ -74,6 +74,5 @@ def _headline(values: Values) -> str:
 def _skipped_files(values: Values) -> str:
     """Return a line with the number of skipped files by reason; empty if there are none."""
     files = values.by("rankscope_exporter_rank_files_skipped", "reason")
-    counts = {SKIP_REASON_TEXTS.get(reason, reason): count for (reason,), count in files.items() if count}
-    text = ", ".join(f"{count:.0f} {reason}" for reason, count in counts.items())
-    return f'<p class="dim">Skipped files: {escape(text)}.</p>' if text else ""
+    counts = [f"{count:.0f} {SKIP_REASON_TEXTS.get(reason, reason)}" for (reason,), count in files.items() if count]
+    return f'<p class="dim">Skipped files: {escape(", ".join(counts))}.</p>' if counts else ""

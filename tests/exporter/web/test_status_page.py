@@ -24,14 +24,7 @@ from rankscope_exporter.web.status_page import SKIP_REASON_TEXTS, render_status
 
 HUNG = {0: "collective_wait", 1: "collective_wait", 2: "data_wait", 3: "collective_wait"}
 GPU = {"gpu": "0", "uuid": "GPU-a"}
-ALLOCATION = {
-    "source": "slurm",
-    "slurm_job_id": "4242",
-    "slurm_job_name": "",
-    "run": "digits",
-    "rank": "10",
-    "user": "eve",
-}
+LABELS = {"source": "slurm", "slurm_job_id": "4242", "slurm_job_name": "", "run": "digits", "rank": "10", "user": "eve"}
 
 
 def top(page: str) -> str:
@@ -170,7 +163,7 @@ def test_texts_from_users_are_escaped(run_dir: Path) -> None:
 
 def test_a_gpus_allocation_and_state_are_shown() -> None:
     state = [family("gpu_state_info", ({**GPU, "state": "process_no_work"}, 1))]
-    page = render_status([*gpus(), *state, family("gpu_allocation_info", ({**GPU, **ALLOCATION}, 1))])
+    page = render_status([*gpus(), *state, family("gpu_allocation_info", ({**GPU, **LABELS}, 1))])
     assert "job 4242, run digits, rank 10, user eve" in page
     assert "process_no_work" in page
 
