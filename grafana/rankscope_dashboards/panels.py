@@ -129,7 +129,9 @@ def shares(
         show_points=common.VisibilityMode.NEVER,
         stacking=common.StackingConfig(mode=common.StackingMode.NORMAL, group="A"),
     )
-    fields = sdk.FieldConfig(unit="percentunit", min_val=0, max_val=1, color=_palette(), custom=style, no_value=empty)
+    fields = sdk.FieldConfig(
+        unit="percentunit", decimals=0, min_val=0, max_val=1, color=_palette(), custom=style, no_value=empty
+    )
     return Panel(
         "timeseries", title, description, queries, _graph_options(), fields, width, overrides=fixed_colors(colors)
     )
@@ -164,6 +166,7 @@ def bars(
         ),
         sdk.FieldConfig(
             unit="percentunit",
+            decimals=0,
             min_val=0,
             max_val=1,
             color=_palette(),
@@ -209,6 +212,7 @@ def value(
     base = NEUTRAL if colored else "text"
     fields = sdk.FieldConfig(
         unit=unit,
+        decimals=0 if unit == "percentunit" else None,
         thresholds=thresholds(((None, base), *steps)),
         color=sdk.FieldColor(),
         mappings=value_mappings(names or {}),

@@ -39,6 +39,8 @@ class Column:
         properties: dict[str, object] = {}
         if self.unit:
             properties["unit"] = self.unit
+        if self.unit == "percentunit":
+            properties["decimals"] = 0
         if self.steps:
             colored = common.TableColorTextCellOptions()
             properties |= {"thresholds": thresholds(self.steps), "custom_cellOptions": colored}

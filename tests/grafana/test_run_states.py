@@ -105,10 +105,10 @@ RUNS = {
     "gone": life(ends=NOW - 720),
     "healthy-ahead": life(ahead=AHEAD),
     "crashed-ahead": life(ends=NOW - 300, reasons=CRASH, ahead=AHEAD),
-    "diagnosed-well": diagnosed(life()),
+    "diagnosed-healthy": diagnosed(life()),
     "diagnosed-slow": diagnosed(life(), "straggler", ',rank="1",cause="data_wait"', 0.3),
-    "diagnosed-in-turn": diagnosed(life(), "rotating_straggler", ',cause="gc"', 0.2),
-    "diagnosed-hangs": diagnosed(life(moves_until=NOW - 720), "hang", ',rank="1"', 1.0, NOW - 700),
+    "diagnosed-rotating": diagnosed(life(), "rotating_straggler", ',cause="gc"', 0.2),
+    "diagnosed-hung": diagnosed(life(moves_until=NOW - 720), "hang", ',rank="1"', 1.0, NOW - 700),
 }
 STATES = {
     "healthy": ("running", 0),
@@ -122,10 +122,10 @@ STATES = {
     "gone": ("not seen", 720 + INTERVAL),  # since the last scrape with the run
     "healthy-ahead": ("running", 0),
     "crashed-ahead": ("crashed", 300),
-    "diagnosed-well": ("running", 0),
+    "diagnosed-healthy": ("running", 0),
     "diagnosed-slow": ("running", 0),
-    "diagnosed-in-turn": ("running", 0),
-    "diagnosed-hangs": ("hung", 700),
+    "diagnosed-rotating": ("running", 0),
+    "diagnosed-hung": ("hung", 700),
 }
 
 
@@ -195,14 +195,14 @@ def test_the_straggler_is_a_rank_or_rotates(tmp_path: Path) -> None:
 
 def test_the_dashboard_shows_the_exporters_diagnosis(tmp_path: Path) -> None:
     expected = {
-        "diagnosed-well": {'{who="no straggler"}': LAG},
+        "diagnosed-healthy": {'{who="no straggler"}': LAG},
         "diagnosed-slow": {'{who="rank 1 data_wait"}': 0.3},
-        "diagnosed-in-turn": {'{who="rank (rotating) gc"}': 0.2},
+        "diagnosed-rotating": {'{who="rank (rotating) gc"}': 0.2},
     }
     assert promtool_error(STRAGGLER, expected, tmp_path) == ""
-    assert promtool_error("Lost time", {"diagnosed-well": {"{}": 0.25}}, tmp_path) == ""
-    by_rank = {'{run="diagnosed-well",rank="0"}': 0.5 * LAG, '{run="diagnosed-well",rank="1"}': LAG}
-    assert promtool_error("Lag by rank", {"diagnosed-well": by_rank}, tmp_path) == ""
+    assert promtool_error("Lost time", {"diagnosed-healthy": {"{}": 0.25}}, tmp_path) == ""
+    by_rank = {'{run="diagnosed-healthy",rank="0"}': 0.5 * LAG, '{run="diagnosed-healthy",rank="1"}': LAG}
+    assert promtool_error("Lag by rank", {"diagnosed-healthy": by_rank}, tmp_path) == ""
 
 
 def test_no_alerts_is_shown_only_for_a_live_run(tmp_path: Path) -> None:

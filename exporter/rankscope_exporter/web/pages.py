@@ -16,7 +16,7 @@ from rankscope_exporter.web.connections import Page
 
 
 class Pages:
-    """Renders a page after it was requested, once for all requests that arrived until then.
+    """Renders each page after the requests for it have arrived, once for all of them.
 
     No response is older than its request. Clients that send requests as fast as they can delay a scrape by at most one
     page in its four forms, and cause at most fifty pages a second.

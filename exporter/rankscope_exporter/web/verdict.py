@@ -19,7 +19,7 @@ def title(node: NodeReport, gpus: Sequence[GpuReport]) -> str:
 
 
 def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:
-    """Return one line for each problem, or one that there is none; below, what may become an alert."""
+    """Return a line for each problem or one that there is none, and then findings that may become alerts."""
     if error:
         return _box("bad", f"<p>Rank data not available: {escape(error)}.</p>")
     findings = "".join(_finding(one) for run in node.runs for one in run.findings)
