@@ -45,7 +45,7 @@ OVERVIEW = Row(
         ),
         value(
             "Driver",
-            "Whether the NVIDIA driver responds to the exporter.",
+            "Whether the NVIDIA driver answers the exporter.",
             "none",
             Query(f"rankscope_exporter_nvml_up{{{HERE}}}"),
             names=UP,
@@ -53,7 +53,7 @@ OVERVIEW = Row(
         ),
         value(
             "Lost GPUs",
-            "GPUs that the driver has reported since the exporter started and that do not respond now.",
+            "GPUs that the driver has reported since the exporter started and that do not answer now.",
             "none",
             Query(f"rankscope_exporter_gpus_expected{{{HERE}}} - rankscope_exporter_gpus_seen{{{HERE}}}"),
             steps=((0, NORMAL), (1, BAD)),
@@ -117,7 +117,7 @@ OVERVIEW = Row(
             ],
             width=8,
             height=5,
-            empty="the exporter does not respond",
+            empty="the exporter does not answer",
         ),
     ),
 )
@@ -127,7 +127,7 @@ GPUS = Row(
     (
         table_of(
             "GPUs",
-            "All GPUs: model, utilization and memory. A lost GPU does not respond and has no values.",
+            "All GPUs: model, utilization and memory. A lost GPU does not answer and has no values.",
             [
                 Query(f"max by ({GPU_LABELS}) (rankscope_gpu_info{{{HERE}}})"),
                 Query(f"max by (gpu, uuid) (rankscope_gpu_up{{{HERE}}})"),

@@ -49,7 +49,7 @@ setInterval(async()=>{{
     document.title=page.title;read=Date.now();
   }}catch{{
     const stale=document.querySelector("#stale");
-    stale.textContent=`The exporter does not respond. This page is ${{Math.round((Date.now()-read)/1000)}} s old.`;
+    stale.textContent=`The exporter does not answer. This page is ${{Math.round((Date.now()-read)/1000)}} s old.`;
     stale.hidden=false;
   }}
 }},{REFRESH_SECONDS * 1000});

@@ -52,7 +52,7 @@ def _state(one: GpuReport) -> Cell:
     if not one.is_up:
         return Cell("lost", "bad")
     kind = "bad" if one.state in BAD_STATES else "good" * (one.state == "working")
-    return Cell(one.state or "up", kind)
+    return Cell(one.state.replace("_", " ") or "up", kind)
 
 
 def _throttled(one: GpuReport) -> Cell:

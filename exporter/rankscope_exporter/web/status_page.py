@@ -20,14 +20,14 @@ from rankscope_exporter.web.verdict import title, verdict
 
 SKIP_REASON_TEXTS = {
     "truncated": "truncated",
-    "foreign": "not rank records",
-    "version": "from another version of Rankscope",
-    "symlink": "symbolic links",
+    "foreign": "no rank record",
+    "version": "another version of Rankscope",
+    "symlink": "symbolic link",
     "unreadable": "unreadable",
-    "duplicate": "duplicates of a rank that is shown",
-    "unnamed": "without a run name",
-    "impossible_rank": "with a rank outside the world size",
-    "future_start": "with a start time in the future",
+    "duplicate": "duplicate rank",
+    "unnamed": "no run name",
+    "impossible_rank": "rank outside the world size",
+    "future_start": "start time in the future",
     "too_many_files": "over the limit of files",
     "too_many_ranks": "over the limit of ranks",
     "too_many_names": "over the limit of new names",
@@ -65,7 +65,7 @@ def _headline(values: Values) -> str:
     driver = values.by("rankscope_exporter_nvml_up").get((), 0.0)
     seen = values.by("rankscope_exporter_gpus_seen").get((), 0.0)
     expected = values.by("rankscope_exporter_gpus_expected").get((), 0.0)
-    gpus = f"{seen:.0f} of {expected:.0f} GPUs respond" if driver else "NVIDIA driver not available"
+    gpus = f"{seen:.0f} of {expected:.0f} GPUs answer" if driver else "NVIDIA driver not available"
     if values.by("rankscope_exporter_gpus_released").get(()):
         gpus = "GPUs released; reacquire them with POST /-/resume"
     return f"version {__version__} · {gpus}"
@@ -74,5 +74,5 @@ def _headline(values: Values) -> str:
 def _skipped_files(values: Values) -> str:
     """Return a line with the number of skipped files by reason; empty if there are none."""
     files = values.by("rankscope_exporter_rank_files_skipped", "reason")
-    counts = [f"{count:.0f} {SKIP_REASON_TEXTS.get(reason, reason)}" for (reason,), count in files.items() if count]
+    counts = [f"{SKIP_REASON_TEXTS.get(reason, reason)} ({count:.0f})" for (reason,), count in files.items() if count]
     return f'<p class="dim">Skipped files: {escape(", ".join(counts))}.</p>' if counts else ""

@@ -17,7 +17,7 @@ COLUMNS = (
     Column("GPU"),
     Column("now"),
     Column("time by phase", is_wide=True),
-    Column("wait", is_number=True),
+    Column("waits", is_number=True),
     Column("lag", is_number=True),
     Column("clock", is_wide=True),
     Column("steps", is_number=True, is_wide=True),

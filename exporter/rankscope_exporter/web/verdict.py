@@ -21,7 +21,7 @@ def title(node: NodeReport, gpus: Sequence[GpuReport]) -> str:
 def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:
     """Return a line for each problem or one that there is none, and then findings that may become alerts."""
     if error:
-        return _box("bad", f"<p>Rank data not available: {escape(error)}.</p>")
+        return _box("bad", f"<p>No data about the ranks: {escape(error)}.</p>")
     findings = "".join(_finding(one) for run in node.runs for one in run.findings)
     problems = "".join(f"<p>GPU {escape(gpu.index)} {escape(gpu.problem)}.</p>" for gpu in gpus if gpu.problem)
     is_pending = any(describe.is_growing(one) for run in node.runs for one in run.pending)

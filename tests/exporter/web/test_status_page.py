@@ -131,7 +131,7 @@ def test_steps_counted_by_backward_passes_are_labeled(
 
 def test_unread_ranks_are_reported_instead_of_no_problem() -> None:
     page = render_status([], Reporter(lambda: None, None))
-    assert "Rank data not available: " in top(page)
+    assert "No data about the ranks: " in top(page)
     assert 'class="verdict bad"' in page
     assert "No problem found" not in page
 
@@ -165,7 +165,7 @@ def test_a_gpus_allocation_and_state_are_shown() -> None:
     state = [family("gpu_state_info", ({**GPU, "state": "process_no_work"}, 1))]
     page = render_status([*gpus(), *state, family("gpu_allocation_info", ({**GPU, **LABELS}, 1))])
     assert "job 4242, run digits, rank 10, user eve" in page
-    assert "process_no_work" in page
+    assert "process no work" in page
 
 
 @pytest.mark.parametrize(("busy_seconds", "text"), [(7.5, "30 s ago"), (0.0, "not in the last 30 s")])
@@ -245,7 +245,7 @@ def test_samples_are_made_once_and_only_of_families_that_are_shown() -> None:
 
 def test_skipped_files_are_counted_by_reason() -> None:
     page = render_status([SKIPPED.family({**dict.fromkeys(SKIP_REASONS, 0), "too_many_ranks": 3})])
-    assert "Skipped files: 3 over the limit of ranks.<" in page
+    assert "Skipped files: over the limit of ranks (3).<" in page
     assert "Skipped files" not in render_status([])
 
 
@@ -259,7 +259,7 @@ def test_no_records_and_only_skipped_records_are_different_texts() -> None:
     assert "No rank records on this machine." in render_status([nothing])
     page = render_status([old])
     assert "No rank to show." in page
-    assert "Skipped files: 4 from another version of Rankscope." in page
+    assert "Skipped files: another version of Rankscope (4)." in page
 
 
 def test_a_missing_driver_and_missing_records_are_reported() -> None:
