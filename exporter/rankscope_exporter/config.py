@@ -58,7 +58,7 @@ class GeneralFlags:
         "--web.config.file",
         type=Path,
         metavar="FILE",
-        help="file with TLS, client certificates and basic auth, as of the Prometheus exporters (docs/security.md)",
+        help="file that sets up TLS, client certificates and basic auth, in Prometheus' format (docs/security.md)",
     )
     enable_lifecycle: bool = flag(
         "--web.enable-lifecycle",
@@ -88,8 +88,10 @@ class GeneralFlags:
         metavar="N|FILE",
         help="simulate N GPUs that follow the ranks, or the GPUs of a scenario file, without an NVIDIA driver",
     )
-    log_level: str = flag("--log.level", choices=LOG_LEVELS, default="info", help="lowest level (default: %(default)s)")
-    log_format: str = flag("--log.format", choices=LOG_FORMATS, default="logfmt", help="format (default: %(default)s)")
+    log_level: str = flag("--log.level", choices=LOG_LEVELS, default="info", help="log level (default: %(default)s)")
+    log_format: str = flag(
+        "--log.format", choices=LOG_FORMATS, default="logfmt", help="log format (default: %(default)s)"
+    )
 
     @property
     def host(self) -> str:
