@@ -148,10 +148,7 @@ def bars(
     width: int = 12,
     empty: str = NO_DATA,
 ) -> Panel:
-    """Return a chart with a bar of shares for each value of the label `bar`, stacked by the label `part`.
-
-    It shows the end of the time range.
-    """
+    """Return a bar chart of shares at the end of the time range, by the label `bar` and stacked by the label `part`."""
     matrix = {"rowField": bar, "columnField": part, "valueField": "Value", "emptyValue": "null"}
     return Panel(
         "barchart",
