@@ -1,4 +1,4 @@
-"""Writes the dashboards to grafana/dashboards/ and into the Helm chart: what `make generate` calls."""
+"""Write the dashboards to grafana/dashboards/ and into the Helm chart (part of `make generate`)."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ CHART = Path(__file__).parents[1] / "deploy/helm/rankscope/files/dashboards"
 
 
 def generated() -> dict[Path, str]:
-    """What each dashboard's file has to contain."""
+    """Return the content of each dashboard file, by path."""
     texts = {f"{name}.json": dashboard.to_json() for name, dashboard in DASHBOARDS.items()}
     written = {OUTPUT / name: text for name, text in texts.items()}
     return written | {CHART / name: _compact(text) for name, text in texts.items()}
 
 
 def _compact(text: str) -> str:
-    """Return the same JSON in one line: kubectl keeps a copy of a ConfigMap in an annotation, of at most 256 KiB."""
+    """Return the JSON in one line: kubectl copies a ConfigMap into an annotation of at most 256 KiB."""
     return json.dumps(json.loads(text), ensure_ascii=False, separators=(",", ":")) + "\n"
 
 
 def main() -> None:
-    """Write them all."""
+    """Write all files."""
     for path, text in generated().items():
         path.write_text(text, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""What every test may use: an empty run directory in memory, and servers' free ports."""
+"""Fixtures and hooks for all tests: an empty run directory in memory, a free port, and the tests' tiers."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 from testing import servers
 from tests import tiers
 
-# A shell without job control starts what it puts into the background with SIGINT ignored, and so would be the jobs that
-# the tests start: Ctrl-C would not interrupt them.
+# A shell without job control starts background processes with SIGINT ignored. The tests' jobs would inherit that, and
+# Ctrl-C would not interrupt them.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# What earlier tests left as garbage, process groups among it, has threads that a forked child does not have: collected
-# there, its destructors wait for them for ever.
+# Garbage of earlier tests, such as process groups, has threads that a forked child lacks. If the child collected it,
+# destructors would wait for these threads forever.
 os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
 
 
@@ -28,18 +28,18 @@ def pytest_configure(config: pytest.Config) -> None:
     for name, meaning in tiers.TIERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
     if config.option.markexpr == "unit":
-        config.pluginmanager.register(tiers.Watch())
+        config.pluginmanager.register(tiers.UnitTestGuard())
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` selects by markers
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test with its tier, and run files with slow tests first, so that none is left alone at the end."""
+    """Mark each test with its tier, and run files with slow tests first, so that no worker waits for one at the end."""
     order = list(tiers.TIERS)
     first: dict[Path, int] = {}
     for item in items:
         tier = tiers.tier(item)
         item.add_marker(tier)
-        if tier == "promtool":  # two cores have as many of them at once as there are workers
+        if tier == "promtool":  # each worker may run one at the same time, on two cores
             item.add_marker(pytest.mark.timeout(900))
         first[item.path] = min(order.index(tier), first.get(item.path, len(order)))
     items.sort(key=lambda item: first[item.path])
@@ -47,7 +47,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture
 def run_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A run directory of the test's own, on tmpfs as in production, named in the environment."""
+    """Yield an empty run directory, on tmpfs as in production, and set it in the environment."""
     directory = Path(tempfile.mkdtemp(prefix="rankscope-test-", dir="/dev/shm"))
     monkeypatch.setenv("RANKSCOPE_RUN_DIR", str(directory))
     yield directory
@@ -56,5 +56,5 @@ def run_dir(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port of the loopback interface that nobody listens on."""
+    """Return a free port of the loopback interface."""
     return servers.free_port()

@@ -1,4 +1,4 @@
-"""The wheel, installed where nothing else of ours is: what a training image and a node would get."""
+"""The wheel in a separate environment, as in a training image or on a node."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def bin_dir(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a virtual environment with the wheel and nothing else."""
+    """Return the directory of programs of a virtual environment that contains only the wheel."""
     venv = tmp_path_factory.mktemp("venv")
     subprocess.run([sys.executable, "-m", "venv", str(venv)], check=True)
     install = [str(venv / "bin/pip"), "install", "--quiet", "--no-index", "--disable-pip-version-check", str(wheel)]
@@ -49,37 +49,37 @@ def run(*command: str | Path, **environment: str) -> subprocess.CompletedProcess
     )
 
 
-def test_the_wheel_holds_both_packages_and_nothing_else(wheel: Path) -> None:
-    tops = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
-    assert {top for top in tops if not top.endswith(".dist-info")} == {"rankscope", "rankscope_exporter"}
+def test_the_wheel_contains_only_the_two_packages(wheel: Path) -> None:
+    names = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"rankscope", "rankscope_exporter"}
 
 
-def test_the_wheel_requires_nothing_unless_asked(wheel: Path) -> None:
+def test_the_wheel_has_only_optional_requirements(wheel: Path) -> None:
     archive = zipfile.ZipFile(wheel)
     (metadata,) = (name for name in archive.namelist() if name.endswith("METADATA"))
-    needs = [line for line in archive.read(metadata).decode().splitlines() if line.startswith("Requires-Dist")]
-    assert needs
-    assert all("extra ==" in need for need in needs)
+    requirements = [line for line in archive.read(metadata).decode().splitlines() if line.startswith("Requires-Dist")]
+    assert requirements
+    assert all("extra ==" in requirement for requirement in requirements)
 
 
-def test_the_hook_works_from_the_wheel_alone(bin_dir: Path) -> None:
-    answer = run(bin_dir / "rankscope", "--version")
-    assert answer.stdout.startswith("rankscope 0.")
+def test_the_hook_works_with_only_the_wheel(bin_dir: Path) -> None:
+    result = run(bin_dir / "rankscope", "--version")
+    assert result.stdout.startswith("rankscope 0.")
     assert run(bin_dir / "python", "-c", "import rankscope; rankscope.step()").returncode == 0
 
 
-def test_the_exporter_says_in_one_line_what_it_lacks(bin_dir: Path) -> None:
-    answer = run(bin_dir / "rankscope-exporter")
-    assert answer.returncode == 2
-    assert answer.stderr.count("\n") == 1
-    assert "pip install 'rankscope[exporter]'" in answer.stderr
+def test_the_exporter_reports_missing_packages_in_one_line(bin_dir: Path) -> None:
+    result = run(bin_dir / "rankscope-exporter")
+    assert result.returncode == 2
+    assert result.stderr.count("\n") == 1
+    assert "pip install 'rankscope[exporter]'" in result.stderr
 
 
-def test_top_says_in_one_line_what_it_lacks(bin_dir: Path) -> None:
-    answer = run(bin_dir / "rankscope", "top", "--once")
-    assert (answer.returncode, answer.stdout) == (2, "")
-    assert answer.stderr.count("\n") == 1
-    assert "pip install 'rankscope[top]'" in answer.stderr
+def test_top_reports_missing_packages_in_one_line(bin_dir: Path) -> None:
+    result = run(bin_dir / "rankscope", "top", "--once")
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.count("\n") == 1
+    assert "pip install 'rankscope[top]'" in result.stderr
 
 
 SLOW_RANK = """
@@ -92,7 +92,7 @@ from rankscope.timeline.timeline import Timeline
 
 STEP = 0.05
 
-def train(rank, everybody):
+def train(rank, barrier):
     writer = RankWriter()
     timeline = Timeline(writer)
     info = dict.fromkeys(("local_rank", "node", "uuid", "backend", "torch_version", "rankscope_version"), "")
@@ -102,7 +102,7 @@ def train(rank, everybody):
         for phase, wait in (
             (layout.DATA_WAIT, lambda: time.sleep(STEP * rank)),
             (layout.FORWARD, lambda: time.sleep(STEP)),
-            (layout.COLLECTIVE_WAIT, everybody.wait),
+            (layout.COLLECTIVE_WAIT, barrier.wait),
         ):
             opened = timeline.enter(phase)
             wait()
@@ -110,8 +110,8 @@ def train(rank, everybody):
         timeline.step()
 
 fork = get_context("fork")
-everybody = fork.Barrier(2)
-ranks = [fork.Process(target=train, args=(rank, everybody), daemon=True) for rank in range(2)]
+barrier = fork.Barrier(2)
+ranks = [fork.Process(target=train, args=(rank, barrier), daemon=True) for rank in range(2)]
 for rank in ranks:
     rank.start()
 print("training", flush=True)
@@ -122,7 +122,7 @@ TOP_PACKAGES = ("nvidia_ml_py", "pynvml", "prometheus_client", "rich", "pygments
 
 @pytest.fixture(scope="module")
 def top_dir(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The programs of a virtual environment with the wheel and what its extra `top` brings, and nothing else."""
+    """Return the directory of programs of a virtual environment with only the wheel and its extra `top`."""
     venv = tmp_path_factory.mktemp("top")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(venv)], check=True)
     site = Path(sysconfig.get_path("purelib", vars={"base": str(venv)}))
@@ -133,25 +133,25 @@ def top_dir(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return venv / "bin"
 
 
-def test_top_names_the_slow_rank_with_nothing_but_its_own_packages(top_dir: Path, run_dir: Path) -> None:
+def test_top_names_the_slow_rank_with_only_its_own_packages(top_dir: Path, run_dir: Path) -> None:
     job = [str(top_dir / "python"), "-c", SLOW_RANK, str(run_dir)]
     with subprocess.Popen(job, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as training:
         assert training.stdout is not None
         training.stdout.readline()
         top = (top_dir / "python", "-m", "rankscope.cli.launch", "top", "--run-dir", run_dir)
-        text, found = run(*top, "--once"), run(*top, "--json")
+        text, report = run(*top, "--once"), run(*top, "--json")
         training.communicate("")
-    assert (text.returncode, text.stderr, found.stderr) == (0, "", "")
+    assert (text.returncode, text.stderr, report.stderr) == (0, "", "")
     assert "Rank 1 slows down run r by " in text.stdout
     assert "its data is late" in text.stdout
     assert "\x1b" not in text.stdout
-    ((finding,),) = ([*run["findings"]] for run in json.loads(found.stdout)["runs"])
+    ((finding,),) = ([*run["findings"]] for run in json.loads(report.stdout)["runs"])
     assert (finding["kind"], finding["cause"], finding["rank"]) == ("straggler", "data_wait", 1)
 
 
-def test_the_installed_hook_and_exporter_work_with_what_they_need(bin_dir: Path, run_dir: Path) -> None:
+def test_the_installed_hook_and_exporter_work_with_their_requirements(bin_dir: Path, run_dir: Path) -> None:
     site = Path(sysconfig.get_path("purelib", vars={"base": str(bin_dir.parent)}))
-    # The development environment's packages behind the wheel's own, without its link to the checkout.
+    # Add the development environment's packages, but not its link to the checkout.
     (site / "development.pth").write_text(sysconfig.get_path("purelib") + "\n")
     where = run(bin_dir / "python", "-c", "import rankscope, rankscope_exporter; print(rankscope.__file__)")
     assert str(site) in where.stdout

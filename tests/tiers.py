@@ -1,9 +1,9 @@
-"""Put each test into one tier by what its code uses, so that nobody keeps a list of markers.
+"""Assign each test to a tier by what its code uses, so that no list of markers is needed.
 
-`slow` builds environments or judges whole jobs, `promtool` asks Prometheus's rule tester, `e2e` starts processes or
-servers or waits for real time, `torch` imports PyTorch, and `unit` needs none of these: `make check` runs those alone.
-A test's code is its function, the fixtures that it requests, and every function and class of this repository's proof
-that these name. What the product does is not followed; `Watch` sees that while a unit test runs.
+`slow` builds environments or judges whole jobs, `promtool` runs Prometheus's rule tester, `e2e` starts processes or
+servers or waits for real time, `torch` imports PyTorch, and `unit` needs none of these: `make check` runs only those.
+A test's code is its function, its fixtures, and every function and class of the test packages that they name. Product
+code is not analyzed; `UnitTestGuard` checks it while a unit test runs.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from types import CodeType, FunctionType, ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PROOF = {"benchmarks", "docs", "examples", "nvml_simulator", "testing", "tests", "validation"}
+TEST_PACKAGES = {"benchmarks", "docs", "examples", "nvml_simulator", "testing", "tests", "validation"}
 TIERS = {
     "slow": "builds environments, or judges the alerts of whole jobs",
-    "promtool": "asks Prometheus's rule tester",
+    "promtool": "runs Prometheus's rule tester",
     "e2e": "starts processes or servers, or waits for real time",
     "torch": "needs PyTorch",
     "unit": "needs nothing but the interpreter",
@@ -58,7 +58,7 @@ BY_EVENT = {
 
 
 def tier(item: pytest.Item) -> str:
-    """Return the first of TIERS that the test's directory, fixtures or code asks for."""
+    """Return the first of TIERS that the test's directory, fixtures or code needs."""
     place = str(item.path.relative_to(ROOT))
     found = {name for directory, name in BY_DIRECTORY.items() if place.startswith(directory)}
     if isinstance(item, pytest.Function):
@@ -70,7 +70,7 @@ def tier(item: pytest.Item) -> str:
 
 @cache
 def needs(function: Callable[..., object]) -> frozenset[str]:
-    """Return the tiers that a function's code asks for, itself or through the proof's functions that it names."""
+    """Return the tiers that a function's code needs, including the test packages' functions that it names."""
     found: set[str] = set()
     seen: set[object] = set()
     waiting: list[object] = [function]
@@ -82,12 +82,12 @@ def needs(function: Callable[..., object]) -> frozenset[str]:
         if isinstance(value, type):
             waiting += [getattr(method, "__func__", method) for method in vars(value).values()]
         elif isinstance(value, FunctionType):
-            found |= set(_asked_for(value))
+            found |= set(_direct_needs(value))
             waiting += _named(value)
     return frozenset(found)
 
 
-def _asked_for(function: FunctionType) -> Iterator[str]:
+def _direct_needs(function: FunctionType) -> Iterator[str]:
     names = _names(function.__code__)
     for name in names:
         value = function.__globals__.get(name)
@@ -101,14 +101,14 @@ def _asked_for(function: FunctionType) -> Iterator[str]:
 
 
 def _named(function: FunctionType) -> Iterator[object]:
-    """The functions and classes of this repository's proof that a function names, itself or in a module."""
+    """Yield the functions and classes of the test packages that a function names, itself or in a module."""
     names = _names(function.__code__)
     spaces = [function.__globals__]
     spaces += [vars(value) for value in map(function.__globals__.get, names) if isinstance(value, ModuleType)]
     for space in spaces:
         for value in map(space.get, names):
             value = inspect.unwrap(value) if callable(value) else value
-            if isinstance(value, (FunctionType, type)) and value.__module__.partition(".")[0] in PROOF:
+            if isinstance(value, (FunctionType, type)) and value.__module__.partition(".")[0] in TEST_PACKAGES:
                 yield value
 
 
@@ -117,14 +117,14 @@ def _names(code: CodeType) -> set[str]:
     return set(code.co_names).union(*map(_names, nested))
 
 
-class Watch:
-    """Fail a unit test that does what its tier excludes, in the product too."""
+class UnitTestGuard:
+    """Fails a unit test that does what its tier excludes, also in product code."""
 
     def __init__(self) -> None:
         self._seen: set[str] | None = None
-        sys.addaudithook(self._hear)
+        sys.addaudithook(self._record)
 
-    def _hear(self, event: str, arguments: tuple[object, ...]) -> None:
+    def _record(self, event: str, arguments: tuple[object, ...]) -> None:
         if self._seen is not None and event in BY_EVENT and arguments != (0,):
             self._seen.add(BY_EVENT[event])
 

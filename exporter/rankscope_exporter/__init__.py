@@ -1,1 +1,1 @@
-"""Rankscope's half on the node: the Prometheus exporter for the GPUs and ranks of one machine."""
+"""Prometheus exporter for the GPUs and training ranks of one machine."""

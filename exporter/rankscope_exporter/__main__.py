@@ -1,4 +1,4 @@
-"""The command `rankscope-exporter`: says what is missing, else configuration → daemon."""
+"""The command `rankscope-exporter`: checks the installed packages, reads the configuration, runs the daemon."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 
-# The import names of what `rankscope[exporter]` brings and `rankscope` alone does not.
+# Import names of the packages that `rankscope[exporter]` installs and `rankscope` does not.
 REQUIRED = ("pynvml", "prometheus_client", "fastapi", "uvicorn", "httptools", "uvloop", "yaml", "bcrypt")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Serve until SIGTERM or SIGINT. Exits with 2 and one line where that is not possible."""
+    """Serve until SIGTERM or SIGINT. Exits with status 2 and one line on standard error if it cannot start."""
     if missing := [name for name in REQUIRED if importlib.util.find_spec(name) is None]:
-        complaint = f"{', '.join(missing)} missing; install with: pip install 'rankscope[exporter]'"
-        sys.exit(_complaint(complaint))
+        message = f"{', '.join(missing)} missing; install with: pip install 'rankscope[exporter]'"
+        sys.exit(_report_error(message))
     from rankscope_exporter import config, logs
     from rankscope_exporter.daemon import StartError, run
     from rankscope_exporter.registry import HELP, OFF_UNLESS_ASKED_FOR
@@ -24,10 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         run(settings)
     except StartError as error:
-        sys.exit(_complaint(str(error)))
+        sys.exit(_report_error(str(error)))
 
 
-def _complaint(text: str) -> int:
+def _report_error(text: str) -> int:
     sys.stderr.write(f"rankscope-exporter: {text}\n")
     return 2
 

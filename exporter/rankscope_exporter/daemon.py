@@ -1,4 +1,4 @@
-"""Everything that runs in the exporter, built from the configuration and taken down in the opposite order."""
+"""The exporter's main program: builds all parts from the configuration, and stops them in reverse order."""
 
 from __future__ import annotations
 
@@ -43,41 +43,41 @@ from rankscope_exporter.web.listeners import listening
 from rankscope_exporter.web.protocol import protocol
 from rankscope_exporter.worker import Worker
 
-# What only some ask for is imported where it is used: with YAML and bcrypt it takes 2 MiB.
+# Optional modules are imported where they are used: with YAML and bcrypt they take 2 MiB.
 if TYPE_CHECKING:
     import ssl
 
     from rankscope_exporter.web.config_file import WebConfigFile
     from rankscope_exporter.web.gate import Gate
 
-RUNS_NAMED = 10  # in a line of the log
-USERS_NAMED_EVERY = 1.0  # seconds: as often as the ranks are read
+MAX_RUNS_LOGGED = 10  # in one log line
+USER_LOOKUP_INTERVAL = 1.0  # seconds: as often as the ranks are read
 SWITCH_INTERVAL = 0.00005
-"""Seconds after which a thread gives the interpreter's lock to one that waits for it. The event loop asks for it at
-each step of each connection; with Python's 5 ms each may take as long while ranks are read or a status page is made.
-Half of the scrapes under siege took more than 24 ms with 0.5 ms, and more than 16 with this."""
-M_MMAP_THRESHOLD, LARGE_BLOCK = -3, 128 * 1024
-"""glibc's mallopt, and its own threshold in bytes at the start of a process."""
-SHUTDOWN_GRACE = 2  # seconds for requests in flight when the daemon is told to stop
+"""Seconds after which a thread must release the GIL if another thread waits for it. The event loop acquires the GIL at
+each step of each connection. With Python's default of 5 ms, each step may take that long while ranks are read or a
+status page is rendered. The median scrape under attack took 24 ms with 0.5 ms, and 16 ms with this value."""
+M_MMAP_THRESHOLD, DEFAULT_THRESHOLD = -3, 128 * 1024
+"""An option of glibc's mallopt, and the initial value in bytes of what it sets."""
+SHUTDOWN_GRACE = 2  # seconds for requests in flight when the daemon stops
 
 logger = logging.getLogger("rankscope_exporter")
 
 
 class StartError(Exception):
-    """The daemon cannot start; the text names the flag."""
+    """The daemon cannot start. The text names the flag."""
 
 
 def run(settings: Config) -> None:
     """Serve until SIGTERM or SIGINT. Raises StartError."""
     web_config = _web_config(settings)
     users, occupants = UserNames(name_of_user), Occupants(ProcessTable(settings.procfs))
-    beliefs = RankPolicy(users.name, occupants.is_elsewhere, settings.has_owner, settings.users)
+    rank_policy = RankPolicy(users.name, occupants.is_elsewhere, settings.has_owner, settings.users)
     rank_gpus = RankGpus(settings.collectors)
-    run_directory = RunDirectory(settings.run_dirs, beliefs=beliefs)  # its end is that of the process
+    run_directory = RunDirectory(settings.run_dirs, beliefs=rank_policy)  # stays open until the process exits
     with (
         _listening(settings) as listeners,
-        # A thread of its own: a directory service that hangs delays no rank.
-        Worker("users", USERS_NAMED_EVERY, users.resolve, "the ranks' owners cannot be named"),
+        # On its own thread: a directory service that hangs delays no rank.
+        Worker("users", USER_LOOKUP_INTERVAL, users.resolve, "cannot look up the names of the ranks' owners"),
         _simulation(settings, run_directory),
         _watched_ranks(settings, run_directory, rank_gpus) as ranks,
         _gpu_collectors(settings, ranks, occupants) as enabled,
@@ -91,8 +91,8 @@ def run(settings: Config) -> None:
         app = create_app(scrape, sampler, reporter(ranks), has_lifecycle=settings.enable_lifecycle)
         sampler.start()
         sys.setswitchinterval(SWITCH_INTERVAL)
-        _give_back_large_blocks()
-        gc.freeze()  # what was imported stays: a full collection takes 0.1 ms instead of 38
+        _return_large_blocks()
+        gc.freeze()  # imported objects stay: a full collection takes 0.1 ms instead of 38
         try:
             scheme = "https" if web_config and web_config.current().context else "http"
             _serve(server_configuration(app, web_config), listeners, scheme)
@@ -112,7 +112,7 @@ def _web_config(settings: Config) -> WebConfigFile | None:
 
 
 def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvicorn.Config:
-    """How `app` is served: behind the gate and with TLS where the web configuration says so."""
+    """Return uvicorn's configuration for `app`, with authentication and TLS as the web configuration requires."""
     tls = _tls(web_config)
     connections = Connections(limits.connections(limits.TLS_CONNECTIONS if tls else limits.CONNECTIONS))
     configuration = uvicorn.Config(
@@ -120,20 +120,20 @@ def server_configuration(app: ASGIApp, web_config: WebConfigFile | None) -> uvic
         loop="uvloop",
         http=protocol(connections, tls),
         log_config=None,
-        log_level="error",  # its warnings are one for each bad request; protocol.py counts those
+        log_level="error",  # uvicorn warns of each bad request; protocol.py counts them instead
         access_log=False,
         ws="none",
-        proxy_headers=False,  # it would believe a local client whatever address that says it has
+        proxy_headers=False,  # uvicorn would trust any address that a local client claims
         timeout_keep_alive=limits.KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=SHUTDOWN_GRACE,
-        backlog=limits.WAITING,
+        backlog=limits.BACKLOG,
     )
     configuration.load()
     return configuration
 
 
 def _tls(web_config: WebConfigFile | None) -> Callable[[], ssl.SSLContext] | None:
-    """A new connection's context, if there is TLS: uvicorn's own settings can neither set versions nor renew it."""
+    """Return a function for a connection's TLS context, or None: uvicorn cannot set versions or renew certificates."""
     if web_config is None or (context := web_config.current().context) is None:
         return None
     return lambda: web_config.current().context or context
@@ -145,21 +145,21 @@ def _gated(app: ASGIApp, web_config: WebConfigFile) -> Gate:
     return Gate(app, web_config.current)
 
 
-def _give_back_large_blocks() -> None:
-    """Keep glibc from raising its threshold, above which a freed block goes back to the kernel.
+def _return_large_blocks() -> None:
+    """Stop glibc from raising the size from which it returns freed blocks to the kernel.
 
-    Each TLS connection has a buffer of 256 KiB, of which few bytes are used: from the heap all of it is resident.
+    Each TLS connection has a buffer of 256 KiB and uses few bytes of it. On the heap, all of it would stay resident.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # musl has none
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGE_BLOCK)
+        mallopt(M_MMAP_THRESHOLD, DEFAULT_THRESHOLD)
 
 
 def _serve(configuration: uvicorn.Config, listeners: list[socket.socket], scheme: str) -> None:
     host, port = listeners[0].getsockname()[:2]
     address = f"[{host}]" if ":" in host else host
-    logger.info("rankscope-exporter %s listens on %s://%s:%s", __version__, scheme, address, port)
-    # Once it has ended uvicorn raises the signal again, which would end the process before anything is saved.
+    logger.info("rankscope-exporter %s listening on %s://%s:%s", __version__, scheme, address, port)
+    # uvicorn raises the signal again when it has stopped. That would kill the process before it saves its state.
     signal.signal(signal.SIGTERM, lambda *_: None)
     uvicorn.Server(configuration).run(sockets=listeners)
 
@@ -177,15 +177,15 @@ def _listening(settings: Config) -> Iterator[list[socket.socket]]:
 
 @contextmanager
 def _gpu_collectors(settings: Config, ranks: RankWatcher, occupants: Occupants) -> Iterator[list[GpuCollector[Any]]]:
-    """The GPU collectors that are on; with `allocation`, whoever watches the claims to the GPUs for it."""
+    """Yield the enabled GPU collectors; with `allocation`, run the thread that watches who has allocated the GPUs."""
     enabled = registry.gpu_collectors(settings)
     if allocation.COLLECTOR not in enabled:
         yield enabled
         return
     if not settings.procfs.is_dir():
-        raise StartError(f"--path.procfs: {settings.procfs} is no directory")
+        raise StartError(f"--path.procfs: {settings.procfs} is not a directory")
     users = UserNames()
-    # Simulated GPUs have processes of wherever the exporter runs.
+    # The processes of simulated GPUs are in the exporter's own PID namespace.
     processes = ProcessTable(settings.procfs, sees_all=True if settings.simulate else None)
     watcher = ClaimsWatcher(_schedulers(settings), ranks.scan, users)
     enabled[enabled.index(allocation.COLLECTOR)] = allocation.watching(watcher.claims, processes, users, occupants)
@@ -195,30 +195,30 @@ def _gpu_collectors(settings: Config, ranks: RankWatcher, occupants: Occupants) 
 
 @contextmanager
 def _watched_ranks(settings: Config, run_directory: RunDirectory, gpus: RankGpus) -> Iterator[RankWatcher]:
-    """The thread that reads the ranks, for each collector of ranks that is on."""
-    paths = ", ".join(f"{one}{'' if one.is_dir() else ' (not there yet)'}" for one in settings.run_dirs)
-    is_any_there = any(one.is_dir() for one in settings.run_dirs)
-    logger.log(logging.INFO if is_any_there else logging.WARNING, "the records of ranks are looked for in %s", paths)
+    """Run the thread that reads the ranks for the enabled rank collectors."""
+    paths = ", ".join(f"{path}{'' if path.is_dir() else ' (does not exist yet)'}" for path in settings.run_dirs)
+    level = logging.INFO if any(path.is_dir() for path in settings.run_dirs) else logging.WARNING
+    logger.log(level, "reading rank records from %s", paths)
     collectors = registry.rank_collectors(settings, gpus)
     watcher = RankWatcher(run_directory, collectors)
-    with ExitStack() as saved, watcher:
-        for findings in (one for one in collectors if isinstance(one, Findings)):
-            saved.callback(findings.close)
+    with ExitStack() as cleanup, watcher:
+        for findings in (collector for collector in collectors if isinstance(collector, Findings)):
+            cleanup.callback(findings.close)
         if scan := watcher.scan():
-            logger.info("ranks there now: %s", _names(scan.ranks) or "none")
+            logger.info("found ranks: %s", _list_ranks(scan.ranks) or "none")
         yield watcher
 
 
-def _names(ranks: Sequence[Rank]) -> str:
-    """The living ranks of some runs; how many others there are."""
+def _list_ranks(ranks: Sequence[Rank]) -> str:
+    """Return the live ranks of the first runs, and the numbers of other runs and of ended ranks."""
     runs: dict[tuple[str, str], list[int]] = {}
     for rank in ranks:
         if rank.snapshot.alive:
             run, number, owner = rank.key
             runs.setdefault((run, owner), []).append(int(number))
-    names = [f"{compact(sorted(numbers))} of run {run}" for (run, _), numbers in [*runs.items()][:RUNS_NAMED]]
+    names = [f"{compact(sorted(numbers))} of run {run}" for (run, _), numbers in [*runs.items()][:MAX_RUNS_LOGGED]]
     more, ended = len(runs) - len(names), len(ranks) - sum(map(len, runs.values()))
-    counts = [f"{more} more runs"] * bool(more) + [f"{ended} that have ended"] * bool(ended)
+    counts = [f"more runs: {more}"] * bool(more) + [f"ended ranks: {ended}"] * bool(ended)
     return ", ".join(names + counts)
 
 
@@ -237,7 +237,7 @@ def _schedulers(settings: Config) -> list[Scheduler]:
 
 @contextmanager
 def _simulation(settings: Config, run_directory: RunDirectory) -> Iterator[None]:
-    """The simulated driver instead of NVIDIA's, if the settings ask for it."""
+    """Install the simulated driver instead of NVIDIA's, if enabled."""
     if settings.simulate is None:
         yield
         return

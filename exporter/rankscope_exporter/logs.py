@@ -1,4 +1,4 @@
-"""Log lines on standard error, as logfmt or JSON: one line each, time in UTC."""
+"""Log output on standard error, as logfmt or JSON: one line for each record, with the time in UTC."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import time
 
 
 class StructuredFormatter(logging.Formatter):
-    """Each record as an ordered set of fields, in either notation."""
+    """Formats a log record as one line of logfmt or JSON."""
 
-    def __init__(self, notation: str) -> None:
+    def __init__(self, log_format: str) -> None:
         super().__init__()
-        self._write = json.dumps if notation == "json" else logfmt
+        self._write = json.dumps if log_format == "json" else logfmt
 
     def format(self, record: logging.LogRecord) -> str:
-        """One line; an exception is reduced to its type and message."""
+        """Return the record as one line; of an exception only its type and message."""
         fields = {
             "ts": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname.lower(),
@@ -28,9 +28,9 @@ class StructuredFormatter(logging.Formatter):
 
 
 def logfmt(fields: dict[str, str]) -> str:
-    """`key=value` pairs; values with anything but plain characters are quoted as in JSON.
+    """Return the fields as `key=value` pairs; values with special characters are quoted as in JSON.
 
-    What is not printable is escaped beyond JSON's needs: a file's name may hold a terminal's control sequence.
+    Every character that is not printable is escaped: a file name may contain a terminal's control sequence.
     """
     return " ".join(f"{key}={_quoted(value)}" for key, value in fields.items())
 
@@ -44,9 +44,9 @@ def _escaped(character: str) -> str:
     return character if character.isprintable() and character not in '"\\' else json.dumps(character)[1:-1]
 
 
-def configure(level: str, notation: str) -> None:
-    """Send every log line of the process through one handler."""
+def configure(level: str, log_format: str) -> None:
+    """Send all log records of the process to one handler."""
     handler = logging.StreamHandler()
-    handler.setFormatter(StructuredFormatter(notation))
+    handler.setFormatter(StructuredFormatter(log_format))
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLevelName(level.upper())))

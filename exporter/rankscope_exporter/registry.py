@@ -1,6 +1,6 @@
-"""Every collector and every metric that there is: what the daemon is built from, --help says and docs/metrics.md lists.
+"""All collectors and all metrics. The daemon, --help and docs/metrics.md are built from these lists.
 
-A collector is its file and its line here. Only one that is asked neither of a device nor with the ranks has a second
+To add a collector, add its file and one line here. A collector that reads neither a device nor the ranks needs a second
 line, in `collectors`.
 """
 
@@ -44,7 +44,7 @@ from rankscope_exporter.ranks.collectors.rank_processes import RankProcesses
 from rankscope_exporter.ranks.collectors.ranks import Ranks
 from rankscope_exporter.ranks.watcher import RankCollector
 
-# Read from each device by the sampler's threads; one that is off is not asked of the driver either.
+# The sampler's threads read these from each device. A disabled collector makes no calls to the driver.
 GPU_COLLECTORS: tuple[GpuCollector[Any], ...] = (
     gpu.COLLECTOR,
     load.COLLECTOR,
@@ -64,15 +64,15 @@ GPU_COLLECTORS: tuple[GpuCollector[Any], ...] = (
     allocation.COLLECTOR,
 )
 
-# Polled by the thread that reads the ranks, in this order.
+# The thread that reads the ranks polls these, in this order.
 RANK_COLLECTORS: tuple[Described, ...] = (Ranks, AlignedSteps, RankProcesses, Network, Findings)
 
-# In the order of the page, and of --help.
+# In the order of /metrics and --help.
 COLLECTORS: tuple[Described, ...] = (*GPU_COLLECTORS, XidCollector, *RANK_COLLECTORS, ExporterCollector)
 HELP = {collector.name: collector.help for collector in COLLECTORS}
 OFF_UNLESS_ASKED_FOR = frozenset(collector.name for collector in GPU_COLLECTORS if not collector.is_on)
 
-# Every metric there is, by what it is about: what docs/metrics.md says.
+# All metrics by subject, for docs/metrics.md.
 GPU_METRICS: tuple[Declaration, ...] = (
     *(metric for collector in GPU_COLLECTORS for metric in collector.metrics),
     *XidCollector.metrics,
@@ -82,28 +82,28 @@ EXPORTER_METRICS: tuple[Declaration, ...] = (*ExporterCollector.metrics, *scrape
 
 
 def gpu_collectors(settings: Config) -> list[GpuCollector[Any]]:
-    """Those that are on; the sampler reads them."""
+    """Return the enabled GPU collectors, which the sampler reads."""
     enabled = [collector for collector in GPU_COLLECTORS if collector.name in settings.collectors]
     return [gpu.on_node(settings.node) if collector is gpu.COLLECTOR else collector for collector in enabled]
 
 
 def rank_collectors(settings: Config, gpus: Callable[[float], Mapping[str, RankGpu]]) -> list[RankCollector]:
-    """Those that are on, newly built."""
+    """Build and return the enabled rank collectors."""
     aligned, processes = AlignedSteps(settings.reference_interval), RankProcesses(settings.procfs)
     network = Network(settings.sysfs)
     findings = Findings(aligned, processes, network, gpus, settings)
-    every: tuple[RankCollector, ...] = (Ranks(), aligned, processes, network, findings)
-    return [collector for collector in every if collector.name in settings.collectors]
+    available: tuple[RankCollector, ...] = (Ranks(), aligned, processes, network, findings)
+    return [collector for collector in available if collector.name in settings.collectors]
 
 
 def collectors(
     names: Collection[str], gpus: Iterable[GpuCollector[Any]], sampler: Sampler, ranks: Iterable[Collector]
 ) -> list[Collector]:
-    """What a scrape asks, in the order of COLLECTORS: of all that there are those with these names."""
-    every: list[Collector] = [
+    """Return the collectors with these names, in the order of COLLECTORS, as a scrape calls them."""
+    available: list[Collector] = [
         *(SampledCollector(collector, sampler) for collector in gpus),
         XidCollector(sampler),
         *ranks,
         ExporterCollector(sampler),
     ]
-    return [collector for collector in every if collector.name in names]
+    return [collector for collector in available if collector.name in names]

@@ -1,4 +1,4 @@
-"""A thread that takes one turn after another, until it is told to stop."""
+"""A thread that calls a function periodically until it is stopped."""
 
 from __future__ import annotations
 
@@ -11,54 +11,54 @@ logger = logging.getLogger(__name__)
 
 
 class Worker:
-    """Calls `turn` every `interval` seconds, or as soon as the last call has ended where that took longer.
+    """Calls `task` every `interval` seconds on a thread; a call that takes longer is followed by the next at once.
 
-    Where `turn` returns a number, that is the seconds until the next. What it raises is logged after the words of
-    `complaint`, once for as long as it is the same, and the next call is made all the same: a mistake of ours in one of
-    them shall neither end what nobody would start again nor fill the log. `at_end` is called in the thread, too: what
-    is open there may have to be closed there. In a `with` statement it runs for as long as the block.
+    If `task` returns a number, the next call starts after that many seconds. An exception is logged with the message
+    `failure` (once as long as it is the same), and the calls continue: nothing would restart the thread. `at_end` runs
+    on the thread after the last call and closes what the thread has opened. In a `with` statement, the thread runs as
+    long as the block.
     """
 
     def __init__(
         self,
         name: str,
         interval: float,
-        turn: Callable[[], float | None],
-        complaint: str,
+        task: Callable[[], float | None],
+        failure: str,
         at_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._interval = interval
-        self._turn = turn
-        self._complaint = complaint
+        self._task = task
+        self._failure = failure
         self._at_end = at_end
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     @property
     def name(self) -> str:
-        """The thread's, as `ps -T` and py-spy show it."""
+        """Name of the thread, as `ps -T` and py-spy show it."""
         return self._thread.name
 
     @property
     def is_running(self) -> bool:
-        """Whether the thread lives."""
+        """Return whether the thread is alive."""
         return self._thread.is_alive()
 
     def start(self) -> None:
-        """Take the first turn, and go on."""
+        """Start the thread, which calls `task` at once."""
         self._thread.start()
 
     def request_stop(self) -> None:
-        """Take no more turns; `join` waits for the end."""
+        """Let the current call be the last; `join` waits for the thread's end."""
         self._stop.set()
 
     def join(self, within: float) -> bool:
-        """Whether the thread has ended within so many seconds. One that hangs in a call ends with the process."""
+        """Wait up to `within` seconds; return whether the thread has ended. If it hangs, it ends with the process."""
         self._thread.join(max(0.0, within))
         return not self._thread.is_alive()
 
     def stop(self, within: float = 1.0) -> bool:
-        """Have it end, and wait for that."""
+        """Stop the thread and wait for its end."""
         self.request_stop()
         return self.join(within)
 
@@ -69,15 +69,15 @@ class Worker:
         self.stop()
 
     def _run(self) -> None:
-        said = ""
+        last_error = ""
         while not self._stop.is_set():
-            began, pause, mistake = time.monotonic(), None, ""
+            began, pause, new_error = time.monotonic(), None, ""
             try:
-                pause = self._turn()
+                pause = self._task()
             except Exception as error:
-                mistake = repr(error)
-                if mistake != said:
-                    logger.exception(self._complaint)
-            said = mistake
+                new_error = repr(error)
+                if new_error != last_error:
+                    logger.exception(self._failure)
+            last_error = new_error
             self._stop.wait(began + self._interval - time.monotonic() if pause is None else pause)
         self._at_end()

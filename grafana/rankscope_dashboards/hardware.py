@@ -1,4 +1,4 @@
-"""The rows of the dashboard *Node* about the hardware: power, heat and clocks; throttling and errors; the network."""
+"""The rows of the dashboard *Node* about power, temperature, clocks, throttling, errors and the network."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from rankscope_dashboards.selectors import GPU, HERE
 from rankscope_dashboards.tables import Column, table_of
 
 POWER = Row(
-    "Power, heat and clocks",
+    "Power, temperature and clocks",
     (
         lines(
             "Power",
-            "Average power by the energy counter; single readings would miss three quarters of the time on an A100 or "
-            "H100. An idle GPU that draws much, or a busy one that draws little, is worth a look: a hung collective "
-            "keeps a GPU busy at low power.",
+            "Average power from the energy counter. Single readings would cover only a quarter of the time on an A100 "
+            "or H100. Check an idle GPU with high power, or a busy one with low power: a hung collective keeps a GPU "
+            "busy at low power.",
             "watt",
             Query(f"rate(rankscope_gpu_energy_joules_total{{{HERE}}}[$__rate_interval])", GPU),
             Query(f"max(rankscope_gpu_power_limit_watts{{{HERE}}})", "limit"),
@@ -22,20 +22,20 @@ POWER = Row(
         ),
         lines(
             "Power, single readings",
-            "The driver's newest power reading at each scrape: what the average hides.",
+            "The driver's latest power reading at each scrape. Shows peaks that the average hides.",
             "watt",
             Query(f"rankscope_gpu_power_watts{{{HERE}}}", GPU),
         ),
         lines(
             "Temperature",
-            "The GPU's core temperature.",
+            "Core temperature of each GPU.",
             "celsius",
             Query(f"rankscope_gpu_temperature_celsius{{{HERE}}}", GPU),
             width=8,
         ),
         lines(
             "SM clock",
-            "Clock of the multiprocessors, and the highest that this GPU can run at.",
+            "Clock of the multiprocessors, and the GPU's maximum.",
             "hertz",
             Query(f'rankscope_gpu_clock_hertz{{{HERE},domain="sm"}}', GPU),
             Query(f'max(rankscope_gpu_clock_max_hertz{{{HERE},domain="sm"}})', "maximum"),
@@ -44,7 +44,7 @@ POWER = Row(
         ),
         lines(
             "Memory clock",
-            "Clock of the memory, and the highest that this GPU can run at.",
+            "Clock of the memory, and the GPU's maximum.",
             "hertz",
             Query(f'rankscope_gpu_clock_hertz{{{HERE},domain="memory"}}', GPU),
             Query(f'max(rankscope_gpu_clock_max_hertz{{{HERE},domain="memory"}})', "maximum"),
@@ -54,34 +54,34 @@ POWER = Row(
     ),
 )
 
-TROUBLE = Row(
+ERRORS = Row(
     "Throttling and errors",
     (
         lines(
             "Throttled",
-            "Share of the time in which something held the clocks down, by reason; several can hold at once.",
+            "Share of the time in which the GPU was throttled, by reason. Several reasons can apply at the same time.",
             "percentunit",
             Query(
                 f"rate(rankscope_gpu_throttled_seconds_total{{{HERE}}}[$__rate_interval]) > 0",
                 f"{GPU} {{{{reason}}}}",
                 needs_fault=True,
             ),
-            none="nothing throttled",
+            empty="not throttled",
         ),
         lines(
             "XID errors",
-            "Errors that the driver reported in each step of the graph.",
+            "Errors that the driver reported in each interval of the graph.",
             "none",
             Query(f"sum by (gpu) (increase(rankscope_gpu_xid_errors_total{{{HERE}}}[$__rate_interval]))", GPU),
             width=6,
         ),
         table_of(
             "XID errors by code",
-            "Errors since the exporter started. NVIDIA's XID catalog says what each code means.",
+            "Errors since the exporter started. NVIDIA's XID catalog explains the codes.",
             [Query(f"sum by (gpu, xid) (rankscope_gpu_xid_errors_total{{{HERE}}}) > 0", needs_fault=True)],
             [Column("gpu", "GPU"), Column("xid", "XID"), Column("A", "Errors", steps=((None, CAUTION),))],
             width=6,
-            none="none",
+            empty="none",
         ),
     ),
 )
@@ -91,7 +91,7 @@ NETWORK = Row(
     (
         lines(
             "Traffic",
-            "What InfiniBand and RoCE ports receive and transmit, and the rate of the fastest one.",
+            "Traffic of InfiniBand and RoCE ports in both directions, and the link rate of the fastest port.",
             "Bps",
             Query(
                 f"rate(rankscope_network_port_received_bytes_total{{{HERE}}}[$__rate_interval])"
@@ -101,11 +101,11 @@ NETWORK = Row(
             ),
             Query(f"max(rankscope_network_port_rate_bytes_per_second{{{HERE}}})", "rate", needs_fault=True),
             dashed="rate",
-            none="no InfiniBand or RoCE port",
+            empty="no InfiniBand or RoCE port",
         ),
         lines(
             "Errors",
-            "Errors and retransmissions of InfiniBand and RoCE ports per second, and packets that interfaces drop.",
+            "Errors and retransmissions per second of InfiniBand and RoCE ports, and packets dropped by interfaces.",
             "none",
             Query(
                 f"rate(rankscope_network_port_errors_total{{{HERE}}}[$__rate_interval]) > 0",
@@ -117,7 +117,7 @@ NETWORK = Row(
                 "{{port}} dropped ({{direction}})",
                 needs_fault=True,
             ),
-            none="no errors",
+            empty="no errors",
         ),
     ),
 )

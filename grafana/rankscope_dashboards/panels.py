@@ -1,4 +1,4 @@
-"""The kinds of panels and how each looks: graphs, stacked shares, single values, bars by rank."""
+"""The kinds of panels and their looks: graphs, stacked shares, bars and single values."""
 
 from __future__ import annotations
 
@@ -14,27 +14,25 @@ from grafana_foundation_sdk.models.prometheus import Dataquery, PromQueryFormat
 DATASOURCE = common.DataSourceRef(type_val="prometheus", uid="${datasource}")
 
 GOOD, CAUTION, BAD, NEUTRAL = "green", "orange", "red", "#808080"
-WELL = "transparent"  # in green it would look as if all the others were well too
-# Ranks and GPUs by the last digit of their number, on every panel alike: any ten in a row can be told apart. They are
-# Tableau's.
+NORMAL = "transparent"  # green would suggest that everything else is healthy, too
+# Tableau's colors, by the last digit of a rank's or GPU's number: any ten consecutive ranks have distinct colors.
 BY_DIGIT = (
     *("#4e79a7", "#f28e2b", "#e15759", "#76b7b2", "#59a14f"),
     *("#edc948", "#b07aa1", "#ff9da7", "#9c755f", "#bab0ac"),
 )
 Steps = Sequence[tuple[float | None, str]]
-"""Colors from a value upwards; the first value is None, for everything below the second."""
-NOT_SEEN = "not seen in this time range"
-LONGEST_LABEL = 24  # characters; all of them for a rank or GPU, of a run as many as tell it from another mostly
+"""Colors, each from a value upwards. The first value is None, for everything below the second."""
+NO_DATA = "no data in this time range"
+LONGEST_LABEL = 24  # characters: enough for ranks and GPUs, and usually to distinguish runs
 Names = Mapping[int, tuple[str, str]] | Mapping[str, tuple[str, str]]
-"""Texts and colors in the place of values."""
+"""Text and color to show instead of each value."""
 
 
 @dataclass(frozen=True)
 class Query:
-    """A PromQL expression, and how its series are called in the legend.
+    """A PromQL expression with the legend of its series.
 
-    `needs_fault` marks a query that answers only while or after something goes wrong: in a healthy run it may be
-    empty, any other may not.
+    A query with `needs_fault` may be empty in a healthy run, because it has data only during or after a fault.
     """
 
     expr: str
@@ -44,7 +42,7 @@ class Query:
 
 @dataclass(frozen=True)
 class Panel:
-    """A panel without its place: that is the dashboard's business."""
+    """A panel without its position, which the dashboard chooses."""
 
     kind: str
     title: str
@@ -55,14 +53,14 @@ class Panel:
     width: int
     height: int = 8
     instant: bool = False
-    """Whether it asks for the values at the end of the time range alone."""
+    """Query only the end of the time range."""
     tabular: bool = False
-    """Whether labels become columns."""
+    """Make a column of each label."""
     overrides: Sequence[sdk.DashboardFieldConfigSourceOverrides] = ()
     transformations: Sequence[sdk.DataTransformerConfig] = ()
 
-    def placed(self, identifier: int, x: int, y: int) -> sdk.Panel:
-        """The panel at a place of the grid, which is 24 columns wide."""
+    def place(self, identifier: int, x: int, y: int) -> sdk.Panel:
+        """Return the panel at a position of the grid, which is 24 columns wide."""
         return sdk.Panel(
             type_val=self.kind,
             id_val=identifier,
@@ -99,14 +97,16 @@ def lines(
     dashed: str = "",
     colors: Mapping[str, str] | None = None,
     width: int = 12,
-    none: str = NOT_SEEN,
+    empty: str = NO_DATA,
 ) -> Panel:
-    """A line for each series. The series called `dashed` and the number `limit` are what the others compare with.
+    """Return a graph with a line for each series.
 
-    `none` says why there may be none.
+    The series named `dashed` and the value `limit` are reference lines. `empty` is shown if there is no data.
     """
     style = common.GraphFieldConfig(line_width=1, fill_opacity=8, show_points=common.VisibilityMode.NEVER)
-    fields = sdk.FieldConfig(unit=unit, min_val=min_val, max_val=max_val, color=_palette(), custom=style, no_value=none)
+    fields = sdk.FieldConfig(
+        unit=unit, min_val=min_val, max_val=max_val, color=_palette(), custom=style, no_value=empty
+    )
     if limit is not None:
         fields.thresholds = thresholds(((None, "transparent"), (limit, BAD)))
         style.thresholds_style = common.GraphThresholdsStyleConfig(mode=common.GraphThresholdsStyleMode.DASHED)
@@ -120,16 +120,18 @@ def shares(
     *queries: Query,
     colors: Mapping[str, str],
     width: int = 12,
-    none: str = NOT_SEEN,
+    empty: str = NO_DATA,
 ) -> Panel:
-    """Shares of a whole, stacked up to 100 %."""
+    """Return a graph of shares, stacked to 100%."""
     style = common.GraphFieldConfig(
         line_width=0,
         fill_opacity=80,
         show_points=common.VisibilityMode.NEVER,
         stacking=common.StackingConfig(mode=common.StackingMode.NORMAL, group="A"),
     )
-    fields = sdk.FieldConfig(unit="percentunit", min_val=0, max_val=1, color=_palette(), custom=style, no_value=none)
+    fields = sdk.FieldConfig(
+        unit="percentunit", decimals=0, min_val=0, max_val=1, color=_palette(), custom=style, no_value=empty
+    )
     return Panel(
         "timeseries", title, description, queries, _graph_options(), fields, width, overrides=fixed_colors(colors)
     )
@@ -144,9 +146,9 @@ def bars(
     part: str,
     colors: Mapping[str, str],
     width: int = 12,
-    none: str = NOT_SEEN,
+    empty: str = NO_DATA,
 ) -> Panel:
-    """A bar for each value of the label `bar`, stacked from the label `part`, at the end of the time range: shares."""
+    """Return a bar chart of shares at the end of the time range, by the label `bar` and stacked by the label `part`."""
     matrix = {"rowField": bar, "columnField": part, "valueField": "Value", "emptyValue": "null"}
     return Panel(
         "barchart",
@@ -161,16 +163,17 @@ def bars(
         ),
         sdk.FieldConfig(
             unit="percentunit",
+            decimals=0,
             min_val=0,
             max_val=1,
             color=_palette(),
             custom=barchart.FieldConfig(),
-            no_value=none,
+            no_value=empty,
         ),
         width,
         instant=True,
         tabular=True,
-        # The bars' names are no shares.
+        # The bars' names are not percentages.
         overrides=[override(f"{bar}\\{part}", unit="string"), *fixed_colors(colors)],
         transformations=(sdk.DataTransformerConfig(id_val="groupingToMatrix", options=matrix),),
     )
@@ -185,14 +188,14 @@ def value(
     names: Names | None = None,
     colors: Mapping[str, str] | None = None,
     text: common.BigValueTextMode = common.BigValueTextMode.AUTO,
-    none: str = "-",
+    empty: str = "-",
     width: int = 4,
 ) -> Panel:
-    """The value at the end of the time range, large. `steps` colors it, from 0 upwards; `names` puts a text and a
-    color in a number's place, `colors` a color in that of a series.
+    """Return a tile with the value at the end of the time range.
 
-    `none` is what it says when the query finds nothing, in gray: nobody knows whether that is well. No graph behind it,
-    which has its newest value also of what has ended.
+    `steps` colors it from 0 upwards. `names` replaces a number with a text and a color; `colors` colors a series.
+    `empty` is shown in gray if there is no data. There is no graph, as it would also show the last value of a run that
+    has ended.
     """
     colored = bool(steps or names or colors)
     options = stat.Options(
@@ -206,22 +209,23 @@ def value(
     base = NEUTRAL if colored else "text"
     fields = sdk.FieldConfig(
         unit=unit,
+        decimals=0 if unit == "percentunit" else None,
         thresholds=thresholds(((None, base), *steps)),
         color=sdk.FieldColor(),
-        mappings=named(names or {}),
-        no_value=none,
+        mappings=value_mappings(names or {}),
+        no_value=empty,
     )
     overrides = fixed_colors(colors or {})
     return Panel("stat", title, description, queries, options, fields, width, 5, instant=True, overrides=overrides)
 
 
 def thresholds(steps: Steps) -> sdk.ThresholdsConfig:
-    """Colors from a value upwards, as Grafana wants them."""
+    """Return the steps as Grafana's thresholds."""
     return sdk.ThresholdsConfig(steps=[sdk.Threshold(value=start, color=color) for start, color in steps])
 
 
-def named(names: Names) -> list[sdk.ValueMapping]:
-    """Texts and colors in the place of values, as Grafana wants them."""
+def value_mappings(names: Names) -> list[sdk.ValueMapping]:
+    """Return the names as Grafana's value mappings."""
     results = {
         str(shown): sdk.ValueMappingResult(text=text, color=color, index=index)
         for index, (shown, (text, color)) in enumerate(names.items())
@@ -230,20 +234,20 @@ def named(names: Names) -> list[sdk.ValueMapping]:
 
 
 def override(name: str, **properties: object) -> sdk.DashboardFieldConfigSourceOverrides:
-    """What is different for the field `name`. An underscore in a property's name stands for a dot."""
+    """Return an override of properties of the field `name`. An underscore in a property's name stands for a dot."""
     matcher = sdk.MatcherConfig(id_val="byName", options=name)
     values = [sdk.DynamicConfigValue(id_val=key.replace("_", "."), value=value) for key, value in properties.items()]
     return sdk.DashboardFieldConfigSourceOverrides(matcher=matcher, properties=values)
 
 
 def fixed_colors(colors: Mapping[str, str]) -> list[sdk.DashboardFieldConfigSourceOverrides]:
-    """The same color for the same thing on every panel."""
+    """Return overrides that set the color of each series by name."""
     mode = sdk.FieldColorModeId.FIXED
     return [override(name, color=sdk.FieldColor(mode=mode, fixed_color=color)) for name, color in colors.items()]
 
 
 def numbered_colors() -> list[sdk.DashboardFieldConfigSourceOverrides]:
-    """A rank's and a GPU's color by its number."""
+    """Return overrides that set the color of ranks and GPUs by number."""
     digits = {rf"/^(rank|GPU) \d*{digit}$/": color for digit, color in enumerate(BY_DIGIT)}
     overrides = fixed_colors(digits)
     for one in overrides:
@@ -272,5 +276,5 @@ def _legend() -> common.VizLegendOptions:
 
 
 def _palette() -> sdk.FieldColor:
-    # In turn: by name several may have nearly the same.
+    # Colors in order: the palette by name may give two series similar colors.
     return sdk.FieldColor(mode=sdk.FieldColorModeId.PALETTE_CLASSIC)

@@ -1,4 +1,4 @@
-"""The colors of phases and causes, the same on every panel: those of deploy/prometheus/causes.yml."""
+"""The colors of phases and causes on all panels, from deploy/prometheus/causes.yml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every panel's query with the variables filled in: what a test needs to ask a real Prometheus."""
+"""The panels' queries with values for the variables, for tests against a real Prometheus."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rankscope_dashboards.run import RUN
 DASHBOARDS = {"run": RUN, "node": NODE}
 
 
-# What no machine without an NVIDIA GPU has: the simulated driver stands in for NVML and not for CUDA. By metric, with
-# the reason; the end-to-end test asks for no data of these, and complains about one that does have some.
+# Metrics that need a real NVIDIA GPU, with the reason: the simulated driver replaces NVML, not CUDA. The end-to-end
+# test expects no data for these metrics.
 NEEDS_CUDA = {
     "rankscope_rank_device_seconds_total": "CUDA events measure it",
-    "rankscope_rank_device_dry_seconds_total": "likewise",
-    "rankscope_rank_device_waits_total": "only a CUDA device is waited for",
+    "rankscope_rank_device_dry_seconds_total": "CUDA events measure it",
+    "rankscope_rank_device_waits_total": "only waits for a CUDA device count",
     "rankscope_rank_host_to_device_copy_bytes_total": "only a copy to a CUDA device counts",
     **dict.fromkeys(
         (
@@ -33,9 +33,9 @@ NEEDS_CUDA = {
 
 
 class PanelQuery(NamedTuple):
-    """One query of one panel.
+    """A query of a panel.
 
-    `needs_fault`: it may be empty while nothing is or was wrong. `needs_cuda`: it is empty without a GPU.
+    With `needs_fault` it may be empty in a healthy run; with `needs_cuda` it is empty without a GPU.
     """
 
     dashboard: str
@@ -48,11 +48,10 @@ class PanelQuery(NamedTuple):
 def panel_queries(
     *, run: str, owner: str, instance: str, interval: str = "1m", compare: str = NO_RUN
 ) -> Iterator[PanelQuery]:
-    """Every query of both dashboards: for all ranks of `owner`'s `run`, beside `compare`, for the exporter `instance`.
+    """Yield every query of both dashboards: for all ranks of `run`, the run `compare`, and the exporter `instance`.
 
-    `interval` stands for Grafana's rate interval (at least four scrape intervals) and for the time range. No moment
-    has data for all of them, as some are about live ranks and one about ended ones: ask over the whole life of a run
-    that has ended, with `query_range`.
+    `interval` is Grafana's rate interval (at least four scrape intervals) and time range. Some queries are about live
+    ranks and one is about ended ranks, so use `query_range` over the whole life of a run that has ended.
     """
     values = {
         "$__rate_interval": interval,
@@ -67,10 +66,10 @@ def panel_queries(
         for panel in (panel for row in dashboard.rows for panel in row.panels):
             for query in panel.queries:
                 needs_cuda = any(metric in query.expr for metric in NEEDS_CUDA)
-                yield PanelQuery(name, panel.title, _filled(query.expr, values), query.needs_fault, needs_cuda)
+                yield PanelQuery(name, panel.title, _substitute(query.expr, values), query.needs_fault, needs_cuda)
 
 
-def _filled(expr: str, values: dict[str, str]) -> str:
+def _substitute(expr: str, values: dict[str, str]) -> str:
     for variable, value in values.items():
         expr = expr.replace(variable, value)
     return expr

@@ -1,9 +1,9 @@
-"""The row of the dashboard *Run* that shows the ranks themselves: what each does now, how it ended, who it is."""
+"""The row of the dashboard *Run* about the ranks: their state, how they ended, where they run."""
 
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.panels import BAD, CAUTION, GOOD, NEUTRAL, WELL, Query
+from rankscope_dashboards.panels import BAD, CAUTION, GOOD, NEUTRAL, NORMAL, Query
 from rankscope_dashboards.selectors import RANKS, age
 from rankscope_dashboards.tables import Column, table_of
 
@@ -14,18 +14,18 @@ ENDINGS = {"finished": ("finished", GOOD), "sigterm": ("SIGTERM", NEUTRAL), "int
 TRACKERS = f"group by (rank, tracker, id, url) (last_over_time(rankscope_rank_tracker_info{{{RANKS}}}[$__range]))"
 RANKS_SEEN = f"group(last_over_time(rankscope_rank_info{{{RANKS}}}[$__range]))"
 
-WHO_IT_IS = "rank, node, local_rank, world_size, group, pid, uuid, backend, torch_version, rankscope_version"
+RANK_LABELS = "rank, node, local_rank, world_size, group, pid, uuid, backend, torch_version, rankscope_version"
 
 PHASE_FOR = age(f"rankscope_rank_phase_since_timestamp_seconds{{{RANKS}}}")
 
 NOW = Row(
-    "What does each rank do now?",
+    "What is each rank doing?",
     (
         table_of(
-            "What each rank does now",
-            "The phase and the collective that each rank's host is in, and for how long. In a hang, the rank that is "
-            "in no collective, or has issued fewer of them, is the one that the others wait for. Probes are off after "
-            "an error of their own: their figures stand still, and the rank's standard error says why.",
+            "Current state of each rank",
+            "The current phase and collective of each rank's host, and for how long. In a hang, the others wait for "
+            "the rank that is in no collective or has issued fewer of them. A probe is off after an internal error: "
+            "its values no longer change, and the rank's standard error has the reason.",
             [
                 Query(f"max by (rank) (rankscope_rank_up{{{RANKS}}})"),
                 Query(f"min by (rank, phase) ({PHASE_FOR})"),
@@ -37,8 +37,8 @@ NOW = Row(
             ],
             [
                 Column("rank", "Rank"),
-                Column("A", "Alive", names={1: ("yes", WELL), 0: ("no", NEUTRAL)}),
-                Column("phase", "Host's phase"),
+                Column("A", "Alive", names={1: ("yes", NORMAL), 0: ("no", NEUTRAL)}),
+                Column("phase", "Phase of the host"),
                 Column("B", "For", "s"),
                 Column("op", "In collective"),
                 Column("G", "Collectives"),
@@ -49,8 +49,8 @@ NOW = Row(
         ),
         table_of(
             "How ranks ended",
-            "Ranks that have ended, and how. Of several that crashed the earliest is the one to look at: under "
-            "torchrun it takes the others with it.",
+            "Ranks that have ended, with the reason. If several ranks crashed, look at the first one: torchrun then "
+            "ends the others.",
             [
                 # Grafana's dates are in milliseconds.
                 Query(
@@ -65,12 +65,12 @@ NOW = Row(
                 Column("A", "When", "dateTimeAsLocal"),
             ],
             width=8,
-            none="none has ended",
+            empty="no rank has ended",
         ),
         table_of(
-            "Who the ranks are",
-            "Where each rank runs and with what.",
-            [Query(f"max by ({WHO_IT_IS}) (last_over_time(rankscope_rank_info{{{RANKS}}}[$__range]))")],
+            "Rank details",
+            "Node, process, GPU and versions of each rank.",
+            [Query(f"max by ({RANK_LABELS}) (last_over_time(rankscope_rank_info{{{RANKS}}}[$__range]))")],
             [
                 Column("rank", "Rank"),
                 Column("node", "Node"),
@@ -87,9 +87,9 @@ NOW = Row(
         ),
         table_of(
             "Experiment trackers",
-            "The runs of W&B, MLflow and TensorBoard that the ranks log to. An offline run, a directory and a database "
+            "The runs of W&B, MLflow and TensorBoard that the ranks log to. Offline runs, directories and databases "
             "have no page.",
-            [Query(f'{TRACKERS} or on () label_replace({RANKS_SEEN}, "tracker", "none in use", "", "")')],
+            [Query(f'{TRACKERS} or on () label_replace({RANKS_SEEN}, "tracker", "no tracker", "", "")')],
             [
                 Column("rank", "Rank"),
                 Column("tracker", "Tracker"),
@@ -97,7 +97,7 @@ NOW = Row(
                 Column("url", "Page", is_link=True),
             ],
             height=5,
-            none="no rank of this run is seen",
+            empty="no rank of this run in this time range",
         ),
     ),
 )

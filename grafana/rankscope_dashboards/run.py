@@ -1,34 +1,32 @@
-"""The dashboard *Run*: what holds this run back? From what is wrong and how fast it is to where the time goes and why.
+"""The dashboard *Run*: what slows down a training run. Details are in collapsed rows.
 
-What is open fits the question; detail is in collapsed rows below.
-
-Judgments (lag, cause, time lost, alerts) come from the exporter that judges the run, else from the recording rules, and
-never from panels, so that a dashboard and a notification cannot disagree.
+Results of the diagnosis (lag, cause, lost time, alerts) come from the exporter that diagnoses the run, or from the
+recording rules. No panel computes its own, so that dashboard and notification agree.
 """
 
 from __future__ import annotations
 
 from grafana_foundation_sdk.models.common import BigValueTextMode
 
-from rankscope_dashboards.beside import CHECKPOINTS, MEMORY, PROCESSES
 from rankscope_dashboards.comparison import COMPARISON
 from rankscope_dashboards.dashboard import Dashboard, Row, label_values, other_run
-from rankscope_dashboards.panels import BAD, WELL, Query, bars, shares, value
+from rankscope_dashboards.panels import BAD, NORMAL, Query, bars, shares, value
 from rankscope_dashboards.phases import CAUSES, PHASES
 from rankscope_dashboards.ranks import NOW
-from rankscope_dashboards.selectors import RANKS, RUN_ONLY, average, decided, or_nothing_fires
+from rankscope_dashboards.resources import CHECKPOINTS, MEMORY, PROCESSES
+from rankscope_dashboards.selectors import RANKS, RUN_ONLY, average, or_no_alerts, prefer_exporter
 from rankscope_dashboards.state import STATE
 from rankscope_dashboards.tables import Column, table_of
 from rankscope_dashboards.thresholds import LOSS_LIMIT
-from rankscope_dashboards.throughput import GPUS, HOW_FAST, STEPS
+from rankscope_dashboards.throughput import GPUS, SPEED, STEPS
 from rankscope_dashboards.waiting import COLLECTIVES, LAG
 
 FIRING = f'ALERTS{{alertstate="firing",{RUN_ONLY}}}'
 FINDING = f"run:rankscope_finding:ratio{{{RUN_ONLY}"
 NOT_USEFUL = ',cause!="none"'
-IN_TURN = '"rank", "after rank", "", ""'
-# One or several ranks, or all in turn.
-LAGGING = decided(
+IN_TURN = '"rank", "(rotating)", "", ""'
+# One or several ranks, or a rotating straggler.
+LAGGING = prefer_exporter(
     f'{FINDING},kind="straggler"}} or on () label_replace({FINDING},kind="rotating_straggler"}}, {IN_TURN})',
     f"rank:rankscope_culprit:ratio{{{RUN_ONLY}}} or on () label_replace("
     f"run:rankscope_rotating:ratio{{{RUN_ONLY}}} * on (run, owner) group_left (cause) run:rankscope_rotating:cause,"
@@ -36,64 +34,63 @@ LAGGING = decided(
 )
 NAMED = f'label_join(label_replace({LAGGING}, "prefix", "rank", "", ""), "who", " ", "prefix", "rank", "cause")'
 WHO = f"max by (who) ({NAMED})"
-LARGEST_LAG = decided(f"rankscope_rank_lag_ratio{{{RUN_ONLY}}}", f"run:rankscope_lag:max{{{RUN_ONLY}}}")
-NOBODY = f'label_replace(max({LARGEST_LAG}) < {LOSS_LIMIT}, "who", "nobody", "", "")'
+LARGEST_LAG = prefer_exporter(f"rankscope_rank_lag_ratio{{{RUN_ONLY}}}", f"run:rankscope_lag:max{{{RUN_ONLY}}}")
+NO_STRAGGLER = f'label_replace(max({LARGEST_LAG}) < {LOSS_LIMIT}, "who", "no straggler", "", "")'
 PHASE_RATIO = f"rank:rankscope_phase:ratio{{{RANKS}}}"
 
 
 def lost(more: str = "") -> str:
-    """The run's GPU time by cause, as ratios; `more` are further matchers."""
+    """Return the query of the run's GPU time by cause, as ratios; `more` are further matchers."""
     selected = f"{RUN_ONLY}{more}"
     by_exporter = f"max by (run, owner, cause) (rankscope_run_lost_ratio{{{selected}}})"
-    return decided(by_exporter, f"run:rankscope_lost:ratio{{{selected}}}")
+    return prefer_exporter(by_exporter, f"run:rankscope_lost:ratio{{{selected}}}")
 
 
 VARIABLES = (
-    # The names that we and Slurm make up end in a time or a count: the newest run comes first.
+    # Generated names end in a time or a count, so the newest run comes first.
     label_values("run", "rankscope_rank_info", label="Run", description="The training run.", descending=True),
     label_values(
         "owner",
         'rankscope_rank_info{run="$run"}',
         label="Owner",
-        description="The uid of whose run it is: two users may name theirs alike.",
+        description="The uid of the run's owner: two users may have runs of the same name.",
     ),
     label_values(
         "rank",
         f"rankscope_rank_info{{{RUN_ONLY}}}",
         label="Rank",
-        description="Narrows the panels that show ranks one by one.",
+        description="Ranks that the panels by rank show.",
         everything=True,
     ),
     other_run(
         "compare",
         "run",
         label="Compare with",
-        description="Another run, beside which the settings, speed and phases are shown.",
+        description="Another run to compare settings, speed and phases with.",
     ),
 )
 
-AT_A_GLANCE = Row(
-    "Is anything wrong, which rank, and why?",
+OVERVIEW = Row(
+    "Is anything wrong? Which rank, and why?",
     (
         STATE,
         value(
-            "Holds the others up",
-            "The rank that waits least for the others, which is the one that they wait for, what it does meanwhile "
-            "more than they do, and by how much of each step it lags; or what ranks lose that are late in turn. "
-            "`nobody` is followed by the largest lag. Not known while ranks make no steps, where one has no others, "
-            "and until a lag has lasted.",
+            "Straggler",
+            "The rank that slows down the others, with the cause and its lag as a share of the step; `(rotating)` if "
+            "ranks are late in turn. `no straggler` is shown with the largest lag. Unknown while ranks make no steps, "
+            "if there is only one rank, and until a lag has lasted.",
             "percentunit",
-            Query(f"{WHO} or on () {NOBODY}", "{{who}}"),
+            Query(f"{WHO} or on () {NO_STRAGGLER}", "{{who}}"),
             steps=((0, BAD),),
-            colors={"nobody": WELL},
+            colors={"no straggler": NORMAL},
             text=BigValueTextMode.VALUE_AND_NAME,
-            none="not known",
+            empty="unknown",
             width=4,
         ),
         table_of(
             "Alerts",
-            "What fires now for this run.",
-            [Query(or_nothing_fires(FIRING, f"run:rankscope_stall:seconds{{{RUN_ONLY}}}"))],
+            "Alerts that fire for this run.",
+            [Query(or_no_alerts(FIRING, f"run:rankscope_stall:seconds{{{RUN_ONLY}}}"))],
             [
                 Column("alertname", "Alert"),
                 Column("severity", "Severity"),
@@ -106,27 +103,26 @@ AT_A_GLANCE = Row(
             ],
             width=9,
             height=5,
-            none="no rank of this run is seen alive",
+            empty="no live rank of this run",
         ),
         value(
             "Ranks alive",
-            "Ranks of this run whose process lives, wherever it runs.",
+            "Ranks of this run whose process is alive, on all nodes.",
             "none",
             Query(f"sum(max by (rank) (rankscope_rank_up{{{RUN_ONLY}}}))"),
             width=3,
         ),
         value(
-            "Time lost",
-            "Share of the allocated GPU time that was not spent in computing.",
+            "Lost time",
+            "Share of the allocated GPU time that was not spent on computing.",
             "percentunit",
             Query(f"sum({lost(NOT_USEFUL)})"),
             width=3,
         ),
         value(
-            "Judged by",
-            "The clock by which ranks are compared and time is called lost: the device's where the GPU of every live "
-            "rank of a group is measured, because there the host runs ahead and waits for nobody; else the host's. "
-            "Both, if groups differ.",
+            "Clock",
+            "The clock that lag and lost time are measured by: `device` if the GPU of every live rank of a group is "
+            "measured, because the host then runs ahead of it; otherwise `host`. Both if groups differ.",
             "none",
             Query(f"group by (clock) (group:rankscope_clock:info{{{RUN_ONLY}}})", "{{clock}}"),
             text=BigValueTextMode.NAME,
@@ -140,29 +136,29 @@ TIME = Row(
     (
         shares(
             "Time by phase",
-            "The ranks' time by phase, averaged over the chosen ones: the GPUs' where it is measured, else the "
-            "training threads'; `Judged by` above says which. The phases partition it, so that the stack is full "
-            "wherever ranks live. Choose one rank above to see its own.",
+            "The ranks' time by phase, averaged over the chosen ranks: GPU time if it is measured, otherwise time of "
+            "the training threads (see `Clock` above). The phases add up to 100% while ranks are alive. Choose a rank "
+            "above to see only its time.",
             Query(average(PHASE_RATIO, "phase"), "{{phase}}"),
             colors=PHASES,
             width=8,
         ),
         bars(
-            "Time by phase, rank by rank",
-            "Each rank's time at the end of the time range, by the same clock. Who holds the others up has little red, "
-            "and much of something else.",
+            "Time by phase and rank",
+            "Each rank's time at the end of the time range, by the same clock. A straggler has little red, and much of "
+            "another color.",
             Query(f"max by (rank, phase) ({PHASE_RATIO})"),
             bar="rank",
             part="phase",
             colors=PHASES,
             width=8,
-            none="no rank lives",
+            empty="no live ranks",
         ),
         shares(
-            "Time lost by cause",
-            "The allocated GPU time by what it went into; green is computing. `straggler` is waiting for a rank that "
-            "comes late, `transfer` what even the least waiter waits; `stall` is all of a run that stands still, "
-            "`idle` the GPUs of ranks that have ended.",
+            "Lost time by cause",
+            "The allocated GPU time by cause; green is computing. `straggler`: waiting for a late rank. `transfer`: "
+            "the wait of the rank that waits least. `stall`: all time of a run that hangs. `idle`: GPUs of ranks that "
+            "have ended.",
             Query(lost(), "{{cause}}"),
             colors=CAUSES,
             width=8,
@@ -173,11 +169,11 @@ TIME = Row(
 RUN = Dashboard(
     uid="rankscope-run",
     title="Run",
-    description="One training run: what holds it back, which rank and why, and what another choice would bring.",
+    description="One training run: what slows it down, which rank, and why; and a comparison with another run.",
     variables=VARIABLES,
     rows=(
-        AT_A_GLANCE,
-        HOW_FAST,
+        OVERVIEW,
+        SPEED,
         TIME,
         LAG,
         NOW,

@@ -1,4 +1,4 @@
-"""Tables: one row for each set of labels that the queries share, one column for each label or value that is named."""
+"""Tables: one row for each set of labels that the queries share, one column for each chosen label or value."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from grafana_foundation_sdk.models import common, table
 from grafana_foundation_sdk.models import dashboard as sdk
 
-from rankscope_dashboards.panels import Names, Panel, Query, Steps, named, override, thresholds
+from rankscope_dashboards.panels import Names, Panel, Query, Steps, override, thresholds, value_mappings
 
 _CELLS = common.TableFieldOptions(cell_options=common.TableAutoCellOptions(), filterable=True)
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column; `source` is a label, or `A`, `B`, … for the value of the first, second, … query."""
+    """A column. `source` is a label, or `A`, `B`, … for the value of the first, second, … query."""
 
     source: str
     title: str
@@ -24,32 +24,34 @@ class Column:
     steps: Steps = ()
     names: Names | None = None
     bar: bool = False
-    """Whether the value, a ratio, is drawn as a bar."""
+    """Draw the value, a ratio, as a bar."""
     is_link: bool = False
-    """Whether the value is a URL that can be opened; the exporter shows none with a password or a query."""
+    """Link to the value, a URL. The exporter publishes no URL with a password or a query string."""
 
     def field(self, queries: int) -> str:
-        """What Grafana calls the column before we rename it."""
+        """Return Grafana's name of the column before it is renamed."""
         if not self.source.isupper():
             return self.source
         return f"Value #{self.source}" if queries > 1 else "Value"
 
     def override(self) -> sdk.DashboardFieldConfigSourceOverrides:
-        """Its unit, bounds and colors, as Grafana wants them."""
+        """Return the column's unit, limits and colors as a Grafana override."""
         properties: dict[str, object] = {}
         if self.unit:
             properties["unit"] = self.unit
+        if self.unit == "percentunit":
+            properties["decimals"] = 0
         if self.steps:
             colored = common.TableColorTextCellOptions()
             properties |= {"thresholds": thresholds(self.steps), "custom_cellOptions": colored}
         if self.names:
             cell = common.TableColoredBackgroundCellOptions(mode=common.TableCellBackgroundDisplayMode.BASIC)
-            properties |= {"mappings": named(self.names), "custom_cellOptions": cell}
+            properties |= {"mappings": value_mappings(self.names), "custom_cellOptions": cell}
         if self.bar:
             gauge = common.TableBarGaugeCellOptions(mode=common.BarGaugeDisplayMode.BASIC)
             properties |= {"min": 0, "max": 1, "custom_cellOptions": gauge}
         if self.is_link:
-            # As it is: Grafana would encode a %20 again. It refuses schemes that run code.
+            # Raw, because Grafana would encode a %20 again. Grafana rejects schemes that run code.
             properties["links"] = [{"title": "Open the page", "url": "${__value.raw:raw}", "targetBlank": True}]
         return override(self.title, **properties)
 
@@ -62,16 +64,16 @@ def table_of(
     *,
     width: int = 24,
     height: int = 8,
-    none: str = "-",
+    empty: str = "-",
 ) -> Panel:
-    """A table of `columns` in this order; labels and values that no column names are left out."""
+    """Return a table with these columns, in this order. Other labels and values are not shown."""
     return Panel(
         "table",
         title,
         description,
         tuple(queries),
         table.Options(cell_height=common.TableCellHeight.SM),
-        sdk.FieldConfig(unit="none", no_value=none, custom=_CELLS),
+        sdk.FieldConfig(unit="none", no_value=empty, custom=_CELLS),
         width,
         height,
         instant=True,

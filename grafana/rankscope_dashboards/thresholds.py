@@ -1,4 +1,4 @@
-"""The alerts' limits that panels show too: deploy/prometheus/thresholds.yml has them with their reasons."""
+"""Alert thresholds that panels show, from deploy/prometheus/thresholds.yml."""
 
 from __future__ import annotations
 

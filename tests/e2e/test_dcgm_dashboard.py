@@ -1,4 +1,4 @@
-"""NVIDIA's own dashboard works on our exporter: a real Prometheus that scrapes it answers each of its expressions."""
+"""NVIDIA's own dashboard works with our exporter: a real Prometheus has data for each of its expressions."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SPLIT = '{gpus: 1, model: {like: H100, mig: ["3g.40gb", "1g.10gb"]}, timeline: {
 
 @dataclass
 class Monitored:
-    """A Prometheus, and the exporters that it scrapes."""
+    """A Prometheus and the exporters that it scrapes."""
 
     prometheus: servers.Prometheus
     whole: servers.Server
     split: servers.Server
     plain: servers.Server
-    """Without the flag."""
+    """An exporter without the flag --metrics.dcgm."""
 
 
 @pytest.fixture(scope="module")
@@ -66,32 +66,32 @@ def monitored(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Monitored]:
         yield Monitored(prometheus, *exporters)
 
 
-def chosen(expression: str) -> str:
-    """With Grafana's variables set to "All", which is a list of what there is."""
+def select_all(expression: str) -> str:
+    """Return the expression with Grafana's variables set to all values."""
     return re.sub(r"\$\w+", ".+", expression)
 
 
 @pytest.mark.parametrize("panel", DASHBOARD["panels"])
 def test_a_panel_has_data(monitored: Monitored, panel: str) -> None:
-    result = monitored.prometheus.query(chosen(DASHBOARD["panels"][panel]))
+    result = monitored.prometheus.query(select_all(DASHBOARD["panels"][panel]))
     assert result
     assert all(math.isfinite(float(series["value"][1])) for series in result)
 
 
 @pytest.mark.parametrize("variable", DASHBOARD["variables"])
 def test_a_variable_has_values(monitored: Monitored, variable: str) -> None:
-    asked = DASHBOARD["variables"][variable]
-    matching = urllib.parse.urlencode({"match[]": chosen(asked["series"])})
-    url = f"{monitored.prometheus.url}/api/v1/label/{asked['label']}/values?{matching}"
+    arguments = DASHBOARD["variables"][variable]
+    matching = urllib.parse.urlencode({"match[]": select_all(arguments["series"])})
+    url = f"{monitored.prometheus.url}/api/v1/label/{arguments['label']}/values?{matching}"
     with urllib.request.urlopen(url, timeout=10) as answer:
         assert all(json.load(answer)["data"])
 
 
-def test_the_panels_tell_what_the_gpus_do(monitored: Monitored) -> None:
-    """Two whole GPUs of which one is half busy, and one that is split into two instances."""
+def test_the_panels_have_the_simulated_values(monitored: Monitored) -> None:
+    """Check two whole GPUs, of which one is half busy, and one that is split into two instances."""
 
     def panel(name: str, job: str) -> dict[str, float]:
-        expression = chosen(DASHBOARD["panels"][name]).replace('gpu=~".+"', f'gpu=~".+", job="{job}"')
+        expression = select_all(DASHBOARD["panels"][name]).replace('gpu=~".+"', f'gpu=~".+", job="{job}"')
         found = monitored.prometheus.query(expression)
         keys = (series["metric"].get("GPU_I_PROFILE", series["metric"].get("gpu", "")) for series in found)
         return dict(zip(keys, (float(series["value"][1]) for series in found), strict=True))
@@ -102,20 +102,20 @@ def test_the_panels_tell_what_the_gpus_do(monitored: Monitored) -> None:
     assert panel("GPU SM Clocks", "whole")["0"] == pytest.approx(1.98e9)
 
 
-def test_the_error_of_a_gpu_is_found_by_its_code(monitored: Monitored) -> None:
+def test_an_xid_error_is_found_by_its_code(monitored: Monitored) -> None:
     (series,) = monitored.prometheus.query('DCGM_FI_DEV_XID_ERRORS{err_code=~"31|79"}')
     assert (series["metric"]["gpu"], series["metric"]["err_msg"]) == ("0", "GPU memory page fault")
-    assert "pod" not in series["metric"], "nobody holds it"
+    assert "pod" not in series["metric"], "it is not allocated"
 
 
-def test_without_the_flag_none_of_these_names_leaves(monitored: Monitored) -> None:
+def test_without_the_flag_no_dcgm_metric_is_exported(monitored: Monitored) -> None:
     found = monitored.prometheus.query('count by (job) ({__name__=~"DCGM_.*"})')
     assert {series["metric"]["job"] for series in found} == {"whole", "split"}
     with urllib.request.urlopen(f"{monitored.plain.url}/metrics", timeout=10) as answer:
         assert b"DCGM" not in answer.read()
 
 
-def test_the_body_says_the_types_that_dcgm_exporters_says(monitored: Monitored) -> None:
+def test_the_metric_types_are_those_of_dcgm_exporter(monitored: Monitored) -> None:
     with urllib.request.urlopen(f"{monitored.whole.url}/metrics", timeout=10) as answer:
         lines = answer.read().decode().splitlines()
     assert "# TYPE DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION counter" in lines

@@ -1,4 +1,4 @@
-"""`make demo ONCE=1`, as a test: real torchrun → exporter → Prometheus → Alertmanager → webhook."""
+"""The demo (`make demo ONCE=1`) as a test: real torchrun → exporter → Prometheus → Alertmanager → webhook."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from examples.demo.story import Demo
 pytestmark = pytest.mark.alone
 
 
-def test_both_faults_of_the_demo_are_notified_and_nothing_else_is(tmp_path: Path, run_dir: Path) -> None:
+def test_the_demo_notifies_of_both_faults_and_nothing_else(tmp_path: Path, run_dir: Path) -> None:
     with Demo(tmp_path, run_dir) as demo:
         demo.run()
         assert demo.verdict() == []

@@ -1,4 +1,4 @@
-"""After a real run with every kind of trouble: each panel's query has data, and /metrics is as Prometheus wants it."""
+"""A real run with every kind of fault: each panel's query has data, and /metrics is valid for Prometheus."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ timeline:
 
 
 @dataclass
-class Aftermath:
-    """The stack after the run has ended, and when it began (unix seconds)."""
+class FaultyRun:
+    """The stack after the run has ended, and the run's start (Unix time)."""
 
     stack: Stack
     began: float
     metrics: str
-    """The exporter's body while the run was alive."""
+    """The exporter's page while the run was alive."""
 
 
 def get(url: str) -> str:
@@ -50,20 +50,20 @@ def get(url: str) -> str:
         return str(answer.read().decode())
 
 
-def carry(sysfs: Path, count: int) -> None:
+def set_network_counters(sysfs: Path, count: int) -> None:
     """Set the counters of a network port and of an interface: words, errors, dropped packets."""
     port(sysfs, "mlx5_0", data=count, errors={"symbol_error": count})
     interface(sysfs, "eth0", rx_dropped=count)
 
 
 @pytest.fixture(scope="module")
-def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
-    """A run whose rank 0 lags, on a GPU that throttles and reports an XID, until rank 2 is killed; and another run."""
+def faulty_run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FaultyRun]:
+    """Run a job whose rank 0 lags, with throttling and an XID error, until rank 2 is killed; and another job."""
     directory = tmp_path_factory.mktemp("stack")
     (directory / "scenario.yml").write_text(SCENARIO)
     flags = [f"--path.sysfs={directory / 'sys'}"]
     exporter = servers.exporter(directory, str(directory / "scenario.yml"), directory, flags=flags)
-    carry(directory / "sys", 0)
+    set_network_counters(directory / "sys", 0)
     job = TrainingJob(directory / "job", RUN, directory)
     other = Job(directory, OTHER_RUN, directory, ranks=1, first_rank=4)
     with Stack(directory, [exporter]) as stack:
@@ -75,7 +75,7 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
         try:
             assert wait_for(lambda: len(stack.prometheus.query("rankscope_rank_steps_total > 1")) == 5, 90), job.output
             job.change(ranks={0: {"post": 60}})
-            carry(directory / "sys", 1_000)
+            set_network_counters(directory / "sys", 1_000)
             assert stack.notified("RankscopeRankZeroLagging", within=30)
             settings = f'rankscope_rank_settings_info{{run="{OTHER_RUN}"}}'
             assert wait_for(lambda: stack.prometheus.query(settings), 30)
@@ -85,64 +85,64 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
         finally:
             job.terminate()
             other.kill()
-        yield Aftermath(stack, began, metrics)
+        yield FaultyRun(stack, began, metrics)
 
 
-def answer(aftermath: Aftermath, expression: str) -> list[dict[str, Any]]:
-    """The series of a query over the whole life of the run that have a value."""
-    span = {"query": expression, "start": aftermath.began, "end": time.time(), "step": 1}
-    url = f"{aftermath.stack.prometheus.url}/api/v1/query_range?{urllib.parse.urlencode(span)}"
+def series_of(faulty_run: FaultyRun, expression: str) -> list[dict[str, Any]]:
+    """Return the series with a value of a query over the whole life of the run."""
+    span = {"query": expression, "start": faulty_run.began, "end": time.time(), "step": 1}
+    url = f"{faulty_run.stack.prometheus.url}/api/v1/query_range?{urllib.parse.urlencode(span)}"
     found: list[dict[str, Any]] = json.loads(get(url))["data"]["result"]
     return [series for series in found if any(value != "NaN" for _, value in series["values"])]
 
 
-def queries(aftermath: Aftermath) -> list[PanelQuery]:
-    instance = aftermath.stack.exporters[0].address
+def queries(faulty_run: FaultyRun) -> list[PanelQuery]:
+    instance = faulty_run.stack.exporters[0].address
     return list(panel_queries(run=RUN, owner=str(os.getuid()), compare=OTHER_RUN, instance=instance, interval="4s"))
 
 
-def test_every_panel_of_both_dashboards_has_data(aftermath: Aftermath) -> None:
-    asked = queries(aftermath)
-    assert {query.dashboard for query in asked} == {"run", "node"}
-    empty = [query for query in asked if not answer(aftermath, query.expr)]
-    assert empty == [query for query in asked if query.needs_cuda]
+def test_every_panel_of_both_dashboards_has_data(faulty_run: FaultyRun) -> None:
+    panels = queries(faulty_run)
+    assert {query.dashboard for query in panels} == {"run", "node"}
+    empty = [query for query in panels if not series_of(faulty_run, query.expr)]
+    assert empty == [query for query in panels if query.needs_cuda]
 
 
-def test_the_comparison_shows_both_runs(aftermath: Aftermath) -> None:
-    asked = [query for query in queries(aftermath) if OTHER_RUN in query.expr]
-    runs = {query: {series["metric"]["run"] for series in answer(aftermath, query.expr)} for query in asked}
-    digits_have_no_tokens = [query for query in asked if "rankscope_rank_tokens_total" in query.expr]
-    assert len(asked) > len(digits_have_no_tokens) == 1
+def test_the_comparison_shows_both_runs(faulty_run: FaultyRun) -> None:
+    comparisons = [query for query in queries(faulty_run) if OTHER_RUN in query.expr]
+    runs = {query: {series["metric"]["run"] for series in series_of(faulty_run, query.expr)} for query in comparisons}
+    tokens = [query for query in comparisons if "rankscope_rank_tokens_total" in query.expr]  # which digits has not
+    assert len(comparisons) > len(tokens) == 1
     assert {query: found for query, found in runs.items() if found != {RUN, OTHER_RUN}} == {
-        query: {RUN} for query in digits_have_no_tokens
+        query: {RUN} for query in tokens
     }
 
 
-def test_one_killed_rank_is_one_notification_that_names_it(aftermath: Aftermath) -> None:
-    time.sleep(5)  # its peers end within a second: whatever they cause would be here by now
-    crashes = [n for n in aftermath.stack.webhook.firing() if n.name == "RankscopeRankCrashed"]
+def test_a_killed_rank_causes_one_notification_that_names_it(faulty_run: FaultyRun) -> None:
+    time.sleep(5)  # its peers end within a second; alerts that they cause would have fired by now
+    crashes = [n for n in faulty_run.stack.webhook.firing() if n.name == "RankscopeRankCrashed"]
     assert {(n.labels["rank"], n.labels["reason"]) for n in crashes} == {("2", "killed")}
-    others = {n.name for n in aftermath.stack.webhook.firing()}
+    others = {n.name for n in faulty_run.stack.webhook.firing()}
     assert others == {"RankscopeRankZeroLagging", "RankscopeRankCrashed", "RankscopeGpuXid"}
 
 
-def test_promtool_has_no_complaint_about_the_metrics(aftermath: Aftermath) -> None:
-    assert 'rankscope_rank_step_seconds_bucket{le="0.1"' in aftermath.metrics
+def test_promtool_accepts_the_metrics(faulty_run: FaultyRun) -> None:
+    assert 'rankscope_rank_step_seconds_bucket{le="0.1"' in faulty_run.metrics
     checked = subprocess.run(
-        ["promtool", "check", "metrics"], input=aftermath.metrics, capture_output=True, text=True, check=False
+        ["promtool", "check", "metrics"], input=faulty_run.metrics, capture_output=True, text=True, check=False
     )
     assert checked.stdout + checked.stderr == ""
     assert checked.returncode == 0
 
 
-def test_every_metric_is_documented_and_every_documented_metric_exists(aftermath: Aftermath) -> None:
+def test_exported_and_documented_metrics_are_the_same(faulty_run: FaultyRun) -> None:
     documented = {
         line.split("`")[1]
         for line in Path("docs/metrics.md").read_text().splitlines()
         if line.startswith("| `rankscope_")
     }
-    served = {line.split()[2] for line in aftermath.metrics.splitlines() if line.startswith("# TYPE")}
+    exported = {line.split()[2] for line in faulty_run.metrics.splitlines() if line.startswith("# TYPE")}
     off = {metric.name for collector in GPU_COLLECTORS if not collector.is_on for metric in collector.metrics}
     ended_only = {"rankscope_rank_exit_info", "rankscope_rank_exit_timestamp_seconds"}
-    assert served == documented - off
+    assert exported == documented - off
     assert ended_only <= documented

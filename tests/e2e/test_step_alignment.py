@@ -1,6 +1,6 @@
-"""Real jobs of four ranks, aligned while they run: a straggler that rotates is told apart from a slow network.
+"""Step alignment of real jobs with four ranks distinguishes a rotating straggler from a slow network.
 
-By the host's clock over gloo, and by the device's where the host does not wait for other ranks.
+Measured on the host with gloo, and on the device if the host does not wait for other ranks.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from rankscope_exporter.ranks.step_alignment import Alignment, StepAlignment
 
 STEPS = 100
 DELAY = 50  # milliseconds
-REFERENCE_INTERVAL = 0.5  # seconds: some of these steps
+REFERENCE_INTERVAL = 0.5  # seconds: a few steps
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A device, how long it computes in a step, by which clock its steps are aligned, and how many of them."""
+    """A device with its computing time in a step, the clock of its aligned steps, and their possible numbers."""
 
     device: str
     computing: float
@@ -35,65 +35,66 @@ class Kind:
 
 
 KINDS = (
-    # The beginning of the first step is not known.
+    # The start of the first step is unknown.
     Kind(GLOO, 0, "host", (STEPS - 1,)),
-    # The hook looks for a device when a step has ended, and after the last step nothing reads what was measured of it.
+    # The hook detects a device at the end of a step, and nothing reads the measurement of the last step.
     Kind(ASYNCHRONOUS, 10, "device", range(STEPS - 4, STEPS)),
 )
 
 
 @dataclass
-class Found:
-    """What the alignment has found when a job is over, and which reference steps its ranks have shown meanwhile."""
+class Result:
+    """The alignment at the end of a job, and the reference steps that its ranks have shown."""
 
     alignments: Sequence[Alignment]
     references: dict[str, set[tuple[str, int]]]
 
     @property
     def floor(self) -> float:
-        """As a share of the step."""
+        """Transfer floor as a ratio of the step."""
         return self.alignments[0].floor / self.alignments[0].seconds
 
     @property
     def skew(self) -> float:
+        """Skew as a ratio of the step."""
         return sum(a.skew for a in self.alignments) / sum(a.seconds for a in self.alignments)
 
 
-def aligned(run_dir: Path, directory: Path, kind: Kind, what: str) -> Found:
-    """Train with a delay of this name: `rotating` over the ranks, or of each `transfer`."""
-    job = TrainingJob(directory / what, what, run_dir, kind.device)
+def train_and_align(run_dir: Path, directory: Path, kind: Kind, delay: str) -> Result:
+    """Train with a delay that is `rotating` over the ranks, or in each `transfer`."""
+    job = TrainingJob(directory / delay, delay, run_dir, kind.device)
     alignment, run_directory = StepAlignment(REFERENCE_INTERVAL), RunDirectory([run_dir])
     references: dict[str, set[tuple[str, int]]] = defaultdict(set)
 
-    def look() -> list[Alignment]:
-        taken = alignment.take(run_directory.scan(with_steps=True).ranks)
-        found = [one for one in taken if one.key[0] == what]
+    def align() -> list[Alignment]:
+        alignments = alignment.take(run_directory.scan(with_steps=True).ranks)
+        found = [one for one in alignments if one.key[0] == delay]
         for one in found:
             if one.reference:
                 references[one.key[1]].add((one.reference.clock, one.reference.step.number))
         return found
 
     healthy = {"forward": kind.computing, "backward": 0, "checkpoint_every": 0, "loader_workers": 0, "steps": STEPS}
-    job.start(**healthy, **{what: DELAY}, reraises=True, measures_every_step=True)
+    job.start(**healthy, **{delay: DELAY}, reraises=True, measures_every_step=True)
     try:
         while job.is_running():
-            look()
+            align()
             time.sleep(0.2)
     finally:
         job.terminate()
     assert job.has_succeeded(), job.last_output()
-    return Found(look(), references)
+    return Result(align(), references)
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=[GLOO, ASYNCHRONOUS])
-def test_a_rotating_straggler_and_a_slow_network_are_told_apart(run_dir: Path, tmp_path: Path, kind: Kind) -> None:
-    rotating, network = (aligned(run_dir, tmp_path, kind, what) for what in ("rotating", "transfer"))
-    for found in (rotating, network):
-        assert [alignment.key[1] for alignment in found.alignments] == ["0", "1", "2", "3"]
-        (steps,) = {alignment.steps for alignment in found.alignments}
+def test_a_rotating_straggler_is_distinguished_from_a_slow_network(run_dir: Path, tmp_path: Path, kind: Kind) -> None:
+    rotating, network = (train_and_align(run_dir, tmp_path, kind, delay) for delay in ("rotating", "transfer"))
+    for result in (rotating, network):
+        assert [alignment.key[1] for alignment in result.alignments] == ["0", "1", "2", "3"]
+        (steps,) = {alignment.steps for alignment in result.alignments}
         assert steps in kind.steps
-        shown = set.intersection(*found.references.values())
-        assert {clock for clock, _ in shown} == {kind.clock}, found.references
+        shown = set.intersection(*result.references.values())
+        assert {clock for clock, _ in shown} == {kind.clock}, result.references
     assert rotating.floor < 0.3 < 0.6 < network.floor, (rotating, network)
     assert network.skew < 0.2 < 0.4 < rotating.skew, (rotating, network)
     blames = [sum(alignment.blame.values()) for alignment in rotating.alignments]

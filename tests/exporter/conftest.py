@@ -1,4 +1,4 @@
-"""A simulated machine under the real pynvml, and a clock that a test turns."""
+"""A simulated machine under the real pynvml, with a clock that tests advance."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ START = 1_800_000_000.0
 
 
 class Machine:
-    """A simulated machine that is installed, its clock, and a driver connected to it."""
+    """An installed simulated machine, its clock, and a driver that connects to it."""
 
     def __init__(self, scenario: str, **options: Any) -> None:
         self.clock = Clock(START)
@@ -36,7 +36,7 @@ class Machine:
 
 @pytest.fixture
 def machine() -> Iterator[Callable[..., Machine]]:
-    """Makes a machine from a scenario's YAML; it is gone when the test ends."""
+    """Yield a function that makes a machine from a scenario's YAML. Each is removed when the test ends."""
     with ExitStack() as installations:
 
         def make(scenario: str, **options: Any) -> Machine:

@@ -1,4 +1,4 @@
-"""Flags in the ecosystem's manner; a wrong one is named in one line."""
+"""Flags in the style of Prometheus exporters; an invalid one is reported in one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parsed(*arguments: str, **environment: str) -> Config:
     return parse(COLLECTORS, arguments, environment)
 
 
-def test_without_flags_everything_is_on() -> None:
+def test_defaults_enable_every_collector() -> None:
     config = parsed()
     assert (config.host, config.port) == ("", 10417)
     assert config.collectors == ("load", "ranks")
@@ -25,46 +25,44 @@ def test_without_flags_everything_is_on() -> None:
     assert config.reference_interval == 30.0
 
 
-def test_where_holders_are_asked_for_is_given_by_flags_of_their_collector() -> None:
+def test_allocation_flags_set_the_slurm_directory_the_kubelet_socket_and_procfs() -> None:
     config = parsed(
         "--collector.allocation.slurm-dir=/a", "--collector.allocation.kubelet-socket=/b", "--path.procfs=/c"
     )
     assert (config.slurm_dir, config.kubelet_socket, config.procfs) == (Path("/a"), Path("/b"), Path("/c"))
 
 
-def test_how_long_a_reference_step_is_shown_is_a_number_of_seconds() -> None:
+def test_the_reference_interval_is_in_seconds() -> None:
     assert parsed("--collector.alignment.reference-interval=2.5").reference_interval == 2.5
 
 
-def test_whose_ranks_are_shown_is_a_list_of_names_and_uids(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_users_are_names_or_uids(capsys: pytest.CaptureFixture[str]) -> None:
     assert parsed().users is None
     assert parsed("--collector.ranks.users=root,1002").users == {0, 1002}
-    for nobody in ("no-such-user", "root,", "1" * 5000):
+    for users in ("no-such-user", "root,", "1" * 5000):
         with pytest.raises(SystemExit, match="2"):
-            parsed(f"--collector.ranks.users={nobody}")
+            parsed(f"--collector.ranks.users={users}")
         assert "--collector.ranks.users: " in capsys.readouterr().err
 
 
-def test_a_run_is_its_owners_unless_that_is_switched_off() -> None:
+def test_runs_have_an_owner_by_default() -> None:
     assert parsed().has_owner
     assert not parsed("--collector.ranks.owner=none").has_owner
 
 
-def test_a_collector_can_be_switched_off() -> None:
+def test_a_collector_can_be_disabled() -> None:
     assert parsed("--no-collector.load").collectors == ("ranks",)
 
 
-def test_a_collector_that_costs_much_is_off_unless_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_costly_collector_is_off_by_default(capsys: pytest.CaptureFixture[str]) -> None:
     assert parse(COLLECTORS, [], {}, off={"load"}).collectors == ("ranks",)
     assert parse(COLLECTORS, ["--collector.load"], {}, off={"load"}).collectors == ("load", "ranks")
     with pytest.raises(SystemExit):
         parse(COLLECTORS, ["--help"], {}, off={"load"})
-    assert "busy time; off unless asked for" in capsys.readouterr().out
+    assert "busy time; off by default" in capsys.readouterr().out
 
 
-def test_dcgms_names_are_served_if_asked_for_and_need_what_their_labels_come_from(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_dcgm_metrics_are_optional_and_need_the_gpu_collector(capsys: pytest.CaptureFixture[str]) -> None:
     known = {"gpu": "what each GPU is"}
     assert not parse(known, [], {}).dcgm
     assert parse(known, ["--metrics.dcgm"], {}).dcgm
@@ -73,19 +71,21 @@ def test_dcgms_names_are_served_if_asked_for_and_need_what_their_labels_come_fro
     assert "--metrics.dcgm: needs --collector.gpu" in capsys.readouterr().err
 
 
-def test_the_node_is_named_by_the_flag_then_the_environment_then_the_host(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_node_name_comes_from_the_flag_then_the_environment_then_the_host(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     assert parsed("--node=a", RANKSCOPE_NODE="b").node == "a"
     assert parsed(RANKSCOPE_NODE=" b ").node == "b"
     assert parsed(RANKSCOPE_NODE=" ").node == parsed().node == socket.gethostname()
     with pytest.raises(SystemExit, match="2"):
         parsed("--node=a\nb")
-    assert capsys.readouterr().err == "rankscope-exporter: --node: is not printable text of at most 200 characters\n"
+    assert capsys.readouterr().err == "rankscope-exporter: --node: must be printable text of at most 200 characters\n"
 
 
 def test_run_directories_come_from_flags_then_the_environment_then_the_defaults() -> None:
-    named = {"RANKSCOPE_RUN_DIR": "/c"}
-    assert parsed("--run-dir=/a", "--run-dir=/b", **named).run_dirs == (Path("/a"), Path("/b"))
-    assert parsed(**named).run_dirs == (Path("/c"),)
+    environment = {"RANKSCOPE_RUN_DIR": "/c"}
+    assert parsed("--run-dir=/a", "--run-dir=/b", **environment).run_dirs == (Path("/a"), Path("/b"))
+    assert parsed(**environment).run_dirs == (Path("/c"),)
     assert parsed().run_dirs == (Path("/run/rankscope"), Path("/dev/shm/rankscope"))
 
 
@@ -103,7 +103,7 @@ def test_addresses_are_host_and_port(address: str, host_and_port: tuple[str, int
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "expected"),
     [
         (["--web.listen-address=9000"], "--web.listen-address: '9000'"),
         (["--web.listen-address=:99999"], "--web.listen-address: ':99999'"),
@@ -117,14 +117,14 @@ def test_addresses_are_host_and_port(address: str, host_and_port: tuple[str, int
         (["--run"], "--run"),
     ],
 )
-def test_a_wrong_flag_is_named_in_one_line(
-    arguments: list[str], named: str, capsys: pytest.CaptureFixture[str]
+def test_an_invalid_flag_is_reported_in_one_line(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as caught:
         parsed(*arguments)
     message = capsys.readouterr().err
     assert caught.value.code == 2
-    assert named in message
+    assert expected in message
     assert message.count("\n") == 1
 
 
@@ -132,7 +132,7 @@ def test_help_names_every_flag_and_collector(capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         parsed("--help")
     text = capsys.readouterr().out
-    for word in (
+    for part in (
         "--web.listen-address",
         "--run-dir",
         "--simulate",
@@ -143,4 +143,4 @@ def test_help_names_every_flag_and_collector(capsys: pytest.CaptureFixture[str])
         "--no-collector.ranks",
         "busy time",
     ):
-        assert word in text
+        assert part in text

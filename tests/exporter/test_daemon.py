@@ -1,4 +1,4 @@
-"""The daemon as a process: it starts without a driver, finds one later, and names what is wrong with its flags."""
+"""The daemon as a process: starts without a driver, finds one later, and reports invalid flags."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from rankscope_exporter.ranks.rank import Rank
 from rankscope_exporter.simulation import simulated_uuid
 
 
-def refused(*flags: str) -> str:
-    """The one line with which the exporter refuses these flags."""
+def start_error(*flags: str) -> str:
+    """Return the line with which the exporter rejects these flags."""
     process = subprocess.run([*EXPORTER, *flags], capture_output=True, text=True, check=False, timeout=60)
     assert process.returncode == 2
     assert process.stdout == ""
@@ -31,7 +31,7 @@ def refused(*flags: str) -> str:
     return line
 
 
-def test_without_a_driver_it_is_up_and_ready_and_says_so(run_dir: Path, free_port: int) -> None:
+def test_without_a_driver_the_exporter_is_ready_and_reports_the_driver_as_down(run_dir: Path, free_port: int) -> None:
     with exporter(free_port, f"--run-dir={run_dir}") as url:
         eventually(lambda: status(f"{url}/-/ready") == 200)
         lines = metrics(url)
@@ -40,17 +40,17 @@ def test_without_a_driver_it_is_up_and_ready_and_says_so(run_dir: Path, free_por
         assert not [line for line in lines if line.startswith("rankscope_gpu_")]
 
 
-def test_each_answer_has_the_time_of_its_clock(run_dir: Path, free_port: int) -> None:
+def test_each_page_has_the_exporters_time(run_dir: Path, free_port: int) -> None:
     with exporter(free_port) as url:
         for _ in range(2):
             before = time.time()
-            (said,) = (
+            (exported,) = (
                 line.split(" ")[1] for line in metrics(url) if line.startswith("rankscope_exporter_time_seconds ")
             )
-            assert before <= float(said) <= time.time()
+            assert before <= float(exported) <= time.time()
 
 
-def test_a_driver_that_appears_later_is_picked_up(run_dir: Path, free_port: int) -> None:
+def test_a_driver_that_is_loaded_later_is_found(run_dir: Path, free_port: int) -> None:
     scenario = run_dir / "scenario.yml"
     scenario.write_text("gpus: 2\ndriver:\n  - {at: 0, loaded: false}\n  - {at: 10, loaded: true}\n")
     with exporter(free_port, f"--run-dir={run_dir}", f"--simulate={scenario}") as url:
@@ -59,7 +59,9 @@ def test_a_driver_that_appears_later_is_picked_up(run_dir: Path, free_port: int)
         assert "rankscope_exporter_nvml_up 1.0" in metrics(url)
 
 
-def test_only_simulate_imports_the_simulation(run_dir: Path, free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_is_imported_only_with_the_flag(
+    run_dir: Path, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PYTHONPROFILEIMPORTTIME", "1")  # the log names every module that is imported
     for flags, imports in (["--simulate=1"], True), ([], False):
         log = run_dir / "log"
@@ -70,14 +72,14 @@ def test_only_simulate_imports_the_simulation(run_dir: Path, free_port: int, mon
         assert ("rankscope_exporter.simulation" in lines) == imports
 
 
-def test_gpus_are_on_the_node_that_is_named(run_dir: Path, free_port: int) -> None:
+def test_gpus_have_the_node_name_of_the_flag(run_dir: Path, free_port: int) -> None:
     with exporter(free_port, "--simulate=1", f"--run-dir={run_dir}", "--node=gpu-node-7") as url:
         eventually(lambda: status(f"{url}/-/ready") == 200)
         (info,) = (line for line in metrics(url) if line.startswith("rankscope_gpu_info{"))
         assert 'node="gpu-node-7"' in info
 
 
-def test_a_collector_that_is_off_publishes_nothing(run_dir: Path, free_port: int) -> None:
+def test_a_disabled_collector_exports_nothing(run_dir: Path, free_port: int) -> None:
     flags = ("--simulate=1", f"--run-dir={run_dir}", "--no-collector.memory", "--no-collector.xid")
     with exporter(free_port, *flags) as url:
         eventually(lambda: status(f"{url}/-/ready") == 200)
@@ -86,7 +88,7 @@ def test_a_collector_that_is_off_publishes_nothing(run_dir: Path, free_port: int
         assert not [name for name in names if "gpu_memory_total" in name or "xid" in name]
 
 
-def test_a_rank_file_that_is_not_one_costs_the_others_nothing(run_dir: Path, free_port: int) -> None:
+def test_an_invalid_rank_file_does_not_affect_other_ranks(run_dir: Path, free_port: int) -> None:
     (run_dir / "half.rank").write_bytes(b"RANKSCOP")
     with exporter(free_port, f"--run-dir={run_dir}") as url:
         lines = metrics(url)
@@ -94,8 +96,8 @@ def test_a_rank_file_that_is_not_one_costs_the_others_nothing(run_dir: Path, fre
         assert 'rankscope_exporter_collector_success{collector="ranks"} 1.0' in lines
 
 
-def leave_steps(run_dir: Path, rank: int) -> RankWriter:
-    """A record of a rank that lives in this process and has taken five steps of a second each."""
+def write_steps(run_dir: Path, rank: int) -> RankWriter:
+    """Write the record of a rank that lives in this process, with five steps of one second each."""
     now = 1000.0
     writer = RankWriter()
     timeline = Timeline(writer, lambda: now)
@@ -106,8 +108,8 @@ def leave_steps(run_dir: Path, rank: int) -> RankWriter:
     return writer
 
 
-def test_steps_are_aligned_and_processes_looked_at(run_dir: Path, free_port: int) -> None:
-    writers = [leave_steps(run_dir, rank) for rank in range(2)]
+def test_steps_are_aligned_and_processes_read(run_dir: Path, free_port: int) -> None:
+    writers = [write_steps(run_dir, rank) for rank in range(2)]
     with exporter(free_port, f"--run-dir={run_dir}") as url:
         eventually(
             lambda: f'rankscope_rank_aligned_steps_total{{owner="{os.getuid()}",rank="1",run="r"}} 4.0' in metrics(url)
@@ -117,8 +119,8 @@ def test_steps_are_aligned_and_processes_looked_at(run_dir: Path, free_port: int
     assert writers
 
 
-def test_an_alignment_that_is_off_publishes_nothing(run_dir: Path, free_port: int) -> None:
-    writers = [leave_steps(run_dir, rank) for rank in range(2)]
+def test_the_disabled_alignment_collector_exports_nothing(run_dir: Path, free_port: int) -> None:
+    writers = [write_steps(run_dir, rank) for rank in range(2)]
     with exporter(free_port, f"--run-dir={run_dir}", "--no-collector.alignment") as url:
         names = {line.split("{")[0] for line in metrics(url)}
     assert "rankscope_rank_steps_total" in names
@@ -135,14 +137,14 @@ driver: [{at: 20, loaded: false}, {at: 23, loaded: true}]
 """
 
 
-def test_a_lost_gpu_and_a_driver_that_is_gone_come_back_without_a_restart(run_dir: Path, free_port: int) -> None:
+def test_a_lost_gpu_and_an_unloaded_driver_recover_without_a_restart(run_dir: Path, free_port: int) -> None:
     (run_dir / "scenario.yml").write_text(FAULTS)
     with exporter(free_port, f"--run-dir={run_dir}", f"--simulate={run_dir / 'scenario.yml'}") as url:
         eventually(lambda: all("tensor_active_seconds_total" in series(url, gpu) for gpu in (0, 1)))  # two readings
         before = series(url, 1)
         eventually(lambda: up(url) == [1, 0])
         assert series(url, 1) == {"up", "xid_errors_total", "xid_last_timestamp_seconds"}
-        assert series(url, 0) >= before, "the other one's are all there"
+        assert series(url, 0) >= before, "the other GPU keeps all its series"
         eventually(lambda: up(url) == [1, 1])
         assert series(url, 1) - {"xid_last_timestamp_seconds"} <= before
         eventually(lambda: series(url, 1) >= before)
@@ -159,7 +161,7 @@ def test_a_lost_gpu_and_a_driver_that_is_gone_come_back_without_a_restart(run_di
 
 
 def series(url: str, gpu: int) -> set[str]:
-    """Names of the GPU's series, without the prefix."""
+    """Return the names of the GPU's series, without the prefix."""
     found = (re.match(rf'rankscope_gpu_(\w+){{gpu="{gpu}"', line) for line in metrics(url))
     return {match[1] for match in found if match}
 
@@ -172,7 +174,7 @@ def busy_seconds(url: str) -> list[float]:
     return [float(line.split()[-1]) for line in metrics(url) if line.startswith("rankscope_gpu_busy_seconds_total{")]
 
 
-HELD = f"""
+ALLOCATED = f"""
 gpus: 4
 timeline:
   0: [{{at: 0, busy: 1, processes: [{{pid: {os.getpid()}, memory: 8 GiB}}]}}]
@@ -180,10 +182,10 @@ timeline:
 """
 
 
-def test_slurm_a_kubelet_and_the_processes_say_who_holds_each_gpu(
+def test_gpu_allocation_comes_from_slurm_the_kubelet_and_processes(
     run_dir: Path, tmp_path: Path, free_port: int
 ) -> None:
-    (tmp_path / "scenario.yml").write_text(HELD)
+    (tmp_path / "scenario.yml").write_text(ALLOCATED)
     (tmp_path / "jobs").mkdir()
     (tmp_path / "jobs" / "0").write_text("4711 alice train\n")
     kubelet = Kubelet(tmp_path)
@@ -197,7 +199,7 @@ def test_slurm_a_kubelet_and_the_processes_say_who_holds_each_gpu(
     )
     with exporter(free_port, *flags) as url:
         eventually(lambda: states(url) == ["working", "unknown", "memory_held_by_dead", "unknown"])
-        kubelet.start()  # only now: until it answers, a GPU that nobody uses may be a pod's
+        kubelet.start()  # not before: until it answers, an unused GPU may be allocated to a pod
         eventually(lambda: states(url) == ["working", "allocated_no_process", "memory_held_by_dead", "free"])
         body = metrics(url)
         kubelet.stop()
@@ -212,93 +214,91 @@ def test_slurm_a_kubelet_and_the_processes_say_who_holds_each_gpu(
 
 
 def states(url: str) -> list[str]:
-    """The state of each GPU in order."""
+    """Return the state of each GPU, in order."""
     found = (re.search(r'^rankscope_gpu_state_info\{.*state="(\w+)"', line) for line in metrics(url))
     return [match[1] for match in found if match]
 
 
-def test_a_port_in_use_is_named(free_port: int) -> None:
+def test_a_port_in_use_is_reported(free_port: int) -> None:
     with socket.create_server(("127.0.0.1", free_port)):
-        line = refused(f"--web.listen-address=127.0.0.1:{free_port}")
+        line = start_error(f"--web.listen-address=127.0.0.1:{free_port}")
     address = f"127.0.0.1:{free_port}"
     assert line == f"rankscope-exporter: --web.listen-address: cannot listen on {address}: Address already in use"
 
 
-def test_a_scenario_that_does_not_exist_is_named() -> None:
-    assert refused("--simulate=/nowhere/scenario.yml", "--web.listen-address=127.0.0.1:0") == (
+def test_a_missing_scenario_is_reported() -> None:
+    assert start_error("--simulate=/nowhere/scenario.yml", "--web.listen-address=127.0.0.1:0") == (
         "rankscope-exporter: --simulate: /nowhere/scenario.yml: No such file or directory"
     )
 
 
-def test_a_wrong_web_configuration_is_named(tmp_path: Path) -> None:
+def test_an_invalid_web_configuration_is_reported(tmp_path: Path) -> None:
     (tmp_path / "web.yml").write_text("basic_auth_users: {alice: secret}")
-    line = refused(f"--web.config.file={tmp_path / 'web.yml'}", "--web.listen-address=127.0.0.1:0")
+    line = start_error(f"--web.config.file={tmp_path / 'web.yml'}", "--web.listen-address=127.0.0.1:0")
     assert line.startswith(f"rankscope-exporter: --web.config.file: {tmp_path / 'web.yml'}: basic_auth_users.alice: ")
 
 
 @pytest.mark.parametrize(
-    ("text", "named"), [("gpus: none", "gpus"), ("gpus: 2\ncolor: red", "color"), ("[", "not YAML")]
+    ("text", "expected"), [("gpus: none", "gpus"), ("gpus: 2\ncolor: red", "color"), ("[", "not YAML")]
 )
-def test_a_wrong_scenario_is_named_with_its_key(text: str, named: str, tmp_path: Path) -> None:
+def test_an_invalid_scenario_is_reported_with_its_key(text: str, expected: str, tmp_path: Path) -> None:
     (tmp_path / "wrong.yml").write_text(text)
-    line = refused(f"--simulate={tmp_path / 'wrong.yml'}", "--web.listen-address=127.0.0.1:0")
+    line = start_error(f"--simulate={tmp_path / 'wrong.yml'}", "--web.listen-address=127.0.0.1:0")
     assert line.startswith("rankscope-exporter: --simulate: ")
-    assert named in line
+    assert expected in line
 
 
-def test_a_procfs_that_is_no_directory_is_named() -> None:
-    assert refused("--path.procfs=/nowhere/proc", "--web.listen-address=127.0.0.1:0") == (
-        "rankscope-exporter: --path.procfs: /nowhere/proc is no directory"
+def test_a_procfs_that_is_not_a_directory_is_reported() -> None:
+    assert start_error("--path.procfs=/nowhere/proc", "--web.listen-address=127.0.0.1:0") == (
+        "rankscope-exporter: --path.procfs: /nowhere/proc is not a directory"
     )
 
 
-def test_a_wrong_flag_is_named() -> None:
-    assert "--color" in refused("--color=red")
+def test_an_unknown_flag_is_reported() -> None:
+    assert "--color" in start_error("--color=red")
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("--port", "--web.listen-address=HOST:PORT"), ("--run-directory", "--run-dir")]
+    ("unknown", "similar"), [("--port", "--web.listen-address=HOST:PORT"), ("--run-directory", "--run-dir")]
 )
-def test_the_flag_that_was_meant_is_named(given: str, meant: str) -> None:
-    line = f"unrecognized arguments: {given}=9000 (is {meant} meant? see rankscope-exporter --help)"
-    assert refused(f"{given}=9000") == f"rankscope-exporter: {line}"
+def test_an_unknown_flag_is_reported_with_a_similar_one(unknown: str, similar: str) -> None:
+    line = f"unrecognized arguments: {unknown}=9000 (did you mean {similar}? see rankscope-exporter --help)"
+    assert start_error(f"{unknown}=9000") == f"rankscope-exporter: {line}"
 
 
-def test_it_says_where_it_looks_for_ranks_which_it_finds_there_and_how_many_gpus(
+def test_the_log_names_the_run_directories_the_ranks_and_the_number_of_gpus(
     run_dir: Path, tmp_path: Path, free_port: int
 ) -> None:
     log = tmp_path / "log"
-    writers = [leave_steps(run_dir, rank) for rank in range(2)]
+    writers = [write_steps(run_dir, rank) for rank in range(2)]
     flags = ("--run-dir=/nowhere", f"--run-dir={run_dir}", "--simulate=3")
     with log.open("w") as stderr, exporter_process(free_port, *flags, ready="/-/ready", stderr=stderr):
         pass
-    said = log.read_text()
-    assert 'level=info logger=rankscope_exporter msg="the records of ranks are looked for in /nowhere' in said
-    assert f"/nowhere (not there yet), {run_dir}" in said
-    assert 'msg="ranks there now: 0-1 of run r"' in said
-    assert "has 3 GPUs" in said
+    text = log.read_text()
+    assert 'level=info logger=rankscope_exporter msg="reading rank records from /nowhere' in text
+    assert f"/nowhere (does not exist yet), {run_dir}" in text
+    assert 'msg="found ranks: 0-1 of run r"' in text
+    assert "has 3 GPUs" in text
     assert writers
 
 
-def test_of_many_runs_it_names_some() -> None:
+def test_the_log_names_a_limited_number_of_runs() -> None:
     def rank(run: str, alive: bool) -> Rank:
         info = {"run": run, "rank": "0"}
         return Rank(RankSnapshot(Path(), alive, (), info, last_words_at=None, read_monotonic=0.0), None, owner=0)
 
-    ranks = [rank(f"r{number}", number > 0) for number in range(daemon.RUNS_NAMED + 2)]
-    assert daemon._names([]) == ""
-    assert daemon._names(ranks).startswith("0 of run r1, 0 of run r2, ")
-    assert daemon._names(ranks).endswith(f"0 of run r{daemon.RUNS_NAMED}, 1 more runs, 1 that have ended")
+    ranks = [rank(f"r{number}", number > 0) for number in range(daemon.MAX_RUNS_LOGGED + 2)]
+    assert daemon._list_ranks([]) == ""
+    assert daemon._list_ranks(ranks).startswith("0 of run r1, 0 of run r2, ")
+    assert daemon._list_ranks(ranks).endswith(f"0 of run r{daemon.MAX_RUNS_LOGGED}, more runs: 1, ended ranks: 1")
 
 
-def test_it_serves_ipv4_without_a_host_in_its_address(run_dir: Path, free_port: int) -> None:
+def test_an_address_without_a_host_accepts_ipv4(run_dir: Path, free_port: int) -> None:
     with exporter(free_port, f"--web.listen-address=:{free_port}", f"--run-dir={run_dir}"):
         pass
 
 
-def test_what_the_findings_need_is_saved_when_the_exporter_ends_in_order(
-    run_dir: Path, free_port: int, tmp_path: Path
-) -> None:
+def test_findings_are_saved_when_the_exporter_stops(run_dir: Path, free_port: int, tmp_path: Path) -> None:
     saved = tmp_path / "findings.json"
     flags = (f"--run-dir={run_dir}", "--simulate=1", f"--state-dir={tmp_path}")
     with exporter_process(free_port, *flags) as process:

@@ -1,4 +1,4 @@
-"""The one kind of thread: it goes on after a mistake, and what it opened is closed where it was opened."""
+"""The worker thread: continues after an exception, and closes what it opened on its own thread."""
 
 from __future__ import annotations
 
@@ -9,58 +9,58 @@ import pytest
 from rankscope_exporter.worker import Worker
 
 
-def test_a_mistake_in_every_turn_is_logged_once_and_the_next_turn_is_taken(caplog: pytest.LogCaptureFixture) -> None:
-    turns: list[int] = []
-    has_gone_on = threading.Event()
+def test_a_repeated_exception_is_logged_once_and_the_calls_continue(caplog: pytest.LogCaptureFixture) -> None:
+    calls: list[int] = []
+    has_recovered = threading.Event()
 
-    def turn() -> None:
-        turns.append(1)
-        if len(turns) < 4:
+    def task() -> None:
+        calls.append(1)
+        if len(calls) < 4:
             raise ZeroDivisionError
-        has_gone_on.set()
+        has_recovered.set()
 
-    worker = Worker("turns", 0.01, turn, "a turn failed")
+    worker = Worker("test", 0.01, task, "a call failed")
     worker.start()
-    assert has_gone_on.wait(60)
+    assert has_recovered.wait(60)
     assert worker.stop(60)
     assert not worker.is_running
-    assert [record.getMessage() for record in caplog.records] == ["a turn failed"]
+    assert [record.getMessage() for record in caplog.records] == ["a call failed"]
 
 
-def test_a_turn_says_itself_when_the_next_one_is() -> None:
-    has_turned_twice = threading.Event()
+def test_a_call_can_set_the_time_until_the_next() -> None:
+    was_called_twice = threading.Event()
     pauses = iter([0.0])
 
-    def turn() -> float:
+    def task() -> float:
         pause = next(pauses, None)
         if pause is None:
-            has_turned_twice.set()
+            was_called_twice.set()
         return pause or 0.0
 
-    worker = Worker("turns", 3600.0, turn, "a turn failed")
+    worker = Worker("test", 3600.0, task, "a call failed")
     worker.start()
-    assert has_turned_twice.wait(60)
+    assert was_called_twice.wait(60)
     assert worker.stop(60)
 
 
-def test_the_end_comes_in_the_thread_after_the_last_turn() -> None:
-    seen: list[tuple[str, int]] = []
+def test_at_end_runs_on_the_thread_after_the_last_call() -> None:
+    events: list[tuple[str, int]] = []
 
-    def turn() -> None:
-        seen.append(("turn", threading.get_ident()))
+    def task() -> None:
+        events.append(("task", threading.get_ident()))
         worker.request_stop()
 
-    worker = Worker("turns", 3600.0, turn, "", at_end=lambda: seen.append(("end", threading.get_ident())))
+    worker = Worker("test", 3600.0, task, "", at_end=lambda: events.append(("end", threading.get_ident())))
     worker.start()
     assert worker.join(60)
-    assert [what for what, _ in seen] == ["turn", "end"]
-    assert len({thread for _, thread in seen} - {threading.get_ident()}) == 1
+    assert [event for event, _ in events] == ["task", "end"]
+    assert len({thread for _, thread in events} - {threading.get_ident()}) == 1
 
 
-def test_a_call_that_hangs_does_not_hold_up_who_stops_it() -> None:
-    goes_on = threading.Event()
-    worker = Worker("turns", 0.0, lambda: goes_on.wait(60) and None, "")
+def test_a_call_that_hangs_does_not_delay_stop() -> None:
+    may_return = threading.Event()
+    worker = Worker("test", 0.0, lambda: may_return.wait(60) and None, "")
     worker.start()
     assert not worker.stop(0.01)
-    goes_on.set()
+    may_return.set()
     assert worker.join(60)

@@ -1,4 +1,4 @@
-"""The committed dashboards: complete, asking only for what exists. Real data is the end-to-end test's."""
+"""The committed dashboards are complete and query only existing metrics. The end-to-end test checks real data."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rankscope_dashboards.phases import CAUSES, PHASES
 from rankscope_dashboards.queries import DASHBOARDS, NEEDS_CUDA, PanelQuery, panel_queries
 
 ROOT = Path(__file__).parents[2]
-RATE_INTERVAL = "61s"  # a duration that nobody would write by hand
+RATE_INTERVAL = "61s"  # unlike any duration in the dashboards' source
 QUERIES = list(
     panel_queries(run="a-run", owner="1000", compare="another-run", instance="node:10417", interval=RATE_INTERVAL)
 )
 
 
 def all_panels(model: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Every panel and row of a dashboard, also what collapsed rows hide."""
+    """Yield every panel and row of a dashboard, including panels of collapsed rows."""
     for panel in model["panels"]:
         yield panel
         yield from panel.get("panels") or ()
@@ -37,7 +37,7 @@ FILES = sorted((ROOT / "grafana/dashboards").glob("*.json"))
 MODELS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in FILES}
 PANELS = [(name, panel) for name, model in MODELS.items() for panel in all_panels(model) if panel["type"] != "row"]
 TILES = [(name, panel) for name, panel in PANELS if panel["type"] == "stat"]
-PROMETHEUS_OWN = {"up", "ALERTS"}
+BUILT_IN_SERIES = {"up", "ALERTS"}
 
 each_query = pytest.mark.parametrize("query", QUERIES, ids=lambda query: f"{query.dashboard}-{query.panel}")
 each_panel = pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def selectors(expr: str) -> Iterator[Any]:
 
 
 def documented_labels() -> dict[str, set[str]]:
-    """Every metric of docs/metrics.md with its labels; a histogram by the names of its series."""
+    """Return the labels of every metric in docs/metrics.md; histograms by the names of their series."""
     labels: dict[str, set[str]] = {}
     of_run = {"run", "owner"}
     common = {"gpu": {"gpu", "uuid"}, "rank": {*of_run, "rank"}, "run": of_run, "finding": of_run, "exporter": set()}
@@ -78,7 +78,7 @@ def documented_labels() -> dict[str, set[str]]:
 
 
 def recorded() -> set[str]:
-    """The names of the recording rules that Prometheus is given."""
+    """Return the names of the recording rules."""
     return {rule["record"] for group in production_groups() for rule in group["rules"] if "record" in rule}
 
 
@@ -88,58 +88,58 @@ def production_groups() -> list[dict[str, Any]]:
 
 
 @each_query
-def test_every_expression_parses(query: PanelQuery) -> None:
-    assert "$" not in query.expr, "a variable was left in place"
+def test_every_expression_is_valid(query: PanelQuery) -> None:
+    assert "$" not in query.expr, "a variable was not replaced"
     promql_parser.parse(query.expr)
 
 
 @each_query
-def test_every_query_asks_for_one_run_or_one_exporter(query: PanelQuery) -> None:
-    one_of = {
+def test_every_query_selects_one_run_or_one_exporter(query: PanelQuery) -> None:
+    allowed = {
         "run": [{("run", "a-run")}, {("run", "another-run")}],
         "node": [{("instance", "node:10417")}],
     }[query.dashboard]
-    asked = [{(label.name, label.value) for label in chosen.matchers.matchers} for chosen in selectors(query.expr)]
-    scoped = [any(wanted <= labels for wanted in one_of) for labels in asked]
-    joined = " on (" in query.expr  # then what it is joined with need not be asked for by name
-    assert all(scoped) or (joined and any(scoped))
+    matchers = [{(label.name, label.value) for label in one.matchers.matchers} for one in selectors(query.expr)]
+    is_scoped = [any(scope <= labels for scope in allowed) for labels in matchers]
+    is_joined = " on (" in query.expr  # then one side is enough
+    assert all(is_scoped) or (is_joined and any(is_scoped))
 
 
 @each_query
 def test_no_query_depends_on_the_name_of_the_prometheus_job(query: PanelQuery) -> None:
-    asked = [label.name for chosen in selectors(query.expr) for label in chosen.matchers.matchers]
-    assert "job" not in asked
+    labels = [label.name for selector in selectors(query.expr) for label in selector.matchers.matchers]
+    assert "job" not in labels
 
 
 @each_query
 def test_every_age_is_by_prometheus_clock(query: PanelQuery) -> None:
-    """What an exporter says of times is by its own clock, which may be wrong."""
+    """Check ages that are computed from exporters' timestamps: their clocks may be wrong."""
     names = [selector.name for selector in selectors(query.expr)]
     if "time() -" in query.expr and any(name.endswith("_timestamp_seconds") for name in names):
         assert "exporter:rankscope_clock_ahead:seconds" in names
 
 
 @each_query
-def test_every_rate_is_over_grafanas_rate_interval(query: PanelQuery) -> None:
+def test_every_rate_uses_grafanas_rate_interval(query: PanelQuery) -> None:
     for node in nodes(query.expr):
         if isinstance(node, promql_parser.Call) and node.func.name in {"rate", "irate", "increase", "delta", "deriv"}:
             assert node.args[0].range == promql_parser.parse_duration(RATE_INTERVAL), node
 
 
 @each_query
-def test_every_query_asks_for_metrics_and_labels_that_exist(query: PanelQuery) -> None:
+def test_every_query_uses_existing_metrics_and_labels(query: PanelQuery) -> None:
     documented = documented_labels()
     for selector in selectors(query.expr):
         if ":" in selector.name:
             assert selector.name in recorded()
-        elif selector.name not in PROMETHEUS_OWN:
+        elif selector.name not in BUILT_IN_SERIES:
             labels = {matcher.name for matcher in selector.matchers.matchers}
             assert labels <= documented[selector.name] | {"job", "instance"}
 
 
-def test_what_needs_cuda_is_asked_for_by_a_panel() -> None:
-    asked = {selector.name for query in QUERIES if query.needs_cuda for selector in selectors(query.expr)}
-    assert asked == set(NEEDS_CUDA)
+def test_every_metric_that_needs_cuda_has_a_panel() -> None:
+    queried = {selector.name for query in QUERIES if query.needs_cuda for selector in selectors(query.expr)}
+    assert queried == set(NEEDS_CUDA)
 
 
 def test_every_phase_and_every_cause_has_a_color() -> None:
@@ -154,7 +154,7 @@ def test_every_phase_and_every_cause_has_a_color() -> None:
 
 
 @each_panel
-def test_every_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
+def test_every_panel_has_title_description_and_unit(panel: dict[str, Any]) -> None:
     assert panel["title"]
     assert panel["description"].endswith(".")
     assert panel["fieldConfig"]["defaults"]["unit"]
@@ -162,31 +162,31 @@ def test_every_panel_says_what_it_shows(panel: dict[str, Any]) -> None:
 
 
 @each_panel
-def test_every_panel_says_why_it_is_empty(panel: dict[str, Any]) -> None:
+def test_every_empty_panel_shows_a_reason(panel: dict[str, Any]) -> None:
     reason = panel["fieldConfig"]["defaults"].get("noValue")
     assert reason
     assert panel["type"] in {"stat", "table"} or reason != "-"
 
 
 @each_tile
-def test_a_tile_without_a_value_has_no_color_but_grey(panel: dict[str, Any]) -> None:
+def test_a_tile_without_data_is_gray(panel: dict[str, Any]) -> None:
     base = panel["fieldConfig"]["defaults"]["thresholds"]["steps"][0]
     assert base.get("value") is None
     assert base["color"] in {NEUTRAL, "text"}
 
 
 @each_tile
-def test_a_tile_shows_what_is_now_and_not_what_was_last(panel: dict[str, Any]) -> None:
+def test_a_tile_shows_the_current_value_and_not_the_last_one(panel: dict[str, Any]) -> None:
     assert all(target["instant"] and not target["range"] for target in panel["targets"])
 
 
 @each_tile
 def test_no_tile_is_green(panel: dict[str, Any]) -> None:
-    """An exporter that is up says nothing about its GPUs, nor a rank that lives about its run."""
+    """Check that no tile suggests health: the GPUs of an exporter that is up may be faulty."""
     assert "green" not in json.dumps(panel)
 
 
-def test_a_throttled_gpu_and_an_xid_are_seen_at_a_glance() -> None:
+def test_a_throttled_gpu_and_an_xid_error_are_colored() -> None:
     steps = {
         panel["title"]: panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
         for name, panel in TILES
@@ -202,14 +202,14 @@ def test_a_throttled_gpu_and_an_xid_are_seen_at_a_glance() -> None:
 )
 def test_every_bar_has_its_name_below(panel: dict[str, Any]) -> None:
     (matrix,) = (step["options"] for step in panel["transformations"])
-    # As Grafana calls the field of the names; one without a unit of its own would be a share like the bars.
+    # Grafana's name of the field. Without its own unit it would be shown as a percentage.
     names = f"{matrix['rowField']}\\{matrix['columnField']}"
     assert {"id": "unit", "value": "string"} in properties(panel, names)
     assert panel["options"]["xTickLabelMaxLength"] >= len("rank 1023")
 
 
 @pytest.mark.parametrize(("title", "kind"), [("Lag by rank", "rank"), ("Temperature", "GPU")])
-def test_any_ten_ranks_in_a_row_have_colors_that_can_be_told_apart(title: str, kind: str) -> None:
+def test_ten_consecutive_ranks_have_distinct_colors(title: str, kind: str) -> None:
     (panel,) = (panel for _, panel in PANELS if panel["title"] == title)
     colors = [color_of(panel, f"{kind} {number}") for number in range(1030)]
     for first in range(1020):
@@ -220,13 +220,13 @@ def test_any_ten_ranks_in_a_row_have_colors_that_can_be_told_apart(title: str, k
 @pytest.mark.parametrize(
     "panel", [panel for _, panel in PANELS if panel["type"] == "timeseries"], ids=lambda p: p["title"]
 )
-def test_no_color_is_by_a_name(panel: dict[str, Any]) -> None:
-    """Names may be alike in Grafana's palette."""
+def test_no_color_depends_on_a_name(panel: dict[str, Any]) -> None:
+    """Check the palette: Grafana's palette by name may give two series similar colors."""
     assert panel["fieldConfig"]["defaults"]["color"]["mode"] == "palette-classic"
 
 
 def properties(panel: dict[str, Any], name: str) -> list[dict[str, Any]]:
-    """What the overrides say about a field, as Grafana matches them: the last one wins."""
+    """Return the overridden properties of a field, matched as Grafana does: the last one wins."""
     return [
         one
         for override in panel["fieldConfig"]["overrides"]
@@ -247,12 +247,12 @@ def color_of(panel: dict[str, Any], name: str) -> str:
 
 
 def distance(one: str, other: str) -> float:
-    """Of two colors, such as #ff0000, in RGB's cube."""
+    """Return the distance of two colors, such as #ff0000, in RGB space."""
     return math.dist(bytes.fromhex(one[1:]), bytes.fromhex(other[1:]))
 
 
 @each_panel
-def test_every_panel_asks_the_chosen_prometheus(panel: dict[str, Any]) -> None:
+def test_every_panel_queries_the_chosen_prometheus(panel: dict[str, Any]) -> None:
     chosen = {"type": "prometheus", "uid": "${datasource}"}
     assert [panel["datasource"], *(target["datasource"] for target in panel["targets"])] == [chosen] * (
         1 + len(panel["targets"])
@@ -260,7 +260,7 @@ def test_every_panel_asks_the_chosen_prometheus(panel: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", DASHBOARDS)
-def test_a_panel_that_only_a_fault_fills_says_so_while_it_is_empty(name: str) -> None:
+def test_a_panel_that_needs_a_fault_explains_why_it_is_empty(name: str) -> None:
     for panel in (panel for row in DASHBOARDS[name].rows for panel in row.panels):
         if panel.kind in {"stat", "table"} and all(query.needs_fault for query in panel.queries):
             assert panel.fields.no_value not in {None, "", "-"}, panel.title
@@ -269,7 +269,7 @@ def test_a_panel_that_only_a_fault_fills_says_so_while_it_is_empty(name: str) ->
 @pytest.mark.parametrize(
     "panel", [panel for _, panel in PANELS if panel["type"] == "table"], ids=lambda p: str(p["title"])
 )
-def test_every_column_of_a_table_is_in_an_answer(panel: dict[str, Any]) -> None:
+def test_every_column_of_a_table_is_in_a_query(panel: dict[str, Any]) -> None:
     arranged = next(step["options"] for step in panel["transformations"] if step["id"] == "organize")
     values = [f"Value #{target['refId']}" for target in panel["targets"]] if len(panel["targets"]) > 1 else ["Value"]
     expressions = " ".join(target["expr"] for target in panel["targets"])
@@ -278,7 +278,7 @@ def test_every_column_of_a_table_is_in_an_answer(panel: dict[str, Any]) -> None:
         assert column in values or column in labels or expressions.startswith("ALERTS{"), column
 
 
-def test_a_tracker_s_page_can_be_opened_and_its_url_is_not_encoded_again() -> None:
+def test_the_link_to_a_trackers_page_is_not_encoded_again() -> None:
     (panel,) = (panel for _, panel in PANELS if panel["title"] == "Experiment trackers")
     (links,) = (one["value"] for one in properties(panel, "Page") if one["id"] == "links")
     assert [link["url"] for link in links] == ["${__value.raw:raw}"]
@@ -288,30 +288,30 @@ def test_a_tracker_s_page_can_be_opened_and_its_url_is_not_encoded_again() -> No
 def test_ids_are_unique(model: dict[str, Any]) -> None:
     ids = [panel["id"] for panel in all_panels(model)]
     assert len(ids) == len(set(ids))
-    assert 0 < len(model["uid"]) <= 40  # Grafana refuses longer ones
+    assert 0 < len(model["uid"]) <= 40  # Grafana rejects longer ones
 
 
 @each_dashboard
-def test_panels_stay_on_the_grid_and_off_each_other(model: dict[str, Any]) -> None:
-    for together in (model["panels"], *(panel.get("panels") or () for panel in model["panels"])):
-        places = [(panel["title"], panel["gridPos"]) for panel in together]
-        for title, place in places:
-            assert place["x"] + place["w"] <= 24, title
-        for (one, a), (other, b) in combinations(places, 2):
-            apart_across = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
-            apart_down = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
-            assert apart_across or apart_down, f"{one} lies over {other}"
+def test_panels_fit_on_the_grid_without_overlap(model: dict[str, Any]) -> None:
+    for panels in (model["panels"], *(panel.get("panels") or () for panel in model["panels"])):
+        positions = [(panel["title"], panel["gridPos"]) for panel in panels]
+        for title, position in positions:
+            assert position["x"] + position["w"] <= 24, title
+        for (one, a), (other, b) in combinations(positions, 2):
+            has_columns_apart = a["x"] + a["w"] <= b["x"] or b["x"] + b["w"] <= a["x"]
+            has_rows_apart = a["y"] + a["h"] <= b["y"] or b["y"] + b["h"] <= a["y"]
+            assert has_columns_apart or has_rows_apart, f"{one} overlaps {other}"
 
 
 @each_dashboard
-def test_a_collapsed_row_hides_its_own_panels_and_no_other_row_any(model: dict[str, Any]) -> None:
+def test_only_collapsed_rows_contain_panels(model: dict[str, Any]) -> None:
     for row in (panel for panel in model["panels"] if panel["type"] == "row"):
         assert bool(row["collapsed"]) == bool(row["panels"]), row["title"]
         assert all(panel["gridPos"]["y"] > row["gridPos"]["y"] for panel in row["panels"])
 
 
 @each_dashboard
-def test_every_choice_comes_from_prometheus(model: dict[str, Any]) -> None:
+def test_every_variable_is_queried_from_prometheus(model: dict[str, Any]) -> None:
     variables = {variable["name"]: variable for variable in model["templating"]["list"]}
     assert variables.pop("datasource")["type"] == "datasource"
     variables.pop("compare", None)
@@ -323,18 +323,18 @@ def test_every_choice_comes_from_prometheus(model: dict[str, Any]) -> None:
         assert variable["datasource"]["uid"] == "${datasource}"
 
 
-def test_no_other_run_is_compared_with_until_one_is_chosen() -> None:
+def test_no_run_is_compared_with_by_default() -> None:
     (compare,) = (variable for variable in MODELS["run"]["templating"]["list"] if variable["name"] == "compare")
     query = re.fullmatch(r"query_result\((.*)\)", compare["query"]["query"]).group(1)  # type: ignore[union-attr]  # a mismatch is a failure
     promql_parser.parse(query.replace("$run", "a-run").replace("$__range", "1h"))
     assert f'"{compare["current"]["value"]}"' in query
     pattern = re.compile(compare["regex"].strip("/"))
-    # As Grafana writes the series of a query_result before it applies the pattern.
+    # Grafana's format of a series from query_result, to which it applies the pattern.
     assert pattern.search('{run="a run, with {signs}"} 1 1761000000000').group(1) == "a run, with {signs}"  # type: ignore[union-attr]  # as above
 
 
 @pytest.mark.parametrize(
-    ("name", "wanted"), [("run", {"datasource", "run", "compare"}), ("node", {"datasource", "instance"})]
+    ("name", "expected"), [("run", {"datasource", "run", "compare"}), ("node", {"datasource", "instance"})]
 )
-def test_each_dashboard_offers_what_it_is_about(name: str, wanted: set[str]) -> None:
-    assert wanted <= {variable["name"] for variable in MODELS[name]["templating"]["list"]}
+def test_each_dashboard_has_its_variables(name: str, expected: set[str]) -> None:
+    assert expected <= {variable["name"] for variable in MODELS[name]["templating"]["list"]}

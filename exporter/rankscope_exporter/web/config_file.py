@@ -1,7 +1,7 @@
-"""`--web.config.file`: TLS, basic auth and headers, in the format that the Prometheus exporters share.
+"""`--web.config.file`: TLS, basic auth and headers, in the format of the Prometheus exporters.
 
-https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md; what of it is not supported here
-is an error that says so, never silently ignored (docs/security.md has the list).
+https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md. An unsupported setting is an
+error and never ignored; docs/security.md lists them.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rankscope_exporter.web.tls import (
     VERSIONS,
     TlsError,
     TlsSettings,
-    ends_at,
+    expires_at,
     server_context,
 )
 
-# Cost, salt, hash. The salt's 16 bytes leave four bits of its last character zero; bcrypt raises where they are not.
+# Cost, salt, hash. The last four bits of the salt's last character are unused; bcrypt raises if they are not zero.
 BCRYPT = re.compile(r"\$2[abxy]\$(0[4-9]|[12][0-9]|3[01])\$[./A-Za-z0-9]{21}[.Oeu][./A-Za-z0-9]{31}")
-# The headers that exporter-toolkit lets one set, and the values that it takes for them.
+# The headers that exporter-toolkit can set, and the values that it accepts for them.
 HEADERS: Mapping[str, tuple[str, ...]] = {
     "Strict-Transport-Security": (),
     "X-Content-Type-Options": ("nosniff",),
@@ -39,15 +39,15 @@ HEADERS: Mapping[str, tuple[str, ...]] = {
     "X-XSS-Protection": (),
     "Content-Security-Policy": (),
 }
-# What exporter-toolkit knows and this exporter does not: by key, and by key and value.
+# Settings of exporter-toolkit that this exporter does not support: by key, or by key and value.
 UNSUPPORTED = {
-    "rate_limit": "requests are limited by other bounds",
-    "tls_server_config.cert": "name a file: cert_file",
-    "tls_server_config.key": "name a file: key_file",
-    "tls_server_config.client_ca": "name a file: client_ca_file",
+    "rate_limit": "the exporter has fixed limits",
+    "tls_server_config.cert": "use cert_file",
+    "tls_server_config.key": "use key_file",
+    "tls_server_config.client_ca": "use client_ca_file",
     "tls_server_config.curve_preferences": "OpenSSL's defaults are used",
-    "tls_server_config.client_auth_type: RequestClientCert": "it accepts certificates that are not verified",
-    "tls_server_config.client_auth_type: RequireAnyClientCert": "it accepts certificates that are not verified",
+    "tls_server_config.client_auth_type: RequestClientCert": "it accepts unverified certificates",
+    "tls_server_config.client_auth_type: RequireAnyClientCert": "it accepts unverified certificates",
 }
 BOOLEANS = {"true": True, "yes": True, "on": True, "false": False, "no": False, "off": False}
 
@@ -55,84 +55,84 @@ logger = logging.getLogger(__name__)
 
 
 class TextLoader(yaml.SafeLoader):
-    """Reads every scalar as the text in the file, as Go does where it expects a text: a number, a date, `on`."""
+    """Loads every scalar as a string (numbers, dates, `on`), as Go does where it expects a string."""
 
-    yaml_implicit_resolvers = {  # noqa: RUF012 - of the class, as PyYAML has it
+    yaml_implicit_resolvers = {  # noqa: RUF012 - a class attribute in PyYAML, too
         first: [(tag, pattern) for tag, pattern in resolvers if tag.endswith((":null", ":merge"))]
         for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
 
 class WebConfigError(ValueError):
-    """A web configuration that cannot be used; the text names the file and the key, and never a secret."""
+    """An invalid web configuration. The text names the file and the key, and never contains a secret."""
 
 
 @dataclass(frozen=True)
 class WebConfig:
-    """What the file says. Without TLS settings pages are served in the clear, without users to everybody."""
+    """The parsed file. Without TLS settings pages are served unencrypted, without users to every client."""
 
     tls: TlsSettings | None
     context: ssl.SSLContext | None
     users: Mapping[str, bytes]
     """bcrypt hashes by user name."""
     headers: Mapping[str, str]
-    certificate_ends_at: float = math.inf
-    """Unix time; infinity also where it is not known."""
+    certificate_expires_at: float = math.inf
+    """Unix time; infinity if unknown or without TLS."""
 
 
 class WebConfigFile:
-    """The configuration as the file has it now: looked at anew with each request and each TLS handshake.
+    """The configuration file, checked for changes with each request and each TLS handshake.
 
-    So users, headers and certificates are renewed without a restart; other TLS settings belong to the listening
-    socket and need one. A file that has become unusable is logged once, and what it said before holds on.
+    Changed users, headers and certificates take effect without a restart; other TLS settings need one. If the file
+    becomes invalid, the error is logged once, and the last valid configuration stays in use.
     """
 
     def __init__(self, path: Path, clock: Callable[[], float] = time.time) -> None:
-        """Read it for the first time. Raises WebConfigError if it cannot be used."""
+        """Load the file. Raises WebConfigError if it is invalid."""
         self._path = path
         self._clock = clock
-        self._expired: WebConfig | None = None  # the one of which that has been told
+        self._logged_as_expired: WebConfig | None = None
         self._config = load(path)
-        self._state = self._files()
+        self._state = self._read_state()
         if self._config.context:
             self._config.context.sni_callback = self._use_newest_certificate
 
     def current(self) -> WebConfig:
-        """The newest configuration that could be used."""
-        if (state := self._files()) != self._state:
+        """Return the newest valid configuration."""
+        if (state := self._read_state()) != self._state:
             self._state = state
             try:
                 self._replace(load(self._path))
             except WebConfigError as error:
-                logger.error("--web.config.file: keeping what was loaded before: %s", error)
-        self._tell_if_expired()
+                logger.error("--web.config.file: reload failed; keeping the previous configuration: %s", error)
+        self._log_if_expired()
         return self._config
 
     def _replace(self, config: WebConfig) -> None:
         if config.tls != self._config.tls:
-            raise WebConfigError(f"{self._path}: tls_server_config: other settings need a restart")
+            raise WebConfigError(f"{self._path}: tls_server_config: changed settings need a restart")
         self._config = config
-        logger.info("--web.config.file: loaded again")
+        logger.info("--web.config.file: reloaded")
 
-    def _tell_if_expired(self) -> None:
-        # Clients see it and refuse; on this side every handshake fails as if nobody had wanted one.
-        tls, ends_at = self._config.tls, self._config.certificate_ends_at
-        if tls and ends_at <= self._clock() and self._expired is not self._config:
-            self._expired = self._config
-            ended = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(ends_at))
-            logger.error("--web.config.file: %s has expired, at %s UTC: scrapes fail", tls.cert_file, ended)
+    def _log_if_expired(self) -> None:
+        # Clients reject an expired certificate; the server only sees that they close the connection.
+        tls, expiry = self._config.tls, self._config.certificate_expires_at
+        if tls and expiry <= self._clock() and self._logged_as_expired is not self._config:
+            self._logged_as_expired = self._config
+            text = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(expiry))
+            logger.error("--web.config.file: certificate %s expired at %s UTC; scrapes fail", tls.cert_file, text)
 
     def _use_newest_certificate(self, connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
-        # Called in every handshake, whether or not the client names the server.
+        # Called in every handshake, also if the client sends no server name.
         connection.context = self.current().context
 
-    def _files(self) -> list[tuple[int, int, int] | None]:
+    def _read_state(self) -> list[tuple[int, int, int] | None]:
         tls = self._config.tls
         return [_state(path) for path in (self._path, *(tls.files if tls else ()))]
 
 
 def load(path: Path) -> WebConfig:
-    """Read the file and all that it names. Raises WebConfigError."""
+    """Read the file and the files that it names. Raises WebConfigError."""
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), TextLoader)  # noqa: S506 - a SafeLoader
         return _parse(document, path.parent)
@@ -141,7 +141,7 @@ def load(path: Path) -> WebConfig:
     except UnicodeDecodeError as error:
         raise WebConfigError(f"{path}: not UTF-8") from error
     except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)  # not the text: it quotes the line, which may be a secret
+        mark = getattr(error, "problem_mark", None)  # not the error's text: it quotes the line, which may be a secret
         raise WebConfigError(f"{path}: not YAML{f' at line {mark.line + 1}' if mark else ''}") from error
     except (TlsError, WebConfigError) as error:
         raise WebConfigError(f"{path}: {error}") from error
@@ -155,7 +155,7 @@ def _parse(document: object, directory: Path) -> WebConfig:
     except TlsError as error:
         raise TlsError(f"tls_server_config.{error}") from error
     users, headers = _users(top.get("basic_auth_users")), _headers(top.get("http_server_config"))
-    return WebConfig(tls, context, users, headers, ends_at(tls) if tls else math.inf)
+    return WebConfig(tls, context, users, headers, expires_at(tls) if tls else math.inf)
 
 
 def _tls(value: object, directory: Path) -> TlsSettings | None:
@@ -188,7 +188,7 @@ def _users(value: object) -> dict[str, bytes]:
     for name, given in _section("basic_auth_users", value).items():
         field = f"basic_auth_users.{name}"
         if not isinstance(name, str) or not name or ":" in name:
-            raise WebConfigError(f"{field}: a user's name is a text without a colon")
+            raise WebConfigError(f"{field}: a user name must be text without a colon")
         if not isinstance(given, str) or not BCRYPT.fullmatch(given):
             raise WebConfigError(f"{field}: not a bcrypt hash (make one with: htpasswd -nBC 10 {name!r})")
         users[name] = given.encode()
@@ -201,7 +201,7 @@ def _headers(value: object) -> dict[str, str]:
     headers = {}
     for name, given in _section("http_server_config.headers", section.get("headers"), HEADERS).items():
         field = f"http_server_config.headers.{name}"
-        if not given:  # blank is unset
+        if not given:  # an empty value means unset
             continue
         allowed = HEADERS[name]
         text = _one_of(field, given, allowed) if allowed else _text(field, given)
@@ -212,7 +212,7 @@ def _headers(value: object) -> dict[str, str]:
 
 
 def _section(field: str, value: object, known: Collection[str] | None = None) -> dict[Any, Any]:
-    """Keys and values; an empty section is none."""
+    """Return a section's keys and values; an empty section has none."""
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -221,12 +221,12 @@ def _section(field: str, value: object, known: Collection[str] | None = None) ->
         if known is not None and key not in known:
             where = f"{field}.{key}" if field else str(key)
             _check_supported(where, where)
-            raise WebConfigError(f"{where}: unknown key; known here: {', '.join(known)}")
+            raise WebConfigError(f"{where}: unknown key; valid keys: {', '.join(known)}")
     return value
 
 
 def _check_supported(field: str, known: str) -> None:
-    """Raises WebConfigError with the reason for what only exporter-toolkit knows."""
+    """Raise WebConfigError with the reason if only exporter-toolkit supports the setting."""
     if reason := UNSUPPORTED.get(known):
         raise WebConfigError(f"{field}: not supported: {reason}")
 
@@ -239,7 +239,7 @@ def _boolean(field: str, value: object) -> bool:
 
 def _text(field: str, value: object) -> str:
     if not isinstance(value, str) or not value:
-        raise WebConfigError(f"{field}: expected a text")
+        raise WebConfigError(f"{field}: expected text")
     return value
 
 
@@ -252,7 +252,7 @@ def _list(field: str, value: object) -> list[Any]:
 def _one_of(field: str, value: object, known: Collection[str]) -> str:
     if _text(field, value) not in known:
         _check_supported(field, f"{field}: {value}")
-        raise WebConfigError(f"{field}: {value!r} is none of: {', '.join(known)}")
+        raise WebConfigError(f"{field}: {value!r} is not one of: {', '.join(known)}")
     return str(value)
 
 

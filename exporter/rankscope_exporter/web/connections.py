@@ -1,12 +1,12 @@
-"""Every connection of the exporter's server, and which one is closed where there are too many.
+"""The server's connections: which one to close if there are too many, and which request to handle next.
 
-Every new connection is accepted, and one of the address that has the most is closed for it: a client that holds all
-that there are loses its own, and not the scrape of another address. Of one address it is the connection that has waited
-longest for its client: for a request's end, for its answer to be read, or for another request. One that waits for the
-server is closed only if all do. So a scrape from an attacker's address is answered as well.
+Each new connection is accepted. At the limit, a connection of the address with the most connections is closed for it:
+a client that opens too many loses its own. Of that address, the connection is closed that has waited longest for its
+client (to complete a request, read a response or send another request). One that waits for the server is closed only if
+all do, so a scrape from an attacker's address is answered, too.
 
-Requests are handled in turns of the event loop, in rounds of one request of each address: hundreds of requests of one
-address delay another address by one request, or by the time that a turn has.
+Requests are handled in rounds, one of each address in a round. Hundreds of requests of one address delay another
+address by one request, or by the time that an iteration of the event loop has for requests.
 """
 
 from __future__ import annotations
@@ -30,69 +30,69 @@ Action = Callable[[], None]
 
 
 class Page:
-    """The bytes of one answer, which several connections may be sending."""
+    """The body of a response, which several connections may be sending."""
 
     def __init__(self, body: bytes) -> None:
         self.body = body
 
 
 class Connection(Protocol):
-    """What is asked of a connection here."""
+    """The part of a connection that this module uses."""
 
     address: str
-    """Whose it is, as `whose` says."""
+    """The client's network, from `client_network`."""
     since: float
-    """When it began to do what it does now."""
+    """Start time of the connection's current state."""
     is_lost: bool
-    """Whether the client has left."""
+    """True once the connection is closed."""
 
     @property
     def is_pending(self) -> bool:
-        """Whether it waits for the server and not for its client."""
+        """Return whether it waits for the server, not for its client."""
 
     def cut_off(self, reason: str) -> None:
-        """Close it at once, whatever it has not sent."""
+        """Close it at once and discard unsent data."""
 
 
 class Connections:
-    """Those that there are now. Not for several threads: all are served by one event loop."""
+    """The open connections. Not thread-safe: one event loop serves all of them."""
 
     def __init__(self, limit: int | None = None, page_bytes: int = limits.PAGE_BYTES) -> None:
         self._limit = limit or limits.connections()
         self._page_bytes = page_bytes
         self._open = _ConnectionsByAddress()
         self._sending = _ConnectionsByAddress()
-        self._pages: dict[Connection, Page] = {}  # that these are sending
+        self._pages: dict[Connection, Page] = {}  # the page that each connection is sending
 
     def __len__(self) -> int:
         return len(self._open)
 
     def add(self, connection: Connection) -> None:
-        """Let it in, and cut off whoever gives way where there are more than the limit."""
+        """Add a new connection; close another one if there are more than the limit."""
         self._open.add(connection)
         while len(self._open) > self._limit:
-            self._cut_off(self._open.gives_way(connection), "too many connections")
+            self._cut_off(self._open.choose_to_close(connection), "too many connections")
 
     def remove(self, connection: Connection) -> None:
-        """Forget it, as it is closed, with the page that it was being sent."""
+        """Remove a closed connection, and the page that it was sending."""
         self._open.remove(connection)
-        self.has_sent(connection)
+        self.end_sending(connection)
 
-    def sends(self, connection: Connection, page: Page) -> None:
-        """It begins to send a page."""
+    def start_sending(self, connection: Connection, page: Page) -> None:
+        """Record that the connection sends a page; close others if the pages exceed the limit."""
         self._sending.add(connection)
         self._pages[connection] = page
-        while self.held_bytes > self._page_bytes and len(self._sending) > 1:
-            self._cut_off(self._sending.gives_way(connection), "too much that its client did not read")
+        while self.sending_bytes > self._page_bytes and len(self._sending) > 1:
+            self._cut_off(self._sending.choose_to_close(connection), "too many unread responses")
 
-    def has_sent(self, connection: Connection) -> None:
-        """It holds no page any more."""
+    def end_sending(self, connection: Connection) -> None:
+        """Record that the connection sends no page."""
         self._sending.remove(connection)
         self._pages.pop(connection, None)
 
     @property
-    def held_bytes(self) -> int:
-        """Of pages that are being sent, each counted once."""
+    def sending_bytes(self) -> int:
+        """Size of the pages that are being sent, each counted once."""
         return sum(len(page.body) for page in set(self._pages.values()))
 
     def _cut_off(self, connection: Connection, reason: str) -> None:
@@ -100,57 +100,54 @@ class Connections:
         connection.cut_off(reason)
 
 
-class Turns:
-    """Actions for connections, run in rounds: one for each address in a round, in the order of arrival.
+class FairQueue:
+    """Queued actions of connections, run in rounds: one action of each address in a round, in order of arrival.
 
-    A turn of the event loop has at least one round, and more until its time is used up. What a connection has queued is
-    dropped when it closes, so a client that opens connections and leaves holds no memory.
+    An iteration of the event loop runs at least one round, and more while it has time. The actions of a connection are
+    dropped when it closes, so a client that opens and closes connections takes no memory.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._queues: dict[str, dict[Connection, deque[Action]]] = {}  # of addresses that had this turn
+        self._queues: dict[str, dict[Connection, deque[Action]]] = {}  # of addresses served in this iteration
 
-    def take(self, connection: Connection, action: Action) -> bool:
-        """Run the action now and return True, or queue it if this address has had its turn."""
+    def run_or_queue(self, connection: Connection, action: Action) -> bool:
+        """Run the action and return True, or queue it if its address was already served in this iteration."""
         queue = self._queues.get(connection.address)
         if queue is not None:
             queue.setdefault(connection, deque()).append(action)
             return False
         if not self._queues:
-            asyncio.get_running_loop().call_soon(self._next)
+            asyncio.get_running_loop().call_soon(self._run_rounds)
         self._queues[connection.address] = {}
         action()
         return True
 
-    @property
-    def queued(self) -> int:
-        """How many actions wait."""
+    def __len__(self) -> int:
         return sum(len(actions) for queue in self._queues.values() for actions in queue.values())
 
-    def has(self, connection: Connection) -> bool:
-        """Return whether an action of this connection is queued."""
+    def __contains__(self, connection: Connection) -> bool:
         return connection in self._queues.get(connection.address, ())
 
-    def forget(self, connection: Connection) -> None:
-        """Drop what the connection has queued."""
+    def drop(self, connection: Connection) -> None:
+        """Remove the connection's queued actions."""
         self._queues.get(connection.address, {}).pop(connection, None)
 
-    def _next(self) -> None:
+    def _run_rounds(self) -> None:
         self._queues = {address: queue for address, queue in self._queues.items() if queue}
         if self._queues:
-            asyncio.get_running_loop().call_soon(self._next)
-        ends = self._clock() + limits.TURN_SECONDS
+            asyncio.get_running_loop().call_soon(self._run_rounds)
+        deadline = self._clock() + limits.ITERATION_SECONDS
         while queues := [queue for queue in self._queues.values() if queue]:
             for queue in queues:
                 _run_first(queue)
-            if self._clock() >= ends:
+            if self._clock() >= deadline:
                 break
 
 
 def _run_first(queue: dict[Connection, deque[Action]]) -> None:
-    """Run one action of the first connection, which then goes to the end of the queue if it has more."""
-    if not queue:  # an action before this one has closed the last connection
+    """Run one action of the first connection, and move the connection to the end if it has more."""
+    if not queue:  # an earlier action has closed the last connection
         return
     connection = next(iter(queue))
     actions = queue.pop(connection)
@@ -161,42 +158,42 @@ def _run_first(queue: dict[Connection, deque[Action]]) -> None:
 
 
 class _ConnectionsByAddress:
-    """Connections by their address. To find who gives way costs little: it is done for each that an attacker opens."""
+    """Connections by address. Choosing one to close is cheap: it happens for each connection that an attacker opens."""
 
     def __init__(self) -> None:
-        self._of: dict[str, dict[Connection, None]] = {}  # sets in the order in which they came
+        self._by_address: dict[str, dict[Connection, None]] = {}  # ordered sets
         self._count = 0
 
     def __len__(self) -> int:
         return self._count
 
     def add(self, connection: Connection) -> None:
-        """It is one of them."""
-        crowd = self._of.setdefault(connection.address, {})
-        self._count += connection not in crowd
-        crowd[connection] = None
+        """Add the connection if it is not there."""
+        group = self._by_address.setdefault(connection.address, {})
+        self._count += connection not in group
+        group[connection] = None
 
     def remove(self, connection: Connection) -> None:
-        """It is none of them, and perhaps never was."""
-        crowd = self._of.get(connection.address, {})
-        if connection in crowd:
-            del crowd[connection]
+        """Remove the connection if it is there."""
+        group = self._by_address.get(connection.address, {})
+        if connection in group:
+            del group[connection]
             self._count -= 1
-            if not crowd:
-                del self._of[connection.address]
+            if not group:
+                del self._by_address[connection.address]
 
-    def gives_way(self, newest: Connection) -> Connection:
-        """One of the largest crowd, not the newest."""
-        most = max(map(len, self._of.values()))
-        crowded = chain.from_iterable(crowd for crowd in self._of.values() if len(crowd) == most)
-        return min((one for one in crowded if one is not newest), key=attrgetter("is_pending", "since"))
+    def choose_to_close(self, newest: Connection) -> Connection:
+        """Return a connection of the address with the most connections, but not the newest."""
+        most = max(map(len, self._by_address.values()))
+        candidates = chain.from_iterable(group for group in self._by_address.values() if len(group) == most)
+        return min((one for one in candidates if one is not newest), key=attrgetter("is_pending", "since"))
 
 
-@lru_cache(maxsize=1024)  # an attacker's are a few, and come hundreds of times a second
-def whose(host: str) -> str:
-    """The part of the network that `host` is in and that one owner surely has: it cannot make itself many.
+@lru_cache(maxsize=1024)  # an attacker has few addresses and connects hundreds of times a second
+def client_network(host: str) -> str:
+    """Return the network of `host` that has one owner, so that a client cannot pretend to be many.
 
-    Of IPv6 that is a /64; of IPv4 the address, but all of 127.0.0.0/8 is this machine.
+    For IPv6 that is the /64. For IPv4 it is the address, or 127.0.0.0/8 for this machine.
     """
     try:
         address = ipaddress.ip_address(host)
@@ -210,17 +207,18 @@ def whose(host: str) -> str:
 
 
 class RateLimitedLog:
-    """A line in the log about what was done to clients, at the most once a minute however many they are."""
+    """Logs closed client connections by reason, at most one line a minute."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._counts: Counter[str] = Counter()
-        self._at = -limits.TOLD_EVERY
+        self._logged_at = -limits.LOG_INTERVAL
 
-    def note(self, reason: str) -> None:
-        """One more client for this reason."""
+    def count(self, reason: str) -> None:
+        """Count one connection closed for this reason, and log the counts if it is time."""
         self._counts[reason] += 1
-        if self._clock() - self._at >= limits.TOLD_EVERY:
-            self._at = self._clock()
-            logger.warning("clients cut off: %s", ", ".join(f"{n} ({why})" for why, n in self._counts.items()))
+        if self._clock() - self._logged_at >= limits.LOG_INTERVAL:
+            self._logged_at = self._clock()
+            counts = ", ".join(f"{count} ({reason})" for reason, count in self._counts.items())
+            logger.warning("closed client connections: %s", counts)
             self._counts.clear()

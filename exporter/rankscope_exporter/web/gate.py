@@ -1,4 +1,4 @@
-"""What a web configuration file asks of every request: basic auth, on every page, and headers in every answer."""
+"""Basic auth for every page and configured headers in every response, from the web configuration file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 
 class Gate:
-    """An ASGI application in front of another. `current` is the web configuration of this moment."""
+    """ASGI middleware that checks the credentials of each request. `current` returns the current configuration."""
 
     def __init__(self, application: Application, current: Callable[[], WebConfig]) -> None:
         self._application = application
@@ -25,34 +25,34 @@ class Gate:
         self._passwords = Passwords()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
-        """Answer 401 (or 503: ask again), or let the request through."""
-        if scope["type"] != "http":  # the server's start and stop; it is told to speak no websockets
+        """Pass the request on if its credentials are valid; otherwise answer 401, or 503 if the client should retry."""
+        if scope["type"] != "http":  # start and stop of the server; websockets are disabled
             await self._application(scope, receive, send)
             return
         config = self._current()
         send = _with_headers(send, config.headers)
         try:
-            is_admitted = not config.users or await self._is_admitted(scope, config.users)
+            is_authenticated = not config.users or await self._is_authenticated(scope, config.users)
         except TooManyChecksError:
-            await _answer(send, 503, b"Too many passwords wait to be checked\n", (b"retry-after", b"1"))
+            await _answer(send, 503, b"Too many password checks in progress\n", (b"retry-after", b"1"))
             return
-        if is_admitted:
+        if is_authenticated:
             await self._application(scope, receive, send)
         else:
             await _answer(send, 401, b"Unauthorized\n", (b"www-authenticate", b'Basic realm="rankscope-exporter"'))
 
-    async def _is_admitted(self, scope: Message, users: Mapping[str, bytes]) -> bool:
+    async def _is_authenticated(self, scope: Message, users: Mapping[str, bytes]) -> bool:
         given = credentials(dict(scope["headers"]).get(b"authorization", b""))
         if given is None:
             return False
-        connection = scope.get("state", {}).get("connection")  # none where there is no server of ours, in a test
+        connection = scope.get("state", {}).get("connection")  # None in tests without the exporter's server
         if connection is None:
-            return await self._passwords.admits(users, *given)
-        return await self._passwords.admits(users, *given, connection.address, lambda: connection.is_lost)
+            return await self._passwords.verify(users, *given)
+        return await self._passwords.verify(users, *given, connection.address, lambda: connection.is_lost)
 
 
 def credentials(header: bytes) -> tuple[str, bytes] | None:
-    """User and password of an Authorization header (RFC 7617); None if it has none."""
+    """Return user and password of an Authorization header (RFC 7617), or None if it has none."""
     scheme, _, encoded = header.partition(b" ")
     try:
         name, separator, password = base64.b64decode(encoded.strip(), validate=True).partition(b":")
@@ -70,9 +70,9 @@ async def _answer(send: Send, status: int, text: bytes, header: tuple[bytes, byt
 def _with_headers(send: Send, headers: Mapping[str, str]) -> Send:
     extra = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
 
-    async def sending(message: Message) -> None:
+    async def send_with_headers(message: Message) -> None:
         if message["type"] == "http.response.start":
             message["headers"] = [*message["headers"], *extra]
         await send(message)
 
-    return sending
+    return send_with_headers

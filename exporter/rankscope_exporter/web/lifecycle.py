@@ -1,4 +1,4 @@
-"""/-/ready, and POST /-/release and /-/resume: handles given back, so that a GPU can be reset, and taken again."""
+"""The pages /-/ready, POST /-/release, which closes the driver so that a GPU can be reset, and POST /-/resume."""
 
 from __future__ import annotations
 
@@ -10,30 +10,30 @@ from fastapi.responses import PlainTextResponse
 
 from rankscope_exporter.gpu.sampler import ReleaseError
 
-RELEASED_FOR = 900.0  # seconds, unless the request says otherwise: a reset takes some ten, a driver's upgrade minutes
-LONGEST = 86_400.0  # seconds: a release that is forgotten must not leave a machine unwatched for good
+DEFAULT_RELEASE = 900.0  # seconds: a reset takes about ten, a driver upgrade several minutes
+LONGEST_RELEASE = 86_400.0  # seconds: a forgotten release must not leave a machine without monitoring forever
 
 
 class Gpus(Protocol):
-    """What the sampler does for these pages."""
+    """The part of the sampler that these pages use."""
 
     @property
     def is_ready(self) -> bool:
-        """Whether a scrape misses nothing that is there."""
+        """Return whether a scrape is complete."""
 
     @property
     def is_released(self) -> bool:
-        """Whether the handles are given back."""
+        """Return whether the driver is closed on request."""
 
     def release(self, seconds: float) -> None:
-        """Give them back, for so many seconds at most. Raises ReleaseError."""
+        """Close the driver for at most `seconds` seconds. Raises ReleaseError."""
 
     def resume(self) -> None:
-        """Take them again before that time is over; nothing happens if they are held."""
+        """Open the driver before that time is over. Has no effect if it is open."""
 
 
 def add_lifecycle(app: FastAPI, gpus: Gpus, *, is_allowed: bool) -> None:
-    """Add the pages; unless it `is_allowed`, a release is refused."""
+    """Add the pages to the application. Unless `is_allowed`, requests to release the GPUs are rejected."""
 
     @app.api_route("/-/ready", methods=["GET", "HEAD"])
     def ready() -> Response:
@@ -63,20 +63,20 @@ def add_lifecycle(app: FastAPI, gpus: Gpus, *, is_allowed: bool) -> None:
 
 
 def duration(given: str | None) -> float:
-    """Seconds of a release. Raises ValueError."""
+    """Return the duration of a release in seconds. Raises ValueError."""
     try:
-        seconds = RELEASED_FOR if given is None else float(given)
+        seconds = DEFAULT_RELEASE if given is None else float(given)
     except ValueError:
         seconds = math.nan
-    if not 0 < seconds <= LONGEST:
-        raise ValueError(f"seconds: {given!r} is no number above 0 and up to {LONGEST:g}")
+    if not 0 < seconds <= LONGEST_RELEASE:
+        raise ValueError(f"seconds: {given!r} is not a number above 0 and up to {LONGEST_RELEASE:g}")
     return seconds
 
 
 def _refusal(request: Request, is_allowed: bool) -> Response | None:
     if not is_allowed:
         return _answer(403, "not allowed: the exporter runs without --web.enable-lifecycle")
-    # Browsers send it with every POST and tools do not: a page in an operator's browser must not blind a machine.
+    # Browsers send this header with every POST, tools do not: a web page in a browser must not stop the monitoring.
     if "origin" in request.headers:
         return _answer(403, "not allowed from a web page")
     return None

@@ -1,7 +1,7 @@
-"""Listening sockets: the kernel keeps the new connections of each address in a queue of their own.
+"""Listening sockets: the kernel queues new connections by client address.
 
-A client that opens connections faster than they are accepted fills its own queue, and another address connects at once.
-uvloop accepts one connection of each socket in a turn of the event loop: as many of one address as are handled in it.
+A client that opens connections faster than they are accepted fills its own queue, and other addresses still connect at
+once. uvloop accepts one connection per socket in an iteration of the event loop: as many of one address as it serves.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rankscope_exporter.web import limits
 
 logger = logging.getLogger(__name__)
 
-ATTACH_PROGRAM = 51  # SO_ATTACH_REUSEPORT_CBPF of asm-generic/socket.h, for which Python has no name
+ATTACH_PROGRAM = 51  # SO_ATTACH_REUSEPORT_CBPF in asm-generic/socket.h, which Python does not define
 LOAD_BYTE, LOAD, LOAD_X, STORE = 0x30, 0x20, 0x61, 0x02  # classic BPF, linux/bpf_common.h
 XOR_X, MULTIPLY, SHIFT_RIGHT, MODULO = 0xAC, 0x24, 0x74, 0x94
 JUMP_IF_EQUAL, JUMP, RETURN = 0x15, 0x05, 0x16
@@ -27,21 +27,21 @@ NETWORK = 0xFFF00000  # SKF_NET_OFF: offsets from here are into the IP header
 
 @contextmanager
 def listening(host: str, port: int) -> Iterator[list[socket.socket]]:
-    """Sockets that listen on the port, without a host on every address of both families. Raises OSError.
+    """Yield sockets that listen on the port; without a host, on all IPv4 and IPv6 addresses. Raises OSError.
 
-    The first one is bound alone, so that a port that another process listens on is an error.
+    The first socket is bound without SO_REUSEPORT, so that a port in use is an error.
     """
     with ExitStack() as opened:
         first = opened.enter_context(_socket(host))
         first.bind((host, port))
-        sockets = [first, *(opened.enter_context(_socket(host)) for _ in range(limits.queues() - 1))]
+        sockets = [first, *(opened.enter_context(_socket(host)) for _ in range(limits.accept_queues() - 1))]
         for one in sockets:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         _queue_by_address(first, len(sockets))
-        first.listen(limits.WAITING)
+        first.listen(limits.BACKLOG)
         for one in sockets[1:]:
             one.bind(first.getsockname())
-            one.listen(limits.WAITING)
+            one.listen(limits.BACKLOG)
         yield sockets
 
 
@@ -53,25 +53,25 @@ def _socket(host: str) -> socket.socket:
     made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     if family == socket.AF_INET6:
         made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, bool(host))
-    # asyncio does this only for sockets that were made with IPPROTO_TCP; accepted ones inherit it. Without it a body
-    # that follows its headers waits for their delayed acknowledgement: 40 ms a scrape on a connection that is kept.
+    # Accepted sockets inherit both options. asyncio sets TCP_NODELAY only on sockets made with IPPROTO_TCP. Without it,
+    # a body waits for the delayed acknowledgement of its headers: 40 ms for each scrape on a persistent connection.
     made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SEND_BUFFER)  # accepted ones inherit this, too
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, limits.SEND_BUFFER)
     return made
 
 
 def _queue_by_address(first: socket.socket, queues: int) -> None:
-    """Have the kernel choose a connection's socket by its client's address; else it does by address and port."""
+    """Make the kernel choose the socket of a new connection by client address; by default it uses the port, too."""
     code = create_string_buffer(_program(queues))
     program = struct.pack("HxxxxxxP", len(code.raw) // 8, addressof(code))
     try:
         first.setsockopt(socket.SOL_SOCKET, ATTACH_PROGRAM, program)
     except OSError as error:
-        logger.warning("new connections are not queued by address: %s", error.strerror)
+        logger.warning("cannot queue new connections by address: %s", error.strerror)
 
 
 def _program(queues: int) -> bytes:
-    """Classic BPF that hashes what `connections.whose` calls one address: IPv4, IPv6's /64, and all of 127.0.0.0/8."""
+    """Return classic BPF that hashes a client's network as in `connections.client_network`."""
     instructions = (
         (LOAD_BYTE, 0, 0, NETWORK),
         (SHIFT_RIGHT, 0, 0, 4),  # the IP version
@@ -85,7 +85,7 @@ def _program(queues: int) -> bytes:
         (LOAD_X, 0, 0, 0),
         (LOAD, 0, 0, NETWORK + 12),
         (XOR_X, 0, 0, 0),
-        (MULTIPLY, 0, 0, secrets.randbits(32) | 1),  # random: no client can choose an address with another's queue
+        (MULTIPLY, 0, 0, secrets.randbits(32) | 1),  # random, so that no client can choose another's queue
         (SHIFT_RIGHT, 0, 0, 24),
         (MODULO, 0, 0, queues),
         (RETURN, 0, 0, 0),

@@ -1,4 +1,4 @@
-"""Pages for many clients at once: one look at the collectors for all that ask meanwhile, and sent in pieces."""
+"""Pages shared by simultaneous requests: rendered once for all of them, and sent in parts."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from rankscope_exporter.web.connections import Page
 
 
 class Pages:
-    """Pages that are made after they were asked for, each for all who asked until then.
+    """Renders each page after the requests for it have arrived, once for all of them.
 
-    So nobody gets a page older than the request, and clients that ask as fast as they can cost a scrape of somebody
-    else's no more than one page, in the four forms that it may have, and the processor no more than fifty a second.
+    No response is older than its request. Clients that send requests as fast as they can delay a scrape by at most one
+    page in its four forms, and cause at most fifty pages a second.
     """
 
     def __init__(self, make: Callable[[Collection[Form]], dict[Form, bytes]]) -> None:
         self._make = make
         self._wanted: dict[Form, asyncio.Future[Page]] = {}
-        self._next = 0.0  # when one may be made again, by the event loop's clock
+        self._earliest = 0.0  # time of the next page, on the event loop's clock
 
     async def next(self, form: Form) -> Page:
-        """The page of the event loop's next turn, or soon after the last one: all who ask until then get it, too."""
+        """Return the next page, rendered in the next iteration of the event loop, or PAGE_INTERVAL after the last."""
         loop = asyncio.get_running_loop()
         if not self._wanted:
-            loop.call_at(self._next, self._answer)
-        # Shielded: who leaves takes nobody else's page with him.
+            loop.call_at(self._earliest, self._answer)
+        # Shielded: a client that disconnects does not cancel the page of the others.
         return await asyncio.shield(self._wanted.setdefault(form, loop.create_future()))
 
     def _answer(self) -> None:
@@ -44,64 +44,64 @@ class Pages:
                 future.set_exception(error)
             return
         finally:
-            self._next = asyncio.get_running_loop().time() + limits.PAGES_APART
+            self._earliest = asyncio.get_running_loop().time() + limits.PAGE_INTERVAL
         for form, future in wanted.items():
             future.set_result(Page(bodies[form]))
 
 
 class SingleFlight:
-    """A page that takes long to make: on a thread, one at a time, and after each a rest that is as long.
+    """Renders a slow page on a thread, one at a time, and pauses after each for as long as it took.
 
-    So it takes half of the interpreter's lock at the most, however many ask; nobody gets one older than the request.
+    It holds the GIL at most half of the time, however many requests there are. No response is older than its request.
     """
 
     def __init__(self, make: Callable[[], str]) -> None:
         self._make = make
-        self._turn = asyncio.Lock()
+        self._lock = asyncio.Lock()
         self._next: asyncio.Task[str] | None = None
-        self._due = 0.0  # when the next may begin, by the event loop's clock
+        self._earliest = 0.0  # time of the next page, on the event loop's clock
 
     async def next(self) -> str:
-        """The page that is made next: all who ask until it begins get it. Raises what making it raises."""
+        """Return the next page, shared by all requests until its rendering begins. Raises what `make` raises."""
         if self._next is None:
-            self._next = asyncio.create_task(self._made())
+            self._next = asyncio.create_task(self._render())
         return await asyncio.shield(self._next)
 
-    async def _made(self) -> str:
+    async def _render(self) -> str:
         loop = asyncio.get_running_loop()
-        async with self._turn:
-            await asyncio.sleep(self._due - loop.time())
+        async with self._lock:
+            await asyncio.sleep(self._earliest - loop.time())
             began, self._next = loop.time(), None
             try:
                 return await to_thread.run_sync(self._make)
             finally:
-                self._due = 2 * loop.time() - began
+                self._earliest = 2 * loop.time() - began
 
 
-async def turn(scope: Scope) -> None:
-    """Wait until something may be done for the connection that the request came by."""
+async def wait_for_turn(scope: Scope) -> None:
+    """Wait until the request's connection has its turn."""
     if connection := _connection(scope):
-        await connection.turn()
+        await connection.wait_for_turn()
 
 
 @contextmanager
-def held(page: Page, scope: Scope) -> Iterator[None]:
-    """Count the page among those that are held, for the connection that the request came by."""
+def track_page(page: Page, scope: Scope) -> Iterator[None]:
+    """Count the page as being sent on the request's connection."""
     connection = _connection(scope)
     if connection:
-        connection.sends(page)
+        connection.start_sending(page)
     try:
         yield
     finally:
         if connection:
-            connection.has_sent()
+            connection.end_sending()
 
 
 async def send_page(page: Page, scope: Scope, send: Send) -> None:
-    """Send a page's body, in pieces: a client that does not read has a piece of its own, and shares the rest."""
+    """Send a page's body in parts. The buffer of a client that does not read holds one part; the rest is shared."""
     connection = _connection(scope)
-    for start in range(0, max(1, len(page.body)), limits.SENT_AT_ONCE):
-        end = start + limits.SENT_AT_ONCE
+    for start in range(0, max(1, len(page.body)), limits.WRITE_BYTES):
+        end = start + limits.WRITE_BYTES
         body = page.body[start:end]
         await send({"type": "http.response.body", "body": body, "more_body": end < len(page.body)})
         if connection and connection.is_lost:
@@ -109,4 +109,4 @@ async def send_page(page: Page, scope: Scope, send: Send) -> None:
 
 
 def _connection(scope: Scope) -> Any:
-    return scope.get("state", {}).get("connection")  # none where there is no server of ours, in a test
+    return scope.get("state", {}).get("connection")  # None in tests without the exporter's server

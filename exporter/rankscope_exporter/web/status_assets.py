@@ -1,4 +1,4 @@
-"""The status page's style and script, and the policy that allows a browser nothing else."""
+"""The status page's style and script, and its Content-Security-Policy."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ td.n,th.n{padding-right:.6rem}td.text{white-space:normal}}
     + f".p-own{{background:{OWN_COLOR}}}\n"
 )
 
-# An exporter that is gone must not leave a page behind that looks current.
+# If the exporter stops, the page must not look current.
 SCRIPT = f"""
 let read=Date.now();
 setInterval(async()=>{{
@@ -49,7 +49,7 @@ setInterval(async()=>{{
     document.title=page.title;read=Date.now();
   }}catch{{
     const stale=document.querySelector("#stale");
-    stale.textContent=`The exporter does not answer. What follows is ${{Math.round((Date.now()-read)/1000)}} s old.`;
+    stale.textContent=`The exporter does not answer. This page is ${{Math.round((Date.now()-read)/1000)}} s old.`;
     stale.hidden=false;
   }}
 }},{REFRESH_SECONDS * 1000});
@@ -60,4 +60,4 @@ POLICY = (
     f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{_HASH}'; connect-src 'self'; "
     "base-uri 'none'; form-action 'none'"
 )
-"""Content-Security-Policy: this script and no other, and requests to this exporter alone."""
+"""Content-Security-Policy: allows only this script, and requests to this exporter."""

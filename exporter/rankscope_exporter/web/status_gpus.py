@@ -1,4 +1,4 @@
-"""The GPUs of the status page."""
+"""The table of GPUs on the status page."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ COLUMNS = (
     Column("power W", is_number=True, is_wide=True),
     Column("processes", is_number=True, is_wide=True),
     Column("last busy", is_wide=True),
-    Column("held by", is_wide=True),
+    Column("allocated to", is_wide=True),
     Column("name", is_wide=True),
 )
 
 
 def gpu_table(gpus: Sequence[GpuReport]) -> str:
-    """Return the table."""
-    return table(COLUMNS, [_gpu(one) for one in gpus], "No GPU answers.")
+    """Return the table as HTML."""
+    return table(COLUMNS, [_gpu(one) for one in gpus], "No GPU found.")
 
 
 def _gpu(one: GpuReport) -> Row:
@@ -52,7 +52,7 @@ def _state(one: GpuReport) -> Cell:
     if not one.is_up:
         return Cell("lost", "bad")
     kind = "bad" if one.state in BAD_STATES else "good" * (one.state == "working")
-    return Cell(one.state or "answers", kind)
+    return Cell(one.state.replace("_", " ") or "up", kind)
 
 
 def _throttled(one: GpuReport) -> Cell:
@@ -70,8 +70,9 @@ def _whole(value: float | None) -> str:
 
 
 def _last_busy(one: GpuReport) -> str:
-    """Of a GPU that was never seen busy the age is that of the first look at it."""
+    """Return when the GPU was last busy. If it never was, `idle_seconds` counts from the first reading."""
     if one.idle_seconds is None:
         return ""
-    ago = "now" if one.idle_seconds < 1.0 else f"{duration(one.idle_seconds)} ago"
-    return ago if one.has_worked else f"not since {ago}"
+    if not one.has_worked:
+        return f"not in the last {duration(one.idle_seconds)}"
+    return "now" if one.idle_seconds < 1.0 else f"{duration(one.idle_seconds)} ago"

@@ -1,4 +1,4 @@
-"""The landing page: is something wrong on this node, and where. Below it every run's ranks, and the GPUs."""
+"""The status page: the problems of this node, then the ranks of each run and the GPUs."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from rankscope_exporter.web.status_gpus import gpu_table
 from rankscope_exporter.web.status_runs import legend, run_section
 from rankscope_exporter.web.verdict import title, verdict
 
-LEFT_OUT = {
-    "truncated": "cut short",
-    "foreign": "no rank records",
-    "version": "of another version of Rankscope",
-    "symlink": "symbolic links",
+SKIP_REASON_TEXTS = {
+    "truncated": "truncated",
+    "foreign": "no rank record",
+    "version": "another version of Rankscope",
+    "symlink": "symbolic link",
     "unreadable": "unreadable",
-    "duplicate": "about a rank that is shown",
-    "unnamed": "of a run without a name",
-    "impossible_rank": "with a rank beyond the world size",
-    "future_start": "that begin in the future",
-    "too_many_files": "past the limit of files",
-    "too_many_ranks": "past the limit of ranks",
-    "too_many_names": "past the limit of new names",
+    "duplicate": "duplicate rank",
+    "unnamed": "no run name",
+    "impossible_rank": "rank outside the world size",
+    "future_start": "start time in the future",
+    "too_many_files": "over the limit of files",
+    "too_many_ranks": "over the limit of ranks",
+    "too_many_names": "over the limit of new names",
 }
 
 
 def render_status(families: Sequence[Metric], reporter: Reporter | None = None, now: float | None = None) -> str:
-    """Return the page as HTML. `now` is unix time."""
+    """Return the page as HTML. `now` is Unix time."""
     values, now = Values(families), time.time() if now is None else now
     gpus = report_gpus(values, reporter.look() if reporter else None, now)
     try:
@@ -52,12 +52,12 @@ def render_status(families: Sequence[Metric], reporter: Reporter | None = None, 
 
 
 def _main(values: Values, node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:
-    left_out = _left_out(values)
-    no_rank = error or ("No rank is shown." if left_out else "No rank has left a record on this machine.")
+    skipped = _skipped_files(values)
+    no_rank = error or ("No rank to show." if skipped else "No rank records on this machine.")
     runs = "".join(run_section(run) for run in node.runs) or f'<p class="dim">{escape(no_rank)}</p>'
     return f"""<main><h1>Rankscope exporter <small>{escape(_headline(values))}</small></h1>
 <p id="stale" class="bad" hidden></p>{verdict(node, gpus, error)}
-{runs}{legend(node)}{left_out}
+{runs}{legend(node)}{skipped}
 <h2>GPUs</h2>{gpu_table(gpus)}</main>"""
 
 
@@ -65,14 +65,14 @@ def _headline(values: Values) -> str:
     driver = values.by("rankscope_exporter_nvml_up").get((), 0.0)
     seen = values.by("rankscope_exporter_gpus_seen").get((), 0.0)
     expected = values.by("rankscope_exporter_gpus_expected").get((), 0.0)
-    gpus = f"{seen:.0f} of {expected:.0f} GPUs answer" if driver else "no NVIDIA driver answers"
+    gpus = f"{seen:.0f} of {expected:.0f} GPUs answer" if driver else "NVIDIA driver not available"
     if values.by("rankscope_exporter_gpus_released").get(()):
-        gpus = "the GPUs are released: POST /-/resume"
+        gpus = "GPUs released; reacquire them with POST /-/resume"
     return f"version {__version__} · {gpus}"
 
 
-def _left_out(values: Values) -> str:
-    """Return a line about the files that are not shown, if there are any."""
+def _skipped_files(values: Values) -> str:
+    """Return a line with the number of skipped files by reason; empty if there are none."""
     files = values.by("rankscope_exporter_rank_files_skipped", "reason")
-    reasons = ", ".join(f"{count:.0f} {LEFT_OUT.get(reason, reason)}" for (reason,), count in files.items() if count)
-    return f'<p class="dim">Files left out: {escape(reasons)}.</p>' if reasons else ""
+    counts = [f"{SKIP_REASON_TEXTS.get(reason, reason)} ({count:.0f})" for (reason,), count in files.items() if count]
+    return f'<p class="dim">Skipped files: {escape(", ".join(counts))}.</p>' if counts else ""

@@ -1,4 +1,4 @@
-"""The runs of the status page: what each loses its time to, and what each of its ranks does now."""
+"""The runs on the status page: a summary of each run's lost time, and a table of its ranks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ COLUMNS = (
 
 
 def run_section(run: RunReport) -> str:
-    """Return a run's head and the table of its ranks."""
+    """Return a run's heading and the table of its ranks as HTML."""
     kind = "" if run.living else ' class="ended"'
     ranks = table(COLUMNS, [_rank(run, rank) for rank in run.ranks])
     about = " · ".join((describe.owner(run), *describe.summary(run)))
@@ -35,10 +35,10 @@ def run_section(run: RunReport) -> str:
 
 
 def legend(node: NodeReport) -> str:
-    """Return the colors of the phases that are shown."""
+    """Return the legend of the phases that are shown."""
     shown = {phase for run in node.runs for rank in run.ranks for phase in rank.phases}
     known = [phase for phase in NAMES if phase in shown] + ["own"] * bool(shown - {*NAMES})
-    names = {"own": "the script's own"}
+    names = {"own": "custom"}
     colors = "".join(f'<i class="p-{phase}"></i>{names.get(phase, phase)}' for phase in known)
     return f'<p class="legend wide">{colors}</p>' if colors else ""
 
@@ -66,7 +66,7 @@ def _lag(rank: RankReport) -> Cell:
 
 
 def _bar(phases: Mapping[str, float]) -> str:
-    """Return a rank's time by phase, in the order of the record's phases; those of the script's own come last."""
+    """Return a bar of a rank's time by phase, in the order of the record; custom phases come last."""
     ordered = sorted(phases, key=lambda phase: NAMES.index(phase) if phase in NAMES else len(NAMES))
     total = sum(phases.values()) or 1.0
     parts = "".join(

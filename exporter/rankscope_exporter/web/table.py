@@ -1,4 +1,4 @@
-"""Tables of the status page."""
+"""HTML tables for the status page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from html import escape
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell. `kind` is its class: `bad`, `warn`, `good` or none; `html` is shown as it is, `text` is escaped."""
+    """One cell. `kind` is its CSS class (`bad`, `warn`, `good` or empty); `text` is escaped, `html` is not."""
 
     text: str = ""
     kind: str = ""
@@ -18,7 +18,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Column:
-    """A column's head. A wide one is left out of a narrow window."""
+    """The heading of a column. A column with `is_wide` is hidden in a narrow window."""
 
     name: str
     is_number: bool = False
@@ -26,20 +26,20 @@ class Column:
 
     @property
     def classes(self) -> list[str]:
-        """Return the classes of its cells."""
+        """CSS classes of the column's cells."""
         return ["n"] * self.is_number + ["wide"] * self.is_wide + ["text"] * (not self.is_number)
 
 
 @dataclass(frozen=True)
 class Row:
-    """Cells in the order of the columns; `kind` as of a cell."""
+    """Cells in the order of the columns. `kind` is as in `Cell`."""
 
     cells: Sequence[Cell]
     kind: str = ""
 
 
 def table(columns: Sequence[Column], rows: Sequence[Row], empty: str = "") -> str:
-    """Return the table as HTML, or the text `empty` if it has no row."""
+    """Return the table as HTML, or the text `empty` if it has no rows."""
     if not rows:
         return f'<p class="dim">{escape(empty)}</p>' if empty else ""
     head = "".join(f"<th{_class(column.classes)}>{escape(column.name)}</th>" for column in columns)

@@ -1,4 +1,4 @@
-"""TLS for the exporter's pages, from the section `tls_server_config` of a web configuration file."""
+"""TLS of the exporter's server, from the section `tls_server_config` of a web configuration file."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-# Go's other policies take a client's certificate without verifying it, which Python's ssl cannot and nobody should.
+# Go's other policies accept unverified client certificates, which Python's ssl does not support.
 CLIENT_AUTH = {
     "NoClientCert": ssl.CERT_NONE,
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
     "RequireAndVerifyClientCert": ssl.CERT_REQUIRED,
 }
-VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}  # older ones are broken (RFC 8996)
+VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}  # older versions are insecure (RFC 8996)
 
-# Go's names, which the file has, by OpenSSL's: the suites of TLS 1.2 that Go's crypto/tls calls secure.
+# OpenSSL's names by Go's, which the file uses: the suites of TLS 1.2 that Go's crypto/tls calls secure.
 CIPHER_SUITES = {
     f"TLS_ECDHE_{key}_WITH_{go}": f"ECDHE-{key}-{openssl}"
     for key in ("ECDSA", "RSA")
@@ -28,18 +28,18 @@ CIPHER_SUITES = {
         ("AES_256_CBC_SHA", "AES256-SHA"),
     )
 }
-# TLS 1.3 always has all of its suites, here as in Go: their names in the list choose nothing.
+# TLS 1.3 always enables all of its suites, here as in Go: their names in the list have no effect.
 TLS13_CIPHER_SUITES = ("TLS_AES_128_GCM_SHA256", "TLS_AES_256_GCM_SHA384", "TLS_CHACHA20_POLY1305_SHA256")
-NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl has no name for
+NO_CHECK_TIME = ssl.VerifyFlags(0x200000)  # OpenSSL's X509_V_FLAG_NO_CHECK_TIME, which Python's ssl does not define
 
 
 class TlsError(ValueError):
-    """TLS settings that cannot be used; the text begins with the key."""
+    """Invalid TLS settings. The text begins with the key."""
 
 
 @dataclass(frozen=True)
 class TlsSettings:
-    """`tls_server_config`, each value checked by itself."""
+    """The section `tls_server_config`, with each value validated on its own."""
 
     cert_file: Path
     key_file: Path
@@ -53,13 +53,13 @@ class TlsSettings:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """What a new context is made from."""
+        """The files that a TLS context is made from."""
         return (self.cert_file, self.key_file, *([self.client_ca_file] if self.client_ca_file else []))
 
 
 def server_context(settings: TlsSettings) -> ssl.SSLContext:
-    """The context that serves by these settings. Reads their files; raises TlsError."""
-    _check_together(settings)
+    """Read the files and return the server's TLS context. Raises TlsError."""
+    _check_combinations(settings)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version, context.maximum_version = VERSIONS[settings.min_version], VERSIONS[settings.max_version]
     context.verify_mode = CLIENT_AUTH[settings.client_auth_type]
@@ -67,7 +67,7 @@ def server_context(settings: TlsSettings) -> ssl.SSLContext:
     context.num_tickets = 0  # Go's HTTP client resumes no session
     _choose_cipher_suites(context, settings)
     if settings.client_allowed_sans:
-        context.sslobject_class = _only_clients_named(settings.client_allowed_sans)
+        context.sslobject_class = _require_client_name(settings.client_allowed_sans)
     _load_files(context, settings)
     return context
 
@@ -79,40 +79,40 @@ def _choose_cipher_suites(context: ssl.SSLContext, settings: TlsSettings) -> Non
     if suites:
         context.set_ciphers(":".join(suites))
     elif settings.cipher_suites and settings.max_version == "TLS12":
-        raise TlsError("cipher_suites: none of them is of TLS 1.2, which is the max_version")
+        raise TlsError("cipher_suites: no suite is of TLS 1.2, which is the max_version")
     elif settings.cipher_suites:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
 
 
-def ends_at(settings: TlsSettings) -> float:
-    """The Unix time at which the certificate is not valid any more; infinity where that cannot be told.
+def expires_at(settings: TlsSettings) -> float:
+    """Return the Unix time at which the certificate expires; infinity if it cannot be read.
 
-    Asked of it by a client that believes it at any time: Python's ssl reads no certificate but one that a peer shows.
+    Python's ssl can only parse the certificate of a peer, so a client in this process reads it in a handshake.
     """
     server, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     server.load_cert_chain(settings.cert_file, settings.key_file)
     client.check_hostname = False
     client.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN | NO_CHECK_TIME
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
-    asking = client.wrap_bio(to_client, to_server)
-    asked = server.wrap_bio(to_server, to_client, server_side=True)
+    client_side = client.wrap_bio(to_client, to_server)
+    server_side = server.wrap_bio(to_server, to_client, server_side=True)
     try:
         client.load_verify_locations(settings.cert_file)
-        for side in (asking, asked, asking):
+        for side in (client_side, server_side, client_side):
             with suppress(ssl.SSLWantReadError):
                 side.do_handshake()
-        return ssl.cert_time_to_seconds(str((asking.getpeercert() or {})["notAfter"]))
-    except (ssl.SSLError, ValueError, KeyError):  # not for servers, say: clients may take it all the same
+        return ssl.cert_time_to_seconds(str((client_side.getpeercert() or {})["notAfter"]))
+    except (ssl.SSLError, ValueError, KeyError):  # e.g. not a server certificate; clients may accept it nevertheless
         return math.inf
 
 
-def _check_together(settings: TlsSettings) -> None:
-    verifies = settings.client_auth_type != "NoClientCert"
-    if verifies and not settings.client_ca_file:
-        reason = f"{settings.client_auth_type} by the machine's own authorities is not supported"
+def _check_combinations(settings: TlsSettings) -> None:
+    verifies_clients = settings.client_auth_type != "NoClientCert"
+    if verifies_clients and not settings.client_ca_file:
+        reason = f"{settings.client_auth_type} with the machine's default authorities is not supported"
         raise TlsError(f"client_ca_file: missing: {reason}")
-    if settings.client_ca_file and not verifies:
-        raise TlsError("client_auth_type: missing: a client_ca_file alone verifies nobody")
+    if settings.client_ca_file and not verifies_clients:
+        raise TlsError("client_auth_type: missing: with only a client_ca_file, no client is verified")
     if settings.client_allowed_sans and settings.client_auth_type != "RequireAndVerifyClientCert":
         raise TlsError("client_allowed_sans: needs client_auth_type: RequireAndVerifyClientCert")
     if settings.min_version > settings.max_version:
@@ -120,20 +120,20 @@ def _check_together(settings: TlsSettings) -> None:
 
 
 def _load_files(context: ssl.SSLContext, settings: TlsSettings) -> None:
-    # OpenSSL does not say which file it could not read, and asks the terminal for the password of an encrypted key.
+    # OpenSSL does not report which file it could not read, and prompts for the password of an encrypted key.
     for key, path in (("cert_file", settings.cert_file), ("key_file", settings.key_file)):
         _check_readable(key, path)
     try:
         context.load_cert_chain(settings.cert_file, settings.key_file, password=lambda: b"")
     except (ssl.SSLError, ValueError) as error:
         pair = f"{settings.cert_file} and {settings.key_file}"
-        raise TlsError(f"cert_file, key_file: {pair} are no certificate and its unencrypted key: {error}") from error
+        raise TlsError(f"cert_file, key_file: {pair} are not a certificate and its unencrypted key: {error}") from error
     if settings.client_ca_file:
         _check_readable("client_ca_file", settings.client_ca_file)
         try:
             context.load_verify_locations(settings.client_ca_file)
         except ssl.SSLError as error:
-            raise TlsError(f"client_ca_file: {settings.client_ca_file} holds no certificate: {error}") from error
+            raise TlsError(f"client_ca_file: {settings.client_ca_file} contains no certificate: {error}") from error
 
 
 def _check_readable(key: str, path: Path) -> None:
@@ -143,14 +143,14 @@ def _check_readable(key: str, path: Path) -> None:
         raise TlsError(f"{key}: {path}: {error.strerror}") from error
 
 
-def _only_clients_named(allowed: frozenset[str]) -> type[ssl.SSLObject]:
-    """A connection that ends its handshake only with a client one of whose alternative names is allowed."""
+def _require_client_name(allowed: frozenset[str]) -> type[ssl.SSLObject]:
+    """Return a class whose handshake fails unless the client's certificate has one of the allowed names."""
 
     class NamedClient(ssl.SSLObject):
         def do_handshake(self) -> None:
             super().do_handshake()
             certificate = self.getpeercert() or {}
             if allowed.isdisjoint(pair[1] for pair in certificate.get("subjectAltName", ())):
-                raise ssl.SSLCertVerificationError("the client's names are not in client_allowed_sans")
+                raise ssl.SSLCertVerificationError("no name of the client is in client_allowed_sans")
 
     return NamedClient

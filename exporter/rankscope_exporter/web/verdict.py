@@ -1,4 +1,4 @@
-"""The top of the status page: what is wrong, run by run, or that nothing is."""
+"""The top of the status page: the problems of each run and GPU, or that there are none."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rankscope_exporter.report.runs import NodeReport
 
 
 def title(node: NodeReport, gpus: Sequence[GpuReport]) -> str:
-    """Return the page's title, which a browser shows on its tab."""
+    """Return the page's title, with the number of problems."""
     count = sum(len(run.findings) for run in node.runs) + sum(bool(gpu.problem) for gpu in gpus)
     return f"({count}) Rankscope exporter" if count else "Rankscope exporter"
 
 
 def verdict(node: NodeReport, gpus: Sequence[GpuReport], error: str) -> str:
-    """Return one line for each finding, or one that says that there is none, and what is not an alert yet."""
+    """Return a line for each problem or one that there is none, and then findings that may become alerts."""
     if error:
-        return _box("bad", f"<p>Nothing is known of the ranks: {escape(error)}.</p>")
+        return _box("bad", f"<p>No data about the ranks: {escape(error)}.</p>")
     findings = "".join(_finding(one) for run in node.runs for one in run.findings)
-    sick = "".join(f"<p>GPU {escape(gpu.index)} {escape(gpu.problem)}.</p>" for gpu in gpus if gpu.problem)
+    problems = "".join(f"<p>GPU {escape(gpu.index)} {escape(gpu.problem)}.</p>" for gpu in gpus if gpu.problem)
     is_pending = any(describe.is_growing(one) for run in node.runs for one in run.pending)
     is_critical = any(one.severity == "critical" for run in node.runs for one in run.findings)
-    kind = "bad" if is_critical else "warn" if findings or sick or is_pending else "good"
-    return _box(kind, (findings + sick or _no_problem(node, gpus, kind)) + _notes(node))
+    kind = "bad" if is_critical else "warn" if findings or problems or is_pending else "good"
+    return _box(kind, (findings + problems or _no_problem(node, gpus, kind)) + _notes(node))
 
 
 def _box(kind: str, html: str) -> str:
@@ -46,15 +46,15 @@ def _finding(one: FindingReport) -> str:
 def _no_problem(node: NodeReport, gpus: Sequence[GpuReport], kind: str) -> str:
     judged = [run for run in node.runs if run.living and run.is_judged]
     ranks = sum(run.living for run in judged)
-    watched = [_count(len(judged), "run"), _count(ranks, "rank")] if judged else []
-    watched += [_count(len(gpus), "GPU")] if gpus else []
-    where = f" in {', '.join(watched)}" if watched else ""
+    checked = [_plural(len(judged), "run"), _plural(ranks, "rank")] if judged else []
+    checked += [_plural(len(gpus), "GPU")] if gpus else []
+    where = f" in {', '.join(checked)}" if checked else ""
     yet = " yet" if kind == "warn" else ""
     return f'<p><b class="{kind}">No problem found{yet}</b>{where}.</p>'
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _plural(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _notes(node: NodeReport) -> str:

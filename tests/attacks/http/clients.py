@@ -1,4 +1,4 @@
-"""Clients that do not behave, and the one that does: a scrape. Loopback only."""
+"""Misbehaving clients, and one that behaves: a scrape. Only on loopback."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from tests.exporter.web.conftest import READY, running
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.web.app import create_app
 
-ASK = b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n"
-PATIENCE = 40  # seconds: a test that waits as long has failed
+REQUEST = b"GET %s HTTP/1.1\r\nHost: x\r\n%s\r\n"
+TIMEOUT = 40  # seconds
 
 
 class Large:
-    """A collector whose page has so many bytes; `looks` counts how often it was looked at, each after `before`."""
+    """A collector whose page has `size` bytes. `reads` counts the collections; each calls `before` first."""
 
     name, help = "large", ""
 
     def __init__(self, size: int = 0, before: Callable[[], None] = lambda: None) -> None:
-        self.looks = 0
+        self.reads = 0
         self._size = size
         self._before = before
 
     def collect(self) -> Iterable[Metric]:
         self._before()
-        self.looks += 1
+        self.reads += 1
         family = GaugeMetricFamily("rankscope_large", "Large.", labels=["text"])
-        family.add_metric(["x" * self._size], self.looks)
+        family.add_metric(["x" * self._size], self.reads)
         return [family]
 
 
 @contextmanager
 def server(*collectors: Large, web_config: Path | None = None) -> Iterator[tuple[int, int]]:
-    """The exporter's server in this process; the value is its port on 127.0.0.1, and on ::1, another address."""
+    """Run the exporter's server in this process; yield its port on 127.0.0.1, and on ::1, another address."""
     with ExitStack() as stack:
         listeners = [
             stack.enter_context(socket.create_server((host, 0), family=family, backlog=128))
@@ -50,35 +50,35 @@ def server(*collectors: Large, web_config: Path | None = None) -> Iterator[tuple
 
 
 def connect(port: int, host: str = "127.0.0.1") -> socket.socket:
-    """A connection of its own."""
-    return socket.create_connection((host, port), timeout=PATIENCE)
+    """Open a new connection."""
+    return socket.create_connection((host, port), timeout=TIMEOUT)
 
 
-def ask(port: int, path: str = "/metrics", *, host: str = "127.0.0.1", **headers: str) -> socket.socket:
-    """A connection on which a request has been sent."""
+def request(port: int, path: str = "/metrics", *, host: str = "127.0.0.1", **headers: str) -> socket.socket:
+    """Send a request on a new connection; return the connection."""
     connection = connect(port, host)
     lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-    connection.sendall(ASK % (path.encode(), lines.encode()))
+    connection.sendall(REQUEST % (path.encode(), lines.encode()))
     return connection
 
 
 def scrape(port: int, path: str = "/metrics", *, host: str = "127.0.0.1", **headers: str) -> int:
-    """The status of a request of its own, 0 if there is none."""
+    """Send a request on a new connection; return the status of its response, 0 if there is none."""
     try:
-        with ask(port, path, host=host, **{"Connection": "close", **headers}) as connection:
-            return status(everything(connection))
+        with request(port, path, host=host, **{"Connection": "close", **headers}) as connection:
+            return status(read_all(connection))
     except OSError:
         return 0
 
 
-def status(answer: bytes) -> int:
-    """The status in the first line of an answer; 0 where there is none."""
-    line = answer.split(b"\r\n")[0].split(b" ")
+def status(response: bytes) -> int:
+    """Return the status in the first line of a response, 0 if there is none."""
+    line = response.split(b"\r\n")[0].split(b" ")
     return int(line[1]) if len(line) > 1 else 0
 
 
-def everything(connection: socket.socket) -> bytes:
-    """All that comes until the server closes, be it by a reset. Raises TimeoutError where it does not close."""
+def read_all(connection: socket.socket) -> bytes:
+    """Read until the server closes or resets the connection. Raises TimeoutError if it does neither."""
     parts = []
     try:
         while part := connection.recv(1 << 20):
@@ -89,7 +89,7 @@ def everything(connection: socket.socket) -> bytes:
 
 
 def flood(connection: socket.socket, part: bytes, limit: int) -> int:
-    """Send this again and again; how many bytes were taken before the server closed."""
+    """Send `part` repeatedly; return how many bytes were sent before the server closed the connection."""
     sent = 0
     try:
         while sent < limit:
@@ -99,10 +99,10 @@ def flood(connection: socket.socket, part: bytes, limit: int) -> int:
     return sent
 
 
-def reset(connections: Sequence[socket.socket], seconds: float = 0.0) -> list[socket.socket]:
-    """Those that the server has reset, without reading from any; waits so long for one."""
+def find_reset(connections: Sequence[socket.socket], seconds: float = 0.0) -> list[socket.socket]:
+    """Return the connections that the server has reset, without reading from any. Wait up to `seconds` for one."""
     poll = select.poll()
     by_number = {connection.fileno(): connection for connection in connections}
     for number in by_number:
-        poll.register(number, 0)  # errors are told always
+        poll.register(number, 0)  # errors are always reported
     return [by_number[number] for number, event in poll.poll(seconds * 1000) if event & select.POLLERR]

@@ -1,4 +1,4 @@
-"""The exporter's server as its own tests start it, for those that attack it."""
+"""The fixtures of the server's own tests, for the attacks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Attack: connections that come and go faster than they are served, to fill memory or to keep scrapes out."""
+"""Attack: connections opened and closed faster than they are served, to fill memory or to block scrapes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from tests.attacks.http.clients import PATIENCE, scrape, server
+from tests.attacks.http.clients import TIMEOUT, scrape, server
 from validation.siege import clients
 from validation.siege.target import Seen, Target
 
 from rankscope_exporter.web import limits
-from rankscope_exporter.web.connections import Turns
+from rankscope_exporter.web.connections import FairQueue
 from rankscope_exporter.web.protocol import BoundedProtocol
 
-ACTS = 4  # some hundred connections each
+ACTS = 4  # each opens hundreds of connections
 LARGEST_READ = 256_000  # bytes that uvloop reads at once
 Act = Callable[[Target, Seen], Iterator[None]]
 
 
 @contextmanager
 def attack(act: Act, port: int) -> Iterator[Seen]:
-    """Makes some acts of an attack, and leaves when the context does."""
+    """Run the first acts of an attack, and close its connections at the end of the context."""
     seen = Seen()
     acts = act(Target("", "", "127.0.0.1", port, "127.0.0.1"), seen)
     for _ in islice(acts, ACTS):
@@ -37,55 +37,55 @@ def attack(act: Act, port: int) -> Iterator[Seen]:
 
 
 @pytest.fixture
-def turns(monkeypatch: pytest.MonkeyPatch) -> list[Turns]:
-    """The queues of the servers that start."""
-    made: list[Turns] = []
-    init = Turns.__init__
+def queues(monkeypatch: pytest.MonkeyPatch) -> list[FairQueue]:
+    """Return the list of queues that servers have made."""
+    made: list[FairQueue] = []
+    init = FairQueue.__init__
 
-    def remembered(self: Turns) -> None:
+    def record(self: FairQueue) -> None:
         init(self)
         made.append(self)
 
-    monkeypatch.setattr(Turns, "__init__", remembered)
+    monkeypatch.setattr(FairQueue, "__init__", record)
     return made
 
 
 def protocols() -> list[BoundedProtocol]:
-    return [one for one in gc.get_objects() if type(one) is BoundedProtocol]
+    return [instance for instance in gc.get_objects() if type(instance) is BoundedProtocol]
 
 
 def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     return condition()
 
 
 @pytest.mark.parametrize("act", [clients.churn, clients.dropped])
-def test_no_more_is_queued_than_open_connections_have_sent(
-    act: Act, turns: list[Turns], monkeypatch: pytest.MonkeyPatch
+def test_only_data_of_open_connections_is_queued(
+    act: Act, queues: list[FairQueue], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queued: list[int] = []
     unparsed: list[int] = []
     received = BoundedProtocol.data_received
 
-    def counted(self: BoundedProtocol, data: bytes) -> None:
+    def receive_and_count(self: BoundedProtocol, data: bytes) -> None:
         received(self, data)
-        queued.append(turns[0].queued)
+        queued.append(len(queues[0]))
         unparsed.append(len(self._unparsed))
 
-    monkeypatch.setattr(BoundedProtocol, "data_received", counted)
+    monkeypatch.setattr(BoundedProtocol, "data_received", receive_and_count)
     with server() as (port, _):
         with attack(act, port) as seen:
             assert sum(seen.values()) > limits.CONNECTIONS
             assert scrape(port) == 200
-        assert max(queued, default=0) <= 2 * limits.CONNECTIONS  # of each a request and a page
+        assert max(queued, default=0) <= 2 * limits.CONNECTIONS  # a request and a page for each connection
         assert max(unparsed, default=0) <= LARGEST_READ
-        assert eventually(lambda: turns[0].queued == 0)
+        assert eventually(lambda: len(queues[0]) == 0)
 
 
 @pytest.mark.parametrize("act", [clients.churn, clients.dropped])
-def test_nothing_is_left_of_connections_that_have_left(act: Act) -> None:
+def test_closed_connections_are_freed(act: Act) -> None:
     before = len(protocols())
     with server() as (port, other):
         with attack(act, port):
@@ -94,10 +94,10 @@ def test_nothing_is_left_of_connections_that_have_left(act: Act) -> None:
         assert eventually(lambda: len(protocols()) <= before + 1)
 
 
-def test_a_handshake_that_is_begun_takes_its_turn_and_others_get_in(
-    serve: Callable[[Path], int], web_config: Callable[..., Path], authority: object, turns: list[Turns]
+def test_incomplete_handshakes_do_not_block_others(
+    serve: Callable[[Path], int], web_config: Callable[..., Path], authority: object, queues: list[FairQueue]
 ) -> None:
     port = serve(web_config(tls_server_config={"cert_file": "server.pem", "key_file": "server.key"}))
     with attack(clients.handshakes, port) as seen:
         assert seen["begun"] > limits.CONNECTIONS
-        assert eventually(lambda: turns[0].queued == 0)
+        assert eventually(lambda: len(queues[0]) == 0)

@@ -1,4 +1,4 @@
-"""Attack: requests that do not end, be it in one header, in many, in a body or in requests ahead."""
+"""Attack: endless requests: one long header, many headers, a body, or pipelined requests."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 from testing.authority import Authority
-from tests.attacks.http.clients import connect, everything, flood, scrape, server, status
+from tests.attacks.http.clients import connect, flood, read_all, scrape, server, status
 from validation.siege.target import any_server
 
-LIMIT = 24 * 1024 * 1024  # the kernel's buffers of a connection hold some 6 MiB that the server never looks at
+LIMIT = 24 * 1024 * 1024  # the kernel buffers about 6 MiB of a connection, which the server never reads
 START = b"GET /metrics HTTP/1.1\r\nHost: x\r\n"
 POST = b"POST /-/release HTTP/1.1\r\nHost: x\r\n"
 ENDLESS = {
@@ -23,12 +23,12 @@ ENDLESS = {
     "chunks": (POST + b"Transfer-Encoding: chunked\r\n\r\n", b"1\r\na\r\n" * 10000),
     "chunk extension": (POST + b"Transfer-Encoding: chunked\r\n\r\n1;", b"a" * 65536),
     "trailers": (POST + b"Transfer-Encoding: chunked\r\n\r\n0\r\n", b"a: b\r\n" * 10000),
-    "requests ahead": (b"", b"GET /-/healthy HTTP/1.1\r\n\r\n" * 2500),
+    "pipelined requests": (b"", b"GET /-/healthy HTTP/1.1\r\n\r\n" * 2500),
 }
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_an_endless_request_is_cut_off_and_a_scrape_gets_in(kind: str) -> None:
+def test_an_endless_request_is_cut_off_and_a_scrape_succeeds(kind: str) -> None:
     beginning, part = ENDLESS[kind]
     with server() as (port, _), connect(port) as connection:
         connection.sendall(beginning)
@@ -42,36 +42,36 @@ def tls(authority: Authority, web_config: Callable[..., Path]) -> Path:
 
 
 @pytest.mark.parametrize("kind", ENDLESS)
-def test_an_endless_request_is_cut_off_over_tls_too(kind: str, tls: Path) -> None:
+def test_an_endless_request_over_tls_is_cut_off(kind: str, tls: Path) -> None:
     beginning, part = ENDLESS[kind]
     with server(web_config=tls) as (port, _), any_server().wrap_socket(connect(port)) as connection:
         connection.sendall(beginning)
         assert flood(connection, part, LIMIT) < LIMIT
 
 
-def test_over_tls_a_client_is_told_why_it_is_refused(tls: Path) -> None:
+def test_a_request_rejected_over_tls_gets_a_status(tls: Path) -> None:
     with server(web_config=tls) as (port, _), any_server().wrap_socket(connect(port)) as connection:
         connection.sendall(b"no HTTP\r\n\r\n")
-        assert status(everything(connection)) == 400
+        assert status(read_all(connection)) == 400
 
 
 @pytest.mark.parametrize("headers", [b"a: b\r\n" * 101, b"X-Long: " + b"a" * 66000 + b"\r\n"])
-def test_too_many_or_too_long_headers_are_refused_with_the_status_for_it(headers: bytes) -> None:
+def test_too_many_or_too_long_headers_are_rejected_with_status_431(headers: bytes) -> None:
     with server() as (port, _), connect(port) as connection:
         connection.sendall(START + headers)
-        assert status(everything(connection)) == 431
+        assert status(read_all(connection)) == 431
 
 
-def test_a_body_that_nobody_reads_costs_its_request_nothing() -> None:
+def test_a_request_with_an_unused_body_is_answered() -> None:
     with server() as (port, _), connect(port) as connection:
         connection.sendall(POST + b"Connection: close\r\nContent-Length: 10000\r\n\r\n" + b"a" * 10000)
-        assert status(everything(connection)) == 403  # no --web.enable-lifecycle
+        assert status(read_all(connection)) == 403  # no --web.enable-lifecycle
 
 
-def test_a_few_requests_ahead_are_all_answered() -> None:
+def test_a_few_pipelined_requests_are_all_answered() -> None:
     with server() as (port, _), connect(port) as connection:
         connection.sendall(
             b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n" * 5
             + b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
         )
-        assert everything(connection).count(b"HTTP/1.1 200") == 6
+        assert read_all(connection).count(b"HTTP/1.1 200") == 6

@@ -1,4 +1,4 @@
-"""Attack, by time alone: a certificate that expires while it is served."""
+"""A certificate that expires while the server uses it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HOUR = datetime.timedelta(hours=1)
 
 
 def handshake(port: int, authority: Authority) -> str:
-    """What a client says of the server's certificate; nothing where it is good."""
+    """Return a client's error about the server's certificate; empty if it is valid."""
     context = ssl.create_default_context(cafile=str(authority.directory / "ca.pem"))
     try:
         with connect(port) as raw, context.wrap_socket(raw, server_hostname="localhost"):
@@ -27,11 +27,11 @@ def handshake(port: int, authority: Authority) -> str:
         return error.verify_message
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
 
 
-def test_an_expired_certificate_is_told_once_and_a_renewed_one_is_used(
+def test_an_expired_certificate_is_logged_once_and_a_renewed_one_is_used(
     serve: Callable[[Path], int],
     authority: Authority,
     web_config: Callable[..., Path],
@@ -40,23 +40,23 @@ def test_an_expired_certificate_is_told_once_and_a_renewed_one_is_used(
     authority.issue("server", "localhost", ends_in=-HOUR)
     port = serve(web_config(tls_server_config=SERVER))
     assert {handshake(port, authority) for _ in range(5)} == {"certificate has expired"}
-    (line,) = told(caplog)
-    assert "server.pem has expired, at " in line
+    (line,) = errors(caplog)
+    assert "server.pem expired at " in line
     authority.issue("server", "localhost")
     assert handshake(port, authority) == ""
-    assert len(told(caplog)) == 1
+    assert len(errors(caplog)) == 1
 
 
 @pytest.mark.parametrize("version", ["TLS12", "TLS13"])
-def test_a_certificate_that_expires_while_it_is_served_is_told_then(
+def test_a_certificate_that_expires_while_in_use_is_logged(
     authority: Authority, web_config: Callable[..., Path], caplog: pytest.LogCaptureFixture, version: str
 ) -> None:
     clients = {"client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem", "max_version": version}
     now = [datetime.datetime.now().timestamp()]
     file = WebConfigFile(web_config(tls_server_config={**SERVER, **clients}), clock=lambda: now[0])
     file.current()
-    assert told(caplog) == []
+    assert errors(caplog) == []
     now[0] += 2 * 86_400
     for _ in range(3):
         file.current()
-    assert len(told(caplog)) == 1
+    assert len(errors(caplog)) == 1

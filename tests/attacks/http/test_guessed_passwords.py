@@ -1,4 +1,4 @@
-"""Attack: so many wrong passwords that the right one, or any, is never checked in time."""
+"""Attack: so many wrong passwords that the right one is not checked in time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from tests.attacks.http.clients import ask, everything, scrape, server, status
+from tests.attacks.http.clients import read_all, request, scrape, server, status
 from tests.exporter.web.conftest import basic
 
 GUESSES = 100
@@ -24,39 +24,39 @@ def alice(password: str) -> dict[str, str]:
 
 
 def statuses(clients: Sequence[object]) -> list[int]:
-    return [status(everything(client)) for client in clients]  # type: ignore[arg-type]
+    return [status(read_all(client)) for client in clients]  # type: ignore[arg-type]
 
 
-def test_the_right_password_of_another_address_waits_for_few_wrong_ones(protected: Path, checked: list[bytes]) -> None:
+def test_the_right_password_from_another_address_is_checked_soon(protected: Path, checked: list[bytes]) -> None:
     with server(web_config=protected) as (port, other), ExitStack() as stack:
         for guess in range(GUESSES):
-            stack.enter_context(ask(port, **alice(f"guess {guess}")))
+            stack.enter_context(request(port, **alice(f"guess {guess}")))
         before = len(checked)
         assert scrape(other, host="::1", **alice("right")) == 200
         assert len(checked) - before <= 5
 
 
-def test_guesses_beyond_what_can_be_checked_soon_are_refused_at_once(protected: Path, checked: list[bytes]) -> None:
+def test_guesses_over_the_limit_are_rejected_at_once(protected: Path, checked: list[bytes]) -> None:
     with server(web_config=protected) as (port, _), ExitStack() as stack:
-        crowd = [stack.enter_context(ask(port, **alice(f"guess {guess}"))) for guess in range(GUESSES)]
-        answers = statuses(crowd)
+        attackers = [stack.enter_context(request(port, **alice(f"guess {guess}"))) for guess in range(GUESSES)]
+        answers = statuses(attackers)
         assert set(answers) == {401, 503}
         assert len(checked) == answers.count(401) < GUESSES
         assert scrape(port, **alice("right")) == 200
 
 
-def test_a_password_whose_client_has_left_is_not_checked(protected: Path, checked: list[bytes]) -> None:
+def test_the_password_of_a_disconnected_client_is_not_checked(protected: Path, checked: list[bytes]) -> None:
     with server(web_config=protected) as (port, _):
         for guess in range(GUESSES):
-            ask(port, **alice(f"guess {guess}")).close()
+            request(port, **alice(f"guess {guess}")).close()
         assert scrape(port, **alice("right")) == 200
         assert len(checked) < GUESSES / 2
 
 
-def test_a_remembered_password_is_let_in_whatever_waits(protected: Path, checked: list[bytes]) -> None:
+def test_a_remembered_password_does_not_wait(protected: Path, checked: list[bytes]) -> None:
     with server(web_config=protected) as (port, _), ExitStack() as stack:
         assert scrape(port, **alice("right")) == 200
-        crowd = [stack.enter_context(ask(port, **alice(f"guess {guess}"))) for guess in range(GUESSES)]
+        attackers = [stack.enter_context(request(port, **alice(f"guess {guess}"))) for guess in range(GUESSES)]
         assert scrape(port, **alice("right")) == 200
         assert checked.count(b"right") == 1
-        assert set(statuses(crowd)) == {401, 503}
+        assert set(statuses(attackers)) == {401, 503}

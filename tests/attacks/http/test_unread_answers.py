@@ -1,59 +1,60 @@
-"""Attack: clients that ask for a large page and do not read it, or ask for it all at once."""
+"""Attack: clients that request a large page and do not read it, or all request it at once."""
 
 from __future__ import annotations
 
 import threading
 from contextlib import ExitStack
 
-from tests.attacks.http.clients import Large, ask, everything, reset, scrape, server, status
+from tests.attacks.http.clients import Large, find_reset, read_all, request, scrape, server, status
 
 LARGE = 16 * 1024 * 1024
 CLIENTS = 30
 
 
-def test_pages_that_nobody_reads_are_bounded_and_a_scrape_gets_its_own() -> None:
-    with server(Large(LARGE)) as (port, _), ExitStack() as held:
+def test_unread_pages_are_limited_and_a_scrape_gets_its_page() -> None:
+    with server(Large(LARGE)) as (port, _), ExitStack() as opened:
         silent = []
         for _ in range(CLIENTS):
-            silent.append(held.enter_context(ask(port)))
-            silent[-1].recv(1)  # its page has been made
+            silent.append(opened.enter_context(request(port)))
+            silent[-1].recv(1)  # its page was rendered
         assert scrape(port) == 200
-        with ask(port, Connection="close") as reader:
-            assert len(everything(reader)) > LARGE
-        assert len(reset(silent)) >= CLIENTS - 5  # four such pages are 64 MiB
+        with request(port, Connection="close") as reader:
+            assert len(read_all(reader)) > LARGE
+        assert len(find_reset(silent)) >= CLIENTS - 5  # four such pages are 64 MiB
 
 
-def test_a_client_that_does_not_read_never_costs_another_address_its_page() -> None:
-    with server(Large(LARGE)) as (port, other), ExitStack() as held, ask(other, host="::1", Connection="close") as slow:
+def test_unread_pages_of_one_address_do_not_affect_another() -> None:
+    with server(Large(LARGE)) as (port, other), ExitStack() as opened:
+        slow = opened.enter_context(request(other, host="::1", Connection="close"))
         slow.recv(1)
         for _ in range(CLIENTS):
-            held.enter_context(silent := ask(port))
+            opened.enter_context(silent := request(port))
             silent.recv(1)
-        assert len(everything(slow)) > LARGE
+        assert len(read_all(slow)) > LARGE
 
 
 def test_a_client_that_does_not_read_is_cut_off_in_the_end() -> None:
-    with server(Large(LARGE)) as (port, _), ask(port) as silent:
-        assert reset([silent], seconds=60)
+    with server(Large(LARGE)) as (port, _), request(port) as silent:
+        assert find_reset([silent], seconds=60)
 
 
-def test_clients_that_ask_together_get_one_page() -> None:
-    begun, go_on = threading.Event(), threading.Event()
+def test_simultaneous_requests_share_one_page() -> None:
+    begun, may_finish = threading.Event(), threading.Event()
 
     def wait() -> None:
         begun.set()
-        go_on.wait(60)
+        may_finish.wait(60)
 
     page = Large(before=wait)
     with server(page) as (port, _), ExitStack() as stack:
-        crowd = [stack.enter_context(ask(port, "/-/healthy")) for _ in range(40)]
-        for client in crowd:
+        clients = [stack.enter_context(request(port, "/-/healthy")) for _ in range(40)]
+        for client in clients:
             assert client.recv(4096).startswith(b"HTTP/1.1 200")
-        first = stack.enter_context(ask(port, Connection="close"))
-        assert begun.wait(60)  # the server is busy with it; what the others send now it finds together
-        for client in crowd:
+        first = stack.enter_context(request(port, Connection="close"))
+        assert begun.wait(60)  # the server is busy and will find the following requests together
+        for client in clients:
             client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
-        go_on.set()
-        answers = [everything(client) for client in (first, *crowd)]
-    assert {status(answer) for answer in answers} == {200}
-    assert page.looks <= 3
+        may_finish.set()
+        responses = [read_all(client) for client in (first, *clients)]
+    assert {status(response) for response in responses} == {200}
+    assert page.reads <= 3

@@ -1,4 +1,4 @@
-"""A certificate authority, a web configuration file, a real server behind it, and what bcrypt is asked."""
+"""Fixtures: a certificate authority, a web configuration file, a real server, and the passwords checked by bcrypt."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.web.app import create_app
 from rankscope_exporter.web.config_file import WebConfigFile
 
-READY: Any = SimpleNamespace(is_ready=True)  # all that is asked of a sampler here
+READY: Any = SimpleNamespace(is_ready=True)  # the part of the sampler that the pages use
 
 
 @pytest.fixture
 def authority(tmp_path: Path) -> Authority:
-    """An authority that has issued `server` for localhost."""
-    made = Authority(tmp_path)
-    made.issue("server", "localhost")
-    return made
+    """Return an authority that has issued the certificate `server` for localhost."""
+    authority = Authority(tmp_path)
+    authority.issue("server", "localhost")
+    return authority
 
 
 @pytest.fixture
 def web_config(tmp_path: Path) -> Callable[..., Path]:
-    """Writes the file from its sections, at once as a deployment does: a reader never sees half of it."""
+    """Return a function that writes the file from its sections, atomically as a deployment does."""
 
     def write(**sections: Any) -> Path:
         temporary, path = tmp_path / "web.yml.new", tmp_path / "web.yml"
@@ -73,19 +73,19 @@ def serve() -> Iterator[Callable[[Path | None], int]]:
 
 
 def basic(user: str, password: str) -> dict[str, str]:
-    """Return the header with these credentials."""
+    """Return the Authorization header with these credentials."""
     return {"Authorization": "Basic " + base64.b64encode(f"{user}:{password}".encode()).decode()}
 
 
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The passwords that bcrypt was asked about."""
-    asked: list[bytes] = []
+    """Return the list of passwords that bcrypt has checked."""
+    passwords: list[bytes] = []
     check = bcrypt.checkpw
 
-    def counting(password: bytes, hashed: bytes) -> bool:
-        asked.append(password)
+    def record(password: bytes, hashed: bytes) -> bool:
+        passwords.append(password)
         return check(password, hashed)
 
-    monkeypatch.setattr(bcrypt, "checkpw", counting)
-    return asked
+    monkeypatch.setattr(bcrypt, "checkpw", record)
+    return passwords

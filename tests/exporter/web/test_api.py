@@ -1,4 +1,4 @@
-"""The runs of the node as JSON, on /api/v1/runs."""
+"""The runs of the node as JSON, at /api/v1/runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.report.runs import Reporter
 from rankscope_exporter.web.app import create_app
 
-READY: Any = SimpleNamespace(is_ready=True)  # all that is asked of a sampler here
+READY: Any = SimpleNamespace(is_ready=True)  # the part of the sampler that the pages use
 
 
 def test_the_runs_are_served_as_json(run_dir: Path) -> None:
@@ -27,7 +27,7 @@ def test_the_runs_are_served_as_json(run_dir: Path) -> None:
     assert client.post("/api/v1/runs").status_code == 405
 
 
-def test_runs_that_were_read_too_long_ago_are_an_error_and_not_an_answer() -> None:
+def test_outdated_runs_are_an_error() -> None:
     client = TestClient(create_app(Scrape([]), READY, Reporter(lambda: None, None)))
     answer = client.get("/api/v1/runs")
     assert answer.status_code == 503

@@ -1,4 +1,4 @@
-"""The pages: /metrics, /-/healthy, /-/ready, and 404 elsewhere."""
+"""The pages /metrics, /-/healthy, /-/ready, /-/release and /-/resume; 404 for other paths."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rankscope_exporter.web.pages import SingleFlight
 
 
 class Node:
-    """A GPU that answers."""
+    """A collector with one GPU that is up."""
 
     name, help = "node", ""
 
@@ -31,7 +31,7 @@ class Node:
 
 
 class Gpus:
-    """A sampler as the pages see it; `stuck` is why it cannot release."""
+    """The sampler's interface for the pages; `stuck` is why it cannot release the GPUs."""
 
     def __init__(self, *, is_ready: bool = True, stuck: str = "") -> None:
         self.is_ready = is_ready
@@ -71,13 +71,13 @@ def test_a_live_exporter_is_healthy(client: TestClient) -> None:
     assert client.get("/-/healthy").status_code == 200
 
 
-def test_an_exporter_that_has_not_read_its_gpus_is_not_ready() -> None:
+def test_an_exporter_that_has_not_read_the_gpus_is_not_ready() -> None:
     client = TestClient(create_app(Scrape([]), Gpus(is_ready=False)))
     assert client.get("/-/ready").status_code == 503
     assert client.get("/-/healthy").status_code == 200
 
 
-def test_released_gpus_are_not_ready_until_they_are_taken_again() -> None:
+def test_the_exporter_is_not_ready_while_gpus_are_released() -> None:
     gpus = Gpus()
     client = TestClient(create_app(Scrape([]), gpus, has_lifecycle=True))
     answer = client.post("/-/release")
@@ -92,7 +92,7 @@ def test_released_gpus_are_not_ready_until_they_are_taken_again() -> None:
 
 
 @pytest.mark.parametrize("page", ["/-/release", "/-/resume"])
-def test_nobody_releases_gpus_unless_it_is_enabled(client: TestClient, page: str) -> None:
+def test_a_release_needs_the_flag(client: TestClient, page: str) -> None:
     answer = client.post(page)
     assert answer.status_code == 403
     assert "--web.enable-lifecycle" in answer.text
@@ -100,7 +100,7 @@ def test_nobody_releases_gpus_unless_it_is_enabled(client: TestClient, page: str
     assert client.get(page).status_code == 405
 
 
-def test_a_web_page_in_somebodys_browser_cannot_release_gpus() -> None:
+def test_a_web_page_cannot_release_gpus() -> None:
     gpus = Gpus()
     client = TestClient(create_app(Scrape([]), gpus, has_lifecycle=True))
     assert client.post("/-/release", headers={"Origin": "https://example.org"}).status_code == 403
@@ -108,16 +108,16 @@ def test_a_web_page_in_somebodys_browser_cannot_release_gpus() -> None:
 
 
 @pytest.mark.parametrize("seconds", ["", "0", "-1", "nan", "inf", "86401", "soon"])
-def test_a_release_that_would_not_end_is_refused(seconds: str) -> None:
+def test_an_invalid_release_time_is_rejected(seconds: str) -> None:
     gpus = Gpus()
     client = TestClient(create_app(Scrape([]), gpus, has_lifecycle=True))
     answer = client.post(f"/-/release?seconds={seconds}")
     assert answer.status_code == 400
-    assert answer.text == f"seconds: {seconds!r} is no number above 0 and up to 86400\n"
+    assert answer.text == f"seconds: {seconds!r} is not a number above 0 and up to 86400\n"
     assert gpus.released_for == []
 
 
-def test_a_release_that_is_not_possible_says_why() -> None:
+def test_a_failed_release_reports_the_reason() -> None:
     client = TestClient(create_app(Scrape([]), Gpus(stuck="gpu-3: stuck"), has_lifecycle=True))
     answer = client.post("/-/release")
     assert (answer.status_code, answer.text) == (503, "not released: gpu-3: stuck\n")
@@ -125,17 +125,17 @@ def test_a_release_that_is_not_possible_says_why() -> None:
 
 
 @pytest.mark.parametrize("path", ["/metric", "/metrics/", "/docs", "/openapi.json", "/-/", "/index.html"])
-def test_every_other_path_is_not_found(client: TestClient, path: str) -> None:
+def test_other_paths_are_not_found(client: TestClient, path: str) -> None:
     assert client.get(path, follow_redirects=False).status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/", "/metrics", "/-/healthy"])
-def test_head_is_answered_and_post_is_not(client: TestClient, path: str) -> None:
+def test_head_is_allowed_and_post_is_not(client: TestClient, path: str) -> None:
     assert client.head(path).status_code == 200
     assert client.post(path).status_code == 405
 
 
-def test_a_browser_may_run_the_status_page_s_script_and_ask_this_exporter_alone(client: TestClient) -> None:
+def test_the_content_security_policy_allows_only_the_pages_script_and_this_exporter(client: TestClient) -> None:
     answer = client.get("/")
     policy = answer.headers["content-security-policy"]
     script = answer.text.partition("<script>")[2].partition("</script>")[0]
@@ -146,29 +146,29 @@ def test_a_browser_may_run_the_status_page_s_script_and_ask_this_exporter_alone(
     assert not re.findall(r"""(?:src|href|url)\s*[=(]\s*["']?(?:https?:)?//""", answer.text)
 
 
-def test_those_who_ask_while_a_page_is_made_get_the_next_one_together() -> None:
-    async def asked() -> list[str]:
-        begun, go_on, made = threading.Semaphore(0), threading.Semaphore(0), itertools.count(1)
+def test_requests_during_a_rendering_share_the_next_page() -> None:
+    async def request_pages() -> list[str]:
+        begun, may_finish, numbers = threading.Semaphore(0), threading.Semaphore(0), itertools.count(1)
 
         def make() -> str:
             begun.release()
-            go_on.acquire()
-            return f"page {next(made)}"
+            may_finish.acquire()
+            return f"page {next(numbers)}"
 
         page = SingleFlight(make)
         first = asyncio.create_task(page.next())
         await asyncio.to_thread(begun.acquire)
-        meanwhile = [asyncio.create_task(page.next()) for _ in range(5)]
+        others = [asyncio.create_task(page.next()) for _ in range(5)]
         await asyncio.sleep(0)
-        meanwhile.pop().cancel()  # who leaves takes nobody else's page with him
-        go_on.release(2)
-        return await asyncio.gather(first, *meanwhile)
+        others.pop().cancel()  # a client that disconnects does not cancel the page of the others
+        may_finish.release(2)
+        return await asyncio.gather(first, *others)
 
-    assert asyncio.run(asked()) == ["page 1"] + ["page 2"] * 4
+    assert asyncio.run(request_pages()) == ["page 1"] + ["page 2"] * 4
 
 
-def test_a_page_that_fails_fails_for_those_who_asked_and_not_for_the_next() -> None:
-    async def asked() -> list[str | BaseException]:
+def test_a_failed_rendering_does_not_affect_the_next_request() -> None:
+    async def request_pages() -> list[str | BaseException]:
         pages = iter([ZeroDivisionError("no page"), "a page"])
 
         def make() -> str:
@@ -181,6 +181,6 @@ def test_a_page_that_fails_fails_for_those_who_asked_and_not_for_the_next() -> N
         first = await asyncio.gather(page.next(), page.next(), return_exceptions=True)
         return [*first, await page.next()]
 
-    *failed, made = asyncio.run(asked())
-    assert [repr(one) for one in failed] == ["ZeroDivisionError('no page')"] * 2
-    assert made == "a page"
+    *failed, succeeded = asyncio.run(request_pages())
+    assert [repr(error) for error in failed] == ["ZeroDivisionError('no page')"] * 2
+    assert succeeded == "a page"

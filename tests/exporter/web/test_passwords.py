@@ -1,4 +1,4 @@
-"""The order in which passwords are checked: the addresses take turns, and none waits for who has left."""
+"""The order of password checks: addresses take turns, and checks of disconnected clients are dropped."""
 
 from __future__ import annotations
 
@@ -11,109 +11,109 @@ import bcrypt
 import pytest
 
 from rankscope_exporter.web import limits
-from rankscope_exporter.web.passwords import NICE, Check, Passwords, Queue, TooManyChecksError
+from rankscope_exporter.web.passwords import NICE, Check, CheckQueue, Passwords, TooManyChecksError
 
 
 def check(password: str, user: str = "alice") -> Check:
     return Check(user, password.encode(), b"", password.encode(), is_known=True)
 
 
-def here() -> bool:
+def is_connected() -> bool:
     return False
 
 
-def gone() -> bool:
+def is_disconnected() -> bool:
     return True
 
 
-def order(queue: Queue) -> list[str]:
+def order(queue: CheckQueue) -> list[str]:
     checks = []
     while one := queue.next():
         checks.append(one.password.decode())
     return checks
 
 
-def in_a_loop(test: Callable[[Queue], None]) -> None:
+def run_in_loop(test: Callable[[CheckQueue], None]) -> None:
     async def run() -> None:
-        test(Queue())
+        test(CheckQueue())
 
     asyncio.run(run())
 
 
 def test_addresses_take_turns() -> None:
-    def turns(queue: Queue) -> None:
+    def turns(queue: CheckQueue) -> None:
         for number in range(4):
-            queue.add("attacker", check(f"guess {number}"), here)
-        queue.add("prometheus", check("right"), here)
+            queue.add("attacker", check(f"guess {number}"), is_connected)
+        queue.add("prometheus", check("right"), is_connected)
         assert order(queue) == ["guess 0", "right", "guess 1", "guess 2", "guess 3"]
 
-    in_a_loop(turns)
+    run_in_loop(turns)
 
 
-def test_the_same_password_of_a_user_waits_once() -> None:
-    def same(queue: Queue) -> None:
-        first = queue.add("x", check("a"), gone)
-        assert queue.add("x", check("a", "bob"), here) is not first
-        assert len(queue) == 1  # nobody waits for the first any more
-        again = queue.add("x", check("a"), here)
-        assert queue.add("x", check("a"), gone) is again
+def test_equal_credentials_are_queued_once() -> None:
+    def same(queue: CheckQueue) -> None:
+        first = queue.add("x", check("a"), is_disconnected)
+        assert queue.add("x", check("a", "bob"), is_connected) is not first
+        assert len(queue) == 1  # the client of the first check has disconnected
+        again = queue.add("x", check("a"), is_connected)
+        assert queue.add("x", check("a"), is_disconnected) is again
         assert len(queue) == 2
-        assert order(queue) == ["a", "a"]  # bob's and alice's, whom one of two still asks about
+        assert order(queue) == ["a", "a"]  # bob's and alice's; one of alice's two clients is connected
 
-    in_a_loop(same)
+    run_in_loop(same)
 
 
-def test_who_has_left_makes_room_and_hears_no() -> None:
-    def left(queue: Queue) -> None:
-        checks = [queue.add("x", check(f"{number}"), gone) for number in range(3 * limits.CHECKS_OF_ONE_ADDRESS)]
+def test_checks_of_disconnected_clients_are_dropped_and_fail() -> None:
+    def disconnected(queue: CheckQueue) -> None:
+        numbers = range(3 * limits.PASSWORD_CHECKS_PER_ADDRESS)
+        checks = [queue.add("x", check(f"{number}"), is_disconnected) for number in numbers]
         assert order(queue) == []
         assert not any(one.matches.result() for one in checks)
 
-    in_a_loop(left)
+    run_in_loop(disconnected)
 
 
-def test_one_address_has_a_part_of_the_queue() -> None:
-    def part(queue: Queue) -> None:
-        for number in range(limits.CHECKS_OF_ONE_ADDRESS):
-            queue.add("x", check(f"{number}"), here)
+def test_one_address_gets_a_part_of_the_queue() -> None:
+    def part(queue: CheckQueue) -> None:
+        for number in range(limits.PASSWORD_CHECKS_PER_ADDRESS):
+            queue.add("x", check(f"{number}"), is_connected)
         with pytest.raises(TooManyChecksError):
-            queue.add("x", check("more"), here)
-        queue.add("y", check("other"), here)
+            queue.add("x", check("more"), is_connected)
+        queue.add("y", check("other"), is_connected)
 
-    in_a_loop(part)
+    run_in_loop(part)
 
 
-def test_a_full_queue_takes_a_new_address_at_the_cost_of_the_longest_line() -> None:
-    def full(queue: Queue) -> None:
-        waiting = [
-            queue.add(f"{number % 4}", check(f"{number}"), here) for number in range(4 * limits.CHECKS_OF_ONE_ADDRESS)
-        ]
-        assert len(queue) == limits.CHECKS
-        queue.add("new", check("right"), here)
-        assert len(queue) == limits.CHECKS
+def test_a_full_queue_drops_a_check_of_the_busiest_address_for_a_new_one() -> None:
+    def full(queue: CheckQueue) -> None:
+        numbers = range(4 * limits.PASSWORD_CHECKS_PER_ADDRESS)
+        waiting = [queue.add(f"{number % 4}", check(f"{number}"), is_connected) for number in numbers]
+        assert len(queue) == limits.PASSWORD_CHECKS
+        queue.add("new", check("right"), is_connected)
+        assert len(queue) == limits.PASSWORD_CHECKS
         (dropped,) = (one for one in waiting if one.matches.done())
         assert isinstance(dropped.matches.exception(), TooManyChecksError)
 
-    in_a_loop(full)
+    run_in_loop(full)
 
 
-def test_a_queue_that_is_full_of_as_many_addresses_takes_no_more() -> None:
-    def full(queue: Queue) -> None:
-        for number in range(limits.CHECKS):
-            queue.add(f"{number}", check("x"), here)
+def test_a_queue_full_of_different_addresses_rejects_a_new_one() -> None:
+    def full(queue: CheckQueue) -> None:
+        for number in range(limits.PASSWORD_CHECKS):
+            queue.add(f"{number}", check("x"), is_connected)
         with pytest.raises(TooManyChecksError):
-            queue.add("new", check("right"), here)
+            queue.add("new", check("right"), is_connected)
 
-    in_a_loop(full)
+    run_in_loop(full)
 
 
-def test_a_check_gives_way_to_whatever_else_the_process_does(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_checks_run_at_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     nice: list[int] = []
 
-    def checked(*_: bytes) -> bool:
+    def record_nice(*_: bytes) -> bool:
         nice.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
         return True
 
-    monkeypatch.setattr(bcrypt, "checkpw", checked)
-    assert asyncio.run(Passwords().admits({"alice": b"hash"}, "alice", b"right"))
+    monkeypatch.setattr(bcrypt, "checkpw", record_nice)
+    assert asyncio.run(Passwords().verify({"alice": b"hash"}, "alice", b"right"))
     assert nice == [min(19, os.getpriority(os.PRIO_PROCESS, 0) + NICE)]

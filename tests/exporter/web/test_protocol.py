@@ -1,4 +1,4 @@
-"""One connection of the exporter's server, by itself: deadlines, turns, and what is held for it."""
+"""A single connection of the server: deadlines, turns and memory."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rankscope_exporter.daemon import server_configuration
 from rankscope_exporter.exposition.scrape import Scrape
 from rankscope_exporter.web import protocol
 from rankscope_exporter.web.app import create_app
-from rankscope_exporter.web.connections import Connections, RateLimitedLog, Turns
+from rankscope_exporter.web.connections import Connections, FairQueue, RateLimitedLog
 from rankscope_exporter.web.protocol import IDLE, REQUESTING, BoundedProtocol
 
 HEALTHY = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\n\r\n"
 
 
 class Socket(asyncio.Transport):
-    """A client's connection that remembers what was written to it."""
+    """A client's connection that records what was written to it."""
 
     def __init__(self) -> None:
         super().__init__({"peername": ("192.0.2.7", 1)})
@@ -51,32 +51,32 @@ class Socket(asyncio.Transport):
 
 
 class Server:
-    """What connections share."""
+    """The objects that connections share."""
 
     def __init__(self) -> None:
-        self.turns = Turns()
+        self.queue = FairQueue()
         self.connections = Connections(page_bytes=100)
         self._configuration: uvicorn.Config = server_configuration(create_app(Scrape([Large()]), READY), None)
 
     def connect(self) -> tuple[BoundedProtocol, Socket]:
-        """A new connection, all from one address."""
-        made = BoundedProtocol(
+        """Open a new connection from the one address that all have."""
+        connection = BoundedProtocol(
             connections=self.connections,
-            turns=self.turns,
-            told=RateLimitedLog(),
+            queue=self.queue,
+            closed_log=RateLimitedLog(),
             tls=None,
             config=self._configuration,
             server_state=ServerState(),
             app_state={},
         )
         client = Socket()
-        made.connection_made(client)
-        return made, client
+        connection.connection_made(client)
+        return connection, client
 
-    async def answered(self, client: Socket, answers: int = 1) -> None:
-        """Wait until the client has so many answers."""
+    async def wait_for_responses(self, client: Socket, count: int = 1) -> None:
+        """Wait until the client has received `count` responses."""
         async with asyncio.timeout(20):
-            while client.written.count(b"HTTP/1.1 200") < answers or not client.written.endswith(b"healthy\n"):
+            while client.written.count(b"HTTP/1.1 200") < count or not client.written.endswith(b"healthy\n"):
                 await asyncio.sleep(0)
 
 
@@ -87,60 +87,58 @@ def run(scenario: Callable[[Server], Awaitable[None]]) -> None:
     asyncio.run(main())
 
 
-def test_what_waits_for_its_turn_is_dropped_with_its_connection() -> None:
+def test_queued_data_is_dropped_with_its_connection() -> None:
     async def scenario(server: Server) -> None:
         first, _ = server.connect()
         first.data_received(HEALTHY)
-        crowd = [server.connect() for _ in range(20)]
-        for connection, client in crowd:
+        others = [server.connect() for _ in range(20)]
+        for connection, client in others:
             connection.data_received(b"GET /" + b"a" * 60_000)
             assert connection.is_pending
             assert not client.is_reading
-        assert server.turns.queued == 20
-        for connection, _ in crowd[:10]:
+        assert len(server.queue) == 20
+        for connection, _ in others[:10]:
             connection.connection_lost(ConnectionResetError())
-        for connection, _ in crowd[10:15]:
+        for connection, _ in others[10:15]:
             connection.cut_off("too many connections")
-        assert server.turns.queued == 5
-        assert sum(len(connection._unparsed) for connection, _ in crowd) == 5 * 60_005
+        assert len(server.queue) == 5
+        assert sum(len(connection._unparsed) for connection, _ in others) == 5 * 60_005
 
     run(scenario)
 
 
-def test_a_client_that_sends_requests_ahead_is_closed_before_one_that_does_not() -> None:
+def test_a_client_with_pipelined_requests_is_not_pending() -> None:
     async def scenario(server: Server) -> None:
-        ahead, alone, idle = (server.connect()[0] for _ in range(3))
-        alone.data_received(HEALTHY)
-        assert alone.is_pending
+        pipelined, single, idle = (server.connect()[0] for _ in range(3))
+        single.data_received(HEALTHY)
+        assert single.is_pending
         await asyncio.sleep(0)
-        ahead.data_received(HEALTHY * 2)
-        assert not ahead.is_pending
+        pipelined.data_received(HEALTHY * 2)
+        assert not pipelined.is_pending
         assert not idle.is_pending
 
     run(scenario)
 
 
-def test_a_request_that_waits_for_its_turn_is_answered_though_its_connection_was_idle_for_too_long() -> None:
+def test_a_queued_request_is_answered_after_the_idle_deadline() -> None:
     async def scenario(server: Server) -> None:
         connection, client = server.connect()
         connection.data_received(HEALTHY)
-        await server.answered(client)
+        await server.wait_for_responses(client)
         other, _ = server.connect()
         await asyncio.sleep(0)
         other.data_received(HEALTHY)
         connection.data_received(HEALTHY)
         assert (connection._state, connection.is_pending) == (IDLE, True)
-        connection._expire()  # its deadline comes in this moment
+        connection._expire()  # the deadline passes now
         assert not client.is_closing()
-        await server.answered(client, answers=2)
+        await server.wait_for_responses(client, count=2)
 
     run(scenario)
 
 
-def test_a_request_that_does_not_end_expires_when_its_last_byte_has_had_its_turn(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(protocol.limits, "EXPIRED_AGAIN", 0.0)
+def test_an_incomplete_request_expires_after_its_data_was_handled(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol.limits, "EXPIRY_RETRY_SECONDS", 0.0)
 
     async def scenario(server: Server) -> None:
         other, _ = server.connect()
@@ -157,11 +155,11 @@ def test_a_request_that_does_not_end_expires_when_its_last_byte_has_had_its_turn
 
 
 @pytest.mark.parametrize("error", [None, ConnectionResetError()])
-def test_a_connection_that_is_lost_leaves_no_timer(error: Exception | None) -> None:
+def test_a_closed_connection_has_no_timer(error: Exception | None) -> None:
     async def scenario(server: Server) -> None:
         connection, client = server.connect()
         connection.data_received(HEALTHY)
-        await server.answered(client)
+        await server.wait_for_responses(client)
         assert connection.timeout_keep_alive_task is None
         connection.connection_lost(error)
         assert connection.timeout_keep_alive_task is None
@@ -175,10 +173,10 @@ def test_a_page_is_counted_while_it_waits_for_its_turn(monkeypatch: pytest.Monke
     async def scenario(server: Server) -> None:
         counted: list[int] = []
 
-        async def turn(_: BoundedProtocol) -> None:
-            counted.append(server.connections.held_bytes)
+        async def wait_for_turn(_: BoundedProtocol) -> None:
+            counted.append(server.connections.sending_bytes)
 
-        monkeypatch.setattr(BoundedProtocol, "turn", turn)
+        monkeypatch.setattr(BoundedProtocol, "wait_for_turn", wait_for_turn)
         connection, client = server.connect()
         connection.data_received(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
         async with asyncio.timeout(20):
@@ -186,20 +184,20 @@ def test_a_page_is_counted_while_it_waits_for_its_turn(monkeypatch: pytest.Monke
                 await asyncio.sleep(0)
         assert counted == [len(client.written.partition(b"\r\n\r\n")[2])]
         await asyncio.sleep(0)
-        assert server.connections.held_bytes == 0
+        assert server.connections.sending_bytes == 0
 
     run(scenario)
 
 
-def test_a_page_that_waits_ends_its_wait_when_its_connection_closes() -> None:
+def test_a_page_stops_waiting_when_its_connection_closes() -> None:
     async def scenario(server: Server) -> None:
         other, _ = server.connect()
         connection, _ = server.connect()
         other.data_received(HEALTHY)
-        turn = asyncio.create_task(connection.turn())
+        waiting = asyncio.create_task(connection.wait_for_turn())
         await asyncio.sleep(0)
         connection.connection_lost(None)
-        await asyncio.wait_for(turn, 20)
-        await asyncio.wait_for(connection.turn(), 20)
+        await asyncio.wait_for(waiting, 20)
+        await asyncio.wait_for(connection.wait_for_turn(), 20)
 
     run(scenario)

@@ -1,4 +1,4 @@
-"""The status page: whether something is wrong, what each rank does, and which GPUs are in trouble."""
+"""The status page: problems, the state of each rank, and the GPUs."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ from rankscope_exporter.gpu.rank_gpus import RankGpu
 from rankscope_exporter.ranks.collectors.ranks import SKIP_REASONS, SKIPPED
 from rankscope_exporter.report.colors import PHASE_COLORS
 from rankscope_exporter.report.runs import Reporter
-from rankscope_exporter.web.status_page import LEFT_OUT, render_status
+from rankscope_exporter.web.status_page import SKIP_REASON_TEXTS, render_status
 
 HUNG = {0: "collective_wait", 1: "collective_wait", 2: "data_wait", 3: "collective_wait"}
 GPU = {"gpu": "0", "uuid": "GPU-a"}
-HOLDER = {"source": "slurm", "slurm_job_id": "4242", "slurm_job_name": "", "run": "digits", "rank": "10", "user": "eve"}
+LABELS = {"source": "slurm", "slurm_job_id": "4242", "slurm_job_name": "", "run": "digits", "rank": "10", "user": "eve"}
 
 
 def top(page: str) -> str:
-    """Return the text of what stands above all tables."""
+    """Return the text above the tables."""
     section = page.partition('<section class="verdict')[2].partition("</section>")[0]
     return re.sub(r"<[^>]*>", " ", section.partition(">")[2])
 
 
 def row(page: str, rank: int) -> str:
-    """Return the row of a rank."""
+    """Return the HTML of a rank's row."""
     (found,) = re.findall(rf"<tr[^>]*><td[^>]*>{rank}</td>.*?</tr>", page.partition("<h2>GPUs")[0])
     return str(found)
 
 
 def gpus(**values: float) -> list[Metric]:
-    """Return the families of one GPU that answers."""
+    """Return the metric families of one GPU that is up."""
     return [family("gpu_up", (GPU, 1)), *(family(f"gpu_{name}", (GPU, value)) for name, value in values.items())]
 
 
@@ -54,7 +54,7 @@ def test_a_healthy_run_has_no_problem(run_dir: Path) -> None:
     assert "waits least" not in page
 
 
-def test_a_straggler_stands_at_the_top_and_is_marked_in_its_run(run_dir: Path) -> None:
+def test_a_straggler_is_shown_at_the_top_and_marked_in_its_run(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(10)
     run = job.train(20, lagging("optimizer"))
@@ -68,7 +68,7 @@ def test_a_straggler_stands_at_the_top_and_is_marked_in_its_run(run_dir: Path) -
     assert "<title>(1) " in page
 
 
-def test_what_is_not_an_alert_yet_stands_in_small_type_below_no_problem(run_dir: Path) -> None:
+def test_a_pending_finding_is_shown_below_no_problem_found_yet(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(60)
     job.wait(10, HUNG)
@@ -79,7 +79,7 @@ def test_what_is_not_an_alert_yet_stands_in_small_type_below_no_problem(run_dir:
     assert row(page, 2).startswith('<tr class="warn">')
 
 
-def test_the_ranks_of_a_run_that_hangs_are_red(run_dir: Path) -> None:
+def test_the_ranks_of_a_hanging_run_are_red(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(60)
     job.wait(310, HUNG)
@@ -90,20 +90,20 @@ def test_the_ranks_of_a_run_that_hangs_are_red(run_dir: Path) -> None:
     assert "data_wait for 5.2 min" in row(page, 2)
 
 
-def test_a_rank_that_ended_says_how_and_when(run_dir: Path) -> None:
+def test_an_ended_rank_is_shown_with_reason_and_time(run_dir: Path) -> None:
     job = JudgedJob(run_dir)
     job.train(12)
     job.poll(job.now + 1, ended=[1])
     assert "killed, 0 s ago" in row(render_status([], job.reporter()), 1)
 
 
-def test_a_run_that_is_not_judged_here_says_why(run_dir: Path) -> None:
+def test_a_run_that_is_not_diagnosed_here_is_shown_with_the_reason(run_dir: Path) -> None:
     job = JudgedJob(run_dir, world_size="8")
     job.train(12)
     assert "Run r is not judged here: not all of its ranks are on this node." in top(render_status([], job.reporter()))
 
 
-def test_ranks_are_in_the_order_of_their_numbers(run_dir: Path) -> None:
+def test_ranks_are_sorted_by_number(run_dir: Path) -> None:
     job = JudgedJob(run_dir, ranks=11)
     job.train(2)
     page = render_status([], job.reporter())
@@ -119,7 +119,7 @@ def test_ranks_are_in_the_order_of_their_numbers(run_dir: Path) -> None:
         (15, 115, "backward_pass", "15 (backward passes)"),
     ],
 )
-def test_it_says_if_nothing_but_backward_passes_tells_of_steps(
+def test_steps_counted_by_backward_passes_are_labeled(
     run_dir: Path, steps: int, passes: int, marker: str, shown: str
 ) -> None:
     job = JudgedJob(run_dir, ranks=1, settings={"step_marker": marker})
@@ -129,18 +129,18 @@ def test_it_says_if_nothing_but_backward_passes_tells_of_steps(
     assert f">{shown}</td>" in render_status([], job.reporter())
 
 
-def test_it_says_that_the_ranks_were_not_read_and_not_that_all_is_well() -> None:
+def test_unread_ranks_are_reported_instead_of_no_problem() -> None:
     page = render_status([], Reporter(lambda: None, None))
-    assert "Nothing is known of the ranks" in top(page)
+    assert "No data about the ranks: " in top(page)
     assert 'class="verdict bad"' in page
     assert "No problem found" not in page
 
 
-def test_a_phase_has_a_color_and_one_of_the_script_s_own_has_another() -> None:
+def test_each_phase_has_a_color() -> None:
     assert tuple(PHASE_COLORS) == NAMES
 
 
-def test_it_shows_the_script_s_own_phases(run_dir: Path) -> None:
+def test_custom_phases_are_shown(run_dir: Path) -> None:
     job = JudgedJob(run_dir, phases=["<augment>"])
     job.train(12, lambda _step, _rank: {"forward": 0.03, "<augment>": 0.01})
     page = render_status([], job.reporter())
@@ -148,7 +148,7 @@ def test_it_shows_the_script_s_own_phases(run_dir: Path) -> None:
     assert "&lt;augment&gt; " in row(page, 0)
 
 
-def test_it_escapes_what_strangers_write(run_dir: Path) -> None:
+def test_texts_from_users_are_escaped(run_dir: Path) -> None:
     job = JudgedJob(run_dir, run="<img>", node="<b>")
     job.train(10)
     job.train(20, lagging("optimizer"))
@@ -161,15 +161,15 @@ def test_it_escapes_what_strangers_write(run_dir: Path) -> None:
     )
 
 
-def test_it_says_who_holds_a_gpu_and_what_it_does() -> None:
-    held = [family("gpu_state_info", ({**GPU, "state": "process_no_work"}, 1))]
-    page = render_status([*gpus(), *held, family("gpu_allocation_info", ({**GPU, **HOLDER}, 1))])
+def test_a_gpus_allocation_and_state_are_shown() -> None:
+    state = [family("gpu_state_info", ({**GPU, "state": "process_no_work"}, 1))]
+    page = render_status([*gpus(), *state, family("gpu_allocation_info", ({**GPU, **LABELS}, 1))])
     assert "job 4242, run digits, rank 10, user eve" in page
-    assert "process_no_work" in page
+    assert "process no work" in page
 
 
-@pytest.mark.parametrize(("busy_seconds", "text"), [(7.5, "30 s ago"), (0.0, "not since 30 s ago")])
-def test_it_does_not_say_that_a_gpu_was_busy_that_never_was(busy_seconds: float, text: str) -> None:
+@pytest.mark.parametrize(("busy_seconds", "text"), [(7.5, "30 s ago"), (0.0, "not in the last 30 s")])
+def test_a_gpu_that_was_never_busy_is_shown_as_such(busy_seconds: float, text: str) -> None:
     values = gpus(busy_seconds_total=busy_seconds, last_busy_timestamp_seconds=70.0)
     assert f">{text}<" in render_status(values, now=100.0)
 
@@ -201,7 +201,7 @@ def test_it_does_not_say_that_a_gpu_was_busy_that_never_was(busy_seconds: float,
         ([*gpus(), family("gpu_state_info", ({**GPU, "state": "working"}, 1))], ""),
     ],
 )
-def test_a_gpu_in_trouble_stands_at_the_top(values: list[Metric], problem: str) -> None:
+def test_a_gpu_with_a_problem_is_shown_at_the_top(values: list[Metric], problem: str) -> None:
     page = render_status(values)
     assert (problem or "No problem found") in top(page)
     assert ('class="verdict warn"' in page) == bool(problem)
@@ -211,7 +211,7 @@ def test_a_gpu_in_trouble_stands_at_the_top(values: list[Metric], problem: str) 
     ("reason", "seconds", "is_problem"),
     [("hw_thermal_slowdown", 0.5, True), ("hw_thermal_slowdown", 0.1, False), ("sw_power_cap", 0.9, False)],
 )
-def test_a_gpu_that_is_throttled_is_marked_unless_it_is_at_its_power_limit(
+def test_a_throttled_gpu_is_marked_unless_it_is_at_its_power_limit(
     run_dir: Path, reason: str, seconds: float, is_problem: bool
 ) -> None:
     def read(at: float) -> Mapping[str, RankGpu]:
@@ -225,54 +225,54 @@ def test_a_gpu_that_is_throttled_is_marked_unless_it_is_at_its_power_limit(
     assert ("GPU 0 is throttled" in top(page)) == is_problem
 
 
-def test_it_makes_each_familys_samples_once_and_of_no_other_family() -> None:
+def test_samples_are_made_once_and_only_of_families_that_are_shown() -> None:
     class Counted(GaugeMetricFamily):
-        made = 0
+        reads = 0
 
         @property
         def samples(self) -> list[Sample]:
-            self.made += 1
+            self.reads += 1
             return [Sample(self.name, {"gpu": str(gpu), "uuid": f"GPU-{gpu}"}, 1.0) for gpu in range(8)]
 
         @samples.setter
         def samples(self, _: list[Sample]) -> None:
-            """Metric sets it."""
+            """Ignore the value, which Metric's constructor sets."""
 
     shown, other = Counted("rankscope_gpu_up", "Up."), Counted("rankscope_gpu_clock_hertz", "Clock.")
     assert ">7<" in render_status([shown, other])
-    assert (shown.made, other.made) == (1, 0)
+    assert (shown.reads, other.reads) == (1, 0)
 
 
-def test_it_counts_the_files_that_it_does_not_show() -> None:
+def test_skipped_files_are_counted_by_reason() -> None:
     page = render_status([SKIPPED.family({**dict.fromkeys(SKIP_REASONS, 0), "too_many_ranks": 3})])
-    assert "Files left out: 3 past the limit of ranks.<" in page
-    assert "Files left out" not in render_status([])
+    assert "Skipped files: over the limit of ranks (3).<" in page
+    assert "Skipped files" not in render_status([])
 
 
-def test_it_has_words_for_every_reason_to_leave_a_file_out() -> None:
-    assert tuple(LEFT_OUT) == SKIP_REASONS
+def test_each_skip_reason_has_a_text() -> None:
+    assert tuple(SKIP_REASON_TEXTS) == SKIP_REASONS
 
 
-def test_it_says_whether_there_is_no_record_or_none_that_it_can_show() -> None:
+def test_no_records_and_only_skipped_records_are_different_texts() -> None:
     nothing = SKIPPED.family(dict.fromkeys(SKIP_REASONS, 0))
     old = SKIPPED.family({**dict.fromkeys(SKIP_REASONS, 0), "version": 4})
-    assert "No rank has left a record on this machine." in render_status([nothing])
+    assert "No rank records on this machine." in render_status([nothing])
     page = render_status([old])
-    assert "No rank is shown." in page
-    assert "Files left out: 4 of another version of Rankscope." in page
+    assert "No rank to show." in page
+    assert "Skipped files: another version of Rankscope (4)." in page
 
 
-def test_it_says_when_there_is_nothing() -> None:
+def test_a_missing_driver_and_missing_records_are_reported() -> None:
     page = render_status([])
-    assert "no NVIDIA driver answers" in page
-    assert "No rank has left a record on this machine." in page
+    assert "NVIDIA driver not available" in page
+    assert "No rank records on this machine." in page
 
 
-def test_it_says_that_the_gpus_are_released() -> None:
+def test_released_gpus_are_reported() -> None:
     page = render_status([GaugeMetricFamily("rankscope_exporter_gpus_released", "Released.", value=1)])
-    assert "the GPUs are released" in page
-    assert "no NVIDIA driver" not in page
+    assert "GPUs released" in page
+    assert "NVIDIA driver" not in page
 
 
-def test_it_is_loaded_again_where_there_is_no_script() -> None:
+def test_the_page_reloads_without_javascript() -> None:
     assert re.search(r'<noscript><meta http-equiv="refresh" content="\d+"></noscript>', render_status([]))

@@ -1,4 +1,4 @@
-"""Real connections to the exporter's server: TLS, client certificates, basic auth, and renewal without a restart."""
+"""TLS, client certificates and basic auth on a real server, and their renewal without a restart."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Serve = Callable[[Path | None], int]
 Write = Callable[..., Path]
 
 PAGES = ["/", "/metrics", "/-/healthy", "/-/ready", "/nothing-here"]
-SERVER = {"cert_file": "server.pem", "key_file": "server.key"}  # beside the configuration file
+SERVER = {"cert_file": "server.pem", "key_file": "server.key"}  # next to the configuration file
 
 
 def hashed(password: str) -> str:
@@ -49,7 +49,7 @@ def get(
         connection.close()
 
 
-def test_without_a_configuration_pages_are_plain_and_open(serve: Serve) -> None:
+def test_without_a_configuration_there_is_no_tls_and_no_password(serve: Serve) -> None:
     assert get(serve(None)).status == 200
 
 
@@ -57,10 +57,10 @@ def test_pages_are_served_over_tls(serve: Serve, authority: Authority, web_confi
     port = serve(web_config(tls_server_config=SERVER))
     assert get(port, "/metrics", client(authority)).status == 200
     with pytest.raises((http.client.HTTPException, OSError)):
-        get(port)  # in the clear
+        get(port)  # without TLS
 
 
-def test_a_client_below_the_minimum_version_is_refused(serve: Serve, authority: Authority, web_config: Write) -> None:
+def test_a_client_below_the_minimum_version_is_rejected(serve: Serve, authority: Authority, web_config: Write) -> None:
     port = serve(web_config(tls_server_config={**SERVER, "min_version": "TLS13"}))
     old = client(authority)
     old.maximum_version = ssl.TLSVersion.TLSv1_2
@@ -69,7 +69,7 @@ def test_a_client_below_the_minimum_version_is_refused(serve: Serve, authority: 
     assert get(port, context=client(authority)).status == 200
 
 
-def test_only_the_cipher_suites_of_the_list_are_spoken(serve: Serve, authority: Authority, web_config: Write) -> None:
+def test_only_listed_cipher_suites_are_accepted(serve: Serve, authority: Authority, web_config: Write) -> None:
     suites = ["TLS_ECDHE_ECDSA_WITH_AES_256_GCM_SHA384"]
     port = serve(web_config(tls_server_config={**SERVER, "max_version": "TLS12", "cipher_suites": suites}))
     other = client(authority)
@@ -79,32 +79,32 @@ def test_only_the_cipher_suites_of_the_list_are_spoken(serve: Serve, authority: 
     assert get(port, context=client(authority)).status == 200
 
 
-def test_clients_of_one_address_that_ask_at_once_are_all_answered(
+def test_simultaneous_clients_of_one_address_are_all_answered(
     serve: Serve, authority: Authority, web_config: Write
 ) -> None:
-    # A request may wait for its turn while the handshake before it ends.
+    # A request may wait for its turn while its handshake ends.
     port, context = serve(web_config(tls_server_config=SERVER)), client(authority)
     with ThreadPoolExecutor(8) as clients:
         answers = clients.map(lambda _: get(port, context=context).status, range(400))
         assert set(answers) == {200}
 
 
-def test_only_a_client_with_a_certificate_of_the_authority_is_served(
+def test_only_a_client_certificate_of_the_authority_is_accepted(
     serve: Serve, authority: Authority, web_config: Write, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     settings = {**SERVER, "client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
     port = serve(web_config(tls_server_config=settings))
     authority.issue("prometheus", "prometheus")
-    stranger = Authority(tmp_path_factory.mktemp("stranger"))
+    other_authority = Authority(tmp_path_factory.mktemp("other"))
     forged = client(authority)
-    forged.load_cert_chain(*stranger.issue("prometheus", "prometheus"))
-    for refused in (client(authority), forged):
+    forged.load_cert_chain(*other_authority.issue("prometheus", "prometheus"))
+    for rejected in (client(authority), forged):
         with pytest.raises((ssl.SSLError, ConnectionError)):
-            get(port, context=refused)
+            get(port, context=rejected)
     assert get(port, context=client(authority, "prometheus")).status == 200
 
 
-def test_of_the_authoritys_clients_only_those_named_are_served(
+def test_only_clients_in_client_allowed_sans_are_accepted(
     serve: Serve, authority: Authority, web_config: Write
 ) -> None:
     settings = {**SERVER, "client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
@@ -125,7 +125,7 @@ def test_a_renewed_certificate_is_used_without_a_restart(serve: Serve, authority
     assert after.split() == (authority.directory / "server.pem").read_text().split()
 
 
-def test_an_unusable_renewal_leaves_the_old_certificate_in_use(
+def test_an_invalid_renewal_keeps_the_old_certificate(
     serve: Serve, authority: Authority, web_config: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = serve(web_config(tls_server_config=SERVER))
@@ -137,33 +137,33 @@ def test_an_unusable_renewal_leaves_the_old_certificate_in_use(
     assert get(port, context=client(authority)).status == 200
 
 
-def test_tls_settings_that_need_a_restart_are_not_half_applied(
+def test_tls_settings_that_need_a_restart_are_not_applied(
     serve: Serve, authority: Authority, web_config: Write, caplog: pytest.LogCaptureFixture
 ) -> None:
     port = serve(web_config(tls_server_config=SERVER))
     web_config(tls_server_config={**SERVER, "min_version": "TLS13"})
     assert get(port, context=client(authority)).status == 200
-    assert "other settings need a restart" in caplog.text
-    web_config(basic_auth_users={"alice": hashed("right")})  # no TLS any more
+    assert "changed settings need a restart" in caplog.text
+    web_config(basic_auth_users={"alice": hashed("right")})  # without TLS
     assert get(port, context=client(authority)).status == 200
 
 
-def test_a_renewed_authority_of_clients_is_used_without_a_restart(
+def test_a_renewed_client_authority_is_used_without_a_restart(
     serve: Serve, authority: Authority, web_config: Write, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     settings = {**SERVER, "client_auth_type": "RequireAndVerifyClientCert", "client_ca_file": "ca.pem"}
-    trusts = client(authority)
+    successor_client = client(authority)
     port = serve(web_config(tls_server_config=settings))
     successor = Authority(tmp_path_factory.mktemp("successor"))
-    trusts.load_cert_chain(*successor.issue("prometheus", "prometheus"))
+    successor_client.load_cert_chain(*successor.issue("prometheus", "prometheus"))
     with pytest.raises((ssl.SSLError, ConnectionError)):
-        get(port, context=trusts)
+        get(port, context=successor_client)
     (successor.directory / "ca.pem").rename(authority.directory / "ca.pem")
-    assert get(port, context=trusts).status == 200
+    assert get(port, context=successor_client).status == 200
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_every_page_asks_for_the_password(serve: Serve, web_config: Write, path: str) -> None:
+def test_every_page_requires_the_password(serve: Serve, web_config: Write, path: str) -> None:
     port = serve(web_config(basic_auth_users={"alice": hashed("right")}))
     answer = get(port, path)
     assert answer.status == 401
@@ -186,13 +186,13 @@ def test_every_page_asks_for_the_password(serve: Serve, web_config: Write, path:
         "Basic " + base64.b64encode(b"\xff\xfe:right").decode(),
     ],
 )
-def test_anything_but_the_password_is_refused(serve: Serve, web_config: Write, header: str) -> None:
+def test_invalid_credentials_are_rejected(serve: Serve, web_config: Write, header: str) -> None:
     port = serve(web_config(basic_auth_users={"alice": hashed("right")}))
-    assert get(port, **basic("alice", "right")).status == 200  # it is remembered now, for alice and that password only
+    assert get(port, **basic("alice", "right")).status == 200  # now remembered for alice and this password
     assert get(port, Authorization=header).status == 401
 
 
-def test_users_that_change_in_the_file_change_at_once(serve: Serve, web_config: Write) -> None:
+def test_changed_users_take_effect_at_once(serve: Serve, web_config: Write) -> None:
     port = serve(web_config(basic_auth_users={"alice": hashed("one")}))
     assert get(port, **basic("alice", "one")).status == 200
     web_config(basic_auth_users={"alice": hashed("two"), "bob": hashed("three")})
@@ -203,7 +203,7 @@ def test_users_that_change_in_the_file_change_at_once(serve: Serve, web_config: 
     assert get(port, **basic("alice", "two")).status == 401
 
 
-def test_headers_of_the_file_are_in_every_answer(serve: Serve, web_config: Write) -> None:
+def test_configured_headers_are_in_every_response(serve: Serve, web_config: Write) -> None:
     headers = {"X-Frame-Options": "deny", "Strict-Transport-Security": "max-age=60"}
     port = serve(web_config(http_server_config={"headers": headers}, basic_auth_users={"alice": hashed("right")}))
     for answer in (get(port), get(port, **basic("alice", "right"))):

@@ -1,30 +1,30 @@
-"""The rows of the dashboard *Run* about what goes on beside the steps: checkpoints, the processes, memory, AMP."""
+"""The rows of the dashboard *Run* about checkpoints, processes, data loading, CUDA memory and mixed precision."""
 
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.panels import CAUTION, NEUTRAL, NOT_SEEN, Panel, Query, lines, value
+from rankscope_dashboards.panels import CAUTION, NEUTRAL, NO_DATA, Panel, Query, lines, value
 from rankscope_dashboards.selectors import RANK, RANKS, age, by_rank, rate
 from rankscope_dashboards.tables import Column, table_of
 
 
-def line_by_rank(title: str, description: str, unit: str, vector: str, none: str = NOT_SEEN) -> Panel:
-    """A line for each rank, three panels side by side."""
-    return lines(title, description, unit, Query(by_rank(vector), RANK), width=8, none=none)
+def line_by_rank(title: str, description: str, unit: str, vector: str, empty: str = NO_DATA) -> Panel:
+    """Return a graph with a line for each rank, a third of the dashboard wide."""
+    return lines(title, description, unit, Query(by_rank(vector), RANK), width=8, empty=empty)
 
 
 def gauge(metric: str) -> str:
-    """The query of a gauge of the ranks that the page shows."""
+    """Return the query of a gauge for the chosen ranks."""
     return f"{metric}{{{RANKS}}}"
 
 
 def cpu(who: str) -> str:
-    """Processors that a rank's process, or its workers together, keep busy."""
+    """Return the query of the CPUs in use by a rank's process (`training`) or by its workers together (`workers`)."""
     return rate("rankscope_rank_cpu_seconds_total", f',who="{who}"')
 
 
 def loader_workers(states: str) -> str:
-    """Workers' seconds a second."""
+    """Return the query of the workers' seconds per second in these states."""
     return rate("rankscope_rank_loader_worker_seconds_total", f',state=~"{states}"')
 
 
@@ -35,15 +35,15 @@ CHECKPOINTS = Row(
     (
         value(
             "Since the last checkpoint",
-            "What would be lost if the run died now: the age of the newest checkpoint of any chosen rank.",
+            "Age of the newest checkpoint of the chosen ranks: the work that would be lost if the run failed now.",
             "s",
             Query(f"min({SINCE_CHECKPOINT} and on (run, owner) run:rankscope_stall:seconds)"),
             width=4,
         ),
         table_of(
             "Last checkpoint by rank",
-            "What each rank that writes checkpoints wrote last, and how many so far. The size is absent where nothing "
-            "tells it.",
+            "Age, duration and size of the last checkpoint of each rank that writes them, and their number so far. The "
+            "size is empty if it is unknown.",
             [
                 Query(by_rank(f"{gauge('rankscope_rank_checkpoints_total')} > 0")),
                 Query(f"min by (rank) ({SINCE_CHECKPOINT})"),
@@ -54,16 +54,16 @@ CHECKPOINTS = Row(
                 Column("rank", "Rank"),
                 Column("A", "Written"),
                 Column("B", "Age", "s"),
-                Column("C", "Took", "s"),
+                Column("C", "Duration", "s"),
                 Column("D", "Size", "bytes"),
             ],
             width=10,
-            none="no checkpoint yet",
+            empty="no checkpoint yet",
         ),
         lines(
             "Time in checkpoints",
-            "Share of each rank's time that checkpoints keep its training thread. Rank 0 alone above zero makes the "
-            "others wait: write them asynchronously, sharded, or less often.",
+            "Share of each rank's time that its training thread spends in checkpoints. If only rank 0 is above zero, "
+            "the others wait for it: write checkpoints asynchronously, sharded, or less often.",
             "percentunit",
             Query(by_rank(rate("rankscope_rank_phase_seconds_total", ',phase="checkpoint"')), RANK),
             width=10,
@@ -76,69 +76,68 @@ PROCESSES = Row(
     "Processes and data loading",
     (
         line_by_rank(
-            "Loader workers' processors",
-            "Processors that the rank's child processes keep busy, loader workers mostly. As many as there are workers "
-            "while the rank waits for data: more workers or cheaper transforms would help. Few: storage is slow.",
+            "CPUs used by loader workers",
+            "CPUs used by the rank's child processes, mostly loader workers. If the rank waits for data and every "
+            "worker uses a CPU, use more workers or cheaper transforms. If they use little CPU, storage is slow.",
             "none",
             cpu("workers"),
         ),
         line_by_rank(
-            "Loader workers at work",
-            "Share of the time in which a loader worker makes batches, waiting for storage included. Near one the "
-            "loader is the limit; at a half it could feed twice the speed. Absent unless the workers are forked.",
+            "Loader workers busy",
+            "Share of the time in which a loader worker makes batches, including waits for storage. Near 100% the "
+            "loader is the bottleneck; at 50% it could feed twice the speed. Only for forked workers.",
             "percentunit",
             f"{loader_workers('working')} / ignoring (state) sum without (state) ({loader_workers('working|idle')})",
-            none="no forked loader workers",
+            empty="no forked loader workers",
         ),
         line_by_rank(
             "Child processes",
-            "Loader workers mostly. Workers that begin anew each epoch show as gaps: persistent_workers keeps them.",
+            "Mostly loader workers. Gaps mean that workers restart each epoch: use persistent_workers=True.",
             "none",
             gauge("rankscope_rank_child_processes"),
         ),
         line_by_rank(
             "Read from storage",
-            "What the rank and its children read from storage, not from the page cache. Absent where the exporter may "
-            "not know: it needs the same user or CAP_SYS_PTRACE.",
+            "Bytes that the rank and its children read from storage, not from the page cache. The exporter needs the "
+            "same user or CAP_SYS_PTRACE.",
             "Bps",
             rate("rankscope_rank_read_bytes_total"),
-            none="the exporter may not know",
+            empty="the exporter has no permission to read it",
         ),
         line_by_rank(
-            "Training process's processors",
-            "Processors that the rank's process keeps busy with all its threads. Near one while the GPU idles: Python "
-            "is the limit.",
+            "CPUs used by the training process",
+            "CPUs used by all threads of the rank's process. Near one while the GPU is idle: Python is the bottleneck.",
             "none",
             cpu("training"),
         ),
         line_by_rank(
-            "Waiting for a processor",
-            "Share of the time in which the rank's main thread could have run and had no processor. Above a few "
-            "percent the node has too few for its loader workers and ranks.",
+            "Waiting for CPU time",
+            "Share of the time in which the rank's main thread was runnable and had no CPU. Above a few percent, the "
+            "node has too few CPUs for its ranks and loader workers.",
             "percentunit",
             rate("rankscope_rank_run_queue_seconds_total"),
         ),
         lines(
             "Garbage collection",
             "Share of the time in which Python's garbage collector stopped the rank, all generations. Ranks that stop "
-            "at different steps hold each other up in turn: collect at the same step, or freeze.",
+            "in different steps slow each other down: collect in the same step, or use gc.freeze().",
             "percentunit",
             Query(f"sum by (rank) (max by (rank, generation) ({rate('rankscope_rank_gc_seconds_total')}))", RANK),
             width=8,
         ),
         line_by_rank(
             "Resident memory",
-            "Host memory of the rank's process without its children. A steady rise is a leak.",
+            "Host memory of the rank's process, without its children. A steady rise is a leak.",
             "bytes",
             gauge("rankscope_rank_resident_memory_bytes"),
         ),
         line_by_rank(
-            "Copies to the GPU that blocked",
-            "Bytes that the training thread copied to the GPU and waited for: pin_memory and non_blocking would hide "
-            "them.",
+            "Blocking copies to the GPU",
+            "Bytes that the training thread copied to the GPU and waited for. Use pin_memory=True and "
+            "non_blocking=True.",
             "Bps",
             rate("rankscope_rank_host_to_device_copy_bytes_total"),
-            none="no copy to a GPU blocked",
+            empty="no blocking copies to a GPU",
         ),
     ),
     collapsed=True,
@@ -151,30 +150,31 @@ MEMORY = Row(
     "CUDA memory and mixed precision",
     (
         line_by_rank(
-            "CUDA memory of living tensors",
-            "What the caching allocator has given out.",
+            "CUDA memory allocated",
+            "Memory of the tensors that exist now, from PyTorch's caching allocator.",
             "bytes",
             gauge("rankscope_rank_cuda_memory_allocated_bytes"),
-            none=NO_CUDA,
+            empty=NO_CUDA,
         ),
         line_by_rank(
             "CUDA memory reserved",
-            "What the caching allocator holds, used or not. Far above the peak of the living tensors is fragmentation.",
+            "Memory that the caching allocator has reserved, used or not. Far above the allocated peak means "
+            "fragmentation.",
             "bytes",
             gauge("rankscope_rank_cuda_memory_reserved_bytes"),
-            none=NO_CUDA,
+            empty=NO_CUDA,
         ),
         line_by_rank(
-            "CUDA memory at its peak",
-            "The most that living tensors ever took: how much larger a batch could be.",
+            "CUDA memory, peak",
+            "The largest allocated memory so far. The rest of the GPU's memory allows a larger batch.",
             "bytes",
             gauge("rankscope_rank_cuda_memory_peak_allocated_bytes"),
-            none=NO_CUDA,
+            empty=NO_CUDA,
         ),
         table_of(
-            "Full memory",
-            "Allocations that succeeded only after the allocator had given its cache back, each a stop of the GPU, and "
-            "those that failed, so far.",
+            "Out of memory",
+            "Allocations so far that succeeded only after the allocator had freed its cache, which stops the GPU, and "
+            "allocations that failed.",
             [
                 Query(by_rank(gauge("rankscope_rank_cuda_allocation_retries_total"))),
                 Query(by_rank(gauge("rankscope_rank_cuda_out_of_memory_total"))),
@@ -182,25 +182,25 @@ MEMORY = Row(
             [
                 Column("rank", "Rank"),
                 Column("A", "Retries", steps=((None, NEUTRAL), (1, CAUTION))),
-                Column("B", "Out of memory", steps=((None, NEUTRAL), (1, CAUTION))),
+                Column("B", "Failed", steps=((None, NEUTRAL), (1, CAUTION))),
             ],
             width=8,
-            none=NO_CUDA,
+            empty=NO_CUDA,
         ),
         line_by_rank(
             "Loss scale",
-            "The gradient scaler's scale (AMP). It halves at each overflow; falling without end is a diverging run.",
+            "The gradient scaler's scale (AMP). It halves with each overflow. If it keeps falling, the run diverges.",
             "none",
             gauge("rankscope_rank_amp_scale"),
-            none=NO_SCALER,
+            empty=NO_SCALER,
         ),
         line_by_rank(
             "Skipped steps",
-            "Share of the optimizer steps that the gradient scaler skipped, as a gradient was not finite: a few at the "
-            "start are normal.",
+            "Share of the optimizer steps that the gradient scaler skipped because a gradient was not finite. A few at "
+            "the start are normal.",
             "percentunit",
             f"{rate('rankscope_rank_amp_skipped_steps_total')} / ({rate('rankscope_rank_steps_total')} > 0)",
-            none=NO_SCALER,
+            empty=NO_SCALER,
         ),
     ),
     collapsed=True,

@@ -1,13 +1,13 @@
-"""The rows of the dashboard *Node* about whose the GPUs are: who holds each, their time, the ranks here."""
+"""The rows of the dashboard *Node* about the GPUs' allocation, their time by state, and the ranks on the node."""
 
 from __future__ import annotations
 
 from rankscope_dashboards.dashboard import Row
-from rankscope_dashboards.panels import NEUTRAL, WELL, Panel, Query, bars, lines, shares
+from rankscope_dashboards.panels import NEUTRAL, NORMAL, Panel, Query, bars, lines, shares
 from rankscope_dashboards.selectors import HERE
 from rankscope_dashboards.tables import Column, table_of
 
-# Working is green; held and not used in the warm colors; free is nobody's loss.
+# Working is green, free is blue; allocated and unused states have warm colors.
 STATES = {
     "working": "semi-dark-green",
     "free": "semi-dark-blue",
@@ -18,36 +18,36 @@ STATES = {
     "unknown": NEUTRAL,
 }
 STATE_NAMES = {state: (state.replace("_", " "), color) for state, color in STATES.items()}
-WHOSE = "source, user, run, rank, slurm_job_id, slurm_job_name, k8s_namespace, k8s_pod, k8s_container, container_id"
+LABELS = "source, user, run, rank, slurm_job_id, slurm_job_name, k8s_namespace, k8s_pod, k8s_container, container_id"
 STATE_SECONDS = f"increase(rankscope_gpu_state_seconds_total{{{HERE}}}[$__range])"
-# A rank of a run has one line, whether its record or its successor's is shown.
+# A rank of a run has one line, also if it was restarted.
 RANK = "{{run}} rank {{rank}}"
 
 
 def line_by_rank(title: str, description: str, unit: str, vector: str) -> Panel:
-    """A line for each rank of this node, four panels side by side."""
+    """Return a graph with a line for each rank of the node, a quarter of the dashboard wide."""
     return lines(
-        title, description, unit, Query(f"max by (run, owner, rank) ({vector})", RANK), width=6, none="no rank here"
+        title, description, unit, Query(f"max by (run, owner, rank) ({vector})", RANK), width=6, empty="no ranks"
     )
 
 
-HOLDERS = Row(
-    "Who holds the GPUs, and what does their time go to?",
+ALLOCATION = Row(
+    "Who uses the GPUs, and how?",
     (
         table_of(
-            "Who holds each GPU",
-            "The job, pod, user or run that holds each GPU, as far as it is known, and what its time goes to now. "
-            "`allocated no process`: a scheduler or a rank claims it and nothing runs on it. `process no work`: a "
-            "process sits on it without a kernel. `memory held by dead`: what holds its memory lives no more. "
-            "`suspected hang`: kernels run and no rank makes progress.",
+            "GPU allocation",
+            "The job, pod, user or run that each GPU is allocated to, if known, and the GPU's state. `allocated no "
+            "process`: allocated by a scheduler or a rank, but no process runs on it. `process no work`: a process has "
+            "a context but runs no kernels. `memory held by dead`: the process that allocated its memory has ended. "
+            "`suspected hang`: kernels run, but no rank makes progress.",
             [
                 Query(f"max by (gpu, uuid, state) (rankscope_gpu_state_info{{{HERE}}})"),
-                Query(f"max by (gpu, uuid, {WHOSE}) (rankscope_gpu_allocation_info{{{HERE}}})"),
+                Query(f"max by (gpu, uuid, {LABELS}) (rankscope_gpu_allocation_info{{{HERE}}})"),
             ],
             [
                 Column("gpu", "GPU"),
                 Column("state", "State", names=STATE_NAMES),
-                Column("source", "Known from"),
+                Column("source", "Source"),
                 Column("user", "User"),
                 Column("run", "Run"),
                 Column("rank", "Rank"),
@@ -56,19 +56,19 @@ HOLDERS = Row(
                 Column("k8s_namespace", "Namespace"),
                 Column("k8s_pod", "Pod"),
                 Column("k8s_container", "Container"),
-                Column("container_id", "Container id"),
+                Column("container_id", "Container ID"),
             ],
         ),
         shares(
             "GPU time by state",
-            "What the GPUs' time goes to, averaged over them. A pause of up to a minute still counts as working. Held "
-            "and not used is what somebody else could have.",
+            "The GPUs' time by state, averaged over the GPUs. A pause of up to a minute counts as working. Allocated "
+            "and unused GPUs could be used by other jobs.",
             Query(f"avg by (state) (rate(rankscope_gpu_state_seconds_total{{{HERE}}}[$__rate_interval]))", "{{state}}"),
             colors=STATES,
         ),
         bars(
-            "GPU time by state, GPU by GPU",
-            "What each GPU's time went to over the time range.",
+            "GPU time by state and GPU",
+            "Each GPU's time by state over the time range.",
             Query(f"max by (gpu, state) ({STATE_SECONDS}) / on (gpu) group_left () sum by (gpu) ({STATE_SECONDS})"),
             bar="gpu",
             part="state",
@@ -82,7 +82,7 @@ RANKS = Row(
     (
         table_of(
             "Ranks",
-            "The ranks whose records lie on this node. The dashboard *Run* has more of each.",
+            "The ranks with records on this node. The dashboard *Run* shows their details.",
             [
                 Query(f"max by (run, owner, rank) (rankscope_rank_up{{{HERE}}})"),
                 Query(f"max by (run, owner, rank, pid) (rankscope_rank_info{{{HERE}}})"),
@@ -96,36 +96,35 @@ RANKS = Row(
                 Column("run", "Run"),
                 Column("owner", "Owner"),
                 Column("rank", "Rank"),
-                Column("A", "Alive", names={1: ("yes", WELL), 0: ("no", NEUTRAL)}),
+                Column("A", "Alive", names={1: ("yes", NORMAL), 0: ("no", NEUTRAL)}),
                 Column("pid", "PID"),
                 Column("gpu", "GPU"),
                 Column("D", "Steps"),
             ],
-            none="no rank",
+            empty="no ranks",
         ),
         line_by_rank(
-            "Processors in use",
-            "Processors that each rank keeps busy, its own process and its loader workers together. What all need "
-            "together must fit into the node.",
+            "CPUs used",
+            "CPUs used by each rank's process and its loader workers. The node needs enough CPUs for the sum.",
             "none",
             f"sum without (who) (rate(rankscope_rank_cpu_seconds_total{{{HERE}}}[$__rate_interval]))",
         ),
         line_by_rank(
-            "Waiting for a processor",
-            "Share of the time in which the rank's main thread could have run and had no processor.",
+            "Waiting for CPU time",
+            "Share of the time in which the rank's main thread was runnable and had no CPU.",
             "percentunit",
             f"rate(rankscope_rank_run_queue_seconds_total{{{HERE}}}[$__rate_interval])",
         ),
         line_by_rank(
             "Read from storage",
-            "What each rank and its children read from storage, not from the page cache; absent where the exporter may "
-            "not know.",
+            "Bytes that each rank and its children read from storage, not from the page cache. The exporter needs the "
+            "same user or CAP_SYS_PTRACE.",
             "Bps",
             f"rate(rankscope_rank_read_bytes_total{{{HERE}}}[$__rate_interval])",
         ),
         line_by_rank(
             "Resident memory",
-            "Host memory of each rank's process, without its children's.",
+            "Host memory of each rank's process, without its children.",
             "bytes",
             f"rankscope_rank_resident_memory_bytes{{{HERE}}}",
         ),
