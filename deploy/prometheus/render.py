@@ -434,6 +434,7 @@ def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
         "made_by": "deploy/prometheus/render.py, from causes.yml, thresholds.yml and alertmanager.yml: "
         "edit those, then run `make generate`",
         "meanings": {cause: of["in_short"] for cause, of in causes["lost"].items() if "in_short" in of},
+        "words": _texts(causes["alerts"].get("RankscopeRankLagging", {}), "words", "otherwise"),
         "shares": {alert: of["share"] for alert, of in causes["alerts"].items() if "share" in of},
         "tiers": [
             {

@@ -28,7 +28,7 @@ MISSING = {
     "labels that are needed": (answers, "_malformed_unless_all", lambda *_: None),
     "numbers": (answers, "LARGEST", math.inf),
     "printable text": (command, "printable", lambda text, _: text),
-    "years": (moments, "NO_MOMENT", ()),
+    "years": (moments, "INVALID_TIME", ()),
 }
 
 
