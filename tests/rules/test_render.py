@@ -45,7 +45,7 @@ def tree(root: Path, source: str, thresholds: dict[str, Any] = LIMIT) -> Path:
     return root
 
 
-def test_a_threshold_is_filled_in_as_it_is_as_seconds_or_as_a_percentage() -> None:
+def test_a_threshold_is_filled_in_unchanged_or_in_another_form() -> None:
     named = {**LIMIT, "ratio": {"value": 0.15, "fast": 0.2, "why_fast": "noise", **REASON}}
     source = "for: <<limit>>, over <<limit | seconds>>, above <<ratio>> or <<ratio | percent>>"
     assert render.render(source, values(named), "x") == "for: 5m, over 300, above 0.15 or 15%\n"
@@ -67,16 +67,14 @@ def test_a_duration_follows_the_scrape_interval(threshold: dict[str, Any], at_15
 
 
 @pytest.mark.parametrize(("speed", "interval"), [(AT_15S, "15s"), (render.Speed("any", 60), "1m")])
-def test_the_group_is_evaluated_at_the_interval_for_which_it_is_made(
-    tmp_path: Path, speed: render.Speed, interval: str
-) -> None:
+def test_the_group_is_evaluated_at_its_interval(tmp_path: Path, speed: render.Speed, interval: str) -> None:
     root = tree(tmp_path, "- alert: RankscopeSome\n  for: <<limit>>\n  expr: <<interval | seconds>>\n")
     (group,) = yaml.safe_load(render.group(speed, root))["groups"]
     assert group["interval"] == interval
     assert group["rules"][0]["expr"] == speed.interval
 
 
-def test_what_is_for_each_tier_is_there_once_for_each_with_the_fields_of_its_row() -> None:
+def test_lines_for_each_tier_are_repeated_with_its_fields() -> None:
     tiers = ({"span": {"evaluations": 4, "at_least": "8s"}}, {"span": {"evaluations": 60, "at_least": "8s"}})
     source = "first\n# <<for each tier>>\n- <<tier>>: <<tier_span>>\n# <<end>>\nlast of <<first_tier_span>>"
     assert render.render(source, values({}, AT_15S, *tiers), "x") == "first\n- 1: 46s\n- 2: 886s\nlast of 46s\n"
@@ -87,7 +85,7 @@ def test_phases_are_those_of_the_hook() -> None:
     assert render.render("a: <<computing_phases>>", values({}), "x") == "a: forward|backward|optimizer\n"
 
 
-def test_an_alert_gets_the_words_and_the_advice_on_its_causes_and_its_runbook() -> None:
+def test_an_alert_gets_its_texts_and_its_runbook() -> None:
     source = (
         "- alert: RankscopeSome\n  annotations:\n    summary: >-\n      Slow: <<cause_words>>\n      <<cause_advice>>\n"
     )
@@ -115,7 +113,7 @@ def test_all_sources_are_one_group_facts_first_and_alerts_last(tmp_path: Path) -
         ]
 
 
-def test_what_explain_knows_is_taken_from_the_causes_the_thresholds_and_from_alertmanager(tmp_path: Path) -> None:
+def test_explain_gets_facts_from_causes_thresholds_and_alertmanager(tmp_path: Path) -> None:
     alertmanager = tmp_path / "alertmanager.yml"
     rule = {"source_matchers": ['alertname="A"'], "target_matchers": ['alertname=~"B|C"'], "equal": ["run"]}
     of_returns = {**rule, "source_matchers": ['alertname="RankscopeFlapping"', 'alert="A"']}
@@ -163,7 +161,7 @@ def test_a_threshold_without_a_reason_or_with_two_values_is_refused(
         render.render_all(tree(tmp_path, "for: <<limit>>", {"limit": threshold}))
 
 
-def test_what_differs_is_missing_or_left_over_is_not_up_to_date_until_written(tmp_path: Path) -> None:
+def test_files_that_differ_are_missing_or_left_over_are_outdated(tmp_path: Path) -> None:
     rendered = render.render_all(tree(tmp_path, "for: <<limit>>"))
     render.write(rendered)
     assert not list(render.outdated(rendered))
@@ -211,13 +209,13 @@ def test_an_operators_own_rules_need_nothing_but_pyyaml(tmp_path: Path) -> None:
     )
 
 
-def test_what_has_been_rendered_is_named(tmp_path: Path) -> None:
+def test_the_rendered_file_is_named(tmp_path: Path) -> None:
     done = own(tmp_path, "--interval", "30s", "--out", tmp_path / "rules")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path / 'rules/30s.yml'}\n", "")
 
 
 @pytest.mark.parametrize("interval", ["2s", "2m"])
-def test_an_interval_that_is_not_tried_is_rendered_and_called_so(tmp_path: Path, interval: str) -> None:
+def test_an_untested_interval_is_rendered_with_a_warning(tmp_path: Path, interval: str) -> None:
     done = own(tmp_path, "--interval", interval, "--out", tmp_path / "rules")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'rules'}/{interval}.yml\n")
     assert done.stderr == f"render.py: {interval} is not tried: intervals between 5s and 1m are\n"
@@ -243,7 +241,7 @@ def test_without_pyyaml_it_says_how_to_get_it() -> None:
         ((), "checkpoint_overdue: 1h", "rules of your own are written to --out DIR"),
     ],
 )
-def test_a_mistake_in_what_an_operator_asks_for_is_one_line(
+def test_a_mistake_in_an_operators_arguments_is_one_line(
     tmp_path: Path, arguments: tuple[str, ...], mine: str, complaint: str
 ) -> None:
     (tmp_path / "mine.yml").write_text(mine)
@@ -254,7 +252,7 @@ def test_a_mistake_in_what_an_operator_asks_for_is_one_line(
     assert not (tmp_path / "x").exists()
 
 
-def test_labels_of_an_empty_join_and_of_prose_are_left_alone() -> None:
+def test_labels_of_an_empty_join_and_of_prose_are_unchanged() -> None:
     source = "expr: a and on () vector(1) > on (run) b\nsummary: 'on {{ with printf `c{run=%q}` $labels.run | query }}'"
     assert render.render(source, values({}), "x") == (
         "expr: a and on () vector(1) > on (run, owner, cluster) b\n"

@@ -52,14 +52,12 @@ def descriptions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", OUTSIDE)
-def test_work_outside_the_model_is_told_from_waiting_where_the_process_shows_it(
-    descriptions: dict[str, str], name: str
-) -> None:
+def test_work_outside_the_model_is_distinguished_from_waiting(descriptions: dict[str, str], name: str) -> None:
     description = descriptions[name.replace(" ", "-")]
     assert {words for words in (WAITS, COMPUTES, READS_MUCH) if words in description} == OUTSIDE[name][1]
 
 
-def test_its_advice_begins_with_the_stacks_and_naming_batches(descriptions: dict[str, str]) -> None:
+def test_its_advice_names_the_stacks_and_batches_outside_a_loader(descriptions: dict[str, str]) -> None:
     for description in descriptions.values():
         advice = description.partition(" in other. ")[2]
         assert advice.startswith(

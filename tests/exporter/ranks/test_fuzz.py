@@ -83,7 +83,7 @@ MISSING = {
 
 
 @pytest.mark.parametrize("check", MISSING)
-def test_the_fuzzer_notices_a_check_that_is_missing(check: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fuzzer_detects_a_missing_check(check: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(*MISSING[check], raising=False)
     with pytest.raises(FuzzError, match=r"seed 2, file \d+"):
         run(run_dir, seed=2, first=0, files=2000, parsed_every=1)
