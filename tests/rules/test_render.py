@@ -1,4 +1,4 @@
-"""render.py: what it fills in, and the one line it answers to a mistake in the sources."""
+"""render.py: what it fills in, and its one-line errors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ CAUSES: dict[str, Any] = {
     "lost": {"copies": {"meaning": "copying", "in_short": "to the GPU"}},
     "alerts": {
         "RankscopeSome": {
+            "finding": "some",
             "share": "value",
+            "summary": "Run {run} is slow",
+            "advice": "Look.",
             "causes": {
-                "forward|backward": {"words": "slow work", "advice": "Work less."},
-                "link": {"words": "a link"},
+                "forward|backward": {"words": "slow {cause}", "advice": "Work less on {node}."},
+                "link": {"words": "{link}", "ports": {"port_drops": "drops {ratio}"}, "summary": "A link of {run}"},
             },
-            "otherwise": "phase {{ $labels.cause }}",
+            "otherwise": "phase {cause}",
         }
     },
 }
@@ -47,9 +50,9 @@ def tree(root: Path, source: str, thresholds: dict[str, Any] = LIMIT) -> Path:
 
 def test_a_threshold_is_filled_in_unchanged_or_in_another_form() -> None:
     named = {**LIMIT, "ratio": {"value": 0.15, "fast": 0.2, "why_fast": "noise", **REASON}}
-    source = "for: <<limit>>, over <<limit | seconds>>, above <<ratio>> or <<ratio | percent>>"
-    assert render.render(source, values(named), "x") == "for: 5m, over 300, above 0.15 or 15%\n"
-    assert render.render(source, values(named, FAST), "x") == "for: 5m, over 300, above 0.2 or 20%\n"
+    source = "for: <<limit>>, over <<limit | seconds>> or <<limit | readable>>, above <<ratio>> or <<ratio | percent>>"
+    assert render.render(source, values(named), "x") == "for: 5m, over 300 or 5 min, above 0.15 or 15%\n"
+    assert render.render(source, values(named, FAST), "x") == "for: 5m, over 300 or 5 min, above 0.2 or 20%\n"
 
 
 @pytest.mark.parametrize(
@@ -86,17 +89,38 @@ def test_phases_are_those_of_the_hook() -> None:
 
 
 def test_an_alert_gets_its_texts_and_its_runbook() -> None:
-    source = (
-        "- alert: RankscopeSome\n  annotations:\n    summary: >-\n      Slow: <<cause_words>>\n      <<cause_advice>>\n"
+    texts = (
+        "<<summary>>:\n      <<cause_words>>\n    description: >-\n      Text.\n      <<cause_advice>> <<summary_link>>"
     )
+    source = f"- alert: RankscopeSome\n  annotations:\n    summary: >-\n      {texts}\n"
     (rule,) = yaml.safe_load(render.render(source, values({}), "x"))
     assert rule["annotations"]["runbook_url"].endswith("/docs/runbooks/RankscopeSome.md")
-    assert rule["annotations"]["summary"] == (
-        'Slow: {{ if match "^(forward|backward)$" $labels.cause }}slow work ({{ $labels.cause }}) '
-        '{{- else if match "^(link)$" $labels.cause }}a link ({{ $labels.cause }}) '
-        "{{- else }}phase {{ $labels.cause }} {{- end }} "
-        '{{- if match "^(forward|backward)$" $labels.cause }} Work less. {{- end }}'
+    first, link = rule["annotations"]["summary"].split('{{- else if match "^(link)$" $labels.cause }}')
+    assert first == (
+        'Run {{ $labels.run }} is slow: {{ if match "^(forward|backward)$" $labels.cause }}slow {{ $labels.cause }} '
     )
+    assert link.startswith("{{ if $labels.port }}port {{ $labels.port }} of {{ $labels.node }} {{ with printf `max")
+    assert link.endswith("is reduced{{ end }} {{- else }}phase {{ $labels.cause }} {{- end }}")
+    assert rule["annotations"]["description"] == (
+        'Text. {{- if match "^(forward|backward)$" $labels.cause }} Work less on {{ $labels.node }}. '
+        "{{- else }} Look. {{- end }} A link of {{ $labels.run }}"
+    )
+
+
+def test_findings_get_the_texts_of_the_alert_by_cause(tmp_path: Path) -> None:
+    found = json.loads(render.words(tree(tmp_path, "")))
+    assert found["ports"] == {"port_drops": "drops {ratio}"}
+    assert found["kinds"]["some"] == {
+        "summary": {"link": "A link of {run}", "": "Run {run} is slow"},
+        "words": {"forward": "slow {cause}", "backward": "slow {cause}", "link": "{link}", "": "phase {cause}"},
+        "advice": dict.fromkeys(("forward", "backward"), "Work less on {node}.") | {"": "Look."},
+    }
+
+
+def test_an_unknown_field_of_a_text_is_named() -> None:
+    unknown = render.Values(render.Thresholds({}), {"RankscopeSome": {"summary": "{nothing}"}}, AT_15S)
+    with pytest.raises(render.RenderError, match=r"^x:2: causes.yml: unknown field {nothing} in summary$"):
+        render.render("- alert: RankscopeSome\n<<summary>>", unknown, "x")
 
 
 def test_all_sources_are_one_group_facts_first_and_alerts_last(tmp_path: Path) -> None:
@@ -177,7 +201,7 @@ def test_files_that_differ_are_missing_or_left_over_are_outdated(tmp_path: Path)
 
 
 def own(tmp_path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """render.py where nothing is installed but PyYAML."""
+    """Run render.py with only PyYAML installed."""
     packages = tmp_path / "packages"
     packages.mkdir()
     (packages / "yaml").symlink_to(Path(yaml.__file__).parent)
@@ -218,7 +242,7 @@ def test_the_rendered_file_is_named(tmp_path: Path) -> None:
 def test_an_untested_interval_is_rendered_with_a_warning(tmp_path: Path, interval: str) -> None:
     done = own(tmp_path, "--interval", interval, "--out", tmp_path / "rules")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'rules'}/{interval}.yml\n")
-    assert done.stderr == f"render.py: {interval} is not tried: intervals between 5s and 1m are\n"
+    assert done.stderr == f"render.py: {interval} is not tested; intervals between 5s and 1m are\n"
 
 
 def test_without_pyyaml_it_says_how_to_get_it() -> None:
@@ -231,14 +255,14 @@ def test_without_pyyaml_it_says_how_to_get_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "mine", "complaint"),
     [
-        (("--out", "x"), "checkpoint_over: 1h", "checkpoint_over is no threshold of thresholds.yml"),
+        (("--out", "x"), "checkpoint_over: 1h", "checkpoint_over is not a threshold of thresholds.yml"),
         (("--out", "x"), "checkpoint_overdue: 1", "checkpoint_overdue needs a duration such as 90s or 5m"),
         (("--out", "x"), "loss_limit: 10s", "loss_limit needs a number"),
-        (("--out", "x"), "- 1h", "is no table of thresholds such as checkpoint_overdue: 1h"),
+        (("--out", "x"), "- 1h", "expected a table of thresholds such as checkpoint_overdue: 1h"),
         (("--out", "x"), "window: {at_least: 3s}", "window needs value, scrapes or evaluations"),
-        (("--out", "x", "--interval", "1.5s"), "", "--interval: 1.5s is no duration in whole seconds"),
-        (("--out", "x", "--keep", "my-team"), "", "--keep: my-team is no name of a label"),
-        ((), "checkpoint_overdue: 1h", "rules of your own are written to --out DIR"),
+        (("--out", "x", "--interval", "1.5s"), "", "--interval: 1.5s is not a duration in whole seconds"),
+        (("--out", "x", "--keep", "my-team"), "", "--keep: my-team is not a label name"),
+        ((), "checkpoint_overdue: 1h", "your own rules need --out DIR"),
     ],
 )
 def test_a_mistake_in_an_operators_arguments_is_one_line(
