@@ -1,4 +1,4 @@
-"""After a crash, Alertmanager does not repeat its notifications."""
+"""Alertmanager does not repeat its notifications after a crash."""
 
 from __future__ import annotations
 

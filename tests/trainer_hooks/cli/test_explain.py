@@ -90,7 +90,7 @@ Explain = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def moments() -> dict[str, int]:
-    """The time of each moment in unix seconds."""
+    """Return the time of each moment in unix seconds."""
     first = int(time.time()) - len(MOMENTS) * APART
     return {name: first + n * APART for n, name in enumerate(MOMENTS)}
 
