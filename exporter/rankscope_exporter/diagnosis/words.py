@@ -65,6 +65,12 @@ def advice(candidate: Candidate) -> str:
     return _text(candidate, "advice").format_map(_fields(candidate))
 
 
+def advice_by_cause(kind: str) -> dict[str, str]:
+    """Return the advice of a kind by cause, for a report that names no rank."""
+    texts = WORDS[kind]["advice"].items()
+    return {cause: text.format(rank="N", node="its node", cause=cause) for cause, text in texts}
+
+
 def _text(candidate: Candidate, what: str) -> str:
     texts = WORDS[candidate.kind][what]
     return texts.get(candidate.cause, texts.get("", ""))
