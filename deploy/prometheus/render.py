@@ -472,7 +472,7 @@ def words(root: Path = HERE) -> str:
         for entry in entries
         if "finding" in entry
     }
-    ports = next((entry["ports"] for entry in entries if "ports" in entry), {})
+    ports: Mapping[str, str] = next((entry["ports"] for entry in entries if "ports" in entry), {})
     return json.dumps({"made_by": made_by, "kinds": kinds, "ports": ports}, indent=1) + "\n"
 
 
