@@ -1,7 +1,6 @@
 """Configurations of Prometheus and Alertmanager at fast speed, for the demo and the tests.
 
-Both are the production files with the intervals shortened and the addresses replaced, so that what is shown and
-tested is what is shipped.
+Both are the production files with shorter intervals and other addresses, so the demo and the tests use what is shipped.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from deploy.prometheus.shipped import HERE, alertmanager_document, prometheus_do
 
 INTERVAL = "1s"
 TIMES_AS_FAST = 30
-"""How many times as short Alertmanager's INTERVALS are as the shipped ones."""
+"""Factor by which Alertmanager's INTERVALS are shorter than the shipped ones."""
 INTERVALS = ("group_wait", "group_interval", "repeat_interval")
 
 
 def prometheus_config(exporters: Sequence[str], alertmanager: str | None = None) -> str:
-    """The text of a prometheus.yml with the fast rules that scrapes each of `exporters` (`host:port`) every second.
+    """Return a prometheus.yml with the fast rules that scrapes each of `exporters` (`host:port`) every second.
 
-    Alerts go to `alertmanager` (`host:port`), or nowhere.
+    It sends alerts to `alertmanager` (`host:port`), if given.
     """
     config = prometheus_document(exporters, alertmanager)
     config["global"] = {"scrape_interval": INTERVAL, "scrape_timeout": INTERVAL, "evaluation_interval": INTERVAL}
@@ -31,9 +30,9 @@ def prometheus_config(exporters: Sequence[str], alertmanager: str | None = None)
 
 
 def alertmanager_config(webhook_url: str) -> str:
-    """The text of an alertmanager.yml that posts to `webhook_url` within about a second."""
+    """Return an alertmanager.yml that posts to `webhook_url` within about a second."""
     config = alertmanager_document(webhook_url)
-    routes = {id(route): route for route in _routes(config["route"])}  # an alias in the file is one object
+    routes = {id(route): route for route in _routes(config["route"])}  # an alias in the file is the same object
     for route in routes.values():
         route.update({name: _shortened(route[name]) for name in INTERVALS if name in route})
     return yaml.safe_dump(config, sort_keys=False)

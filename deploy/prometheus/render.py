@@ -1,25 +1,31 @@
-"""Renders the rules: rules/recording, alerts and after_alerts as one ordered group, for any scrape interval.
+"""Render the rules: rules/recording, alerts and after_alerts as one ordered group, for any scrape interval.
 
-    python deploy/prometheus/render.py                  writes rules/15s.yml, 5s.yml, fast.yml and what `explain` knows
+    python deploy/prometheus/render.py                  writes all that is generated from these sources
 
-Rules of your own, with nothing installed but PyYAML:
+Your own rules need nothing but PyYAML:
 
     python deploy/prometheus/render.py --interval 30s --thresholds mine.yml --keep team --out DIR
 
-writes DIR/30s.yml for scrapes and evaluations each 30 s, with the thresholds that mine.yml has instead of those of
-thresholds.yml, and with `team` kept, which is a label of your series, beside `cluster`: ranks and GPUs that differ in
-a kept label are never compared or joined, and alerts have it.
+writes DIR/30s.yml for scrapes and evaluations each 30 s. Thresholds in mine.yml replace those of thresholds.yml.
+`team`, a label of your series, is kept in addition to `cluster`: ranks and GPUs that differ in a kept label are never
+compared or joined, and alerts have it.
 
-The order of the files and of the rules in them is that of the evaluation, facts first, then alerts, then what reads
-alerts: Prometheus evaluates the rules of a group one after the other and those of several groups beside each other.
+The order of the files and of the rules in them is the order of evaluation: facts, alerts, then rules that read alerts.
+Prometheus evaluates the rules of one group in sequence, and those of different groups concurrently.
 
-What is rendered is committed, so that Prometheus needs nothing but it. In a source `<<name>>` is a threshold,
-`<<planned_phases>>` and `<<computing_phases>>` are phases of `rankscope.record.phases`, and `<<cause_words>>` and
-`<<cause_advice>>` are what causes.yml has on each cause of the alert. What stands between the lines
-`# <<for each tier>>` and `# <<end>>` is there once for each row of `tiers`, whose fields are `<<tier_limit>>` and so
-on. `<<first_tier_span>>` is that of the first row. Kept labels are added wherever series are joined, aggregated or
-asked for, and `owner` wherever that is by `run`, since two users may name their runs alike: no source names them.
-Percentages, and durations below a minute, are rounded to two digits.
+Sources contain these placeholders:
+
+    <<name>>, <<name | seconds>>, <<name | percent>>, <<name | readable>>    a threshold
+    <<interval>>                                the interval of scrapes and evaluations
+    <<planned_phases>>, <<computing_phases>>    phases of rankscope.record.phases
+    <<summary>>, <<advice>>                     texts of the alert in causes.yml; of one cause: <<summary_CAUSE>>
+    <<cause_words>>, <<cause_evidence>>, <<cause_advice>>    the text for the alert's label `cause`
+    {{ $value | percent }}, duration, number, bytes    a number with two significant digits at most
+    {{ $value | count "rank" "ranks" }}         a number of things
+
+The lines between `# <<for each tier>>` and `# <<end>>` are repeated for each row of `tiers`, with its fields as
+`<<tier_limit>>` and so on. `<<first_tier_span>>` is the span of the first row. Kept labels are added to every join,
+aggregation and query, and `owner` to those by `run`, because two users may give their runs the same name.
 """
 
 from __future__ import annotations
@@ -39,32 +45,71 @@ except ModuleNotFoundError:
     sys.exit("render.py: needs PyYAML: pip install PyYAML")
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parents[1] / "trainer_hooks"))  # for those who have not installed Rankscope here
+sys.path.insert(0, str(HERE.parents[1] / "trainer_hooks"))  # Rankscope may not be installed
 
 from rankscope.record.phases import COMPUTING, PLANNED  # noqa: E402
 
 KNOWN = HERE.parents[1] / "trainer_hooks/rankscope/cli/explaining/known.json"
+WORDS = HERE.parents[1] / "exporter/rankscope_exporter/diagnosis/words.json"
 ALERTMANAGER = HERE.parent / "alertmanager/alertmanager.yml"
 RUNBOOKS = "https://github.com/rankscope/rankscope/blob/main/docs/runbooks"
 PLACEHOLDER = re.compile(r"<<\s*(?P<name>\w+)\s*(?:\|\s*(?P<form>\w+)\s*)?>>")
 DURATION = re.compile(r"(\d+)(ms|s|m|h|d)")
 LABEL = re.compile(r"[a-zA-Z_]\w*")
-# The labels by which an expression joins or aggregates, and a query in the text of an alert with what fills it in.
+# The labels of a join or aggregation, and a query in an alert's text with its arguments.
 LABELS_OF_A_JOIN = re.compile(r"\b(by|on) \((\w+(?:, \w+)*)\)")
 QUERY = re.compile(r"printf `([^`]*)`((?: \$labels\.\w+)+) \| query")
 MATCHERS = re.compile(r"\{[^{}]*%q[^{}]*\}")
 MATCHED = re.compile(r"(\w+)=%q")
-ROUNDED = (
-    (re.compile(r"\| humanizePercentage\b"), '| printf "%.2g" | humanizePercentage'),
+
+_VALUE = r"\{\{(-?) (\$value|\. \| first \| value) \| "
+_DIVIDED = r'{{{{ printf "vector(%f / {})" (\2) | query | first | value | printf "{}" }}}}'.format
+NUMBER_FORMATS = (
+    # printf rounds to two digits; humanizePercentage multiplies by 100.
+    (re.compile(r"\| percent \}\}"), '| printf "%.2g" | humanizePercentage }}'),
+    (re.compile(_VALUE + r"number \}\}"), r'{{\1 printf (or (and (lt (\2) 99.5) "%.2g") "%.0f") (\2) }}'),
+    # humanize1024 has four digits, such as 47.68Mi.
     (
-        re.compile(r"(\$value|\. \| first \| value) \| humanizeDuration"),
-        r'printf (or (and (lt (\1) 60.0) "%.2g") "%.0f") (\1) | humanizeDuration',
+        re.compile(r"\| bytes \}\}"),
+        r'| humanize1024 | reReplaceAll "^(\\\\d{2,}|\\\\d\\\\.\\\\d|\\\\d)[.\\\\d]*" "$1 " }}B',
+    ),
+    # Templates cannot divide, but queries can.
+    (
+        re.compile(_VALUE + r"duration \}\}"),
+        r'{{\1 if lt (\2) 99.5 }}{{ printf "%.2g s" (\2) }}'
+        rf"{{{{ else if lt (\2) 5970.0 }}}}{_DIVIDED(60, '%.2g min')}"
+        rf"{{{{ else if lt (\2) 358200.0 }}}}{_DIVIDED(3600, '%.2g h')}"
+        rf"{{{{ else }}}}{_DIVIDED(86400, '%.0f days')}{{{{ end }}}}",
+    ),
+    (
+        re.compile(_VALUE + r'count "([^"]*)" "([^"]*)" \}\}'),
+        r"{{\1 \2 }} {{ if eq (\2) 1.0 }}\3{{ else }}\4{{ end }}",
     ),
 )
-"""Patterns in the texts of alerts, and what they become."""
+"""Patterns in the texts of alerts, and their replacements."""
+EVIDENCE = (
+    "{{{{ with printf `max by (run) "
+    '(rankscope_finding_evidence{{run=%q,kind="{}",name="{}"}})` $labels.run | query }}}}'
+)
+FIELDS = {
+    **{label: f"{{{{ $labels.{label} }}}}" for label in ("run", "rank", "node", "cause", "phase")},
+    "place": (
+        "Rank {{ $labels.rank }}{{ with $labels.node }} ({{ . }}"
+        "{{ with printf `topk(1, rankscope_gpu_info{uuid=%q})` $labels.uuid | query }}"
+        ', GPU {{ . | first | label "gpu" }}{{ end }}){{ end }}'
+    ),
+    "ratio": "{{ $value | percent }}",
+    "busy": "{{ $value | percent }}",
+    "age": "{{ $value | duration }}",
+    "scale": "{{ $value | number }}",
+    "stage": (EVIDENCE.format("stage_imbalance", "stage") + "Stage {{ . | first | value }}{{ else }}A stage{{ end }}"),
+}
+"""Fields of the texts in causes.yml, as templates. diagnosis/words.py has the same."""
+FIELD = re.compile(r"\{(\w+)\}")
+TEXT = re.compile(r"(summary|words|advice)(?:_(\w+))?")
 KEPT = ("cluster",)
 OWNED = {"run": "owner"}
-"""What belongs to a label: a run is one of its owner's, as the kernel tells (decision 24)."""
+"""Labels that identify something only together with another label: a run is its owner's (decision 24)."""
 FLAPPING = 'alertname="RankscopeFlapping"'
 MATCHER = re.compile(r'(\w+)(=~|!~|!=|=)"(.*)"')
 TRIED = (5, 60)  # seconds between scrapes, as docs/install/existing-prometheus.md promises
@@ -79,17 +124,17 @@ class Speed:
     """Rules for scrapes and evaluations each `interval` seconds."""
 
     name: str
-    """Of the rendered file."""
+    """Name of the rendered file."""
     interval: int
     is_fast: bool = False
-    """Whether it is for the demo and the tests, whose ranks share two processors and where nobody waits for hours."""
+    """Rules for the demo and the tests, where ranks share two CPUs and waits are short."""
 
 
 SPEEDS = (Speed("15s", 15), Speed("5s", 5), Speed("fast", 1, is_fast=True))
 
 Threshold = Mapping[str, Any]
 Causes = Mapping[str, Mapping[str, Any]]
-"""Of each alert, as causes.yml has it."""
+"""The alerts of causes.yml by name."""
 
 
 class RenderError(Exception):
@@ -98,14 +143,14 @@ class RenderError(Exception):
 
 @dataclass(frozen=True)
 class Thresholds:
-    """What thresholds.yml says."""
+    """The content of thresholds.yml."""
 
     named: Mapping[str, Threshold]
     tiers: tuple[Mapping[str, Threshold], ...] = ()
 
     @classmethod
     def load(cls, path: Path) -> Thresholds:
-        """Raises RenderError for what is no threshold."""
+        """Load a file. Raises RenderError for an invalid threshold."""
         named: dict[str, Any] = yaml.safe_load(path.read_text())
         tiers = named.pop("tiers", {"rows": []})["rows"]
         for name, fields in [*named.items(), *(field for row in tiers for field in row.items())]:
@@ -113,17 +158,17 @@ class Thresholds:
         return cls(named, tuple(tiers))
 
     def replaced(self, path: Path) -> Thresholds:
-        """The same with an operator's own, `name: value` or fields as here, instead. Raises RenderError."""
+        """Return them with an operator's own, as `name: value` or with fields. Raises RenderError."""
         try:
             own: object = yaml.safe_load(path.read_text())
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise RenderError(f"{path}: {error}") from None
         if not isinstance(own, dict):
-            raise RenderError(f"{path}: is no table of thresholds such as checkpoint_overdue: 1h")
+            raise RenderError(f"{path}: expected a table of thresholds such as checkpoint_overdue: 1h")
         fields = {name: _own(one) for name, one in own.items()}
         for name, one in fields.items():
             if name not in self.named:
-                raise RenderError(f"{path}: {name} is no threshold of thresholds.yml")
+                raise RenderError(f"{path}: {name} is not a threshold of thresholds.yml")
             _check(f"{path}: {name}", one)
             if (kind := _kind(self.named[name])) != _kind(one):
                 raise RenderError(f"{path}: {name} needs {kind}")
@@ -131,12 +176,12 @@ class Thresholds:
 
 
 def _own(fields: object) -> Threshold:
-    """An operator's reasons are his own."""
+    """Return the fields of an operator's threshold, which needs no reason."""
     return {"reason": "", **fields} if isinstance(fields, dict) else {"reason": "", "value": fields}
 
 
 def _kind(fields: Threshold) -> str:
-    """What its value has to be."""
+    """Return the kind of value that the threshold needs."""
     value = fields.get("value", "1s")
     if isinstance(value, str):
         return "a duration such as 90s or 5m" if DURATION.fullmatch(value) else "a text"
@@ -144,7 +189,7 @@ def _kind(fields: Threshold) -> str:
 
 
 def _check(where: str, fields: Threshold) -> None:
-    """A value, or a number of scrapes or evaluations and how long they last at least; another one if it is fast."""
+    """Check the names of a threshold's fields. Raises RenderError."""
     for allowed in ({"value"}, {"scrapes"}, {"scrapes", "at_least"}, {"evaluations", "at_least"}):
         if set(fields) in (allowed | {"reason"}, allowed | {"reason", "fast", "why_fast"}):
             return
@@ -155,40 +200,52 @@ def _check(where: str, fields: Threshold) -> None:
 
 
 def value_of(fields: Threshold, speed: Speed) -> str:
-    """The threshold at a speed; a number of scrapes is a duration."""
+    """Return the threshold at a speed; a number of scrapes becomes a duration."""
     if speed.is_fast and "fast" in fields:
         return str(fields["fast"])
     if "value" in fields:
         return str(fields["value"])
     intervals = fields.get("scrapes") or fields["evaluations"] - 1
-    span = intervals * speed.interval + ("evaluations" in fields)  # a second more holds the one at the edge
+    span = intervals * speed.interval + ("evaluations" in fields)  # one second more includes the one at the edge
     return duration(max(span, float(seconds(fields.get("at_least", "0s")))))
 
 
 def duration(span: float) -> str:
-    """Seconds as Prometheus writes them, in the largest unit that divides them."""
+    """Return seconds as a Prometheus duration, in the largest unit that divides them."""
     return next(f"{span / size:g}{unit}" for unit, size in reversed(SECONDS.items()) if span % size == 0)
 
 
 def seconds(duration: str) -> str:
-    """A duration such as `90s` or `5m` as a number of seconds; raises ValueError if it is none."""
+    """Return a duration such as `90s` or `5m` as a number of seconds. Raises ValueError."""
     match = DURATION.fullmatch(duration)
     if match is None:
-        raise ValueError(f"{duration} is no duration such as 90s or 5m")
+        raise ValueError(f"{duration} is not a duration such as 90s or 5m")
     return f"{int(match[1]) * SECONDS[match[2]]:g}"
 
 
 def percent(ratio: str) -> str:
-    """A ratio such as `0.1` as a percentage."""
+    """Return a ratio such as `0.1` as a percentage."""
     return f"{float(ratio) * 100:g}%"
 
 
-FORMS: dict[str | None, Callable[[str], str]] = {None: str, "seconds": seconds, "percent": percent}
+def readable(duration: str) -> str:
+    """Return a duration such as `5m` in words: `5 min`. Raises ValueError."""
+    number, unit = duration[:-1], duration[-1]
+    seconds(duration)
+    return f"{number} {'min' if unit == 'm' else unit}"
+
+
+FORMS: dict[str | None, Callable[[str], str]] = {
+    None: str,
+    "seconds": seconds,
+    "percent": percent,
+    "readable": readable,
+}
 
 
 @dataclass(frozen=True)
 class Values:
-    """What stands for the placeholders, at one speed."""
+    """The values of the placeholders at one speed."""
 
     thresholds: Thresholds
     causes: Causes
@@ -196,11 +253,14 @@ class Values:
     kept: tuple[str, ...] = KEPT
 
     def of(self, name: str, alert: str) -> str:
-        """In a rule that is this alert, if it is one. Raises RenderError."""
+        """Return the value of a placeholder in a rule, which is this alert if it is one. Raises RenderError."""
         if name in PHASES:
             return PHASES[name]
-        if name in ("cause_words", "cause_advice"):
-            return _by_cause(self.causes.get(alert, {}), name.removeprefix("cause_"))
+        texts = self.causes.get(alert, {})
+        if name in ("cause_words", "cause_evidence", "cause_advice"):
+            return _by_cause(texts, name.removeprefix("cause_"))
+        if match := TEXT.fullmatch(name):
+            return _text(texts.get("causes", {}).get(match[2], {}) if match[2] else texts, match[1])
         if name == "interval":
             return duration(self.speed.interval)
         if name.startswith(FIRST_TIER):
@@ -210,28 +270,52 @@ class Values:
         return value_of(self.thresholds.named[name], self.speed)
 
     def in_tier(self, number: int) -> Values:
-        """The same with the fields of one of the tiers."""
+        """Return the values with the fields of one of the tiers."""
         tier = {f"tier_{name}": fields for name, fields in self.thresholds.tiers[number - 1].items()}
         named = {**self.thresholds.named, **tier, "tier": {"value": number}}
         return replace(self, thresholds=Thresholds(named))
 
 
+def _text(entry: Mapping[str, Any], what: str) -> str:
+    """Return a text of an alert or of one of its causes, as a template. Raises RenderError."""
+    if what not in entry:
+        raise RenderError(f"causes.yml has no {what} for this alert")
+    fields = {**FIELDS, "link": _link(entry.get("ports", {}))}
+    for name in FIELD.findall(entry[what]):
+        if name not in fields:
+            raise RenderError(f"causes.yml: unknown field {{{name}}} in {what}")
+    return FIELD.sub(lambda match: fields[match[1]], entry[what])
+
+
+def _link(ports: Mapping[str, str]) -> str:
+    """Return the template that says what is wrong with a port, or that a GPU's link is reduced."""
+    value = {"ratio": "{{ . | first | value | percent }}", "number": "{{ . | first | value | number }}"}
+    faults = [EVIDENCE.format("network", name) + text.format_map(value) for name, text in ports.items()]
+    fault = "{{ else }}".join([*faults, "is at fault"]) + "{{ end }}" * len(faults)
+    port = "{{ if $labels.port }}port {{ $labels.port }} of {{ $labels.node }} " + fault
+    return port + "{{ else }}the link of rank {{ $labels.rank }} ({{ $labels.node }}) is reduced{{ end }}"
+
+
 def _by_cause(alert: Mapping[str, Any], what: str) -> str:
-    """A template that says of the alert's cause what causes.yml does; lines that a folded scalar makes one of."""
-    texts = {cause: fields[what] for cause, fields in alert.get("causes", {}).items() if what in fields}
-    if what == "words":
-        texts = {cause: f"{text} ({{{{ $labels.cause }}}})" for cause, text in texts.items()}
+    """Return a template with the text for the alert's cause, in lines of a folded scalar. Raises RenderError."""
+    texts = {cause: _text(fields, what) for cause, fields in alert.get("causes", {}).items() if what in fields}
+    default = {"words": "otherwise", "advice": "advice"}.get(what, "")
+    otherwise = _text(alert, default) if default in alert else ""
+    if not texts and otherwise:
+        return otherwise
     if not texts:
         raise RenderError(f"causes.yml has no {what} for this alert")
-    first, between = ("{{", "") if what == "words" else ("{{-", " ")  # advice follows a sentence, or nothing does
+    first, between = ("{{", "") if what == "words" else ("{{-", " ")  # words follow a colon, the others a sentence
+    if what == "evidence":
+        between = ""  # each part begins with a space, or is empty
     branches = [f'if match "^({cause})$" $labels.cause }}}}{between}{text}' for cause, text in texts.items()]
-    otherwise = [f"{{{{- else }}}}{alert['otherwise']}"] if what == "words" and "otherwise" in alert else []
-    lines = [f"{first} {branches[0]}", *(f"{{{{- else {branch}" for branch in branches[1:]), *otherwise]
+    last = [f"{{{{- else }}}}{between}{otherwise}"] if otherwise else []
+    lines = [f"{first} {branches[0]}", *(f"{{{{- else {branch}" for branch in branches[1:]), *last]
     return "\n".join([*lines, "{{- end }}"])
 
 
 def render(source: str, values: Values, where: str) -> str:
-    """`source` with its placeholders filled in and a runbook for each alert. `where` stands in errors."""
+    """Return `source` with its placeholders filled in and a runbook for each alert. Errors name `where`."""
     alert, lines = "", []
     for number, line, tier in _repeated(source, len(values.thresholds.tiers)):
         alert = match[1] if (match := re.fullmatch(r"- alert: (\w+)", line)) else alert
@@ -243,7 +327,7 @@ def render(source: str, values: Values, where: str) -> str:
 
 
 def _repeated(source: str, tiers: int) -> Iterator[tuple[int, str, int]]:
-    """The lines with their number in the source and that of their tier, which is 0 outside of what is repeated."""
+    """Yield each line with its number in the source and its tier, which is 0 outside of repeated lines."""
     block: list[tuple[int, str]] | None = None
     for number, line in enumerate(source.splitlines(), start=1):
         if line == EACH_TIER:
@@ -272,13 +356,13 @@ def _render_line(line: str, values: Values, alert: str, where: str) -> str:
             raise RenderError(f"{where}: <<{name} | {form}>>: {error}") from None
 
     line = PLACEHOLDER.sub(value, line)
-    for pattern, rounded in ROUNDED:
-        line = pattern.sub(rounded, line)
+    for pattern, template in NUMBER_FORMATS:
+        line = pattern.sub(template, line)
     return line
 
 
 def _keep(line: str, kept: Sequence[str]) -> str:
-    """With these labels and owners in every join and aggregation, and in the queries of an alert's text by its own."""
+    """Return the line with these labels and owners in every join, aggregation and query of an alert's text."""
 
     def in_join(match: re.Match[str]) -> str:
         labels = match[2].split(", ")
@@ -307,13 +391,13 @@ def _owners(labels: Sequence[str]) -> list[str]:
 
 
 def sources(root: Path = HERE) -> list[Path]:
-    """The files with rules in the order of their evaluation."""
+    """Return the files with rules in the order of their evaluation."""
     folders = (root / "rules" / kind for kind in ("recording", "alerts", "after_alerts"))
     return [path for folder in folders for path in sorted(folder.glob("*.yml"))]
 
 
 def render_all(root: Path = HERE) -> dict[Path, str]:
-    """What each rendered file has to contain. Raises RenderError, for a threshold that nobody uses too."""
+    """Return the content of each rendered file. Raises RenderError, also for an unused threshold."""
     rendered = {root / f"rules/{speed.name}.yml": group(speed, root) for speed in SPEEDS}
     used = {match["name"] for path in sources(root) for match in PLACEHOLDER.finditer(path.read_text())}
     for name in Thresholds.load(root / "thresholds.yml").named.keys() - used:
@@ -322,34 +406,35 @@ def render_all(root: Path = HERE) -> dict[Path, str]:
 
 
 def group(speed: Speed, root: Path = HERE, own: Path | None = None, kept: tuple[str, ...] = KEPT) -> str:
-    """The rules for one speed, as a file that Prometheus reads; `own` thresholds instead. Raises RenderError."""
+    """Return the rules for one speed, with an operator's thresholds if `own` names them. Raises RenderError."""
     causes = yaml.safe_load((root / "causes.yml").read_text())
     thresholds = Thresholds.load(root / "thresholds.yml")
     values = Values(thresholds.replaced(own) if own else thresholds, causes["alerts"], speed, kept)
     rendered = "\n".join(render(path.read_text(), values, path.name) for path in sources(root))
     rules = "".join(f"{'      ' * bool(line.strip())}{line}" for line in rendered.splitlines(keepends=True))
     return (
-        f"# For scrapes each {duration(speed.interval)}. Made by deploy/prometheus/render.py from recording, alerts,\n"
-        "# ../thresholds.yml and ../causes.yml: edit those, then `make generate`; or render.py, if it is your own.\n\n"
+        f"# For scrapes each {duration(speed.interval)}. Generated by deploy/prometheus/render.py from recording,\n"
+        "# alerts, ../thresholds.yml and ../causes.yml: edit those, then run `make generate`.\n\n"
         f"groups:\n  - name: rankscope\n    interval: {duration(speed.interval)}\n    rules:\n{rules}"
     )
 
 
 def _whole_seconds(interval: str) -> int:
     if not re.fullmatch(r"[1-9]\d*[smh]", interval):
-        raise RenderError(f"--interval: {interval} is no duration in whole seconds such as 30s or 1m")
+        raise RenderError(f"--interval: {interval} is not a duration in whole seconds such as 30s or 1m")
     return int(seconds(interval))
 
 
 def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
-    """What `rankscope explain` knows of causes and alerts, as JSON: it runs where there is no YAML."""
+    """Return what `rankscope explain` needs of causes and alerts, as JSON: it runs without a YAML parser."""
     causes = yaml.safe_load((root / "causes.yml").read_text())
     thresholds = yaml.safe_load((root / "thresholds.yml").read_text())
     inhibit_rules = yaml.safe_load(alertmanager.read_text())["inhibit_rules"]
     facts = {
         "made_by": "deploy/prometheus/render.py, from causes.yml, thresholds.yml and alertmanager.yml: "
-        "edit those, then `make generate`",
+        "edit those, then run `make generate`",
         "meanings": {cause: of["in_short"] for cause, of in causes["lost"].items() if "in_short" in of},
+        "words": _texts(causes["alerts"].get("RankscopeRankLagging", {}), "words", "otherwise"),
         "shares": {alert: of["share"] for alert, of in causes["alerts"].items() if "share" in of},
         "tiers": [
             {
@@ -367,22 +452,47 @@ def known(root: Path = HERE, alertmanager: Path = ALERTMANAGER) -> str:
                 "equal": rule["equal"],
             }
             for rule in inhibit_rules
-            if FLAPPING not in rule["source_matchers"]  # `explain` shows the fault, however often it was notified
+            if FLAPPING not in rule["source_matchers"]  # `explain` also shows a fault that flaps
         ],
     }
     return json.dumps(facts, indent=1) + "\n"
 
 
+def words(root: Path = HERE) -> str:
+    """Return the texts of the exporter's findings by kind, as JSON; `` stands for all other causes."""
+    alerts = yaml.safe_load((root / "causes.yml").read_text())["alerts"].values()
+    entries = [*alerts, *(cause for alert in alerts for cause in alert.get("causes", {}).values())]
+    made_by = "deploy/prometheus/render.py, from causes.yml: edit it, then run `make generate`"
+    kinds = {
+        entry["finding"]: {
+            "summary": _texts(entry, "summary", "summary"),
+            "words": _texts(entry, "words", "otherwise"),
+            "advice": _texts(entry, "advice", "advice"),
+        }
+        for entry in entries
+        if "finding" in entry
+    }
+    ports: Mapping[str, str] = next((entry["ports"] for entry in entries if "ports" in entry), {})
+    return json.dumps({"made_by": made_by, "kinds": kinds, "ports": ports}, indent=1) + "\n"
+
+
+def _texts(entry: Mapping[str, Any], what: str, default: str) -> dict[str, str]:
+    """Return one kind of text of an alert by cause."""
+    causes = entry.get("causes", {}).items()
+    texts = {cause: fields[what] for key, fields in causes for cause in key.split("|") if what in fields}
+    return texts | ({"": entry[default]} if default in entry else {})
+
+
 def _matcher(text: str) -> list[str]:
-    """Label, operator and value."""
+    """Return label, operator and value of a matcher. Raises RenderError."""
     match = MATCHER.fullmatch(text)
     if match is None:
-        raise RenderError(f'alertmanager.yml: {text} is no matcher such as run!=""')
+        raise RenderError(f'alertmanager.yml: {text} is not a matcher such as run!=""')
     return list(match.groups())
 
 
 def outdated(rendered: Mapping[Path, str]) -> Iterator[Path]:
-    """The files that differ from what they have to be, are missing, or are left from a source that is gone."""
+    """Yield the files that differ, are missing, or have no source any more."""
     for path, text in rendered.items():
         if not path.exists() or path.read_text() != text:
             yield path
@@ -391,7 +501,7 @@ def outdated(rendered: Mapping[Path, str]) -> Iterator[Path]:
 
 
 def write(rendered: Mapping[Path, str]) -> None:
-    """Bring every outdated file up to date."""
+    """Write every outdated file."""
     for path in list(outdated(rendered)):
         if path in rendered:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -403,7 +513,7 @@ def write(rendered: Mapping[Path, str]) -> None:
 def _write_own(options: argparse.Namespace) -> None:
     for label in options.keep:
         if not LABEL.fullmatch(label):
-            raise RenderError(f"--keep: {label} is no name of a label")
+            raise RenderError(f"--keep: {label} is not a label name")
     speed = Speed(options.interval, _whole_seconds(options.interval))
     text = group(speed, own=options.thresholds, kept=(*KEPT, *options.keep))
     options.out.mkdir(parents=True, exist_ok=True)
@@ -411,29 +521,29 @@ def _write_own(options: argparse.Namespace) -> None:
     path.write_text(text)
     sys.stdout.write(f"{path}\n")
     if not min(TRIED) <= speed.interval <= max(TRIED):
-        sys.stderr.write(f"render.py: {speed.name} is not tried: intervals between 5s and 1m are\n")
+        sys.stderr.write(f"render.py: {speed.name} is not tested; intervals between 5s and 1m are\n")
 
 
 def generated() -> dict[Path, str]:
-    """What each committed file has to contain that is made here. Raises RenderError."""
-    return {**render_all(), KNOWN: known()}
+    """Return the content of each committed file that is generated here. Raises RenderError."""
+    return {**render_all(), KNOWN: known(), WORDS: words()}
 
 
 def main() -> int:
-    """Render; the exit status, which is 2 if the sources are wrong."""
+    """Render the files. Returns the exit status: 2 if the sources are wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    own = parser.add_argument_group("rules of your own")
-    own.add_argument("--out", type=Path, metavar="DIR", help="write them there, and nothing else")
-    own.add_argument("--interval", default="15s", help="of scrapes and evaluations, such as 30s or 1m (15s)")
-    own.add_argument("--thresholds", type=Path, metavar="FILE", help="a line `name: value` for each that differs")
-    own.add_argument("--keep", action="append", default=[], metavar="LABEL", help="one more label to keep; repeatable")
+    own = parser.add_argument_group("your own rules")
+    own.add_argument("--out", type=Path, metavar="DIR", help="write only these rules, to this folder")
+    own.add_argument("--interval", default="15s", help="interval of scrapes and evaluations, such as 30s or 1m (15s)")
+    own.add_argument("--thresholds", type=Path, metavar="FILE", help="thresholds that differ, as lines `name: value`")
+    own.add_argument("--keep", action="append", default=[], metavar="LABEL", help="another label to keep; repeatable")
     options = parser.parse_args()
     try:
         if options.out:
             _write_own(options)
             return 0
         if options.thresholds or options.keep or options.interval != "15s":
-            raise RenderError("rules of your own are written to --out DIR")
+            raise RenderError("your own rules need --out DIR")
         write(generated())
     except (RenderError, OSError) as error:
         sys.stderr.write(f"render.py: {error}\n")

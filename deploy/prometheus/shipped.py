@@ -1,4 +1,4 @@
-"""The configurations of Prometheus and Alertmanager as they are shipped, with nothing but the addresses replaced.
+"""The shipped configurations of Prometheus and Alertmanager with other addresses.
 
 For tests at production speed. fast.py shortens their intervals.
 """
@@ -15,9 +15,9 @@ HERE = Path(__file__).resolve().parent
 
 
 def prometheus_document(exporters: Sequence[str], alertmanager: str | None = None) -> dict[str, Any]:
-    """prometheus.yml that scrapes `exporters` (`host:port`); alerts go to `alertmanager`, or nowhere.
+    """Return a prometheus.yml that scrapes `exporters` (`host:port`) and sends alerts to `alertmanager`, if given.
 
-    It does not scrape itself: nothing of Rankscope asks for that.
+    It does not scrape itself, because Rankscope does not use those series.
     """
     config: dict[str, Any] = yaml.safe_load((HERE / "prometheus.yml").read_text())
     config["rule_files"] = [str(HERE / path) for path in config["rule_files"]]
@@ -27,7 +27,7 @@ def prometheus_document(exporters: Sequence[str], alertmanager: str | None = Non
 
 
 def alertmanager_document(webhook_url: str) -> dict[str, Any]:
-    """alertmanager.yml whose receivers post to `webhook_url`."""
+    """Return an alertmanager.yml whose receivers post to `webhook_url`."""
     config: dict[str, Any] = yaml.safe_load((HERE.parent / "alertmanager/alertmanager.yml").read_text())
     for receiver in config["receivers"]:
         receiver["webhook_configs"] = [{"url": webhook_url, "send_resolved": True}]
@@ -35,12 +35,12 @@ def alertmanager_document(webhook_url: str) -> dict[str, Any]:
 
 
 def prometheus_config(exporters: Sequence[str], alertmanager: str | None = None) -> str:
-    """The text of such a prometheus.yml."""
+    """Return prometheus_document() as text."""
     return yaml.safe_dump(prometheus_document(exporters, alertmanager), sort_keys=False)
 
 
 def alertmanager_config(webhook_url: str) -> str:
-    """The text of such an alertmanager.yml."""
+    """Return alertmanager_document() as text."""
     return yaml.safe_dump(alertmanager_document(webhook_url), sort_keys=False)
 
 

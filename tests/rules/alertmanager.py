@@ -1,4 +1,4 @@
-"""A real Alertmanager with the shipped configuration: what it is told, and what it passes on."""
+"""A real Alertmanager with the shipped configuration, and its alerts and notifications."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from deploy.prometheus import fast
 from testing import servers
 from testing.waiting import eventually
 
-NOWHERE = "http://127.0.0.1:9/"  # the discard port: routing and inhibition are asked for, not delivered
+NOWHERE = "http://127.0.0.1:9/"  # the discard port: the tests read routing and inhibition, not deliveries
 
 Alert = dict[str, str]
 
@@ -26,28 +26,28 @@ class Alertmanager:
         self._url = url
 
     def fire(self, *alerts: Alert) -> None:
-        """Post them, and wait until Alertmanager shows as many."""
+        """Post firing alerts, and wait until Alertmanager shows as many."""
         self.begin(*alerts)
         eventually(lambda: len(self._get("/api/v2/alerts")) == len(alerts), pause=0.05)
 
     def begin(self, *alerts: Alert) -> None:
-        """Post that they fire."""
+        """Post that the alerts fire."""
         self._post([{"labels": alert} for alert in alerts])
 
     def end(self, *alerts: Alert) -> None:
-        """Post that they have ended."""
+        """Post that the alerts have ended."""
         self._post([{"labels": alert, "endsAt": datetime.now(UTC).isoformat()} for alert in alerts])
 
-    def heard(self) -> set[str]:
-        """The names of the alerts that nothing inhibits."""
-        return {alert["alertname"] for alert in self.told()}
+    def uninhibited_names(self) -> set[str]:
+        """Return the names of the alerts that no alert inhibits."""
+        return {alert["alertname"] for alert in self.uninhibited()}
 
-    def told(self) -> list[Alert]:
-        """The labels of the alerts that nothing inhibits."""
+    def uninhibited(self) -> list[Alert]:
+        """Return the labels of the alerts that no alert inhibits."""
         return [alert["labels"] for alert in self._get("/api/v2/alerts") if not alert["status"]["inhibitedBy"]]
 
     def notifications(self) -> list[tuple[str, int]]:
-        """Name and number of the alerts in each notification."""
+        """Return name and number of the alerts in each notification."""
         groups = self._get("/api/v2/alerts/groups")
         return sorted((group["labels"]["alertname"], len(group["alerts"])) for group in groups)
 
@@ -62,7 +62,7 @@ class Alertmanager:
 
 @contextmanager
 def running(directory: Path, webhook: str = NOWHERE) -> Iterator[Alertmanager]:
-    """One at fast speed that posts its notifications to `webhook`, stopped when the context is left."""
+    """Run an Alertmanager at fast speed that posts its notifications to `webhook`."""
     server = servers.alertmanager(directory, fast.alertmanager_config(webhook))
     server.start()
     try:

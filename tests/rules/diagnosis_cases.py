@@ -8,17 +8,17 @@ from testing.promtool import GIB, HOST_WAITS, IN_COLLECTIVE, STEPS, Case, Fault,
 
 
 def alert(name: str, severity: str = "warning", **labels: str) -> dict[str, str]:
-    """The labels that are looked at."""
+    """Return the labels that the tests compare."""
     return {"alertname": f"Rankscope{name}", "severity": severity, **labels}
 
 
 def laggard(rank: int, cause: str) -> dict[str, str]:
-    """The alert about one rank that holds the others up."""
+    """Return the alert about one rank that slows down the others."""
     return alert("RankZeroLagging" if rank == 0 else "RankLagging", rank=str(rank), cause=cause)
 
 
 def late(rank: int, phase: str, **more: float) -> dict[int, Mapping[str, float | None]]:
-    """Steps 1.3 times as long, because `rank` takes that much longer in `phase` and the others wait for it."""
+    """Return steps 1.3 times as long, because `rank` takes longer in `phase` and the others wait for it."""
     computing = {"forward": 0.215, "backward": 0.37, "optimizer": 0.077, "data_wait": 0.015, "other": 0.015}
     rest = {"h2d_copy": 0.008, "checkpoint": 0.01}
     waiting = phases(**computing, **rest, collective_wait=0.29)
@@ -29,7 +29,7 @@ def late(rank: int, phase: str, **more: float) -> dict[int, Mapping[str, float |
 
 
 def spread(phase: str) -> dict[str, float]:
-    """Steps 1.3 times as long, because every rank takes that much longer in `phase`."""
+    """Return steps 1.3 times as long, because every rank takes longer in `phase`."""
     figures = {"forward": 0.215, "backward": 0.37, "optimizer": 0.077, "data_wait": 0.015, "other": 0.015}
     figures |= {"h2d_copy": 0.008, "checkpoint": 0.01, "collective_wait": 0.06}
     figures[phase] += 0.23
@@ -37,19 +37,19 @@ def spread(phase: str) -> dict[str, float]:
 
 
 def loaders(working: float | None) -> dict[str, float | None]:
-    """For how much of the time a rank's two loader workers make batches; None if that is not known."""
+    """Return how much of the time a rank's two loader workers make batches; None if unknown."""
     idle = None if working is None else 1.0 - working
     return {LOADERS % "working": working and 2 * working, LOADERS % "idle": idle and 2 * idle}
 
 
 def aligned(floor: float, skew: float, **blame: float) -> dict[str, float]:
-    """What the exporter's alignment of steps says of one rank, in seconds per second."""
+    """Return what the exporter's alignment of steps shows for one rank, in seconds per second."""
     figures = {"rankscope_rank_transfer_floor_seconds_total": floor, "rankscope_rank_skew_seconds_total": skew}
     return figures | {f'rankscope_rank_blame_seconds_total{{phase="{p}"}}': share for p, share in blame.items()}
 
 
 def dry(**seconds: float) -> dict[str, float]:
-    """Seconds per second in which the device waits for the host, by phase."""
+    """Return the seconds per second in which the device waits for the host, by phase."""
     return {f'rankscope_rank_device_dry_seconds_total{{phase="{phase}"}}': value for phase, value in seconds.items()}
 
 
@@ -88,17 +88,17 @@ FAULTS = (
         (alert("DataBound", cause="io"),),
     ),
     Case(
-        "data is late and nothing is known of workers",
+        "data is late and workers are unknown",
         Fault(everywhere({**spread("data_wait"), "rankscope_rank_child_processes": 0.0, WORKERS: 0.0})),
         (alert("DataBound", cause="unknown"),),
     ),
     Case(
-        "loader workers that would compute get little of the processors",
+        "loader workers wait for CPUs",
         Fault(everywhere({**spread("data_wait"), WORKERS: 0.3, WORKERS_QUEUE: 1.2})),
         (alert("DataBound", cause="cpu"),),
     ),
     Case(
-        "every loader computes all the time and one rank is the last, and the workers' clocks are not known",
+        "every loader computes all the time and one rank is the last and the clocks of workers are unknown",
         Fault({rank: {**late(2, "data_wait")[rank], WORKERS: 1.8, **loaders(None)} for rank in range(4)}),
         (alert("DataBound", cause="cpu"),),
     ),
@@ -177,7 +177,7 @@ FAULTS = (
         (alert("Throttled", cause="throttled"),),
     ),
     Case(
-        "one rank waits for a processor",
+        "one rank waits for CPU time",
         Fault(late(1, "forward", **{RUN_QUEUE: 0.25})),
         (laggard(1, "cpu_contention"),),
     ),
@@ -228,7 +228,7 @@ FAULTS = (
         USUAL_STEPS,
     ),
     Case(
-        "all ranks want for processors",
+        "all ranks share too few CPUs",
         Fault(
             everywhere({**spread("collective_wait"), **aligned(0.08, 0.21, unknown=0.07), RUN_QUEUE: 0.15}),
         ),
@@ -261,7 +261,7 @@ FAULTS = (
         Fault({**everywhere(aligned(0.08, 0.01)), 0: {**aligned(0.08, 0.01), **SHORT_STEPS}}),
     ),
     Case(
-        "one rank stands still and the others wait for it on idle GPUs",
+        "one rank hangs and the others wait for it on idle GPUs",
         Fault(
             {
                 **everywhere({**STANDS_STILL, IN_FORWARD: None, IN_COLLECTIVE: 0.0, ISSUED: 0.001}),
@@ -272,7 +272,7 @@ FAULTS = (
         (alert("RankStuck", "critical", rank="1"),),
     ),
     Case(
-        "training on the processor",
+        "training on the CPU",
         Fault(
             gpus={
                 2: {

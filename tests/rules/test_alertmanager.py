@@ -1,4 +1,4 @@
-"""Which alerts arrive together and which are silent beside others, asked of a real Alertmanager."""
+"""Grouping and inhibition of alerts in a real Alertmanager."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def alert(name: str, severity: str = "warning", **labels: str) -> Alert:
     return {"alertname": f"Rankscope{name}", "severity": severity, **labels}
 
 
-def test_a_crashed_rank_silences_the_other_symptoms_of_its_run_only(alertmanager: Alertmanager) -> None:
+def test_a_crashed_rank_inhibits_only_the_other_symptoms_of_its_run(alertmanager: Alertmanager) -> None:
     alertmanager.fire(
         alert("RankCrashed", "critical", run="llm", rank="2"),
         alert("RankStuck", "critical", run="llm", rank="1"),
@@ -34,10 +34,14 @@ def test_a_crashed_rank_silences_the_other_symptoms_of_its_run_only(alertmanager
         alert("RankLagging", run="another", rank="3"),
         alert("GpuMemoryHeldIdle", gpu="2", uuid="GPU-2", node="a"),
     )
-    assert alertmanager.heard() == {"RankscopeRankCrashed", "RankscopeRankLagging", "RankscopeGpuMemoryHeldIdle"}
+    assert alertmanager.uninhibited_names() == {
+        "RankscopeRankCrashed",
+        "RankscopeRankLagging",
+        "RankscopeGpuMemoryHeldIdle",
+    }
 
 
-def test_alerts_without_a_run_or_an_owner_silence_no_alert_about_a_node(alertmanager: Alertmanager) -> None:
+def test_alerts_without_a_run_or_an_owner_inhibit_no_alert_about_a_node(alertmanager: Alertmanager) -> None:
     alertmanager.fire(
         alert("RankCrashed", "critical", rank="0"),
         alert("RankStuck", "critical", rank="1"),
@@ -46,10 +50,14 @@ def test_alerts_without_a_run_or_an_owner_silence_no_alert_about_a_node(alertman
         alert("GpuAllocatedIdle", node="a", gpu="0"),
         alert("RanksHidden", instance="a:10417", reason="version"),
     )
-    assert {"RankscopeExporterDown", "RankscopeGpuAllocatedIdle", "RankscopeRanksHidden"} <= alertmanager.heard()
+    assert {
+        "RankscopeExporterDown",
+        "RankscopeGpuAllocatedIdle",
+        "RankscopeRanksHidden",
+    } <= alertmanager.uninhibited_names()
 
 
-def test_a_run_that_stands_still_is_not_told_of_as_idle_or_lagging_too(alertmanager: Alertmanager) -> None:
+def test_a_hang_inhibits_alerts_about_idle_gpus_and_lagging_ranks(alertmanager: Alertmanager) -> None:
     alertmanager.fire(
         alert("RankStuck", "critical", run="llm", rank="1"),
         alert("RankLagging", run="llm", rank="1"),
@@ -57,10 +65,10 @@ def test_a_run_that_stands_still_is_not_told_of_as_idle_or_lagging_too(alertmana
         alert("TransferBound", run="llm", cause="network"),
         alert("CheckpointOverdue", run="llm", cause="overdue"),
     )
-    assert alertmanager.heard() == {"RankscopeRankStuck"}
+    assert alertmanager.uninhibited_names() == {"RankscopeRankStuck"}
 
 
-def test_gpus_that_wait_for_something_are_told_of_by_what_they_wait_for(alertmanager: Alertmanager) -> None:
+def test_the_reason_for_waiting_gpus_inhibits_low_utilization(alertmanager: Alertmanager) -> None:
     alertmanager.fire(
         alert("DataBound", run="llm", cause="io"),
         alert("LowUtilization", run="llm", cause="unknown"),
@@ -72,40 +80,46 @@ def test_gpus_that_wait_for_something_are_told_of_by_what_they_wait_for(alertman
         alert("StartupSlow", run="third", cause="startup"),
         alert("GpuAllocatedIdle", run="third", rank="1", gpu="1"),
     )
-    heard = ("DataBound", "SmallCollectives", "LaunchBound", "LowUtilization", "StartupSlow")
-    assert alertmanager.heard() == {f"Rankscope{name}" for name in heard}
-    assert [alert["run"] for alert in alertmanager.told() if "LowUtilization" in alert["alertname"]] == ["another"]
+    names = ("DataBound", "SmallCollectives", "LaunchBound", "LowUtilization", "StartupSlow")
+    assert alertmanager.uninhibited_names() == {f"Rankscope{name}" for name in names}
+    assert [alert["run"] for alert in alertmanager.uninhibited() if "LowUtilization" in alert["alertname"]] == [
+        "another"
+    ]
 
 
-def test_a_lost_gpu_has_nothing_more_to_tell_and_others_do(alertmanager: Alertmanager) -> None:
+def test_a_lost_gpu_inhibits_its_own_alerts_and_no_others(alertmanager: Alertmanager) -> None:
     alertmanager.fire(
         alert("GpuLost", "critical", instance="a", uuid="GPU-0"),
         alert("GpuXid", "critical", instance="a", uuid="GPU-0", xid="79"),
         alert("GpuMemoryHeldIdle", node="a", uuid="GPU-1"),
         alert("GpuAllocatedIdle", run="cpu", rank="0"),
     )
-    assert alertmanager.heard() == {"RankscopeGpuLost", "RankscopeGpuMemoryHeldIdle", "RankscopeGpuAllocatedIdle"}
+    assert alertmanager.uninhibited_names() == {
+        "RankscopeGpuLost",
+        "RankscopeGpuMemoryHeldIdle",
+        "RankscopeGpuAllocatedIdle",
+    }
 
 
-def test_gpus_that_the_driver_no_longer_lists_silence_no_named_gpu(alertmanager: Alertmanager) -> None:
+def test_gpus_that_the_driver_no_longer_lists_inhibit_no_named_gpu(alertmanager: Alertmanager) -> None:
     alertmanager.fire(
         alert("GpuLost", "critical", instance="a"),
         alert("GpuXid", "critical", instance="a", uuid="GPU-0", xid="48"),
-        alert("GpuAllocatedIdle", run="cpu", rank="0"),  # has no uuid either, which is no match
+        alert("GpuAllocatedIdle", run="cpu", rank="0"),  # has no uuid either, which does not match
     )
-    assert alertmanager.heard() == {"RankscopeGpuLost", "RankscopeGpuXid", "RankscopeGpuAllocatedIdle"}
+    assert alertmanager.uninhibited_names() == {"RankscopeGpuLost", "RankscopeGpuXid", "RankscopeGpuAllocatedIdle"}
 
 
-def test_an_exporter_that_is_down_silences_what_was_last_heard_from_it(alertmanager: Alertmanager) -> None:
+def test_an_exporter_that_is_down_inhibits_alerts_from_its_last_values(alertmanager: Alertmanager) -> None:
     alertmanager.fire(
         alert("ExporterDown", job="rankscope", instance="a"),
         alert("GpuLost", "critical", instance="a", uuid="GPU-0"),
         alert("GpuXid", instance="b", uuid="GPU-1", xid="13"),
     )
-    assert alertmanager.heard() == {"RankscopeExporterDown", "RankscopeGpuXid"}
+    assert alertmanager.uninhibited_names() == {"RankscopeExporterDown", "RankscopeGpuXid"}
 
 
-def test_one_fault_is_one_notification_a_run_or_a_node(alertmanager: Alertmanager) -> None:
+def test_one_fault_is_one_notification_per_run_or_node(alertmanager: Alertmanager) -> None:
     alertmanager.fire(
         alert("RankLagging", run="llm", rank="1", node="a"),
         alert("RankLagging", run="llm", rank="2", node="b"),
@@ -126,31 +140,31 @@ def test_one_fault_is_one_notification_a_run_or_a_node(alertmanager: Alertmanage
 
 
 @pytest.mark.parametrize("about", [{"run": "llm", "rank": "1"}, {"node": "a", "uuid": "GPU-0", "instance": "a"}])
-def test_what_is_critical_does_not_wait_for_company(about: Alert) -> None:
-    assert waits_for_company(alert("Some", "critical", **about)) == "5s"
+def test_critical_alerts_are_not_delayed_for_grouping(about: Alert) -> None:
+    assert group_wait_of(alert("Some", "critical", **about)) == "5s"
 
 
-def test_only_warnings_about_nodes_wait_for_company() -> None:
-    assert waits_for_company(alert("Some", "warning", run="llm", rank="1")) == "5s"
-    assert waits_for_company(alert("Some", "warning", node="a", uuid="GPU-0", instance="a")) == "30s"
+def test_only_warnings_about_nodes_are_delayed_for_grouping() -> None:
+    assert group_wait_of(alert("Some", "warning", run="llm", rank="1")) == "5s"
+    assert group_wait_of(alert("Some", "warning", node="a", uuid="GPU-0", instance="a")) == "30s"
 
 
-def waits_for_company(labels: Alert) -> str:
-    """`group_wait` of the innermost route whose matchers, each `=` or `!=`, these labels fulfil."""
+def group_wait_of(labels: Alert) -> str:
+    """Return `group_wait` of the innermost route whose matchers, each `=` or `!=`, match the labels."""
     route = yaml.safe_load(CONFIG.read_text())["route"]
     wait: str = route["group_wait"]
-    while route := next((one for one in route.get("routes", ()) if fulfil(labels, one["matchers"])), None):
+    while route := next((one for one in route.get("routes", ()) if matches_all(labels, one["matchers"])), None):
         wait = route.get("group_wait", wait)
     return wait
 
 
-def fulfil(labels: Alert, matchers: list[str]) -> bool:
+def matches_all(labels: Alert, matchers: list[str]) -> bool:
     found = [re.fullmatch(r'(\w+)(=|!=)"(.*)"', text) for text in matchers]
     return all(match and (labels.get(match[1], "") == match[3]) == (match[2] == "=") for match in found)
 
 
 @pytest.mark.parametrize("speed", ["production", "fast"])
-def test_amtool_finds_no_fault_in_the_configuration(tmp_path: Path, speed: str) -> None:
+def test_amtool_accepts_the_configuration(tmp_path: Path, speed: str) -> None:
     path = tmp_path / "alertmanager.yml"
     path.write_text(CONFIG.read_text() if speed == "production" else fast.alertmanager_config(NOWHERE))
     done = subprocess.run(["amtool", "check-config", path], capture_output=True, text=True, check=False)
@@ -158,7 +172,7 @@ def test_amtool_finds_no_fault_in_the_configuration(tmp_path: Path, speed: str) 
     assert f"{len(yaml.safe_load(CONFIG.read_text())['inhibit_rules'])} inhibit rules" in done.stdout
 
 
-def test_the_fast_configuration_differs_in_waiting_times_and_address_only() -> None:
+def test_the_fast_configuration_differs_only_in_intervals_and_address() -> None:
     shipped = yaml.safe_load(CONFIG.read_text())
     quick = yaml.safe_load(fast.alertmanager_config(NOWHERE))
     assert quick["receivers"][0]["webhook_configs"][0]["url"] == NOWHERE

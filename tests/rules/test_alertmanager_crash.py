@@ -1,4 +1,4 @@
-"""Alertmanager crashes, and does not tell again what it has told."""
+"""Alertmanager does not repeat its notifications after a crash."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from tests.rules.alertmanager import Alertmanager
 LAGGING = {"alertname": "RankscopeRankLagging", "run": "train", "rank": "2", "severity": "warning"}
 COMPOSE = Path(__file__).parents[2] / "deploy/docker-compose.yml"
 ON_DISK_AFTER = 16.0  # seconds
-WOULD_BE_TOLD_WITHIN = 5.0  # at fast speed it takes one
+NOTIFIED_WITHIN = 5.0  # seconds; at fast speed it takes one
 
 
-def test_what_was_told_before_a_crash_is_not_told_again_after_it(tmp_path):
+def test_an_alert_notified_before_a_crash_is_not_notified_again(tmp_path):
     assert servers.SNAPSHOTS in COMPOSE.read_text()
     receiver = WebhookReceiver()
     receiver.start()
@@ -25,12 +25,12 @@ def test_what_was_told_before_a_crash_is_not_told_again_after_it(tmp_path):
     try:
         server.start()
         Alertmanager(server.url).fire(LAGGING)
-        assert wait_for(lambda: len(receiver.notifications) == 1, WOULD_BE_TOLD_WITHIN)
+        assert wait_for(lambda: len(receiver.notifications) == 1, NOTIFIED_WITHIN)
         time.sleep(ON_DISK_AFTER)
         server.kill()
         server.start()
         Alertmanager(server.url).fire(LAGGING)  # as Prometheus does each minute
-        assert not wait_for(lambda: len(receiver.notifications) > 1, WOULD_BE_TOLD_WITHIN)
+        assert not wait_for(lambda: len(receiver.notifications) > 1, NOTIFIED_WITHIN)
     finally:
         server.stop()
         receiver.stop()

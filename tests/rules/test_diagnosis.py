@@ -1,6 +1,6 @@
-"""Each fault of the gauntlet as series, at both speeds and by either clock: one alert, the right place and cause.
+"""Each fault of the gauntlet as series, at both speeds and by both clocks: one alert with the right place and cause.
 
-Decoys are silent.
+Decoys do not alert.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ BY_BOTH_CLOCKS = tuple(product(("host", "device"), (promtool.PRODUCTION, promtoo
 
 @pytest.fixture(scope="module", params=BY_BOTH_CLOCKS, ids=lambda by: f"{by[0]}-{by[1].name}")
 def complaint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """promtool's about all cases, which are runs beside each other: one evaluation of the rules serves them all."""
+    """Return promtool's complaint about all cases. They are runs of one test, so the rules are evaluated once."""
     clock, speed = request.param
     path = tmp_path_factory.mktemp(speed.name) / "test.yml"
     cases = [replace(case, clock=clock) for case in CASES + (ONLY_BY_THE_DEVICE if clock == "device" else ())]
@@ -27,7 +27,7 @@ def complaint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.parametrize("case", CASES + ONLY_BY_THE_DEVICE, ids=lambda case: case.run)
-def test_a_fault_is_named_with_its_place_and_cause_and_nothing_else_is(complaint: str, case: promtool.Case) -> None:
+def test_a_fault_alerts_with_its_place_and_cause_and_nothing_else_does(complaint: str, case: promtool.Case) -> None:
     about_it = [part for part in complaint.split("expr:") if f'run=\\"{case.run}\\"' in part.partition("\n")[0]]
     assert not about_it, "\n".join(about_it)
 
@@ -48,20 +48,20 @@ def test_the_text_of_every_alert_says_where_with_numbers(complaint: str) -> None
         assert not re.search(r"\d\d\.\d+(%|s\b)|\d\.\d{2,}(%|s\b)|\d{4,}%", words.replace("0.", ".")), words
 
 
-def test_ranks_that_want_for_processors_are_told_so(complaint: str) -> None:
-    told = [words for words in re.findall(r"Annotations:{(.*)}", complaint) if "wait for a processor for" in words]
-    assert [re.findall(r"In ([^,]*) the ranks hold each other up in turn", words) for words in told] == [
-        ["all-ranks-want-for-processors"]
+def test_the_description_names_a_shortage_of_cpus(complaint: str) -> None:
+    texts = [text for text in re.findall(r"Annotations:{(.*)}", complaint) if "threads wait for a CPU" in text]
+    assert [re.findall(r"The ranks of run (\S*) slow each other down in turn", text) for text in texts] == [
+        ["all-ranks-share-too-few-CPUs"]
     ]
 
 
 @pytest.mark.parametrize("speed", [promtool.PRODUCTION, promtool.FAST], ids=lambda speed: speed.name)
-def test_what_is_left_of_a_lag_while_all_loaders_recover_is_no_rank_s(speed: promtool.Speed, tmp_path: Path) -> None:
+def test_the_rest_of_a_lag_while_all_loaders_recover_names_no_rank(speed: promtool.Speed, tmp_path: Path) -> None:
     healthy = promtool.everywhere({name: promtool.HEALTHY_RANK[name] for name in ALL_LOADERS_SLOW.ranks[0]})
     case = promtool.Case("all loaders recover", promtool.Fault(healthy), usual=ALL_LOADERS_SLOW)
     span = f"{(speed.quiet + speed.faulty - 1) * speed.interval}s"
-    told = 'ALERTS{alertstate="firing",alertname=~".*Lagging|.*DataBound"}'
-    fired = f"count by (alertname) (max_over_time({told}[{span}]))"
+    alerts = 'ALERTS{alertstate="firing",alertname=~".*Lagging|.*DataBound"}'
+    fired = f"count by (alertname) (max_over_time({alerts}[{span}]))"
     test = {
         **promtool.all_of([case], speed),
         "promql_expr_test": [

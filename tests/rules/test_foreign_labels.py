@@ -1,4 +1,4 @@
-"""Labels that are not ours change nothing: a Kubernetes operator's, those of replaced targets, and of two clusters."""
+"""Foreign labels change nothing: a Kubernetes operator's, those of replaced targets, and of two clusters."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ HALF_AN_HOUR = 1800.0
 FAULT = {"onset": HALF_AN_HOUR, "heals": 1.5 * HALF_AN_HOUR, "culprit": 3}
 FOREIGN = 'namespace="monitoring",container="exporter",service="rankscope",endpoint="metrics"'
 REPLACED = (60, 127, 150)
-"""Scrapes that are the first without the exporter of node 0: before the fault, while it is told, and after."""
+"""First scrapes without the exporter of node 0: before the fault, during its alert, and after it."""
 AWAY, LINGERS = 2, 2
-"""Scrapes until its successor answers, and for how many the old series are there beside it."""
+"""Scrapes until its successor answers, and scrapes in which the old series exist next to its own."""
 
 Words = list[str]
 Relabel = Callable[[str, Words], Iterator[tuple[str, Words]]]
@@ -51,32 +51,32 @@ EXPECTED = {
 }
 
 
-def an_operators(series: str, values: Words) -> Iterator[tuple[str, Words]]:
-    """What every Prometheus operator adds."""
+def with_an_operators_labels(series: str, values: Words) -> Iterator[tuple[str, Words]]:
+    """Add the labels of a Prometheus operator."""
     yield with_labels(series, f'{FOREIGN},pod="{pod(series, 0)}"'), values
 
 
 def with_pods_that_are_replaced(series: str, values: Words) -> Iterator[tuple[str, Words]]:
-    """On a host's network: the instance stays."""
-    for number, life in enumerate(lives(values) if of_node_0(series) else [values]):
+    """Replace pods on the host's network, where the instance stays."""
+    for number, life in enumerate(lives(values) if is_of_node_0(series) else [values]):
         yield with_labels(series, f'{FOREIGN},pod="{pod(series, number)}"'), life
 
 
 def at_new_addresses(series: str, values: Words) -> Iterator[tuple[str, Words]]:
-    """Each pod has its own address, which is the instance; other labels it has none."""
-    for number, life in enumerate(lives(values) if of_node_0(series) else [values]):
+    """Give each pod its own address as the instance, and no other labels."""
+    for number, life in enumerate(lives(values) if is_of_node_0(series) else [values]):
         yield re.sub(r'instance="([^"]*)-(\d+)"', rf'instance="\1-\g<2>{number}"', series), life
 
 
 def lives(values: Words) -> Iterator[Words]:
-    """Those of one exporter after the other: the next begins before the last are stale."""
+    """Yield the values of one exporter after the other: the next starts before the last is stale."""
     begins = [0, *(at + AWAY for at in REPLACED)]
     for begin, end in zip(begins, [*REPLACED, len(values)], strict=True):
         life = ["_"] * begin + values[begin:end]
         yield life + ["_"] * (AWAY + LINGERS) + ["stale"] if end < len(values) else life
 
 
-def of_node_0(series: str) -> bool:
+def is_of_node_0(series: str) -> bool:
     return 'instance="' in series and re.search(r'instance="[^"]*-0"', series) is not None
 
 
@@ -90,7 +90,7 @@ def with_labels(series: str, labels: str) -> str:
 
 
 class Relabeled(Stretch):
-    """The same, as somebody else's Prometheus has it."""
+    """A stretch with the labels of another Prometheus."""
 
     relabel: Relabel
 
@@ -105,23 +105,21 @@ def stretches(relabel: Relabel, plans: Sequence[Plan]) -> list[Stretch]:
     return [kind(plan, simulate(plan), 0, SCRAPES) for plan in plans]
 
 
-@pytest.mark.parametrize("relabel", [an_operators, with_pods_that_are_replaced, at_new_addresses])
-def test_the_same_is_told_and_no_alert_has_a_label_that_is_not_ours(relabel: Relabel, tmp_path: Path) -> None:
+@pytest.mark.parametrize("relabel", [with_an_operators_labels, with_pods_that_are_replaced, at_new_addresses])
+def test_foreign_labels_change_no_alert_and_are_in_none(relabel: Relabel, tmp_path: Path) -> None:
     runs = stretches(relabel, [plan for plan, _ in EXPECTED.values()])
     fired = fire(runs, RULES / "15s.yml", tmp_path)
-    told = {case: [dict(one.labels) for one in fired[run]] for case, run in zip(EXPECTED, runs, strict=True)}
+    alerts_of = {case: [dict(one.labels) for one in fired[run]] for case, run in zip(EXPECTED, runs, strict=True)}
     names = {
         case: [" ".join(filter(None, (one["alertname"], one.get("rank")))) for one in alerts]
-        for case, alerts in told.items()
+        for case, alerts in alerts_of.items()
     }
     assert names == {case: expected for case, (_, expected) in EXPECTED.items()}
-    assert not [one for alerts in told.values() for one in alerts if {"pod", "namespace", "endpoint"} & one.keys()]
+    assert not [one for alerts in alerts_of.values() for one in alerts if {"pod", "namespace", "endpoint"} & one.keys()]
 
 
-@pytest.mark.parametrize("relabel", [an_operators, with_pods_that_are_replaced, at_new_addresses])
-def test_a_rank_is_recorded_once_with_all_of_its_time_and_without_foreign_labels(
-    relabel: Relabel, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("relabel", [with_an_operators_labels, with_pods_that_are_replaced, at_new_addresses])
+def test_a_rank_is_recorded_once_with_all_its_time_and_without_foreign_labels(relabel: Relabel, tmp_path: Path) -> None:
     plans = [EXPECTED["healthy"][0], EXPECTED["a slow rank, by the device's clock"][0]]
     nothing = [
         '{__name__=~"(rank|run|group|gpu|exporter):rankscope_.+", pod!=""}',
@@ -131,12 +129,12 @@ def test_a_rank_is_recorded_once_with_all_of_its_time_and_without_foreign_labels
         "sum by (run, rank) (rank:rankscope_phase:ratio) > 1.1",
         "abs(count by (run) (rank:rankscope_rank_info:live) - 8) > 0",
     ]
-    asked = [
+    questions = [
         {"expr": expression, "eval_time": f"{15 * scrape}s", "exp_samples": []}
         for expression in nothing
         for scrape in range(40, SCRAPES)
     ]
-    assert judged(stretches(relabel, plans), asked, tmp_path) == ""
+    assert judged(stretches(relabel, plans), questions, tmp_path) == ""
 
 
 @pytest.mark.parametrize("label", ["cluster", "owner"])
@@ -151,7 +149,7 @@ def test_runs_of_one_name_in_two_clusters_or_of_two_owners_are_two_runs(label: s
 
     labels = 'alertname="RankscopeRankLagging",alertstate="firing",cause="backward",group="0-7"'
     others = 'node="llama-0-0",rank="3",run="llama-0",severity="warning",uuid="GPU-b-0-3"'
-    asked: list[dict[str, object]] = [
+    questions: list[dict[str, object]] = [
         {"expr": 'ALERTS{alertstate="firing"}', "eval_time": f"{HALF_AN_HOUR - 15:g}s", "exp_samples": []},
         {
             "expr": 'ALERTS{alertstate="firing"}',
@@ -164,13 +162,13 @@ def test_runs_of_one_name_in_two_clusters_or_of_two_owners_are_two_runs(label: s
             "exp_samples": [{"labels": f'{{{label}="{one}"}}', "value": 8} for one in "ab"],
         },
     ]
-    assert judged(stretches(labeled, [healthy, slow]), asked, tmp_path) == ""
+    assert judged(stretches(labeled, [healthy, slow]), questions, tmp_path) == ""
 
 
-def test_a_strangers_dead_record_is_told_as_the_strangers(tmp_path: Path) -> None:
-    """And so by no inhibition silences what is told of the run: Alertmanager compares the owners."""
+def test_another_users_dead_record_alerts_with_its_owner(tmp_path: Path) -> None:
+    """Alertmanager compares the owners, so it does not inhibit the run's own alerts."""
 
-    class WithAStranger(Relabeled):
+    class WithAnotherUser(Relabeled):
         def lines(self) -> Iterator[Line]:
             yield from super().lines()
             common = f'job="rankscope",instance="elsewhere",run="{self.name}",rank="999",owner="1001"'
@@ -187,14 +185,14 @@ def test_a_strangers_dead_record_is_told_as_the_strangers(tmp_path: Path) -> Non
         yield (with_labels(series, 'owner="1000"') if "run=" in series else series), values
 
     plan = EXPECTED["a slow rank"][0]
-    run = type("Attacked", (WithAStranger,), {"relabel": staticmethod(owned)})(plan, simulate(plan), 0, SCRAPES)
+    run = type("Attacked", (WithAnotherUser,), {"relabel": staticmethod(owned)})(plan, simulate(plan), 0, SCRAPES)
     fired = [dict(one.labels) for one in fire([run], RULES / "15s.yml", tmp_path)[run]]
-    told = {(one["alertname"], one["rank"], one["owner"]) for one in fired}
-    assert told == {("RankscopeRankLagging", "3", "1000"), ("RankscopeRankCrashed", "999", "1001")}
+    alerts = {(one["alertname"], one["rank"], one["owner"]) for one in fired}
+    assert alerts == {("RankscopeRankLagging", "3", "1000"), ("RankscopeRankCrashed", "999", "1001")}
 
 
-def judged(runs: Sequence[Stretch], asked: Sequence[dict[str, object]], directory: Path) -> str:
-    """What promtool does not find as asked."""
+def judged(runs: Sequence[Stretch], questions: Sequence[dict[str, object]], directory: Path) -> str:
+    """Return promtool's complaint about what is not as expected."""
     lines = [line for run in runs for line in run.lines()]
-    test = {"interval": "15s", "input_series": lines, "promql_expr_test": asked}
+    test = {"interval": "15s", "input_series": lines, "promql_expr_test": questions}
     return complaint(test, PRODUCTION, directory / "test.json")[:4000]

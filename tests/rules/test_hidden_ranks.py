@@ -1,4 +1,4 @@
-"""No reason for which the exporter leaves out a file is silent: it alerts, or the runbook says why it does not."""
+"""Each reason for a skipped file alerts, or the runbook says why it does not."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def test_the_alert_names_only_reasons_that_exist() -> None:
 
 
 @pytest.mark.parametrize("reason", SKIP_REASONS)
-def test_the_runbook_says_of_each_reason_what_to_do_or_why_it_does_not_alert(reason: str) -> None:
+def test_the_runbook_has_each_reason_with_a_fix_or_why_it_does_not_alert(reason: str) -> None:
     page = HIDES_A_RANK if reason in ALERTING else HIDES_NONE
     assert f"\n- `{reason}`: " in page

@@ -1,7 +1,6 @@
-"""The rules at each interval that the install page promises: a healthy run is healthy, and what is lost adds up.
+"""The rules at each interval that the install page promises: a healthy run is healthy, and losses add up.
 
-Prometheus scrapes and evaluates each at a moment of its own within the interval, by chance. So what is judged may be
-nearly an interval old.
+Prometheus scrapes and evaluates at random moments within the interval, so samples may be nearly an interval old.
 """
 
 from __future__ import annotations
@@ -16,15 +15,15 @@ from testing import promtool
 from testing.promtool import Speed
 
 RANKS, SHARES = 4, {"forward": 0.5, "data_wait": 0.3, "checkpoint": 0.15, "other": 0.05}
-LOST = RANKS * (1 - SHARES["forward"])  # GPU-hours an hour
+LOST = RANKS * (1 - SHARES["forward"])  # GPU-hours per hour
 PARTS = 5
-"""Of an interval: promtool's steps. Scrapes are in the first or in the last of them, evaluations at its end."""
+"""promtool's steps per interval. Scrapes are in the first or the last of them, evaluations at its end."""
 INTERVALS = 30
 RUN = 'instance="a",job="gpus",run="known"'
 
 
 def series(interval: int, late: int) -> Iterator[dict[str, str]]:
-    """Of ranks that make a step a second; each scrape is `late` parts of an interval before the next evaluation."""
+    """Yield ranks with one step per second, whose scrapes are `late` parts of an interval before the evaluation."""
 
     def sampled(name: str, labels: str, value: Callable[[float], float]) -> dict[str, str]:
         seconds = (n * interval / PARTS for n in range(INTERVALS * PARTS + 1))
@@ -50,7 +49,7 @@ def series(interval: int, late: int) -> Iterator[dict[str, str]]:
 
 
 def complaint(interval: int, late: int, questions: list[dict[str, Any]], directory: Path) -> str:
-    """What promtool does not find as it should be."""
+    """Return promtool's complaint about what is not as expected."""
     (directory / "rules.yml").write_text(render.group(render.Speed(f"{interval}s", interval)))
     test = {
         "interval": f"{interval // PARTS}s",
@@ -67,9 +66,7 @@ def complaint(interval: int, late: int, questions: list[dict[str, Any]], directo
 
 @pytest.mark.parametrize("interval", [5, 15, 30, 60])
 @pytest.mark.parametrize("late", [0, PARTS - 1], ids=["at once", "nearly an interval after the scrape"])
-def test_a_healthy_run_does_not_stand_still_and_its_losses_add_up_to_what_they_are(
-    interval: int, late: int, tmp_path: Path
-) -> None:
+def test_a_healthy_run_does_not_hang_and_its_losses_add_up(interval: int, late: int, tmp_path: Path) -> None:
     spans = INTERVALS // 2
     hours, end = LOST * spans * interval / 3600, f"{(INTERVALS - 1) * interval}s"
     total = "sum(run:rankscope_lost_gpu_hours:total)"

@@ -24,7 +24,7 @@ def finding(metric: str, kind: str = "straggler", rank: str = "2", cause: str = 
 
 
 def between(first: int, last: int, value: str) -> str:
-    """A series that is there from one sample to another."""
+    """Return the values of a series that exists from one sample to another."""
     return f"_x{first} {value}x{last - first - 1} stale"
 
 
@@ -37,7 +37,7 @@ def firing(alert: str, more: str = "") -> str:
 
 
 def expecting(series: list[dict[str, str]], case: Case, **expected: int) -> dict[str, Any]:
-    """Expect so many series of each alert in every evaluation since FIRST."""
+    """Return a test that expects a number of series of each alert in every evaluation since FIRST."""
     test = promtool.all_of([case], PRODUCTION)
     span = f"{(LAST - FIRST) * 15}s"
     questions = []
@@ -56,7 +56,7 @@ def expecting(series: list[dict[str, str]], case: Case, **expected: int) -> dict
     }
 
 
-def test_a_fault_stays_one_alert_when_an_exporter_begins_to_judge_its_run_and_stops(tmp_path: Path) -> None:
+def test_a_fault_stays_one_alert_when_an_exporter_starts_and_stops_judging(tmp_path: Path) -> None:
     series = judged(FIRST + 10, FIRST + 25, finding("rankscope_finding_ratio"))
     assert promtool.complaint(expecting(series, SLOW, RankLagging=1), PRODUCTION, tmp_path / "test.yml") == ""
 
@@ -69,7 +69,7 @@ def test_a_fault_stays_one_alert_while_the_exporter_that_judges_does_not_answer(
     assert promtool.complaint(expecting(series, healthy, RankLagging=1), PRODUCTION, tmp_path / "test.yml") == ""
 
 
-def test_the_rules_are_silent_about_a_judged_run_in_which_nothing_is_found(tmp_path: Path) -> None:
+def test_the_rules_are_silent_about_a_judged_run_without_findings(tmp_path: Path) -> None:
     series = judged(0, LAST + 2)
     test = expecting(series, SLOW, RankLagging=0, RotatingStraggler=0)
     assert promtool.complaint(test, PRODUCTION, tmp_path / "test.yml") == ""
@@ -112,7 +112,7 @@ EVIDENCE = {"hang": "stalled", "checkpoint_overdue": "age", "loss_scale_collapse
 
 @pytest.fixture(scope="module")
 def complaint(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """promtool's about one finding of each kind, of which it shows the text."""
+    """Return promtool's complaint about one finding of each kind, which shows their texts."""
     series = judged(0, LAST + 2)
     for kind in KINDS:
         place = {"kind": kind, "rank": "2" if kind in RANKS else "", "cause": "other" if kind in RANKS else "unknown"}
@@ -134,6 +134,6 @@ def test_each_kind_of_finding_is_one_alert(complaint: str, alert: str) -> None:
     assert complaint.count(f'alertname="Rankscope{alert}"') == 1
 
 
-def test_the_text_of_each_says_what_is_known(complaint: str) -> None:
+def test_each_text_is_complete(complaint: str) -> None:
     assert "error expanding" not in complaint
     assert "<no value>" not in complaint

@@ -1,4 +1,4 @@
-"""Where a run's GPU time goes: the parts, that they sum to one, and what they amount to in GPU-hours and money."""
+"""The parts of a run's GPU time, which sum to one, and their cost in GPU-hours and money."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ KINDS = (
     Case("healthy", Fault()),
 )
 AWAY = 20
-"""Scrapes that are missing: long enough that nothing of the run is in any window, and shorter than it is forgotten."""
+"""Missing scrapes: more than any window has, and fewer than the run is remembered."""
 RUNS = [case.run for case in KINDS]
 END = f"{(FAST.quiet + FAST.faulty - 1) * FAST.interval}s"
 
 
 def ask(expression: str, **values: float) -> dict[str, Any]:
-    """A question to promtool at the end: by run, what the expression is."""
+    """Return a question to promtool: the value of the expression by run at the end."""
     samples = [{"labels": f'{{run="{run}"}}', "value": value} for run, value in values.items()]
     return {"expr": f"round(sum by (run) ({expression}), 0.001)", "eval_time": END, "exp_samples": samples}
 
@@ -51,13 +51,13 @@ def test_each_part_is_a_share_of_the_allocated_time(tmp_path: Path) -> None:
     )
 
 
-def test_the_parts_sum_to_one(tmp_path: Path) -> None:  # of the faults that are told, test_diagnosis.py says it
+def test_the_parts_sum_to_one(tmp_path: Path) -> None:  # test_diagnosis.py has it for faults that alert
     assert not complaint(tmp_path, KINDS, ask("run:rankscope_lost:ratio", **{case.run: 1.0 for case in KINDS}))
 
 
-def test_lost_gpu_hours_add_up_while_the_run_is_there(tmp_path: Path) -> None:
+def test_lost_gpu_hours_add_up_while_the_run_exists(tmp_path: Path) -> None:
     last = f"run:rankscope_lost_gpu_hours:total - run:rankscope_lost_gpu_hours:total offset {FAST.faulty // 2}s"
-    # Fifteen seconds of four GPUs are 60 GPU-seconds.
+    # 15 s of four GPUs are 60 GPU-seconds.
     assert not complaint(
         tmp_path,
         KINDS,
@@ -66,7 +66,7 @@ def test_lost_gpu_hours_add_up_while_the_run_is_there(tmp_path: Path) -> None:
     )
 
 
-def test_lost_gpu_hours_go_on_after_a_time_without_scrapes(tmp_path: Path) -> None:
+def test_lost_gpu_hours_continue_after_missing_scrapes(tmp_path: Path) -> None:
     speed = replace(FAST, faulty=2 * AWAY + FAST.faulty)
     total = "run:rankscope_lost_gpu_hours:total"
     test = {
@@ -86,13 +86,13 @@ def test_lost_gpu_hours_go_on_after_a_time_without_scrapes(tmp_path: Path) -> No
 
 
 def unseen(line: dict[str, str], first: int) -> dict[str, str]:
-    """A series that nobody scrapes for a while from the sample `first` on, and that goes on meanwhile."""
+    """Return the series without its scrapes for some time from the sample `first` on."""
     samples = promtool.expanded(line["values"])
     samples[first : first + AWAY] = ["stale", *["_"] * (AWAY - 1)]
     return {**line, "values": " ".join(samples)}
 
 
-def test_money_is_told_when_a_price_is_set() -> None:
+def test_lost_money_needs_a_price() -> None:
     thresholds = render.Thresholds.load(render.HERE / "thresholds.yml")
     priced = {**thresholds.named, "gpu_hour_price": {"value": 2.5, "reason": "for the test"}}
     values = render.Values(render.Thresholds(priced), {}, render.SPEEDS[0])

@@ -1,4 +1,4 @@
-"""One fault is one notification: what a real Alertmanager with the shipped routes delivers, 30 times as fast."""
+"""One fault is one notification, with a real Alertmanager and the shipped routes, 30 times as fast."""
 
 from __future__ import annotations
 
@@ -34,32 +34,32 @@ HELD = of("GpuMemoryHeldIdle", "warning", node="a", gpu="0", uuid="GPU-0")
 FAULTS = [LAGGING, STUCK, LOST, HELD]
 A_MINUTE = 60 / fast.TIMES_AS_FAST
 AT_MOST = 4 * A_MINUTE
-"""Longer than an alert takes to its notification, on a busy machine too; shorter than a group_interval of 5 minutes."""
+"""Longer than an alert needs until its notification, also on a busy machine; shorter than a group_interval of 5 min."""
 
 
 class Operator:
-    """Who gets the notifications."""
+    """The receiver of the notifications."""
 
     def __init__(self, alertmanager: Alertmanager, receiver: WebhookReceiver) -> None:
         self.alertmanager, self._receiver = alertmanager, receiver
 
     def notified(self, alert: Alert) -> list[str]:
-        """The states of this alert, notification by notification."""
+        """Return the states of this alert in its notifications."""
         return [one.status for one in list(self._receiver.notifications) if one.labels == alert]
 
-    def messages(self) -> int:
-        """How many there were, of whatever."""
+    def count_messages(self) -> int:
+        """Return the number of notifications."""
         return len({one.received for one in list(self._receiver.notifications)})
 
-    def sees(self, alert: Alert, *states: str) -> None:
-        """Wait until these are the states of the alert that were notified."""
+    def expect(self, alert: Alert, *states: str) -> None:
+        """Wait until the alert was notified with these states."""
         eventually(lambda: self.notified(alert) == list(states), AT_MOST, pause=0.02)
 
-    def hears_no_more(self) -> None:
+    def expect_silence(self) -> None:
         """Fail if there is a notification in the next minute."""
-        before = self.messages()
+        before = self.count_messages()
         time.sleep(A_MINUTE)
-        assert self.messages() == before
+        assert self.count_messages() == before
 
 
 @pytest.fixture
@@ -85,10 +85,10 @@ def flapping(alert: Alert) -> Alert:
 def test_a_fault_that_returns_after_a_minute_is_notified_each_time(operator: Operator, alert: Alert) -> None:
     for times in range(1, 4):
         operator.alertmanager.begin(alert)
-        operator.sees(alert, *["firing", "resolved"] * (times - 1), "firing")
+        operator.expect(alert, *["firing", "resolved"] * (times - 1), "firing")
         operator.alertmanager.end(alert)
         time.sleep(A_MINUTE)
-    operator.sees(alert, *["firing", "resolved"] * 3)
+    operator.expect(alert, *["firing", "resolved"] * 3)
 
 
 @pytest.mark.parametrize("alert", FAULTS, ids=lambda alert: alert["alertname"])
@@ -96,29 +96,29 @@ def test_a_second_fault_of_the_same_run_or_node_is_notified_as_soon_as_a_first_o
     operator: Operator, alert: Alert
 ) -> None:
     operator.alertmanager.begin(alert)
-    operator.sees(alert, "firing")
+    operator.expect(alert, "firing")
     second = {**alert, "rank": "5"} if "rank" in alert else {**alert, "gpu": "5", "uuid": "GPU-5"}
     operator.alertmanager.begin(second)
-    operator.sees(second, "firing")
+    operator.expect(second, "firing")
 
 
 def test_a_fault_that_lasts_is_notified_once(operator: Operator) -> None:
     operator.alertmanager.begin(LAGGING, {**LAGGING, "rank": "3"})
-    operator.sees(LAGGING, "firing")
-    operator.hears_no_more()
-    assert operator.messages() == 1
+    operator.expect(LAGGING, "firing")
+    operator.expect_silence()
+    assert operator.count_messages() == 1
 
 
 @pytest.mark.parametrize("alert", [LAGGING, STUCK, LOST], ids=lambda alert: alert["alertname"])
 def test_a_fault_that_flaps_is_notified_once_as_flapping_until_it_is_steady(operator: Operator, alert: Alert) -> None:
     operator.alertmanager.begin(alert, flapping(alert))
-    operator.sees(flapping(alert), "firing")
+    operator.expect(flapping(alert), "firing")
     for change in (operator.alertmanager.end, operator.alertmanager.begin) * 2:
         change(alert)
-        operator.hears_no_more()
+        operator.expect_silence()
     assert operator.notified(alert) == []
     operator.alertmanager.end(flapping(alert))
-    operator.sees(alert, "firing")
+    operator.expect(alert, "firing")
 
 
 def test_a_second_fault_is_notified_while_another_flaps(operator: Operator) -> None:
@@ -131,24 +131,24 @@ def test_a_second_fault_is_notified_while_another_flaps(operator: Operator) -> N
         LOST,
     ]
     operator.alertmanager.begin(LAGGING, flapping(LAGGING))
-    operator.sees(flapping(LAGGING), "firing")
+    operator.expect(flapping(LAGGING), "firing")
     operator.alertmanager.begin(*others)
     for other in others:
-        operator.sees(other, "firing")
+        operator.expect(other, "firing")
     assert operator.notified(LAGGING) == []
 
 
 def test_a_fault_that_ends_while_its_alert_is_inhibited_is_notified_when_it_returns(operator: Operator) -> None:
     operator.alertmanager.begin(LAGGING)
-    operator.sees(LAGGING, "firing")
+    operator.expect(LAGGING, "firing")
     operator.alertmanager.begin(STUCK)
-    operator.sees(STUCK, "firing")
+    operator.expect(STUCK, "firing")
     operator.alertmanager.end(LAGGING)
     time.sleep(A_MINUTE)
     operator.alertmanager.end(STUCK, LAGGING)  # Prometheus sends the end of an alert for 15 minutes
-    operator.sees(LAGGING, "firing", "resolved")
+    operator.expect(LAGGING, "firing", "resolved")
     operator.alertmanager.begin(LAGGING)
-    operator.sees(LAGGING, "firing", "resolved", "firing")
+    operator.expect(LAGGING, "firing", "resolved", "firing")
 
 
 def test_every_alert_but_itself_is_inhibited_while_it_flaps() -> None:

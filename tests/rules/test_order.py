@@ -1,4 +1,4 @@
-"""From a series that changes to the alert it is one evaluation: every rule comes after all that it reads."""
+"""The order of rules: each comes after all that it reads, so a change reaches its alert in one evaluation."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ HYSTERESIS = {
     "rank:rankscope_culprit:phase",
     "run:rankscope_lost_gpu_hours:total",
 }
-"""What goes on from what it was an evaluation ago."""
+"""Rules that read their own previous value."""
 
 
 def groups(speed: str) -> list[dict[str, Any]]:
@@ -42,40 +42,40 @@ def name_of(rule: dict[str, Any]) -> str:
     return str(rule.get("record", rule.get("alert")))
 
 
-def what_comes_too_late(rules: list[dict[str, Any]]) -> list[str]:
-    """Each rule that reads what is recorded after it, by itself or nowhere, with what that is."""
+def early_reads(rules: list[dict[str, Any]]) -> list[str]:
+    """Return each rule that reads a series of a later rule, of itself or of no rule."""
     last = {name_of(rule): index for index, rule in enumerate(rules)}
     return [
         f"{name_of(rule)} reads {read}"
         for index, rule in enumerate(rules)
         for read in sorted(set(RECORDED.findall(rule["expr"])))
-        if last.get(read, index) >= index and not is_fine(rule, read, rules[:index])
+        if last.get(read, index) >= index and not is_allowed(rule, read, rules[:index])
     ]
 
 
-def is_fine(rule: dict[str, Any], read: str, before: list[dict[str, Any]]) -> bool:
-    """Hysteresis, or what is read by a label that an earlier rule of that name gives it."""
+def is_allowed(rule: dict[str, Any], read: str, before: list[dict[str, Any]]) -> bool:
+    """Return whether the rule may read it: as hysteresis, or by a label of an earlier rule of that name."""
     return (name_of(rule) == read and read in HYSTERESIS) or is_by_label(rule, read, before)
 
 
 def is_by_label(rule: dict[str, Any], read: str, before: list[dict[str, Any]]) -> bool:
-    """Whether it is one of several rules of a name that reads another by its label, which is recorded before it."""
-    asked = set(re.findall(re.escape(read) + r'\{(\w+)="(\w+)"\}', rule["expr"]))
+    """Return whether the rule reads an earlier rule of the same name by its label."""
+    matched = set(re.findall(re.escape(read) + r'\{(\w+)="(\w+)"\}', rule["expr"]))
     has = {pair for one in before if name_of(one) == read for pair in one.get("labels", {}).items()}
-    return bool(asked) and asked <= has and len(re.findall(re.escape(read) + r"\b(?!\{)", rule["expr"])) == 0
+    return bool(matched) and matched <= has and len(re.findall(re.escape(read) + r"\b(?!\{)", rule["expr"])) == 0
 
 
 @pytest.mark.parametrize("speed", ["15s", "5s", "fast"])
-def test_the_rules_are_one_group_so_that_they_are_evaluated_one_after_the_other(speed: str) -> None:
+def test_the_rules_are_one_group_that_is_evaluated_in_sequence(speed: str) -> None:
     assert [group["name"] for group in groups(speed)] == ["rankscope"]
 
 
 def test_every_rule_comes_after_all_that_it_reads() -> None:
     (group,) = groups("15s")
-    assert what_comes_too_late(group["rules"]) == []
+    assert early_reads(group["rules"]) == []
 
 
-def test_only_hysteresis_reads_what_was_an_evaluation_ago() -> None:
+def test_only_hysteresis_reads_the_previous_evaluation() -> None:
     (group,) = groups("15s")
     rules = group["rules"]
     own = {
@@ -86,23 +86,23 @@ def test_only_hysteresis_reads_what_was_an_evaluation_ago() -> None:
     assert own == HYSTERESIS
 
 
-def test_alerts_come_last_but_for_what_reads_them() -> None:
+def test_only_rules_that_read_alerts_come_after_them() -> None:
     (group,) = groups("15s")
     order = [2 if READS_ALERTS.search(rule["expr"]) else int("alert" in rule) for rule in group["rules"]]
     assert order == sorted(order)
     assert order[-1] == 2
 
 
-def test_the_texts_of_alerts_ask_for_what_is_recorded() -> None:
+def test_the_texts_of_alerts_query_recorded_series() -> None:
     (group,) = groups("15s")
     recorded = {rule["record"] for rule in group["rules"] if "record" in rule}
     texts = " ".join(text for rule in group["rules"] for text in rule.get("annotations", {}).values())
     assert set(RECORDED.findall(texts)) <= recorded
 
 
-def test_a_rule_that_reads_what_comes_later_is_found() -> None:
+def test_a_rule_that_reads_a_later_one_is_found() -> None:
     early = {"record": "run:rankscope_early:ratio", "expr": "run:rankscope_late:ratio > 1"}
     late = {"record": "run:rankscope_late:ratio", "expr": "up"}
-    assert what_comes_too_late([early, late]) == ["run:rankscope_early:ratio reads run:rankscope_late:ratio"]
-    assert what_comes_too_late([late, early]) == []
-    assert what_comes_too_late([early]) == ["run:rankscope_early:ratio reads run:rankscope_late:ratio"]
+    assert early_reads([early, late]) == ["run:rankscope_early:ratio reads run:rankscope_late:ratio"]
+    assert early_reads([late, early]) == []
+    assert early_reads([early]) == ["run:rankscope_early:ratio reads run:rankscope_late:ratio"]

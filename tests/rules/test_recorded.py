@@ -1,6 +1,6 @@
-"""What real runs of the gauntlet left in Prometheus: told at production speed as at the fast one, and nothing else is.
+"""Recorded runs of the gauntlet: they alert at production speed as at fast speed, and nothing else does.
 
-They were recorded over gloo. The same runs are told alike if their phases are a device's and their hosts run ahead.
+They were recorded over gloo. They alert in the same way if their phases are a device's and their hosts run ahead.
 
 `make gauntlet GAUNTLET=--record` makes the recordings.
 """
@@ -20,7 +20,7 @@ RECORDINGS = [Recording.read(path) for path in sorted(RECORDED.glob("*.json"))]
 
 @pytest.fixture(scope="module", params=["host", "device"])
 def complaint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """promtool's, which has every alert that fires in any of the replayed runs, by either clock."""
+    """Return promtool's complaint, which has every alert of the replayed runs, by each clock."""
     path = tmp_path_factory.mktemp("promtool") / "test.yml"
     runs = RECORDINGS if request.param == "host" else [replay.by_the_device(recording) for recording in RECORDINGS]
     tests = replay.tests_of(runs)
@@ -34,34 +34,35 @@ def fired(complaint: str) -> list[Alert]:
 
 
 @pytest.fixture(scope="module")
-def told(fired: list[Alert], tmp_path_factory: pytest.TempPathFactory) -> list[Alert]:
-    """Those of them that nothing inhibits."""
+def uninhibited(fired: list[Alert], tmp_path_factory: pytest.TempPathFactory) -> list[Alert]:
+    """Return the alerts that no other alert inhibits."""
     with running(tmp_path_factory.mktemp("alertmanager")) as alertmanager:
         alertmanager.fire(*fired)
-        return alertmanager.told()
+        return alertmanager.uninhibited()
 
 
-def test_no_recorded_run_is_told_of_before_anything_goes_wrong(fired: list[Alert]) -> None:
+def test_no_recorded_run_alerts_before_its_fault(fired: list[Alert]) -> None:
     assert [alert for alert in fired if alert["when"] == "before"] == []
 
 
 @pytest.mark.parametrize("recording", RECORDINGS, ids=lambda recording: recording.case)
-def test_a_recorded_fault_is_told_with_its_place_and_cause_and_nothing_else_is(
-    told: list[Alert], recording: Recording
+def test_a_recorded_fault_alerts_with_its_place_and_cause_and_nothing_else_does(
+    uninhibited: list[Alert], recording: Recording
 ) -> None:
-    of_it = [alert for alert in told if recording.case in (alert.get("run"), alert.get("node"), alert.get("instance"))]
+    names = ("run", "node", "instance")
+    of_it = [alert for alert in uninhibited if recording.case in map(alert.get, names)]
     right = [alert for alert in of_it if recording.told and recording.told.items() <= alert.items()]
     assert of_it == right
     assert bool(right) == bool(recording.told)
 
 
 @pytest.mark.parametrize("later", range(FAILED + AFTERWARDS))
-def test_scrapes_that_fail_end_no_alert_and_change_no_cause(fired: list[Alert], later: int) -> None:
+def test_failed_scrapes_end_no_alert_and_change_no_cause(fired: list[Alert], later: int) -> None:
     assert at(fired, str(later)) == at(fired, "-1")
 
 
 def at(fired: list[Alert], when: str) -> list[list[tuple[str, str]]]:
-    """What fired then, without the label that says so."""
+    """Return the alerts of a time, without its label."""
     return sorted(sorted({**alert, "when": ""}.items()) for alert in fired if alert["when"] == when)
 
 

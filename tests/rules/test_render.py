@@ -1,4 +1,4 @@
-"""render.py: what it fills in, and the one line it answers to a mistake in the sources."""
+"""render.py: what it fills in, and its one-line errors."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ CAUSES: dict[str, Any] = {
     "lost": {"copies": {"meaning": "copying", "in_short": "to the GPU"}},
     "alerts": {
         "RankscopeSome": {
+            "finding": "some",
             "share": "value",
+            "summary": "Run {run} is slow",
+            "advice": "Look.",
             "causes": {
-                "forward|backward": {"words": "slow work", "advice": "Work less."},
-                "link": {"words": "a link"},
+                "forward|backward": {"words": "slow {cause}", "advice": "Work less on {node}."},
+                "link": {"words": "{link}", "ports": {"port_drops": "drops {ratio}"}, "summary": "A link of {run}"},
             },
-            "otherwise": "phase {{ $labels.cause }}",
+            "otherwise": "phase {cause}",
         }
     },
 }
@@ -45,11 +48,11 @@ def tree(root: Path, source: str, thresholds: dict[str, Any] = LIMIT) -> Path:
     return root
 
 
-def test_a_threshold_is_filled_in_as_it_is_as_seconds_or_as_a_percentage() -> None:
+def test_a_threshold_is_filled_in_unchanged_or_in_another_form() -> None:
     named = {**LIMIT, "ratio": {"value": 0.15, "fast": 0.2, "why_fast": "noise", **REASON}}
-    source = "for: <<limit>>, over <<limit | seconds>>, above <<ratio>> or <<ratio | percent>>"
-    assert render.render(source, values(named), "x") == "for: 5m, over 300, above 0.15 or 15%\n"
-    assert render.render(source, values(named, FAST), "x") == "for: 5m, over 300, above 0.2 or 20%\n"
+    source = "for: <<limit>>, over <<limit | seconds>> or <<limit | readable>>, above <<ratio>> or <<ratio | percent>>"
+    assert render.render(source, values(named), "x") == "for: 5m, over 300 or 5 min, above 0.15 or 15%\n"
+    assert render.render(source, values(named, FAST), "x") == "for: 5m, over 300 or 5 min, above 0.2 or 20%\n"
 
 
 @pytest.mark.parametrize(
@@ -67,16 +70,14 @@ def test_a_duration_follows_the_scrape_interval(threshold: dict[str, Any], at_15
 
 
 @pytest.mark.parametrize(("speed", "interval"), [(AT_15S, "15s"), (render.Speed("any", 60), "1m")])
-def test_the_group_is_evaluated_at_the_interval_for_which_it_is_made(
-    tmp_path: Path, speed: render.Speed, interval: str
-) -> None:
+def test_the_group_is_evaluated_at_its_interval(tmp_path: Path, speed: render.Speed, interval: str) -> None:
     root = tree(tmp_path, "- alert: RankscopeSome\n  for: <<limit>>\n  expr: <<interval | seconds>>\n")
     (group,) = yaml.safe_load(render.group(speed, root))["groups"]
     assert group["interval"] == interval
     assert group["rules"][0]["expr"] == speed.interval
 
 
-def test_what_is_for_each_tier_is_there_once_for_each_with_the_fields_of_its_row() -> None:
+def test_lines_for_each_tier_are_repeated_with_its_fields() -> None:
     tiers = ({"span": {"evaluations": 4, "at_least": "8s"}}, {"span": {"evaluations": 60, "at_least": "8s"}})
     source = "first\n# <<for each tier>>\n- <<tier>>: <<tier_span>>\n# <<end>>\nlast of <<first_tier_span>>"
     assert render.render(source, values({}, AT_15S, *tiers), "x") == "first\n- 1: 46s\n- 2: 886s\nlast of 46s\n"
@@ -87,18 +88,39 @@ def test_phases_are_those_of_the_hook() -> None:
     assert render.render("a: <<computing_phases>>", values({}), "x") == "a: forward|backward|optimizer\n"
 
 
-def test_an_alert_gets_the_words_and_the_advice_on_its_causes_and_its_runbook() -> None:
-    source = (
-        "- alert: RankscopeSome\n  annotations:\n    summary: >-\n      Slow: <<cause_words>>\n      <<cause_advice>>\n"
+def test_an_alert_gets_its_texts_and_its_runbook() -> None:
+    texts = (
+        "<<summary>>:\n      <<cause_words>>\n    description: >-\n      Text.\n      <<cause_advice>> <<summary_link>>"
     )
+    source = f"- alert: RankscopeSome\n  annotations:\n    summary: >-\n      {texts}\n"
     (rule,) = yaml.safe_load(render.render(source, values({}), "x"))
     assert rule["annotations"]["runbook_url"].endswith("/docs/runbooks/RankscopeSome.md")
-    assert rule["annotations"]["summary"] == (
-        'Slow: {{ if match "^(forward|backward)$" $labels.cause }}slow work ({{ $labels.cause }}) '
-        '{{- else if match "^(link)$" $labels.cause }}a link ({{ $labels.cause }}) '
-        "{{- else }}phase {{ $labels.cause }} {{- end }} "
-        '{{- if match "^(forward|backward)$" $labels.cause }} Work less. {{- end }}'
+    first, link = rule["annotations"]["summary"].split('{{- else if match "^(link)$" $labels.cause }}')
+    assert first == (
+        'Run {{ $labels.run }} is slow: {{ if match "^(forward|backward)$" $labels.cause }}slow {{ $labels.cause }} '
     )
+    assert link.startswith("{{ if $labels.port }}port {{ $labels.port }} of {{ $labels.node }} {{ with printf `max")
+    assert link.endswith("is reduced{{ end }} {{- else }}phase {{ $labels.cause }} {{- end }}")
+    assert rule["annotations"]["description"] == (
+        'Text. {{- if match "^(forward|backward)$" $labels.cause }} Work less on {{ $labels.node }}. '
+        "{{- else }} Look. {{- end }} A link of {{ $labels.run }}"
+    )
+
+
+def test_findings_get_the_texts_of_the_alert_by_cause(tmp_path: Path) -> None:
+    found = json.loads(render.words(tree(tmp_path, "")))
+    assert found["ports"] == {"port_drops": "drops {ratio}"}
+    assert found["kinds"]["some"] == {
+        "summary": {"link": "A link of {run}", "": "Run {run} is slow"},
+        "words": {"forward": "slow {cause}", "backward": "slow {cause}", "link": "{link}", "": "phase {cause}"},
+        "advice": dict.fromkeys(("forward", "backward"), "Work less on {node}.") | {"": "Look."},
+    }
+
+
+def test_an_unknown_field_of_a_text_is_named() -> None:
+    unknown = render.Values(render.Thresholds({}), {"RankscopeSome": {"summary": "{nothing}"}}, AT_15S)
+    with pytest.raises(render.RenderError, match=r"^x:2: causes.yml: unknown field {nothing} in summary$"):
+        render.render("- alert: RankscopeSome\n<<summary>>", unknown, "x")
 
 
 def test_all_sources_are_one_group_facts_first_and_alerts_last(tmp_path: Path) -> None:
@@ -115,7 +137,7 @@ def test_all_sources_are_one_group_facts_first_and_alerts_last(tmp_path: Path) -
         ]
 
 
-def test_what_explain_knows_is_taken_from_the_causes_the_thresholds_and_from_alertmanager(tmp_path: Path) -> None:
+def test_explain_gets_facts_from_causes_thresholds_and_alertmanager(tmp_path: Path) -> None:
     alertmanager = tmp_path / "alertmanager.yml"
     rule = {"source_matchers": ['alertname="A"'], "target_matchers": ['alertname=~"B|C"'], "equal": ["run"]}
     of_returns = {**rule, "source_matchers": ['alertname="RankscopeFlapping"', 'alert="A"']}
@@ -163,7 +185,7 @@ def test_a_threshold_without_a_reason_or_with_two_values_is_refused(
         render.render_all(tree(tmp_path, "for: <<limit>>", {"limit": threshold}))
 
 
-def test_what_differs_is_missing_or_left_over_is_not_up_to_date_until_written(tmp_path: Path) -> None:
+def test_files_that_differ_are_missing_or_left_over_are_outdated(tmp_path: Path) -> None:
     rendered = render.render_all(tree(tmp_path, "for: <<limit>>"))
     render.write(rendered)
     assert not list(render.outdated(rendered))
@@ -179,7 +201,7 @@ def test_what_differs_is_missing_or_left_over_is_not_up_to_date_until_written(tm
 
 
 def own(tmp_path: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    """render.py where nothing is installed but PyYAML."""
+    """Run render.py with only PyYAML installed."""
     packages = tmp_path / "packages"
     packages.mkdir()
     (packages / "yaml").symlink_to(Path(yaml.__file__).parent)
@@ -211,16 +233,16 @@ def test_an_operators_own_rules_need_nothing_but_pyyaml(tmp_path: Path) -> None:
     )
 
 
-def test_what_has_been_rendered_is_named(tmp_path: Path) -> None:
+def test_the_rendered_file_is_named(tmp_path: Path) -> None:
     done = own(tmp_path, "--interval", "30s", "--out", tmp_path / "rules")
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{tmp_path / 'rules/30s.yml'}\n", "")
 
 
 @pytest.mark.parametrize("interval", ["2s", "2m"])
-def test_an_interval_that_is_not_tried_is_rendered_and_called_so(tmp_path: Path, interval: str) -> None:
+def test_an_untested_interval_is_rendered_with_a_warning(tmp_path: Path, interval: str) -> None:
     done = own(tmp_path, "--interval", interval, "--out", tmp_path / "rules")
     assert (done.returncode, done.stdout) == (0, f"{tmp_path / 'rules'}/{interval}.yml\n")
-    assert done.stderr == f"render.py: {interval} is not tried: intervals between 5s and 1m are\n"
+    assert done.stderr == f"render.py: {interval} is not tested; intervals between 5s and 1m are\n"
 
 
 def test_without_pyyaml_it_says_how_to_get_it() -> None:
@@ -233,17 +255,17 @@ def test_without_pyyaml_it_says_how_to_get_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "mine", "complaint"),
     [
-        (("--out", "x"), "checkpoint_over: 1h", "checkpoint_over is no threshold of thresholds.yml"),
+        (("--out", "x"), "checkpoint_over: 1h", "checkpoint_over is not a threshold of thresholds.yml"),
         (("--out", "x"), "checkpoint_overdue: 1", "checkpoint_overdue needs a duration such as 90s or 5m"),
         (("--out", "x"), "loss_limit: 10s", "loss_limit needs a number"),
-        (("--out", "x"), "- 1h", "is no table of thresholds such as checkpoint_overdue: 1h"),
+        (("--out", "x"), "- 1h", "expected a table of thresholds such as checkpoint_overdue: 1h"),
         (("--out", "x"), "window: {at_least: 3s}", "window needs value, scrapes or evaluations"),
-        (("--out", "x", "--interval", "1.5s"), "", "--interval: 1.5s is no duration in whole seconds"),
-        (("--out", "x", "--keep", "my-team"), "", "--keep: my-team is no name of a label"),
-        ((), "checkpoint_overdue: 1h", "rules of your own are written to --out DIR"),
+        (("--out", "x", "--interval", "1.5s"), "", "--interval: 1.5s is not a duration in whole seconds"),
+        (("--out", "x", "--keep", "my-team"), "", "--keep: my-team is not a label name"),
+        ((), "checkpoint_overdue: 1h", "your own rules need --out DIR"),
     ],
 )
-def test_a_mistake_in_what_an_operator_asks_for_is_one_line(
+def test_a_mistake_in_an_operators_arguments_is_one_line(
     tmp_path: Path, arguments: tuple[str, ...], mine: str, complaint: str
 ) -> None:
     (tmp_path / "mine.yml").write_text(mine)
@@ -254,7 +276,7 @@ def test_a_mistake_in_what_an_operator_asks_for_is_one_line(
     assert not (tmp_path / "x").exists()
 
 
-def test_labels_of_an_empty_join_and_of_prose_are_left_alone() -> None:
+def test_labels_of_an_empty_join_and_of_prose_are_unchanged() -> None:
     source = "expr: a and on () vector(1) > on (run) b\nsummary: 'on {{ with printf `c{run=%q}` $labels.run | query }}'"
     assert render.render(source, values({}), "x") == (
         "expr: a and on () vector(1) > on (run, owner, cluster) b\n"

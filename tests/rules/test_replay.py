@@ -1,4 +1,4 @@
-"""How a recording is written, read and stretched to production speed."""
+"""Recordings: writing, reading, and stretching to production speed."""
 
 from __future__ import annotations
 
@@ -34,39 +34,39 @@ def test_a_recording_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert Recording.read(tmp_path / "f99_test.json") == written
 
 
-def test_what_is_alike_on_several_ranks_is_written_once(tmp_path: Path) -> None:
+def test_equal_series_of_several_ranks_are_written_once(tmp_path: Path) -> None:
     Recording("f99_test/1.4/1", {}, HEALTHY, SCRAPES, {GAUGE: {"0": [1.0] * SCRAPES, "1": [1.0] * SCRAPES}}).write(
         tmp_path
     )
     assert '"0 1": "1x20"' in (tmp_path / "f99_test.json").read_text()
 
 
-def test_counters_grow_as_fast_as_they_did_through_all_repetitions() -> None:
+def test_counters_keep_their_rate_through_all_repetitions() -> None:
     values = [float(value) for value in replayed(COUNTER, [0, 2, 4, 6, *range(8, 8 + SCRAPES)], faulty=50)]
     growth = [after - before for before, after in pairwise(values)]
     assert growth == [30.0] * (QUIET - 1) + [15.0] * 50
 
 
-def test_a_counter_begins_anew_when_its_process_does() -> None:
+def test_a_counter_restarts_with_its_process() -> None:
     assert replayed(COUNTER, [10, 11, 12, 13, 14, *range(2, SCRAPES)])[QUIET:] == ["30", "45", "60"]
 
 
-def test_gauges_stay_as_they_were() -> None:
+def test_gauges_keep_their_values() -> None:
     assert replayed(GAUGE, [1] * HEALTHY + [0, 3, 5])[QUIET:] == ["0", "3", "5"]
 
 
-def test_a_time_that_is_renewed_is_always_as_long_ago() -> None:
+def test_a_time_that_is_updated_keeps_its_age() -> None:
     values = replayed(TIMESTAMP, [when - 1 for when in range(SCRAPES)], faulty=50)
     assert [15 * scrape - float(value) for scrape, value in enumerate(values)] == [15.0] * len(values)
 
 
-def test_a_time_that_stays_is_longer_and_longer_ago() -> None:
+def test_a_time_that_stays_grows_older() -> None:
     values = replayed(TIMESTAMP, [-4] * HEALTHY + [HEALTHY] * SCRAPES, faulty=50)
     assert set(values[:QUIET]) == {str(-15 * 5)}  # the first replayed scrape is the second recorded one
     assert set(values[QUIET:]) == {str(15 * QUIET)}  # at the onset
 
 
-def test_a_series_that_ends_is_stale_at_once_and_stays_away() -> None:
+def test_a_series_that_ends_is_stale_at_once_and_stays_so() -> None:
     assert replayed(GAUGE, [1] * HEALTHY + [None] * SCRAPES, faulty=50)[QUIET:] == ["stale", *["_"] * 49]
 
 
@@ -86,8 +86,8 @@ def test_every_series_belongs_to_the_case(name: str, labels: set[str]) -> None:
     assert all("f99_test" in pair for pair in pairs if pair.startswith(("instance", "run", "node", "uuid")))
 
 
-def test_a_loss_is_told_as_soon_where_scrapes_are_long_before_the_evaluation(tmp_path: Path) -> None:
-    # Scrapes are a second after one evaluation, 14 before the next; a rank had last moved 2 s before it was scraped.
+def test_a_loss_alerts_as_soon_if_scrapes_are_long_before_the_evaluation(tmp_path: Path) -> None:
+    # Scrapes are 1 s after one evaluation and 14 s before the next; the last progress was 2 s before the scrape.
     speed = promtool.PRODUCTION
     (test,) = timed([Recording.read(RECORDED / "f09_rank_zero_works.json")], speed)
     for line in test["input_series"]:

@@ -1,4 +1,4 @@
-"""The rules as they are committed: valid, tested by promtool and documented."""
+"""The committed rules: valid, tested by promtool and documented."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ ALERTS = {rule["alert"]: rule for rule in rules("15s") if "alert" in rule}
 
 
 @pytest.mark.parametrize("speed", SPEEDS)
-def test_promtool_finds_no_fault_in_the_rules(speed: str) -> None:
+def test_promtool_accepts_the_rules(speed: str) -> None:
     assert "SUCCESS" in succeeds("promtool", "check", "rules", "--lint-fatal", RULES / f"{speed}.yml")
 
 
 @pytest.mark.parametrize("path", RULE_TESTS, ids=lambda path: path.name.removesuffix(".test.yml"))
-def test_the_rules_do_what_their_promtool_test_says(path: Path) -> None:
+def test_the_rules_pass_their_promtool_test(path: Path) -> None:
     succeeds("promtool", "test", "rules", path)
 
 
-def test_all_speeds_have_the_same_rules_but_for_the_thresholds() -> None:
+def test_all_speeds_have_the_same_rules_except_for_thresholds() -> None:
     names = [[rule.get("alert", rule.get("record")) for rule in rules(speed)] for speed in SPEEDS]
     assert names[0] == names[1] == names[2]
     assert rules("15s") != rules("fast")
@@ -61,7 +61,7 @@ def test_every_alert_says_what_is_wrong_and_where_to_read_on(name: str) -> None:
     alert = ALERTS[name]
     assert re.fullmatch(r"Rankscope([A-Z][a-z]+)+", name)
     assert set(alert["annotations"]) == {"summary", "description", "runbook_url"}
-    # Both words where the label depends on the XID; promtool's tests see which.
+    # Both words if the label depends on the XID; promtool's tests check which.
     assert set(re.findall("warning|critical", alert["labels"]["severity"]))
     page = f"https://github.com/rankscope/rankscope/blob/main/docs/runbooks/{name}.md"
     assert alert["annotations"]["runbook_url"] == page
@@ -71,7 +71,7 @@ def test_every_alert_says_what_is_wrong_and_where_to_read_on(name: str) -> None:
 @pytest.mark.parametrize("name", ALERTS)
 def test_every_alert_is_quiet_first_and_then_fires_in_its_promtool_test(name: str) -> None:
     if name in {alert["alertname"] for case in FAULTS + DEVICE_FAULTS for alert in case.alerts}:
-        return  # test_diagnosis.py: silent before each fault, and then this
+        return  # test_diagnosis.py has it
     document = yaml.safe_load((ROOT / f"tests/rules/{name}.test.yml").read_text())
     cases = [
         case for test in document["tests"] for case in test.get("alert_rule_test", ()) if case["alertname"] == name
@@ -81,7 +81,7 @@ def test_every_alert_is_quiet_first_and_then_fires_in_its_promtool_test(name: st
     assert any(fires)
 
 
-def test_no_runbook_is_left_from_an_alert_that_is_gone() -> None:
+def test_every_runbook_has_an_alert() -> None:
     assert {path.stem for path in RUNBOOKS.glob("Rankscope*.md")} == set(ALERTS)
 
 
@@ -100,15 +100,15 @@ EVERYWHERE = {"job", "instance", "le"}
 
 
 def exported() -> dict[str, set[str]]:
-    """The labels of every metric in the reference, which is made from what the collectors declare."""
+    """Return the labels of every metric in the reference, which is generated from the collectors."""
     rows = re.findall(
         r"^\| `(rankscope_([a-z]+)_\w+)` \|[^|]*\|[^|]*\|([^|]*)\|", (ROOT / "docs/metrics.md").read_text(), re.M
     )
     return {name: {*re.findall(r"\w+", more), *BASE_LABELS[kind], *EVERYWHERE} for name, kind, more in rows}
 
 
-def strangers(text: str) -> list[str]:
-    """What in this text is selected from the exporter by a name or a label that it does not have."""
+def unknown_selectors(text: str) -> list[str]:
+    """Return the selectors in the text with a metric or a label that the exporter does not have."""
     labels = exported()
     found = []
     for name, matchers in re.findall(r"(?<![\w:])(rankscope_\w+)(?![\w:])(?:\{([^}]*)\})?", text):
@@ -119,8 +119,8 @@ def strangers(text: str) -> list[str]:
     return found
 
 
-def test_the_rules_ask_for_series_and_labels_that_the_exporter_has() -> None:
-    assert not [stranger for rule in rules("15s") for stranger in strangers(rule["expr"])]
+def test_the_rules_query_series_and_labels_of_the_exporter() -> None:
+    assert not [selector for rule in rules("15s") for selector in unknown_selectors(rule["expr"])]
 
 
 def test_the_series_of_the_tests_are_those_that_the_exporter_has() -> None:
@@ -133,8 +133,8 @@ def test_the_series_of_the_tests_are_those_that_the_exporter_has() -> None:
         for one in made.values()
         for name in one
     }
-    assert not strangers("\n".join(figures - {HOST_WAITS}))
-    assert not strangers("\n".join((*rank_series(0, 1, age=1.0), *gpu_series(0, age=1.0))))
+    assert not unknown_selectors("\n".join(figures - {HOST_WAITS}))
+    assert not unknown_selectors("\n".join((*rank_series(0, 1, age=1.0), *gpu_series(0, age=1.0))))
 
 
 def test_prometheus_accepts_the_shipped_configuration() -> None:
@@ -150,7 +150,7 @@ def test_prometheus_accepts_the_fast_configuration(tmp_path: Path) -> None:
     assert config["alerting"]["alertmanagers"][0]["static_configs"][0]["targets"] == ["127.0.0.1:3"]
 
 
-def test_every_cause_of_lost_time_is_explained_as_in_the_table_of_causes() -> None:
+def test_every_cause_of_lost_time_has_its_definition_in_the_docs() -> None:
     causes = yaml.safe_load((RULES.parent / "causes.yml").read_text())["lost"]
     page = (ROOT / "docs/lost-time.md").read_text()
     assert [cause for cause, fields in causes.items() if f"| `{cause}` | {fields['meaning']} |\n" not in page] == []
@@ -158,22 +158,22 @@ def test_every_cause_of_lost_time_is_explained_as_in_the_table_of_causes() -> No
     assert {rule["labels"]["cause"] for rule in lost if "labels" in rule} <= set(causes)
 
 
-def test_every_cause_with_words_is_of_an_alert() -> None:
-    assert set(yaml.safe_load((RULES.parent / "causes.yml").read_text())["alerts"]) <= set(ALERTS)
+def test_every_entry_with_texts_is_an_alert_or_a_finding() -> None:
+    assert {name for name, texts in CAUSES["alerts"].items() if "finding" not in texts} <= set(ALERTS)
 
 
 CAUSES = yaml.safe_load((RULES.parent / "causes.yml").read_text())
 WITH_WORDS = {alert: set("|".join(of["causes"]).split("|")) for alert, of in CAUSES["alerts"].items() if "causes" in of}
 OF_FINDINGS = ("expert_imbalance",)  # causes that only an exporter finds
-IN_THE_ALERTS_OWN_WORDS = {"overdue", "never", "inside_collective"}  # RankscopeCheckpointOverdue, RankscopeRankStuck
+WITHOUT_WORDS = {"overdue"}  # RankscopeCheckpointOverdue
 
 
-def test_every_cause_that_a_rule_names_has_words_or_is_one_of_lost_time() -> None:
+def test_every_cause_in_a_rule_has_words_or_is_lost_time() -> None:
     named = {cause for rule in rules("15s") for cause in re.findall(r'"cause", "(\w+)"', rule["expr"])}
-    assert named - IN_THE_ALERTS_OWN_WORDS <= set().union(*WITH_WORDS.values()) | set(CAUSES["lost"])
+    assert named - WITHOUT_WORDS <= set().union(*WITH_WORDS.values()) | set(CAUSES["lost"])
 
 
-def test_no_words_are_left_of_a_cause_that_no_rule_names() -> None:
+def test_every_cause_with_words_is_in_a_rule() -> None:
     named = " ".join([*phases.NAMES, *OF_FINDINGS, *(rule["expr"] for rule in rules("15s"))])
     words = set().union(*WITH_WORDS.values())
     assert {cause for cause in words if not re.search(rf"(\b|_){cause}\b", named)} == set()

@@ -1,4 +1,4 @@
-"""Eight nodes of one rank each, which no exporter can compare: told apart by reference steps that all ranks show."""
+"""Eight nodes with one rank each, which no exporter can compare: the rules compare reference steps of all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Step = dict[str, float]
 
 
 def healthy(_rank: int, _step: int) -> tuple[Step, float]:
-    """What a rank is busy with, by phase, and what even the last of them waits."""
+    """Return a rank's time by phase, and what even the last rank waits."""
     return HEALTHY, TRANSFER
 
 
@@ -45,27 +45,27 @@ TROUBLES: dict[str, tuple[Trouble, dict[str, str]]] = {
 
 
 def step_of(trouble: Trouble, rank: int, number: int) -> Step:
-    """Where one step of the rank goes, in milliseconds: all ranks end it together."""
+    """Return the milliseconds of one step of the rank by phase: all ranks end it together."""
     lasts = max(sum(trouble(other, number)[0].values()) for other in range(NODES))
     busy, transfer = trouble(rank, number)
     return busy | {"collective_wait": lasts - sum(busy.values()) + transfer}
 
 
 def shares(trouble: Trouble, rank: int) -> Step:
-    """Of the rank's time by phase, over the hundreds of steps between two scrapes, in which the trouble goes round."""
+    """Return the rank's time by phase over the hundreds of steps between two scrapes, as ratios."""
     steps = [step_of(trouble, rank, number) for number in range(NODES)]
     total = sum(sum(step.values()) for step in steps)
     return {phase: sum(step[phase] for step in steps) / total for phase in steps[0]}
 
 
 def series(run: str, trouble: Trouble, clock: str, speed: Speed, shows: bool) -> Iterator[dict[str, str]]:
-    """promtool's input."""
+    """Yield the series of a run for promtool."""
     samples = speed.quiet + speed.faulty
     for rank in range(NODES):
         does = [healthy] * speed.quiet + [trouble] * speed.faulty
         steps = [step_of(what, rank, scrape // SHOWN) for scrape, what in enumerate(does)]
         time = {what: shares(what, rank) for what in (healthy, trouble)}
-        seen = [max(0, n - (rank == 7)) for n in range(samples)]  # the last is seen a scrape later than the others
+        seen = [max(0, n - (rank == 7)) for n in range(samples)]  # the last is one scrape behind the others
         common = f'instance="{run}-{rank}",run="{run}",rank="{rank}"'
         info = f'{common},group="0-7",node="node-{rank}",uuid="GPU-{run}-{rank}"'
         every: dict[str, list[float]] = {
@@ -103,7 +103,7 @@ def _added_up(values: Iterator[float]) -> Iterator[float]:
 
 
 def fired(speed: Speed, since: int, until: int, *expected: Mapping[str, str]) -> dict[str, Any]:
-    """A question: whatever fires from one scrape to another."""
+    """Return a question to promtool: the alerts that fire from one scrape to another."""
     span = f"[{(until - since) * speed.interval}s]"
     alerts = f'max_over_time(ALERTS{{alertstate="firing"}}{span})'
     found = Counter(tuple(sorted(labels.items())) for labels in expected)
@@ -126,11 +126,11 @@ def question(expression: str, speed: Speed, *samples: tuple[str, float]) -> dict
 
 @pytest.mark.parametrize("speed", [PRODUCTION, FAST], ids=lambda speed: speed.name)
 @pytest.mark.parametrize("clock", ["host", "device"])
-def test_ranks_in_turn_a_slow_network_and_one_slow_rank_are_told_apart(
+def test_ranks_in_turn_a_slow_network_and_one_slow_rank_are_distinguished(
     clock: str, speed: Speed, tmp_path: Path
 ) -> None:
     end = speed.quiet + speed.faulty
-    told = [{**labels, "run": run} for run, (_, labels) in TROUBLES.items() if labels]
+    alerts = [{**labels, "run": run} for run, (_, labels) in TROUBLES.items() if labels]
     transfer = 'run:rankscope_lost:ratio{cause="transfer",run!="slow-network"}'
     test = {
         "interval": f"{speed.interval}s",
@@ -139,7 +139,7 @@ def test_ranks_in_turn_a_slow_network_and_one_slow_rank_are_told_apart(
         ],
         "promql_expr_test": [
             fired(speed, 0, speed.quiet),
-            fired(speed, speed.quiet, end, *told),
+            fired(speed, speed.quiet, end, *alerts),
             question(
                 f"sum by (run) ({transfer})",
                 speed,
@@ -158,7 +158,7 @@ def test_ranks_in_turn_a_slow_network_and_one_slow_rank_are_told_apart(
 
 
 @pytest.mark.parametrize("clock", ["host", "device"])
-def test_without_reference_steps_nobody_says_whether_it_is_the_network(clock: str, tmp_path: Path) -> None:
+def test_without_reference_steps_the_cause_is_unknown(clock: str, tmp_path: Path) -> None:
     speed = FAST
     test = {
         "interval": f"{speed.interval}s",

@@ -1,4 +1,4 @@
-"""The receiver for Slack that the configuration has as a comment: what a real Alertmanager posts to Slack's API."""
+"""The commented Slack receiver of the configuration: what a real Alertmanager posts to Slack's API."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NAMES = {
 
 
 def slack_configs() -> Any:
-    """The commented lines of the shipped file."""
+    """Return the commented receivers of the shipped file."""
     found = re.search(r"^    # slack_configs:\n(?:    #   .*\n)+", CONFIG.read_text(), re.M)
     assert found
     return yaml.safe_load(re.sub(r"^    # ", "", found[0], flags=re.M))["slack_configs"]
@@ -42,7 +42,7 @@ def slack_configs() -> Any:
 
 @contextmanager
 def slack() -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Plays Slack's API; the value is its URL, and the messages that it gets."""
+    """Serve Slack's API. Yields its URL and the messages that it receives."""
     messages: list[dict[str, Any]] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -53,7 +53,7 @@ def slack() -> Iterator[tuple[str, list[dict[str, Any]]]]:
             self.wfile.write(b"ok")
 
         def log_message(self, *_: object) -> None:
-            """The messages are looked at."""
+            """Log nothing: the tests read the messages."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever)
@@ -68,7 +68,7 @@ def slack() -> Iterator[tuple[str, list[dict[str, Any]]]]:
 
 @pytest.fixture
 def posted(tmp_path: Path) -> Iterator[Any]:
-    """Fires an alert about each of these runs; the value is what Slack gets of each."""
+    """Yield a function that fires an alert about each run, and returns what Slack receives."""
     with slack() as (url, messages):
         config = yaml.safe_load(fast.alertmanager_config(NOWHERE))
         config["receivers"] = [{"name": "operators", "slack_configs": slack_configs()}]
@@ -93,20 +93,19 @@ def alert(run: str) -> dict[str, Any]:
     return {
         "labels": {"alertname": "RankscopeRankStuck", "severity": "critical", "run": run, "owner": "1000"},
         "annotations": {
-            "summary": f"Run {run} stands still",
+            "summary": f"Run {run} hangs",
             "description": f"Rank 0 of {run} is stuck.",
             "runbook_url": "https://example.invalid/runbooks/RankscopeRankStuck.md",
         },
     }
 
 
-def test_a_runs_name_is_text_in_slack_whatever_markup_it_has(posted: Any) -> None:
+def test_markup_in_a_runs_name_is_plain_text_in_slack(posted: Any) -> None:
     attachments = posted(list(NAMES))
-    titles = {f"Run {text} stands still" for text in NAMES.values()}
+    titles = {f"Run {text} hangs" for text in NAMES.values()}
     assert {one["title"] for one in attachments} == {one["fallback"] for one in attachments} == titles
-    assert {one["text"].partition(" https:")[0] for one in attachments} == {
-        f"Rank 0 of {text} is stuck." for text in NAMES.values()
-    }
+    texts = [re.fullmatch(r"Since [-0-9]+ [0-9:]+ \w+\. (.*) https:.*\n?", one["text"]) for one in attachments]
+    assert {text and text[1] for text in texts} == {f"Rank 0 of {name} is stuck." for name in NAMES.values()}
 
 
 def test_only_the_runbook_is_a_link_and_nothing_of_the_text_is_formatted(posted: Any) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from rankscope.cli.explaining.alerts import KNOWN
-from rankscope_exporter.diagnosis.words import WORDS, duration, percent
+from rankscope_exporter.diagnosis.words import advice_by_cause, duration, percent
 from rankscope_exporter.job_report.job import NO_RANK, Job
 
 WIDTH = 100
@@ -162,7 +162,7 @@ def _notes(job: Job) -> Iterator[str]:
     found = {one.kind for one in job.findings}
     for cause, ratio in job.ratios.items():
         kind, why = ADVICE.get(cause, ("", ""))
-        texts = WORDS[kind].advice if kind else {}
+        texts = advice_by_cause(kind) if kind else {}
         advice = texts.get(why, texts.get("", "")).replace("--rank RANK", "--rank N")
         if ratio >= MIN_NOTED and advice and kind not in found:
             yield f"{percent(ratio)} of the GPU time is lost to {cause}. {advice}"

@@ -1,4 +1,4 @@
-"""The attack: what answers `rankscope explain` is no Prometheus, or one whose runs and alerts somebody named badly."""
+"""The attack: `rankscope explain` asks another server, or a Prometheus with hostile names of runs and alerts."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ Serve = Callable[..., str]
 
 @pytest.fixture
 def serve() -> Iterator[Serve]:
-    """Return a function that starts a server, and returns its address."""
+    """Yield a function that starts a server and returns its address."""
     with ExitStack() as servers:
         yield lambda *how: f"localhost:{servers.enter_context(http_server(*how))}"
 
 
 class Endless:
-    """A body without end, and how much of it was taken. It gives up at 100 MiB."""
+    """An endless body, and how much of it was read. It stops at 100 MiB."""
 
     def __init__(self, status: int = 200, begin: bytes = b'{"data":{"result":[', **headers: str) -> None:
         self.begun, self.taken, self.is_over = answers(begin, status, **headers), 0, threading.Event()
@@ -73,29 +73,29 @@ VECTOR = b'{"data":{"result":[%s]}}'
         VECTOR % (b'{"metric":{"run":"a"},"value":[0,%s]}' % (b"9" * 4000)),
     ],
 )
-def test_what_no_prometheus_answers_is_one_line(capsys: pytest.CaptureFixture[str], serve: Serve, body: bytes) -> None:
+def test_an_answer_that_is_not_prometheus_is_one_line(
+    capsys: pytest.CaptureFixture[str], serve: Serve, body: bytes
+) -> None:
     address = serve(answers(body))
-    assert "is no Prometheus: it does not answer as one" in complaint(capsys, "--url", f"http://{address}")
+    assert "is not a Prometheus: unexpected answer" in complaint(capsys, "--url", f"http://{address}")
 
 
 @pytest.mark.parametrize("value", [b'"NaN"', b'"1e400"', b'"1e308"', b'"-Inf"', b"NaN"])
-def test_a_number_that_is_none_is_no_series(capsys: pytest.CaptureFixture[str], serve: Serve, value: bytes) -> None:
+def test_an_invalid_number_is_no_series(capsys: pytest.CaptureFixture[str], serve: Serve, value: bytes) -> None:
     address = serve(answers(VECTOR % (b'{"metric":{"run":"a"},"value":[0,%s]}' % value)))
     assert "has no run" in complaint(capsys, "--url", f"http://{address}")
 
 
 @pytest.mark.parametrize("status", [200, 302, 500])
-def test_a_body_without_end_is_not_read_to_its_end(
-    capsys: pytest.CaptureFixture[str], serve: Serve, status: int
-) -> None:
+def test_an_endless_body_is_not_read_to_its_end(capsys: pytest.CaptureFixture[str], serve: Serve, status: int) -> None:
     endless = Endless(status, **({"Location": "/elsewhere"} if status == 302 else {}))
     complaint(capsys, "--url", f"http://{serve(endless)}")
     assert endless.is_over.wait(30)
-    assert endless.taken < 6 * (BODY_LIMIT + 8 * MIB)  # of six requests; 8 MiB is what lies in the sockets' buffers
+    assert endless.taken < 6 * (BODY_LIMIT + 8 * MIB)  # six requests; the sockets' buffers hold up to 8 MiB
 
 
 @pytest.mark.parametrize("phase", ["head", "body"])
-def test_an_answer_that_never_ends_is_given_up(
+def test_an_answer_that_never_ends_times_out(
     capsys: pytest.CaptureFixture[str], serve: Serve, monkeypatch: pytest.MonkeyPatch, phase: str
 ) -> None:
     monkeypatch.setattr(command, "EXPLAINED_WITHIN", 1.0, raising=False)
@@ -114,12 +114,12 @@ def test_an_answer_that_never_ends_is_given_up(
 
 
 @pytest.mark.parametrize("target", ["ftp://127.0.0.1:1/a", "file:///etc/passwd", "data:,x", "http://u:p@127.0.0.1:1/"])
-def test_a_redirection_leads_to_http_alone(capsys: pytest.CaptureFixture[str], serve: Serve, target: str) -> None:
-    said = complaint(capsys, "--url", f"http://{serve(answers(b'', 302, Location=target))}")
-    assert f"it redirects from http to '{target}" in said
+def test_a_redirect_leads_only_to_http(capsys: pytest.CaptureFixture[str], serve: Serve, target: str) -> None:
+    error = complaint(capsys, "--url", f"http://{serve(answers(b'', 302, Location=target))}")
+    assert f"it redirects from http to '{target}" in error
 
 
-def test_a_redirection_to_itself_comes_to_an_end(capsys: pytest.CaptureFixture[str], serve: Serve) -> None:
+def test_a_redirect_to_itself_ends(capsys: pytest.CaptureFixture[str], serve: Serve) -> None:
     asked: list[str] = []
 
     def again(request: BaseHTTPRequestHandler) -> None:
@@ -130,7 +130,7 @@ def test_a_redirection_to_itself_comes_to_an_end(capsys: pytest.CaptureFixture[s
     assert len(asked) <= 10
 
 
-def test_https_does_not_become_http(
+def test_https_is_not_redirected_to_http(
     capsys: pytest.CaptureFixture[str], serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     certificate, key = Authority(tmp_path).issue("server", "localhost")
@@ -150,7 +150,7 @@ def test_https_does_not_become_http(
 
 
 def scene(found: dict[str, dict[str, Any]]) -> Callable[[BaseHTTPRequestHandler], None]:
-    """As a Prometheus, but what stands in `found` under the beginning of a question."""
+    """Answer like a Prometheus, except for the requests in `found`."""
 
     def answer_it(request: BaseHTTPRequestHandler) -> None:
         body = answer(request.path, Scene())
@@ -171,8 +171,8 @@ HOSTILE = {
     "an alert without a state": {"query=ALERTS": vector(({"alertname": "RankscopeX", "run": "train"}, "1"))},
     "a loss without a cause": {"query=run%3Arankscope_lost%3A": vector(({}, "1"))},
     "a clock without a name": {"clock%29": vector(({}, "1"))},
-    "rules of no group": {"/rules": {"data": {"groups": [1]}}},
-    "a rule that is none": {"/rules": {"data": {"groups": [{"rules": [[]]}]}}},
+    "rules without a group": {"/rules": {"data": {"groups": [1]}}},
+    "an invalid rule": {"/rules": {"data": {"groups": [{"rules": [[]]}]}}},
     "alerts without labels": {
         "/rules": {
             "data": {"groups": [{"rules": [{"type": "alerting", "name": "RankscopeX", "query": "x", "alerts": [{}]}]}]}
@@ -182,16 +182,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_an_answer_without_what_it_has_to_have_is_one_line(
-    capsys: pytest.CaptureFixture[str], serve: Serve, what: str
-) -> None:
+def test_an_incomplete_answer_is_one_line(capsys: pytest.CaptureFixture[str], serve: Serve, what: str) -> None:
     address = serve(scene(HOSTILE[what]))
-    assert "does not answer as one" in complaint(capsys, "--url", f"http://{address}")
+    assert "unexpected answer" in complaint(capsys, "--url", f"http://{address}")
 
 
-def test_names_and_words_with_escapes_are_lines_that_a_terminal_can_take(
-    capsys: pytest.CaptureFixture[str], serve: Serve
-) -> None:
+def test_names_and_texts_with_escapes_are_printable(capsys: pytest.CaptureFixture[str], serve: Serve) -> None:
     firing = {"alertname": "RankscopeRankLagging", "alertstate": "firing", "run": "train"}
     found = {
         "query=ALERTS": vector(({**firing, "severity": EVIL, "rank": EVIL}, "1")),
@@ -203,7 +199,7 @@ def test_names_and_words_with_escapes_are_lines_that_a_terminal_can_take(
     assert not any(line.startswith("CRITICAL: a line") for line in out.split("\n"))
 
 
-def test_values_of_an_alert_that_are_none_are_null_in_json(capsys: pytest.CaptureFixture[str], serve: Serve) -> None:
+def test_invalid_values_of_an_alert_are_null_in_json(capsys: pytest.CaptureFixture[str], serve: Serve) -> None:
     rules = answer("/api/v1/rules", Scene())
     for alert in rules["data"]["groups"][0]["rules"][0]["alerts"]:
         alert |= {"value": "NaN", "activeAt": "0001-01-01T00:00:00+14:00", "annotations": {"value": "7", "lost": "all"}}
@@ -224,9 +220,9 @@ def test_values_of_an_alert_that_are_none_are_null_in_json(capsys: pytest.Captur
         *("0001-01-01", "0001-01-01T00:00+14:00", "\udcff"),
     ],
 )
-def test_a_moment_that_no_calendar_has_is_one_line(capsys: pytest.CaptureFixture[str], serve: Serve, at: str) -> None:
-    said = complaint(capsys, "--url", f"http://{serve(scene({}))}", f"--at={at}")
-    assert "is no time such as" in said or "is in the future" in said
+def test_a_time_outside_the_calendar_is_one_line(capsys: pytest.CaptureFixture[str], serve: Serve, at: str) -> None:
+    error = complaint(capsys, "--url", f"http://{serve(scene({}))}", f"--at={at}")
+    assert "is not a time such as" in error or "is in the future" in error
 
 
 @pytest.mark.parametrize(
@@ -237,7 +233,7 @@ def test_a_moment_that_no_calendar_has_is_one_line(capsys: pytest.CaptureFixture
         *("http://%zz:1", "http://" + "a" * 300),
     ],
 )
-def test_a_hostile_address_of_the_environment_is_one_line(
+def test_a_hostile_address_in_the_environment_is_one_line(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, url: str
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_URL", url)

@@ -1,4 +1,4 @@
-"""The attack: a process that makes py-spy print escapes, print for ever, or never end."""
+"""The attack: a process that makes py-spy print escapes, print forever, or never end."""
 
 from __future__ import annotations
 
@@ -49,14 +49,12 @@ def test_one_that_never_ends_is_ended_with_what_it_started(tmp_path: Path, monke
     eventually(lambda: not stat.exists() or stat.read_text().rpartition(")")[2].split()[0] == "Z", seconds=10)
 
 
-def test_after_half_an_answer_and_an_error_the_hook_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_a_partial_answer_and_an_error_the_hook_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", fake(tmp_path, "echo half; exit 1"))
     assert py_spy.stacks_by_py_spy(1, limit=MIB) == ""
 
 
-def test_ranks_of_a_user_that_take_too_long_hold_up_no_other_users(
-    run_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_ranks_of_one_user_delay_no_ranks_of_others(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "stacks", lambda rank: f"asked of {rank.owner}")
     with process('w = [publish(f"e.{n}", rank=str(n)) for n in range(2)]; live()', run_dir, user=0):
         found = [

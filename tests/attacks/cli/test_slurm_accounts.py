@@ -1,6 +1,6 @@
-"""The attack: a Slurm job whose account makes lines, fields, paths or commands in the prolog, in dash and bash.
+"""The attack: a Slurm job whose account injects lines, fields, paths or commands into the prolog, in dash and bash.
 
-Without accounting Slurm takes any text as one.
+Without accounting, Slurm accepts any text as an account.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ ACCOUNTS = {
 
 
 @pytest.mark.parametrize("account", ACCOUNTS)
-def test_an_account_is_one_field_of_one_line_and_goes_with_its_job(slurmd: Slurmd, account: str) -> None:
+def test_an_account_is_one_field_of_one_line_and_ends_with_its_job(slurmd: Slurmd, account: str) -> None:
     slurmd.runs("prolog", ID="7", USER="alice", ACCOUNT=account, GPUS="0")
     assert slurmd.jobs == {"0": [("7", "alice", ACCOUNTS[account])]}
     slurmd.runs("epilog", ID="7", USER="alice", GPUS="0")
@@ -60,7 +60,7 @@ def test_a_user_with_a_line_break_is_one_line(slurmd: Slurmd) -> None:
 
 
 @pytest.mark.parametrize("number", [".*", "7\n666", "-e", "7 root x", "$(id)", "[0-9]*"])
-def test_what_is_no_jobs_number_leaves_and_removes_nothing(slurmd: Slurmd, number: str) -> None:
+def test_an_invalid_job_id_adds_and_removes_nothing(slurmd: Slurmd, number: str) -> None:
     slurmd.runs("prolog", ID="8", USER="bob", ACCOUNT="train", GPUS="0")
     for context in ("prolog", "epilog"):
         slurmd.runs(context, ID=number, USER="alice", GPUS="0")
@@ -68,7 +68,7 @@ def test_what_is_no_jobs_number_leaves_and_removes_nothing(slurmd: Slurmd, numbe
 
 
 @pytest.mark.parametrize("gpus", ["../owned", "/owned", "*", "-f", ".", "..", "0/../../owned", ".lock"])
-def test_what_is_no_gpu_makes_no_file(slurmd: Slurmd, gpus: str) -> None:
+def test_an_invalid_gpu_creates_no_file(slurmd: Slurmd, gpus: str) -> None:
     slurmd.runs("prolog", ID="8", USER="bob", ACCOUNT="train", GPUS="0")
     slurmd.runs("prolog", ID="7", USER="alice", GPUS=f"{gpus},1")
     slurmd.runs("epilog", ID="7", USER="alice", GPUS=gpus)
@@ -76,7 +76,7 @@ def test_what_is_no_gpu_makes_no_file(slurmd: Slurmd, gpus: str) -> None:
     assert made == ["rankscope-slurm", "rankscope-slurm/.lock", "rankscope-slurm/0", "rankscope-slurm/1"]
 
 
-def test_the_files_are_there_for_another_user_to_read_and_not_to_write(slurmd: Slurmd) -> None:
+def test_another_user_can_read_the_files_and_not_write_them(slurmd: Slurmd) -> None:
     command = ["sh", "-c", 'umask 077; exec "$0" "$@"', *slurmd.shell, str(SCRIPT)]
     environment = {"RANKSCOPE_SLURM_DIR": str(slurmd.directory), "SLURM_SCRIPT_CONTEXT": "prolog_slurmd"}
     environment |= {"SLURM_JOB_ID": "7", "SLURM_JOB_USER": "alice", "SLURM_JOB_GPUS": "0"}

@@ -1,4 +1,4 @@
-"""The attack: another user's records and processes, which `rankscope stacks` is to print, obey or signal as root."""
+"""The attack: another user's records and processes make `rankscope stacks` print, obey or signal as root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.attacks.users import needs_root
 
 from rankscope.process.stack_dump import SIGNAL
 
-# Catches the signal, and has the file that the answer is to be in.
+# Catches the signal, and has the file for the answer.
 ANSWERING = f"""
 descriptor = os.memfd_create("rankscope-stacks")
 answer = {{"signal": {int(SIGNAL)}, "descriptor": descriptor}}
@@ -35,7 +35,7 @@ def test_a_name_with_escapes_is_printed_escaped_and_with_its_user(shared: Path) 
 
 
 @pytest.mark.parametrize("rank", ['"9" * 5000', '"x"', '"²"', "7", "None", "[]"])
-def test_a_rank_that_is_no_number_is_left_out_and_costs_no_other(shared: Path, rank: str) -> None:
+def test_an_invalid_rank_is_skipped_without_effect_on_others(shared: Path, rank: str) -> None:
     code = f"""
 become()
 writers = [publish("e.0", rank={rank}), publish("e.1", rank="1")]
@@ -49,14 +49,14 @@ live()
 
 
 @pytest.mark.parametrize("names", ["run=['a']", "run=None", "stacks={'signal': 10**400, 'descriptor': 10**4000}"])
-def test_a_record_of_wrong_types_is_no_traceback(shared: Path, names: str) -> None:
+def test_a_record_with_wrong_types_causes_no_traceback(shared: Path, names: str) -> None:
     with process(f'become(); w = publish("e.0", {names}); live()', shared):
         answer = ask(shared)
     assert "Traceback" not in answer.stderr
     assert len(answer.stdout) < 2000
 
 
-def test_an_answer_without_end_is_read_and_printed_in_part(shared: Path) -> None:
+def test_an_endless_answer_is_cut_off(shared: Path) -> None:
     code = f"""
 {ANSWERING}
 def flood(*_):
@@ -76,7 +76,7 @@ live()
 
 
 @pytest.mark.parametrize("kind", ["/dev/zero", "root's file", "a file of the name"])
-def test_nothing_is_read_but_the_ranks_own_file_in_memory(shared: Path, kind: str, tmp_path: Path) -> None:
+def test_only_the_ranks_own_memory_file_is_read(shared: Path, kind: str, tmp_path: Path) -> None:
     if kind == "a file of the name":
         made = 'os.open(directory / "memfd:rankscope-stacks", os.O_RDWR | os.O_CREAT)'
     else:
@@ -96,7 +96,7 @@ live()
     assert "no longer has the file" in answer.stdout
 
 
-def test_a_process_of_another_user_that_holds_the_lock_is_no_rank_and_gets_no_signal(shared: Path) -> None:
+def test_another_users_process_that_holds_the_lock_gets_no_signal(shared: Path) -> None:
     forged = f"""
 {ANSWERING}
 def caught(*_):
@@ -112,9 +112,9 @@ live()
     assert "is not of the user whose record it is" in answer.stdout
 
 
-def test_who_locks_anothers_record_for_reading_is_not_asked_in_its_place(shared: Path) -> None:
+def test_a_reader_that_locks_anothers_record_is_not_asked(shared: Path) -> None:
     with process('w = publish("v.0", run="victim"); live()', shared):
-        pass  # it is dead now, and its record stays
+        pass  # it has ended, and its record stays
     reader = """
 become()
 descriptor = os.open(directory / "v.0.rank", os.O_RDONLY)
@@ -127,7 +127,7 @@ live()
     assert "no longer holds the record's lock" in answer.stdout or "no living rank" in answer.stderr
 
 
-def test_an_unprivileged_user_asks_no_other_users_ranks(shared: Path) -> None:
+def test_an_unprivileged_user_cannot_ask_other_users_ranks(shared: Path) -> None:
     code = 'become(); rankscope.cli.launch.main(["stacks", f"--run-dir={directory}"])'
     with process('w = publish("v.0", run="victim\\x1b[2J"); live()', shared):
         command = [sys.executable, "-c", BECOME + code, str(shared), str(NOBODY)]
@@ -138,7 +138,7 @@ def test_an_unprivileged_user_asks_no_other_users_ranks(shared: Path) -> None:
     )
 
 
-def test_a_run_directory_that_is_another_users_link_is_not_followed(shared: Path) -> None:
+def test_another_users_link_as_run_directory_is_not_followed(shared: Path) -> None:
     (shared / "real").mkdir()
     (shared / "link").symlink_to(shared / "real")
     os.lchown(shared / "link", NOBODY, NOBODY)
@@ -148,7 +148,7 @@ def test_a_run_directory_that_is_another_users_link_is_not_followed(shared: Path
     assert "is a link that another user made" in answer.stderr
 
 
-def test_what_is_no_record_waits_for_nobody(shared: Path) -> None:
+def test_entries_that_are_no_records_do_not_block(shared: Path) -> None:
     os.mkfifo(shared / "pipe.rank")
     (shared / "folder.rank").mkdir()
     (shared / "link.rank").symlink_to("/dev/zero")

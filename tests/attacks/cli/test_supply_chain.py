@@ -1,4 +1,4 @@
-"""The attack: a package of the exporter's image is replaced on its way, or runs code of its own as it is built."""
+"""The attack: a package of the exporter's image is replaced in transit, or runs its own code during the build."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).parents[3]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 DOCKERFILE = (ROOT / "exporter/Dockerfile").read_text(encoding="utf-8")
-# What each lock has to have, by its file.
+# Requirements of each lock by its file.
 WANTED = {
     "exporter/requirements.txt": PROJECT["project"]["optional-dependencies"]["exporter"],
     "exporter/requirements-build.txt": PROJECT["build-system"]["requires"],
@@ -21,7 +21,7 @@ WANTED = {
 
 
 def locked(path: str) -> dict[str, Requirement]:
-    """By name. What is no requirement with its hashes is an error."""
+    """Return the requirements of a lock by name. Fails for one without hashes."""
     text = (ROOT / path).read_text(encoding="utf-8")
     text = re.sub(r"(?m)^\s*#.*\n", "", text).replace("\\\n", " ")
     found = {}
@@ -42,7 +42,7 @@ def test_every_package_of_a_lock_is_one_version_with_its_hashes(path: str) -> No
 
 
 @pytest.mark.parametrize("path", WANTED)
-def test_a_lock_has_what_the_project_asks_for(path: str) -> None:
+def test_a_lock_has_what_the_project_requires(path: str) -> None:
     found = locked(path)
     for wanted in map(Requirement, WANTED[path]):
         (pin,) = found[canonicalize_name(wanted.name)].specifier
@@ -50,7 +50,7 @@ def test_a_lock_has_what_the_project_asks_for(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", WANTED)
-def test_a_lock_says_what_and_not_from_where(path: str) -> None:
+def test_a_lock_names_packages_and_no_index(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     assert not re.search(r"://|^\s*(-i|-f|--index-url|--extra-index-url|--find-links|--trusted)\b", text, re.MULTILINE)
     assert [line for line in text.splitlines() if line.startswith("#")] == [
@@ -60,13 +60,13 @@ def test_a_lock_says_what_and_not_from_where(path: str) -> None:
 
 
 def installations() -> list[str]:
-    """The commands of the image that run pip."""
+    """Return the commands of the image that run pip."""
     joined = DOCKERFILE.replace("\\\n", " ")
     commands = [part for line in joined.splitlines() if line.startswith("RUN ") for part in line[4:].split("&&")]
     return [command.strip() for command in commands if "pip " in command and "venv" not in command]
 
 
-def test_the_image_installs_what_the_locks_name_and_no_source_distribution() -> None:
+def test_the_image_installs_only_locked_wheels() -> None:
     from_an_index = [command for command in installations() if "--no-index" not in command]
     locks = [command.rpartition("-r ")[2] for command in from_an_index]
     assert sorted(locks) == sorted(WANTED)
@@ -75,12 +75,12 @@ def test_the_image_installs_what_the_locks_name_and_no_source_distribution() -> 
         assert "--only-binary=:all:" in command, command
 
 
-def test_what_the_image_builds_itself_asks_no_index() -> None:
+def test_the_images_own_builds_use_no_index() -> None:
     own = [command for command in installations() if "--no-index" in command]
     assert len(own) == 2  # the wheel, and its installation
     assert all("--no-deps" in command for command in own)
     assert "--no-build-isolation" in own[0]
 
 
-def test_the_image_that_runs_has_no_installer_of_ours() -> None:
+def test_the_final_image_has_no_installer() -> None:
     assert "python -m venv --without-pip /opt/rankscope" in DOCKERFILE

@@ -8,7 +8,7 @@ from rankscope.cli import launch
 
 
 def explain(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, str]:
-    """Return the exit status and what is printed to stdout and stderr."""
+    """Return the exit status, stdout and stderr."""
     with pytest.raises(SystemExit) as ended:
         launch.main(["explain", *flags])
     assert isinstance(ended.value.code, int)
@@ -16,7 +16,7 @@ def explain(capsys: pytest.CaptureFixture[str], *flags: str) -> tuple[int, str, 
 
 
 def complaint(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
-    """Return the one line that is printed, without the command's name."""
+    """Return the line of the error, without the command's name."""
     code, out, err = explain(capsys, *flags)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert err[:-1].isprintable()

@@ -1,6 +1,6 @@
-"""`rankscope explain` on what was recorded of real faults in a job of four ranks, asked of a real Prometheus.
+"""`rankscope explain` on recorded faults of a job with four ranks, with a real Prometheus.
 
-`explained/` holds a moment each of the fast rules' series (Prometheus' /federate) and the alerts of /api/v1/rules.
+`explained/` has the fast rules' series at one moment each (Prometheus' /federate), and the alerts of /api/v1/rules.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MOMENTS = {
     "hanging": HANGING,
     "not yet firing": LAGGING.replace('alertstate="firing"', 'alertstate="pending"'),
     "two runs": HEALTHY + LAGGING.replace('run="train"', 'run="other \\"run\\"\x1b[2J"'),
-    "xid": LAGGING + XID % ("2", OF_RANK_2) + XID % ("7", "GPU-of-somebody-else"),
+    "xid": LAGGING + XID % ("2", OF_RANK_2) + XID % ("7", "GPU-of-another-run"),
     "many alerts": LAGGING + "".join(FALLBACK % rank for rank in range(5)),
     "without rules": RAW,
     "without ranks": 'rankscope_exporter_build_info{instance="a",job="gpus"} 1\n',
@@ -59,7 +59,7 @@ MOMENTS |= {
     "too few steps for an alert": WITHOUT_ALERTS + PACE % "0.001",
     "loaders are slow": HEALTHY + 'run:rankscope_loss:ratio{run="train",cause="data"} 0.12\n' + PACE % "9",
     "stands still": HEALTHY + PAUSE,
-    "has no name": re.sub(r'(run:rankscope_lost:ratio{cause="other".*}) .*', r"\1 0.93", HEALTHY),
+    "unnamed work": re.sub(r'(run:rankscope_lost:ratio{cause="other".*}) .*', r"\1 0.93", HEALTHY),
     "ended with a time": RAW + "\ngpu:rankscope_busy:ratio 0\n" + EXIT,
     "ended with an alert": RAW + "\n" + EXIT + "".join(re.findall(r"(?m)^ALERTS.*\n", LAGGING)),
     "one of two runs lives": HEALTHY + RAW.replace('run="train"', 'run="old"'),
@@ -90,14 +90,14 @@ Explain = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def moments() -> dict[str, int]:
-    """When each was, in unix seconds."""
+    """Return the time of each moment in unix seconds."""
     first = int(time.time()) - len(MOMENTS) * APART
     return {name: first + n * APART for n, name in enumerate(MOMENTS)}
 
 
 @pytest.fixture(autouse=True)
 def width(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of the terminal: what runs the tests may have one of its own, by which lines are wrapped."""
+    """Set the width of the terminal, which wraps lines."""
     monkeypatch.setenv("COLUMNS", "100")
 
 
@@ -116,13 +116,13 @@ def prometheus(tmp_path_factory: pytest.TempPathFactory, moments: dict[str, int]
 
 @pytest.fixture
 def explain_at(prometheus: str, moments: dict[str, int], capsys: pytest.CaptureFixture[str]) -> Explain:
-    """Status, stdout and stderr of `rankscope explain` for one of MOMENTS."""
+    """Run `rankscope explain` for one of MOMENTS. Returns status, stdout and stderr."""
     return lambda moment, *flags: explain(capsys, "--url", prometheus, "--at", str(moments[moment]), *flags)
 
 
 @pytest.fixture
 def explain_now(prometheus: str, moments: dict[str, int], capsys: pytest.CaptureFixture[str]) -> Iterator[Explain]:
-    """The same as if a moment were now: only then Prometheus has the words of the alerts."""
+    """Run it as if the moment were now: only then Prometheus has the texts of the alerts."""
     moment = ""
 
     def then(request: BaseHTTPRequestHandler) -> None:
@@ -144,7 +144,7 @@ def explain_now(prometheus: str, moments: dict[str, int], capsys: pytest.Capture
         yield explain_at
 
 
-def test_it_names_the_rank_its_host_and_gpu_the_cause_and_the_share_in_a_line_of_json(explain_at: Explain) -> None:
+def test_json_has_rank_host_gpu_cause_and_share_in_one_line(explain_at: Explain) -> None:
     status, out, _ = explain_at("lagging", "--json")
     answer = json.loads(out)
     assert status == 0
@@ -155,7 +155,7 @@ def test_it_names_the_rank_its_host_and_gpu_the_cause_and_the_share_in_a_line_of
     assert answer["share"] == pytest.approx(0.2565, abs=1e-4)
 
 
-def test_the_evidence_are_the_recorded_series_that_were_compared(explain_at: Explain) -> None:
+def test_the_evidence_is_the_recorded_series_that_were_compared(explain_at: Explain) -> None:
     evidence = json.loads(explain_at("lagging", "--json")[1])["evidence"]
     compared = evidence["compared"]
     assert compared["rank:rankscope_wait:ratio"] == pytest.approx(0.0653, abs=1e-4)
@@ -164,46 +164,46 @@ def test_the_evidence_are_the_recorded_series_that_were_compared(explain_at: Exp
     assert evidence["lost"]["straggler"] == max(v for cause, v in evidence["lost"].items() if cause != "none")
 
 
-def test_for_people_it_is_some_ten_lines_in_the_words_of_the_notification(explain_now: Explain) -> None:
+def test_the_text_is_some_ten_lines_with_the_words_of_the_notification(explain_now: Explain) -> None:
     status, out, _ = explain_now("lagging")
     lines = out.splitlines()
     assert status == 0
     assert re.match(r"train: 4 ranks on 1 node, 6\d% of the GPU time is useful compute, \d{4}-", lines[0])
     assert lines[2].split()[0] == "straggler"
     text = " ".join(" ".join(lines).split())
-    assert "Rank 0 of train on vm, GPU 0, holds the others up by 26% of each step" in text
-    assert "Rank 0 waits 6.5% of its time in collectives" in text
+    assert "Rank 0 (vm, GPU 0) slows down run train by 26%: extra work outside the model" in text
+    assert "Rank 0 waits 6.5% of the time in collectives" in text
     assert lines[-1].strip().endswith("/docs/runbooks/RankscopeRankZeroLagging.md")
     assert len(lines) <= 12
 
 
-def test_of_the_past_it_tells_the_alert_and_what_was_compared(explain_at: Explain) -> None:
+def test_a_past_alert_is_shown_with_what_was_compared(explain_at: Explain) -> None:
     out = " ".join(explain_at("lagging")[1].split())
     assert "WARNING: RankscopeRankZeroLagging, rank 0, host vm, GPU 0, cause other, 26% of the GPU time" in out
-    assert "It waits 6.5% of its time in collectives, the ranks of its group 32%: a lag of 26%." in out
+    assert "It waits 6.5% of the time in collectives, the ranks of its group 32%: a lag of 26%." in out
     assert "/docs/runbooks/RankscopeRankZeroLagging.md" in out
 
 
-def test_what_alertmanager_keeps_back_beside_a_hang_is_kept_back_here(explain_now: Explain) -> None:
+def test_a_hang_inhibits_the_alerts_that_it_inhibits_in_alertmanager(explain_now: Explain) -> None:
     answer = json.loads(explain_now("hanging", "--json")[1])
     named = [answer[name] for name in ("alert", "rank", "gpu", "cause", "share", "severity")]
     assert named == ["RankscopeRankStuck", "2", "2", "other", 1.0, "critical"]
-    assert answer["evidence"]["summary"] == "train stands still: rank 2 on vm, GPU 2, is stuck in other"
+    assert answer["evidence"]["summary"] == "Run train hangs: Rank 2 (vm, GPU 2) is stuck in other"
     assert answer["others"] == []
 
 
-def test_without_an_alert_it_says_so_and_how_much_is_useful(explain_at: Explain) -> None:
+def test_without_an_alert_it_shows_the_useful_compute(explain_at: Explain) -> None:
     status, out, _ = explain_at("healthy")
     assert status == 0
     lines = out.splitlines()
     assert "84% of the GPU time is useful compute" in lines[0]
-    assert lines[-1] == "No alert: no loss is large enough for the rules to name it."
+    assert lines[-1] == "No alert: no loss is large enough."
     answer = json.loads(explain_at("healthy", "--json")[1])
     assert [answer[name] for name in ("alert", "rank", "cause", "share")] == [None] * 4
     assert answer["evidence"]["lost"]["none"] > 0.8
 
 
-def test_it_says_by_which_clock_the_ranks_are_judged(explain_at: Explain) -> None:
+def test_it_shows_the_clock_by_which_the_ranks_are_judged(explain_at: Explain) -> None:
     assert "4 ranks on 1 node, judged by the devices' clock, 84%" in explain_at("by the device")[1].splitlines()[0]
     answer = {moment: json.loads(explain_at(moment, "--json")[1])["clock"] for moment in ("by the device", "by both")}
     assert answer == {"by the device": "device", "by both": "mixed"}
@@ -211,60 +211,60 @@ def test_it_says_by_which_clock_the_ranks_are_judged(explain_at: Explain) -> Non
 
 
 @pytest.mark.parametrize(
-    ("moment", "said"),
+    ("moment", "text"),
     [
         (
             "too short for an alert",
-            "rank 0 holds the others up by 26% of each step, in other. It has for 0 s; that is told after 60 s.",
+            "rank 0 slows down the run by 26%: extra work outside the model, for 0 s; it alerts after 60 s.",
         ),
         (
             "too few steps for an alert",
-            "rank 0 holds the others up by 26% of each step, in other. It has for 20 min.",
+            "rank 0 slows down the run by 26%: extra work outside the model, for 20 min.",
         ),
         (
             "loaders are slow",
-            "12% of the GPU time, more than usual, is lost to data. It has for 0 s; that is told after 120 s.",
+            "12% of the GPU time, more than usual, is lost to data, for 0 s; it alerts after 2 min.",
         ),
-        ("stands still", "no rank has made progress for 70 s; that is told after 150 s."),
+        ("stands still", "no rank has made progress for 70 s; it alerts after 2.5 min."),
     ],
 )
-def test_what_is_no_alert_yet_is_said_with_how_long_it_has_to_last(
-    explain_now: Explain, moment: str, said: str
+def test_a_loss_without_an_alert_yet_is_shown_with_how_long_it_must_last(
+    explain_now: Explain, moment: str, text: str
 ) -> None:
-    assert " ".join(explain_now(moment)[1].split()).endswith(f"No alert yet: {said}")
+    assert " ".join(explain_now(moment)[1].split()).endswith(f"No alert yet: {text}")
 
 
-def test_a_program_is_told_what_is_no_alert_yet(explain_now: Explain) -> None:
+def test_json_has_the_loss_that_does_not_alert_yet(explain_now: Explain) -> None:
     answer = json.loads(explain_now("loaders are slow", "--json")[1])["not_yet"]
     assert answer == {"cause": "data", "rank": None, "share": 0.12, "lasts": 0.0, "alerts_after_seconds": 120.0}
     assert json.loads(explain_now("healthy", "--json")[1])["not_yet"] is None
     assert json.loads(explain_now("lagging", "--json")[1])["not_yet"] is None
 
 
-def test_time_without_a_name_is_said_with_how_to_name_it(explain_at: Explain) -> None:
-    out = " ".join(explain_at("has no name")[1].split())
-    assert "But 93% of the time has no name" in out
-    assert re.search(r"First: rankscope stacks --rank 0, .* Then put rankscope\.phase\(.* \(get_batch\(\)\)", out)
-    assert "has no name" not in explain_at("healthy")[1]
+def test_time_outside_all_phases_is_shown_with_how_to_name_it(explain_at: Explain) -> None:
+    out = " ".join(explain_at("unnamed work")[1].split())
+    assert "But 93% of the time is outside data loading" in out
+    assert re.search(r"First run rankscope stacks --rank 0 .* \(get_batch\(\)\) in rankscope\.phase\(", out)
+    assert "outside data loading" not in explain_at("healthy")[1]
 
 
-def test_an_alert_that_is_pending_is_told_as_not_notified_yet(explain_at: Explain) -> None:
+def test_a_pending_alert_is_shown_as_not_notified_yet(explain_at: Explain) -> None:
     assert "PENDING, no notification yet: RankscopeRankZeroLagging" in explain_at("not yet firing")[1]
     assert json.loads(explain_at("not yet firing", "--json")[1])["firing"] is False
 
 
-def test_an_alert_about_a_gpu_is_the_runs_if_one_of_its_ranks_is_on_it(explain_at: Explain) -> None:
+def test_an_alert_about_a_gpu_belongs_to_the_run_whose_rank_is_on_it(explain_at: Explain) -> None:
     answer = json.loads(explain_at("xid", "--json")[1])
     assert [answer[name] for name in ("alert", "gpu", "host", "cause")] == ["RankscopeGpuXid", "2", "vm", "xid 79"]
     assert [other["alertname"] for other in answer["others"]] == ["RankscopeRankZeroLagging"]
 
 
-def test_other_alerts_are_a_line_each_and_then_a_number(explain_at: Explain) -> None:
+def test_three_other_alerts_have_a_line_each_and_the_rest_is_counted(explain_at: Explain) -> None:
     lines = explain_at("many alerts")[1].splitlines()
     assert any(line.startswith("CRITICAL: RankscopeCpuFallback, rank 0") for line in lines)
     assert lines[-4:] == [
         *(f"Also: RankscopeCpuFallback, rank {n}" for n in (1, 2, 3)),
-        "And 2 alerts more: --json has them.",
+        "And 2 more alerts: see --json.",
     ]
     assert len(json.loads(explain_at("many alerts", "--json")[1])["others"]) == 5
 
@@ -319,19 +319,19 @@ def test_each_cluster_has_its_own_ranks_alerts_and_figures(explain_at: Explain) 
         assert answer[cluster]["evidence"] == alone[moment]["evidence"]
 
 
-def test_people_are_told_which_cluster_it_is(explain_at: Explain) -> None:
+def test_the_text_names_the_cluster(explain_at: Explain) -> None:
     healthy = explain_at("two clusters", "--cluster", "healthy")[1].splitlines()
     assert healthy[0].startswith("train in cluster healthy: 4 ranks on 1 node, ")
-    assert healthy[-1] == "No alert: no loss is large enough for the rules to name it."
+    assert healthy[-1] == "No alert: no loss is large enough."
     assert "RankscopeGpuXid, host vm, GPU 2" in explain_at("two clusters", "--cluster", "sick")[1]
 
 
-def test_what_is_no_alert_yet_in_another_cluster_is_not_told(explain_at: Explain) -> None:
+def test_a_loss_in_another_cluster_is_not_shown(explain_at: Explain) -> None:
     assert "No alert yet" not in explain_at("one of two clusters loses little", "--cluster", "a")[1]
     assert "No alert yet: rank 0" in explain_at("one of two clusters loses little", "--cluster", "b")[1]
 
 
-def test_a_run_without_a_cluster_is_told_from_one_that_has_it(explain_at: Explain) -> None:
+def test_a_run_without_a_cluster_differs_from_one_with_a_cluster(explain_at: Explain) -> None:
     runs = "train (4 ranks), train in cluster sick (4 ranks)"
     assert explain_at("a cluster and none")[2].endswith(f"choose one with --cluster: {runs}\n")
     answer = json.loads(explain_at("a cluster and none", "--cluster", "", "--json")[1])
@@ -339,7 +339,7 @@ def test_a_run_without_a_cluster_is_told_from_one_that_has_it(explain_at: Explai
     assert json.loads(explain_at("a cluster and none", "--cluster", "sick", "--json")[1])["rank"] == "0"
 
 
-def test_a_cluster_is_only_asked_for_where_it_says_which_run(explain_at: Explain) -> None:
+def test_a_cluster_is_only_needed_if_it_decides_which_run(explain_at: Explain) -> None:
     elsewhere = "another run in each of two clusters"
     assert explain_at(elsewhere, "--run", "train")[1].startswith("train in cluster a: 4 ranks")
     assert "choose one with --run and --cluster: other in cluster b" in explain_at(elsewhere)[2]
@@ -348,7 +348,7 @@ def test_a_cluster_is_only_asked_for_where_it_says_which_run(explain_at: Explain
 @pytest.mark.parametrize(
     ("flags", "what"), [(["--cluster", "c"], "run in cluster c"), (["--run", "t", "--cluster", "sick"], "run t in")]
 )
-def test_a_cluster_that_is_not_there_is_an_error_with_those_that_are(
+def test_an_unknown_cluster_is_an_error_that_lists_the_known_ones(
     explain_at: Explain, flags: list[str], what: str
 ) -> None:
     status, out, err = explain_at("two clusters", *flags)
@@ -357,13 +357,13 @@ def test_a_cluster_that_is_not_there_is_an_error_with_those_that_are(
     assert err.endswith("; it has: train in cluster healthy, train in cluster sick\n")
 
 
-def test_rules_of_another_cluster_are_not_those_of_this_one(explain_at: Explain) -> None:
+def test_rules_of_another_cluster_do_not_count(explain_at: Explain) -> None:
     missing = explain_at("one of two clusters has rules", "--cluster", "a")
     assert missing[0] == 2
     assert missing[2].endswith("has run train in cluster a, but Rankscope's rules are not loaded there (rule_files)\n")
 
 
-def test_a_run_that_is_not_there_is_an_error_with_those_that_are(explain_at: Explain) -> None:
+def test_an_unknown_run_is_an_error_that_lists_the_known_ones(explain_at: Explain) -> None:
     status, _, err = explain_at("healthy", "--run", "trian")
     assert status == 2
     assert err.endswith("has no run trian; it has: train\n")
@@ -373,11 +373,11 @@ def test_a_run_that_is_not_there_is_an_error_with_those_that_are(explain_at: Exp
     ("moment", "error"),
     [
         ("without rules", "has run train, but Rankscope's rules are not loaded there (rule_files)"),
-        ("without ranks", "had no run then: exporters of Rankscope answered (1), and none showed a rank"),
-        ("nothing", "had no run then, and no exporter of Rankscope answered it"),
+        ("without ranks", "had no run then: it scraped Rankscope exporters (1), but none showed a rank"),
+        ("nothing", "had no run then and scraped no Rankscope exporter"),
     ],
 )
-def test_it_says_why_there_is_nothing_to_explain(explain_at: Explain, moment: str, error: str) -> None:
+def test_it_names_the_reason_if_there_is_nothing_to_explain(explain_at: Explain, moment: str, error: str) -> None:
     status, out, err = explain_at(moment)
     assert (status, out) == (2, "")
     assert err.endswith(f"{error}\n")
@@ -388,39 +388,39 @@ def test_it_says_why_there_is_nothing_to_explain(explain_at: Explain, moment: st
     [
         (
             "without rules",
-            "has run train, but Rankscope's rules have recorded nothing of it yet: they are evaluated each 15 s",
+            "has run train, but Rankscope's rules have recorded nothing about it yet: they are evaluated each 15 s",
         ),
-        ("without ranks", "has no run: exporters of Rankscope answer (1), and none shows a rank"),
-        ("nothing", "has no run, and no exporter of Rankscope answers it: its page /targets says why"),
+        ("without ranks", "has no run: it scrapes Rankscope exporters (1), but none shows a rank"),
+        ("nothing", "has no run and scrapes no Rankscope exporter: see its page /targets"),
     ],
 )
-def test_of_now_it_says_where_to_look_or_that_it_is_too_early(explain_now: Explain, moment: str, error: str) -> None:
+def test_for_now_it_names_where_to_look_or_that_it_is_too_early(explain_now: Explain, moment: str, error: str) -> None:
     status, out, err = explain_now(moment)
     assert (status, out) == (2, "")
     assert err.endswith(f"{error}\n")
 
 
-def test_a_run_that_has_ended_without_a_fault_is_none(explain_at: Explain) -> None:
+def test_a_run_that_ended_without_a_fault_is_no_error(explain_at: Explain) -> None:
     status, out, _ = explain_at("ended")
     assert status == 0
     assert out.splitlines()[0].startswith("train: no live rank, ")
     assert out.splitlines()[1].startswith("No alert, and no figures")
 
 
-def test_of_a_run_that_has_ended_it_says_of_when_to_ask(explain_at: Explain) -> None:
+def test_for_an_ended_run_it_says_which_time_to_ask_for(explain_at: Explain) -> None:
     assert explain_at("ended with a time")[1].endswith(
-        "its ranks have ended. Ask of before that with --at 1795283669.\n"
+        "its ranks have ended. See the time before that with --at 1795283669.\n"
     )
 
 
-def test_an_alert_that_outlives_its_run_comes_with_of_when_to_ask(explain_at: Explain) -> None:
+def test_an_alert_that_outlives_its_run_says_which_time_to_ask_for(explain_at: Explain) -> None:
     status, out, _ = explain_at("ended with an alert")
     assert status == 0
     assert "RankscopeRankZeroLagging" in out
-    assert out.endswith("Its ranks have ended. Ask of before that with --at 1795283669.\n")
+    assert out.endswith("Its ranks have ended. See the time before that with --at 1795283669.\n")
 
 
-def test_of_several_runs_the_one_that_lives_is_meant(explain_at: Explain) -> None:
+def test_the_only_live_run_of_several_is_explained(explain_at: Explain) -> None:
     status, out, _ = explain_at("one of two runs lives")
     assert status == 0
     assert out.startswith("train: 4 ranks")
@@ -443,7 +443,7 @@ def test_a_moment_is_unix_seconds_or_an_iso_time(text: str, seconds: float) -> N
     assert parse_moment(text) == seconds
 
 
-def test_a_moment_is_so_long_ago() -> None:
+def test_a_duration_is_that_long_ago() -> None:
     before = time.time()
     assert before - 1800 <= parse_moment("30m") <= time.time() - 1800
     assert parse_moment("2h") < parse_moment("1h")

@@ -1,4 +1,4 @@
-"""`rankscope explain` inhibits what Alertmanager inhibits, and knows of which alerts the value is lost time."""
+"""`rankscope explain` inhibits what Alertmanager inhibits, and knows which alerts' values are lost time."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def matches(matcher: str, labels: dict[str, str]) -> bool:
     found = MATCHER.fullmatch(matcher)
     assert found, matcher
     has, wanted = labels.get(found["label"], ""), found["value"]
-    is_so = bool(re.fullmatch(wanted, has)) if "~" in found["operator"] else has == wanted
-    return is_so != found["operator"].startswith("!")
+    is_equal = bool(re.fullmatch(wanted, has)) if "~" in found["operator"] else has == wanted
+    return is_equal != found["operator"].startswith("!")
 
 
 def alertmanager_inhibits(source: dict[str, str], target: dict[str, str]) -> bool:
@@ -59,7 +59,7 @@ def test_it_inhibits_the_same_alerts_as_alertmanager() -> None:
     assert differ == []
 
 
-def test_a_fault_that_flaps_is_shown_next_to_that_it_flaps() -> None:
+def test_a_flapping_fault_is_shown_together_with_its_flapping() -> None:
     lagging = Alert({"alertname": "RankscopeRankLagging", "run": "a", "rank": "1"}, is_firing=True)
     flapping = Alert({**lagging.labels, "alertname": "RankscopeFlapping", "alert": lagging.name}, is_firing=True)
     assert uninhibited([flapping, lagging]) == [flapping, lagging]
@@ -80,10 +80,10 @@ def test_an_alert_that_is_only_pending_inhibits_nothing() -> None:
     assert not inhibits(Alert(stuck, is_firing=False), lagging)
 
 
-def test_the_value_of_an_alert_is_a_share_where_its_summary_calls_it_a_part_of_the_time() -> None:
+def test_an_alert_whose_summary_has_a_percentage_has_a_share() -> None:
     percentage = '$value | printf "%.2g" | humanizePercentage'
     parts = {name for name, rule in RULES.items() if percentage in rule["annotations"]["summary"]}
-    # The part of the time that the GPUs are busy, and not one that is lost.
+    # RankscopeLowUtilization has the part of the time that the GPUs are busy, which is not lost.
     shares = {name for name, share_of in KNOWN["shares"].items() if share_of == "value"}
     assert shares == parts - {"RankscopeLowUtilization"}
 

@@ -1,4 +1,4 @@
-"""What `rankscope explain` says when Prometheus does not answer, or what answers is no Prometheus."""
+"""Errors of `rankscope explain`: Prometheus does not answer, or another server does."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NOTHING = b'{"status":"success","data":{"resultType":"vector","result":[]}}'
 
 
 class Server:
-    """Answers everything alike, and remembers who asked with which credentials."""
+    """A server with the same answer to everything, which keeps the requests' paths and credentials."""
 
     def __init__(self) -> None:
         self.answer = answers(NOTHING)
@@ -43,24 +43,24 @@ def another_server() -> Iterator[Server]:
     yield from served()
 
 
-def test_a_server_that_is_not_there_cannot_be_reached(capsys: pytest.CaptureFixture[str], free_port: int) -> None:
+def test_a_missing_server_cannot_be_reached(capsys: pytest.CaptureFixture[str], free_port: int) -> None:
     url = f"http://127.0.0.1:{free_port}"
-    assert complaint(capsys, "--url", url) == f"cannot reach {url}: Connection refused (--url names the Prometheus)"
+    assert complaint(capsys, "--url", url) == f"cannot reach {url}: Connection refused (set --url)"
 
 
 @pytest.mark.parametrize(
     ("status", "body", "why"),
     [
-        (200, b"<html>Log in, please</html>", "is no Prometheus: it does not answer as one"),
-        (200, b'{"status":"success","data":{"result":3}}', "is no Prometheus: it does not answer as one"),
-        (200, b"[]", "is no Prometheus: it does not answer as one"),
-        (404, b"404 page not found", "is no Prometheus: it has no /api/v1"),
-        (401, b"", "wants a user and a password: --url http://USER:PASSWORD@HOST:PORT"),
+        (200, b"<html>Log in, please</html>", "is not a Prometheus: unexpected answer"),
+        (200, b'{"status":"success","data":{"result":3}}', "is not a Prometheus: unexpected answer"),
+        (200, b"[]", "is not a Prometheus: unexpected answer"),
+        (404, b"404 page not found", "is not a Prometheus: it has no /api/v1"),
+        (401, b"", "needs a user and a password: --url http://USER:PASSWORD@HOST:PORT"),
         (503, b'{"status":"error","error":"not ready yet"}', "answers 503: not ready yet"),
         (502, b"<html>", "answers 502: Bad Gateway"),
     ],
 )
-def test_what_is_wrong_with_the_answer_is_said_in_a_line(
+def test_an_error_names_what_is_wrong_with_the_answer_in_one_line(
     capsys: pytest.CaptureFixture[str], server: Server, status: int, body: bytes, why: str
 ) -> None:
     server.answer = answers(body, status)
@@ -68,26 +68,26 @@ def test_what_is_wrong_with_the_answer_is_said_in_a_line(
 
 
 @pytest.mark.parametrize("url", ["localhost:9090", "file:///etc/passwd", "http://", "http://[::1", "http://host:port"])
-def test_a_url_that_is_none_is_named(capsys: pytest.CaptureFixture[str], url: str) -> None:
-    assert complaint(capsys, "--url", url) == f"{url} is no URL such as http://localhost:9090"
+def test_an_invalid_url_is_named(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert complaint(capsys, "--url", url) == f"{url} is not a URL such as http://localhost:9090"
 
 
-def test_a_time_that_is_none_is_named(capsys: pytest.CaptureFixture[str], server: Server) -> None:
-    said = complaint(capsys, "--url", f"http://{server.address}", "--at", "teatime")
-    assert said == "--at teatime is no time such as 30m (ago), 2026-11-21T02:40 or 1795228800"
+def test_an_invalid_time_is_named(capsys: pytest.CaptureFixture[str], server: Server) -> None:
+    error = complaint(capsys, "--url", f"http://{server.address}", "--at", "teatime")
+    assert error == "--at teatime is not a time such as 30m (ago), 2026-11-21T02:40 or 1795228800"
     assert server.asked == []
 
 
 def test_the_user_and_password_of_the_url_are_sent_and_not_shown(
     capsys: pytest.CaptureFixture[str], server: Server
 ) -> None:
-    said = complaint(capsys, "--url", f"http://alice:p%40ss@{server.address}/prometheus/")
-    assert said.startswith(f"http://{server.address}/prometheus has no run")
+    error = complaint(capsys, "--url", f"http://alice:p%40ss@{server.address}/prometheus/")
+    assert error.startswith(f"http://{server.address}/prometheus has no run")
     assert {path for path, _ in server.asked} == {"/prometheus/api/v1/query"}
     assert {credentials for _, credentials in server.asked} == {f"Basic {base64.b64encode(b'alice:p@ss').decode()}"}
 
 
-def test_the_password_does_not_follow_a_redirection(
+def test_a_redirect_does_not_get_the_password(
     capsys: pytest.CaptureFixture[str], server: Server, another_server: Server
 ) -> None:
     server.answer = answers(NOTHING, 302, Location=f"http://{another_server.address}/api/v1/query")
@@ -95,7 +95,7 @@ def test_the_password_does_not_follow_a_redirection(
     assert {credentials for _, credentials in another_server.asked} == {None}
 
 
-def test_the_server_may_be_named_by_the_environment(
+def test_an_environment_variable_may_name_the_server(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, server: Server
 ) -> None:
     monkeypatch.setenv("PROMETHEUS_URL", f"http://{server.address}")

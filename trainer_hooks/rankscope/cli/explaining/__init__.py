@@ -1,1 +1,1 @@
-"""`rankscope explain`: asks a Prometheus with our rules what holds a run back. Runs anywhere; no part of the hook."""
+"""`rankscope explain`: asks a Prometheus with Rankscope's rules what slows down a run. Not part of the hook."""

@@ -1,4 +1,4 @@
-"""What a Prometheus answered, checked: whoever is at that address may say anything, and names of runs are anybody's."""
+"""Validated answers of a Prometheus. The server at that address may be hostile, and users choose the names of runs."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 LONGEST = 4096  # characters of a label's value, an annotation and a query
-LARGEST = 1e18  # of a value: thousands of them add up to a number, and no counter of ours comes near
-RULES = "Rankscope"  # what the names of our alerts begin with
+LARGEST = 1e18  # of a value: sums of thousands stay finite, and no counter of ours comes near
+ALERT_PREFIX = "Rankscope"
 
 
 class MalformedError(Exception):
-    """It is not what a Prometheus answers."""
+    """The answer is not one of a Prometheus."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One series of an instant vector. `labels` are without the name."""
+    """One series of an instant vector. `labels` do not contain the name."""
 
     name: str
     labels: dict[str, str]
@@ -27,7 +27,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class ActiveAlert:
-    """One that a rule has now."""
+    """An active alert of a rule."""
 
     labels: dict[str, str]
     annotations: dict[str, str]
@@ -37,7 +37,7 @@ class ActiveAlert:
 
 @dataclass(frozen=True)
 class Rule:
-    """An alerting rule of ours. `interval` is its group's, in seconds; None where that is not said."""
+    """An alerting rule of Rankscope. `interval` is its group's in seconds, or None if unknown."""
 
     name: str
     query: str
@@ -47,7 +47,7 @@ class Rule:
 
 
 def data_of(body: bytes) -> object:
-    """The `data` of an answer. Raises MalformedError."""
+    """Return the `data` of an answer. Raises MalformedError."""
     try:
         return _dict(json.loads(body)).get("data")
     except (ValueError, RecursionError):  # brackets in thousands exhaust the parser's stack
@@ -55,7 +55,7 @@ def data_of(body: bytes) -> object:
 
 
 def error_of(body: bytes) -> str | None:
-    """The reason that an answer names why it is none."""
+    """Return the error message of an answer, if it has one."""
     try:
         error = _dict(json.loads(body)).get("error")
     except (ValueError, RecursionError, MalformedError):
@@ -64,16 +64,16 @@ def error_of(body: bytes) -> str | None:
 
 
 def samples(data: object, needed: tuple[str, ...] = ()) -> list[Sample]:
-    """An instant vector whose series all have the labels `needed`. Raises MalformedError.
+    """Return an instant vector whose series all have the labels `needed`. Raises MalformedError.
 
-    What is not a number is left out, as it says nothing; so is what is too large to be one of ours.
+    Skips NaN, and values that are too large for a series of Rankscope.
     """
     found = [_sample(_dict(series), needed) for series in _list(_dict(data).get("result"))]
     return [sample for sample in found if abs(sample.value) <= LARGEST]  # NaN is not
 
 
 def rules(data: object) -> list[Rule]:
-    """Our alerting rules: the others on the server are none of our business. Raises MalformedError."""
+    """Return Rankscope's alerting rules. Raises MalformedError."""
     groups = [_dict(group) for group in _list(_dict(data).get("groups"))]
     return [
         _rule(rule, _number(group.get("interval")))
@@ -94,7 +94,7 @@ def _sample(series: Mapping[str, Any], needed: tuple[str, ...]) -> Sample:
 
 
 def _is_ours(name: object) -> bool:
-    return isinstance(name, str) and name.startswith(RULES)
+    return isinstance(name, str) and name.startswith(ALERT_PREFIX)
 
 
 def _rule(rule: Mapping[str, Any], interval: float | None) -> Rule:
@@ -125,7 +125,7 @@ def _number(value: object) -> float | None:
 
 
 def _words(value: object) -> dict[str, str]:
-    """Annotations are written for people, and may be longer than what people read."""
+    """Return annotations, cut to the length that is shown."""
     return {name: _any_text(text)[:LONGEST] for name, text in _dict(value).items()}
 
 

@@ -1,4 +1,4 @@
-"""The command `rankscope explain`: what holds a run back, in some ten lines for people or one of JSON for programs."""
+"""The command `rankscope explain`: what slows down a run, in some ten lines, or as one line of JSON."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from collections.abc import Callable, Iterator
 from rankscope.cli.explaining.alerts import KNOWN, Alert
 from rankscope.cli.explaining.explanation import Explanation, explain
 from rankscope.cli.explaining.fetching import within
-from rankscope.cli.explaining.moments import parse_moment, said, said_iso
+from rankscope.cli.explaining.moments import format_iso_time, format_time, parse_moment
 from rankscope.cli.explaining.not_yet import STALL, NotYet
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError, UnreachableError
 from rankscope.cli.printable import printable
 
-CAUSES_SHOWN = 3  # with the sum of the others: more than that nobody acts upon
-SHOWN_FROM = 0.0005  # what is less is 0.0%
-ALERTS_SHOWN = 3  # beside the verdict
-NAMELESS = 0.1  # in `other`: what an alert would be about, had it a name
-MEANINGS: dict[str, str] = KNOWN["meanings"]  # docs/lost-time.md has the whole of it
+CAUSES_SHOWN = 3  # and the sum of the others
+SHOWN_FROM = 0.0005  # less is 0.0%
+ALERTS_SHOWN = 3  # in addition to the verdict
+UNNAMED_LIMIT = 0.1  # of `other`, from which on it would alert as a phase
+MEANINGS: dict[str, str] = KNOWN["meanings"]  # docs/lost-time.md has the definitions
+WORDS: dict[str, str] = KNOWN["words"]  # of the alert about a rank, by cause
 CLOCKS = {"device": "the devices' clock", "host": "the hosts' clock", "mixed": "the devices' clock or the hosts'"}
 BLAME = re.compile(r'rank:rankscope_blame:ratio\{rank="(.+)",phase="(.+)"\}')
 COMPARED = ("rank:rankscope_wait:ratio", "group:rankscope_wait:reference", "rank:rankscope_lag:ratio")
-EXPLAINED_WITHIN = 120.0  # seconds for all of its some twenty questions: a server may be slow, or mean it
-LINE_LIMIT = 1000  # characters; what is longer is a name that is none
-ERROR_LIMIT = 8000  # a choice of twenty runs, with names as long as a hook gives them
+EXPLAINED_WITHIN = 120.0  # seconds for some twenty queries: a server may be slow or hostile
+LINE_LIMIT = 1000  # characters; only a hostile name is longer
+ERROR_LIMIT = 8000  # characters: a choice of twenty runs with the longest names
 
 
 def show(
@@ -41,9 +42,9 @@ def show(
     connect: Callable[[str, float | None], Prometheus] = Prometheus,
     explain_node: Callable[[], bool] = lambda: False,
 ) -> int:
-    """Print it. The exit status: 2 if there is nothing to explain, with the reason on stderr.
+    """Print the explanation. Returns the exit status: 2 if there is nothing to explain, with the reason on stderr.
 
-    Where no server answers, `explain_node` may print what this node alone knows; it returns whether it has.
+    If no server answers, `explain_node` may print what this node knows; it returns whether it has.
     """
     try:
         moment = None if at is None else parse_moment(at)
@@ -65,7 +66,7 @@ def show(
 
 
 def as_object(found: Explanation, when: float) -> dict[str, object]:
-    """What `--json` prints. What is not known, or not so, is null."""
+    """Return the object that `--json` prints. Unknown values are null."""
     verdict = found.verdict
     return {
         "run": found.run.name,
@@ -84,7 +85,7 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
         "share": verdict and verdict.share(found.lost),
         "not_yet": found.not_yet and found.not_yet.as_object(),
         "evidence": {
-            **(verdict.annotations if verdict else {}),  # first: none of them stands in for what we compared
+            **(verdict.annotations if verdict else {}),  # first, so that none replaces the keys below
             "value": verdict and verdict.value,
             "lost": found.lost,
             "lost_gpu_hours": found.gpu_hours,
@@ -95,8 +96,8 @@ def as_object(found: Explanation, when: float) -> dict[str, object]:
 
 
 def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
-    """The explanation as lines for a terminal."""
-    moment = said(when, "%Y-%m-%d %H:%M:%S %Z")
+    """Yield the explanation as lines for a terminal."""
+    moment = format_time(when, "%Y-%m-%d %H:%M:%S %Z")
     useful = f", {_percent(found.lost['none'])} of the GPU time is useful compute" if "none" in found.lost else ""
     judged = f", judged by {CLOCKS[found.clock]}" if found.clock in CLOCKS else ""
     yield f"{found.run}: {_size(found)}{judged}{useful}, {moment}"
@@ -106,7 +107,7 @@ def as_lines(found: Explanation, when: float, width: int) -> Iterator[str]:
         return
     yield from _verdict(found, found.verdict, width)
     yield from _others(found, width)
-    if found.ended is not None:  # an alert that outlives its run has no numbers any more
+    if found.ended is not None:  # an alert that outlives its run has no figures
         yield f"Its ranks have ended. {_before(found.ended)}"
 
 
@@ -140,32 +141,33 @@ def _row(name: str, share: float, hours: float | None) -> str:
 def _no_verdict(found: Explanation) -> str:
     if "none" not in found.lost and found.not_yet is None:
         if found.ended is None:
-            return "No alert, and no figures: its ranks have only begun, or have ended."
+            return "No alert, and no figures: its ranks have just started, or have ended."
         return f"No alert, and no figures: its ranks have ended. {_before(found.ended)}"
     if found.not_yet is not None:
         return f"No alert yet: {_not_yet(found.not_yet)}"
-    return f"No alert: no loss is large enough for the rules to name it.{_blamed(found)}{_nameless(found)}"
+    return f"No alert: no loss is large enough.{_blamed(found)}{_unnamed(found)}"
 
 
 def _before(ended: float) -> str:
-    return f"Ask of before that with --at {ended - 30:.0f}."
+    return f"See the time before that with --at {ended - 30:.0f}."
 
 
 def _not_yet(what: NotYet) -> str:
-    when = "" if what.alerts_after_seconds is None else f"; that is told after {_duration(what.alerts_after_seconds)}"
+    when = "" if what.alerts_after_seconds is None else f"; it alerts after {_duration(what.alerts_after_seconds)}"
     if what.cause == STALL:
         return f"no rank has made progress for {_duration(what.lasts)}{when}."
     if what.rank is None:
         lost = f"{_percent(what.share)} of the GPU time, more than usual, is lost to {what.cause}"
     else:
-        lost = f"rank {what.rank} holds the others up by {_percent(what.share)} of each step, in {what.cause}"
-    return f"{lost}. It has for {_duration(what.lasts)}{when}."
+        words = WORDS.get(what.cause, WORDS[""]).format(cause=what.cause)
+        lost = f"rank {what.rank} slows down the run by {_percent(what.share)}: {words}"
+    return f"{lost}, for {_duration(what.lasts)}{when}."
 
 
 def _duration(seconds: float) -> str:
-    if seconds < 100:
+    if seconds < 99.5:
         return f"{_two_digits(seconds)} s"
-    return f"{seconds:.0f} s" if seconds < 300 else f"{seconds / 60:.0f} min"
+    return f"{_two_digits(seconds / 60)} min" if seconds < 5970 else f"{_two_digits(seconds / 3600)} h"
 
 
 def _percent(share: float) -> str:
@@ -176,26 +178,25 @@ def _two_digits(value: float) -> str:
     return f"{float(f'{value:.2g}'):g}"
 
 
-def _nameless(found: Explanation) -> str:
-    """What to do where most of the loss is in no phase that the hook knows."""
+def _unnamed(found: Explanation) -> str:
+    """Return what to do if most of the loss is in no phase that the hook knows."""
     largest = next((cause for cause in found.lost if cause != "none"), None)
-    if largest != "other" or found.lost["other"] < NAMELESS:
+    if largest != "other" or found.lost["other"] < UNNAMED_LIMIT:
         return ""
     return (
-        f" But {_percent(found.lost['other'])} of the time has no name: it passes outside of data loading, forward, "
-        "backward, optimizer and collectives. First: rankscope stacks --rank 0, on its node, shows where. Then put "
-        'rankscope.phase("data_wait") around batches that come from no DataLoader (get_batch()), and a phase with a '
-        "name of its own around the rest."
+        f" But {_percent(found.lost['other'])} of the time is outside data loading, forward, backward, optimizer and "
+        "collectives. First run rankscope stacks --rank 0 on its node to see where. Then wrap batches that come from "
+        'no DataLoader (get_batch()) in rankscope.phase("data_wait"), and the rest in a phase of your own.'
     )
 
 
 def _blamed(found: Explanation) -> str:
-    """Who is late most, while that is the largest loss."""
+    """Return which rank the others waited for most, if that is the largest loss."""
     if next((cause for cause in found.lost if cause != "none"), None) != "straggler":
         return ""
     for series, share in found.compared.items():
         if blamed := BLAME.fullmatch(series):
-            return f" Most waited for: rank {blamed[1]}, in {blamed[2]}, {_percent(share)} of the others' time."
+            return f" The others waited most for rank {blamed[1]}, in {blamed[2]}: {_percent(share)} of their time."
     return ""
 
 
@@ -212,12 +213,12 @@ def _state(alert: Alert) -> str:
 
 
 def _since(verdict: Alert) -> str:
-    since = said_iso(verdict.since)
+    since = format_iso_time(verdict.since)
     return f" since {since}" if since else ""
 
 
 def _in_short(alert: Alert, found: Explanation) -> str:
-    """Of a moment in the past, of which Prometheus keeps the labels and not the words."""
+    """Return an alert of a past moment by its labels: Prometheus does not keep its text."""
     host, gpu = (found.host, found.gpu) if alert is found.verdict else map(alert.labels.get, ("node", "gpu"))
     named = {"rank": alert.labels.get("rank"), "host": host, "GPU": gpu, "cause": alert.cause}
     share = alert.share(found.lost)
@@ -226,14 +227,14 @@ def _in_short(alert: Alert, found: Explanation) -> str:
 
 
 def _numbers(found: Explanation, verdict: Alert) -> str:
-    """What was compared: in the words of the notification where there are any."""
+    """Return what was compared, as the notification says it if it is known."""
     if "description" in verdict.annotations:
         return verdict.annotations["description"]
     values = [found.compared[name] for name in COMPARED if name in found.compared]
     if not verdict.name.endswith("Lagging") or len(values) < len(COMPARED):
         return "" if verdict.value is None else f"The alert's value: {_two_digits(verdict.value)}."
     own, others, lag = map(_percent, values)
-    return f"It waits {own} of its time in collectives, the ranks of its group {others}: a lag of {lag}."
+    return f"It waits {own} of the time in collectives, the ranks of its group {others}: a lag of {lag}."
 
 
 def _others(found: Explanation, width: int) -> Iterator[str]:
@@ -242,7 +243,7 @@ def _others(found: Explanation, width: int) -> Iterator[str]:
         summary = alert.annotations.get("summary") or _in_short(alert, found)
         yield textwrap.shorten(f"Also: {summary}", width, placeholder=" ...")
     if len(others) > ALERTS_SHOWN:
-        yield f"And {_count(len(others) - ALERTS_SHOWN, 'alert')} more: --json has them."
+        yield f"And {_count(len(others) - ALERTS_SHOWN, 'more alert')}: see --json."
 
 
 def _wrapped(text: str, width: int) -> list[str]:

@@ -1,7 +1,7 @@
-"""What holds a run back, by what Rankscope's rules have recorded in a Prometheus.
+"""The explanation of what slows down a run, from the series that Rankscope's rules record in a Prometheus.
 
-Nothing is judged here. The verdict is the alert of the run that Alertmanager would send; the shares and the numbers
-compared are recorded series. So the terminal, the notification and the dashboards cannot disagree.
+The verdict is the alert of the run that Alertmanager would send. Ratios and compared numbers are recorded series. So
+terminal, notification and dashboards agree.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 from rankscope.cli.explaining import not_yet
 from rankscope.cli.explaining.alerts import Alert, alerts_of
 from rankscope.cli.explaining.answers import Sample
-from rankscope.cli.explaining.moments import said
+from rankscope.cli.explaining.moments import format_time
 from rankscope.cli.explaining.not_yet import NotYet
 from rankscope.cli.explaining.prometheus import Prometheus, PrometheusError, quoted
 
@@ -23,20 +23,20 @@ RUNS_SHOWN = 20
 
 
 class Run(NamedTuple):
-    """A run. One of the same name in another cluster, or of another user, is another one."""
+    """A run: its name, cluster and owner identify it."""
 
     name: str
     cluster: str
-    """The label of its series; empty where they have none."""
+    """The label of its series; empty without one."""
     owner: str
-    """The uid of the user whose it is, likewise."""
+    """The uid of its user; empty without one."""
 
     def __str__(self) -> str:
         return f"{self.name} in cluster {self.cluster}" if self.cluster else self.name
 
     @property
     def here(self) -> str:
-        """The matcher of what is in its cluster; an empty one matches what has no such label."""
+        """The matcher of its cluster; an empty one matches series without the label."""
         return f"cluster={quoted(self.cluster)}"
 
     @property
@@ -47,40 +47,40 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True)
 class Explanation:
-    """All that is to be said of a run. Shares are parts of its GPU time, over the rules' window."""
+    """The explanation of a run. Ratios are parts of its GPU time, over the rules' window."""
 
     run: Run
     ranks: int
-    """How many are alive."""
+    """The number of live ranks."""
     nodes: int
     lost: dict[str, float]
     """By cause; `none` is useful compute."""
     gpu_hours: dict[str, float]
     """Lost by cause since the rules first saw the run."""
     alerts: list[Alert]
-    """That Alertmanager would send, the verdict first."""
+    """The alerts that Alertmanager would send, the verdict first."""
     clock: str | None = None
-    """By which its ranks are judged: `device`, `host`, or `mixed` if that differs between its groups."""
+    """The clock by which its ranks are judged: `device`, `host`, or `mixed` if its groups differ."""
     not_yet: NotYet | None = None
-    """What is no alert yet, if there is none."""
+    """A loss that does not alert yet, if there is no alert."""
     ended: float | None = None
-    """When the last rank did, in unix seconds, if none is alive."""
+    """The end of the last rank in unix seconds, if none is alive."""
     host: str | None = None
     gpu: str | None = None
-    """Both of the rank that the verdict names."""
+    """Host and GPU of the verdict's rank."""
     compared: dict[str, float] = field(default_factory=dict)
     """Recorded series of the run, and of the verdict's rank."""
 
     @property
     def verdict(self) -> Alert | None:
-        """What holds the run back; None if nothing does that the rules would tell."""
+        """The alert about what slows down the run; None without an alert."""
         return self.alerts[0] if self.alerts else None
 
 
 def explain(
     prometheus: Prometheus, name: str | None, cluster: str | None = None, owner: str | None = None, *, is_now: bool
 ) -> Explanation:
-    """What the rules say of the run of this name, cluster and owner, or of the only one. Raises PrometheusError."""
+    """Return the explanation of the run with this name, cluster and owner, or the only one. Raises PrometheusError."""
     run = _only(prometheus, (name, cluster, owner), is_now)
     where = run.where
     lost = _by_cause(prometheus.query(f"run:rankscope_lost:ratio{{{where}}}", "cause"))
@@ -108,21 +108,21 @@ def explain(
 
 
 def _only(prometheus: Prometheus, wanted: tuple[str | None, ...], is_now: bool) -> Run:
-    """The only one that has these of name, cluster and owner that are given, or the only one of these that lives."""
+    """Return the only run with the given name, cluster and owner, or the only live one. Raises PrometheusError."""
     runs = _runs(prometheus)
     if not runs:
         raise PrometheusError(f"{prometheus.url} {_none(prometheus, is_now)}")
-    meant = [run for run in runs if all(asked in (None, its) for asked, its in zip(wanted, run, strict=True))]
-    if not meant:
+    found = [run for run in runs if all(asked in (None, its) for asked, its in zip(wanted, run, strict=True))]
+    if not found:
         words = zip((" ", " in cluster ", " of owner "), wanted, strict=True)
         asked = "".join(f"{word}{value}" for word, value in words if value is not None)
         raise PrometheusError(f"{prometheus.url} has no run{asked}; it has: {_listed(map(str, runs))}")
-    if len(meant) == 1:
-        return meant[0]
+    if len(found) == 1:
+        return found[0]
     living = _by_run(prometheus, "count by (run, cluster, owner) (rank:rankscope_rank_info:live)")
-    alive = [run for run in meant if run in living]
+    alive = [run for run in found if run in living]
     if len(alive) != 1:
-        raise PrometheusError(f"{prometheus.url} has {len(meant)} runs; {_choice(prometheus, meant, living)}")
+        raise PrometheusError(f"{prometheus.url} has {len(found)} runs; {_choice(prometheus, found, living)}")
     return alive[0]
 
 
@@ -132,7 +132,7 @@ def _runs(prometheus: Prometheus) -> list[Run]:
 
 
 def _choice(prometheus: Prometheus, runs: Sequence[Run], living: Mapping[Run, float]) -> str:
-    """With the state, the start and the last step of each, the living and the youngest first."""
+    """Return the runs to choose from with state, start and last step, the living and the youngest first."""
     began = _by_run(
         prometheus, "max by (run, cluster, owner) (last_over_time(rankscope_rank_start_timestamp_seconds[1h]))"
     )
@@ -149,7 +149,7 @@ def _choice(prometheus: Prometheus, runs: Sequence[Run], living: Mapping[Run, fl
         if len(differ["--owner"]) > 1:
             words.insert(0, f"owner {run.owner}")
         if run in began:
-            words.append(f"began {said(began[run], '%Y-%m-%d %H:%M')}")
+            words.append(f"started {format_time(began[run], '%Y-%m-%d %H:%M')}")
         if run in steps:
             words.append(f"step {steps[run]:.0f}")
         return f"{run} ({', '.join(words)})"
@@ -165,7 +165,7 @@ def _listed(runs: Iterable[str]) -> str:
 
 
 def _by_run(prometheus: Prometheus, expression: str) -> dict[Run, float]:
-    """What an expression by run, cluster and owner is."""
+    """Return the values of an expression by run, cluster and owner."""
     samples = prometheus.query(expression, "run")
     return {
         Run(of["run"], of.get("cluster", ""), of.get("owner", "")): value
@@ -174,28 +174,28 @@ def _by_run(prometheus: Prometheus, expression: str) -> dict[Run, float]:
 
 
 def _none(prometheus: Prometheus, is_now: bool) -> str:
-    """That it has no run, and what is known of why."""
+    """Return that the server has no run, and why."""
     exporters = len(prometheus.query("group by (instance, cluster) (rankscope_exporter_build_info)"))
     if is_now and exporters:
-        return f"has no run: exporters of Rankscope answer ({exporters}), and none shows a rank"
+        return f"has no run: it scrapes Rankscope exporters ({exporters}), but none shows a rank"
     if is_now:
-        return "has no run, and no exporter of Rankscope answers it: its page /targets says why"
+        return "has no run and scrapes no Rankscope exporter: see its page /targets"
     if exporters:
-        return f"had no run then: exporters of Rankscope answered ({exporters}), and none showed a rank"
-    return "had no run then, and no exporter of Rankscope answered it"
+        return f"had no run then: it scraped Rankscope exporters ({exporters}), but none showed a rank"
+    return "had no run then and scraped no Rankscope exporter"
 
 
 def _has_rules(prometheus: Prometheus, here: str) -> bool:
-    """Every rank and every GPU makes them record something."""
+    """Return whether the rules record anything: they do for every rank and every GPU."""
     return bool(prometheus.query(f'count({{__name__=~"(run|rank|gpu):rankscope_.+",{here}}})'))
 
 
 def _why_nothing(prometheus: Prometheus, is_now: bool) -> str:
-    """Rules that were loaded a moment ago are first evaluated after up to an interval."""
+    """Return why the rules have no series: they are not loaded, or not evaluated yet."""
     interval = prometheus.evaluation_interval() if is_now else None
     if interval is None:
         return "Rankscope's rules are not loaded there (rule_files)"
-    return f"Rankscope's rules have recorded nothing of it yet: they are evaluated each {interval:g} s"
+    return f"Rankscope's rules have recorded nothing about it yet: they are evaluated each {interval:g} s"
 
 
 def _by_cause(samples: Iterable[Sample]) -> dict[str, float]:
@@ -236,7 +236,7 @@ def _gpu(prometheus: Prometheus, here: str, uuid: str | None) -> str | None:
 
 
 def _compared(prometheus: Prometheus, where: str, verdict: Mapping[str, str]) -> dict[str, float]:
-    """Of the run; and of the verdict's rank and group, or if it names none of the rank to blame most."""
+    """Return the series of the run, and of the verdict's rank and group; without one, of the rank with most blame."""
     wanted = [f'{{__name__=~"run:rankscope_.+:(ratio|rate|seconds)",__name__!~".+_(lost|moving|phase):.+",{where}}}']
     if "rank" in verdict:
         wanted.append(f'{{__name__=~"rank:rankscope_.+:(ratio|seconds)",{where},rank={quoted(verdict["rank"])}}}')
@@ -247,6 +247,6 @@ def _compared(prometheus: Prometheus, where: str, verdict: Mapping[str, str]) ->
 
 
 def _series(sample: Sample, verdict: Mapping[str, str]) -> str:
-    """Its name and what tells it from its like: the phase, and the rank if the verdict names none."""
+    """Return the series' name with its phase, and with its rank if the verdict has none."""
     shown = [name for name in ("rank", "phase") if name in sample.labels and (name == "phase" or name not in verdict)]
     return sample.name + (f"{{{','.join(f'{name}={quoted(sample.labels[name])}' for name in shown)}}}" if shown else "")

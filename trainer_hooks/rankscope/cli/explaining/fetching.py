@@ -1,4 +1,4 @@
-"""One question to an HTTP server that may be hostile: bounded in bytes and time, redirected within http(s) alone."""
+"""One request to an HTTP server that may be hostile: limited in bytes and time, redirects only to http(s)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from http.client import HTTPResponse
 from typing import NamedTuple, TypeVar
 
-ANSWERS_WITHIN = 20.0  # seconds without a byte; a query takes Prometheus milliseconds
+ANSWERS_WITHIN = 20.0  # seconds without a byte; a query takes milliseconds
 BODY_LIMIT = 8 * 1024**2  # bytes: some 15,000 ranks
 REFUSAL_LIMIT = 64 * 1024  # bytes of an error's body
 REDIRECTS = 5
@@ -21,7 +21,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Answer(NamedTuple):
-    """What a server answered to a question over HTTP."""
+    """The answer of an HTTP server."""
 
     status: int
     reason: str
@@ -29,27 +29,27 @@ class Answer(NamedTuple):
 
 
 class FetchError(Exception):
-    """Why nothing did, in words."""
+    """The request failed; the text says why."""
 
 
 def fetch(url: str, authorization: str = "") -> Answer:
     """GET a page. Raises FetchError, OSError, HTTPException or ValueError."""
     for _ in range(REDIRECTS + 1):
-        request = urllib.request.Request(url)  # noqa: S310 - http or https, as _target and Prometheus see to
+        request = urllib.request.Request(url)  # noqa: S310 - http or https: _target and Prometheus check it
         if authorization:
             request.add_unredirected_header("Authorization", authorization)
         with _opened(request) as answer:
             if answer.status not in REDIRECTING:
                 return Answer(answer.status, answer.reason or "", _body(answer))
             url = _target(url, answer.headers.get("Location") or "")
-        authorization = ""  # a redirection leads nobody's password anywhere
+        authorization = ""  # a redirect must not get the password
     raise FetchError(f"it redirects more than {REDIRECTS} times")
 
 
 def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
-    """What `work` returns or raises, in a thread that is left to itself after `seconds`. Raises TimeoutError then.
+    """Return or raise what `work` does, in a thread that is abandoned after `seconds`. Raises TimeoutError then.
 
-    A socket's own limit counts from its last byte: a server that sends one now and then holds it up for ever.
+    A socket's timeout restarts with each byte, so a server that sends slowly could block it forever.
     """
     done: queue.Queue[tuple[ResultT | None, BaseException | None]] = queue.Queue()
 
@@ -66,11 +66,11 @@ def within(seconds: float, work: Callable[[], ResultT]) -> ResultT:
         raise TimeoutError(f"no answer within {seconds:.0f} s") from None
     if error is not None:
         raise error
-    return result  # type: ignore[return-value]  # without an error it is one
+    return result  # type: ignore[return-value]  # without an error there is a result
 
 
 def _opened(request: urllib.request.Request) -> HTTPResponse:
-    """The answer of any status. An opener of our own: the usual one has file:, ftp: and data: in it, and reads all."""
+    """Open the URL and return the answer of any status. The default opener would also open file:, ftp: and data:."""
     opener = urllib.request.OpenerDirector()
     for handler in (urllib.request.ProxyHandler(), urllib.request.HTTPHandler(), urllib.request.HTTPSHandler()):
         opener.add_handler(handler)
@@ -89,10 +89,10 @@ def _body(answer: HTTPResponse) -> bytes:
 
 
 def _target(url: str, location: str) -> str:
-    """Where a redirection leads, if that is an address to go to."""
+    """Return the target of a redirect. Raises FetchError if it is not allowed."""
     target = urllib.parse.urljoin(url, location)
     before, after = urllib.parse.urlsplit(url), urllib.parse.urlsplit(target)
-    is_one = after.scheme in ("http", "https") and after.hostname and "@" not in after.netloc
-    if not is_one or (before.scheme == "https" and after.scheme == "http"):
+    is_allowed = after.scheme in ("http", "https") and after.hostname and "@" not in after.netloc
+    if not is_allowed or (before.scheme == "https" and after.scheme == "http"):
         raise FetchError(f"it redirects from {before.scheme} to {target[:200]!r}")
     return target

@@ -1,4 +1,4 @@
-"""Moments: what `--at` takes, and how those that a server tells are said, which may be none."""
+"""Times: parsing of `--at`, and formatting of a server's times, which may be invalid."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import re
 import time
 from datetime import datetime
 
-CLOCKS_APART = 60.0  # seconds, of this machine's and Prometheus'
+CLOCKS_APART = 60.0  # seconds between this machine's clock and Prometheus'
 SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-NO_MOMENT = (ValueError, OverflowError, OSError)  # of what no calendar has; which of them depends on how far off it is
+INVALID_TIME = (ValueError, OverflowError, OSError)  # of a time outside the calendar; it depends on how far outside
 
 
 def parse_moment(text: str) -> float:
-    """Unix seconds of such a number, of `30m` (that long ago) or of an ISO 8601 time. Raises ValueError."""
+    """Return unix seconds from a number, `30m` (ago) or an ISO 8601 time. Raises ValueError."""
     try:
         moment = _moment(text)
-    except NO_MOMENT:
+    except INVALID_TIME:
         moment = -1.0
     if moment < 0:
-        raise ValueError(f"--at {text} is no time such as 30m (ago), 2026-11-21T02:40 or 1795228800")
+        raise ValueError(f"--at {text} is not a time such as 30m (ago), 2026-11-21T02:40 or 1795228800")
     if moment > time.time() + CLOCKS_APART:
         raise ValueError(f"--at {text} is in the future")
     return moment
 
 
-def said(seconds: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
-    """Unix seconds in this machine's time; the number where they are no moment."""
-    with contextlib.suppress(*NO_MOMENT):
+def format_time(seconds: float, form: str = "%Y-%m-%d %H:%M:%S") -> str:
+    """Return unix seconds in this machine's time zone, or the number if they are no valid time."""
+    with contextlib.suppress(*INVALID_TIME):
         return datetime.fromtimestamp(seconds).astimezone().strftime(form)
     return f"{seconds:.0f}"
 
 
-def said_iso(text: str) -> str:
-    """An ISO 8601 time likewise; empty if it is none."""
-    with contextlib.suppress(*NO_MOMENT):
-        # Prometheus tells nanoseconds, which no Python takes.
-        return said(datetime.fromisoformat(_utc(re.sub(r"\.\d+", "", text))).timestamp())
+def format_iso_time(text: str) -> str:
+    """Return an ISO 8601 time in this machine's time zone; empty if it is invalid."""
+    with contextlib.suppress(*INVALID_TIME):
+        # Prometheus sends nanoseconds, which Python does not parse.
+        return format_time(datetime.fromisoformat(_utc(re.sub(r"\.\d+", "", text))).timestamp())
     return ""
 
 

@@ -1,4 +1,4 @@
-"""What is no alert yet: who holds a run up, what it loses, how long it has stood still; and when that is told."""
+"""Losses and standstills that are not alerts yet, and when they will be."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from rankscope.cli.explaining.answers import Sample
 from rankscope.cli.explaining.prometheus import Prometheus, quoted
 
 STALL = "stall"
-LOOKED_BACK = "30m"  # for when it began: twice as long as the longest tier
+LOOKED_BACK = "30m"  # for its start: twice as long as the longest tier
 LIMIT = min(tier["limit"] for tier in KNOWN["tiers"])
 
 
@@ -21,21 +21,21 @@ class NotYet:
     cause: str
     """`stall`, the phase in which a rank is late, or what a run's time is lost to."""
     rank: str | None
-    """Who holds the others up, if it is one."""
+    """The rank that slows down the others, if it is a single one."""
     share: float
-    """The part of each step by which the rank does, or of the GPU time that is lost beyond what the run is used to."""
+    """The rank's lag as a part of each step, or the GPU time that is lost beyond the run's baseline."""
     lasts: float
-    """Seconds, so far."""
+    """Seconds so far."""
     alerts_after_seconds: float | None
-    """Seconds; None if its steps are too long to say so, or this server does not know the rules."""
+    """Seconds; None if its steps are too long to know, or the server has no rules."""
 
     def as_object(self) -> dict[str, object]:
-        """Its fields by their names in the JSON output."""
+        """Return its fields by their names in the JSON output."""
         return asdict(self)
 
 
 def find(prometheus: Prometheus, where: str) -> NotYet | None:
-    """Of the run that has these labels. Raises PrometheusError."""
+    """Return the loss or standstill of the run with these labels. Raises PrometheusError."""
     return _standstill(prometheus, where) or _loss(prometheus, where)
 
 
@@ -49,7 +49,7 @@ def _standstill(prometheus: Prometheus, where: str) -> NotYet | None:
 
 
 def _loss(prometheus: Prometheus, where: str) -> NotYet | None:
-    """Of one rank where it explains half of what is lost to stragglers, as in the rules."""
+    """Return the largest loss. It is a rank's if that explains half of the loss to stragglers, as in the rules."""
     lags, losses = (
         prometheus.query(f"topk(1, {series}{{{where}}} > {LIMIT})", label)
         for series, label in (("rank:rankscope_lag:ratio", "rank"), ("run:rankscope_loss:ratio", "cause"))
@@ -71,12 +71,12 @@ def _loss(prometheus: Prometheus, where: str) -> NotYet | None:
 
 
 def _began(prometheus: Prometheus, loss: Sample, where: str) -> float:
-    """For how many seconds it has been above the limit; of a series that always was, for how long it is there."""
+    """Return the seconds for which the loss has been above the limit, or the age of a series that always was."""
     key = "rank" if "rank" in loss.labels else "cause"
     series = f"{loss.name}{{{where},{key}={quoted(loss.labels[key])}}}"
     below = prometheus.query(f"time() - max_over_time(timestamp({series} <= {LIMIT})[{LOOKED_BACK}:15s])")
-    there = prometheus.query(f"time() - min_over_time(timestamp({series})[{LOOKED_BACK}:15s])")
-    return next((one.value for one in (*below, *there)), 0.0)
+    exists = prometheus.query(f"time() - min_over_time(timestamp({series})[{LOOKED_BACK}:15s])")
+    return next((one.value for one in (*below, *exists)), 0.0)
 
 
 def _phase(prometheus: Prometheus, where: str, rank: str) -> str:
@@ -85,7 +85,7 @@ def _phase(prometheus: Prometheus, where: str, rank: str) -> str:
 
 
 def _alerts_after_seconds(prometheus: Prometheus, where: str, share: float) -> float | None:
-    """The span of the first tier that is for so much, and has enough steps in it."""
+    """Return the span of the first tier with a limit below the loss and enough steps in its span."""
     interval = prometheus.evaluation_interval()
     rates: Sequence[Sample] = prometheus.query(f"run:rankscope_steps:rate{{{where}}}")
     if interval is None or not rates:
