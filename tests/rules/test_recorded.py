@@ -50,9 +50,9 @@ def test_a_recorded_fault_is_told_with_its_place_and_cause_and_nothing_else_is(
     told: list[Alert], recording: Recording
 ) -> None:
     of_it = [alert for alert in told if recording.case in (alert.get("run"), alert.get("node"), alert.get("instance"))]
-    right = [alert for alert in of_it if recording.told and recording.told.items() <= alert.items()]
+    right = [alert for alert in of_it if recording.expected and recording.expected.items() <= alert.items()]
     assert of_it == right
-    assert bool(right) == bool(recording.told)
+    assert bool(right) == bool(recording.expected)
 
 
 @pytest.mark.parametrize("later", range(FAILED + AFTERWARDS))

@@ -1,4 +1,4 @@
-"""Faults on the way of the data to the device."""
+"""Faults in the data path to the device."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FAULTS = {
         lagging("data_wait"),
         the_rank,
     ),
-    # Copies to the GPU take long on every rank (unpinned memory); data is there in time.
+    # Copies to the GPU take long on every rank (unpinned memory); the data is there in time.
     "f04_slow_copies": Case(
         "slow host-to-device copies",
         all_ranks(lambda target: {"copy": target.extra_ms}),
