@@ -192,8 +192,7 @@ def _ramp(start: float, figure: float, ramps: bool, speed: Speed, samples: int) 
 def all_of(cases: Iterable[Case], speed: Speed) -> dict[str, Any]:
     """Return a test with all cases as runs of one Prometheus.
 
-    No alert fires before the fault, and the expected ones fire in the end. `exp_alerts` is empty so that promtool prints
-    their texts.
+    No alert fires before the fault, and the expected ones in the end. Empty `exp_alerts` make promtool print the texts.
     """
     cases = list(cases)
     names = sorted({alert["alertname"] for case in cases for alert in case.alerts})

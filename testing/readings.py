@@ -31,7 +31,7 @@ STEP = {"data_wait": 0.005, "forward": 0.06, "backward": 0.12, "optimizer": 0.01
 
 Work = dict[str, float]
 Change = Callable[[int, int, Work], None]
-"""A function that changes the seconds by phase of a rank's step. Arguments: the step's number, the rank, the seconds."""
+"""A change of a rank's seconds by phase in a step. Arguments: the step's number, the rank, the seconds."""
 
 
 def spend(phase: str, seconds: float, *ranks: int, every: int = 1) -> Change:

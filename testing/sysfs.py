@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def write(path: Path, text: object) -> None:
-    """Write a file of sysfs, with its line feed."""
+    """Write a file of sysfs, with a final newline."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{text}\n", errors="surrogateescape")
 

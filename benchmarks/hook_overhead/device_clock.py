@@ -1,4 +1,4 @@
-"""Measure what the device's clock costs the host, without a device.
+"""Measure the cost of the device's clock on the host, without a device.
 
     python -m benchmarks.hook_overhead.device_clock --pairs 100 --save
 
@@ -35,12 +35,12 @@ STREAM = SimpleNamespace(device="cuda:0")
 
 
 class Event:
-    """As torch.cuda.Event, of a device that has done everything at once."""
+    """An event like torch.cuda.Event, of a device that is always done."""
 
     marks = 0
 
     def __init__(self, enable_timing: bool = False) -> None:
-        self.can_tell_the_time = enable_timing
+        self.enable_timing = enable_timing
         self._at = 0.0
 
     def record(self, _stream: object = None) -> None:
@@ -48,30 +48,30 @@ class Event:
         self._at = time.monotonic()
 
     def wait(self, _stream: object = None) -> None:
-        """No time at all."""
+        """Return at once."""
 
     def synchronize(self) -> None:
-        """Likewise."""
+        """Return at once."""
 
     def query(self) -> bool:
-        """Always over."""
+        """Return True: the device has always passed the event."""
         return True
 
     def elapsed_time(self, end_event: Event) -> float:
-        """Milliseconds."""
+        """Return milliseconds."""
         return (end_event._at - self._at) * 1000
 
 
 class Stream:
-    """As torch.cuda.Stream; nobody makes one here."""
+    """A stand-in for torch.cuda.Stream; this benchmark creates none."""
 
     def synchronize(self) -> None:
-        """No time at all."""
+        """Return at once."""
 
 
 @contextmanager
-def pretended_device() -> Iterator[None]:
-    """Within, torch.cuda is in use and its events take no time."""
+def fake_device() -> Iterator[None]:
+    """Give torch.cuda events that take no time until the block ends."""
     stand_ins: tuple[tuple[Any, str, Any], ...] = (
         (torch.backends.cuda, "is_built", lambda: True),
         (torch.cuda, "is_initialized", lambda: True),
@@ -92,24 +92,24 @@ def pretended_device() -> Iterator[None]:
 
 
 def with_clock(loop: Loop, seconds_per_mark: float) -> Callable[[], Block]:
-    """A block with the hook beside the pretended device."""
+    """Return a function that runs a block with the hook and the fake device."""
 
     def block() -> Block:
         device_clock.SECONDS_PER_MARK = seconds_per_mark
-        with pretended_device():
+        with fake_device():
             return loop.with_hook()
 
     return block
 
 
 def marks_a_second(training: Ddp, seconds: float) -> tuple[float, float]:
-    """Of steps that last LONG_STEP, as it is; and the marks of a step that is measured."""
+    """Return the marks a second in steps of LONG_STEP, and the marks of a measured step."""
     training.sleep = LONG_STEP
-    with pretended_device():
+    with fake_device():
         rankscope.instrument()
         loop = Loop(training, 1)
         loop.warm_up()
-        loop.run(2)  # the first step's marks tell the level
+        loop.run(2)  # the first step's marks set the level
         attachment = attach.current()
         assert attachment is not None
         slots = attachment.writer.slots
@@ -123,7 +123,7 @@ def marks_a_second(training: Ddp, seconds: float) -> tuple[float, float]:
 
 
 def measure(pairs: int, seconds: float) -> dict[str, Any]:
-    """All figures; of time as microseconds."""
+    """Return all figures, times in microseconds."""
     usual = device_clock.SECONDS_PER_MARK
     join(Ddp.ranks)
     training = Ddp()
@@ -167,8 +167,8 @@ def table(figures: dict[str, Any]) -> str:
 def main() -> None:
     """Measure and publish."""
     parser = report.parser(__doc__)
-    parser.add_argument("--pairs", type=int, default=200, help="of blocks, of each kind (%(default)s)")
-    parser.add_argument("--seconds", type=float, default=30.0, help="in which marks are counted (%(default)s)")
+    parser.add_argument("--pairs", type=int, default=200, help="pairs of blocks of each kind (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=30.0, help="for counting marks (%(default)s)")
     options = parser.parse_args()
     with in_process.run_directory():
         found = measure(options.pairs, options.seconds)

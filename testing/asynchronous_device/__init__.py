@@ -11,8 +11,8 @@
 
 **What it is.** Streams are threads that run one operation after the other. Events have the time at which the device
 passed them. A collective is issued after the work in the current stream and really meets the other ranks; waiting for
-it blocks the current stream, never the host. `torch.cuda` and `torch.cpu` have these streams, so that the hook and FSDP2
-find them where they look for CUDA's.
+it blocks the current stream, never the host. `torch.cuda` and `torch.cpu` have these streams, so that the hook and
+FSDP2 find them where they look for CUDA's.
 
 **What it is not.** It computes nothing: tensors are on the host, and torch's computations take host time. Only launched
 work takes device time. Results of collectives are there at once and are *not* correct: each rank's own part stands in

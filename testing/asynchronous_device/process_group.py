@@ -175,7 +175,7 @@ class Group(dist.ProcessGroup):
 
     @property
     def group_name(self) -> Any:
-        """The name in torch.distributed's registry: C++ takes it from the backends of a group, and this one has none."""
+        """The name in torch.distributed's registry: C++ takes it from a group's backends, and this one has none."""
         return distributed_c10d._world.pg_names[self]
 
     def _get_sequence_number_for_group(self) -> int:

@@ -62,7 +62,7 @@ class ControlWriter:
 
     def write(self, from_step: int) -> None:
         """Write the behavior from a step on, atomically."""
-        text = json.dumps({"from_step": from_step, "common": self.everybody, "ranks": self.ranks})
+        text = json.dumps({"from_step": from_step, "common": self.common, "ranks": self.ranks})
         draft = self.path.with_suffix(".draft")
         draft.write_text(text)
         draft.rename(self.path)

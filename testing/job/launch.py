@@ -47,7 +47,7 @@ class TrainingJob:
 
     def start(self, **common: Any) -> None:
         """Start the job, with this behavior from the first step on."""
-        self._control.everybody = common
+        self._control.common = common
         self._control.write(from_step=0)
         self.started = time.time()
         with self.output.open("wb") as output:
@@ -77,14 +77,14 @@ class TrainingJob:
 
     def change(self, common: dict[str, Any] | None = None, ranks: dict[int, dict[str, Any]] | None = None) -> float:
         """Add this to the current behavior. Return when it took effect, in unix time. Raises JobError."""
-        self._control.everybody |= common or {}
+        self._control.common |= common or {}
         for rank, behavior in (ranks or {}).items():
             self._control.ranks[rank] = {**self._control.ranks.get(rank, {}), **behavior}
         return self._write()
 
     def heal(self, **common: Any) -> float:
         """Reset all ranks to this behavior. Return when it took effect, in unix time. Raises JobError."""
-        self._control.everybody, self._control.ranks = common, {}
+        self._control.common, self._control.ranks = common, {}
         return self._write()
 
     def pid(self, rank: int) -> int:
@@ -105,7 +105,7 @@ class TrainingJob:
 
     def finish(self) -> None:
         """End all ranks normally. Raises JobError."""
-        self._control.everybody = {"stops": True}
+        self._control.common = {"stops": True}
         self._write(waits=False)
         if not wait_for(lambda: not self.is_running(), ENDS_WITHIN):
             raise JobError(f"{self.run} does not end normally\n{self.last_output()}")
