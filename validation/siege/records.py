@@ -1,4 +1,4 @@
-"""Attacks on the run directory: each is a generator that does one act, or one handful, and yields."""
+"""Attacks on the run directory: each is a generator that does one or several acts, and yields."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from rankscope.record.writer import RankWriter
 from rankscope_exporter.ranks.checks import LABELS
 from rankscope_exporter.simulation import simulated_uuid
 
-NAMES = 9000  # at once: more than an exporter looks at in one scan
+NAMES = 9000  # at once: more than an exporter reads in one scan
 NAMES_AN_ACT = 200
-LIVING = 300  # records of one process: more than there are ranks on a page
+LIVING = 300  # records of one process: more than the ranks on a page
 RANKS_OF_A_USER = 128
 CHILDREN, CHILDREN_AN_ACT = 1500, 100
 DEAD = 60
@@ -38,7 +38,7 @@ READ_LOCK = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
 
 
 def flooded(target: Target, seen: Seen) -> Iterator[None]:
-    """Thousands of empty files whose names come and go."""
+    """Create and remove thousands of empty files."""
     present: deque[Path] = deque()
     try:
         for number in count():
@@ -56,7 +56,7 @@ def flooded(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def crowded(target: Target, seen: Seen) -> Iterator[None]:
-    """Hundreds of living ranks, each of a run of its own; of ten at a time the names change."""
+    """Publish hundreds of live ranks, each with its own run; ten at a time change their names."""
     living: deque[RankWriter] = deque()
     try:
         for number in count():
@@ -72,7 +72,7 @@ def crowded(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def many_children(target: Target, seen: Seen) -> Iterator[None]:
-    """A process that is as many ranks as one user may have and has far more children, of which ten at a time change."""
+    """Be as many ranks as one user may have, with far more children, ten of which change at a time."""
     living = [_published(target, f"parent-{number}", run=f"parent-{number}") for number in range(RANKS_OF_A_USER)]
     children: deque[subprocess.Popen[bytes]] = deque()
     try:
@@ -91,9 +91,9 @@ def many_children(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def forged_living(target: Target, seen: Seen) -> Iterator[None]:
-    """Living ranks of the victim's run: its own numbers with a later start, one that cannot be, one of tomorrow.
+    """Publish live ranks of the victim's run: its own numbers with a later start, an impossible one, one of tomorrow.
 
-    They say that they do nothing but wait for data, and get no further.
+    They claim to wait for data, and make no progress.
     """
     now = time.time()
     forgeries = {"0": now, "1": now, "999": now, "000": now, "2": now + 86_400}
@@ -104,7 +104,7 @@ def forged_living(target: Target, seen: Seen) -> Iterator[None]:
                 writer.slots[INDEX["phase_seconds"] + layout.DATA_WAIT] += 1.0
                 for start in ("started_monotonic", "started_unix"):
                     writer.slots[INDEX[start]] += 0.1
-                seen["told lies"] += 1
+                seen["forged updates"] += 1
             yield
     finally:
         for writer in living:
@@ -112,7 +112,7 @@ def forged_living(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def forged_dead(target: Target, seen: Seen) -> Iterator[None]:
-    """Ranks of the victim's run that have just crashed, or were killed."""
+    """Publish ranks of the victim's run that have just crashed, or were killed."""
     dead: deque[Path] = deque()
     try:
         for number in count():
@@ -134,7 +134,7 @@ def forged_dead(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def forged_uuids(target: Target, seen: Seen) -> Iterator[None]:
-    """Living ranks of another run that are each on a GPU of the node, and on another one the next moment."""
+    """Publish live ranks of another run on each GPU of the node, which change GPUs at each act."""
     uuids = [simulated_uuid(number) for number in range(GPUS)]
     living = [_published(target, f"gpu-{n}", run="stolen", rank=str(n), uuid=uuid) for n, uuid in enumerate(uuids)]
     try:
@@ -150,7 +150,7 @@ def forged_uuids(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def read_locks(target: Target, seen: Seen) -> Iterator[None]:
-    """Locks for reading on the victim's records, by process and by open file, at each moment that there is one."""
+    """Try to lock the victim's records for reading, by process and by open file."""
     held: deque[int] = deque()
     try:
         while True:
@@ -168,7 +168,7 @@ def read_locks(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def broken(target: Target, seen: Seen) -> Iterator[None]:
-    """Damaged and truncated records, some of them while they are read, and what is no file at all."""
+    """Write damaged and truncated records, some while they are read, and entries that are no files."""
     present: deque[Path] = deque()
     made = 0
     with ExitStack() as odd:
@@ -186,7 +186,7 @@ def broken(target: Target, seen: Seen) -> Iterator[None]:
                 while len(present) > DAMAGED:
                     present.popleft().unlink(missing_ok=True)
                 made += 1
-                path.write_bytes(data)  # which truncates it first
+                path.write_bytes(data)  # truncates it first
                 os.truncate(path, made % layout.SIZE)
                 seen["truncated"] += 1
                 yield
@@ -196,7 +196,7 @@ def broken(target: Target, seen: Seen) -> Iterator[None]:
 
 
 def closed_directory(target: Target, seen: Seen) -> Iterator[None]:
-    """A run directory that can be listed and not entered, and now and then the other way round."""
+    """Make a run directory that can be listed but not entered, and sometimes the reverse."""
     directory = Path(target.closed_dir)
     for number in range(100):
         (directory / f"{number}.rank").touch()
@@ -219,7 +219,7 @@ def _locked(descriptor: int, lock: int) -> str:
 
 
 def _labels(target: Target) -> dict[str, Any]:
-    """What the victim says of its rank 0: everybody can read it."""
+    """Return the labels of the victim's rank 0, which every user can read."""
     for path in _of_victim(target):
         with suppress(FileNotFoundError, UnreadableRecordError):
             return dict(read_rank(path).info) | {"rank": "0"}
