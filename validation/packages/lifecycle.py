@@ -1,4 +1,4 @@
-"""A package's life in a booted Debian 12: install, serve, train, upgrade, remove while a job trains, purge."""
+"""A package's life cycle in a booted Debian 12: install, serve, train, upgrade, remove while a job trains, purge."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ LIST = "find / -xdev -path /home -prune -o -print; find /run/rankscope /dev/shm 
 OF_THE_SYSTEM = re.compile(
     r"/(var/(log|cache|lib/(apt|dpkg|private|systemd/random-seed))|tmp|var/tmp|run/(systemd|log))(/|$)"
 )
-"""What a system writes by itself, or keeps for each package that was ever installed."""
+"""Files that a system writes by itself, or keeps for each package that was ever installed."""
 WANTED = {"CapEff": "0000000000000000", "CapBnd": "0000000000000000", "NoNewPrivs": "1", "Seccomp": "2"}
 EXPOSURE = 2.0
 IDENTITY = "stat --format=%d /run/rankscope; ls /run/rankscope /var/lib/rankscope"
 
 
 def check(old: Path, new: Path, scratch: Path) -> list[Check]:
-    """Return what holds, step by step."""
+    """Return the checks, step by step."""
     bootstrap(DEBIAN_12)
     interpreter = [] if sys.base_prefix == "/usr" else [Path(sys.base_prefix)]
     with BootedSystem(DEBIAN_12, [ROOT, old.parent, new.parent, *interpreter], scratch / "boot.log") as node:
-        # The job's environment may be below /root, which others cannot enter.
+        # The job's environment may be below /root, which other users cannot enter.
         entered = {str(directory) for path in (ROOT, *interpreter) for directory in path.parents}
         node.do(f"useradd --create-home alice; chmod a+x {' '.join(entered)}")
         before = set(node.do(LIST).splitlines())
@@ -59,7 +59,7 @@ def serves(node: BootedSystem) -> bool:
 
 
 def steps(node: BootedSystem) -> list[int]:
-    """Return how many steps each rank of alice's job has done."""
+    """Return the number of steps of each rank of alice's job."""
     owner = node.do("id --user alice").strip()
     samples = scrape(node).get("rankscope_rank_steps_total", [])
     return [int(value) for labels, value in samples if labels["owner"] == owner and labels["run"] == "mine"]
@@ -110,8 +110,8 @@ def _train(node: BootedSystem, new: Path) -> Iterator[Check]:
     )
     for command, text in (("top --once", "mine of"), ("hang --run mine", "of 2 ranks"), ("explain", "mine of")):
         done = node.run(f"rankscope {command}")
-        said = [line for line in done.stdout.splitlines() if text in line]
-        yield Check(f"rankscope {command} speaks of the run", bool(said), " ".join(said) or done.stdout + done.stderr)
+        lines = [line for line in done.stdout.splitlines() if text in line]
+        yield Check(f"rankscope {command} shows the run", bool(lines), " ".join(lines) or done.stdout + done.stderr)
     before = words(node, IDENTITY)
     install(node, new)
     eventually(lambda: serves(node) and len(steps(node)) == 2, pause=0.5)
@@ -122,9 +122,9 @@ def _train(node: BootedSystem, new: Path) -> Iterator[Check]:
     yield Check("the new version shows the running job", min(after) > max(seen), f"{version}, steps {after}")
     node.do("apt-get remove --quiet --yes rankscope")
     done = node.run(f"{sys.prefix}/bin/rankscope top --once", "alice")
-    said = [line for line in done.stdout.splitlines() if "mine of alice: 2 of 2 ranks" in line]
-    goes_on = job.poll() is None and bool(said)
-    yield Check("a job goes on when the package is removed", goes_on, " ".join(said) or done.stdout + done.stderr)
+    lines = [line for line in done.stdout.splitlines() if "mine of alice: 2 of 2 ranks" in line]
+    goes_on = job.poll() is None and bool(lines)
+    yield Check("a job goes on when the package is removed", goes_on, " ".join(lines) or done.stdout + done.stderr)
     node.do("pkill --uid alice")
     job.wait(60)
 
@@ -137,4 +137,4 @@ def _purge(node: BootedSystem, before: set[str]) -> Iterator[Check]:
         "systemctl list-units --all --no-legend 'rankscope*' 'run-rankscope*'; getent passwd rankscope || true"
     ).splitlines()
     everything = sorted({*left, *units, *(name for name in named if name not in before)})
-    yield Check("purged, nothing is left", not everything, ", ".join(everything) or "no file, unit or user")
+    yield Check("a purge leaves nothing", not everything, ", ".join(everything) or "no file, unit or user")
